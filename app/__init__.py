@@ -1,3 +1,3 @@
-"""The window and the terminal of Tessera: clients of its local server."""
+"""Tessera's window and terminal commands. Both are clients of the local server."""
 
 from engine.core.version import __version__ as __version__

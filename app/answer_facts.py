@@ -1,4 +1,4 @@
-"""What is known of a message in addition to its text: one shape for clients, the store and the window."""
+"""Metadata stored with a message; clients, the database and the window use the same type."""
 
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from engine.message_catalog.reasons import Reason
 
 
 class ToolCall(msgspec.Struct):
-    """A call the model wants made; `arguments` is JSON text, complete at the end."""
+    """A tool call from the model. `arguments` is JSON text and is complete only at the end of the stream."""
 
     name: str = ""
     arguments: str = ""
@@ -20,9 +20,9 @@ class ToolCall(msgspec.Struct):
 
 
 class AnswerFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Stored with a message as one JSON object, whose names are these."""
+    """Metadata of a message, stored as one JSON object with these field names."""
 
-    # Of an answer. `first_s`: from the question to the first word, the start of the model included.
+    # Of a response. `first_s`: seconds from the request to the first token, including the time to load the model.
     usage: Usage | None = None
     timings: Timings | None = None
     first_s: float = 0.0
@@ -34,23 +34,23 @@ class AnswerFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     receipt: Receipt | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     edited: bool = False
-    # Of an answer that failed.
+    # Of a response that failed.
     error: str = ""
     error_code: str = ""
     pictures_sent: bool = False
-    # Of a question: the server refused its pictures, and answers without them.
+    # Of a user message: the server rejected its images and answered without them.
     pictures_left_out: bool = False
-    # Of an imported message: what could not be taken.
+    # Of an imported message: parts that could not be imported.
     left_out: tuple[str, ...] = ()
-    # Of the result of a tool.
+    # Of a tool result.
     tool: str = ""
     call_id: str = ""
     ok: bool = True
     seconds: float | None = None
 
     def updated(self, new: "AnswerFacts") -> "AnswerFacts":
-        """These facts, with those that `new` has in their place."""
-        if new is NO_FACTS:  # nearly every piece of a stream
+        """A copy in which the values that `new` sets replace the old ones."""
+        if new is NO_FACTS:  # nearly every chunk of a stream
             return self
         changes = {
             name: value
@@ -64,7 +64,7 @@ NO_FACTS: Final = AnswerFacts()
 
 
 def facts_of(stored: Any) -> AnswerFacts:
-    """Facts from plain values; where one is damaged, the others stay."""
+    """Build AnswerFacts from plain values; skip invalid fields and use the others."""
     try:
         return msgspec.convert(stored, learned(AnswerFacts))
     except msgspec.ValidationError:
@@ -78,7 +78,7 @@ def facts_of(stored: Any) -> AnswerFacts:
 
 
 def decoded(stored: str) -> AnswerFacts:
-    """The facts of a row of the store."""
+    """Decode the facts of a database row."""
     try:
         return msgspec.json.decode(stored, type=learned(AnswerFacts))
     except msgspec.ValidationError:
@@ -88,5 +88,5 @@ def decoded(stored: str) -> AnswerFacts:
 
 
 def encoded(facts: AnswerFacts) -> str:
-    """The facts as a row of the store has them."""
+    """Encode the facts for a database row."""
     return msgspec.json.encode(facts).decode()

@@ -1,4 +1,4 @@
-"""Text out of files that a user attaches to a chat. Formats that need a parser are read in a child process."""
+"""Extract text from files that a user attaches to a chat. A child process reads formats that need a parser."""
 
 import base64
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.documents.file_types import kind_of
 
-# Larger than any context there is; keeps a mistaken drop of a disk image from filling memory.
+# Larger than any context. A disk image that is dropped by mistake must not fill memory.
 MAX_TEXT_BYTES = 8 << 20
 MAX_FILE_BYTES = 64 << 20
 MAX_IMAGE_BYTES = 20 << 20
@@ -16,7 +16,7 @@ _PARSED = frozenset({"pdf", "docx", "pptx", "xlsx", "opendocument", "epub", "eml
 
 
 class DocumentError(Exception):
-    """A file that cannot be attached; `reason` says why."""
+    """A file that cannot be attached; `reason` is the cause."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name} cannot be attached: {reason}")
@@ -26,7 +26,7 @@ class DocumentError(Exception):
 
 @dataclass(frozen=True)
 class Document:
-    """What is put into the context: text, or the bytes of an image."""
+    """An attachment for the context: text, or the bytes of an image."""
 
     name: str
     mime: str
@@ -35,12 +35,12 @@ class Document:
 
 
 def document_text(name: str, text: str) -> str:
-    """A document as it enters the context."""
+    """Format a document's text for the context."""
     return f"[{name}]\n{text}\n[end of {name}]"
 
 
 def image_part(mime: str, data: bytes) -> dict[str, Any]:
-    """A picture as a part of a message."""
+    """An image as a content part of a message."""
     address = f"data:{mime};base64,{base64.b64encode(data).decode('ascii')}"
     return {"type": "image_url", "image_url": {"url": address}}
 
@@ -81,7 +81,7 @@ def _bytes(path: Path, size: int, limit: int) -> bytes:
 
 
 def _in_child(path: Path, kind: str) -> str:
-    """Read in a process of its own: a hostile file can cost that process, not the window."""
+    """Read in a separate process: a hostile file can crash that process, but not the window."""
     from engine.documents.reader_process import Reader  # noqa: PLC0415 - only where a file needs it
 
     reader = Reader()

@@ -1,10 +1,10 @@
-"""`tessera --child MODULE`: what a frozen build runs in its child processes."""
+"""`tessera --child MODULE`: runs a module in a child process of a frozen build."""
 
 import runpy
 import sys
 from typing import Final
 
-# Every module that is started as a child. A package recipe must take these along, for nothing imports them.
+# All modules that run as child processes. A package recipe must list them because nothing imports them.
 CHILDREN: Final = frozenset(
     {
         "app.code.index.worker",
@@ -39,7 +39,7 @@ EXIT_UNKNOWN: Final = 2
 
 
 def run(arguments: list[str]) -> None:
-    """Become the child that `arguments` name: a module of CHILDREN and what it gets. Nothing else is run."""
+    """Run the module of CHILDREN that `arguments` names, with the rest as its arguments; run nothing else."""
     module = arguments[0] if arguments else ""
     if module not in CHILDREN:
         sys.stderr.write(f"tessera: {module!r} is not one of its child processes\n")

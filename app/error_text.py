@@ -1,4 +1,4 @@
-"""Errors as a person reads them, and the exit code of each family."""
+"""User-readable error messages, and the exit code of each error family."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -66,7 +66,7 @@ _WORDS: Final[dict[type[BaseException], Callable[[Any], str]]] = {
 
 
 def exit_code(error: BaseException) -> int | None:
-    """The exit code of a known error's family; None for a bug."""
+    """Exit code for the family of a known error; None for a bug."""
     if isinstance(error, ApiError):
         return EXIT_INPUT if error.status in _CLIENT_ERRORS else EXIT_ENVIRONMENT
     for cls in type(error).__mro__:
@@ -76,6 +76,6 @@ def exit_code(error: BaseException) -> int | None:
 
 
 def describe(error: BaseException) -> str:
-    """What happened, in one paragraph."""
+    """Describe the error in one paragraph."""
     words = _WORDS.get(type(error))
     return words(error) if words else str(error) or type(error).__name__

@@ -1,6 +1,6 @@
-"""Sizes and times as people read them: one rule for terminal and window.
+"""Format sizes and times for people, in the same way for the terminal and the window.
 
-`number` writes a number with so many decimals and `tr` translates; the window passes those of its language.
+`number` formats a number with the given decimals and `tr` translates; the window passes its own functions.
 """
 
 from collections.abc import Callable
@@ -13,17 +13,17 @@ Translate = Callable[[str], str]
 
 
 def plain(value: float, places: int) -> str:
-    """A number as programs write it."""
+    """Format a number without localization."""
     return f"{value:.{places}f}"
 
 
 def as_it_is(text: str) -> str:
-    """No translation."""
+    """Return `text` untranslated."""
     return text
 
 
 def size(num_bytes: float | None, number: Number = plain, tr: Translate = as_it_is) -> str:
-    """Bytes in binary units with one decimal where it matters: `7.4 GiB`, `512 MiB`; `unknown` for None."""
+    """Format bytes in binary units, with one decimal for small values: `7.4 GiB`, `512 MiB`; `unknown` for None."""
     if num_bytes is None:
         return tr("unknown")
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
@@ -34,7 +34,7 @@ def size(num_bytes: float | None, number: Number = plain, tr: Translate = as_it_
 
 
 def duration(seconds: float | None, number: Number = plain, tr: Translate = as_it_is) -> str:
-    """`40 s`, `3 min`, `1 h 20 min`; empty for None."""
+    """Format a duration: `40 s`, `3 min`, `1 h 20 min`; empty for None."""
     if seconds is None:
         return ""
     whole, minutes = max(round(seconds), 1), round(seconds / 60)
@@ -46,7 +46,7 @@ def duration(seconds: float | None, number: Number = plain, tr: Translate = as_i
 
 
 def parameters(count: int) -> str:
-    """A number of parameters: `8.2 B`, `350 M`, or `?`."""
+    """Format a parameter count: `8.2 B`, `350 M`, or `?`."""
     for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
         if count >= unit:
             return f"{count / unit:.3g} {name}"
@@ -54,7 +54,7 @@ def parameters(count: int) -> str:
 
 
 def setting(value: object) -> str:
-    """A setting as llama.cpp's flags have it."""
+    """Format a setting as in llama.cpp's flags."""
     if isinstance(value, tuple | list):
         return ",".join(map(str, value)) or "none"
     if isinstance(value, bool) or value is None:

@@ -1,6 +1,6 @@
-"""Where an answer is before and while it is written: the same words in the window and in the terminal.
+"""The phase of a response (waiting, loading, reading, writing); window and terminal show the same texts.
 
-`tr` translates; the terminal passes the text on as it is.
+`tr` translates; the terminal passes the text through unchanged.
 """
 
 import os
@@ -10,16 +10,16 @@ from typing import Literal
 
 from engine.api.chat import ChatChunk
 
-# From so many seconds on the words say how long it has taken.
+# Show the elapsed seconds from this time on.
 _MIN_SHOWN_S = 1.0
-# An idle machine has read a usual prompt by then.
+# An idle machine finishes a typical prompt within this time.
 _MIN_BUSY_S = 3.0
 _BUSY_LOAD = 1.5
 
 
 @dataclass(frozen=True)
 class Phase:
-    """`done` of `total` tokens of the prompt, or of 100 % of a load, where `name` is one of these."""
+    """`done` of `total`: prompt tokens while reading, percent while loading."""
 
     name: Literal["waiting", "loading", "reading", "thinking", "writing"] = "waiting"
     done: int = 0
@@ -32,7 +32,7 @@ WAITING, THINKING, WRITING = Phase("waiting"), Phase("thinking"), Phase("writing
 
 
 def phase_of(chunk: ChatChunk) -> Phase | None:
-    """What a chunk of a streamed answer says about where it is; None: nothing new."""
+    """The phase that a chunk of a streamed response reports; None if it reports nothing new."""
     load, prompt = chunk.load_progress, chunk.prompt_progress
     if load is not None:
         return Phase("loading", round(100 * load.fraction), 100, load.waiting, load.compiling)
@@ -49,7 +49,7 @@ def phase_of(chunk: ChatChunk) -> Phase | None:
 
 
 def phase_text(phase: Phase, seconds: float, tr: Callable[[str], str], number: Callable[[int], str]) -> str:
-    """`Reading your prompt 1,204 of 2,831 · 12 s`."""
+    """Describe the phase, for example `Reading your prompt 1,204 of 2,831 · 12 s`."""
     if phase.name == "loading" and phase.compiling:
         words = tr("Compiling the model for its device {n} % (the first time only)").format(n=phase.done)
     elif phase.name == "loading":
@@ -72,12 +72,12 @@ def phase_text(phase: Phase, seconds: float, tr: Callable[[str], str], number: C
 
 
 def is_busy() -> bool:
-    """More programs want to compute than there are processors, so that answers begin late.
+    """Return True if more processes want to run than there are CPUs, so that responses start late.
 
-    The load is the mean of a minute; a model of our own adds as many as it has threads, one for each processor.
+    The load is the average of one minute. One of Tessera's models adds one per thread, that is one per CPU.
     """
     try:
         load, _, _ = os.getloadavg()
-    except (AttributeError, OSError):  # Windows has none
+    except (AttributeError, OSError):  # Windows has no load average
         return False
     return load > _BUSY_LOAD * (os.cpu_count() or 1)

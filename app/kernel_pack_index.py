@@ -1,7 +1,7 @@
-"""Kernel packs from an address: a signed list of packs, and the archive that fits this machine.
+"""Download kernel packs from a URL: a signed index, and the archive that matches this machine.
 
-The address holds `index.json` and its minisign signature `index.json.minisig`. Nothing is fetched unless the user
-named an address and the public keys that may sign for it.
+The URL holds `index.json` and its minisign signature `index.json.minisig`. Nothing is downloaded unless the user
+configured a URL and the public keys that may sign the index.
 """
 
 import base64
@@ -27,14 +27,14 @@ from engine.core.paths import user_paths
 _TIMEOUT: Final = httpx2.Timeout(10.0)
 MAX_INDEX_BYTES: Final = 4 << 20
 MAX_PACK_BYTES: Final = 2 << 30
-# minisign: two bytes name the algorithm, eight the key. Source: the minisign signature format.
+# minisign: two bytes for the algorithm, eight for the key id. Source: the minisign signature format.
 _KEY_BYTES: Final = 42
 _SIGNATURE_BYTES: Final = 74
 _CHUNK: Final = 1 << 18
 
 
 class IndexEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One archive at the address: what it is for, its file name, size and SHA-256 (hex)."""
+    """One archive of the index: its pack and platform, file name, size and SHA-256 (hex)."""
 
     name: str
     platform: str
@@ -45,14 +45,14 @@ class IndexEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Index(msgspec.Struct, frozen=True, kw_only=True):
-    """The packs at an address."""
+    """All packs that the index lists."""
 
     format: int
     packs: tuple[IndexEntry, ...]
 
 
 def check_signature(data: bytes, signature: str, keys: list[str]) -> str:
-    """The trusted comment of a minisign signature that one of the public `keys` made. Raises: PackRefused."""
+    """Verify a minisign signature against the public `keys`; return its trusted comment. Raises: PackRefused."""
     lines = signature.splitlines()
     try:
         made = base64.b64decode(lines[1], validate=True)
@@ -82,7 +82,7 @@ def check_signature(data: bytes, signature: str, keys: list[str]) -> str:
 
 
 def fetch(name: str, settings: Settings) -> Path:
-    """The archive of the pack `name` for this machine, verified, in the cache folder. Raises: PackRefused."""
+    """Download pack `name` for this machine and verify it; return its path in the cache. Raises: PackRefused."""
     address, keys = settings.text("kernels.address").rstrip("/"), settings.text("kernels.keys").split()
     if settings.flag("network.offline"):
         raise PackRefused("Tessera is set to work offline (network.offline); give a file instead")
@@ -109,7 +109,7 @@ def fetch(name: str, settings: Settings) -> Path:
 
 
 def _archive(client: httpx2.Client, address: str, entry: IndexEntry) -> Path:
-    """Fetch one archive, or take the one fetched before."""
+    """Download one archive, or reuse the cached file."""
     if Path(entry.file).name != entry.file or not 0 < entry.num_bytes <= MAX_PACK_BYTES:
         raise PackRefused(f"the index names a file {entry.file[:64]!r} of {entry.num_bytes} bytes")
     target = user_paths().cache / "packs" / f"{entry.sha256[:16]}-{entry.file}"

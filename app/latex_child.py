@@ -1,28 +1,28 @@
-"""Draws formulas: a child process that reads one request a line and answers with a picture in SVG, or with nothing.
+"""Child process that renders LaTeX formulas: one request per line; the response is an SVG image or empty.
 
-A formula is text of a model: a long or nested one takes seconds and may end the process, so it is never drawn in
-the window's own. Source of the time it takes: docs/dev/window.md.
+A formula is model output: a long or nested one takes seconds and can crash the process, so the window never
+renders it in its own process. Source of the rendering times: docs/dev/window.md.
 """
 
 import json
 import sys
 
-LONGEST = 2000  # letters of a formula; longer ones stay text
+LONGEST = 2000  # characters; a longer formula is shown as text
 
 
 def draw(latex: str, size: float, colour: str, *, display: bool) -> dict[str, object]:
-    """The picture: its SVG, width, height, and how far its baseline is below its top, in pixels."""
+    """Render a formula as SVG; return its width, its height and the distance from top to baseline in pixels."""
     from ziamath.config import config  # noqa: PLC0415 - only the child needs it
     from ziamath.zmath import Latex  # noqa: PLC0415
 
-    config.svg2 = False  # Qt draws paths, not the references between them
+    config.svg2 = False  # Qt draws paths, but not references between them
     shown = Latex(latex, size=size, color=colour, inline=not display)
     width, height = shown.getsize()
     return {"svg": shown.svg(), "width": width, "height": height, "ascent": height + shown.getyofst()}
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Answer requests until stdin ends."""
     for line in sys.stdin:
         asked = json.loads(line)
         try:

@@ -1,4 +1,4 @@
-"""What this program is made of, and under which licences: its packages, their libraries, data and fonts."""
+"""The components of this program with their licences: packages, their libraries, data and fonts."""
 
 import re
 from collections import deque
@@ -14,12 +14,12 @@ from packaging.utils import canonicalize_name
 from devices.msgspec_lock import learned
 
 ASSETS: Final = Path(__file__).resolve().parent.parent / "assets"
-# What a source tree's tests need is no part of the program; an installed program has none of it.
+# Dependencies of the tests are not part of the program; an installed program does not have them.
 EXTRAS: Final = ("", "gui")
 _LICENCE: Final = re.compile(r"(?i)(^|/)(licen[cs]es?|copying|notice)[^/]*(/[^/]+)?$")
-# Licences longer than this are lists of every package in a binary; the start says whose.
+# Longer licence files list every package in a binary; their beginning names the owner.
 MAX_TEXT: Final = 200_000
-# What says its licence nowhere a program could read it. Source: the project's own LICENSE file.
+# Packages without a machine-readable licence. Source: the project's own LICENSE file.
 TABLE: Final = {
     "flatbuffers": "Apache-2.0",
     "gguf": "MIT",
@@ -33,7 +33,7 @@ BROUGHT: Final = "licences/brought.json"
 
 
 class Component(msgspec.Struct, frozen=True, kw_only=True):
-    """One part; `licence` is an SPDX expression where its makers give one, else their words."""
+    """One component. `licence` is an SPDX expression if the publisher gives one, else the publisher's text."""
 
     name: str
     version: str
@@ -43,13 +43,13 @@ class Component(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def components() -> tuple[Component, ...]:
-    """Every part, by name. Reads the metadata of installed packages: a tenth of a second."""
+    """All components, sorted by name. Reads the metadata of installed packages, which takes 0.1 s."""
     found = [*packages(), *_ours(), *_brought()]
     return tuple(sorted(found, key=lambda each: each.name.lower()))
 
 
 def own_licence() -> str:
-    """The text of this program's own licence; empty in a damaged installation."""
+    """The licence text of Tessera; empty if the installation is damaged."""
     for folder in (ASSETS.parent, ASSETS):
         try:
             return (folder / "LICENSE").read_text(encoding="utf-8")
@@ -59,7 +59,7 @@ def own_licence() -> str:
 
 
 def packages(wanted: Iterable[str] | None = None) -> list[Component]:
-    """The packages that `wanted` (requirements; default: what Tessera was installed with) needs here, each once."""
+    """Installed packages that `wanted` needs, without duplicates; default: the requirements of Tessera itself."""
     if wanted is None:
         wanted = metadata.requires("tessera") or ()
     waiting = deque(_needed(wanted, EXTRAS))
@@ -72,7 +72,7 @@ def packages(wanted: Iterable[str] | None = None) -> list[Component]:
         try:
             dist = metadata.distribution(name)
         except metadata.PackageNotFoundError:
-            continue  # for another system, or left out by the bundle
+            continue  # for another system, or omitted from the bundle
         seen.add(canonicalize_name(name))
         found.append(_component(dist))
         waiting.extend(_needed(dist.requires or (), extras))
@@ -104,7 +104,7 @@ def _component(dist: metadata.Distribution) -> Component:
 
 
 def _licence(facts: metadata.PackageMetadata) -> str:
-    """In the words of its makers, the most exact of them; empty where they say nothing."""
+    """The most precise licence statement of the publisher; empty if there is none."""
     if licence := TABLE.get(canonicalize_name(facts["Name"])) or _field(facts, "License-Expression"):
         return licence
     words = _field(facts, "License").strip()
@@ -132,7 +132,7 @@ def _text(dist: metadata.Distribution) -> str:
 
 
 def _bundled_text(licence: str) -> str:
-    """For packages that carry no text: those that Qt's name lie in the assets, Apache's is this program's own."""
+    """Licence text for packages without one: Qt's licences are in the assets, Apache's is Tessera's own LICENSE."""
     if "Apache" in licence:
         return own_licence()
     if licence == "MIT":
@@ -145,16 +145,16 @@ def _bundled_text(licence: str) -> str:
 
 
 def _brought() -> list[Component]:
-    """Python and the system's libraries that an installed program holds; its build lists them (attribution.py)."""
+    """Python and the system libraries in an installed program; the build lists them (attribution.py)."""
     try:
         data = (ASSETS / BROUGHT).read_bytes()
     except OSError:
-        return []  # a source tree uses those of its system
+        return []  # a source tree uses the libraries of its system
     return msgspec.json.decode(data, type=learned(list[Component]))
 
 
 def _ours() -> list[Component]:
-    """What no package's metadata tells of: llama.cpp inside its bindings, fonts, texts, models."""
+    """Components without package metadata: llama.cpp inside its bindings, fonts, texts, models."""
     rows = (
         ("llama.cpp and ggml", "MIT", "https://github.com/ggml-org/llama.cpp", "licences/llama.cpp.txt"),
         ("Inter (font)", "OFL-1.1", "https://rsms.me/inter", "fonts/OFL.txt"),
@@ -168,6 +168,6 @@ def _ours() -> list[Component]:
         try:
             text = (ASSETS / file).read_text(encoding="utf-8")
         except OSError:
-            continue  # left out of this installation
+            continue  # not part of this installation
         found.append(Component(name=name, version="", licence=licence, page=page, text=text))
     return found

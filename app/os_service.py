@@ -1,6 +1,6 @@
-"""The server as a service of this user: started at log-in, started again when it ends, no administrator needed.
+"""Run the server as a user service: starts at log-in, restarts after a crash, needs no administrator.
 
-systemd's user manager on Linux, launchd on macOS, the task scheduler on Windows. Only systemd was tried.
+Uses systemd's user manager on Linux, launchd on macOS and the task scheduler on Windows. Only systemd was tested.
 """
 
 import os
@@ -20,33 +20,33 @@ from devices.programs import installed_program
 
 NAME: Final = "tessera"
 LABEL: Final = "io.github.tessera.Tessera"
-# Managers answer within a second; systemd waits for a server that is being stopped.
+# Service managers answer within one second, but systemd waits for a server that is being stopped.
 TIMEOUT_S: Final = 60.0
-# What a manager would not know of the shell that installs the service, by name or by its beginning: where folders
-# and programs are, what the settings are, how the network and the devices are used.
+# Variables of the installing shell that the service manager does not have, as names or prefixes: paths of folders
+# and programs, settings, and the use of network and devices.
 _PASSED: Final = frozenset(
     {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"}
     | {"NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "RYZENAI_EP_PATH"}
     | {"XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"}
 )
 _PASSED_BEGINNINGS: Final = ("TESSERA_", "HF_", "GGML_", "CUDA_", "HIP_", "ROCR_", "HSA_", "VK_", "ZE_", "OMP_")
-# Which server the terminal uses, and a server's own log: not what a server is started with.
+# These select the terminal's server and a server's own log. They are no input of a server.
 _NOT_PASSED: Final = frozenset({"TESSERA_SERVER", "TESSERA_KEY", "TESSERA_OWN_LOG"})
-# Every program of a Windows user gets it.
+# Windows sets it for every program of the user.
 _WINDOWS_OWN: Final = frozenset({"PATH"})
-# Folders that may be named from the folder of the shell.
+# These folders may be relative to the shell's current folder.
 _FOLDERS: Final = frozenset(
     {"TESSERA_HOME", "TESSERA_INSTALLED_MODELS", "TESSERA_SPEECH", "HF_HOME", "HF_HUB_CACHE"}
 )
 
 
 class ServiceFailed(Exception):
-    """The manager refused, or there is none; the message says what it said and what to do."""
+    """The service manager is missing or failed; the message contains its output and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manager:
-    """How one system keeps a service: the file that describes it, and what its programs are asked."""
+    """A system's service manager: the file that describes the service, and the commands that control it."""
 
     name: str
     path: Path
@@ -63,7 +63,7 @@ class Manager:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What is known of the service; `path` is its description."""
+    """State of the service; `path` is its description file."""
 
     manager: str
     path: Path
@@ -72,9 +72,9 @@ class Status:
 
 
 def manager(command: Sequence[str], system: str = sys.platform, env: Mapping[str, str] = os.environ) -> Manager:
-    """The manager of this system for a server started by `command`.
+    """The service manager of this system, for a server started by `command`.
 
-    Raises: ServiceFailed: this system has none that is known.
+    Raises: ServiceFailed: no service manager is known for this system.
     """
     if system == "win32":
         return _windows(command, env)
@@ -86,13 +86,13 @@ def manager(command: Sequence[str], system: str = sys.platform, env: Mapping[str
 
 
 def passed_variables(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The variables a service is given, and the names of those left out because they sound like secrets."""
+    """Variables to pass to a service, and the names of those omitted because they look like secrets."""
     asked = {
         name: value
         for name, value in sorted(env.items())
         if (name.upper() in _PASSED or name.startswith(_PASSED_BEGINNINGS)) and name not in _NOT_PASSED
     }
-    # The manager's programs show a description to everybody.
+    # The manager's tools show a service description to every user.
     passed = {
         name: str(Path(value).expanduser().absolute()) if name in _FOLDERS and value else value
         for name, value in asked.items()
@@ -102,12 +102,12 @@ def passed_variables(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str,
 
 
 def install(found: Manager) -> None:
-    """Write the description and start the service. Installing again takes new options. Raises: ServiceFailed."""
+    """Write the description and start the service; a second call applies new options. Raises: ServiceFailed."""
     _check_present(found)
     is_new = not found.path.exists()
     found.path.parent.mkdir(parents=True, exist_ok=True)
-    encoding = "utf-16" if found.name == "task scheduler" else "utf-8"  # schtasks reads no other XML
-    write_atomically(found.path, found.text.encode(encoding), mode=0o600)  # a proxy's address may hold a password
+    encoding = "utf-16" if found.name == "task scheduler" else "utf-8"  # schtasks reads XML only in UTF-16
+    write_atomically(found.path, found.text.encode(encoding), mode=0o600)  # a proxy URL may contain a password
     try:
         for argv in found.install:
             _ask(argv)
@@ -118,7 +118,7 @@ def install(found: Manager) -> None:
 
 
 def remove(found: Manager) -> bool:
-    """Stop the service and take its description away; False where there was none. Raises: ServiceFailed."""
+    """Stop the service and delete its description; return False if there was none. Raises: ServiceFailed."""
     if not found.path.exists():
         return False
     _check_present(found)
@@ -129,7 +129,7 @@ def remove(found: Manager) -> bool:
 
 
 def restart(found: Manager) -> None:
-    """Start the server anew, as after a change of settings. Raises: ServiceFailed."""
+    """Restart the server, for example after settings have changed. Raises: ServiceFailed."""
     if not found.path.exists():
         raise ServiceFailed("it is not installed; `tessera service install` does that")
     _check_present(found)
@@ -138,7 +138,7 @@ def restart(found: Manager) -> None:
 
 
 def status(found: Manager) -> Status:
-    """Whether it is installed and runs; asks the manager, changes nothing."""
+    """Query the manager for whether the service is installed and running; changes nothing."""
     installed = found.path.exists()
     running = False
     if installed and installed_program(found.running[0]):
@@ -156,7 +156,7 @@ def _systemd(command: Sequence[str], env: Mapping[str, str]) -> Manager:
     variables, _ = passed_variables(env)
     lines = [f"Environment={_systemd_text(f'{name}={value}')}\n" for name, value in variables.items()]
     folder = _folder_of(command)
-    if folder is not None:  # the minus: a folder that is gone does not keep the server from starting
+    if folder is not None:  # with the minus, systemd starts the server even if the folder no longer exists
         lines.append(f"WorkingDirectory=-{folder.replace('%', '%%')}\n")
     text = (
         "[Unit]\nDescription=Tessera, a server of local AI models\n\n"
@@ -179,7 +179,7 @@ def _systemd(command: Sequence[str], env: Mapping[str, str]) -> Manager:
 
 
 def _folder_of(command: Sequence[str]) -> str | None:
-    """The folder that the server needs for what its options name from there; None where they name nothing."""
+    """The working folder that relative paths in the options need; None if there are no relative paths."""
     named = [part for word in command[1:] for part in (word, word.partition("=")[2])]
     if any(word and not Path(word).is_absolute() and Path(word).exists() for word in named):
         return str(Path.cwd())
@@ -187,12 +187,12 @@ def _folder_of(command: Sequence[str]) -> str | None:
 
 
 def _systemd_text(text: str) -> str:
-    """Quoted, with what systemd would expand doubled. Source: systemd.exec(5)."""
+    """Quote for systemd and escape what it would expand. Source: systemd.exec(5)."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") + '"'
 
 
 def _systemd_word(word: str) -> str:
-    """A word of ExecStart, where variables are expanded, too. Source: systemd.service(5)."""
+    """Quote a word of ExecStart, in which systemd also expands variables. Source: systemd.service(5)."""
     return _systemd_text(word).replace("$", "$$")
 
 
@@ -233,7 +233,7 @@ def _windows(command: Sequence[str], env: Mapping[str, str]) -> Manager:
         {name: value for name, value in env.items() if name.upper() not in _WINDOWS_OWN}
     )
     program, arguments = command[0], subprocess.list2cmdline(list(command[1:]))
-    if variables:  # a task has no variables of its own
+    if variables:  # a scheduled task cannot set environment variables
         sets = "&&".join(f'set "{name}={value}"' for name, value in variables.items())
         program, arguments = "cmd.exe", f'/d /s /c "{sets}&&{subprocess.list2cmdline(list(command))}"'
     folder = _folder_of(command)

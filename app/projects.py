@@ -1,19 +1,19 @@
-"""A project: a folder whose instructions go with every question of its chats."""
+"""A project: a folder whose instructions are sent with every request of its chats."""
 
 from pathlib import Path
 from typing import Final
 
 from app.db.records import Folder
 
-# Read if present, in this order; the second is left out where it says the same or only names the first.
+# Read if present, in this order. The second is skipped if it repeats or only references the first.
 INSTRUCTION_FILES: Final = ("AGENTS.md", "CLAUDE.md")
-# Longer instructions would fill a small context by themselves; what is cut is said where it was cut.
+# Longer instructions would fill a small context by themselves; the text marks the place where it was cut.
 MAX_CHARS: Final = 16_000
 _MAX_BYTES: Final = 1 << 20
 
 
 def instructions_of(project: Folder) -> str:
-    """What goes before a chat's own system prompt: the project's own words, then its files."""
+    """The text before a chat's own system prompt: the project's instructions, then its instruction files."""
     parts = [project.instructions.strip()]
     root = Path(project.path) if project.path else None
     for name in INSTRUCTION_FILES if root is not None else ():
@@ -24,13 +24,13 @@ def instructions_of(project: Folder) -> str:
 
 
 def folder_of(project: Folder | None) -> Path:
-    """Where a project's tools are started: its folder while that is there, else the home folder."""
+    """The working folder for a project's tools: its folder if it exists, else the home folder."""
     found = Path(project.path) if project is not None and project.path else None
     return found if found is not None and found.is_dir() else Path.home()
 
 
 def _read(path: Path) -> str:
-    """A text file; nothing where there is none. A link that leads out of its folder is not read."""
+    """Read a text file; return "" if it does not exist. Does not follow a link out of its folder."""
     try:
         if not path.is_file() or not path.resolve().is_relative_to(path.parent.resolve()):
             return ""

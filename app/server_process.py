@@ -1,4 +1,4 @@
-"""Servers that clients start: a private one for a command, or one that other programs may use too."""
+"""Start server processes for clients: a private one for a command, or a shared one for other programs too."""
 
 import contextlib
 import json
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound="ChatClient")
 
-START_S: Final = 60.0  # imports on a crowded machine; a server that ended is told at once
+START_S: Final = 60.0  # imports are slow on a busy machine; a server that exits is reported immediately
 
 
 def server_log() -> Path:
-    """The log of this user's servers; those before it are next to it."""
+    """Log file of this user's servers; older logs are in the same folder."""
     from engine.core.paths import user_paths  # noqa: PLC0415 - a private server has no log
 
     return user_paths().logs / "server.log"
 
 
 def start_shared(host: str, port: int, log_file: Path, *, offline: bool) -> "subprocess.Popen[bytes]":
-    """A server at an address where others find it, which writes to `log_file`; the log before is kept beside it.
+    """Start a shared server that logs to `log_file`; the previous log is renamed to `.log.1`.
 
-    Raises: OSError: it cannot be started, or the log not written.
+    Raises: OSError: the server cannot be started or the log cannot be written.
     """
     from engine.server.log_rate_limit import OWN_LOG  # noqa: PLC0415 - a private server has no log
 
@@ -38,7 +38,7 @@ def start_shared(host: str, port: int, log_file: Path, *, offline: bool) -> "sub
     more = {"PYTHONUNBUFFERED": "1", OWN_LOG: "1", **({"HF_HUB_OFFLINE": "1"} if offline else {})}
     with contextlib.suppress(OSError):
         log_file.replace(log_file.with_suffix(".log.1"))
-    with log_file.open("a+b") as out:  # the server reads and appends: it keeps the file short
+    with log_file.open("a+b") as out:  # "+": the server also reads its log in order to shorten it
         return subprocess.Popen(
             own_command("serve", "--host", host, "--port", str(port)),
             stdin=subprocess.DEVNULL,
@@ -50,11 +50,12 @@ def start_shared(host: str, port: int, log_file: Path, *, offline: bool) -> "sub
 
 
 class ServerProcess:
-    """A private server that ends with this process, however this process ends."""
+    """A private server that ends with this process, even if this process crashes."""
 
     def __init__(self, *arguments: str) -> None:
         command = own_command("serve", "--port", "0", "--private", str(os.getpid()), *arguments)
-        # A group of its own: Ctrl-C is for the command, which says to the server what it means (pause, cancel).
+        # Separate process group: Ctrl-C reaches only the command, which then pauses or cancels its job on the
+        # server.
         apart: dict[str, Any] = {"process_group": 0}
         if sys.platform == "win32":
             apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
@@ -71,9 +72,9 @@ class ServerProcess:
         self._drain.start()
 
     def connect(self, kind: type[C]) -> C:
-        """A client of the server, once that takes requests.
+        """Wait until the server accepts requests; return a client for it.
 
-        Raises: ServerNotStarted: it ended or did not come up in START_S.
+        Raises: ServerNotStarted: it exited, or did not start within START_S.
         """
         from app.client import ServerNotStarted  # noqa: PLC0415 - while the server starts
 
@@ -92,7 +93,7 @@ class ServerProcess:
         return kind(address["url"], address["token"], local=True)
 
     def stop(self) -> None:
-        """End the server and wait for it."""
+        """Stop the server and wait for it."""
         self._process.terminate()
         try:
             self._process.wait(5)

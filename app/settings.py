@@ -1,4 +1,4 @@
-"""Every setting of the app in one typed table: it drives page, file, environment and terminal."""
+"""Table of all settings with their types; used by settings page, file, environment and terminal."""
 
 import math
 import os
@@ -24,7 +24,7 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 
 
 class SettingsError(Exception):
-    """A setting cannot be used as given; `name` is the setting, `reason` what is wrong, `where` file and line."""
+    """An invalid setting: `name` is the setting, `reason` the problem, `where` the file and line."""
 
     def __init__(self, name: str, reason: str, where: str = "") -> None:
         super().__init__(": ".join(part for part in (where, name, reason) if part))
@@ -33,15 +33,15 @@ class SettingsError(Exception):
         self.where = where
 
 
-# What this process set itself is no decision of the environment.
+# Variables that this process set itself; they do not count as set by the user's environment.
 _EXPORTED: Final[dict[str, str]] = {}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table. `minimum` and `maximum` bound numbers, `choices` text; a `folder` is a whole path.
+    """One setting. `minimum` and `maximum` limit numbers, `choices` text; a `folder` is an absolute path.
 
-    The engine reads one that is `exported` from its environment variable.
+    The engine reads an `exported` setting from its environment variable.
     """
 
     name: str
@@ -58,18 +58,18 @@ class Setting:
 
     @property
     def kind(self) -> type[bool] | type[int] | type[float] | type[str]:
-        """The Python type of the value."""
+        """Python type of the value."""
         return type(self.default)
 
     @property
     def environment(self) -> str:
-        """The environment variable that overrides the file."""
+        """Name of the environment variable that overrides the file."""
         return "TESSERA_" + self.name.replace(".", "_").upper()
 
     def parse(self, value: object) -> Value:
-        """Check a value from a file, a page or a command line; text is converted.
+        """Validate a value from a file, a page or a command line; converts text.
 
-        Raises: SettingsError: wrong type, out of bounds, or not one of the choices.
+        Raises: SettingsError: wrong type, out of range, or not one of the choices.
         """
         converted = self._convert(value)
         if self.choices and converted not in self.choices:
@@ -336,10 +336,10 @@ BY_NAME: Mapping[str, Setting] = MappingProxyType({row.name: row for row in SETT
 
 @dataclass(frozen=True)
 class Settings:
-    """One immutable state of all settings; a change makes a new object.
+    """Immutable snapshot of all settings; a change creates a new object.
 
-    `problems` lists rows of the file that could not be used and were replaced by the default, and
-    `fixed` the names that the environment decides.
+    `problems` lists invalid rows of the file, which were replaced by their defaults. `fixed` holds the names of
+    settings that the environment overrides.
     """
 
     values: Mapping[str, Value]
@@ -347,35 +347,35 @@ class Settings:
     fixed: frozenset[str] = field(default_factory=frozenset)
 
     def __getitem__(self, name: str) -> Value:
-        """The value of a row."""
+        """Value of a setting."""
         return self.values[name]
 
     def text(self, name: str) -> str:
-        """The value of a text row."""
+        """Value of a text setting."""
         return str(self.values[name])
 
     def integer(self, name: str) -> int:
-        """The value of a whole-number row."""
+        """Value of an integer setting."""
         return int(self.values[name])
 
     def flag(self, name: str) -> bool:
-        """The value of a yes-or-no row."""
+        """Value of a boolean setting."""
         return bool(self.values[name])
 
     def changed(self, name: str, value: object) -> "Settings":
-        """The same settings with one checked change. Raises SettingsError."""
+        """A copy with one validated change. Raises: SettingsError."""
         if name not in BY_NAME:
             raise SettingsError(name, "there is no such setting")
         return Settings({**self.values, name: BY_NAME[name].parse(value)}, self.problems, self.fixed)
 
 
 def settings_file() -> Path:
-    """Where the settings of this user are kept."""
+    """Path of this user's settings file."""
     return user_paths().config / "settings.toml"
 
 
 def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-    """Read the settings: environment over file over defaults. A bad row costs that row only and is a problem."""
+    """Read the settings: environment over file over defaults. An invalid row becomes a problem and its default."""
     path = settings_file() if path is None else path
     environ = os.environ if environ is None else environ
     values: dict[str, Value] = {row.name: row.default for row in SETTINGS}
@@ -403,28 +403,29 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> 
 
 
 def given_environment() -> dict[str, str]:
-    """The environment as this process was given it: what comes from the file is read from there again."""
+    """The environment without the variables that `export` set from the settings file."""
     return {name: value for name, value in os.environ.items() if _EXPORTED.get(name) != value}
 
 
 def unknown(name: str) -> str:
-    """What is said of a name that is no setting."""
+    """Error text for an unknown setting."""
     near = get_close_matches(name, BY_NAME, 1, 0.4)
     return "there is no such setting" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def export(settings: Settings) -> None:
-    """Tell the engine, in this process and its children, what it reads from environment variables."""
+    """Set the environment variables that the engine reads, in this process and its children."""
     for row in SETTINGS:
         if row.exported and settings[row.name] != row.default:
             os.environ[row.environment] = _EXPORTED[row.environment] = str(settings[row.name])
 
 
 def save(settings: Settings, path: Path | None = None, names: Collection[str] | None = None) -> None:
-    """Write what changed, atomically: comments, order and rows unknown here stay as they are. Raises OSError.
+    """Write changed settings atomically; keeps comments, order and unknown rows. Raises: OSError.
 
-    `names` are those that were changed here (None: all): others may have been changed by another program meanwhile.
-    What the environment decides is not written. Raises: SettingsError: the file is no TOML; it stays as it is.
+    `names` are the settings changed by the caller (None: all); another program may have changed the others
+    meanwhile. Settings that the environment overrides are not written.
+    Raises: SettingsError: the file is not valid TOML; it stays unchanged.
     """
     from devices.atomic_file import locked, write_atomically  # noqa: PLC0415 - every command reads, few write
 
@@ -439,7 +440,7 @@ def save(settings: Settings, path: Path | None = None, names: Collection[str] | 
 
 
 def _document(path: Path) -> "TOMLDocument":
-    """The file for changing; an empty one where there is none."""
+    """Parse the file for editing; an empty document if it does not exist."""
     import tomlkit  # noqa: PLC0415 - reading needs it not, and every start reads
 
     try:
@@ -451,7 +452,7 @@ def _document(path: Path) -> "TOMLDocument":
 
 
 def _put(document: "TOMLDocument", section: str, key: str, value: Value, row: Setting) -> None:
-    """Bring one row of the document up to date; nothing is touched that says the same already."""
+    """Update one row of the document unless it already has this value."""
     import tomlkit  # noqa: PLC0415 - see above
 
     found = document.get(section)
@@ -460,7 +461,7 @@ def _put(document: "TOMLDocument", section: str, key: str, value: Value, row: Se
         try:
             same = row.parse(table[key]) == value
         except SettingsError:
-            same = value == row.default  # it was told when it was read; the user may fix it
+            same = value == row.default  # the invalid value was reported when it was read; the user may fix it
         if same:
             return
         if value == row.default:
@@ -475,11 +476,11 @@ def _put(document: "TOMLDocument", section: str, key: str, value: Value, row: Se
 
 
 def _unreadable(path: Path, error: Exception) -> SettingsError:
-    """A file that is no TOML, with the line."""
+    """Error for a file that is not valid TOML, with the line if known."""
     lines = 0
     if isinstance(error, UnicodeDecodeError):
         lines = error.object.count(b"\n", 0, error.start) + 1
-    elif "line" not in str(error):  # something is opened and not closed
+    elif "line" not in str(error):  # an unclosed string or bracket: the error is at the end of the file
         lines = path.read_bytes().rstrip().count(b"\n") + 1
     reason = f"not readable as TOML: {error}. Correct that line, or move the file away"
     return SettingsError("", reason, f"{path}, line {lines}" if lines else str(path))
@@ -498,7 +499,7 @@ def _text(path: Path, problems: list[SettingsError]) -> str:
 
 
 def _rows(text: str, path: Path, problems: list[SettingsError]) -> Iterator[tuple[str, object]]:
-    """The names in the file with their values; a section that is none comes as a name."""
+    """Yield (name, value) for each row; a top-level value yields its own name."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -516,7 +517,7 @@ _KEY: Final = re.compile(r"\s*([\w.\-\"' ]+?)\s*=")
 
 
 def _where(path: Path, text: str, name: str) -> str:
-    """The file, with the line that the name stands in where it is found."""
+    """The file, and the line of the setting if it is found."""
     section, inline = "", 0
     for number, line in enumerate(text.splitlines(), 1):
         if header := _HEADER.match(line):

@@ -1,4 +1,4 @@
-"""Questions to begin with, each with what a right answer says: a test asks them with the shipped defaults."""
+"""Suggested first prompts, each with a pattern for a correct answer; a test checks the shipped defaults."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from datetime import datetime
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A question, and a pattern (case ignored) that every right answer matches."""
+    """A prompt, and a case-insensitive pattern that every correct answer matches."""
 
     question: str
     fact: str
@@ -22,20 +22,21 @@ FOR_A_MODEL = (
 FOR_THE_TOY = (Suggestion("What is quantization?", r"bits"),)
 
 
-# Places to fill in within a saved prompt: {{topic}}, and some that are known: {{date}}, {{time}}, {{model}}.
+# Placeholders in a saved prompt: {{topic}} is filled in by the user; {{date}}, {{time}} and {{model}}
+# automatically.
 
 _VARIABLE = re.compile(r"\{\{\s*([\w][\w \-]{0,59})\s*\}\}")
 OWN = ("date", "time", "model")
 
 
 def asked_for(text: str) -> list[str]:
-    """The names a person has to fill in, in the order of the text."""
+    """Names of the placeholders that the user must fill in, in order of appearance."""
     found = dict.fromkeys(match[1].strip() for match in _VARIABLE.finditer(text))
     return [name for name in found if name not in OWN]
 
 
 def filled(text: str, values: Mapping[str, str], model: str = "", now: datetime | None = None) -> str:
-    """The text with every known place filled; what nobody knows stays as it is written."""
+    """Replace all placeholders that have a value; others stay unchanged."""
     moment = now or datetime.now().astimezone()
     defined = {"date": moment.strftime("%Y-%m-%d"), "time": moment.strftime("%H:%M"), "model": model, **values}
     return _VARIABLE.sub(lambda match: defined.get(match[1].strip(), match[0]), text)

@@ -1,4 +1,4 @@
-"""Whether a newer version was published: one small file is asked for, nothing is replaced."""
+"""Check whether a newer version was published: downloads one small file and replaces nothing."""
 
 from typing import Final
 
@@ -7,28 +7,28 @@ import msgspec
 from devices.msgspec_lock import learned
 from engine.core.version import __version__
 
-# Where releases are announced: `latest.json` for programs, the folder itself for people.
+# Location of release announcements: `latest.json` for programs, the folder itself for people.
 RELEASES: Final = "https://tessera.github.io/releases/"
 _TIMEOUT_S: Final = 10.0
 MAX_BYTES: Final = 1 << 16
 
 
 class UpdateUnknown(Exception):
-    """It could not be found out; the message says why."""
+    """The check failed; the message is the reason."""
 
 
 class Latest(msgspec.Struct, frozen=True, kw_only=True):
-    """What `latest.json` says; other fields are for later versions of this program."""
+    """Contents of `latest.json`; other fields are reserved for later versions."""
 
     version: str
 
 
 def newer_version(releases: str) -> str | None:
-    """The version told of below the address `releases` if it is newer than this one, else None.
+    """Published version at the URL `releases` if it is newer than this one, else None.
 
-    Nothing of this computer or user is sent. Raises: UpdateUnknown.
+    Sends no data about this computer or user. Raises: UpdateUnknown.
     """
-    # The window's first picture does not wait for these: a tenth of a second.
+    # Imported here because it takes 0.1 s, which would delay the first paint of the window.
     import httpx2  # noqa: PLC0415
     from packaging.version import InvalidVersion, Version  # noqa: PLC0415
 

@@ -1,1 +1,1 @@
-"""The terminal: one file per command group."""
+"""Terminal commands, one module per command group."""

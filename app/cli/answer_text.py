@@ -1,4 +1,4 @@
-"""Text of answers in the terminal: broken between words, and what is said at their end."""
+"""Response text in the terminal: wraps between words and prints a summary at the end."""
 
 import shutil
 import sys
@@ -20,10 +20,10 @@ _SHOWN_PASSAGE = 60
 
 
 class WordWrap:
-    """Breaks streamed text between words.
+    """Wraps streamed text between words.
 
-    Each word is written as it comes; one that turns out too long for its line is taken back and begins the next
-    line. Code between fences is left as it is.
+    Writes each word as it arrives. If a word turns out too long for its line, it is erased and moved to the next
+    line. Fenced code is not wrapped.
     """
 
     def __init__(self) -> None:
@@ -33,9 +33,9 @@ class WordWrap:
         self._code = False
 
     def feed(self, text: str, columns: int) -> str:
-        """What to write for this text on a terminal of so many columns."""
+        """Output for this text on a terminal with this number of columns."""
         out: list[str] = []
-        limit = max(columns - 1, 1)  # the last column is left free: terminals differ in what they do there
+        limit = max(columns - 1, 1)  # leave the last column free: terminals treat it differently
         for letter in text:
             if letter == "\n":
                 self._end_line()
@@ -55,12 +55,12 @@ class WordWrap:
                 out.append(self._broken(width, limit, _cells(self._word)))
             out.append(letter)
             self._column += width
-            # Scripts with wide letters break between any two of them.
+            # Scripts with wide characters allow a line break between any two of them.
             self._word = "" if letter in " \t" or width > 1 else self._word + letter
         return "".join(out)
 
     def _broken(self, width: int, limit: int, word: int) -> str:
-        """The end of this line, with the word that is under way on the next one."""
+        """Output that ends this line and moves the current word to the next one."""
         moves = 0 < word < self._column and word + width <= limit
         begun = self._word if moves else ""
         self._column = word if moves else 0
@@ -74,7 +74,7 @@ class WordWrap:
 
 
 def _cells(text: str) -> int:
-    """Columns that a text takes."""
+    """Number of terminal columns that a text takes."""
     return sum(
         2 if unicodedata.east_asian_width(c) in "WF" else 0 if unicodedata.category(c) in {"Mn", "Me", "Cf"} else 1
         for c in text
@@ -82,13 +82,13 @@ def _cells(text: str) -> int:
 
 
 class AnswerText:
-    """Writes an answer to standard output as it comes; words are kept whole where that is a terminal."""
+    """Streams a response to stdout; wraps between words if stdout is a terminal."""
 
     def __init__(self) -> None:
         self._wrap = WordWrap() if sys.stdout.isatty() else None
 
     def write(self, text: str) -> None:
-        """Write a piece of it."""
+        """Write one chunk."""
         shown = shown_text(text)
         if self._wrap is not None:
             shown = self._wrap.feed(shown, shutil.get_terminal_size().columns)
@@ -97,7 +97,7 @@ class AnswerText:
 
 
 def runaway_text(found: "Runaway", more: str) -> str:
-    """Why an answer was ended; `more` says how to get more of it."""
+    """Explain why the loop guard ended a response; `more` describes how to continue it."""
     if found.kind == "noise":
         why = "The answer was ended: it had turned into noise. A lower --temperature helps."
     else:
@@ -108,7 +108,7 @@ def runaway_text(found: "Runaway", more: str) -> str:
 
 
 def print_end(facts: "AnswerFacts", *, stopped: bool, more: str) -> None:
-    """Say on standard error how an answer ended and how fast it was; `more` is said of one that went round."""
+    """Print to stderr how a response ended and its speed; `more` is added if the loop guard ended it."""
     if facts.ran_on:
         echo(shown_text(facts.ran_on), dim=True, err=True)
     if facts.runaway and not stopped:

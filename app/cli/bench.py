@@ -101,7 +101,7 @@ def command(
 
 
 def _price_types(*, as_json: bool) -> None:
-    """Measure and print what types cost."""
+    """Measure and print the relative cost of each quantization type."""
     import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
 
     from quantize.ggml_types import TIME_UNIT  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""What `tessera bench` and `tessera autotune` share: a job of the server here, and a line that changes in place."""
+"""Shared by `tessera bench` and `tessera autotune`: run a job on the local server and update one progress line."""
 
 import sys
 from collections.abc import Callable
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def measure(start: "Callable[[Client], Job]", on_interrupt: Literal["pause", "cancel"] = "cancel") -> "Measured":
-    """Start a job and show it until it ends; its result. Raises: as `finish`."""
+    """Start a job, show its progress and return its result. Raises: see `finish`."""
     from app.cli.job_line import finish, this_computers_server  # noqa: PLC0415 - keeps `tessera --help` fast
     from engine.api.jobs import Measured  # noqa: PLC0415 - as above
 
@@ -25,7 +25,7 @@ def measure(start: "Callable[[Client], Job]", on_interrupt: Literal["pause", "ca
 
 
 def source_of(model: str | None) -> str | None:
-    """A file by its whole path, for a server that runs elsewhere; a model's name as it is."""
+    """Absolute path of a model file, because the server has another working folder; else the model's name."""
     return str(Path(model).absolute()) if model is not None and Path(model).is_file() else model
 
 
@@ -35,7 +35,7 @@ def _print_progress(progress: "Progress") -> None:
 
 
 def _line(text: str) -> None:
-    """Where the work is, for people only."""
+    """Show progress, on terminals only."""
     if sys.stderr.isatty():
         from app.tools.types import shown_text  # noqa: PLC0415 - keeps --help fast
 

@@ -1,4 +1,4 @@
-"""`tessera cache`: computed prefixes of conversations on disk, and how much they may take."""
+"""`tessera cache`: prompt prefixes cached on disk, and the limit of their total size."""
 
 import contextlib
 import json
@@ -52,10 +52,10 @@ def clear_command(yes: bool) -> None:
 
 
 def folder_bytes(folder: Path) -> int:
-    """What the files of a folder take; 0 where there is none."""
+    """Total size of a folder's files; 0 if it does not exist."""
     total = 0
     for path in folder.rglob("*") if folder.is_dir() else ():
-        with contextlib.suppress(OSError):  # gone meanwhile
+        with contextlib.suppress(OSError):  # deleted meanwhile
             total += path.lstat().st_size if not path.is_dir() else 0
     return total
 
@@ -84,7 +84,7 @@ def _prefixes() -> Path:
 
 
 def _shrink(folder: Path, limit: int) -> int:
-    """Delete the oldest prefixes until the rest respects the limit; the bytes that came free."""
+    """Delete the oldest prefixes until the rest is within the limit; return the number of bytes freed."""
     files = []
     for path in folder.glob("*/*.kv"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What `tessera quantize --calibration` names: a text, or files, folders and chats made into one."""
+"""`tessera quantize --calibration`: a text file, or a text built from files, folders and chats."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +16,9 @@ _CHATS = "chats"
 
 @contextmanager
 def calibration_of(names: tuple[str, ...], services: Services, *, ask: bool) -> Iterator[dict[str, str]]:
-    """The options that say which text to use; a text made here is removed in the end.
+    """Options for the quantization job; a text file built here is deleted at the end.
 
-    Raises: click.Abort: chats are not to be read. click.UsageError: there is no such file. InputFault: no text.
+    Raises: click.Abort: the user does not allow reading chats. click.UsageError: no such file. InputFault: no text.
     """
     paths = [Path(n).expanduser() for n in names if n != _CHATS]
     if missing := [p for p in paths if not p.exists()]:

@@ -1,4 +1,4 @@
-"""`tessera certify`: how well a model calls tools."""
+"""`tessera certify`: measures how well a model calls tools."""
 
 import json
 from pathlib import Path

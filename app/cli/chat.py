@@ -1,4 +1,4 @@
-"""`tessera chat` and `tessera run`: one answer, or a conversation."""
+"""`tessera chat` and `tessera run`: one response, or a conversation."""
 
 import shlex
 import sys
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Measured: docs/log.md, "the 135 M model does not read a document reliably".
 _LEAST_PARAMETERS = 400_000_000
-_LONG_PROMPT = 500  # characters: a text that is to be read, not a question
+_LONG_PROMPT = 500  # characters; a longer prompt is a text to work on, not a question
 _FILES = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -134,7 +134,7 @@ def command(
         with answering(model or "default") as client:
             converse(client, model or default_model(client))
         return
-    # A model that is to be kept elsewhere, or with a draft or more context, must not be loaded as it was before.
+    # A model with another device, draft model or context must not be loaded with its previous options.
     with connected() as client:
         chosen = model or default_model(client)
         if device is not None:
@@ -147,18 +147,18 @@ def command(
 
 
 def _prompt(words: tuple[str, ...], prompt: str | None) -> str | None:
-    """What is asked once; None: a conversation is held."""
+    """The prompt for a single response; None starts a conversation."""
     if words and prompt is not None:
         raise click.UsageError("The prompt is given twice: as PROMPT and with --prompt.")
     if words or prompt is not None:
         return asked(" ".join(words) if words else prompt)
-    # As in Ollama, all that is piped into `run` is one prompt; `chat` reads a message a line.
+    # As in Ollama, `run` takes all of stdin as one prompt; `chat` reads one message per line.
     is_run = click.get_current_context().info_name == "run"
     return asked("-") if is_run and not sys.stdin.isatty() else None
 
 
 def _check(client: "ChatClient", model: str) -> None:
-    """Raises: ApiError: there is no such model; of a question in its place, how it is asked is said."""
+    """Raises: ApiError: there is no such model; if the name looks like a prompt, show the correct command."""
     from app.client import ApiError  # noqa: PLC0415 - see command
 
     try:
@@ -170,7 +170,7 @@ def _check(client: "ChatClient", model: str) -> None:
 
 
 def _warn_of_small(client: "ChatClient", model: str, files: tuple[Path, ...], prompt: str | None) -> None:
-    """Say that a model is too small for a text that it is to read."""
+    """Warn if a model is too small for a long text."""
     from app.format import parameters  # noqa: PLC0415 - see command
 
     if not files and len(prompt or "") < _LONG_PROMPT:
@@ -203,7 +203,7 @@ def _opened(names: tuple[str, ...]) -> "ChatTools":
 
 
 def _keep_on(client: "Client", model: str, device: str | None) -> None:
-    """Pin the model and load it; what dispatch or the check after the load changed is told."""
+    """Pin the model and load it; print what placement or the check after loading changed."""
     client.pin(model, device)
     placed = client.placement(model).placement
     for reason in placed.reasons if device is not None else ():
@@ -213,7 +213,7 @@ def _keep_on(client: "Client", model: str, device: str | None) -> None:
 
 
 def default_model(client: "ChatClient") -> str:
-    """The model the server names as its default; a toy is named as one."""
+    """The server's default model; prints a note if it is the demonstration model."""
     from engine.services import Services  # noqa: PLC0415 - see command
 
     chosen = next((entry for entry in client.chat_models() if entry.default), None)
@@ -231,7 +231,7 @@ def default_model(client: "ChatClient") -> str:
 
 
 def _adapter(choice: str) -> dict[str, Any]:
-    """One `--lora` as the request has it."""
+    """Parse one `--lora` option into its request form."""
     name, _, scale = choice.partition("=")
     try:
         return {"name": name, "scale": float(scale or 1)}

@@ -1,4 +1,4 @@
-"""Tools in a terminal chat: opened once, called with consent, told in one line each."""
+"""Tools in a terminal chat: started once, called with the user's consent, reported in one line per call."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,11 +27,11 @@ class ChatTools:
         self._tools = Toolset(sources, consent)
 
     def as_openai(self) -> list[dict[str, Any]]:
-        """What goes into the request."""
+        """Tool specifications for the request."""
         return [spec.as_openai() for spec in self._tools.specs()]
 
     def carry_out(self, text: str, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-        """Messages with the calls and their results."""
+        """Run the calls; return the messages with calls and results."""
         made = [answer_message(text, calls)]
         for event in carried_out(self._tools, calls):
             if isinstance(event, Called):
@@ -43,5 +43,5 @@ class ChatTools:
         return made
 
     def close(self) -> None:
-        """End the servers."""
+        """Stop the MCP servers."""
         self._servers.close()

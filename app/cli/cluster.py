@@ -23,10 +23,10 @@ from engine.api.upstreams import UpstreamRequest, UpstreamRule
 from engine.services import user_paths
 
 UPSTREAM: Final = "cluster"
-# What a replica takes beside its runner: its server and Ray's worker. An estimate; it has not been measured.
+# Memory of a replica in addition to its runner: its server and Ray's worker. An estimate, not measured.
 BESIDE_BYTES: Final = 320 << 20
 START_S: Final = 180.0
-# Ports that Ray's agents would choose themselves; a node waits 15 s for each that they have to tell it, then ends.
+# Fix these ports. Otherwise a node waits up to 15 s for each agent to report its port, then aborts.
 AGENTS: Final = (
     "--metrics-export-port",
     "--dashboard-agent-grpc-port",
@@ -93,7 +93,7 @@ def join(address: str, memory: int | None) -> None:
     finally:
         _end(ray)
     if ray.returncode not in {0, -signal.SIGTERM, 128 + signal.SIGTERM}:
-        store.put(ClusterFile())  # the next try asks for the token again
+        store.put(ClusterFile())  # ask for the token again at the next attempt
         raise click.ClickException(f"Ray ended ({ray.returncode}): is {address} the head, and the token right?")
 
 
@@ -163,7 +163,7 @@ def down(model: str | None) -> None:
 
 
 def require_cluster() -> ClusterFile:
-    """The cluster that this computer belongs to; Ray finds its token in this process. Raises: ClickException."""
+    """This computer's cluster; sets Ray's environment variables, token included. Raises: ClickException."""
     _need_ray()
     cluster = cluster_file(user_paths()).get()
     if not cluster.address:
@@ -173,7 +173,7 @@ def require_cluster() -> ClusterFile:
 
 
 def _ray(*arguments: str, memory: int | None) -> "subprocess.Popen[bytes]":
-    """Ray's processes of this node; they end with the one that is returned."""
+    """Start Ray's processes on this node; they end with the returned process."""
     memory_bytes = memory if memory is not None else _free_bytes()
     command = interpreter("-m", "ray.scripts.scripts", "start", "--block", f"--memory={memory_bytes}")
     agents = [f"{option}={port}" for option, port in zip(AGENTS, _free_ports(len(AGENTS)), strict=True)]
@@ -213,7 +213,7 @@ def _wait(ray: "subprocess.Popen[bytes]", cluster: ClusterFile) -> None:
 
 
 def _print_server(cluster: ClusterFile) -> None:
-    """The running server sees the cluster as an upstream; whoever starts one wants its models used."""
+    """Add the cluster as an upstream of the running server, so that the server uses its models."""
     with connected(here=True) as client:
         client.put_upstream(UPSTREAM, UpstreamRequest(url=cluster.door, kind="tessera", key=cluster.token))
         client.put_upstream_rule(UpstreamRule(model=f"{UPSTREAM}/*", upstream=UPSTREAM))

@@ -94,7 +94,7 @@ def command(
 
 
 def _warn_of_small(client: "Client", model: str) -> None:
-    """Say that a model is too small for code; of one that this key may not ask about nothing is said."""
+    """Warn if a model is too small for code; print nothing if this key may not query the model."""
     from app.cli.echo import echo  # noqa: PLC0415 - see command
     from app.client import ApiError  # noqa: PLC0415 - see command
     from app.format import parameters  # noqa: PLC0415 - see command

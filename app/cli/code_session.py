@@ -43,7 +43,7 @@ _MARKS = {"open": "[ ]", "doing": "[>]", "done": "[x]"}
 
 
 class CodeSession:
-    """Reads lines, prints answers. Nothing is written or run without being shown first."""
+    """Reads lines and prints responses. Shows every edit and command before it writes or runs it."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class CodeSession:
         }
 
     def index(self) -> None:
-        """Bring the index up to date, saying so when it takes long."""
+        """Update the index; print a line if files were parsed."""
         begun = time.monotonic()
         done = self._project.index.refresh()
         if done.num_parsed:
@@ -87,7 +87,7 @@ class CodeSession:
             echo(f"{done.num_files} files, {done.num_parsed} indexed in {seconds:.1f} s", err=True)
 
     def ask(self, question: str, excluded: frozenset[str] = frozenset()) -> None:
-        """Answer a question and show what it would change."""
+        """Answer a prompt and show the edits it proposes."""
         self._question, self._excluded = question, excluded
         self._context = self._talk.context_for(question, excluded=excluded)
         for left in self._context.left_out:
@@ -141,7 +141,7 @@ class CodeSession:
                         echo(shown_text(line), fg=colour)
 
     def apply(self, numbers: tuple[int, ...]) -> bool:
-        """Apply all edits that have a place, or the numbered ones; False when some could not be."""
+        """Apply all edits that were located, or the numbered ones; False if some could not be applied."""
         if self._proposal is None or not self._proposal.applicable:
             echo("There is nothing to apply: the answer holds no edit that has a place.", err=True)
             return False
@@ -167,13 +167,13 @@ class CodeSession:
         return self._project.edits.apply(proposal, chosen, label=label, allow_uncommitted=True)
 
     def replay(self, file: Path) -> bool:
-        """Do again what a recorded session did, asking again; True when all of it could be done."""
+        """Replay a recorded session, with consent again; True if all of it could be replayed."""
         events = list(read_transcript(file))
         task = next((event.text for event in events if isinstance(event, UserAsked)), str(file))
         return self.agent(task, ReplayedModel(iter(events)))
 
     def agent(self, task: str, model: ChatModel | None = None) -> bool:
-        """Let the model work on a task; True when it answered by itself."""
+        """Let the model work on a task; True if it ended with an answer."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
         transcript = Transcript(self._project.state / "transcripts" / f"{stamp}.jsonl")
 

@@ -1,4 +1,4 @@
-"""`tessera collections`: make, watch, search and remove collections of documents."""
+"""`tessera collections`: create, watch, search and remove document collections."""
 
 import sys
 import time
@@ -200,7 +200,7 @@ def remove(name: str, source: Path | None) -> None:
 
 
 def _agreed(put: "Callable[..., Collection]", *, allows: bool) -> "Collection":
-    """What `put` makes; a person at a terminal is asked where text would go to another server."""
+    """Call `put`; if text would go to another server, ask the user in a terminal and call it again."""
     from app.client import ApiError  # noqa: PLC0415 - keeps --help fast
 
     try:
@@ -218,7 +218,7 @@ def _agreed(put: "Callable[..., Collection]", *, allows: bool) -> "Collection":
 
 
 def _wait(client: "Client", key: str) -> "Collection":
-    """Show how far the reading is until all can be asked for."""
+    """Show indexing progress until the collection is ready."""
     from app.tools.types import shown_text  # noqa: PLC0415 - keeps --help fast
 
     shown = ""

@@ -1,4 +1,4 @@
-"""`tessera connect`: a server on another machine for terminal and window."""
+"""`tessera connect`: choose a server on another machine for terminal and window."""
 
 import click
 

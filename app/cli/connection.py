@@ -1,4 +1,4 @@
-"""A client for commands that need a server: the running one, else one of the command's own."""
+"""Client for commands that need a server: uses the running server, else starts a private one."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,9 +16,9 @@ C = TypeVar("C", bound="ChatClient")
 
 @contextmanager
 def connected(model: str | None = None, *, here: bool = False) -> "Iterator[Client]":
-    """The running server, or a private one that ends with the block and begins to load `model` at once.
+    """Yield a client of the running server, or of a private one that starts loading `model` immediately.
 
-    `here`: one on this computer, never the one that `tessera connect` chose.
+    A private server ends with the block. `here`: use a local server, never the one that `tessera connect` chose.
     """
 
     def kind() -> "type[Client]":
@@ -32,7 +32,7 @@ def connected(model: str | None = None, *, here: bool = False) -> "Iterator[Clie
 
 @contextmanager
 def answering(model: str) -> "Iterator[ChatClient]":
-    """The same for a chat, whose first token comes sooner."""
+    """The same with a chat-only client, which imports faster, so the first token arrives sooner."""
 
     def kind() -> "type[ChatClient]":
         from app.client import ChatClient  # noqa: PLC0415 - our own server starts beside it
@@ -45,7 +45,7 @@ def answering(model: str) -> "Iterator[ChatClient]":
 
 @contextmanager
 def _connected(kind: Callable[[], type[C]], model: str | None, *, here: bool) -> Iterator[C]:
-    # Where none has said that it runs, ours starts while this process still imports what speaks to it.
+    # No server is announced: start a private one while this process still imports the client.
     own = None if user_paths().server_file.exists() or (not here and RemoteServer().url) else _own(model)
     client_kind = kind()
     from app.client.discovery import chosen_server, server_here  # noqa: PLC0415 - as just said

@@ -1,4 +1,4 @@
-"""Text of models, files and servers on a terminal: control characters are spelled out, never sent."""
+"""Print untrusted text of models, files and servers on a terminal; control characters are escaped."""
 
 import os
 import sys
@@ -11,17 +11,17 @@ from rich.text import Text
 
 from app.tools.types import shown_text
 
-# Wide enough that nothing is cut for a program that reads it.
+# Wide enough that programs that read the output get uncut lines.
 _PIPE_COLUMNS = 1000
 
 
 def escape(text: str) -> str:
-    """Text as it is in rich's markup, with what a terminal would obey spelled out."""
+    """Escape text for rich's markup and replace terminal control characters."""
     return markup.escape(shown_text(text))
 
 
 def console() -> Console:
-    """Standard output: as wide as the terminal, and as wide as the text for a pipe or a file."""
+    """Console for stdout: as wide as the terminal; unlimited for a pipe or file."""
     is_pipe = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return Console(highlight=False, width=_PIPE_COLUMNS if is_pipe else None)
 
@@ -29,13 +29,14 @@ def console() -> Console:
 def table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], *, cut: str, right: str = "", bold: int = -1
 ) -> Table:
-    """One line a row; where the terminal is too narrow the column `cut` ends in an ellipsis.
+    """Table with one line per row; if the terminal is too narrow, the column `cut` ends in an ellipsis.
 
-    Cells are any text (see `escape`). The column `right` holds numbers; the row `bold` (from 0) stands out.
+    Cells are any text and are escaped here. The column `right` holds numbers; the row `bold` (from 0) is
+    emphasized.
     """
     made = Table(box=None, pad_edge=False, header_style="bold")
     for head in heads:
-        # Only columns that may wrap are narrowed first; their cells do not wrap all the same.
+        # rich narrows columns that may wrap first; the cells themselves are set not to wrap.
         made.add_column(head, no_wrap=head != cut, justify="right" if head == right else "left")
     for number, cells in enumerate(rows):
         texts = [Text(shown_text(cell), no_wrap=True, overflow="ellipsis") for cell in cells]

@@ -1,4 +1,4 @@
-"""A conversation in the terminal: what is typed, what is sent, and the commands that begin with a slash."""
+"""A conversation in the terminal: reads input, sends requests and runs slash commands."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ Put several lines between \"\"\" and \"\"\"; pasted text stays one message. Tab 
 /save FILE      save the conversation        /load FILE    go on with a saved one"""
 MORE = "/continue goes on with it; --no-loop-guard never ends one."
 _DEFAULT: Final = frozenset({"default", "none", "null"})
-# Options of /set: the field of the request, and what its value may be.
+# Options of /set: request field and allowed values.
 OPTIONS: Final[Mapping[str, "click.ParamType[Any]"]] = {
     "temperature": click.FloatRange(0, 5),
     "top_p": click.FloatRange(0, 1),
@@ -46,7 +46,7 @@ _OLLAMAS_NAMES: Final = {"num_ctx": "ctx", "num_predict": "max_tokens"}
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation as /save writes it."""
+    """File format of /save."""
 
     tessera_chat: int
     model: str
@@ -56,7 +56,7 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conversation:
-    """A chat in the terminal. Answers go to stdout, everything about them to stderr."""
+    """A chat in the terminal. Prints responses to stdout and everything else to stderr."""
 
     def __init__(
         self,
@@ -93,10 +93,10 @@ class Conversation:
     def _fresh(self) -> list[dict[str, Any]]:
         return [{"role": "system", "content": self._system}] if self._system else []
 
-    # ------------------------------------------------------------------ typing
+    # ------------------------------------------------------------------ input
 
     def talk(self) -> None:
-        """Read, answer, repeat."""
+        """Read messages and answer them until the user leaves."""
         echo(f"{self._model}. /help shows the commands, Ctrl-D leaves.", err=True)
         read = line_reader(
             "chat_history",
@@ -111,11 +111,11 @@ class Conversation:
         while going_on:
             try:
                 going_on = self._turn(read)
-            except KeyboardInterrupt:  # at the prompt, or when an answer has just ended: the conversation goes on
+            except KeyboardInterrupt:  # at the prompt, or just after a response: continue the conversation
                 echo(err=True)
 
     def _turn(self, read: Callable[[], str]) -> bool:
-        """Read a message and do what it says; False: it was the last."""
+        """Read a message or command and handle it; False ends the conversation."""
         from app.client import ApiError  # noqa: PLC0415 - our own server starts beside it
 
         try:
@@ -136,10 +136,10 @@ class Conversation:
                 self._commands[command[0]](command[1])
             else:
                 echo(unknown_command(command[0], (*self._commands, "bye", "quit")), fg="yellow", err=True)
-        except (ApiError, click.ClickException) as error:  # the conversation goes on without that question
+        except (ApiError, click.ClickException) as error:  # continue the conversation without this message
             self._messages = before
             echo(str(error) if isinstance(error, ApiError) else error.format_message(), fg="yellow", err=True)
-            if command is None and self._attached:  # else a file that is too long would fail every question
+            if command is None and self._attached:  # otherwise a file that is too long would fail every request
                 names = ", ".join(document.name for document in self._attached)
                 self._attached.clear()
                 echo(f"{names}: no longer attached.", fg="yellow", err=True)
@@ -152,7 +152,7 @@ class Conversation:
         self._attached.clear()
 
     def attach(self, path: Path) -> None:
-        """Send a file or a picture with the next message. Raises: click.ClickException: it cannot be read."""
+        """Send a file or an image with the next message. Raises: click.ClickException: it cannot be read."""
         from app.attachments import DocumentError, read  # noqa: PLC0415 - few chats have files
 
         try:
@@ -179,7 +179,7 @@ class Conversation:
         self._messages = [*self._fresh(), *self._messages]
 
     def _set(self, argument: str) -> None:
-        """`temperature 0.3`; also `parameter temperature 0.3` and `system TEXT`, as Ollama has them."""
+        """`temperature 0.3`; also `parameter temperature 0.3` and `system TEXT`, as in Ollama."""
         words = argument.removeprefix("parameter ").split(maxsplit=1)
         if not words:
             self._show_options()
@@ -205,7 +205,7 @@ class Conversation:
             self._options[name] = value
 
     def load_with(self, ctx: int) -> None:
-        """Load the model with so many tokens of context, or say how many it got."""
+        """Load the model with this context length; print the actual length if it is smaller."""
         from app.client.transport import OURS, path_part  # noqa: PLC0415 - see _turn
         from engine.api.models import LoadedModel, LoadRequest  # noqa: PLC0415 - few chats need it
 
@@ -275,7 +275,7 @@ class Conversation:
     # ------------------------------------------------------------------ answers
 
     def ask(self, text: str, *, as_json: bool) -> None:
-        """One turn; what is attached goes along."""
+        """Send one message with the attached files."""
         self._messages.append({"role": "user", "content": self._content(text)})
         self._answer("", as_json=as_json)
         self._attached.clear()
@@ -291,14 +291,14 @@ class Conversation:
         return [*pictures, {"type": "text", "text": whole}] if pictures else whole
 
     def go_on(self) -> None:
-        """More of the answer that was cut or stopped."""
+        """Continue a response that was cut or stopped."""
         if not self._messages or self._messages[-1]["role"] != "assistant" or not self._messages[-1]["content"]:
             echo("There is no answer to continue.", err=True)
             return
         self._answer(self._messages[-1]["content"], as_json=False)
 
     def _answer(self, answer: str, *, as_json: bool) -> None:
-        """Answer the last message, or go on where `answer` ended."""
+        """Answer the last message, or continue after the text `answer`."""
         for _ in range(MAX_ROUNDS):
             calls = self._answer_once(answer, as_json=as_json)
             if not calls or self._tools is None:
@@ -307,7 +307,7 @@ class Conversation:
             answer = ""
 
     def _answer_once(self, answer: str, *, as_json: bool) -> "list[ToolCall]":
-        """One answer; the calls it asks for, where it may make some."""
+        """Stream one response; return its tool calls if tools are enabled."""
         options = {**self._options, "continue_final_message": True} if answer else dict(self._options)
         if self._tools is not None:
             options["tools"] = self._tools.as_openai()
@@ -343,7 +343,7 @@ class Conversation:
         return []
 
     def _print_end(self, answer: str, facts: "AnswerFacts", *, stopped: bool, as_json: bool) -> None:
-        """What is known at the end."""
+        """Print the statistics at the end of a response."""
         if self._receipt_path is not None and facts.receipt is not None:
             self._receipt_path.write_bytes(msgspec.json.format(msgspec.json.encode(facts.receipt), indent=1))
         if not as_json:
@@ -362,7 +362,7 @@ class Conversation:
 
 
 def print_grounds(grounds: "Grounds") -> None:
-    """Say on standard error from which passages of a collection an answer was made."""
+    """Print to stderr the source passages of a response."""
     echo(f"\n{shown_text(grounds.why)}", err=True)
     for number, passage in enumerate(grounds.passages, 1):
         echo(shown_text(f"[{number}] {passage.path}, {passage.label or f'part {passage.page}'}"), err=True)
@@ -372,14 +372,14 @@ def print_grounds(grounds: "Grounds") -> None:
 
 
 def _path(argument: str) -> Path:
-    """The file that a command names, quoted or not."""
+    """The path in a command's argument, with or without quotes."""
     if len(argument) > 1 and argument[0] == argument[-1] and argument[0] in "'\"":
         argument = argument[1:-1]
     return Path(argument).expanduser()
 
 
 def _saved(path: Path) -> Saved | None:
-    """The conversation in a file, if it is one."""
+    """Read a conversation from a file; None if it is not one."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Saved)
     except (OSError, ValueError, RecursionError):

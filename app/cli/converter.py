@@ -1,4 +1,4 @@
-"""`tessera models converter`: llama.cpp's own converter, and asking for it where a command meets its families."""
+"""`tessera models converter`: llama.cpp's converter; commands offer it for model families that need it."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -73,7 +73,7 @@ def remove_command(yes: bool) -> None:
 
 
 def get_converter(client: "Client", *, ask: bool) -> None:
-    """Fetch it if it is not here, saying before what that takes. Raises: click.Abort: it is not wanted."""
+    """Install the converter if it is missing; prints the cost first. Raises: click.Abort: the user declines."""
     from app.cli.job_line import finish  # noqa: PLC0415 - see show
     from engine.api.converting import ConverterFetched  # noqa: PLC0415 - see show
 
@@ -90,9 +90,9 @@ def get_converter(client: "Client", *, ask: bool) -> None:
 
 
 def with_converter(client: "Client", work: Callable[[], T], *, ask: bool) -> T:
-    """Do it; where llama.cpp's converter is needed and wanted, fetch that and do it again.
+    """Run `work`; if it needs llama.cpp's converter and the user agrees, install it and run `work` again.
 
-    Raises: click.Abort: it is not wanted. Whatever `work` raises.
+    Raises: click.Abort: the user declines. Also any error of `work`.
     """
     from app.client import JobFailed  # noqa: PLC0415 - see show
 

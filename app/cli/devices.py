@@ -1,4 +1,4 @@
-"""`tessera devices`: what this machine has and what can use it."""
+"""`tessera devices`: this machine's devices and the backends that can use them."""
 
 import json
 from pathlib import Path
@@ -74,7 +74,7 @@ def _print(machine: "Machine") -> None:
     rows = []
     for device in machine.devices:
         usable = [r for r in device.runtimes if r.state == "usable"]
-        names = (r.device_name if r.backend == "openvino" else r.backend for r in usable)  # pinned by that name
+        names = (r.device_name if r.backend == "openvino" else r.backend for r in usable)  # as in pins
         backends = ", ".join(dict.fromkeys(names))
         cells = (device.id, KIND_NAMES[device.kind], _described(device), size(device.memory.budget_bytes))
         state = STATES.get(device.state, device.state)

@@ -1,4 +1,4 @@
-"""`tessera doctor`: what is wrong with this machine for local AI, and the command that mends it."""
+"""`tessera doctor`: problems of this machine for local AI, with the command that fixes each."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def command(as_json: bool, replay: Path | None) -> None:
 
 
 def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
-    """What ONNX Runtime's providers, FastFlowLM, the agent's sandbox and workers lack."""
+    """Findings about ONNX Runtime's providers, FastFlowLM, the agent's sandbox and workers."""
     from msgspec.structs import replace  # noqa: PLC0415 - see command
 
     from app.code.agent import sandbox  # noqa: PLC0415 - see command

@@ -1,4 +1,4 @@
-"""What commands print: control characters of names, paths and messages are spelled out, never sent."""
+"""Print command output; control characters in names, paths and messages are escaped."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import click
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True, **style: Any) -> None:
-    """Print a line, in a style of `click.style` if one is given. JSON is not for this: it escapes by itself."""
+    """Print a line, optionally in a style of `click.style`. Do not use it for JSON, which escapes by itself."""
     from app.tools.types import shown_text  # noqa: PLC0415 - keeps --help fast
 
     shown = shown_text(str(text))

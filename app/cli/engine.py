@@ -1,4 +1,4 @@
-"""`tessera engine`: other versions of llama-cpp-python, checked before use, and any build of llama-server."""
+"""`tessera engine`: other versions of llama-cpp-python, tested before use, and any build of llama-server."""
 
 import json
 import subprocess
@@ -160,7 +160,7 @@ def remove(version: str) -> None:
 
 
 def _in_program(services: "Services", model: str) -> bool:
-    """A program that the user added serves this model."""
+    """Return True if a program that the user added serves this model."""
     return any(model in services.models_in(name) for name in services.programs.all())
 
 
@@ -175,7 +175,7 @@ def _services() -> "Services":
 
 
 def _built(version: str, work: Path) -> Path:
-    """The wheel of a version, compiled by the installer's own code, with its progress shown."""
+    """Compile a version's wheel with the installer's code and show its progress."""
     root = Path(__file__).resolve().parents[2]
     if not (root / "installers" / "bootstrap" / "kernels.py").is_file():
         raise EngineVersionRefused(
@@ -192,7 +192,7 @@ def _built(version: str, work: Path) -> Path:
 
 @contextmanager
 def _refusals(what: str) -> Iterator[None]:
-    """Errors in words."""
+    """Convert errors to messages."""
     try:
         yield
     except EngineVersionRefused as error:

@@ -1,4 +1,4 @@
-"""`tessera evaluate`: how well a model, or a quantization of it, writes programs."""
+"""`tessera evaluate`: measures how well a model, or a quantization of it, writes programs."""
 
 import json
 import sys

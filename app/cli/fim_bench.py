@@ -1,4 +1,4 @@
-"""`tessera fim-bench`: how long a completion takes after a keystroke."""
+"""`tessera fim-bench`: measures the time of a completion after a keystroke."""
 
 from pathlib import Path
 

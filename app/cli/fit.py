@@ -1,4 +1,4 @@
-"""`tessera fit`: what a model needs on this machine, before it is loaded or even fetched."""
+"""`tessera fit`: estimates a model's memory on this machine, before it is loaded or downloaded."""
 
 import json
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""Long work in the terminal: a job of this computer's server, shown until it ends."""
+"""Jobs in the terminal: follows a job of the local server until it ends."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def this_computers_server() -> "AbstractContextManager[Client]":
-    """A server on this computer: what these commands name, files and models alike, lies here."""
+    """A client of a local server: the files and models that these commands name are on this computer."""
     return connected(here=True)
 
 
@@ -28,9 +28,9 @@ def finish(
     *,
     on_interrupt: Literal["pause", "cancel"] = "cancel",
 ) -> T:
-    """Show a job until it ends; its result. Ctrl-C pauses or cancels it, and waits until it has stopped.
+    """Show a job until it ends; return its result. Ctrl-C pauses or cancels it and waits until it has stopped.
 
-    Raises: JobFailed; Interrupted: it was paused or cancelled, here or by somebody else.
+    Raises: JobFailed; Interrupted: the job was paused or cancelled, by this command or another client.
     """
     from app.client import JobFailed  # noqa: PLC0415 - keeps `tessera --help` fast
     from engine.api.jobs import result_of  # noqa: PLC0415 - as above
@@ -42,7 +42,7 @@ def finish(
         except KeyboardInterrupt:
             from app.client import ApiError  # noqa: PLC0415 - as above
 
-            with suppress(ApiError):  # it ended in this moment
+            with suppress(ApiError):  # it ended at the same moment
                 client.job_action(job.id, on_interrupt)
     found = result_of(state, result)
     if state.error is not None:
@@ -67,9 +67,9 @@ def _follow(client: "Client", job: "Job", show: "Callable[[Progress], None]") ->
 
 
 class Interrupted(click.ClickException):
-    """A job stopped because somebody wanted it: `state` is paused or cancelled."""
+    """A job was paused or cancelled; `state` is the one or the other."""
 
-    exit_code = 130  # as a shell reports Ctrl-C
+    exit_code = 130  # the exit code that shells use for Ctrl-C
 
     def __init__(self, state: str) -> None:
         super().__init__("Cancelled." if state == "cancelled" else "Paused.")

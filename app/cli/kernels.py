@@ -1,4 +1,4 @@
-"""`tessera kernels`: GPU and CPU backends beside the shipped ones, checked before use and taken back at will."""
+"""`tessera kernels`: additional GPU and CPU backends, tested before use and removable."""
 
 import json
 from pathlib import Path
@@ -96,7 +96,7 @@ def remove(name: str) -> None:
 
 
 class _refusals:  # noqa: N801 - reads as a statement
-    """Errors in words, with the pack's name."""
+    """Convert errors to messages with the pack's name."""
 
     def __init__(self, what: str) -> None:
         self._what = what

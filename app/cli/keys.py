@@ -1,4 +1,4 @@
-"""`tessera keys`: who else may use this server."""
+"""`tessera keys`: API keys for other users of this server."""
 
 import click
 

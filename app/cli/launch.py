@@ -71,7 +71,7 @@ def command(
                 _installed(integration.launch(endpoint, folder), integration)  # before a model is loaded for it
                 if (need := need_of(name, integration.kind)) is not None:
                     load_for(client, endpoint.model, integration.title, need)
-                    endpoint = endpoint_of(client, endpoint.model, endpoint.key)  # with the context that it has now
+                    endpoint = endpoint_of(client, endpoint.model, endpoint.key)  # with the new context length
             _print_limits(endpoint, integration)
             sys.exit(_start(integration.launch(endpoint, folder), folder, arguments, integration, dry_run))
     except (TesseraError, ApiError, ServerUnreachable) as error:
@@ -87,7 +87,7 @@ def _list(store: "ConnectStore") -> None:
 
 
 def _key(name: str, *, dry_run: bool) -> str:
-    """The key of the program's own; none is made only to be shown."""
+    """The program's API key; a dry run creates none."""
     from engine.services import Services  # noqa: PLC0415 - with the command's own imports
 
     keys = Services().program_keys
@@ -95,7 +95,7 @@ def _key(name: str, *, dry_run: bool) -> str:
 
 
 def _later(endpoint: "Endpoint") -> "Endpoint":
-    """The endpoint at the address where a server will be: the one that answers now ends with this command."""
+    """The endpoint with the future server's URL, because the current private server ends with this command."""
     from app.cli.settings_defaults import checked_settings  # noqa: PLC0415 - with the command's own imports
 
     now = checked_settings()
@@ -150,7 +150,7 @@ def _write(
 
 
 def _installed(launch: "Launch", integration: "Integration") -> str:
-    """The program's path. Raises: ClickException: it is not installed."""
+    """Path of the program. Raises: ClickException: it is not installed."""
     program = installed_program(launch.argv[0])
     if program is None:
         raise click.ClickException(f"{launch.argv[0]} is not installed. Install it with: {integration.install}")

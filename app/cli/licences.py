@@ -1,4 +1,4 @@
-"""`tessera licences`: what the program is made of."""
+"""`tessera licences`: components of the program and their licences."""
 
 import click
 import msgspec

@@ -1,4 +1,4 @@
-"""Lines that a person types: edited, remembered and pasted in a terminal, or read as they are from a pipe."""
+"""Read lines that a user types: with editing, history and paste in a terminal, or plain from a pipe."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from engine.services import user_paths
 if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-# Opens and closes a message of several lines, as in Ollama.
+# Starts and ends a message of several lines, as in Ollama.
 QUOTES: Final = '"""'
 _MAX_HISTORY_BYTES: Final = 1 << 20
 
@@ -23,15 +23,15 @@ Completions = Mapping[str, Any]
 def line_reader(history: str, completions: Completions) -> Callable[[], str]:
     """A function that returns the next message: one line, or several between triple quotes.
 
-    In a terminal, messages are remembered in the file `history` of the state folder, and Tab completes commands;
-    `completions` are as for prompt_toolkit's NestedCompleter, with "path" for a file.
+    In a terminal, messages are stored in the file `history` of the state folder, and Tab completes commands.
+    `completions` has the form of prompt_toolkit's NestedCompleter, with "path" for a file.
     The function raises EOFError at the end of the input and KeyboardInterrupt for Ctrl-C.
     """
     return _terminal_reader(history, completions) if sys.stdin.isatty() else _piped_message
 
 
 def whole_text(message: str) -> str:
-    """A message without the quotes around it."""
+    """The message without its triple quotes."""
     text = message.strip()
     if text.startswith(QUOTES):
         return text[len(QUOTES) :].removesuffix(QUOTES).strip("\n")
@@ -39,9 +39,9 @@ def whole_text(message: str) -> str:
 
 
 def command_of(line: str) -> tuple[str, str] | None:
-    """Name and argument of a line such as `/file notes.txt`; None: it is no command.
+    """Name and argument of a line such as `/file notes.txt`; None if it is not a command.
 
-    A path such as /etc/hosts begins a question.
+    A path such as /etc/hosts is not a command.
     """
     word, _, argument = line.partition(" ") if "\n" not in line.split(" ", 1)[0] else line.partition("\n")
     if not word.startswith("/") or "/" in word[1:]:
@@ -50,7 +50,7 @@ def command_of(line: str) -> tuple[str, str] | None:
 
 
 def unknown_command(name: str, names: tuple[str, ...]) -> str:
-    """What is said of a command that there is not."""
+    """Error text for an unknown command."""
     near = get_close_matches(name, names, 1)
     return f"There is no /{name}." + (f" Did you mean /{near[0]}?" if near else " /help shows the commands.")
 
@@ -86,13 +86,13 @@ def _terminal_reader(history: str, completions: Completions) -> Callable[[], str
         multiline=True,
         prompt_continuation="  ",
         key_bindings=_keys(),
-        output=create_output(always_prefer_tty=True),  # the answers may go into a file
+        output=create_output(always_prefer_tty=True),  # stdout may be redirected to a file
     )
     return lambda: session.prompt("> ")
 
 
 def _keys() -> "KeyBindings":
-    """Enter sends, except within triple quotes; Alt-Enter begins a line."""
+    """Enter sends, except within triple quotes; Alt-Enter starts a new line."""
     from prompt_toolkit.key_binding import KeyBindings  # noqa: PLC0415
 
     keys = KeyBindings()
@@ -113,7 +113,7 @@ def _keys() -> "KeyBindings":
 
 
 def _history(name: str) -> Any:
-    """What was typed before, readable by this user only; in memory where no file can be written."""
+    """Input history, readable only by this user; in memory if the file cannot be written."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory  # noqa: PLC0415
 
     path = user_paths().state / name
@@ -129,7 +129,7 @@ def _history(name: str) -> Any:
 
 
 def _shorten(path: Path) -> None:
-    """Forget the older half of a long history."""
+    """Delete the older half of a long history."""
     from devices.atomic_file import write_atomically  # noqa: PLC0415 - rarely needed
 
     if path.stat().st_size > _MAX_HISTORY_BYTES:

@@ -1,4 +1,4 @@
-"""`tessera logs`: what this computer's servers wrote."""
+"""`tessera logs`: logs of this computer's servers."""
 
 import time
 from collections import deque
@@ -28,7 +28,7 @@ def command(lines: int, follow: bool) -> None:
 
 
 def _print_last(path: Path, lines: int) -> int:
-    """The place behind the last line."""
+    """Print the last lines; return the offset after them."""
     with path.open("rb") as file:
         for line in deque(file, lines):
             echo(line.decode("utf-8", "replace").rstrip("\n"))
@@ -39,7 +39,7 @@ def _print_new(path: Path, at: int) -> int:
     try:
         with path.open("rb") as file:
             file.seek(0, 2)
-            file.seek(at if at <= file.tell() else 0)  # a file that was begun again
+            file.seek(at if at <= file.tell() else 0)  # the file was rotated
             while line := file.readline():
                 echo(line.decode("utf-8", "replace").rstrip("\n"))
             return file.tell()

@@ -1,4 +1,4 @@
-"""The `tessera` command: a table of command groups, each imported only when it is used."""
+"""The `tessera` command: a table of command groups; each module is imported on first use."""
 
 import io
 import os
@@ -13,7 +13,7 @@ from click.exceptions import NoSuchCommand
 from devices.child_command import CHILD_OPTION
 from engine.services import __version__
 
-# name: (module, one line of help). The line is repeated here so that --help imports nothing.
+# name: (module, help line). The line is repeated here so that --help imports nothing.
 COMMANDS: dict[str, tuple[str, str]] = {
     "window": ("app.cli.window", "Open the window (also: tessera without a command)."),
     "chat": ("app.cli.chat", "Chat with a model in the terminal."),
@@ -56,7 +56,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "evaluate": ("app.cli.evaluate", "Measure how well a model writes programs, or compare two."),
 }
 
-# How --help lists them.
+# Order of commands in --help.
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "Everyday": ("window", "chat", "run", "code", "collections", "tools", "settings", "doctor", "licences"),
     "Models": ("models", "fit", "quantize", "onnx", "cache"),
@@ -65,7 +65,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "Machines": ("devices", "verify-device", "kernels", "engine", "power", "remote", "worker", "cluster"),
 }
 
-# Commands of other programs, and where they are here.
+# Commands of other programs, and their Tessera equivalents.
 ELSEWHERE: Final[dict[str, str]] = {
     "create": "tessera quantize, or tessera models import",
     "du": "tessera models du",
@@ -84,15 +84,15 @@ ELSEWHERE: Final[dict[str, str]] = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands live in modules that are imported on first use."""
+    """A group whose command modules are imported on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in the order of the groups."""
+        """Command names in the order of GROUPS."""
         del ctx
         return [name for names in GROUPS.values() for name in names]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the module that holds the command."""
+        """Import the module of the command and return the command."""
         del ctx
         if cmd_name not in COMMANDS:
             return None
@@ -102,7 +102,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that is called; a name that is none comes with what was probably meant."""
+        """Resolve the command; an unknown name raises an error with suggestions."""
         name = args[0]
         if name in COMMANDS or name.startswith("-"):
             return super().resolve_command(ctx, args)
@@ -133,7 +133,7 @@ def cli(ctx: click.Context, debug: bool) -> None:
 
     ctx.obj = {"debug": debug}
     shows_window = ctx.invoked_subcommand == "window" or (ctx.invoked_subcommand is None and has_display())
-    lenient = shows_window or ctx.invoked_subcommand == "settings"  # which show what is wrong, and where
+    lenient = shows_window or ctx.invoked_subcommand == "settings"  # these two show settings errors themselves
     export(load() if lenient else checked_settings())
     if ctx.invoked_subcommand is None:
         command = cli.get_command(ctx, "window" if has_display() else "chat")
@@ -142,7 +142,7 @@ def cli(ctx: click.Context, debug: bool) -> None:
 
 
 def has_display() -> bool:
-    """A window could be shown here, and the packages for it are installed."""
+    """Return True if a window can be shown and its packages are installed."""
     shown = sys.platform in ("win32", "darwin") or bool(
         os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     )
@@ -150,15 +150,15 @@ def has_display() -> bool:
 
 
 def _unreadable_argument(error: Exception) -> str | None:
-    """The argument that is no text, if that is what an error is about."""
+    """The argument that is not valid UTF-8, if it caused this error."""
     if not isinstance(error, UnicodeEncodeError):
         return None
-    surrogates = range(0xD800, 0xE000)  # what bytes that are not UTF-8 became
+    surrogates = range(0xD800, 0xE000)  # Python maps invalid UTF-8 bytes to these
     return next((word for word in sys.argv[1:] if any(ord(letter) in surrogates for letter in word)), None)
 
 
 def main() -> None:
-    """Entry point of the `tessera` command. Known errors end with their family's exit code, without a traceback."""
+    """Entry point of `tessera`. Known errors exit with the code of their family, without a traceback."""
     if sys.argv[1:2] == [CHILD_OPTION]:
         from app.child import run  # noqa: PLC0415 - children only
 
@@ -166,7 +166,7 @@ def main() -> None:
         return
     debug = "--debug" in sys.argv
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")  # a line that is not UTF-8 is a line all the same
+        sys.stdin.reconfigure(errors="replace")  # accept lines that are not valid UTF-8
     try:
         sys.exit(cli.main(prog_name="tessera", standalone_mode=False) or 0)
     except click.ClickException as error:
@@ -174,7 +174,7 @@ def main() -> None:
 
         if isinstance(error, click.UsageError):
             error.show()
-        else:  # what a server, a model or a file says may be in it
+        else:  # the message may contain untrusted text from a server, a model or a file
             click.echo(f"Error: {shown_text(error.format_message())}", err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):

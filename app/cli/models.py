@@ -1,4 +1,4 @@
-"""`tessera models`: the library in the terminal."""
+"""`tessera models`: the model library in the terminal."""
 
 import json
 from contextlib import closing
@@ -70,7 +70,7 @@ def _print_sampling(chosen: "Chosen") -> None:
 
 
 def _change(text: str) -> tuple[str, float | int]:
-    """One `--set`."""
+    """Parse one `--set` option."""
     name, _, value = text.partition("=")
     try:
         return name, int(value) if value.lstrip("-").isdecimal() else float(value)
@@ -113,7 +113,7 @@ def engine_args_command(model: str, changes: tuple[str, ...], reset: bool, as_js
 
 
 def _changed(before: "EngineArgs", changes: tuple[str, ...]) -> "EngineArgs":
-    """The arguments with those of the command line."""
+    """Apply the changes of the command line to the engine arguments."""
     import msgspec  # noqa: PLC0415 - see engine_args_command
 
     from engine.api.engine_args import BadEngineArg, EngineArgs, from_text, given  # noqa: PLC0415 - as above
@@ -129,7 +129,7 @@ def _changed(before: "EngineArgs", changes: tuple[str, ...]) -> "EngineArgs":
         raise click.BadParameter(str(error).replace(" - at `$.", " - `").strip()) from error
 
 
-# `tessera models loaded` and `tessera models unload`: what the running server holds in memory.
+# `tessera models loaded` and `tessera models unload`: models that the running server holds in memory.
 
 
 @click.command("loaded")
@@ -286,7 +286,7 @@ for sub in (
     unload_command,
 ):
     command.add_command(sub)
-# As in a shell and in Ollama.
+# Aliases as in a shell and in Ollama.
 for _other, _sub in (("ls", list_command), ("ps", loaded_command), ("rm", remove_command)):
     _hidden = copy(_sub)
     _hidden.hidden = True
@@ -294,7 +294,7 @@ for _other, _sub in (("ls", list_command), ("ps", loaded_command), ("rm", remove
 
 
 def as_dict(entry: "ModelEntry") -> dict[str, Any]:
-    """An entry as JSON, with what is derived from it."""
+    """An entry as JSON, with derived values."""
     import msgspec  # noqa: PLC0415 - see list
 
     payload: dict[str, Any] = msgspec.to_builtins(entry)

@@ -128,7 +128,7 @@ def pull_command(
 
 
 def _begun(client: "Client", request: "PullRequest") -> "Job":
-    """The download: the one of before where it was paused, else a new one."""
+    """Resume the paused download with the same parameters, or start a new one."""
     import msgspec  # noqa: PLC0415 - see search
 
     from engine.api.jobs import JobKind  # noqa: PLC0415 - see search
@@ -143,7 +143,7 @@ def _begun(client: "Client", request: "PullRequest") -> "Job":
 def _json_line(progress: "Progress") -> None:
     import msgspec  # noqa: PLC0415 - see search
 
-    if progress.total:  # what is to come is known
+    if progress.total:  # the total is known
         click.echo(msgspec.json.encode({"progress": progress}).decode())
 
 
@@ -190,7 +190,7 @@ def _print_plan(plan: "RepoPlan", *, as_json: bool) -> None:
 
 
 def _own_build_words(repo: str, own: "OwnBuild") -> list[str]:
-    """What Tessera would build itself, against what is ready, and how."""
+    """Text that compares a quantization built by Tessera with the ready-made file, and the command for it."""
     from app.format import size  # noqa: PLC0415 - see search
 
     rival = f" (expected of {own.instead_of}: {own.ready_kld:.4f})" if own.ready_kld is not None else ""

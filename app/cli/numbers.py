@@ -1,4 +1,4 @@
-"""A list of positive numbers as an option's value."""
+"""Option type for a list of positive numbers."""
 
 import click
 
@@ -9,7 +9,7 @@ class Numbers(click.ParamType[tuple[int, ...]]):
     name = "N,N,…"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """`512,2048` as (512, 2048)."""
+        """Parse `512,2048` to (512, 2048)."""
         if isinstance(value, tuple):
             return value
         try:

@@ -1,4 +1,4 @@
-"""`tessera onnx`: convert a model for ONNX Runtime, and see which execution providers work here."""
+"""`tessera onnx`: converts a model for ONNX Runtime and lists the execution providers of this computer."""
 
 import json
 from pathlib import Path

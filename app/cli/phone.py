@@ -1,4 +1,4 @@
-"""`tessera phone`: this computer's server for a phone."""
+"""`tessera phone`: opens this computer's server on a phone."""
 
 import socket
 from urllib.parse import quote, urlsplit
@@ -35,7 +35,7 @@ def command(name: str) -> None:
 
 
 def _address() -> str:
-    """This computer's address in its network; nothing is sent to find it."""
+    """This computer's address in its local network; found without sending any packet."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))

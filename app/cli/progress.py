@@ -1,4 +1,4 @@
-"""Long work as the terminal shows it."""
+"""Progress of long work on the terminal."""
 
 import sys
 import time
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def draw(text: str) -> None:
-    """Write to the terminal's current line. A terminal that is gone ends no work of minutes or hours."""
+    """Write to the terminal's current line. If the terminal is closed, long work continues."""
     with suppress(OSError):
         sys.stderr.write(text)
         sys.stderr.flush()
 
 
 class ProgressBar:
-    """A progress bar on standard error, made when the first number arrives."""
+    """A progress bar on stderr, created when the first progress arrives."""
 
     def __init__(self) -> None:
         from rich.console import Console  # noqa: PLC0415 - keeps `tessera --help` fast
@@ -51,13 +51,13 @@ class ProgressBar:
         )
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._bar.stop()
 
 
 @contextmanager
 def bar() -> Iterator[ProgressBar]:
-    """A progress bar for the time of a block."""
+    """Show a progress bar during the block."""
     shown = ProgressBar()
     try:
         yield shown
@@ -69,14 +69,14 @@ _CLEAR = "\r\x1b[2K"
 
 
 class PhaseLine:
-    """Written to stderr where that is a terminal, and wiped away before the answer."""
+    """Shows the phase of a response on stderr, if it is a terminal; erased before the response."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._shown = False
 
     def show(self, phase: Phase | None) -> None:
-        """Say where it is; text of the answer ends the line."""
+        """Show the phase; erase the line when the response starts."""
         if phase is None or not sys.stderr.isatty():
             return
         if phase.name in {"writing", "thinking"}:
@@ -87,7 +87,7 @@ class PhaseLine:
         draw(f"{_CLEAR}{words}")
 
     def clear(self) -> None:
-        """Leave nothing behind."""
+        """Erase the line."""
         if self._shown:
             self._shown = False
             draw(_CLEAR)

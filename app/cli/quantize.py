@@ -1,4 +1,4 @@
-"""`tessera quantize`: the best file of an open model for a number of bytes."""
+"""`tessera quantize`: creates the best file of an open model for a given size."""
 
 import json
 import shlex
@@ -25,7 +25,7 @@ _CONSENT = (
     "The programs that the model writes will be run on this computer, in a sandbox without network and without "
     "your files. Go on?"
 )
-# Options that have the same name here and there.
+# Options with the same name on the command line and in the request.
 _SAME_NAME = (
     "fit", "bpw", "mix", "tier", "rounding", "device", "threads", "gpu_layers", "verify", "time_s", "overwrite",
     "force",
@@ -166,7 +166,7 @@ def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
 
 
 def _print_use(made: Path) -> None:
-    """Say how the file is used."""
+    """Print the command that uses the file."""
     from contextlib import closing  # noqa: PLC0415 - see command
 
     from engine.services import Services  # noqa: PLC0415 - see command
@@ -180,9 +180,9 @@ def _print_use(made: Path) -> None:
 
 
 def _made(request: "QuantizeOptions", *, quiet: bool, ask: bool) -> "QuantizeReport":
-    """The report of the file once the server here has made it.
+    """Let the server create the file; return the report.
 
-    A folder of a family that only llama.cpp's converter knows becomes a file of the library first.
+    If only llama.cpp's converter knows the model's family, the folder is first converted into a library file.
     """
     import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
 
@@ -216,7 +216,7 @@ def _made(request: "QuantizeOptions", *, quiet: bool, ask: bool) -> "QuantizeRep
 
 
 def _made_by_cluster(request: "QuantizeOptions", *, quiet: bool) -> "QuantizeReport":
-    """The report of the file once the computers of the cluster have made it."""
+    """Let the computers of the cluster create the file; return the report."""
     from app.cli.cluster import require_cluster  # noqa: PLC0415 - as above
     from engine.services import user_paths  # noqa: PLC0415 - as above
 
@@ -256,7 +256,7 @@ def _request(source: str, given: dict[str, Any]) -> "QuantizeOptions":
 
 
 def _whole(path: Path | None) -> str | None:
-    """A whole path, for a server that was started elsewhere."""
+    """Absolute path, because the server has another working folder."""
     return str(path.expanduser().absolute()) if path else None
 
 
@@ -277,13 +277,13 @@ def _print(report: "QuantizeReport", *, as_json: bool) -> None:
 
 
 class _Line:
-    """One line of progress on a terminal, redrawn in place."""
+    """A progress line on a terminal, redrawn in place."""
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
 
     def update(self, progress: "Progress") -> None:
-        """Phase, how much of the whole is done, tensor, time left of the whole."""
+        """Show phase, total progress, tensor and remaining time."""
         if not self._enabled:
             return
         share = progress.done / progress.total if progress.total else 0.0
@@ -292,6 +292,6 @@ class _Line:
         draw(f"\r\x1b[2K{text[:100]}")
 
     def clear(self) -> None:
-        """Leave an empty line."""
+        """Clear the line."""
         if self._enabled:
             draw("\r\x1b[2K")

@@ -1,4 +1,4 @@
-"""Turning what was typed after `tessera quantize` into a request."""
+"""Convert the options of `tessera quantize` into a request."""
 
 import contextlib
 import re
@@ -20,14 +20,14 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
 class _Measure(click.ParamType[float]):
-    """A number above 0 with one of `units`."""
+    """A positive number with one of `units`."""
 
     units: Mapping[str, int]
     examples: str
     number: type[float]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """In the smallest unit."""
+        """Convert to the smallest unit."""
         if isinstance(value, int | float):
             return value
         match = _SIZE.fullmatch(str(value))
@@ -52,13 +52,13 @@ class Duration(_Measure):
 
 
 class RoundingOption(click.Choice[str]):
-    """A way of rounding, also by the name that it had in earlier versions."""
+    """A rounding method; also accepts its name in earlier versions."""
 
     def __init__(self) -> None:
         super().__init__(["stock", "rows", "gptq"])
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The name of today."""
+        """Convert to the current name."""
         from quantize.types import Rounding  # noqa: PLC0415 - --help needs no quantizer
 
         with contextlib.suppress(ValueError):
@@ -67,14 +67,14 @@ class RoundingOption(click.Choice[str]):
 
 
 class LockOption(click.ParamType[tuple[str, str, bool]]):
-    """PATTERN=TYPE fixes a type, PATTERN>=TYPE sets the least: `attn_v=Q8_0`, `ffn_down>=Q5_K`."""
+    """PATTERN=TYPE sets a type, PATTERN>=TYPE a minimum type: `attn_v=Q8_0`, `ffn_down>=Q5_K`."""
 
     name = "lock"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, str, bool]:
-        """(pattern, type, whether it is a minimum)."""
+        """Return (pattern, type, is_minimum)."""
         from quantize.ggml_types import GgmlType  # noqa: PLC0415 - --help needs no table of types
 
         if isinstance(value, tuple):
@@ -90,7 +90,7 @@ class LockOption(click.ParamType[tuple[str, str, bool]]):
 
 
 def gate_of(given: str | None) -> str | None:
-    """A task by its name, or the whole path of a file of tasks. Raises: click.UsageError: there is none."""
+    """A task name, or the absolute path of a task file. Raises: click.UsageError: there is no such file."""
     if given in {None, "certify", "evaluate"}:
         return given
     path = Path(str(given)).expanduser()

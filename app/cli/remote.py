@@ -1,4 +1,4 @@
-"""`tessera remote`: computers whose workers hold layers of a model, through SSH tunnels."""
+"""`tessera remote`: remote hosts whose workers hold layers of a model, through SSH tunnels."""
 
 import getpass
 

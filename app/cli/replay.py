@@ -1,4 +1,4 @@
-"""`tessera replay`: the answer of a receipt again, bit for bit, or what of all that changed makes it another."""
+"""`tessera replay`: repeats the response of a receipt bit for bit, or finds the change that makes it differ."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from app.cli.echo import echo
 if TYPE_CHECKING:
     from engine.api.receipts import Exchange
 
-# A receipt holds its prompt twice; no prompt that fits a context is longer.
+# A receipt contains its prompt twice; a prompt that fits a context is shorter than half of this.
 MOST_BYTES: Final = 64 << 20
 
 
@@ -52,7 +52,7 @@ def command(file: Path, *, explain: bool, model: str, old_model: str, as_json: b
 
 
 def sentence(exchange: "Exchange") -> str:
-    """What one change does to the answer."""
+    """Describe the effect of one change on the response."""
     if exchange.same is None:
         return f"The {exchange.part} is not as it was ({exchange.reason or 'it was not put back'})."
     return (

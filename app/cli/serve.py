@@ -158,7 +158,7 @@ def command(
 
 
 def _log_to_file(root: "logging.Logger") -> None:
-    """Write the log to a file as well, readable by this user only; a new one begins before it grows too large."""
+    """Also write the log to a file that only this user can read; the file is rotated by size."""
     import logging.handlers  # noqa: PLC0415 - see command
 
     from app.server_process import server_log  # noqa: PLC0415 - see command
@@ -180,7 +180,7 @@ def _log_to_file(root: "logging.Logger") -> None:
 
 
 def _adapter(given: str) -> tuple[str, str]:
-    """Model and adapter file of one `--lora`."""
+    """Parse one `--lora`: model and adapter file."""
     model, _, file = given.partition("=")
     if not model or not Path(file).is_file():
         raise click.BadParameter(f"{given!r} is not MODEL=FILE with a file that exists.", param_hint="--lora")

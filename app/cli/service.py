@@ -1,4 +1,4 @@
-"""`tessera service`: the server as a service of this user."""
+"""`tessera service`: runs the server as a user service."""
 
 import json
 import os

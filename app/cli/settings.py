@@ -1,4 +1,4 @@
-"""`tessera settings`: the same table as the window's page."""
+"""`tessera settings`: the same settings as on the window's page."""
 
 import json
 import sys
@@ -38,7 +38,7 @@ def list_command(as_json: bool) -> None:
 
 
 def _values(row: "Setting") -> str:
-    """What may be set, what is there where nothing is set, and the variable that comes first."""
+    """Allowed values, default, and the environment variable that overrides the setting."""
     if row.choices:
         values = ", ".join(row.choices)
     elif row.minimum is not None and row.maximum is not None:
@@ -75,7 +75,7 @@ def set_command(name: str, value: str) -> None:
     try:
         save(now.changed(name, value), names={name})
     except SettingsError as error:
-        if error.where:  # the file itself
+        if error.where:  # the file itself is invalid
             raise click.UsageError(str(error)) from error
         raise click.BadParameter(error.reason, param_hint=name) from error
 

@@ -1,4 +1,4 @@
-"""What commands take from the settings table when nothing is given on the command line."""
+"""Default values of command-line options, taken from the settings."""
 
 import os
 from typing import TYPE_CHECKING
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class SettingDefault:
-    """A default for an option: the setting's value, as text for the option's own type.
+    """Default of an option: the setting's value as text, which the option's type parses.
 
-    With `unset`, a value that leaves the choice to Tessera ("auto", 0, empty) is None, and --help shows `unset`.
+    With `unset`, an automatic value ("auto", 0, empty) becomes None, and --help shows `unset`.
     """
 
     def __init__(self, name: str, unset: str = "") -> None:
@@ -33,9 +33,9 @@ class SettingDefault:
 
 
 def checked_settings() -> "Settings":
-    """The settings, all of them usable; a server of the window only warns, for the window shows them itself.
+    """Load and validate the settings. A server of the window only prints problems; the window shows them itself.
 
-    Raises: click.UsageError: the file or the environment has one that cannot be used.
+    Raises: click.UsageError: the file or the environment has an invalid setting.
     """
     from app.settings import load  # noqa: PLC0415 - read when the command runs
 
@@ -49,6 +49,6 @@ def checked_settings() -> "Settings":
 
 
 def obey_offline() -> None:
-    """Keep the hub's client off the network where `network.offline` says so. Call it before it is imported."""
+    """Set HF_HUB_OFFLINE if `network.offline` is set. Call it before huggingface_hub is imported."""
     if checked_settings().flag("network.offline"):
         os.environ["HF_HUB_OFFLINE"] = "1"

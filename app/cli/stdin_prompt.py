@@ -1,4 +1,4 @@
-"""What a command is asked: its prompt, and below it the text that is piped into it."""
+"""The prompt of a command: its argument, followed by text piped to stdin."""
 
 import os
 import stat
@@ -9,16 +9,17 @@ import click
 
 from app.cli.echo import echo
 
-# A pipe that stays open and empty is nobody's text (ssh and schedulers leave such ones); slower writers are told.
+# An empty pipe that stays open is not a prompt: ssh and schedulers leave such pipes. A slower writer gets a
+# message.
 _FIRST_BYTE_S = 3.0
-# Far above any context; a mistake such as a disk's image ends here.
+# Far larger than any context; stops mistakes such as a piped disk image.
 _MAX_BYTES = 16 << 20
 
 
 def asked(prompt: str | None) -> str | None:
-    """The prompt with what stands on standard input below it; '-' is standard input alone.
+    """The prompt, followed by the text on stdin; '-' means stdin only.
 
-    Raises: click.UsageError: more than 16 MiB are piped in.
+    Raises: click.UsageError: stdin has more than 16 MiB.
     """
     if prompt is None:
         return None
@@ -29,9 +30,9 @@ def asked(prompt: str | None) -> str | None:
 
 
 def standard_input() -> str:
-    """All of standard input, whatever its bytes are.
+    """All of stdin as text; invalid UTF-8 is replaced.
 
-    Raises: click.UsageError: it is more than 16 MiB.
+    Raises: click.UsageError: stdin has more than 16 MiB.
     """
     return _text(sys.stdin.buffer.read(_MAX_BYTES + 1))
 
@@ -46,7 +47,7 @@ def _piped() -> str:
     try:
         descriptor = sys.stdin.fileno()
         mode = os.fstat(descriptor).st_mode
-    except (AttributeError, OSError, ValueError):  # closed, or no file at all
+    except (AttributeError, OSError, ValueError):  # stdin is closed or is not a file
         return ""
     if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
         return ""
@@ -65,7 +66,7 @@ def _piped() -> str:
         ended.set()
         begun.set()
 
-    # A thread, for Windows cannot wait for a pipe with a time limit.
+    # A thread, because Windows cannot wait for a pipe with a timeout.
     threading.Thread(target=read, name="standard-input", daemon=True).start()
     if not begun.wait(_FIRST_BYTE_S):
         echo(f"Nothing came on standard input within {_FIRST_BYTE_S:.0f} s: asking without it.", err=True)

@@ -1,4 +1,4 @@
-"""`tessera tools`: servers of the Model Context Protocol that chats may use."""
+"""`tessera tools`: Model Context Protocol (MCP) servers for chats."""
 
 import json
 import sys
@@ -116,7 +116,7 @@ def forget_command(key: str) -> None:
 
 
 def ask_person(request: "ConsentRequest") -> "ToolDecision":
-    """The question before a tool is used; without a person at the terminal the answer is no."""
+    """Prompt for consent before a tool is used; the answer is "no" if stdin is not a terminal."""
     echo(f"\n{shown_text(request.title)}", bold=True, err=True)
     echo(shown_text(request.detail), err=True)
     if request.warning:

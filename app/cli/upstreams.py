@@ -1,4 +1,4 @@
-"""`tessera upstreams`: other servers (vLLM, SGLang, llama-server, another Tessera), and what may go there."""
+"""`tessera upstreams`: other servers (vLLM, SGLang, llama-server, another Tessera) and rules that route to them."""
 
 from typing import get_args
 

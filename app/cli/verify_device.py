@@ -1,4 +1,4 @@
-"""`tessera verify-device`: do the GPUs, NPUs and other kernels here compute what the CPU's own compute?"""
+"""`tessera verify-device`: compares the results of GPUs, NPUs and other kernels with those of the CPU."""
 
 import json
 from typing import TYPE_CHECKING

@@ -13,7 +13,7 @@ def command(files: tuple[Path, ...]) -> None:
     """Open the window; returns when it is closed."""
     displays = ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM")
     if sys.platform.startswith("linux") and not any(os.environ.get(name) for name in displays):
-        # Qt would abort the process.
+        # Qt would abort the process without a display.
         raise click.ClickException("There is no display here. Use `tessera chat`, or `tessera serve` for programs.")
     try:
         from app.gui.application import run  # noqa: PLC0415 - heavy, and absent on servers

@@ -1,4 +1,4 @@
-"""`tessera worker`: this computer's memory and processors for a model that another computer runs."""
+"""`tessera worker`: provides this computer's memory and CPUs for a model that another computer runs."""
 
 import asyncio
 import contextlib

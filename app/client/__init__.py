@@ -1,4 +1,4 @@
-"""The local server as the terminal and the window use it. What only a `Client` needs is imported with it."""
+"""Client of the local server for terminal and window. Types that only `Client` needs are imported on first use."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What is imported only where it is asked for: a chat's first token does not wait for its types."""
+    """Import on first use, so that a chat's first token does not wait for types that it does not need."""
     if name not in ("Client", "Routes", "local_server", "running_server"):
         raise AttributeError(name)
     from app.client import routes  # noqa: PLC0415 - see above

@@ -1,4 +1,4 @@
-"""One connection to one server. Synchronous; one client per thread that streams."""
+"""Synchronous HTTP client of one server. Use one client per thread that streams."""
 
 import hmac
 import http.client
@@ -26,40 +26,40 @@ from engine.core.proof import CHALLENGE_BYTES, PATH, proof
 from engine.core.sendable import encoded
 from engine.core.version import __version__
 
-# HTTP/1.1 to one server over connections that are kept. A terminal's first token waits for what this imports.
+# HTTP/1.1 with persistent connections to one server. These imports delay the terminal's first token.
 
-# What a path and its query may hold as they are; everything else is spelled out.
+# Characters that need no escaping in a path and its query.
 _PLAIN = "/?&=%:+,;@~!$'()*-._[]"
 _AT_ONCE = 1 << 16
-# A server that has just started, on a busy computer, still imports what the first such question needs.
+# Right after its start, a server on a busy computer is still importing what the first such request needs.
 PROOF_S = 30.0
 _MOST_PROOF = 4096
 Failed = (OSError, http.client.HTTPException)
 
 
 class Impostor(ConnectionError):
-    """Whoever listens at the address of the server does not know its token; nothing was sent there."""
+    """The server at this address does not know the token; nothing was sent to it."""
 
     def __init__(self) -> None:
         super().__init__("another program listens at its address")
 
 
 class Closed(RuntimeError):
-    """This end was closed."""
+    """The client was closed."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole answer."""
+    """A complete response."""
 
     status: int
     content: bytes
 
 
 class Wire:
-    """Use from any thread; every request under way has a connection of its own.
+    """Connection pool of one server. Thread-safe: every active request has its own connection.
 
-    With a `secret` the server has to prove on each new connection that it knows it, before anything else is sent.
+    With a `secret`, the server must prove on each new connection that it knows it, before anything else is sent.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str], secret: str | None = None) -> None:
@@ -75,7 +75,7 @@ class Wire:
         self.closed = False
 
     def close(self) -> None:
-        """End all connections, now and to come, on both sides: a thread that waits for its next byte goes on."""
+        """Close all connections and allow no new ones; a thread that waits for its next byte continues."""
         self.closed = True
         with self._lock:
             sockets, idle = list(self._sockets), self._idle
@@ -86,7 +86,7 @@ class Wire:
             connection.close()
 
     def reach(self, connect_s: float, read_s: float) -> None:
-        """Connect, unless a connection is idle, and let the server prove itself. Raises: Failed, Closed."""
+        """Connect and verify the server, unless a connection is idle. Raises: Failed, Closed."""
         connection = self._connection(connect_s, read_s)
         with self._lock:
             self._idle.append(connection)
@@ -94,7 +94,7 @@ class Wire:
     def ask(
         self, method: str, path: str, body: bytes | None, query: Mapping[str, Any], connect_s: float, read_s: float
     ) -> Reply:
-        """Send a request and read its whole answer. Raises: Failed, Closed."""
+        """Send a request and read the complete response. Raises: Failed, Closed."""
         with self.open(method, path, body, query, connect_s, read_s) as response:
             return Reply(response.status, response.read())
 
@@ -102,7 +102,7 @@ class Wire:
     def open(
         self, method: str, path: str, body: bytes | None, query: Mapping[str, Any], connect_s: float, read_s: float
     ) -> Iterator[http.client.HTTPResponse]:
-        """An answer as it comes; its connection is kept if all of it was read. Raises: Failed, Closed."""
+        """Stream a response; its connection is reused if all of it was read. Raises: Failed, Closed."""
         connection = self._connection(connect_s, read_s)
         try:
             assert connection.sock is not None
@@ -123,9 +123,9 @@ class Wire:
             self._drop(connection)
 
     def lines(self, response: http.client.HTTPResponse) -> Iterator[str]:
-        """The lines of an answer as they come, without their ends. Raises: Failed, Closed."""
+        """Lines of a response as they arrive, without line ends. Raises: Failed, Closed."""
         remaining = b""
-        while data := response.read1(_AT_ONCE):  # unlike `readline` it tells an answer that breaks off from its end
+        while data := response.read1(_AT_ONCE):  # unlike `readline`, it detects a broken response
             *whole, remaining = (remaining + data).split(b"\n")
             yield from (line.decode("utf-8", "replace").rstrip("\r") for line in whole)
         if self.closed:
@@ -146,7 +146,7 @@ class Wire:
                 reusable = self._idle.pop() if self._idle and not self.closed else None
             if reusable is None:
                 break
-            # A server that ended or grew tired of the connection has said so by now.
+            # If the server has closed the connection, it is readable by now.
             if reusable.sock is not None and not select.select([reusable.sock], [], [], 0)[0]:
                 return reusable
             self._drop(reusable)
@@ -172,7 +172,7 @@ class Wire:
         return made
 
     def _prove(self, connection: http.client.HTTPConnection, secret: str, read_s: float) -> None:
-        """Raises: Impostor; Failed: no answer."""
+        """Verify that the server knows the secret. Raises: Impostor; Failed: no response."""
         assert connection.sock is not None
         connection.sock.settimeout(read_s)
         challenge = secrets.token_hex(CHALLENGE_BYTES)
@@ -208,20 +208,20 @@ def _hang_up(opened: socket.socket) -> None:
 
 T = TypeVar("T")
 CONNECT_S: Final = 2.0
-# A server that has just started, on a busy computer, still imports what the first such question needs.
+# Right after its start, a server on a busy computer is still importing what the first such request needs.
 FIRST_S: Final = 30.0
-# Loading a large model from a slow disk takes minutes; the server pings in between.
+# Loading a large model from a slow disk takes minutes; the server sends pings meanwhile.
 READ_S: Final = 600.0
 NO_QUERY: Final[Mapping[str, Any]] = {}
-# Made once for each kind of answer.
+# One decoder per response type.
 _DECODERS: Final[dict[Any, msgspec.json.Decoder[Any]]] = {}
 
 
 class ChatClient(ChatRoutes):
-    """Speaks to one server, process `pid` where that is known. Close it, or use it in a `with` block.
+    """Client of one server; `pid` is its process, if known. Close it, or use it in a `with` block.
 
-    A `local` server is one of this user's own on this computer: it proves that it knows the token, before all else.
-    All but a chat needs a `Client`, whose types take longer to import than a first token may.
+    A `local` server belongs to this user on this computer; it must first prove that it knows the token.
+    This client only chats. Everything else needs a `Client`, whose types would delay the first token.
     """
 
     def __init__(self, url: str, token: str | None = None, pid: int = 0, *, local: bool = False) -> None:
@@ -240,15 +240,15 @@ class ChatClient(ChatRoutes):
         self.close()
 
     def close(self) -> None:
-        """Close the connections; a stream that another thread waits for ends at once."""
+        """Close the connections; a stream in another thread ends immediately."""
         self._wire.close()
 
     def healthy(self) -> bool:
-        """The server takes requests."""
+        """Return True if the server accepts requests."""
         return self._status("/health", CONNECT_S) == HTTPStatus.OK
 
     def trusted(self, patience_s: float = FIRST_S) -> bool:
-        """The server is there and knows this client's token: another program may have taken over the address."""
+        """Return True if the server responds and knows the token; another program may have its address."""
         try:
             self._wire.reach(CONNECT_S, patience_s)
         except (*Failed, Closed):
@@ -256,34 +256,33 @@ class ChatClient(ChatRoutes):
         return self.local
 
     def _status(self, path: str, patience_s: float) -> int:
-        """What a GET is answered with; 0: not at all."""
+        """Status of a GET; 0 if there is no response."""
         try:
             return self._wire.ask("GET", path, None, {}, CONNECT_S, patience_s).status
         except (*Failed, Closed):
             return 0
 
     def get(self, path: str, answer: type[T], **query: Any) -> T:
-        """The answer of a GET. `query` is added to a path without a query; without any the path keeps its own."""
+        """Response of a GET. `query` is added to a path without a query; an empty one changes nothing."""
         return self._ask("GET", path, answer, None, query)
 
     def post(self, path: str, answer: type[T], body: Body = None) -> T:
-        """The answer of a POST."""
+        """Response of a POST."""
         return self._ask("POST", path, answer, _encoded(body))
 
     def put(self, path: str, answer: type[T], body: Body = None) -> T:
-        """The answer of a PUT."""
+        """Response of a PUT."""
         return self._ask("PUT", path, answer, _encoded(body))
 
     def delete(self, path: str, answer: type[T]) -> T:
-        """The answer of a DELETE."""
+        """Response of a DELETE."""
         return self._ask("DELETE", path, answer)
 
     def stream(self, path: str, event: type[T], body: Body = None) -> Generator[T]:
-        """The events of a server-sent stream, up to its `[DONE]` or its end.
+        """Yield the events of a server-sent stream, until `[DONE]` or its end.
 
-        A frame without a name (or named `error`) that holds an `error` ends the stream. In one with a name of its
-        own, such as `job`, that is a field of what is told: a failed job says why.
-
+        A frame without a name (or named `error`) that contains an `error` ends the stream. In a frame with another
+        name, such as `job`, `error` is a field of the event: a failed job reports its cause.
         Raises: ApiError, ServerUnreachable.
         """
         method = "GET" if body is None else "POST"
@@ -350,7 +349,7 @@ def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
 
 
 def _raise_error(status: int, payload: str) -> None:
-    """Raise if this event says that the work behind the stream failed."""
+    """Raise if this event reports that the streamed work failed."""
     data = json.loads(payload)
     if isinstance(data, dict) and data.get("error"):
         raise _from_body(status, data)
@@ -368,7 +367,7 @@ def _from_body(status: int, body: dict[str, Any]) -> ApiError:
     error = body.get("error") or {}
     if isinstance(error, str):
         return ApiError(status, "error", error)
-    if status < HTTPStatus.BAD_REQUEST:  # told in a stream that had begun: the client is at fault all the same
+    if status < HTTPStatus.BAD_REQUEST:  # within a stream: derive the status from the error's type
         wrong = error.get("type") == "invalid_request_error"
         status = HTTPStatus.BAD_REQUEST if wrong else HTTPStatus.INTERNAL_SERVER_ERROR
     facts = {k: v for k, v in error.items() if k not in ("message", "type", "param", "code")}

@@ -1,4 +1,4 @@
-"""A streamed answer: asked for, taken piece by piece, put together."""
+"""Streamed responses: request, chunks, and the accumulated result."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from engine.api.chat import ChatChunk, ToolCallDelta
 
 @dataclass(frozen=True)
 class Answer:
-    """A piece of a streamed answer; `phase` says where it is. The last one has the facts known at the end."""
+    """A chunk of a streamed response and its phase. The last chunk has the final facts."""
 
     text: str = ""
     reasoning: str = ""
@@ -25,13 +25,13 @@ class Answer:
 
 
 class ToolCalls:
-    """Calls put together from their pieces, in the order of their index."""
+    """Assembles tool calls from their deltas, in the order of their index."""
 
     def __init__(self) -> None:
         self.calls: list[ToolCall] = []
 
     def take(self, deltas: Sequence[ToolCallDelta]) -> None:
-        """Add pieces. One without a usable index begins a new call."""
+        """Add deltas. A delta without a valid index starts a new call."""
         for delta in deltas:
             index = delta.index if delta.index is not None and 0 <= delta.index <= len(self.calls) else None
             index = len(self.calls) if index is None else index
@@ -45,7 +45,7 @@ class ToolCalls:
 
 @dataclass
 class WholeAnswer:
-    """An answer under way: `take` adds a piece."""
+    """Accumulates a streamed response."""
 
     content: str = ""
     reasoning: str = ""
@@ -57,7 +57,7 @@ class WholeAnswer:
     last_s: float = 0.0
 
     def take(self, chunk: Answer) -> None:
-        """Add what is new."""
+        """Add a chunk."""
         self.phase = chunk.phase or self.phase
         if chunk.text or chunk.reasoning:
             self.last_s = time.monotonic() - self.began
@@ -68,33 +68,33 @@ class WholeAnswer:
         self.known = self.known.updated(chunk.facts)
 
     def facts(self) -> AnswerFacts:
-        """What is stored beside the text."""
+        """Facts to store with the text."""
         return replace(self.known, first_s=round(self.first_s, 3), tool_calls=tuple(self.tools.calls))
 
 
 class AnswerStream:
-    """The pieces of an answer; closing it stops the generation."""
+    """Iterator over the chunks of a response; closing it stops generation."""
 
     def __init__(self, chunks: Stream[ChatChunk]) -> None:
         self._chunks = chunks
 
     def __iter__(self) -> Iterator[Answer]:
-        """Pieces as they arrive. Raises: ApiError."""
+        """Yield chunks as they arrive. Raises: ApiError."""
         return answers(self._chunks)
 
     def close(self) -> None:
-        """End the stream, from any thread."""
+        """Close the stream, from any thread."""
         self._chunks.close()
 
 
 def chat_body(model: str, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The request for a streamed answer with its usage, and with its progress before the first token."""
+    """Request body for a streamed response with usage, and with progress before the first token."""
     stream = {"stream": True, "stream_options": {"include_usage": True}, "return_progress": True}
     return {"model": model, "messages": messages, **stream, **options}
 
 
 def answers(chunks: Iterable[ChatChunk]) -> Iterator[Answer]:
-    """The pieces of an answer out of the chunks of its stream."""
+    """Convert the chunks of a stream to Answer objects."""
     known = NO_FACTS
     for chunk in chunks:
         extras = chunk.tessera
@@ -118,5 +118,5 @@ def answers(chunks: Iterable[ChatChunk]) -> Iterator[Answer]:
         if chunk.usage is not None:
             yield Answer(facts=replace(known, usage=chunk.usage, timings=chunk.timings))
             known = replace(known, finish_reason="", runaway=None)
-    if known.finish_reason or known.runaway is not None:  # a server that counts nothing
+    if known.finish_reason or known.runaway is not None:  # the server sent no usage
         yield Answer(facts=known)

@@ -1,4 +1,4 @@
-"""The server there is: this user's own on this computer, or the one that `tessera connect` chose."""
+"""Find the server to use: this user's server on this computer, or the one that `tessera connect` chose."""
 
 import json
 import os
@@ -12,10 +12,10 @@ C = TypeVar("C", bound=ChatClient)
 
 
 def chosen_server(kind: type[C], paths: Paths | None = None) -> C | None:
-    """A client for this user's running server, or None. The file of a server that crashed names a dead process.
+    """Client of the server that `tessera connect` chose, else of this user's running server, or None.
 
-    Where the user chose a server on another machine (`tessera connect`), a client for that.
-    Raises: ApiError: the chosen one does not answer, or refuses the key.
+    If a server crashed, its file names a dead process and is ignored.
+    Raises: ApiError: the chosen server does not respond or rejects the key.
     """
     chosen = RemoteServer(paths).client(kind)
     if chosen is not None:
@@ -29,13 +29,13 @@ def chosen_server(kind: type[C], paths: Paths | None = None) -> C | None:
 
 
 def server_here(kind: type[C], paths: Paths | None = None) -> C | None:
-    """A client for the server that runs on this computer, whatever `tessera connect` chose; None without one."""
+    """Client of the server on this computer, whatever `tessera connect` chose; None if none runs."""
     try:
         found = json.loads((paths or user_paths()).server_file.read_text())
         client = kind(str(found["url"]), str(found["token"]), int(found["pid"]), local=True)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    # Where its process is gone, or is another one, any program of any user may hold its port now.
+    # If the process is gone or is another program, any user's program may now use its port.
     if _runs(client.pid) and client.trusted(FIRST_S):
         return client
     client.close()
@@ -43,8 +43,8 @@ def server_here(kind: type[C], paths: Paths | None = None) -> C | None:
 
 
 def _runs(pid: int) -> bool:
-    """Whether there is such a process on this computer."""
-    if os.name == "nt":  # where `os.kill` ends it
+    """Return True if this process exists on this computer."""
+    if os.name == "nt":  # on Windows, `os.kill` would end the process
         import psutil  # noqa: PLC0415 - a chat's first token does not wait for it
 
         return psutil.pid_exists(pid)

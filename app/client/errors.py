@@ -1,4 +1,4 @@
-"""What can go wrong between a client and the server; the status 0 means that there was no answer."""
+"""Errors between a client and the server; status 0 means that there was no response."""
 
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -9,7 +9,7 @@ from engine.jobs.job_types import Fault
 
 @dataclass
 class ApiError(Exception):
-    """The server's answer to a request it did not fulfil; `facts` are further fields of its error object."""
+    """Error response of the server; `facts` are the other fields of its error object."""
 
     status: int
     code: str
@@ -22,7 +22,7 @@ class ApiError(Exception):
 
 
 class JobFailed(ApiError):
-    """A job ended without its result."""
+    """A job ended without a result."""
 
     def __init__(self, fault: Fault) -> None:
         wrong = HTTPStatus.BAD_REQUEST if fault.blame == "request" else HTTPStatus.INTERNAL_SERVER_ERROR
@@ -30,7 +30,7 @@ class JobFailed(ApiError):
 
 
 class ServerUnreachable(ApiError):
-    """No server answers at `url`."""
+    """No server responds at `url`."""
 
     def __init__(self, url: str, reason: str) -> None:
         super().__init__(0, "unreachable", f"No Tessera server answers at {url} ({reason}).")
@@ -38,21 +38,21 @@ class ServerUnreachable(ApiError):
 
 
 class ServerReplaced(ServerUnreachable):
-    """Another program, or another server, listens at `url` now; the client sent it nothing."""
+    """Another program or server now uses `url`; the client sent it nothing."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url, "another program listens there")
 
 
 class ServerNotStarted(ApiError):
-    """A server was started but does not take requests; `reason` is the last that it said."""
+    """A server was started but does not accept requests; `reason` is its last output."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(0, "server_not_started", f"The server did not start. {reason}".rstrip())
 
 
 class UnexpectedAnswer(ApiError):
-    """The answer is not of the shape that this version knows."""
+    """The response does not have the format that this version expects."""
 
     def __init__(self, path: str, reason: str) -> None:
         words = f"The server's answer to {path} is not understood ({reason}). Is it of another version? Restart it."

@@ -1,4 +1,4 @@
-"""A server on another machine that terminal and window use instead of one of this computer."""
+"""The server on another machine that terminal and window use instead of the local one."""
 
 import os
 from typing import Final, TypeVar
@@ -13,20 +13,20 @@ from engine.upstreams.keys import UpstreamKeys
 
 C = TypeVar("C", bound=ChatClient)
 
-# In the environment these win over what `tessera connect` kept.
+# These environment variables override the choice of `tessera connect`.
 URL_VARIABLE: Final = "TESSERA_SERVER"
 KEY_VARIABLE: Final = "TESSERA_KEY"
 _KEY: Final = "connected-server"
 
 
 class Connected(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the user's commands go; empty: to this computer."""
+    """Server that the user's commands use; empty for this computer."""
 
     url: str = ""
 
 
 class RemoteServer:
-    """What `tessera connect` keeps: an address in a file, the key in the keyring or a private file."""
+    """Stores the choice of `tessera connect`: the URL in a file, the key in the keyring or a private file."""
 
     def __init__(self, paths: Paths | None = None) -> None:
         config = (paths or user_paths()).config
@@ -35,11 +35,11 @@ class RemoteServer:
 
     @property
     def url(self) -> str:
-        """Its address; empty where none was chosen."""
+        """Server URL; empty for the local server."""
         return os.environ.get(URL_VARIABLE, "").strip() or self._store.get().url
 
     def client(self, kind: type[C]) -> C | None:
-        """A client of the chosen server; None where none was chosen. Raises: InputFault: a bad address."""
+        """A client of the chosen server; None if none is chosen. Raises: InputFault: invalid URL."""
         named = os.environ.get(URL_VARIABLE, "").strip()
         if named:
             url, key = parts_of(named)
@@ -48,7 +48,7 @@ class RemoteServer:
         return kind(url, self._keys.get(_KEY)) if url else None
 
     def choose(self, url: str, key: str | None) -> str:
-        """Use this server from now on; tells where the key is kept, or an empty string."""
+        """Use this server from now on; return where the key is stored, or ""."""
         self._store.put(Connected(url=url))
         if key is None:
             self._keys.remove(_KEY)
@@ -56,13 +56,13 @@ class RemoteServer:
         return self._keys.put(_KEY, key)
 
     def forget(self) -> None:
-        """Use this computer's own again."""
+        """Use the local server again."""
         self._store.put(Connected())
         self._keys.remove(_KEY)
 
 
 def parts_of(link: str) -> tuple[str, str | None]:
-    """Address and key of a link such as the QR code holds: `http://host:port/chat#key=KEY`. Raises: InputFault."""
+    """URL and key of a link as in the QR code: `http://host:port/chat#key=KEY`. Raises: InputFault."""
     from engine.upstreams.registry import checked_url  # noqa: PLC0415 - only where an address is given
 
     parts = urlsplit(link.strip())

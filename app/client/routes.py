@@ -1,4 +1,4 @@
-"""Every route the terminal and the window use, with the types it takes and returns.
+"""All routes that terminal and window use, with their request and response types.
 
 Calls block, so a window makes them on worker threads. All raise ApiError.
 """
@@ -77,22 +77,22 @@ from engine.runner.engine_args import EngineArgs
 
 
 class JobRoutes(Asking):
-    """Jobs of a server."""
+    """Job routes of a server."""
 
     def jobs(self) -> tuple[Job, ...]:
-        """Every job, newest first."""
+        """All jobs, newest first."""
         return self.get(f"{OURS}/jobs", Jobs).jobs
 
     def events_of(self, job: str) -> Stream[Job]:
-        """One job's state now, then every change, to its end."""
+        """Stream a job's current state, then every change until it ends."""
         return self.stream(f"{OURS}/jobs/{path_part(job)}/events", Job)
 
     def job_events(self) -> Stream[Job]:
-        """Each job's state now, then every change."""
+        """Stream the current state of all jobs, then every change."""
         return self.stream(f"{OURS}/jobs/events", Job)
 
     def job_action(self, job: str, action: str) -> Job:
-        """`pause`, `resume` or `cancel` a job."""
+        """Pause, resume or cancel a job: `action` is `pause`, `resume` or `cancel`."""
         return self.post(f"{OURS}/jobs/{path_part(job)}/{action}", Job)
 
     def pull(self, request: PullRequest) -> Job:
@@ -104,15 +104,15 @@ class JobRoutes(Asking):
         return self.post(f"{OURS}/models/import", Job, ImportRequest(path=path))
 
     def convert(self, request: ConvertRequest) -> Job:
-        """Start making a GGUF file of a Hugging Face folder."""
+        """Start converting a Hugging Face folder to a GGUF file."""
         return self.post(f"{OURS}/models/convert", Job, request)
 
     def converter(self) -> ConverterState:
-        """Whether llama.cpp's converter is here, and what getting it takes."""
+        """State of llama.cpp's converter, and the cost of installing it."""
         return self.get(f"{OURS}/converter", ConverterState)
 
     def fetch_converter(self) -> Job:
-        """Start fetching llama.cpp's converter."""
+        """Start downloading llama.cpp's converter."""
         return self.post(f"{OURS}/converter", Job)
 
     def remove_converter(self) -> ConverterRemoved:
@@ -120,109 +120,109 @@ class JobRoutes(Asking):
         return self.delete(f"{OURS}/converter", ConverterRemoved)
 
     def convert_onnx(self, request: OnnxConvertRequest) -> Job:
-        """Start making an ONNX folder of a GGUF model."""
+        """Start converting a GGUF model to an ONNX folder."""
         return self.post(f"{OURS}/onnx/convert", Job, request)
 
     def verify(self, model: str) -> Job:
-        """Start hashing a model's files."""
+        """Start verifying the hashes of a model's files."""
         return self.post(f"{OURS}/models/{path_part(model)}/verify", Job)
 
     def bench(self, request: BenchRequest) -> Job:
-        """Start measuring."""
+        """Start a benchmark."""
         return self.post(f"{OURS}/bench", Job, request)
 
     def price_types(self) -> Job:
-        """Start measuring what each quantization type costs."""
+        """Start measuring the relative cost of each quantization type."""
         return self.post(f"{OURS}/bench/types", Job)
 
     def autotune(self, request: TuneRequest) -> Job:
-        """Start looking for the fastest settings, or those of most tokens per joule."""
+        """Start a search for the fastest settings, or those with the most tokens per joule."""
         return self.post(f"{OURS}/autotune", Job, request)
 
     def quantize_plan(self, request: QuantizeOptions) -> QuantizeSketch:
-        """The likely plan of a quantization; nothing is written."""
+        """Predict the plan of a quantization; writes nothing."""
         return self.post(f"{OURS}/quantize/plan", QuantizeSketch, request)
 
     def quantize(self, request: QuantizeOptions) -> Job:
-        """Start making a model fit."""
+        """Start quantizing a model."""
         return self.post(f"{OURS}/quantize", Job, request)
 
 
 class Routes(ChatRoutes, JobRoutes):
-    """The server's routes over any connection to it."""
+    """All routes of the server, over any connection."""
 
     # ------------------------------------------------------------------ chat
 
     def replay(self, body: ReplayRequest) -> Replayed:
-        """Give a receipt's answer again, or find what makes it another."""
+        """Repeat a receipt's response, or find what changes it."""
         return self.post(f"{OURS}/replay", Replayed, body)
 
     # ------------------------------------------------------------------ the library
 
     def library(self, *, refresh: bool = False) -> tuple[Model, ...]:
-        """Every model on this computer; `refresh` looks for new files first."""
+        """All models on this computer; `refresh` scans for new files first."""
         return self.get(f"{OURS}/models", Models, **({"refresh": True} if refresh else {})).models
 
     def model(self, model: str) -> Model:
-        """One model with everything known about it."""
+        """One model with all its details."""
         return self.get(f"{OURS}/models/{path_part(model)}", Model)
 
     def tensors(self, model: str) -> Tensors:
-        """Name, type, shape and bytes of every tensor of a GGUF file."""
+        """Name, type, shape and size of every tensor of a GGUF file."""
         return self.get(f"{OURS}/models/{path_part(model)}/tensors", Tensors)
 
     def link(self, where: str) -> Linked:
-        """Use models where they lie."""
+        """Add models to the library without copying them."""
         return self.post(f"{OURS}/models/link", Linked, LinkRequest(where=where))
 
     def rename(self, model: str, name: str) -> Model:
-        """Give a model another name for people; an empty one goes back to its own."""
+        """Set a model's display name; an empty name restores the original."""
         return self.put(f"{OURS}/models/{path_part(model)}/name", Model, RenameRequest(name=name))
 
     def remove(self, model: str) -> Removed:
-        """Remove a model; its ticket brings it back."""
+        """Move a model to the trash; the ticket restores it."""
         return self.delete(f"{OURS}/models/{path_part(model)}", Removed)
 
     def restore(self, ticket: str) -> Model:
-        """Undo a removal."""
+        """Restore a removed model."""
         return self.post(f"{OURS}/trash/{path_part(ticket)}/restore", Model)
 
     def trash(self) -> tuple[Removed, ...]:
-        """Removed models that can be brought back, newest first."""
+        """Models in the trash, newest first."""
         return self.get(f"{OURS}/trash", Trash).trash
 
     def empty_trash(self) -> int:
-        """Delete removed models for good; tells the bytes that came free."""
+        """Delete the trash permanently; return the number of bytes freed."""
         return self.delete(f"{OURS}/trash", Freed).freed_bytes
 
     # ------------------------------------------------------------------ the hub
 
     def starters(self) -> Starters:
-        """Models to begin with that fit this machine."""
+        """Recommended first models that fit this machine."""
         return self.get(f"{OURS}/hub/starters", Starters)
 
     def search_hub(self, text: str, task: str = "", parameters: str = "", sort: str = "") -> SearchResults:
-        """Repositories on the hub; `parameters` as the hub writes it (`min:3B,max:9B`)."""
+        """Search repositories on the hub; `parameters` has the hub's format (`min:3B,max:9B`)."""
         query = {"task": task, "parameters": parameters, "sort": sort}
         chosen = {name: value for name, value in query.items() if value}
         return self.get(f"{OURS}/hub/search", SearchResults, text=text, **chosen)
 
     def plan_repository(self, repo: str) -> RepoPlan:
-        """What each quantization of a repository needs here."""
+        """Memory that each quantization of a repository needs on this machine."""
         return self.get(f"{OURS}/hub/plan", RepoPlan, repo=repo)
 
     def updates(self) -> Updates:
-        """Which models have a newer version on the hub."""
+        """Models with a newer version on the hub."""
         return self.get(f"{OURS}/hub/updates", Updates)
 
     def update(self, model: str) -> Job:
-        """Start fetching the newer version of a model."""
+        """Start downloading the newer version of a model."""
         return self.post(f"{OURS}/models/{path_part(model)}/update", Job)
 
-    # ------------------------------------------------------------------ collections of documents
+    # ------------------------------------------------------------------ document collections
 
     def collections(self) -> tuple[Collection, ...]:
-        """Every collection with the state of its index."""
+        """All collections with the state of their indexes."""
         return self.get(f"{OURS}/collections", Collections).collections
 
     def collection(self, key: str) -> Collection:
@@ -230,55 +230,55 @@ class Routes(ChatRoutes, JobRoutes):
         return self.get(f"{OURS}/collections/{path_part(key)}", Collection)
 
     def make_collection(self, request: CollectionRequest) -> Collection:
-        """Make a collection and begin to read its files."""
+        """Create a collection and start indexing its files."""
         return self.post(f"{OURS}/collections", Collection, request)
 
     def change_collection(self, key: str, change: CollectionChange) -> Collection:
-        """Add and remove sources, or change how a collection is kept."""
+        """Add or remove sources, or change a collection's options."""
         return self.post(f"{OURS}/collections/{path_part(key)}", Collection, change)
 
     def remove_collection(self, key: str) -> CollectionRemoved:
-        """Forget a collection; the files stay."""
+        """Remove a collection; its files stay."""
         return self.delete(f"{OURS}/collections/{path_part(key)}", CollectionRemoved)
 
     def refresh_collection(self, key: str) -> Collection:
-        """Look at a collection's files now."""
+        """Scan a collection's files now."""
         return self.post(f"{OURS}/collections/{path_part(key)}/refresh", Collection)
 
     def search_collection(self, key: str, request: SearchRequest) -> SearchAnswer:
-        """Passages that bear on a question."""
+        """Passages that are relevant to a query."""
         return self.post(f"{OURS}/collections/{path_part(key)}/search", SearchAnswer, request)
 
     def documents(self, key: str, after: str = "", *, problems: bool = False) -> Documents:
-        """Documents of a collection by path, a hundred at a time."""
+        """Documents of a collection, sorted by path, 100 per call."""
         query = {"after": after} if after else {}
         return self.get(f"{OURS}/collections/{path_part(key)}/documents", Documents, **query, problems=problems)
 
     def document_pages(self, key: str, document: int) -> DocumentPages:
-        """A document and its pages."""
+        """A document and the list of its pages."""
         return self.get(f"{OURS}/collections/{path_part(key)}/documents/{document}", DocumentPages)
 
     def page_text(self, key: str, document: int, page: int, passage: int = 0) -> PageText:
-        """A page of a document, with the place of a passage."""
+        """Text of a page, with the position of a passage."""
         path = f"{OURS}/collections/{path_part(key)}/documents/{document}/pages/{page}"
         return self.get(path, PageText, passage=passage)
 
-    # ------------------------------------------------------------------ the machine, and what is loaded
+    # ------------------------------------------------------------------ the machine and loaded models
 
     def devices(self) -> Machine:
-        """Everything known about the machine."""
+        """All information about the machine."""
         return self.get(f"{OURS}/devices", Machine)
 
     def live_devices(self) -> LiveDevices:
-        """How busy, warm and hungry each device is."""
+        """Load, temperature and power of each device."""
         return self.get(f"{OURS}/devices/live", LiveDevices)
 
     def ledger(self) -> LedgerState:
-        """Pools of memory, and who holds what of them."""
+        """Memory pools and their reservations."""
         return self.get(f"{OURS}/ledger", LedgerState)
 
     def placement(self, model: str, choices: LoadOptions | None = None) -> PlacementAnswer:
-        """Where a model runs, or would run; with `choices`: if these were its load settings."""
+        """Placement of a model, current or planned; with `choices`, for these load settings."""
         query: dict[str, Any] = {}
         if choices is not None:
             named = {
@@ -292,23 +292,23 @@ class Routes(ChatRoutes, JobRoutes):
         return self.get(f"{OURS}/models/{path_part(model)}/placement", PlacementAnswer, **query)
 
     def load_settings(self, model: str) -> ModelLoadSettings:
-        """What the user decided about the loads of a model."""
+        """The user's load settings for a model."""
         return self.get(f"{OURS}/models/{path_part(model)}/load-settings", ModelLoadSettings)
 
     def set_load_settings(self, model: str, choices: LoadOptions) -> ModelLoadSettings:
-        """Decide about the loads of a model; no choice at all leaves them to Tessera."""
+        """Set a model's load settings; without any value Tessera decides."""
         return self.put(f"{OURS}/models/{path_part(model)}/load-settings", ModelLoadSettings, choices)
 
     def pin(self, model: str, device: str | None) -> Pinned:
-        """Keep a model on a device; None lets the server choose again."""
+        """Pin a model to a device; None removes the pin."""
         return self.post(f"{OURS}/models/{path_part(model)}/pin", Pinned, PinRequest(device=device))
 
     def set_engine(self, model: str, engine: str | None) -> ModelEngine:
-        """Let an added program serve a model; None: Tessera's own engine."""
+        """Let an added program serve a model; None selects Tessera's engine."""
         return self.put(f"{OURS}/models/{path_part(model)}/engine", ModelEngine, EngineRequest(engine=engine))
 
     def loaded(self) -> tuple[LoadedModel, ...]:
-        """Models that are loaded, loading, or whose runner died."""
+        """Models that are loaded or loading, or whose runner died."""
         return self.get(f"{OURS}/loaded", LoadedModels).models
 
     def load(self, model: str, request: LoadRequest | None = None) -> LoadedModel:
@@ -316,11 +316,11 @@ class Routes(ChatRoutes, JobRoutes):
         return self.post(f"{OURS}/models/{path_part(model)}/load", LoadedModel, request)
 
     def set_alias(self, alias: str, model: str) -> Alias:
-        """Let a name or a pattern stand for a model."""
+        """Create an alias for a model: a name or a pattern."""
         return self.put(f"{OURS}/aliases/{path_part(alias)}", Alias, AliasRequest(model=model))
 
     def remove_alias(self, alias: str) -> None:
-        """Forget an alias."""
+        """Remove an alias."""
         self.delete(f"{OURS}/aliases/{path_part(alias)}", NoneType)
 
     def engine_args(self, model: str) -> ModelEngineArgs:
@@ -328,113 +328,113 @@ class Routes(ChatRoutes, JobRoutes):
         return self.get(f"{OURS}/models/{path_part(model)}/engine_args", ModelEngineArgs)
 
     def set_engine_args(self, model: str, values: EngineArgs) -> ModelEngineArgs:
-        """Try them and keep them."""
+        """Test engine arguments for a model and store them."""
         path = f"{OURS}/models/{path_part(model)}/engine_args"
         return self.put(path, ModelEngineArgs, EngineArgsRequest(engine_args=values))
 
     def sampling(self, model: str) -> ModelSampling:
-        """What a model samples with, and who decided it."""
+        """A model's sampling values with their sources."""
         return self.get(f"{OURS}/models/{path_part(model)}/sampling", ModelSampling)
 
     def set_sampling(self, model: str, values: Mapping[str, float | int]) -> ModelSampling:
-        """The user's own values for a model; none go back to what is recommended."""
+        """Set the user's sampling values for a model; without any the recommended values apply."""
         return self.put(f"{OURS}/models/{path_part(model)}/sampling", ModelSampling, {"values": dict(values)})
 
     def unload(self, model: str) -> Unloaded:
-        """Take a model out of memory."""
+        """Unload a model from memory."""
         return self.post(f"{OURS}/models/{path_part(model)}/unload", Unloaded)
 
     # ------------------------------------------------------------------ other servers
 
     def upstreams(self, *, check: bool = False) -> Upstreams:
-        """Other servers and the rules for them; `check` looks at each now."""
+        """Upstream servers and their rules; `check` probes each of them now."""
         return self.get(f"{OURS}/upstreams", Upstreams, **({"check": True} if check else {}))
 
     def put_upstream(self, name: str, request: UpstreamRequest) -> UpstreamRow:
-        """Add another server, or change it."""
+        """Add or change an upstream server."""
         return self.put(f"{OURS}/upstreams/{path_part(name)}", UpstreamRow, request)
 
     def check_upstream(self, name: str) -> UpstreamRow:
-        """Look at it now."""
+        """Probe an upstream server now."""
         return self.post(f"{OURS}/upstreams/{path_part(name)}/check", UpstreamRow)
 
     def set_upstream_key(self, name: str, key: str | None) -> UpstreamRow:
-        """Give it another key, or none."""
+        """Set or remove an upstream server's key."""
         return self.put(f"{OURS}/upstreams/{path_part(name)}/key", UpstreamRow, UpstreamKeyRequest(key=key))
 
     def remove_upstream(self, name: str) -> None:
-        """Forget it, its key and its rules."""
+        """Remove an upstream server, its key and its rules."""
         self.delete(f"{OURS}/upstreams/{path_part(name)}", NoneType)
 
     def put_upstream_rule(self, rule: UpstreamRule) -> Upstreams:
-        """Let requests for a model go there."""
+        """Route requests for a model to an upstream server."""
         return self.put(f"{OURS}/upstream-rules", Upstreams, rule)
 
     def remove_upstream_rule(self, model: str) -> None:
-        """Take that back."""
+        """Remove a routing rule."""
         self.delete(f"{OURS}/upstream-rules?model={path_part(model)}", NoneType)
 
-    # ------------------------------------------------------------------ layers on other computers
+    # ------------------------------------------------------------------ layers on remote hosts
 
     def remotes(self) -> Remotes:
-        """Computers that hold layers, as they were last seen."""
+        """Remote hosts for layers, with the last probe results."""
         return self.get(f"{OURS}/remotes", Remotes)
 
     def put_remote(self, name: str, request: RemoteRequest) -> RemoteRow:
-        """Add one, or change it, and look at it."""
+        """Add or change a remote host and probe it."""
         return self.put(f"{OURS}/remotes/{path_part(name)}", RemoteRow, request)
 
     def check_remote(self, name: str) -> RemoteRow:
-        """Look at it now, and measure the way there."""
+        """Probe a remote host now and measure its connection."""
         return self.post(f"{OURS}/remotes/{path_part(name)}/check", RemoteRow)
 
     def remove_remote(self, name: str) -> None:
-        """Forget it."""
+        """Remove a remote host."""
         self.delete(f"{OURS}/remotes/{path_part(name)}", NoneType)
 
-    # ------------------------------------------------------------------ what was measured
+    # ------------------------------------------------------------------ benchmarks
 
     def bench_results(self) -> BenchResults:
-        """What was measured on this machine, newest first."""
+        """Benchmark results of this machine, newest first."""
         return self.get(f"{OURS}/bench", BenchResults)
 
     def bench_shapes(self) -> Shapes:
-        """Shapes that can be measured without a file."""
+        """Model shapes that can be measured without a file."""
         return self.get(f"{OURS}/bench/shapes", Shapes)
 
     # ------------------------------------------------------------------ the server itself
 
     def stats(self) -> Stats:
-        """Speed, queue, memory and cache now."""
+        """Current speed, queue, memory and cache."""
         with closing(self.stream(f"{OURS}/stats?once=true", Stats)) as events:
             return next(iter(events), Stats())
 
     def utilization(self, seconds: int) -> UsageSamples:
-        """How busy the machine was in the last seconds."""
+        """Utilization of the machine over the last `seconds`."""
         return self.get(f"{OURS}/stats/utilization", UsageSamples, seconds=seconds)
 
     def work_history(self, seconds: int) -> tuple[Work, ...]:
-        """What the server did in the last seconds, a sample a second."""
+        """Server activity over the last `seconds`, one sample per second."""
         return self.get(f"{OURS}/stats/history", WorkSamples, seconds=seconds).samples
 
     def recent_requests(self) -> RecentActivity:
-        """The last requests and the programs that sent them."""
+        """The latest requests and the programs that sent them."""
         return self.get(f"{OURS}/requests", RecentActivity)
 
     def keys(self) -> Keys:
-        """Who else may use the server."""
+        """API keys of this server."""
         return self.get(f"{OURS}/keys", Keys)
 
     def make_key(self, request: KeyRequest) -> NewKey:
-        """Make a key; it is shown this once."""
+        """Create an API key; the response is the only time that it is shown."""
         return self.post(f"{OURS}/keys", NewKey, request)
 
     def power(self) -> PowerState:
-        """What work may draw, and what it draws."""
+        """Power limits and current power."""
         return self.get(f"{OURS}/power", PowerState)
 
     def set_power(self, limits: PowerLimits) -> PowerState:
-        """Bound what work may draw; what is left out is not bounded."""
+        """Set power limits; a missing value means no limit."""
         return self.put(f"{OURS}/power", PowerState, limits)
 
     def revoke_key(self, name: str) -> None:
@@ -442,18 +442,18 @@ class Routes(ChatRoutes, JobRoutes):
         self.delete(f"{OURS}/keys/{path_part(name)}", NoneType)
 
 
-# A client with every route.
+# The client with all routes.
 
 
 class Client(ChatClient, Routes):
-    """Speaks to one server about everything."""
+    """Client of one server with all routes."""
 
 
 def running_server(paths: Paths | None = None) -> Client | None:
-    """As `chosen_server`. Raises: ApiError."""
+    """See `chosen_server`. Raises: ApiError."""
     return chosen_server(Client, paths)
 
 
 def local_server(paths: Paths | None = None) -> Client | None:
-    """As `server_here`."""
+    """See `server_here`."""
     return server_here(Client, paths)

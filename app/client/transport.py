@@ -1,4 +1,4 @@
-"""How a server is asked, over any connection to it. Calls block and raise ApiError."""
+"""Abstract HTTP interface to a server. Calls block and raise ApiError."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -13,14 +13,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Stream(Protocol[T_co]):
-    """Values as they arrive, until the server ends or somebody closes it."""
+    """Values as they arrive, until the server ends the stream or it is closed."""
 
     def __iter__(self) -> Iterator[T_co]:
-        """Values as they arrive. Raises: ApiError."""
+        """Yield values as they arrive. Raises: ApiError."""
         ...
 
     def close(self) -> None:
-        """End the stream; the server stops the work behind it."""
+        """Close the stream; the server stops the work behind it."""
         ...
 
 
@@ -30,23 +30,23 @@ OURS: Final = "/tessera/v1"
 
 
 class Asking(ABC):
-    """The five ways to ask a server."""
+    """The five kinds of requests to a server."""
 
     @abstractmethod
     def get(self, path: str, answer: type[T], **query: Any) -> T:
-        """The answer of a GET. `query` is added to a path without a query."""
+        """Response of a GET. `query` is added to a path without a query."""
 
     @abstractmethod
     def post(self, path: str, answer: type[T], body: Body = None) -> T:
-        """The answer of a POST."""
+        """Response of a POST."""
 
     @abstractmethod
     def put(self, path: str, answer: type[T], body: Body = None) -> T:
-        """The answer of a PUT."""
+        """Response of a PUT."""
 
     @abstractmethod
     def delete(self, path: str, answer: type[T]) -> T:
-        """The answer of a DELETE."""
+        """Response of a DELETE."""
 
     @abstractmethod
     def stream(self, path: str, event: type[T], body: Body = None) -> Stream[T]:
@@ -54,5 +54,5 @@ class Asking(ABC):
 
 
 def path_part(text: str) -> str:
-    """A name as one part of a path."""
+    """Quote a name for use as one path segment."""
     return quote(sendable(text), safe="")

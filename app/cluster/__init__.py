@@ -1,1 +1,1 @@
-"""Models as deployments of Ray Serve over several machines. Only these modules import Ray (tessera[cluster])."""
+"""Models as Ray Serve deployments on several machines. Only these modules import Ray (tessera[cluster])."""

@@ -1,4 +1,4 @@
-"""Deployments: made, looked at and taken down through Serve's controller, from any process on a node."""
+"""Create, list and remove deployments through Serve's controller, from any process on a node."""
 
 import asyncio
 import socket
@@ -19,31 +19,31 @@ from app.cluster.types import NAMESPACE, Asked, ClusterFile, Deployed
 from app.server_process import ServerProcess
 from engine.upstreams.http import HttpClient
 
-# Ray Serve's own router by common prefixes; its public name below ray.serve.llm imports what only vLLM needs. The
-# actor that remembers prefixes is found by this name. Source: ray 2.60, prefix_aware_router.py.
+# Ray Serve's prefix-affinity router. Its public name below ray.serve.llm imports packages that only vLLM needs. The
+# router finds the actor that stores prefixes by this name. Source: ray 2.60, prefix_aware_router.py.
 ROUTER: Final = f"{PrefixCacheAffinityRouter.__module__}:{PrefixCacheAffinityRouter.__name__}"
 TREE: Final = "LlmPrefixTreeActor"
 DEPLOYMENT: Final = "model"
-# A replica more after queues were long for so many seconds, one less after they were short.
+# Seconds that queues must be long before a replica is added, and short before one is removed.
 UP_S: Final = 3.0
 DOWN_S: Final = 30.0
 HEALTH_S: Final = 2.0
-# Running answers may end when a replica is replaced or taken away.
+# Time for running responses to finish when a replica is replaced or removed.
 END_S: Final = 120.0
 
 
 def connect(cluster: ClusterFile) -> None:
-    """Join the cluster as a driver. The caller has `cluster.environment()`. Raises: ConnectionError."""
+    """Join the cluster as a driver, with `cluster.environment()` set. Raises: ConnectionError."""
     ray.init(address=cluster.address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
     serve.start(proxy_location="Disabled")
 
 
 def deploy(deployment: Deployed, down_s: float = DOWN_S) -> None:
-    """Deploy a model, or replace a deployment of it replica by replica. Blocks until one serves."""
+    """Deploy a model, or replace its deployment replica by replica. Blocks until one replica serves."""
     router = RequestRouterConfig()
     if deployment.affinity:
         _remember_on_head(deployment.model)
-        # A node with so many more answers than another is no longer preferred for what it remembers.
+        # A node with this many more requests than another loses its preference for cached prefixes.
         router = RequestRouterConfig(
             request_router_class=ROUTER,
             request_router_kwargs={"imbalanced_threshold": deployment.parallel, "do_eviction": True},
@@ -72,7 +72,7 @@ def deploy(deployment: Deployed, down_s: float = DOWN_S) -> None:
 
 
 def _remember_on_head(model: str) -> None:
-    """Prefixes are kept on the head: elsewhere every request would fail once that node is lost."""
+    """Place the prefix actor on the head: on another node, its loss would make every request fail."""
     head = next(node["NodeID"] for node in ray.nodes() if "node:__internal_head__" in node["Resources"])
     PrefixTreeActor.options(
         name=TREE,
@@ -85,7 +85,7 @@ def _remember_on_head(model: str) -> None:
 
 
 def deployed() -> dict[str, dict[str, Any]]:
-    """Every model: its state, what is wrong, and replicas by their state."""
+    """All deployed models: state, reason, and number of replicas per state."""
     found = {}
     for name, application in serve.status().applications.items():
         (of,) = application.deployments.values() or (None,)
@@ -98,7 +98,7 @@ def deployed() -> dict[str, dict[str, Any]]:
 
 
 def nodes() -> list[dict[str, Any]]:
-    """Every node that lives: address, memory for models, and what is free of it."""
+    """All live nodes: address, memory for models, and how much of it is free."""
     free = ray._private.state.available_resources_per_node()  # noqa: SLF001 - Ray's own status command reads it too
     return [
         {
@@ -112,24 +112,24 @@ def nodes() -> list[dict[str, Any]]:
 
 
 def remove(model: str) -> None:
-    """Take one deployment down; its running answers may end first."""
+    """Remove a deployment; its running responses may finish first."""
     serve.delete(model)
 
 
 def shut_down() -> None:
-    """Take all deployments down, and Serve with them."""
+    """Remove all deployments and stop Serve."""
     serve.shutdown()
 
 
-# One model on one node: an actor of Ray Serve beside a private server of Tessera, which has the runner.
+# One model on one node: a Ray Serve actor and a private Tessera server, which has the runner.
 
 
 class ModelNotHere(RuntimeError):
-    """The node's library has not the model that was deployed."""
+    """The node's library does not contain the deployed model."""
 
 
 class Replica:
-    """Ray makes one where its memory is free; the server ends with this process, however that ends."""
+    """Created by Ray where memory is free; the server ends with this process, even if it crashes."""
 
     def __init__(self, deployment: Deployed) -> None:
         self._deployment = deployment
@@ -149,24 +149,24 @@ class Replica:
             raise ModelNotHere(f"{socket.gethostname()} has {found} under the name {self._deployment.model}")
 
     async def check_health(self) -> None:
-        """Ray asks this every few seconds, and replaces a replica that raises."""
+        """Raise if the server does not respond; Ray calls this every few seconds and then replaces the replica."""
         async with self._http.request("GET", "/health", headers=self._key) as answer:
             await answer.read()
 
     async def about(self) -> dict[str, Any]:
-        """The model's row in its server's list."""
+        """The model's row in its server's model list."""
         async with self._http.request("GET", "/v1/models", headers=self._key) as answer:
             rows = msgspec.json.decode(await answer.read())["data"]
         found: dict[str, Any] = next(row for row in rows if row["id"] == self._deployment.model)
         return found
 
     async def answer(self, asked: Asked) -> AsyncGenerator[tuple[int, str] | bytes, None]:
-        """Status and type, then the body as it comes; leaving early hangs up."""
+        """Yield status and content type, then the body as it arrives; closing early closes the connection."""
         async with self._http.request("POST", asked.path, asked.body, self._key) as answer:
             yield answer.status, answer.headers.get("content-type", "application/json")
             async for chunk in answer.chunks():
                 yield chunk
 
     async def __del__(self) -> None:
-        """Ray calls this when the replica is taken down."""
+        """Stop the server; Ray calls this when the replica is removed."""
         await asyncio.to_thread(self._server.stop)

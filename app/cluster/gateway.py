@@ -1,6 +1,6 @@
-"""The cluster's one address: OpenAI's routes in front of Serve's handles. On loopback: a Tessera server asks it.
+"""HTTP gateway of the cluster: OpenAI routes over Serve's handles, on loopback for a Tessera server.
 
-A request whose replica is lost before the first token is asked again; one that is lost later ends with an error.
+If a replica is lost before the first token, its request is retried. Later, the response ends with an error.
 """
 
 import asyncio
@@ -25,16 +25,16 @@ from app.cluster.types import Asked
 from engine.upstreams.stream import ChatReader
 
 log = logging.getLogger(__name__)
-# A request without its first token is asked of other replicas for so long: a new one may have to load the model.
+# Time limit for retries before the first token: a new replica may have to load the model.
 PATIENCE_S: Final = 120.0
-# Serve learns of a lost node within this; until then it may offer the same replica again.
+# Serve notices a lost node within this time; until then it may offer the same replica again.
 AGAIN_S: Final = 0.25
 LIST_S: Final = 1.0
 OK: Final = 200
 
 
 class Door:
-    """The routes. `key` is asked of every request."""
+    """The gateway's routes. Every request must have `key`."""
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -61,7 +61,7 @@ class Door:
         return _fault(401, "invalid_api_key", "The cluster's key is missing or wrong.")
 
     async def models(self, request: Request) -> Response:
-        """What is deployed, each as a replica of it lists it."""
+        """Deployed models, each with the row that one of its replicas reports."""
         if (refused := self._refused(request)) is not None:
             return refused
         await self._listed.wait()
@@ -79,7 +79,7 @@ class Door:
             await asyncio.gather(*self._retiring, return_exceptions=True)
 
     async def _list(self) -> None:
-        """Keep the list: whoever looks whether the cluster is there waits for an answer at once."""
+        """Update the model list in the background, so that a health check gets an immediate response."""
         while True:
             try:
                 await self._look()
@@ -95,7 +95,7 @@ class Door:
             self._rows.pop(name, None)
             self._retire(name)
         self._since = since
-        # One that replaces another keeps its time; it takes seconds, so that a look sees it.
+        # A redeployed model keeps its start time. Redeployment takes seconds, so one refresh sees this state.
         self._deploying |= {name for name, found in applications.items() if found.status == "DEPLOYING"}
         for name, application in applications.items():
             if application.status == "RUNNING" and (name not in self._rows or name in self._deploying):
@@ -105,21 +105,21 @@ class Door:
                 self._deploying.discard(name)
 
     async def _handle(self, model: str) -> Any:
-        """A handle made since the model was last deployed. Raises: RayServeException: it is not deployed."""
+        """A handle created since the model's last deployment. Raises: RayServeException: it is not deployed."""
         async with self._making:
             if model not in self._handles:
                 self._handles[model] = await asyncio.to_thread(_new_handle, model)
             return self._handles[model]
 
     def _retire(self, model: str) -> None:
-        """Forget a handle; answers that it began continue, and it reports to nobody any more."""
+        """Drop a handle; its running responses continue, and it stops sending metrics."""
         if (handle := self._handles.pop(model, None)) is not None:
             ending = asyncio.create_task(handle.shutdown_async())
             self._retiring.add(ending)
             ending.add_done_callback(self._retiring.discard)
 
     async def answer(self, request: Request) -> Response:
-        """Pass a request on to a replica of the model that it names."""
+        """Forward a request to a replica of the model that it names."""
         if (refused := self._refused(request)) is not None:
             return refused
         raw = await request.body()
@@ -144,24 +144,24 @@ class Door:
 
 
 def _new_handle(model: str) -> Any:
-    """A handle with a router of its own.
+    """A handle with a separate router.
 
-    A router keeps the class and the settings that it began with, and Serve hands out the same handle for as long as
-    the process lives: with that one, a model that is deployed again would be routed as it was before.
+    A router keeps its initial class and settings, and Serve returns the same handle for the life of the process.
+    That handle would route a redeployed model with the old settings.
     """
     app_handle = serve.get_app_handle(model)
     return DeploymentHandle(app_handle.deployment_name, app_handle.app_name).options(stream=True)
 
 
 class _Answer:
-    """One answer, from as many replicas as are lost before its first token."""
+    """One response; retried on other replicas if a replica is lost before the first token."""
 
     def __init__(self, handle: Any, asked: Asked, model: str) -> None:
         self._handle, self._asked, self._model = handle, asked, model
         self._sent = False
 
     async def chunks(self, *, streams: bool) -> AsyncGenerator[tuple[int, str] | bytes, None]:
-        """Status and type, then bytes. Before the first token nothing is sent that could not be taken back."""
+        """Yield status and type, then bytes; nothing before the first token, so that a retry is possible."""
         until = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -182,7 +182,7 @@ class _Answer:
                 return
 
     async def _once(self, *, streams: bool) -> AsyncGenerator[tuple[int, str] | bytes, None]:
-        """One replica's answer, held back until its first token; what is not streamed is held to its end."""
+        """One replica's response, buffered until its first token; buffered completely if it is not streamed."""
         held: list[tuple[int, str] | bytes] = []
         reader = ChatReader(self._model)
         response = self._handle.answer.remote(self._asked)
@@ -202,7 +202,7 @@ class _Answer:
 
 
 def _begins(reader: ChatReader, chunk: tuple[int, str] | bytes) -> bool:
-    """Whether this piece has something of the answer, or is the refusal of one."""
+    """Return True if this chunk contains response text or an error."""
     if isinstance(chunk, tuple):
         return chunk[0] != OK
     return bool(reader.feed(chunk)) or reader.fault is not None

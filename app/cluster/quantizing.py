@@ -1,6 +1,6 @@
-"""Quantizing with the machines of a cluster: tasks of single groups and tensors are Ray tasks.
+"""Quantization on the machines of a cluster: tasks of single groups and tensors become Ray tasks.
 
-Surveys, second moments, swaps and verifying need the whole model, and stay on this computer.
+Surveys, Hessians, swaps and verification need the whole model and run on this computer.
 """
 
 import tempfile
@@ -32,29 +32,29 @@ from quantize.job.remote_task import Bytes, Parcel, pack, perform, unpack
 from quantize.job.request import QuantizeReport
 from quantize.measurements import Progress as Step
 
-# Tasks that wait on their node beside those that run: so many that no core is idle while a parcel travels.
+# Tasks queued in addition to the running ones, so that no core is idle while a task's files are transferred.
 AHEAD: Final = 2
 _LOOK_S: Final = 0.5
 _EACH_ITS_OWN: Final = 1 << 30
 
 
 class OtherSoftware(EnvironmentFault):
-    """A machine of the cluster has another Tessera or llama.cpp, whose bytes may be others."""
+    """A machine of the cluster has another version of Tessera or llama.cpp, which may produce other bytes."""
 
     code = "other_software"
 
 
 def software() -> str:
-    """What has to be the same on all machines for the same bytes."""
+    """Versions that must match on all machines for identical output."""
     return f"tessera {__version__}, llama.cpp {kernel_name()}, numpy {np.__version__}"
 
 
 def quantize_on_cluster(
     cluster: ClusterFile, options: QuantizeOptions, paths: Paths, show: Callable[[Progress], None]
 ) -> QuantizeReport:
-    """Make a file as the server would, with all machines of a cluster. Blocks; Ctrl-C leaves no half file.
+    """Create a file like the server does, with all machines of a cluster. Blocks; Ctrl-C leaves no partial file.
 
-    The caller has `cluster.environment()`. Raises: as `tessera quantize`; ConnectionError: no cluster answers.
+    The caller has set `cluster.environment()`. Raises: as `tessera quantize`; ConnectionError: no cluster responds.
     """
     ray.init(address=cluster.address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
     try:
@@ -70,16 +70,16 @@ def quantize_on_cluster(
 
 
 class RayTasks:
-    """Has tasks done on the nodes. A task whose node is lost is done on another one; Ray sees to that."""
+    """Runs tasks on the nodes. If a node is lost, Ray runs its task on another one."""
 
     def __init__(self) -> None:
-        self.nodes: dict[str, int] = {}  # tasks done, by node
+        self.nodes: dict[str, int] = {}  # finished tasks per node
         self._files: dict[Path, Any] = {}
 
     def run(
         self, tasks: list[Task], on_progress: Callable[[int, Step], None], cancelled: Callable[[], bool]
     ) -> list[Any]:
-        """As quantize.child.run_tasks; answers are left out, since results are files."""
+        """Same as quantize.child.run_tasks, but returns no answers because results are files."""
         waiting = deque(enumerate(tasks))
         running: dict[Any, tuple[int, Parcel]] = {}
         limit = int(ray.cluster_resources().get("CPU", 1)) + AHEAD
@@ -103,7 +103,7 @@ class RayTasks:
 
     def _submit(self, task: Task) -> tuple[Any, Parcel]:
         parcel, source, read = pack(task)
-        for path in set(self._files) - set(read.values()):  # neighbours share theirs
+        for path in set(self._files) - set(read.values()):  # consecutive tasks share files
             del self._files[path]
         for path in read.values():
             if path not in self._files:
@@ -127,7 +127,7 @@ class RayTasks:
 def _perform(
     wanted: str, raw: bytes, source: Bytes, names: list[str], *contents: Bytes
 ) -> tuple[str, dict[str, Any] | None, dict[str, bytes]]:
-    """On a node: its name, what went wrong, the files that the task made."""
+    """Runs on a node; return its id, an error if there is one, and the files that the task created."""
     node = ray.get_runtime_context().get_node_id()
     try:
         if software() != wanted:

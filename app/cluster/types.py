@@ -1,4 +1,4 @@
-"""What is deployed, what is asked of it, and what this computer knows of the cluster it belongs to."""
+"""Types of the cluster: deployments, requests, and this computer's membership."""
 
 import os
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ DOOR_PORT: Final = 7380
 
 
 class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the head is and its token. `door` and `pid` are those of `cluster up`, on the head only."""
+    """Address and token of the head. `door` and `pid` belong to `cluster up` and are set only on the head."""
 
     address: str = ""
     token: str = ""
@@ -23,27 +23,27 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
 
     def environment(self) -> dict[str, str]:
-        """What Ray reads: its own token is asked of everybody who connects, and it reports to nobody."""
+        """Environment variables for Ray: require the token from every client, send no usage statistics."""
         return {
             **os.environ,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self.token,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_SERVE_LOG_TO_STDERR": "0",
-            "RAY_raylet_start_wait_time_s": "120",  # a crowded machine does not start a node within Ray's 30 s
-            "RAY_worker_niceness": "0",  # else a replica's model runs behind everything else of the machine
+            "RAY_raylet_start_wait_time_s": "120",  # a busy machine does not start a node within Ray's 30 s
+            "RAY_worker_niceness": "0",  # otherwise all other processes have priority over a replica's model
         }
 
 
 def cluster_file(paths: Paths) -> JsonStore[ClusterFile]:
-    """Readable by this user only: who has the token may run programs on every machine of the cluster."""
+    """State file readable by this user only: its token lets anyone run programs on every machine of the cluster."""
     return JsonStore(paths.state / "cluster.json", ClusterFile, ClusterFile, private=True)
 
 
 class Deployed(msgspec.Struct, frozen=True, kw_only=True):
-    """One model in the cluster. `num_bytes` is its file's size, which every node's must have.
+    """One model in the cluster. `num_bytes` is the size of its file, which must be the same on all nodes.
 
-    `memory_bytes` is what one replica takes: the ledger's prediction and the server beside the runner.
+    `memory_bytes` is the memory of one replica: the ledger's prediction plus the server process.
     """
 
     model: str
@@ -58,7 +58,7 @@ class Deployed(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request. Ray's prefix-affinity router reads `messages`, and divides by its length: never empty."""
+    """One request. Ray's prefix-affinity router divides by the length of `messages`, so it is never empty."""
 
     path: str
     body: bytes

@@ -1,4 +1,4 @@
-"""A proposal as a person reads it: a diff of the chosen hunks of a file."""
+"""Diffs of a proposal for display."""
 
 import difflib
 from collections.abc import Collection
@@ -10,7 +10,7 @@ from app.code.edits.session import FileProposal
 
 
 def file_diff(file: FileProposal, chosen: Collection[int] | None = None) -> str:
-    """A unified diff of the file with the chosen hunks applied (None: all that have a place)."""
+    """Unified diff of the file with the chosen hunks applied (None: all located hunks)."""
     before = file.before.text if file.before else ""
     outcomes = [
         outcome
@@ -32,7 +32,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Row:
-    """A line as it was beside the line that takes its place; None: nothing stands there."""
+    """An old line next to the new line that replaces it; None if a side has no line."""
 
     left: Side | None
     right: Side | None
@@ -40,7 +40,7 @@ class Row:
 
 
 def aligned_rows(before: str, after: str, context: int = 3) -> list[Row | None]:
-    """Both texts side by side, changes with `context` lines around them; None marks what is left out."""
+    """Both texts side by side, changes with `context` lines around them; None marks omitted lines."""
     old, new = text_lines.contents(before), text_lines.contents(after)
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     rows: list[Row | None] = []
@@ -66,7 +66,7 @@ def aligned_rows(before: str, after: str, context: int = 3) -> list[Row | None]:
 
 
 def text_with(file: FileProposal, chosen: Collection[int]) -> tuple[str, str]:
-    """(before, after) of a file with the chosen hunks."""
+    """Return (before, after): the file without and with the chosen hunks."""
     before = file.before.text if file.before else ""
     pairs = zip(file.hunk_ids, file.result.outcomes, strict=True)
     return before, merge(before, [outcome for hunk_id, outcome in pairs if hunk_id in chosen])

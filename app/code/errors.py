@@ -1,4 +1,4 @@
-"""Errors of coding assistance: facts as fields, and a sentence that says what to do next."""
+"""Errors of coding assistance, with fields for the details and a message that says what to do."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from devices.errors import EnvironmentFault, InputFault
 
 
 class PathRefused(InputFault):
-    """A path that this project will not touch. `path` is what was asked for, shown escaped."""
+    """A path that this project may not access. `path` is the requested path, escaped for display."""
 
     code = "path_refused"
 
@@ -17,7 +17,7 @@ class PathRefused(InputFault):
 
 
 class FileMissing(InputFault):
-    """A path inside the project at which there is no file."""
+    """There is no file at this path inside the project."""
 
     code = "file_missing"
 
@@ -27,7 +27,7 @@ class FileMissing(InputFault):
 
 
 class NotText(InputFault):
-    """A file that is no text, or too large to be treated as one; sizes in bytes."""
+    """A file that is not text, or is too large; sizes in bytes."""
 
     code = "not_text"
 
@@ -39,7 +39,7 @@ class NotText(InputFault):
 
 
 class FileChanged(InputFault):
-    """A file is no longer what the edit was made for; nothing was written."""
+    """The file has changed since the edit was made; nothing was written."""
 
     code = "file_changed"
 
@@ -50,7 +50,7 @@ class FileChanged(InputFault):
 
 
 class UncommittedChanges(FileChanged):
-    """A file has changes that git does not hold and that are not from here; the person may allow the edit."""
+    """A file has uncommitted changes that were not made here; the user may allow the edit."""
 
     code = "uncommitted_changes"
 
@@ -59,7 +59,7 @@ class UncommittedChanges(FileChanged):
 
 
 class NothingToUndo(InputFault):
-    """The journal of applied edits holds nothing more to take back."""
+    """The journal contains no applied edit to undo."""
 
     code = "nothing_to_undo"
 
@@ -68,7 +68,7 @@ class NothingToUndo(InputFault):
 
 
 class GitFailed(EnvironmentFault):
-    """git is missing, or refused; `output` is what it said."""
+    """git is missing or failed; `output` is its message."""
 
     code = "git_failed"
 
@@ -79,7 +79,7 @@ class GitFailed(EnvironmentFault):
 
 
 class JournalFromNewerVersion(EnvironmentFault):
-    """The journal of edits was written by a newer Tessera; it is left as it is."""
+    """The edit journal was written by a newer Tessera; it stays unchanged."""
 
     code = "journal_from_newer_version"
 

@@ -1,4 +1,4 @@
-"""Keystroke to suggestion: type a real file into the middle of itself and time the first token of each answer."""
+"""Benchmark from keystroke to suggestion: type into the middle of a real file and time each first token."""
 
 import statistics
 import time
@@ -12,16 +12,16 @@ from app.client import Client
 from engine.api.chat import InfillEvent
 from engine.chat.fim import FimGap, shortened
 
-# The text after the cursor changes its place in the prompt with every keystroke, so it is evaluated again each
-# time; a thirty-second part of what precedes it keeps 95 % of the prompt cached. The floor is about two lines.
+# The text after the cursor moves in the prompt with every keystroke, so it is evaluated every time. A suffix of
+# 1/32 of the prefix keeps 95 % of the prompt cached. The minimum is about two lines.
 _SUFFIX_DIVISOR = 32
 _SUFFIX_FLOOR_CHARS = 96
-# No editor reads a longer suggestion; the answers are left at their first token.
+# Editors read no longer suggestion; each response is closed after its first token.
 _MAX_TOKENS = 48
 
 
 class FimBench(msgspec.Struct, frozen=True, kw_only=True):
-    """Results over all warm keystrokes. `reuse_frac`: share of prompt tokens that came from the cache."""
+    """Results over all warm keystrokes. `reuse_frac`: fraction of prompt tokens that came from the cache."""
 
     model: str | None
     keystrokes: int
@@ -35,7 +35,7 @@ class FimBench(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def keystrokes(text: str, start: int, count: int) -> Iterator[tuple[str, int]]:
-    """(buffer, cursor) after each of `count` characters typed at `start`; what was there stays below."""
+    """Yield (buffer, cursor) after each of `count` characters typed at `start`; the following lines stay below."""
     lines = text[start:].split("\n", 1)
     below = "\n" + lines[1] if len(lines) > 1 else ""
     for number in range(1, count + 1):
@@ -44,7 +44,7 @@ def keystrokes(text: str, start: int, count: int) -> Iterator[tuple[str, int]]:
 
 
 def gap_at(path: str, buffer: str, cursor: int, window_chars: int) -> FimGap:
-    """What an editor sends when the cursor is at character `cursor`."""
+    """The request of an editor when the cursor is at character `cursor`."""
     gap = FimGap(prefix=buffer[:cursor], suffix=buffer[cursor:], path=path)
     keep_prefix = min(cursor, window_chars)
     keep_suffix = max(keep_prefix // _SUFFIX_DIVISOR, _SUFFIX_FLOOR_CHARS)
@@ -60,7 +60,7 @@ def run(
     count: int = 120,
     window_chars: int = 2400,
 ) -> FimBench:
-    """Type `count` characters into the middle of `text`; each keystroke leaves the answer before it."""
+    """Type `count` characters into the middle of `text`; each keystroke closes the previous response."""
     start = text.rfind("\n", 0, len(text) * 2 // 3) + 1
     times: list[float] = []
     prompt = cached = 0
@@ -89,9 +89,9 @@ def run(
 
 
 def _first(client: Client, gap: FimGap, model: str | None) -> tuple[float | None, int, int]:
-    """Seconds to the first token (None: none came), tokens of the prompt, those that were cached.
+    """Return seconds to the first token (None if there was none), prompt tokens, and cached prompt tokens.
 
-    Closing the stream ends the work within a ubatch. Raises: ApiError, ServerUnreachable.
+    Closing the stream ends the work within one ubatch. Raises: ApiError, ServerUnreachable.
     """
     body: dict[str, Any] = {
         "input_prefix": gap.prefix,

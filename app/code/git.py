@@ -1,4 +1,4 @@
-"""git, asked for facts only: nothing that a project's own configuration names runs (`repository.py` says why)."""
+"""Read-only git queries that run nothing that a project's own configuration names."""
 
 import contextlib
 import os
@@ -16,21 +16,21 @@ from app.code.errors import GitFailed
 from devices.environment import without_secrets
 from devices.programs import installed_program
 
-# What git needs of a project's repository, as data: its own settings, hooks and includes are never in force.
+# Use a project's repository as data: its settings, hooks and includes are never applied.
 #
-# The `config` of the repository git is in can name programs in dozens of places (filters, drivers, fsmonitor,
-# hooks, transports of a partial clone, submodules), more with every version. So git never runs in it: it gets an
-# empty repository of ours, which borrows objects and index of the project's, the commit of its HEAD, and the few
-# settings that only say how files are written.
+# The `config` of a repository can name programs in dozens of places (filters, drivers, fsmonitor, hooks, transports
+# of a partial clone, submodules), and in more with every git version. So git never runs in it. It runs in an empty
+# repository created here, which borrows the project's objects and index, the commit of its HEAD, and the few
+# settings that only define how files are written.
 
 _MAX_FILE_BYTES = 1 << 20
-# A list of all references of a large project; the shared part of a split index.
+# Enough for all references of a large project, and for the shared part of a split index.
 _MAX_TABLE_BYTES = 256 << 20
 _COMMIT = re.compile(r"(?:[0-9a-f]{40}|[0-9a-f]{64})")
 _REFERENCE = re.compile(r"refs/(?!.*\.\.)[^\x00-\x20~^:?*\[\\\x7f]+")
 _SYMBOLIC_STEPS = 5
 _TIMEOUT_S = 20
-# Settings that say how text and names are written on this system; none of them starts or opens anything.
+# Settings that define how text and names are written on this system; none of them starts or opens anything.
 _DATA_KEYS = frozenset(
     f"core.{key}" for key in ("autocrlf", "eol", "filemode", "symlinks", "ignorecase", "precomposeunicode")
 )
@@ -44,7 +44,7 @@ _OWN_SETTINGS = {
 
 @dataclass(frozen=True)
 class Repository:
-    """A project's repository: where files lie (`top`), the folder of this work tree, and the shared one."""
+    """A project's repository: its top folder, the git folder of this work tree (`own`), and the shared one."""
 
     top: Path
     own: Path
@@ -52,7 +52,7 @@ class Repository:
 
 
 def find_repository(root: Path) -> Repository | None:
-    """The repository that holds `root`: the nearest folder above with a `.git`; a bare one is none."""
+    """The repository that contains `root`: the nearest folder upwards with a `.git`; bare ones do not count."""
     for folder in (root, *root.parents):
         mark = folder / ".git"
         if mark.is_dir():
@@ -70,9 +70,9 @@ def find_repository(root: Path) -> Repository | None:
 
 @contextlib.contextmanager
 def borrowed(repository: Repository, program: str) -> Iterator[Mapping[str, str]]:
-    """The environment in which `program` answers about `repository` and obeys nothing of it.
+    """Environment in which `program` can query `repository` without applying its settings.
 
-    Raises: GitFailed: the repository is of a kind that cannot be borrowed.
+    Raises: GitFailed: this kind of repository cannot be borrowed.
     """
     with tempfile.TemporaryDirectory(prefix="tessera-git-") as made:
         scratch = Path(made)
@@ -122,15 +122,15 @@ def _plain(scratch: Path) -> dict[str, str]:
 
 
 def _environment(scratch: Path) -> dict[str, str]:
-    """Git's environment: our repository, no secrets, nobody's settings."""
+    """Git's environment: the temporary repository, no secrets, no user or system settings."""
     environment = {key: value for key, value in without_secrets().items() if not key.startswith("GIT_")}
     nobody = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
-    # Older versions of git than 2.32 know the user's settings by these two only.
+    # Versions of git before 2.32 find the user's settings only through these two.
     return {**environment, **_plain(scratch), **nobody, "HOME": str(scratch), "XDG_CONFIG_HOME": str(scratch)}
 
 
 def _settings(program: str, environment: Mapping[str, str], source: tuple[str, ...]) -> dict[str, str]:
-    """Keys and values as git reads them; the last value of a key counts. Empty where there is nothing readable."""
+    """Settings as git reads them; the last value of a key counts. Empty if nothing can be read."""
     environment = {key: value for key, value in environment.items() if not key.startswith("GIT_CONFIG_")} | {
         key: environment[key] for key in ("GIT_CONFIG_NOSYSTEM", "GIT_CONFIG_GLOBAL") if key in environment
     }
@@ -151,7 +151,7 @@ def _settings(program: str, environment: Mapping[str, str], source: tuple[str, .
 
 
 def _write_format(scratch: Path, repository: Repository, theirs: Mapping[str, str]) -> None:
-    """How their objects and references are stored: the one part of their settings that has to be in our file."""
+    """Write how objects and references are stored, the only project setting that the config must have."""
     hashes = theirs.get("extensions.objectformat", "sha1")
     references = theirs.get("extensions.refstorage", "files")
     if hashes not in {"sha1", "sha256"} or references not in {"files", "reftable"}:
@@ -168,7 +168,7 @@ def _write_format(scratch: Path, repository: Repository, theirs: Mapping[str, st
 
 
 def _head(repository: Repository) -> str | None:
-    """The commit of HEAD, or what stands for it beside a table of references; None before the first commit."""
+    """The commit of HEAD, or the placeholder that reftable needs; None before the first commit."""
     name = _line(repository.own / "HEAD") or ""
     for _ in range(_SYMBOLIC_STEPS):
         if _COMMIT.fullmatch(name):
@@ -177,7 +177,7 @@ def _head(repository: Repository) -> str | None:
         if not _REFERENCE.fullmatch(reference):
             return None
         if (repository.common / "reftable").is_dir():
-            return "ref: refs/heads/.invalid"  # the table holds HEAD too; git wants exactly this in its place
+            return "ref: refs/heads/.invalid"  # HEAD is in the reftable; git requires this placeholder
         found = _line(repository.own / reference) or _line(repository.common / reference)
         if found is None:
             return _packed(repository.common / "packed-refs", reference)
@@ -201,9 +201,9 @@ def _line(file: Path) -> str | None:
 
 
 def _bytes(file: Path, limit: int) -> bytes | None:
-    """A regular file's bytes; None for anything else, and for one beyond `limit`."""
+    """Bytes of a regular file of at most `limit` bytes; None for anything else."""
     try:
-        # A pipe that is there must not be waited for.
+        # Do not block if the file is a pipe.
         descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         with os.fdopen(descriptor, "rb") as opened:
             status = os.fstat(descriptor)
@@ -221,33 +221,33 @@ def _copy(source: Path, target: Path, limit: int) -> None:
             shutil.copyfile(source, target, follow_symlinks=False)
 
 
-# A diff beyond this is no material for a prompt; it is cut here, and the cut is said.
+# A longer diff does not fit a prompt; it is cut here, and the cut is reported.
 MAX_DIFF_BYTES = 1 << 20
-# Names of changed files beyond this are no list to work with: a million files of 64 characters.
+# Limit for the names of changed files: one million files of 64 characters.
 _MAX_LIST_BYTES = 64 << 20
 _MAX_STDERR_BYTES = 8192
 
 
 @dataclass(frozen=True)
 class Diff:
-    """Text of a unified diff; `cut` when it was longer than is read."""
+    """Text of a unified diff; `cut` is True if the diff was longer."""
 
     text: str
     cut: bool
 
 
 class Git:
-    """Read-only questions to the repository that holds `root`, restricted to what is below `root`.
+    """Read-only queries to the repository that contains `root`, limited to files below `root`.
 
-    Submodules count as unchanged: they are repositories of their own. Filters of the user's own settings (large
-    files in Git LFS) are not run either: such a file shows as changed where its time stamp does not say otherwise.
+    Submodules count as unchanged, because they are separate repositories. Filters from the user's settings (Git
+    LFS) do not run either: such a file shows as changed unless its timestamp proves that it is not.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def available(self) -> bool:
-        """Whether git is installed and `root` is in a repository."""
+        """Return True if git is installed and `root` is in a repository."""
         try:
             return self._run(("rev-parse", "--is-inside-work-tree")).strip() == "true"
         except GitFailed:
@@ -263,14 +263,14 @@ class Git:
         return frozenset(e[3:].removeprefix(prefix) for e in listed.split("\0") if len(e) > 3)  # noqa: PLR2004  # "XY "
 
     def diff(self) -> Diff:
-        """What changed against the last commit, untracked files excluded."""
+        """Diff against the last commit, without untracked files."""
         against = ("HEAD",) if self._has_commit() else ("--cached",)
         options = ("--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=all", "--relative")
         text = self._run(("diff", *options, *against, "--", "."), limit=MAX_DIFF_BYTES)
         return Diff(text[:MAX_DIFF_BYTES], len(text) > MAX_DIFF_BYTES)
 
     def recent_subjects(self) -> list[str]:
-        """First lines of the last commits: the style a suggested message should have."""
+        """Subject lines of the latest commits, as a style for a suggested message."""
         if not self._has_commit():
             return []
         return self._run(("log", "-10", "--format=%s", "--no-show-signature")).splitlines()
@@ -283,7 +283,7 @@ class Git:
         return True
 
     def _run(self, arguments: tuple[str, ...], limit: int = _MAX_LIST_BYTES) -> str:
-        """What git prints, at most one character more than `limit` bytes of it. Raises: GitFailed."""
+        """Output of git, at most one character more than `limit` bytes. Raises: GitFailed."""
         program, repository = installed_program("git"), find_repository(self._root)
         if program is None:
             raise GitFailed(arguments, "git is not installed")

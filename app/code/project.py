@@ -1,4 +1,4 @@
-"""An opened project: its files, index, history of edits and git, with the folders they are kept in."""
+"""An open project: its files, index, edit history and git, and the folders that store them."""
 
 import hashlib
 from pathlib import Path
@@ -13,7 +13,7 @@ from engine.core.paths import Paths, user_paths
 
 
 class Project:
-    """Everything coding assistance needs of one folder. Close it, or use it in a `with` block."""
+    """All data that coding assistance needs for one folder. Close it, or use it in a `with` block."""
 
     def __init__(self, folder: Path, paths: Paths | None = None) -> None:
         paths = paths or user_paths()
@@ -27,7 +27,7 @@ class Project:
         self.edits = EditSession(self.workspace, self.journal, uncommitted=self._uncommitted)
 
     def _uncommitted(self) -> frozenset[str]:
-        """Raises GitFailed: without an answer no file may be taken for clean."""
+        """Raises GitFailed: without a result, no file may count as unchanged."""
         return self.git.uncommitted() if self.git is not None else frozenset()
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
-"""The one door to a project's files: nothing outside its folder, no link followed, nothing but text.
+"""The only access to a project's files: only text, nothing outside its folder, never through links.
 
-Every path that a model, a tool call, an answer or a file names goes through here. On POSIX each component is
-opened relative to the one before with O_NOFOLLOW, so a link put there in between is refused as well.
+Every path from a model, a tool call, a response or a file is checked here. On POSIX each component is opened
+relative to its parent with O_NOFOLLOW, so a link created in the meantime is refused as well.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ from pathlib import Path, PurePosixPath
 
 from app.code.errors import FileMissing, NotText, PathRefused
 
-# A source file larger than this is generated or data; reading it whole would only fill the context.
+# A larger source file is generated or data; reading it would only fill the context.
 MAX_FILE_BYTES = 4 << 20
 _MAX_PATH_CHARS = 1024
-# Folders of version control hold hooks and configuration that run commands.
+# Version control folders contain hooks and configuration that run commands.
 _REPOSITORY_FOLDERS = frozenset({".git", ".hg", ".svn", ".jj", "git~1"})
 _WINDOWS_NAMES = frozenset(
     {"con", "prn", "aux", "nul"} | {f"{kind}{number}" for kind in ("com", "lpt") for number in range(1, 10)}
@@ -31,7 +31,7 @@ _POSIX = os.name == "posix"
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file's text (undecodable bytes as surrogates, so that writing gives them back) and its identity."""
+    """A file's text and hash; undecodable bytes become surrogates, so that writing restores them."""
 
     path: str
     text: str
@@ -39,7 +39,7 @@ class TextFile:
 
 
 class Workspace:
-    """A project folder. `root` may itself be reached through a link; nothing below it may be one."""
+    """A project folder. `root` itself may be a link, but no path below it may be one."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve(strict=True)
@@ -47,7 +47,7 @@ class Workspace:
             raise PathRefused(str(root), "it is not a folder")
 
     def normalize(self, path: str) -> str:
-        """The path relative to the root, with forward slashes; refuses every name that is not plainly that.
+        """Normalize to a path relative to the root, with forward slashes; refuse all other names.
 
         Raises: PathRefused.
         """
@@ -80,7 +80,7 @@ class Workspace:
             raise PathRefused(path, "Windows gives this name another meaning")
 
     def read(self, path: str, limit_bytes: int = MAX_FILE_BYTES) -> TextFile:
-        """The text of a regular file.
+        """Read the text of a regular file.
 
         Raises: PathRefused, FileMissing, NotText.
         """
@@ -99,7 +99,7 @@ class Workspace:
         return TextFile(name, data.decode("utf-8", "surrogateescape"), hashlib.sha256(data).hexdigest())
 
     def exists(self, path: str) -> bool:
-        """Whether a regular file is there, by a path that may be touched."""
+        """Return True if there is a regular file at this path. Raises: PathRefused."""
         try:
             with self._opened(self.normalize(path)):
                 return True
@@ -107,7 +107,7 @@ class Workspace:
             return False
 
     def write(self, path: str, text: str) -> str:
-        """Replace or create a file atomically, keeping its permissions; returns the new sha256.
+        """Replace or create a file atomically and keep its permissions; return the new sha256.
 
         Raises: PathRefused; OSError of the disk.
         """
@@ -141,7 +141,7 @@ class Workspace:
             folder.unlink(leaf)
 
     def list_folder(self, path: str = "") -> list[tuple[str, bool]]:
-        """(name, whether a folder) of each plain entry, sorted; links and special files are left out."""
+        """(name, is_folder) of each regular entry, sorted; links and special files are omitted."""
         name = self.normalize(path) if path not in {"", "."} else ""
         with self._folder(name or ".", tuple(name.split("/")) if name else (), create=False) as folder:
             entries = []
@@ -196,7 +196,7 @@ class Workspace:
 
 
 class _Folder:
-    """An open folder; on Windows, where folders cannot be opened, its path with a check of each step."""
+    """An open folder; on Windows, where folders cannot be opened, a path with a check of each step."""
 
     def __init__(self, root: Path) -> None:
         self._path = root
@@ -258,7 +258,7 @@ class _Folder:
         os.unlink(self._at(leaf), dir_fd=self._descriptor)
 
     def names(self) -> list[str]:
-        # pathlib cannot list an open folder.
+        # pathlib cannot list a file descriptor.
         return os.listdir(self._path if self._descriptor is None else self._descriptor)  # noqa: PTH208
 
     def close(self) -> None:
@@ -270,7 +270,7 @@ class _Folder:
 
 
 def _is_reparse_point(status: os.stat_result) -> bool:
-    """Windows junctions and links of any kind."""
+    """Return True for Windows junctions and links of any kind."""
     return bool(getattr(status, "st_file_attributes", 0) & 0x400)
 
 

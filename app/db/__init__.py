@@ -1,1 +1,1 @@
-"""Conversations and preferences on disk."""
+"""Database of conversations and preferences."""

@@ -1,4 +1,4 @@
-"""Copies of the store, one a day, each complete and readable on its own."""
+"""Daily copies of the database, each complete and readable on its own."""
 
 import re
 import time
@@ -13,20 +13,20 @@ _DAILY = re.compile(r"\d{8}")
 
 
 def folder(path: Path) -> Path:
-    """Where the copies of the store at `path` are kept."""
+    """Folder with the copies of the database at `path`."""
     return path.parent / "backups"
 
 
 def backups(path: Path) -> list[Path]:
-    """The copies of the store at `path`, newest first."""
+    """Copies of the database at `path`, newest first."""
     found = [file for file in folder(path).glob(f"{path.stem}-*.db") if file.is_file()]
     return sorted(found, key=lambda file: (file.stat().st_mtime, file.name), reverse=True)
 
 
 def back_up(connection: apsw.Connection, path: Path, label: str) -> Path:
-    """Copy the open store to `backups/<stem>-<label>.db`; the name appears only when the copy is whole.
+    """Copy the open database to `backups/<stem>-<label>.db`; the name appears only when the copy is complete.
 
-    Raises: apsw.Error, OSError: the copy could not be written; no part of it is left.
+    Raises: apsw.Error, OSError: the copy could not be written; no partial file remains.
     """
     folder(path).mkdir(parents=True, exist_ok=True)
     target = folder(path) / f"{path.stem}-{label}.db"
@@ -42,10 +42,10 @@ def back_up(connection: apsw.Connection, path: Path, label: str) -> Path:
 
 
 def back_up_daily(connection: apsw.Connection, path: Path, keep: int, today: str | None = None) -> Path | None:
-    """Make today's copy if there is none, and drop daily copies beyond the newest `keep`.
+    """Create today's copy if there is none, and delete all daily copies except the newest `keep`.
 
-    Args: today: date as YYYYMMDD (default: the clock's).
-    Returns: the new copy, or None if today has one already.
+    Args: today: date as YYYYMMDD (default: the current date).
+    Returns: the new copy, or None if today already has one.
     """
     today = time.strftime("%Y%m%d") if today is None else today
     if (folder(path) / f"{path.stem}-{today}.db").exists():
@@ -59,9 +59,9 @@ def back_up_daily(connection: apsw.Connection, path: Path, keep: int, today: str
 
 
 def restore(backup: Path, connection: apsw.Connection) -> None:
-    """Replace everything in the open store by the copy, in one step.
+    """Replace the contents of the open database with the copy, in one step.
 
-    Raises: apsw.Error: the copy is damaged too; the open store is as before.
+    Raises: apsw.Error: the copy is damaged too; the open database stays unchanged.
     """
     source = apsw.Connection(str(backup), flags=apsw.SQLITE_OPEN_READONLY)
     try:
@@ -75,7 +75,7 @@ def restore(backup: Path, connection: apsw.Connection) -> None:
 
 
 def chat_texts(path: Path) -> list[str]:
-    """What was said in each chat that is not in the trash, the last first. Raises: StoreUnreadable."""
+    """Text of each chat that is not in the trash, the newest first. Raises: StoreUnreadable."""
     if not path.exists():
         return []
     try:

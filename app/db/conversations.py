@@ -1,4 +1,4 @@
-"""Reading and writing conversations. Every function runs on the store's one thread."""
+"""Read and write conversations. All functions run on the store's single thread."""
 
 import json
 import re
@@ -20,7 +20,7 @@ _AS_JSON = frozenset({"sampling", "tools"})
 
 
 def create(connection: apsw.Connection, **fields: object) -> Conversation:
-    """Make an empty conversation; fields as in `Conversation`."""
+    """Create an empty conversation; fields as in `Conversation`."""
     with connection:
         connection.execute(
             "INSERT INTO conversations(created_s, touched) "
@@ -33,7 +33,7 @@ def create(connection: apsw.Connection, **fields: object) -> Conversation:
 
 
 def get(connection: apsw.Connection, conversation_id: int) -> Conversation:
-    """One conversation. Raises KeyError."""
+    """Load one conversation. Raises: KeyError."""
     row = connection.execute(
         f"SELECT {_COLUMNS} FROM conversations WHERE id = ?",  # noqa: S608 - a constant
         (conversation_id,),
@@ -44,7 +44,7 @@ def get(connection: apsw.Connection, conversation_id: int) -> Conversation:
 
 
 def listing(connection: apsw.Connection, *, trashed: bool = False) -> list[Conversation]:
-    """All conversations, pinned first, then the one touched last."""
+    """All conversations, pinned ones first, then the latest used first."""
     rows = connection.execute(
         f"SELECT {_COLUMNS} FROM conversations WHERE (trashed_s IS NOT NULL) = ? "  # noqa: S608 - a constant
         "ORDER BY pinned DESC, touched DESC",
@@ -54,7 +54,7 @@ def listing(connection: apsw.Connection, *, trashed: bool = False) -> list[Conve
 
 
 def update(connection: apsw.Connection, conversation_id: int, /, **fields: object) -> None:
-    """Change fields of a conversation; names as in `Conversation`."""
+    """Update fields of a conversation; names as in `Conversation`."""
     unknown = fields.keys() - _EDITABLE
     if unknown:
         raise TypeError(f"not a field of a conversation: {sorted(unknown)}")
@@ -81,7 +81,7 @@ def touch(connection: apsw.Connection, conversation_id: int) -> None:
 
 
 def trash(connection: apsw.Connection, conversation_ids: Iterable[int]) -> None:
-    """Put conversations into the trash, from which `untrash` brings them back."""
+    """Move conversations to the trash; `untrash` restores them."""
     with connection:
         connection.executemany(
             "UPDATE conversations SET trashed_s = ? WHERE id = ?",
@@ -90,7 +90,7 @@ def trash(connection: apsw.Connection, conversation_ids: Iterable[int]) -> None:
 
 
 def untrash(connection: apsw.Connection, conversation_ids: Iterable[int]) -> None:
-    """Bring conversations back from the trash."""
+    """Restore conversations from the trash."""
     with connection:
         connection.executemany(
             "UPDATE conversations SET trashed_s = NULL WHERE id = ?",
@@ -99,7 +99,7 @@ def untrash(connection: apsw.Connection, conversation_ids: Iterable[int]) -> Non
 
 
 def archive(connection: apsw.Connection, conversation_ids: Iterable[int], *, away: bool) -> None:
-    """Put conversations out of sight, or back; search finds them either way."""
+    """Archive conversations, or undo that; search finds them in both cases."""
     with connection:
         connection.executemany(
             "UPDATE conversations SET archived = ? WHERE id = ?",
@@ -108,7 +108,7 @@ def archive(connection: apsw.Connection, conversation_ids: Iterable[int], *, awa
 
 
 def empty_trash(connection: apsw.Connection) -> int:
-    """Delete what is in the trash for good; returns how many conversations."""
+    """Delete all conversations in the trash permanently; return their number."""
     with connection:
         connection.execute("DELETE FROM conversations WHERE trashed_s IS NOT NULL")
         return connection.changes()
@@ -116,7 +116,7 @@ def empty_trash(connection: apsw.Connection) -> int:
 
 
 def folders(connection: apsw.Connection) -> list[Folder]:
-    """All folders by name."""
+    """All folders, sorted by name."""
     rows = connection.execute(
         "SELECT id, name, path, instructions, model, sampling, tools FROM folders ORDER BY name COLLATE NOCASE, id"
     )
@@ -127,7 +127,7 @@ def folders(connection: apsw.Connection) -> list[Folder]:
 
 
 def update_folder(connection: apsw.Connection, folder_id: int, /, **fields: object) -> None:
-    """Change fields of a folder; names as in `Folder`."""
+    """Update fields of a folder; names as in `Folder`."""
     unknown = fields.keys() - _OF_FOLDERS
     if unknown:
         raise TypeError(f"not a field of a folder: {sorted(unknown)}")
@@ -136,13 +136,13 @@ def update_folder(connection: apsw.Connection, folder_id: int, /, **fields: obje
 
 
 def create_folder(connection: apsw.Connection, name: str) -> Folder:
-    """Make a folder."""
+    """Create a folder."""
     connection.execute("INSERT INTO folders(name) VALUES (?)", (name,))
     return Folder(connection.last_insert_rowid(), name)
 
 
 def rename_folder(connection: apsw.Connection, folder_id: int, name: str) -> None:
-    """Give a folder another name."""
+    """Rename a folder."""
     connection.execute("UPDATE folders SET name = ? WHERE id = ?", (name, folder_id))
 
 
@@ -152,13 +152,13 @@ def remove_folder(connection: apsw.Connection, folder_id: int) -> None:
 
 
 def presets(connection: apsw.Connection) -> list[Preset]:
-    """All presets by name."""
+    """All presets, sorted by name."""
     rows = connection.execute("SELECT id, name, system_prompt, sampling FROM presets ORDER BY name")
     return [Preset(row[0], row[1], row[2], json.loads(row[3])) for row in rows]
 
 
 def save_preset(connection: apsw.Connection, name: str, system_prompt: str, sampling: Mapping[str, object]) -> None:
-    """Make or replace the preset of that name."""
+    """Create or replace the preset with this name."""
     connection.execute(
         "INSERT INTO presets(name, system_prompt, sampling) VALUES (?, ?, ?) "
         "ON CONFLICT(name) DO UPDATE SET system_prompt = excluded.system_prompt, "
@@ -196,16 +196,16 @@ _WORD = re.compile(r"\w+")
 
 
 def search(connection: apsw.Connection, text: str, limit: int = 50) -> list[Hit]:
-    """Messages that contain every word of `text` (the last as a beginning), newest first.
+    """Messages that contain all words of `text` (the last one as a prefix), newest first.
 
-    Anything typed is safe: only its words reach the query language.
+    Any input is safe: only its words are used in the query.
     """
     words = _WORD.findall(text)
     if not words:
         return []
     query = " ".join(f'"{word}"' for word in words[:-1]) + f' "{words[-1]}"*'
     rows = connection.execute(
-        # Newest first walks the index backwards and stops at the limit; ranking would read every hit.
+        # Newest first reads the index backwards and stops at the limit; ranking would read every hit.
         "SELECT m.id, m.conversation_id, c.title, "
         "snippet(messages_index, 0, char(2), char(3), '…', 16) "
         "FROM messages_index JOIN messages m ON m.id = messages_index.rowid "

@@ -1,10 +1,10 @@
-"""What can be wrong with the store of chats: facts only; words are made in the window."""
+"""Errors of the chat database, with fields only; the window creates the messages."""
 
 from pathlib import Path
 
 
 class StoreError(Exception):
-    """Base of every error the store raises on purpose."""
+    """Base class of all errors that the store raises deliberately."""
 
 
 class StoreUnwritable(StoreError):
@@ -17,7 +17,7 @@ class StoreUnwritable(StoreError):
 
 
 class StoreUnreadable(StoreError):
-    """Chats that are in the file cannot be read."""
+    """The file contains chats that cannot be read."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path} cannot be read: {reason}")
@@ -26,7 +26,7 @@ class StoreUnreadable(StoreError):
 
 
 class StoreFromNewerVersion(StoreError):
-    """The file was written by a newer Tessera; it is left as it is."""
+    """The file was written by a newer Tessera; it stays unchanged."""
 
     def __init__(self, path: Path, version: int, newest_version: int) -> None:
         super().__init__(f"{path} has format {version}; this Tessera knows formats up to {newest_version}")
@@ -36,7 +36,7 @@ class StoreFromNewerVersion(StoreError):
 
 
 class StoreInUse(StoreError):
-    """Another process holds the store."""
+    """Another process uses the database."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path} is in use by another process")

@@ -1,4 +1,4 @@
-"""Reading and writing messages. Every function runs on the store's one thread."""
+"""Read and write messages. All functions run on the store's single thread."""
 
 import time
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ def add(
     facts: AnswerFacts = NO_FACTS,
     attachments: Iterable[Attachment] = (),
 ) -> Message:
-    """Write a message and make it the end of the branch shown. When this returns, it is on the disk."""
+    """Write a message durably and make it the end of the visible branch."""
     created_s = time.time()
     stored: list[Attachment] = []
     with connection:
@@ -71,7 +71,7 @@ def add(
 def write_text(
     connection: apsw.Connection, message_id: int, *, content: str, reasoning: str, status: Status
 ) -> None:
-    """Replace the text of a message that is being generated."""
+    """Update the text of a message during generation."""
     connection.execute(
         "UPDATE messages SET content = ?, reasoning = ?, status = ? WHERE id = ?",
         (content, reasoning, status, message_id),
@@ -87,7 +87,7 @@ def finish(
     status: Status,
     facts: AnswerFacts,
 ) -> None:
-    """Write the last state of a generated message."""
+    """Write the final state of a generated message."""
     connection.execute(
         "UPDATE messages SET content = ?, reasoning = ?, status = ?, facts = ? WHERE id = ?",
         (content, reasoning, status, encoded(facts), message_id),
@@ -95,7 +95,7 @@ def finish(
 
 
 def remove(connection: apsw.Connection, conversation_id: int, message_id: int) -> None:
-    """Delete a message with everything that follows it; the branch shown then ends before it."""
+    """Delete a message and all that follow it; the visible branch then ends before it."""
     with connection:
         parent = connection.execute("SELECT parent_id FROM messages WHERE id = ?", (message_id,)).fetchone()
         connection.execute(
@@ -108,7 +108,7 @@ def remove(connection: apsw.Connection, conversation_id: int, message_id: int) -
 
 
 def of_conversation(connection: apsw.Connection, conversation_id: int) -> list[Message]:
-    """All messages of a conversation, all branches, oldest first."""
+    """All messages of a conversation in all branches, oldest first."""
     attached: dict[int, list[Attachment]] = {}
     for message_id, *columns in connection.execute(
         "SELECT a.message_id, a.name, a.mime, a.text, a.data, a.id FROM attachments a "
@@ -127,7 +127,7 @@ def of_conversation(connection: apsw.Connection, conversation_id: int) -> list[M
 
 
 def whole(connection: apsw.Connection, conversation_id: int) -> tuple[Conversation, list[Message], list[Fold]]:
-    """A conversation with all its messages and folds. Raises: KeyError."""
+    """A conversation with all its messages and summaries. Raises: KeyError."""
     return (
         conversations.get(connection, conversation_id),
         of_conversation(connection, conversation_id),

@@ -1,4 +1,4 @@
-"""What the store holds, as immutable values."""
+"""Records of the database as immutable values."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,7 +11,7 @@ Status = Literal["complete", "streaming", "stopped", "interrupted", "error"]
 
 @dataclass(frozen=True)
 class Attachment:
-    """A file given with a message: `text` is what enters the context, `data` an image's bytes."""
+    """A file attached to a message: `text` goes into the context, `data` holds an image's bytes."""
 
     name: str
     mime: str
@@ -39,7 +39,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Conversation:
-    """One chat: its settings and the message at the end of the branch shown. `tools`: the sources switched on."""
+    """One chat with its settings and the last message of the visible branch. `tools`: enabled tool sources."""
 
     id: int
     title: str = ""
@@ -57,7 +57,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Folder:
-    """A named group of conversations; with a `path` or instructions a project, whose new chats begin with these."""
+    """A named group of conversations. With a `path` or instructions it is a project, and new chats use these."""
 
     id: int
     name: str
@@ -70,9 +70,9 @@ class Folder:
 
 @dataclass(frozen=True)
 class Fold:
-    """A summary that stands for the messages `first_id` to `last_id` of a branch.
+    """A summary that replaces the messages `first_id` to `last_id` of a branch.
 
-    `opened`: the originals are sent instead. `inside_id`: a later fold took this one in.
+    `opened`: the original messages are sent instead. `inside_id`: the later summary that includes this one.
     """
 
     id: int
@@ -99,7 +99,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A saved text to ask with; {{name}} stands for what is filled in when it is used."""
+    """A saved prompt; {{name}} is a placeholder that is filled in when the prompt is used."""
 
     id: int
     name: str
@@ -108,7 +108,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Hit:
-    """A message found by search; `excerpt` marks the words found with U+0002 and U+0003."""
+    """A message found by search; `excerpt` marks the matching words with U+0002 and U+0003."""
 
     message_id: int
     conversation_id: int

@@ -1,4 +1,4 @@
-"""The store with its one thread: every read and write of the chats passes through it, in order."""
+"""The chat database with its single thread: it runs all reads and writes in order."""
 
 import logging
 import threading
@@ -16,17 +16,17 @@ from app.db.backup import back_up, backups
 from app.db.errors import StoreFromNewerVersion, StoreInUse, StoreUnwritable
 from app.db.records import Prompt
 
-# Opening the store: durable settings, health check, migration with a backup first, and recovery.
+# Open the database: durability settings, health check, migration after a backup, and recovery.
 
 log = logging.getLogger(__name__)
-# First SQLite without the bug that could corrupt a WAL file when it is reset. Source: sqlite.org/releaselog.
+# First SQLite without a bug that could corrupt a WAL file at its reset. Source: sqlite.org/releaselog.
 _WAL_SAFE = (3, 51, 3)
 _UNWRITABLE = (apsw.FullError, apsw.IOError, apsw.ReadOnlyError, apsw.CantOpenError)
 
 
 @dataclass(frozen=True)
 class Opened:
-    """An open store. `quarantined` is the unreadable file that was put aside, `restorable` its backups."""
+    """An open database. `quarantined` is the unreadable file that was renamed, `restorable` its backups."""
 
     connection: apsw.Connection
     path: Path
@@ -35,12 +35,11 @@ class Opened:
 
 
 def open_store(path: Path, *, before_step: Callable[[int], None] | None = None) -> Opened:
-    """Open or make the store at `path` and bring it to the newest format.
+    """Open or create the database at `path` and migrate it to the newest format.
 
-    A damaged file is never overwritten or deleted: it is renamed to `.corrupt-<time>` and an empty store is
-    opened in its place, and the caller must tell the user and offer `restorable`. `before_step` is called
-    inside each migration's transaction (tests stop the process there).
-
+    A damaged file is never overwritten or deleted: it is renamed to `.corrupt-<time>` and replaced by an empty
+    database. The caller must inform the user and offer `restorable`. `before_step` is called inside each
+    migration's transaction (tests stop the process there).
     Raises: StoreUnwritable, StoreInUse, StoreFromNewerVersion.
     """
     try:
@@ -66,7 +65,7 @@ def open_store(path: Path, *, before_step: Callable[[int], None] | None = None) 
 
 
 def open_in_memory() -> Opened:
-    """A store that lives as long as the process, for a home that cannot be written."""
+    """An in-memory database for a home folder that cannot be written; it is lost when the process ends."""
     connection = apsw.Connection(":memory:")
     path = Path(":memory:")
     connection.pragma("foreign_keys", True)
@@ -75,7 +74,7 @@ def open_in_memory() -> Opened:
 
 
 def quarantine(path: Path) -> Path:
-    """Put the store and its side files aside under a name that says when; returns the new name."""
+    """Rename the database and its side files to a name with the time; return the new path."""
     stamp = time.strftime("%Y%m%dT%H%M%S")
     target = path.with_name(f"{path.name}.corrupt-{stamp}")
     number = 1
@@ -101,7 +100,7 @@ def _connect(path: Path) -> apsw.Connection:
 
 
 def _check(connection: apsw.Connection) -> None:
-    """Raise CorruptError unless the file's structure is sound."""
+    """Raise CorruptError if the structure of the file is damaged."""
     if connection.execute("PRAGMA quick_check(1)").get != "ok":
         raise apsw.CorruptError("quick_check failed")
 
@@ -122,13 +121,13 @@ def _migrate(connection: apsw.Connection, path: Path, before_step: Callable[[int
 
 
 def _mark_interrupted(connection: apsw.Connection) -> None:
-    """What was being written when the last process ended will not be finished by anyone."""
+    """Mark messages that were being generated when the last process ended; nothing will complete them."""
     connection.execute("UPDATE messages SET status = 'interrupted' WHERE status = 'streaming'")
 
 
-# The store's format, one step a version. A released step is never edited: a new one is added.
+# Schema of the database, one step per version. A released step is never changed: add a new one.
 
-# Order is by id, never by clock: clocks jump. Times are Unix seconds, for display only.
+# Sort by id, never by time, because clocks may jump. Times are Unix seconds, for display only.
 _CHATS = """
 CREATE TABLE folders(
   id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL);
@@ -161,7 +160,7 @@ CREATE INDEX messages_by_conversation ON messages(conversation_id, id);
 CREATE INDEX messages_by_parent ON messages(parent_id);
 """
 
-# A message enters the index when it is no longer being written, so that streaming costs nothing here.
+# A message is indexed when its generation ends, so that streaming has no indexing cost.
 _SEARCH = """
 CREATE VIRTUAL TABLE messages_index USING fts5(
   content, content='messages', content_rowid='id', prefix='1 2 3 4 5', tokenize="unicode61 remove_diacritics 2");
@@ -205,7 +204,7 @@ CREATE TABLE presets(
 
 _ARCHIVE = "ALTER TABLE conversations ADD COLUMN archived INTEGER NOT NULL DEFAULT 0;"
 
-# A folder with a path is a project. A fold stands for messages of a branch, or for older folds with them.
+# A folder with a path is a project. A fold is a summary of messages of a branch, or of older folds and messages.
 _TOOLS_PROJECTS_FOLDS = """
 ALTER TABLE conversations ADD COLUMN tools TEXT NOT NULL DEFAULT '[]';
 ALTER TABLE folders ADD COLUMN path TEXT NOT NULL DEFAULT '';
@@ -250,7 +249,7 @@ T = TypeVar("T")
 
 
 class Store:
-    """Runs functions on the connection, one after the other, on a thread of its own."""
+    """Runs functions on the connection, one after another, on a separate thread."""
 
     def __init__(self, opened: Opened) -> None:
         self.opened = opened
@@ -259,7 +258,7 @@ class Store:
 
     @property
     def in_memory(self) -> bool:
-        """True when nothing is kept after the process ends."""
+        """True if the data is lost when the process ends."""
         return str(self.opened.path) == ":memory:"
 
     def submit(
@@ -267,8 +266,8 @@ class Store:
     ) -> Future[T]:
         """Run `function(connection, ...)` on the store's thread.
 
-        The future raises StoreUnwritable when the disk refuses, StoreInUse when another process holds the
-        file; the transaction is rolled back.
+        The future raises StoreUnwritable if writing fails, and StoreInUse if another process locks the file. The
+        transaction is rolled back.
         """
 
         def run() -> T:
@@ -282,9 +281,9 @@ class Store:
         return self._executor.submit(run)
 
     def back_up_daily(self, keep: int) -> Path | None:
-        """Make today's copy if there is none yet; call it on a worker thread.
+        """Create today's copy if there is none; call it on a worker thread.
 
-        It reads through a connection of its own, so that chats are written meanwhile.
+        It uses a separate connection, so chats can be written meanwhile.
         """
         if self.in_memory:
             return None
@@ -296,7 +295,7 @@ class Store:
             reader.close()
 
     def close(self) -> None:
-        """Finish what was submitted and close the file."""
+        """Finish the submitted functions and close the file."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -305,7 +304,7 @@ class Store:
 
 
 def open_or_memory(path: Path) -> tuple[Store, StoreUnwritable | None]:
-    """Open the store, or one in memory with the reason when the home cannot be written.
+    """Open the database, or one in memory with the reason if the home folder is not writable.
 
     Raises: StoreInUse, StoreFromNewerVersion.
     """
@@ -315,11 +314,11 @@ def open_or_memory(path: Path) -> tuple[Store, StoreUnwritable | None]:
         return Store(open_in_memory()), error
 
 
-# Reading and writing saved prompts. Every function runs on the store's one thread.
+# Read and write saved prompts. All functions run on the store's single thread.
 
 
 def prompts(connection: apsw.Connection) -> list[Prompt]:
-    """All saved prompts by name."""
+    """All saved prompts, sorted by name."""
     return [
         Prompt(*row)
         for row in connection.execute("SELECT id, name, text FROM prompts ORDER BY name COLLATE NOCASE, id")
@@ -327,7 +326,7 @@ def prompts(connection: apsw.Connection) -> list[Prompt]:
 
 
 def save_prompt(connection: apsw.Connection, name: str, text: str) -> None:
-    """Make or replace the prompt of that name."""
+    """Create or replace the prompt with this name."""
     connection.execute(
         "INSERT INTO prompts(name, text) VALUES (?, ?) ON CONFLICT(name) DO UPDATE SET text = excluded.text",
         (name, text),

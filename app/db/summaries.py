@@ -1,4 +1,4 @@
-"""Reading and writing folds. Every function runs on the store's one thread; messages are never touched."""
+"""Read and write summaries of messages. All functions run on the store's single thread and change no message."""
 
 import time
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ _COLUMNS = "id, conversation_id, first_id, last_id, summary, model, opened, edit
 
 
 def of_conversation(connection: apsw.Connection, conversation_id: int) -> list[Fold]:
-    """All folds of a conversation, those inside others too."""
+    """All summaries of a conversation, including those inside others."""
     rows = connection.execute(
         f"SELECT {_COLUMNS} FROM folds WHERE conversation_id = ? ORDER BY id",  # noqa: S608 - a constant
         (conversation_id,),
@@ -32,7 +32,7 @@ def add(
     model: str = "",
     takes_in: Iterable[int] = (),
 ) -> Fold:
-    """Write a fold; those it takes in come back when it is removed."""
+    """Store a summary; the summaries that it includes become effective again when it is removed."""
     with connection:
         connection.execute(
             "INSERT INTO folds(conversation_id, first_id, last_id, summary, model, created_s)"
@@ -45,16 +45,16 @@ def add(
 
 
 def rewrite(connection: apsw.Connection, fold_id: int, summary: str) -> None:
-    """Put the person's words in the place of a summary."""
+    """Replace a summary's text with the user's text."""
     connection.execute("UPDATE folds SET summary = ?, edited = 1 WHERE id = ?", (summary, fold_id))
 
 
 def set_opened(connection: apsw.Connection, fold_id: int, opened: bool) -> None:
-    """Send the originals instead of the summary, or not."""
+    """Choose whether the original messages are sent instead of the summary."""
     connection.execute("UPDATE folds SET opened = ? WHERE id = ?", (int(opened), fold_id))
 
 
 def remove(connection: apsw.Connection, fold_id: int) -> None:
-    """Take a fold back: its messages, or the folds inside it, stand for themselves again."""
+    """Remove a summary; its messages, or the summaries inside it, become effective again."""
     with connection:
         connection.execute("DELETE FROM folds WHERE id = ?", (fold_id,))

@@ -1,7 +1,7 @@
-"""Berkeley's function-calling cases as cases of the certificate, judged by the set's own answers.
+"""Test cases of the Berkeley Function Calling Leaderboard, with its own rules for correct answers.
 
-Source of the rules: bfcl-eval 2026.3.23, its checker: names and required parameters must be there, nothing else,
-and every value must be one of the accepted ones; texts are compared without case, spaces and , . / - _ * ^.
+Source of the rules: the checker of bfcl-eval 2026.3.23. Names and required parameters must be present, nothing
+else, and every value must be one of the accepted ones. Texts are compared without case, spaces and , . / - _ * ^.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any, Final
 from app.evals.datasets import member
 from app.evals.tool_calls.cases import Calls, Case, Category, Check
 
-# Category: (file, how many the set has). A fixed sample is every so manieth case.
+# File name of each category in the data set.
 CATEGORIES: Final[dict[Category, str]] = {
     "simple": "simple_python",
     "multiple": "multiple",
@@ -27,7 +27,7 @@ _TYPES: Final = {"dict": "object", "float": "number", "tuple": "array", "list": 
 
 
 def cases(wheel: Path, per_category: int = PER_CATEGORY) -> list[Case]:
-    """The fixed sample: the same for everybody who asks for as many."""
+    """The fixed sample; the same for every run with the same `per_category`."""
     made = []
     for category, name in CATEGORIES.items():
         rows = _lines(wheel, f"{_DATA}/BFCL_v4_{name}.json")
@@ -61,7 +61,7 @@ def _tool(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _schema(schema: Any) -> Any:
-    """The set's own spelling of types as JSON Schema."""
+    """Convert the data set's type names to JSON Schema."""
     if isinstance(schema, list):
         return [_schema(item) for item in schema]
     if not isinstance(schema, dict):
@@ -81,7 +81,7 @@ def _nothing(text: str, made: Calls) -> str | None:
 
 
 def _judge(functions: Sequence[Mapping[str, Any]], wanted: Sequence[Mapping[str, Any]]) -> Check:
-    """Exactly the wanted calls, in any order."""
+    """Check for exactly the expected calls, in any order."""
     required = {f["name"]: set(f["parameters"].get("required", ())) for f in functions}
 
     def check(text: str, made: Calls) -> str | None:
@@ -103,7 +103,7 @@ def _judge(functions: Sequence[Mapping[str, Any]], wanted: Sequence[Mapping[str,
 def _problem(
     call: tuple[str, Mapping[str, Any]], name: str, accepted: Mapping[str, list[Any]], required: set[str]
 ) -> str | None:
-    """Why a call is not the wanted one."""
+    """Reason why a call does not match the expected one; None if it matches."""
     made, arguments = call
     if made != name:
         return f"called {made}, wanted {name}"
@@ -134,7 +134,7 @@ def _same(value: Any, allowed: Any) -> bool:
 
 
 def _same_entries(value: Any, allowed: Mapping[str, Any]) -> bool:
-    """Each entry lists what is accepted, as for a call's own parameters."""
+    """Compare entries; each lists its accepted values, like a call's parameters."""
     if not isinstance(value, dict) or any(key not in allowed for key in value):
         return False
     return all(

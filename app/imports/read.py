@@ -1,4 +1,4 @@
-"""Read an export from a file: JSON, a zip with conversations.json in it, or a thread of Jan."""
+"""Read an export from a file: JSON, a zip that contains conversations.json, or a thread of Jan."""
 
 import errno
 import json
@@ -9,18 +9,18 @@ from typing import Any, Final
 
 from app.imports.types import Branches, Chat, ImportFailed, Message, rows_of, table_of, text_of
 
-# Larger than any export there is; a file that inflates to more is no export.
+# Larger than any export; a file that decompresses to more is not an export.
 MAX_BYTES: Final = 1 << 30
 _INSIDE: Final = "conversations.json"
 
 
 def read_document(path: Path) -> Any:
-    """The JSON of a file. Raises: ImportFailed, OSError."""
+    """Parse the JSON of a file. Raises: ImportFailed, OSError."""
     return _parsed(_bytes(path))
 
 
 def read_chats(path: Path, document: Any = None) -> list[Chat]:
-    """The chats of another program's export. Raises: ImportFailed, OSError."""
+    """Read the chats of another program's export. Raises: ImportFailed, OSError."""
     if path.suffix == ".jsonl":
         beside = path.with_name("thread.json")
         about = _parsed(_read(beside)) if beside.is_file() else {}
@@ -43,7 +43,7 @@ def _bytes(path: Path) -> bytes:
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
         raise ImportFailed(f"the archive is damaged or encrypted ({error})") from error
     except OSError as error:
-        # A place in the file that its damaged directory names; without a number, a stream that does not inflate.
+        # EINVAL: an offset in a damaged zip directory. No errno: a stream that cannot be decompressed.
         if error.errno not in {None, errno.EINVAL}:
             raise
         raise ImportFailed(f"the archive is damaged or encrypted ({error})") from error
@@ -67,13 +67,13 @@ def _parsed(raw: bytes) -> Any:
         raise ImportFailed("it is not JSON") from None
 
 
-# The exports of ChatGPT, Claude, LM Studio, Open WebUI and Jan, after their documented forms.
+# Parsers for exports of ChatGPT, Claude, LM Studio, Open WebUI and Jan, by their documented formats.
 
 _ROLES = {"user": "user", "human": "user", "assistant": "assistant"}
 
 
 def chats_of(document: Any) -> list[Chat]:
-    """The chats of a JSON document of any of the programs. Raises: ImportFailed: it is none of theirs."""
+    """Parse the chats of a JSON document of these programs. Raises: ImportFailed: unknown format."""
     rows = rows_of(document if isinstance(document, list) else [document])
     if rows and all("mapping" in row for row in rows):
         return [_chatgpt(row) for row in rows]
@@ -87,7 +87,7 @@ def chats_of(document: Any) -> list[Chat]:
 
 
 def jan(lines: str, thread: Any) -> Chat:
-    """A thread of Jan: the lines of messages.jsonl, and thread.json beside it. Raises: ImportFailed."""
+    """Parse a thread of Jan: the lines of messages.jsonl and its thread.json. Raises: ImportFailed."""
     branches = Branches()
     parent: str | None = None
     for number, line in enumerate(lines.splitlines()):
@@ -189,7 +189,7 @@ def _is_lm_studio(row: dict[str, Any]) -> bool:
 
 
 def _lm_studio(row: dict[str, Any]) -> Chat:
-    """Each message has versions; they follow the version that is selected before them."""
+    """Parse a chat; each message has versions, which follow the selected version of the previous message."""
     branches, before = Branches(), None
     for place, message in enumerate(rows_of(row["messages"])):
         versions = rows_of(message.get("versions"))
@@ -214,7 +214,7 @@ def _lm_studio(row: dict[str, Any]) -> Chat:
 
 
 def _message(key: str, role: str | None, text: str, **more: Any) -> Message | None:
-    """A message; None where nobody said anything."""
+    """Build a message; None if it has no content."""
     if role not in {"user", "assistant"} or not (text or more.get("documents") or more.get("left_out")):
         return None
     return Message(key, None, "user" if role == "user" else "assistant", text, **more)

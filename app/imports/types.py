@@ -1,11 +1,11 @@
-"""A chat as it comes out of an export, whatever program wrote it."""
+"""A chat from an export, in the same form for all programs."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 
 class ImportFailed(Exception):
-    """The file is not an export of chats; `reason` says where it departs from one."""
+    """The file is not an export of chats; `reason` describes the problem."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"This file cannot be imported: {reason}.")
@@ -14,7 +14,7 @@ class ImportFailed(Exception):
 
 @dataclass(frozen=True)
 class Message:
-    """One message. `key` and `parent` are the export's own names; a message stands behind its parent."""
+    """One message. `key` and `parent` are ids of the export; a message follows its parent."""
 
     key: str
     parent: str | None
@@ -23,12 +23,12 @@ class Message:
     reasoning: str = ""
     model: str = ""
     documents: tuple[tuple[str, str], ...] = ()  # name, text
-    left_out: tuple[str, ...] = ()  # what was there and could not be taken
+    left_out: tuple[str, ...] = ()  # contents that could not be imported
 
 
 @dataclass(frozen=True)
 class Chat:
-    """A chat with all its branches; `leaf` is the message at the end of the one shown."""
+    """A chat with all its branches; `leaf` is the last message of the visible branch."""
 
     title: str
     messages: tuple[Message, ...]
@@ -39,16 +39,16 @@ class Chat:
 
 @dataclass
 class Branches:
-    """Messages put in order: parents first, those that are not shown (system, tools, empty) skipped over."""
+    """Orders messages, parents first; skips messages that are not shown (system, tools, empty)."""
 
     rows: dict[str, tuple[str | None, Message | None]] = field(default_factory=dict)
 
     def add(self, key: str, parent: str | None, message: Message | None) -> None:
-        """A node of the export; None where it holds nothing to show."""
+        """Add a node of the export; `message` is None if it has nothing to show."""
         self.rows[key] = (parent, message)
 
     def shown(self, key: str | None) -> str | None:
-        """The nearest message at or above a node that is shown."""
+        """The nearest visible message at a node or above it."""
         seen: set[str] = set()
         while key is not None and key in self.rows and key not in seen:
             seen.add(key)
@@ -59,7 +59,7 @@ class Branches:
         return None
 
     def ordered(self) -> tuple[Message, ...]:
-        """Every message behind its parent. Nodes in a circle stand for themselves."""
+        """All messages, each after its parent. Nodes in a cycle get no parent."""
         done: dict[str, Message] = {}
         for key in self.rows:
             chain: list[str] = []
@@ -69,7 +69,7 @@ class Branches:
                 current = self.shown(self.rows[current][0])
             for name in reversed(chain):
                 message = self.rows[name][1]
-                assert message is not None  # `shown` names messages only
+                assert message is not None  # `shown` returns only keys of messages
                 parent = self.shown(self.rows[name][0])
                 done[name] = Message(
                     name,
@@ -85,15 +85,15 @@ class Branches:
 
 
 def text_of(value: Any) -> str:
-    """Text, or nothing where it is something else."""
+    """Return a string unchanged; "" for any other type."""
     return value if isinstance(value, str) else ""
 
 
 def rows_of(value: Any) -> list[dict[str, Any]]:
-    """The objects of a list."""
+    """Return the dicts of a list; an empty list for any other type."""
     return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 
 
 def table_of(value: Any) -> dict[str, Any]:
-    """An object, or an empty one."""
+    """Return a dict unchanged; an empty dict for any other type."""
     return value if isinstance(value, dict) else {}

@@ -1,4 +1,4 @@
-"""Add imported chats to the store: all of them, or none."""
+"""Add imported chats to the database: all of them, or none."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ _LONGEST_TITLE = 200
 
 
 def add_chats(connection: apsw.Connection, chats: Sequence[Chat]) -> int:
-    """Write the chats with their branches; returns how many. What could not be taken is named where it was."""
+    """Write the chats with their branches; return their number. Lists omitted contents in their messages."""
     with connection:
         for chat in chats:
             _add(connection, chat)

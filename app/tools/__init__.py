@@ -1,1 +1,1 @@
-"""Tools a model may call: servers of the Model Context Protocol, what is built in, and the consent they need."""
+"""Tools for models: MCP servers, built-in tools, and the user's consent."""

@@ -1,4 +1,4 @@
-"""Tools that come with Tessera, off until they are switched on: a calculator, and a reader of allowed folders."""
+"""Built-in tools, disabled by default: a calculator, and a reader for allowed folders."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ from app.attachments import DocumentError, read
 from app.tools.types import ToolOutcome, ToolSpec
 from devices.child_command import child_command
 
-# Names that no server of the user can have.
+# The user's servers cannot have these names.
 CALCULATOR: Final = "tessera:calculator"
 FILES: Final = "tessera:files"
 _LIMIT_S: Final = 6
@@ -25,7 +25,7 @@ def _schema(required: Sequence[str], **properties: Any) -> dict[str, Any]:
 
 
 class Calculator:
-    """Numbers and units, worked out in a child without files or network."""
+    """Calculates with numbers and units in a child process without files or network."""
 
     name = CALCULATOR
     specs = (
@@ -38,14 +38,14 @@ class Calculator:
     )
 
     def title(self, tool: str) -> str:
-        """The tool in words."""
+        """Display name of a tool."""
         return f"Calculator: {tool}"
 
     def refresh(self) -> None:
-        """It never changes."""
+        """Do nothing: the tool never changes."""
 
     def call(self, tool: str, arguments: dict[str, Any]) -> ToolOutcome:
-        """Work it out."""
+        """Evaluate the expression."""
         del tool
         code = arguments.get("expression")
         if not isinstance(code, str) or not code.strip():
@@ -67,7 +67,7 @@ class Calculator:
 
 
 class FileReader:
-    """Lists and reads what is in the allowed folders; nothing is written, hidden files are not there."""
+    """Lists and reads files in the allowed folders; writes nothing and ignores hidden files."""
 
     name = FILES
 
@@ -87,14 +87,14 @@ class FileReader:
             )
 
     def title(self, tool: str) -> str:
-        """The tool in words."""
+        """Display name of a tool."""
         return f"Files: {tool}"
 
     def refresh(self) -> None:
-        """The folders are those of its making."""
+        """Do nothing: the folders are fixed."""
 
     def call(self, tool: str, arguments: dict[str, Any]) -> ToolOutcome:
-        """List or read."""
+        """List a folder or read a file."""
         work: Callable[[Path, dict[str, Any]], ToolOutcome] = self._list if tool == "list_folder" else self._read
         try:
             return work(self._allowed_path(arguments.get("path", ".")), arguments)
@@ -102,7 +102,7 @@ class FileReader:
             return ToolOutcome(str(error), ok=False)
 
     def _allowed_path(self, given: object) -> Path:
-        """The real place behind a path. Raises: ValueError: it is outside the allowed folders, or hidden."""
+        """Resolve a path. Raises: ValueError: it is outside the allowed folders, or hidden."""
         if not isinstance(given, str) or "\0" in given:
             raise ValueError("path must be text.")
         path = (self._folders[0] / Path(given).expanduser()).resolve()

@@ -1,7 +1,7 @@
-"""Works out what a model wrote as Python: numbers, units, lists. Run as a child; reads code, writes one JSON line.
+"""Child process that evaluates a model's Python expression: numbers, units, lists. The output is one JSON line.
 
-Only the parts of the language named here are evaluated, by walking the syntax tree: there are no imports, no
-attributes, no files and no network to reach. Time and memory are bounded by the process.
+It evaluates only the syntax nodes named here, by walking the syntax tree: imports, attributes, files and network
+are not accessible. The process limits time and memory.
 """
 
 import ast
@@ -22,11 +22,11 @@ _MAX_POWER: Final = 100_000
 
 
 class Refused(Exception):
-    """The code asks for something that is not there; the text says what."""
+    """The code uses something that is not available; the message names it."""
 
 
 class Quantity:
-    """A number with a unit: `dims` are the powers of metre, kilogram, second, ampere, kelvin, bit."""
+    """A number with a unit: `dims` are the exponents of metre, kilogram, second, ampere, kelvin, bit."""
 
     __slots__ = ("dims", "value")
 
@@ -34,7 +34,7 @@ class Quantity:
         self.value, self.dims = value, dims
 
     def __mul__(self, other: Any) -> Any:
-        """The product; a plain number where the units cancel out."""
+        """The product; a plain number if the units cancel out."""
         if isinstance(other, Quantity):
             return _plain(
                 self.value * other.value, tuple(a + b for a, b in zip(self.dims, other.dims, strict=True))
@@ -52,34 +52,34 @@ class Quantity:
         return Quantity(self.value / other, self.dims)
 
     def __rtruediv__(self, other: Any) -> Any:
-        """A number by this."""
+        """A number divided by this quantity."""
         return Quantity(other / self.value, tuple(-d for d in self.dims))
 
     def __pow__(self, power: int) -> Any:
-        """A whole power."""
+        """The power with an integer exponent."""
         return _plain(self.value**power, tuple(d * power for d in self.dims))
 
     def __add__(self, other: Any) -> "Quantity":
-        """The sum of two of the same kind."""
+        """The sum; both must have the same unit dimensions."""
         return Quantity(self.value + self._same(other), self.dims)
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> "Quantity":
-        """The difference of two of the same kind."""
+        """The difference; both must have the same unit dimensions."""
         return Quantity(self.value - self._same(other), self.dims)
 
     def __neg__(self) -> "Quantity":
-        """The opposite."""
+        """The negative value."""
         return Quantity(-self.value, self.dims)
 
     def __lt__(self, other: Any) -> bool:
-        """Less, of the same kind."""
+        """Compare; both must have the same unit dimensions."""
         return self.value < self._same(other)
 
     def _same(self, other: Any) -> float:
         if other == 0 and not isinstance(other, Quantity):
-            return 0.0  # what sum() begins with
+            return 0.0  # the start value of sum()
         if not isinstance(other, Quantity) or other.dims != self.dims:
             raise Refused("these units cannot be added or compared")
         return other.value
@@ -137,7 +137,7 @@ _COMPARED: Final = {
     ast.Lt: operator.lt, ast.Gt: operator.gt, ast.LtE: operator.le, ast.GtE: operator.ge, ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }  # fmt: skip
-# A number with its unit behind it: "5 km" is 5*km; "1e3", and "5 to", are not.
+# A number followed by its unit: "5 km" becomes 5*km, but "1e3" and "5 to" stay unchanged.
 _TIMES: Final = re.compile(r"(?<=\d)\s*(?=[A-Za-z])(?!e[+-]?\d)(?!\s*(?:to|in|as|if|else|for|and|or)\b)")
 _INTO: Final = re.compile(r"^(?P<what>.+?)\s+(?:to|in|as)\s+(?P<unit>[A-Za-z][A-Za-z0-9_*/^ ]*)$", re.DOTALL)
 
@@ -147,7 +147,7 @@ class _Walker:
         self.names: dict[str, Any] = {}
 
     def run(self, code: str) -> Any:
-        """The value of the last expression."""
+        """Run the statements; return the value of the last expression."""
         value: Any = None
         for statement in ast.parse(code.strip()).body:
             if isinstance(statement, ast.Expr):
@@ -162,7 +162,7 @@ class _Walker:
         return value
 
     def of(self, node: ast.expr) -> Any:  # noqa: C901, PLR0911, PLR0912 - one case for each kind of node
-        """The value of an expression."""
+        """Evaluate an expression."""
         match node:
             case ast.Constant(value=int() | float()):
                 return node.value
@@ -216,7 +216,7 @@ def _power(base: Any, power: Any) -> Any:
 
 
 def evaluate(code: str) -> str:
-    """What the code comes to, in words; `5 km to miles` converts. Raises: Refused, and what arithmetic raises."""
+    """Evaluate the code and format the result; `5 km to miles` converts. Raises: Refused, arithmetic errors."""
     if len(code) > _MAX_CODE:
         raise Refused(f"the code is longer than {_MAX_CODE} characters")
     code = _TIMES.sub("*", code.replace("^", "**"))
@@ -254,7 +254,7 @@ def _bound() -> None:
 
 
 def main() -> None:
-    """Answer once."""
+    """Answer one request."""
     _bound()
     sys.set_int_max_str_digits(_MAX_SHOWN * 10)
     try:

@@ -1,4 +1,4 @@
-"""Every source of tools a chat can switch on, by name: what is built in, and the user's servers."""
+"""All tool sources that a chat can enable, by name: built-in tools and the user's servers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from engine.core.paths import Paths
 
 @dataclass(frozen=True)
 class Offered:
-    """A source that can be switched on; `detail` says what it is in full."""
+    """A source that can be enabled; `detail` is its full description."""
 
     name: str
     detail: str
@@ -23,7 +23,7 @@ class Offered:
 
 
 def offered(paths: Paths | None = None) -> list[Offered]:
-    """All sources. Raises: BadMcpConfig: the file of servers was damaged by hand."""
+    """All sources. Raises: BadMcpConfig: the user's file of servers is invalid."""
     own = [
         Offered(CALCULATOR, "Numbers and units, worked out beside the model.", built_in=True),
         Offered(FILES, "Reads files in the project's folder and in those the settings allow.", built_in=True),
@@ -37,7 +37,7 @@ def offered(paths: Paths | None = None) -> list[Offered]:
 def open_sources(
     names: Sequence[str], folder: Path, servers: RunningServers, consent: ToolConsent, paths: Paths | None = None
 ) -> tuple[list[Source], list[str]]:
-    """The sources of these names, servers started in `folder`; and what could not be had, in words."""
+    """Open the named sources, with servers started in `folder`; return them and the problems as messages."""
     sources: list[Source] = []
     problems: list[str] = []
     try:
@@ -63,6 +63,6 @@ def open_sources(
 
 
 def _allowed(folder: Path) -> list[Path]:
-    """Folders that may be read: the project's, which is never the whole home folder, and those of the settings."""
+    """Readable folders: the project's, except the home folder itself, and those of the settings."""
     named = [Path(text.strip()).expanduser() for text in load().text("tools.folders").split(";") if text.strip()]
     return [*([folder] if folder.resolve() != Path.home().resolve() else []), *named]

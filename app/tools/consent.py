@@ -1,4 +1,4 @@
-"""What a model may do only when a person says so, shown exactly as it would happen."""
+"""Consent for actions of a model; the user sees exactly what will happen."""
 
 import hashlib
 import json
@@ -14,17 +14,17 @@ from engine.core.json_store import JsonStore, with_row
 from engine.core.paths import Paths, user_paths
 
 ConsentKind = Literal["edit", "run", "mcp", "mcp server", "tool"]
-# "session": the very same thing may be done again without asking until the session ends.
+# "session": the same action may be repeated without a prompt until the session ends.
 Decision = Literal["no", "once", "session"]
-# The same for a tool as a whole: "always" and "never" are kept on the disk.
+# The same for a whole tool: "always" and "never" are stored on disk.
 ToolDecision = Literal["no", "once", "chat", "always", "never"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConsentRequest:
-    """`detail` is the whole truth (the diff, the argv, the arguments); `warning` what deserves attention.
+    """`detail` is the complete action (diff, argv or arguments); `warning` is what needs attention.
 
-    Two requests with the same `key` are the same thing.
+    Two requests with the same `key` are the same action.
     """
 
     kind: ConsentKind
@@ -38,14 +38,14 @@ Ask = Callable[[ConsentRequest], Decision]
 
 
 class StoredDecision(msgspec.Struct, frozen=True):
-    """A decision about a tool, and the definition of the tool that it was made for."""
+    """A decision about a tool, and the fingerprint of the tool's definition at that time."""
 
     decision: Literal["always", "never"]
     fingerprint: str
 
 
 class ConsentStore:
-    """What was decided for good, in `tool-consents.json`."""
+    """Permanent decisions, in `tool-consents.json`."""
 
     def __init__(self, paths: Paths | None = None) -> None:
         path = (paths or user_paths()).config / "tool-consents.json"
@@ -54,33 +54,33 @@ class ConsentStore:
         )
 
     def all(self) -> dict[str, StoredDecision]:
-        """Every decision by its key."""
+        """All decisions by key."""
         return dict(self._store.get())
 
     def find(self, key: str) -> StoredDecision | None:
-        """The decision about a tool."""
+        """The decision about a tool, or None."""
         return self._store.get().get(key)
 
     def keep(self, key: str, decision: StoredDecision | None) -> None:
-        """Remember a decision; None forgets it. Raises: OSError."""
+        """Store a decision; None deletes it. Raises: OSError."""
         self._store.change(lambda decisions: with_row(decisions, key, decision))
 
 
 @dataclass
 class ToolConsent:
-    """The consents of one chat. A tool whose definition changed is asked for again, whatever was said before."""
+    """Consents of one chat. If a tool's definition changes, the user must decide again, except after "never"."""
 
     store: ConsentStore
     ask: Callable[[ConsentRequest], ToolDecision]
     _for_chat: set[tuple[str, str]] = field(default_factory=set)
 
     def refused(self, key: str) -> bool:
-        """It is never to be used."""
+        """Return True if the tool must never be used."""
         stored = self.store.find(key)
         return stored is not None and stored.decision == "never"
 
     def given(self, request: ConsentRequest, fingerprint: str) -> bool:
-        """Whether the person allows it, asking if need be. `fingerprint`: of what the tool says it is."""
+        """Return True if the user allows it; prompts if necessary. `fingerprint`: of the tool's definition."""
         stored = self.store.find(request.key)
         if stored is not None and stored.decision == "never":
             return False
@@ -100,18 +100,18 @@ class ToolConsent:
 
 
 def fingerprint_of(value: object) -> str:
-    """A short name for what can be written as JSON: it changes with the slightest change."""
+    """A short hash of a JSON value; any change of the value changes it."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def tool_fingerprint(spec: ToolSpec) -> str:
-    """What a tool says it is, to the model and to the person."""
+    """Fingerprint of a tool's definition, as shown to the model and the user."""
     return fingerprint_of([spec.name, spec.description, spec.parameters])
 
 
 def start_request(config: McpServerConfig) -> ConsentRequest:
-    """The question before a server is started or reached for the first time."""
+    """Consent request before a server is started or contacted for the first time."""
     if config.url:
         sends = ", ".join(config.headers)
         return ConsentRequest(
@@ -133,13 +133,13 @@ def start_request(config: McpServerConfig) -> ConsentRequest:
 
 @dataclass
 class Consent:
-    """Remembers what was allowed for the session; everything else is asked."""
+    """Remembers what was allowed for the session; prompts for everything else."""
 
     ask: Ask
     _allowed: set[str] = field(default_factory=set)
 
     def given(self, request: ConsentRequest) -> bool:
-        """Whether the person allows it, asking if need be."""
+        """Return True if the user allows it; prompts if necessary."""
         if request.key in self._allowed:
             return True
         decision = self.ask(request)
@@ -148,5 +148,5 @@ class Consent:
         return decision != "no"
 
     def remembers(self, request: ConsentRequest) -> bool:
-        """It was allowed for the session and will not be asked."""
+        """Return True if it was allowed for the session."""
         return request.key in self._allowed

@@ -1,4 +1,4 @@
-"""The calls of an answer, carried out: one loop for the window, the terminal and the agent."""
+"""Run the tool calls of a response; used by window, terminal and agent."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -9,13 +9,13 @@ import msgspec
 from app.answer_facts import ToolCall
 from app.tools.types import ToolOutcome
 
-# A model that wants more rounds of calls for one question is lost.
+# A model that needs more rounds of calls for one prompt will not succeed.
 MAX_ROUNDS: Final = 12
 MAX_CALLS: Final = 16
 
 
 class Called(msgspec.Struct, frozen=True, tag="called"):
-    """A tool call as the model made it; `arguments` is the JSON text it wrote."""
+    """A tool call from the model; `arguments` is its JSON text."""
 
     call_id: str
     tool: str
@@ -23,7 +23,7 @@ class Called(msgspec.Struct, frozen=True, tag="called"):
 
 
 class Returned(msgspec.Struct, frozen=True, tag="returned"):
-    """What the tool gave back to the model. `ok` False: refused, failed or not understood."""
+    """Tool result sent to the model. `ok` is False if the call was refused, failed or unparsable."""
 
     call_id: str
     text: str
@@ -31,17 +31,17 @@ class Returned(msgspec.Struct, frozen=True, tag="returned"):
 
 
 class Tools(Protocol):
-    """What carries out one call; whatever is wrong with it becomes an answer the model can act on."""
+    """Runs one call; an error becomes a result that the model can act on."""
 
     def call(self, name: str, arguments: str) -> ToolOutcome:
-        """Carry out one call."""
+        """Run one call."""
         ...
 
 
 def carried_out(
     tools: Tools, calls: Sequence[ToolCall], cancelled: threading.Event | None = None
 ) -> Iterator[Called | Returned]:
-    """Make the calls one after the other: each as it begins, then its result. Every call gets a result."""
+    """Run the calls in order; yield each call when it starts, then its result. Every call gets a result."""
     for number, call in enumerate(calls):
         named = Called(call_id(call.id, number), call.name, call.arguments)
         yield named
@@ -55,12 +55,12 @@ def carried_out(
 
 
 def call_id(given: str, number: int) -> str:
-    """What links a call with its result, where the model gave nothing."""
+    """Id that links a call with its result; generated if the model gave none."""
     return given or f"call_{number}"
 
 
 def answer_message(content: Any, calls: Sequence[ToolCall]) -> dict[str, Any]:
-    """An answer as a request has it, with the calls that it makes."""
+    """A response as an assistant message for the next request, with its calls."""
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if calls:
         message["tool_calls"] = [
@@ -75,5 +75,5 @@ def answer_message(content: Any, calls: Sequence[ToolCall]) -> dict[str, Any]:
 
 
 def result_message(call: str, text: str) -> dict[str, Any]:
-    """The result of a call as a request has it."""
+    """The result of a call as a message for the next request."""
     return {"role": "tool", "tool_call_id": call, "content": text}

@@ -1,4 +1,4 @@
-"""Which servers of the Model Context Protocol there are. Reading this starts nothing and connects to nothing."""
+"""Configuration of MCP servers. Reading it starts and contacts no server."""
 
 import json
 import re
@@ -14,16 +14,16 @@ from engine.core.paths import Paths, user_paths
 
 _NAME = re.compile(r"^[A-Za-z0-9_-]{1,48}$")
 MAX_CONFIG_BYTES: Final = 1 << 20
-# How long one call may take unless the server's entry says otherwise.
+# Timeout of one call, unless the server's entry has another.
 DEFAULT_CALL_S: Final = 120.0
 MAX_CALL_S: Final = 3600.0
-# Where clients keep their servers: Claude, Cursor and most others; VS Code; Zed.
+# Keys under which clients store their servers: Claude, Cursor and most others; VS Code; Zed.
 _TABLES: Final = ("mcpServers", "servers", "context_servers")
 
 
 @dataclass(frozen=True)
 class McpServerConfig:
-    """How one server is reached: started as `argv`, speaking over its standard streams, or at `url`."""
+    """Connection to one server: started as `argv` and used over stdin and stdout, or reached at `url`."""
 
     name: str
     argv: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class McpServerConfig:
     call_s: float = DEFAULT_CALL_S
 
     def as_json(self) -> dict[str, Any]:
-        """The entry as other clients write it."""
+        """The entry in the format of other clients."""
         entry: dict[str, Any] = {"type": "http", "url": self.url} if self.url else {"command": self.argv[0]}
         if self.argv:
             entry["args"] = list(self.argv[1:])
@@ -47,7 +47,7 @@ class McpServerConfig:
 
 
 class BadMcpConfig(InputFault):
-    """The configuration of MCP servers cannot be used."""
+    """The configuration of MCP servers is invalid."""
 
     code = "bad_mcp_config"
 
@@ -58,7 +58,7 @@ class BadMcpConfig(InputFault):
 
 
 def parse_servers(text: str, source: object = "The text") -> list[McpServerConfig]:
-    """The servers of a JSON text as other clients keep it: {"mcpServers": {name: entry}}, or such a table alone.
+    """Parse servers in the JSON of other clients: {"mcpServers": {name: entry}}, or only the inner table.
 
     Raises: BadMcpConfig.
     """
@@ -79,7 +79,7 @@ def parse_servers(text: str, source: object = "The text") -> list[McpServerConfi
 
 
 def check_server(config: McpServerConfig, source: object = "The entry") -> McpServerConfig:
-    """The same configuration. Raises: BadMcpConfig: it cannot be used."""
+    """Validate a configuration and return it. Raises: BadMcpConfig."""
     if not _NAME.match(config.name):
         raise BadMcpConfig(source, f"{config.name!r} is no name for a server (letters, digits, - and _)")
     if bool(config.argv) == bool(config.url):
@@ -125,7 +125,7 @@ def _server(name: str, entry: Any, source: object) -> McpServerConfig:
 
 
 def read_mcp_config(path: Path) -> list[McpServerConfig]:
-    """The servers of a file; none where there is no file. Raises: BadMcpConfig."""
+    """Servers of a file; empty if it does not exist. Raises: BadMcpConfig."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_CONFIG_BYTES + 1)
@@ -139,29 +139,29 @@ def read_mcp_config(path: Path) -> list[McpServerConfig]:
 
 
 class ServerList:
-    """The user's servers in `mcp.json`: window and terminal share it, other clients can read it."""
+    """The user's servers in `mcp.json`, shared by window and terminal; other clients can read it."""
 
     def __init__(self, paths: Paths | None = None) -> None:
         self.path = (paths or user_paths()).config / "mcp.json"
 
     def read(self) -> list[McpServerConfig]:
-        """All servers. Raises: BadMcpConfig: the file was damaged by hand; it is left as it is."""
+        """All servers. Raises: BadMcpConfig: the file is invalid; it stays unchanged."""
         return read_mcp_config(self.path)
 
     def add(self, added: list[McpServerConfig]) -> None:
-        """Add servers; one of the same name is replaced. Raises: BadMcpConfig, OSError."""
+        """Add servers; replaces those with the same name. Raises: BadMcpConfig, OSError."""
         with locked(self.path):
             by_name = {server.name: server for server in self.read()}
             self._write({**by_name, **{server.name: server for server in added}})
 
     def remove(self, name: str) -> None:
-        """Forget a server. Raises: BadMcpConfig, OSError, KeyError."""
+        """Remove a server. Raises: BadMcpConfig, OSError, KeyError."""
         with locked(self.path):
             by_name = {server.name: server for server in self.read()}
             del by_name[name]
             self._write(by_name)
 
     def _write(self, servers: dict[str, McpServerConfig]) -> None:
-        """It may contain keys, so it is for this user only."""
+        """Write the file readable only by this user, because it may contain keys."""
         document = {"mcpServers": {name: server.as_json() for name, server in servers.items()}}
         write_atomically(self.path, json.dumps(document, indent=2).encode(), mode=0o600)

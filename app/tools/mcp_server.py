@@ -1,4 +1,4 @@
-"""One server of the Model Context Protocol, connected: its tools, learned within bounds, and calls of them."""
+"""Connection to one MCP server: reads its tools, with limits, and calls them."""
 
 import contextlib
 import json
@@ -25,17 +25,17 @@ _MAX_TOOLS: Final = 128
 _MAX_PAGES: Final = 16
 _MAX_DESCRIPTION_CHARS: Final = 2000
 MAX_RESULT_CHARS: Final = 24_000
-# A tool whose arguments need a longer description would fill the context by itself.
+# A tool with a longer schema would fill the context by itself.
 _MAX_SCHEMA_CHARS: Final = 20_000
 _MAX_NAME: Final = 64
-# The code of errors that mean the connection is gone. Source: mcp_types.CONNECTION_CLOSED.
+# Error code for a lost connection. Source: mcp_types.CONNECTION_CLOSED.
 _LOST: Final = -32000
-# A server that fetches its own packages first may take long; one that says nothing is not waited for.
+# A server that first downloads its packages may take long; a silent one must not block.
 START_LIMIT_S = 30.0
 
 
 class McpServer:
-    """A connection that is made by `start` and ended by `stop`. Calls block; any thread may make them."""
+    """A connection from `start` to `stop`. Calls block; thread-safe."""
 
     def __init__(self, config: McpServerConfig, folder: Path) -> None:
         self.config = config
@@ -49,27 +49,27 @@ class McpServer:
         self._changed = False
         self._calls: set[Future[ToolOutcome]] = set()
         self._errors = bytearray()
-        self.alive = False  # it answered last time
+        self.alive = False  # the last call got a response
 
     @property
     def running(self) -> bool:
-        """It was started and not stopped; its process may have ended since."""
+        """Return True between `start` and `stop`, even if the server's process has ended."""
         return self._session is not None
 
     @property
     def changed(self) -> bool:
-        """The server says that its tools are others now: `learn` reads them."""
+        """Return True if the server reported that its tools have changed; `learn` reads them."""
         return self._changed
 
     def real_name(self, name: str) -> str:
-        """A tool's name as the server has it."""
+        """Name of a tool on the server."""
         return self._names[name]
 
     def start(self) -> None:
-        """Start or reach the server and learn its tools. Raises: ToolRefused: it does not speak the protocol."""
+        """Start or contact the server and read its tools. Raises: ToolRefused: it does not speak the protocol."""
         from anyio.from_thread import start_blocking_portal  # noqa: PLC0415 - costs time at start
 
-        # The package reports what a server does wrong as errors of the program, with tracebacks on stderr.
+        # The package logs a server's mistakes as program errors, with tracebacks on stderr.
         logging.getLogger("mcp").setLevel(logging.CRITICAL)
         try:
             self._portal = self._stack.enter_context(start_blocking_portal())
@@ -82,7 +82,7 @@ class McpServer:
             raise ToolRefused(f"The MCP server {self.config.name} did not start: {reason}") from error
 
     def learn(self) -> None:
-        """Read the list of tools. Raises: whatever the server breaks."""
+        """Read the list of tools. Raises: any error that the server causes."""
         assert self._portal is not None
         assert self._session is not None
         self._changed = False
@@ -109,12 +109,12 @@ class McpServer:
                 self._calls.discard(future)
 
     def cancel_calls(self) -> None:
-        """End the calls under way, from any thread."""
+        """Cancel the running calls, from any thread."""
         for future in list(self._calls):
             future.cancel()
 
     def stop(self) -> None:
-        """End the connection, and the server if it was started here."""
+        """Close the connection, and stop the server if it was started here."""
         self._session = self._portal = None
         self._stack.close()
 
@@ -165,7 +165,7 @@ class McpServer:
 
 
 def _distinct(wanted: str, taken: dict[str, str]) -> str:
-    """A name nobody has yet, with a number at its end where two would be the same."""
+    """A unique name, with a number at its end if the name is taken."""
     name, number = wanted[:_MAX_NAME], 1
     while name in taken:
         number += 1
@@ -174,7 +174,7 @@ def _distinct(wanted: str, taken: dict[str, str]) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The first thing that went wrong, out of the groups that tasks put around it."""
+    """Message of the first error inside the exception groups that tasks add."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     if isinstance(error, TimeoutError):
@@ -200,9 +200,10 @@ async def _tools(session: "ClientSession") -> list[Any]:
 
 
 async def _call(session: "ClientSession", name: str, arguments: dict[str, Any], limit_s: float) -> ToolOutcome:
-    """Ask without `session.call_tool`.
+    """Call a tool without `session.call_tool`.
 
-    That checks results against the server's own schema, whose regular expressions may run for ever.
+    `session.call_tool` checks results against the server's own schema, whose regular expressions may never
+    terminate.
     """
     import anyio  # noqa: PLC0415 - with its only use
     from mcp import types  # noqa: PLC0415 - costs 0.4 s to import
@@ -225,18 +226,18 @@ async def _call(session: "ClientSession", name: str, arguments: dict[str, Any], 
     return ToolOutcome(shown, ok=not result.is_error)
 
 
-# One answer; longer than the longest line that is taken from a server over its standard output.
+# Limit of one response; larger than the longest line accepted from a server's stdout.
 MAX_ANSWER_BYTES: Final = 8 << 20
-# What may come over one stream of events in the life of a connection.
+# Limit of one event stream over the life of a connection.
 MAX_STREAM_BYTES: Final = 256 << 20
 _CONNECT_S: Final = 15.0
 
 
 @asynccontextmanager
 async def http_pipes(url: str, headers: Mapping[str, str], read_s: float) -> AsyncIterator[Any]:
-    """The (read, write) streams that an `mcp.ClientSession` takes. `read_s`: the longest silence of an answer.
+    """The (read, write) streams for an `mcp.ClientSession`. `read_s` is the longest pause in a response.
 
-    Redirects to another origin are not followed, and proxies of the environment are used as for everything else.
+    Redirects to another origin are not followed; proxies from the environment are used as everywhere else.
     """
     import httpx2  # noqa: PLC0415 - with its only use
     from mcp.client.streamable_http import streamable_http_client  # noqa: PLC0415 - costs 0.4 s to import
@@ -263,7 +264,7 @@ async def http_pipes(url: str, headers: Mapping[str, str], read_s: float) -> Asy
             return response
 
     client = httpx2.AsyncClient(
-        headers={**headers, "Accept-Encoding": "identity"},  # a small packed answer may unpack to gigabytes
+        headers={**headers, "Accept-Encoding": "identity"},  # a small compressed response may expand to gigabytes
         timeout=httpx2.Timeout(_CONNECT_S, read=read_s),
         transport=BoundedTransport(),
     )
@@ -271,19 +272,19 @@ async def http_pipes(url: str, headers: Mapping[str, str], read_s: float) -> Asy
         yield read, write
 
 
-# The pipes to an MCP server: what it writes is bounded a line at a time, and what is no message is passed over.
+# Pipes to an MCP server: the length of its lines is limited, and lines that are not messages are skipped.
 
-# A result of 24,000 characters is shown to a model; pictures and the like are left out of it anyway.
+# A model gets at most 24,000 characters of a result, without images.
 MAX_LINE_BYTES: Final = 8 << 20
 _END_S: Final = 2.0
-# A server that talks without end is slowed down, so that reading it costs little of a processor.
+# Slow down a server that sends without pause, so that reading it uses little CPU.
 _BURST: Final = 500
 _PAUSE_S: Final = 0.2
 _MAX_ERROR_BYTES: Final = 2000
 
 
 async def bounded_lines(stream: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """Whole lines; one longer than MAX_LINE_BYTES is passed over, and never held."""
+    """Yield whole lines; a line longer than MAX_LINE_BYTES is skipped and never buffered."""
     line, skipping = bytearray(), False
     async for chunk in stream:
         *ended, partial = chunk.split(b"\n")
@@ -301,10 +302,9 @@ async def bounded_lines(stream: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
 async def stdio_pipes(
     argv: tuple[str, ...], env: dict[str, str], folder: Path, errors: bytearray
 ) -> AsyncIterator[Any]:
-    """Start a server and yield the (read, write) streams that an `mcp.ClientSession` takes; it ends with the block.
+    """Start a server and yield the (read, write) streams for an `mcp.ClientSession`; it ends with the block.
 
-    `errors` gets the end of what it writes to its standard error.
-
+    `errors` receives the end of its stderr.
     Raises: OSError: it cannot be started.
     """
     from mcp import types  # noqa: PLC0415 - costs 0.4 s to import
@@ -367,7 +367,7 @@ async def _listen(stream: Any, errors: bytearray) -> None:
 
 
 async def _end(process: Any) -> None:
-    """Close its input, give it a moment, then end it and what it started."""
+    """Close stdin, wait briefly, then kill the process and its children."""
     from devices.child import kill_group  # noqa: PLC0415 - beside its only use
 
     if process.stdin is not None:

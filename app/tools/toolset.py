@@ -1,4 +1,4 @@
-"""The tools of one chat: who owns which name, what is offered to the model, and calls with consent."""
+"""The tools of one chat: owner of each name, specifications for the model, and calls with consent."""
 
 import json
 import threading
@@ -13,30 +13,30 @@ from app.tools.types import ToolOutcome, ToolRefused, ToolSpec, decode_arguments
 
 
 class Source(Protocol):
-    """Where tools come from: a server, or what is built in. `name` is the switch's name."""
+    """A source of tools: a server, or a built-in one. `name` is the name that enables it."""
 
     name: str
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The tools as the model sees them."""
+        """Tool specifications for the model."""
         ...
 
     def title(self, tool: str) -> str:
-        """A tool in words, with where it comes from."""
+        """Display name of a tool, with its source."""
         ...
 
     def refresh(self) -> None:
-        """Learn the tools again where they changed."""
+        """Reload the tools if they have changed."""
         ...
 
     def call(self, tool: str, arguments: dict[str, Any]) -> ToolOutcome:
-        """Carry out a call that was allowed."""
+        """Run a call that was allowed."""
         ...
 
 
 class ServerSource:
-    """A running server of the Model Context Protocol."""
+    """A running MCP server."""
 
     def __init__(self, server: McpServer) -> None:
         self.name = server.config.name
@@ -44,15 +44,15 @@ class ServerSource:
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The tools as the model sees them."""
+        """Tool specifications for the model."""
         return self._server.specs
 
     def title(self, tool: str) -> str:
-        """The tool with its server."""
+        """Display name of a tool, with its server."""
         return f"{self.name}: {self._server.real_name(tool)}"
 
     def refresh(self) -> None:
-        """Read the list again when the server says that it changed; a list that cannot be read offers nothing."""
+        """Reload the list if the server reports a change; if it cannot be read, there are no tools."""
         if self._server.changed:
             try:
                 self._server.learn()
@@ -60,12 +60,12 @@ class ServerSource:
                 self._server.specs = ()
 
     def call(self, tool: str, arguments: dict[str, Any]) -> ToolOutcome:
-        """Carry out a call that was allowed."""
+        """Run a call that was allowed."""
         return self._server.call(tool, arguments)
 
 
 class Toolset:
-    """Every source of a chat together. All methods block: not for a window's main thread."""
+    """All sources of a chat. All methods block: do not call them on a window's main thread."""
 
     def __init__(self, sources: Sequence[Source], consent: ToolConsent) -> None:
         self._sources = tuple(sources)
@@ -73,7 +73,7 @@ class Toolset:
         self._owners: dict[str, tuple[Source, ToolSpec]] = {}
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """What the model is offered: nothing that is never to be used, and each name once."""
+        """Specifications for the model, without forbidden tools and without duplicate names."""
         self._owners = {}
         for source in self._sources:
             source.refresh()
@@ -83,12 +83,12 @@ class Toolset:
         return tuple(spec for _, spec in self._owners.values())
 
     def title(self, name: str) -> str:
-        """A tool in words."""
+        """Display name of a tool."""
         owner = self._owners.get(name)
         return shown_line(owner[0].title(name) if owner else name)
 
     def call(self, name: str, arguments: str) -> ToolOutcome:
-        """Carry out one call of the model; whatever is wrong with it becomes an answer the model can act on."""
+        """Run one call of the model; an error becomes a result that the model can act on."""
         if name not in self._owners:
             self.specs()
         if name not in self._owners:
@@ -111,13 +111,13 @@ class Toolset:
 
 
 class RunningServers:
-    """Servers that were started, shared by the chats of one window or terminal."""
+    """Running servers, shared by the chats of one window or terminal."""
 
     def __init__(self) -> None:
         self._running: dict[tuple[str, str], McpServer] = {}
 
     def open(self, config: McpServerConfig, folder: Path, consent: ToolConsent) -> ServerSource:
-        """The server, started with consent if it does not run. Raises: ToolRefused."""
+        """Open the server; starts it with consent if it does not run. Raises: ToolRefused."""
         fingerprint = fingerprint_of([config.argv, sorted(config.env), config.url, sorted(config.headers)])
         key = (fingerprint_of([fingerprint, dict(config.env), dict(config.headers), config.call_s]), str(folder))
         running = self._running.get(key)
@@ -133,12 +133,12 @@ class RunningServers:
         return ServerSource(running)
 
     def cancel_calls(self) -> None:
-        """End the calls under way; the servers stay."""
+        """Cancel the running calls; the servers continue."""
         for server in list(self._running.values()):
             server.cancel_calls()
 
     def close(self) -> None:
-        """End all of them, side by side: each may take its time."""
+        """Stop all servers concurrently, because each may take a while."""
         ending = [threading.Thread(target=server.stop, name="end-mcp") for server in self._running.values()]
         self._running.clear()
         for thread in ending:

@@ -1,1 +1,1 @@
-"""`tessera worker`: this computer's devices for models of another computer of the user."""
+"""`tessera worker`: lets another computer of the user run models on this computer's devices."""

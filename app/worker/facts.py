@@ -1,4 +1,4 @@
-"""What a worker tells of this computer: its devices, what memory they have left now, and how fast they read."""
+"""Information that a worker reports about this computer: devices, free memory and bandwidth."""
 
 from typing import Any, Final
 
@@ -17,13 +17,13 @@ DESCRIBE_S: Final = 30.0
 
 
 class NoDevices(EnvironmentFault):
-    """llama.cpp's libraries do not start here."""
+    """llama.cpp's libraries do not start on this computer."""
 
     code = "no_devices"
 
 
 class FactsOf:
-    """Devices are asked once, free memory each time. Blocks. `memory_bytes` caps what the processor gives."""
+    """Queries devices once, and free memory each time. Blocks. `memory_bytes` limits the CPU's memory."""
 
     def __init__(self, host: str, memory_bytes: int | None = None) -> None:
         self._resources: Resources = open_resources(user_paths())
@@ -36,7 +36,7 @@ class FactsOf:
         self._session_bytes = int(outcome.answer["held_bytes"])
 
     def now(self, held_bytes: int = 0) -> RemoteFacts:
-        """With the memory of this moment; `held_bytes` are those of sessions, which may be given again."""
+        """Device information with current free memory; `held_bytes` of sessions count against `memory_bytes`."""
         machine = self._resources.machine.now()
         return RemoteFacts(
             host=self._host,

@@ -1,4 +1,4 @@
-"""The worker's door: on loopback, one conversation a session; each session has an RPC process of its own."""
+"""The worker's server: on loopback, one connection per session; each session has a separate RPC process."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from devices.process_memory import process_memory
 from engine.remotes import protocol
 
 LOOPBACK: Final = "127.0.0.1"
-# The other side asks every second; one that is silent for so long is gone, and its session with it.
+# The client sends a request every second. If it is silent for this long, its session ends.
 GONE_S: Final = 3 * protocol.SILENT_S
 START_S: Final = 30.0
 MOST_SESSIONS: Final = 16
@@ -22,7 +22,7 @@ _CHUNK: Final = 1 << 18
 
 
 class Worker:
-    """Serves until cancelled. `port` is known after `listen`."""
+    """Serves until cancelled. `port` is set after it has started to listen."""
 
     def __init__(self, facts: FactsOf, threads: int) -> None:
         self._facts, self._threads = facts, threads
@@ -30,7 +30,7 @@ class Worker:
         self.port = 0
 
     async def serve(self, port: int) -> None:
-        """Listen on loopback, and only there. Raises: OSError: the port is taken."""
+        """Listen only on loopback. Raises: OSError: the port is in use."""
         server = await asyncio.start_server(self._talk, LOOPBACK, port, limit=protocol.LONGEST_LINE)
         self.port = server.sockets[0].getsockname()[1]
         async with server:
@@ -66,7 +66,7 @@ class Worker:
                     await self._send(writer, min(ask.num_bytes, protocol.MOST_MEASURED_BYTES))
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, ValueError):
-            return  # the other side is gone, or sends no lines
+            return  # the client is gone or sends no valid lines
         finally:
             if session is not None:
                 await self._end(session)
@@ -94,7 +94,7 @@ class Worker:
             await writer.drain()
 
     async def _open(self) -> tuple[asyncio.subprocess.Process | None, protocol.Answer]:
-        """A process of llama.cpp's RPC server, on a port of its own, for one client."""
+        """Start llama.cpp's RPC server on a separate port for one client."""
         if len(self._sessions) >= MOST_SESSIONS:
             return None, protocol.Answer(error=f"it already has {MOST_SESSIONS} sessions")
         port = _free_port()
@@ -107,7 +107,7 @@ class Worker:
         self._sessions.add(session)
         try:
             async with asyncio.timeout(START_S):
-                # Another process's port rings no bell.
+                # Poll, because there is no event when another process opens its port.
                 while session.returncode is None and not await _listens(port):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""Run one command without a shell, in the project folder, with bounds on time, memory and output."""
+"""Run one command without a shell in the project folder, with limits on time, memory and output."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from app.code.agent.sandbox import Openings, guarded, sandboxed
 from devices.environment import program_environment
 from devices.process_memory import bound_memory
 
-# Output beyond this is dropped from the middle: what a command says first and last matters most.
+# Longer output is cut in the middle: the beginning and the end of a command's output matter most.
 _HEAD_BYTES = 8_000
 _TAIL_BYTES = 12_000
 _DRAIN_S = 2.0
@@ -27,7 +27,7 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class CommandResult:
-    """How a command ended. `exit_code` None: it was stopped, for its time or because nobody wants it any more."""
+    """Result of a command. `exit_code` is None if it timed out or was cancelled."""
 
     output: str
     exit_code: int | None
@@ -41,10 +41,10 @@ def run_command(
     openings: Openings | None = None,
     cancelled: threading.Event | None = None,
 ) -> CommandResult:
-    """Run `argv` in `folder`, in the sandbox with these openings (None: in none); stdout and stderr come together.
+    """Run `argv` in `folder`, sandboxed with these openings (None: no sandbox); stdout and stderr are merged.
 
-    It is ended when its time is over or `cancelled` is set.
-    Raises: OSError: it cannot be started. ValueError: a word holds a NUL byte.
+    It is stopped at the timeout or when `cancelled` is set.
+    Raises: OSError: it cannot be started. ValueError: an argument contains a NUL byte.
     """
     cancelled = cancelled or threading.Event()
     if openings is None:
@@ -75,15 +75,15 @@ def _run(argv: list[str], folder: Path, timeout_s: float, cancelled: threading.E
             with contextlib.suppress(subprocess.TimeoutExpired):
                 exit_code = child.wait(timeout=_LOOK_S)
     finally:
-        # Whatever the command left behind in its group ends with it.
+        # Kill all processes that the command left in its group.
         _end(child)
-        # A process that left the group may keep the pipe open; what it writes is not waited for.
+        # A process that left the group may hold the pipe open; do not wait for its output.
         reader.join(_DRAIN_S)
     return CommandResult(output=output.text(), exit_code=exit_code, elapsed_s=time.monotonic() - begun)
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
-    with contextlib.suppress(psutil.Error):  # also those that left the group
+    with contextlib.suppress(psutil.Error):  # also processes that left the group
         for process in psutil.Process(child.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -96,7 +96,7 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
 
 
 class _HeadAndTail:
-    """The first and the last bytes of a stream of any length."""
+    """The first and last bytes of a stream of any length."""
 
     def __init__(self) -> None:
         self._head = bytearray()

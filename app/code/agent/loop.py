@@ -1,4 +1,4 @@
-"""The agent: ask the model, carry out its calls, give back the results, within a number of steps."""
+"""The agent loop: query the model, run its tool calls, return the results, up to a number of steps."""
 
 import threading
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from app.code.agent.types import AgentEvent, Ended, OnEvent, Thought, UserAsked
 from app.tools.loop import Called, answer_message, carried_out, result_message
 from app.tools.types import ToolOutcome, ToolSpec
 
-# Enough for a change over several files with a test run; a model that needs more is lost.
+# Enough for a change over several files with a test run; a model that needs more will not succeed.
 DEFAULT_STEPS = 30
-# A model that makes the same failing call this often in a row will not stop by itself.
+# A model that repeats the same failing call this often does not stop by itself.
 _SAME_FAILURES = 3
 
 SYSTEM = """You are a careful programming assistant working in one project folder through tools.
@@ -23,7 +23,7 @@ When you are done, answer in a few sentences what you changed and what you could
 
 
 class Turn(Protocol):
-    """One answer of a model: its text and its calls."""
+    """One model response: its text and tool calls."""
 
     text: str
     calls: Sequence[ToolCall]
@@ -33,30 +33,30 @@ class ChatModel(Protocol):
     """A model that can call tools."""
 
     def turn(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Turn:
-        """Answer the conversation."""
+        """Generate the next response of the conversation."""
         ...
 
 
 class Tools(Protocol):
-    """What carries out calls."""
+    """Runs tool calls."""
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The tools as the model sees them."""
+        """Tool specifications for the model."""
         ...
 
     def call(self, name: str, arguments: str) -> ToolOutcome:
-        """Carry out one call."""
+        """Run one call."""
         ...
 
 
 class _All:
-    """The tools of a session under one roof."""
+    """Routes calls to all tool sources of a session."""
 
     def __init__(self, tools: Sequence[Tools]) -> None:
         self._owners = {spec.name: owner for owner in tools for spec in owner.specs()}
 
     def call(self, name: str, arguments: str) -> ToolOutcome:
-        """Carry out one call."""
+        """Run one call."""
         if name not in self._owners:
             return ToolOutcome(f"There is no tool {name!r}. Tools: {', '.join(self._owners)}.", ok=False)
         return self._owners[name].call(name, arguments)
@@ -64,7 +64,7 @@ class _All:
 
 @dataclass
 class Agent:
-    """One session. `on_event` gets everything that happens, in order, on the calling thread."""
+    """One session. `on_event` receives every event in order, on the calling thread."""
 
     model: ChatModel
     tools: Sequence[Tools]
@@ -74,7 +74,7 @@ class Agent:
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     def work(self, task: str) -> Ended:
-        """Work on a task until the model answers without a call, or the steps are used up."""
+        """Work on a task until the model responds without a tool call or the step limit is reached."""
         self._emit(UserAsked(task))
         self.messages.append({"role": "user", "content": task})
         tools = _All(self.tools)

@@ -1,4 +1,4 @@
-"""Servers of the Model Context Protocol as further tools of the coding agent."""
+"""Model Context Protocol servers as additional tools of the coding agent."""
 
 import json
 from pathlib import Path
@@ -10,16 +10,16 @@ from app.tools.types import ToolOutcome, ToolRefused, ToolSpec, decode_arguments
 
 
 class McpTools:
-    """One server's tools. It is started when its tools are first needed, and only with consent."""
+    """Tools of one server, which is started on first use and only with consent."""
 
     def __init__(self, config: McpServerConfig, folder: Path, consent: Consent) -> None:
         self._server = McpServer(config, folder)
         self._consent = consent
 
     def start(self) -> None:
-        """Ask, start the server and learn its tools.
+        """Request consent, start the server and read its tools.
 
-        Raises: ToolRefused: the person declined, or the server does not speak the protocol.
+        Raises: ToolRefused: the user declined, or the server does not speak the protocol.
         """
         config = self._server.config
         if not self._consent.given(start_request(config)):
@@ -27,7 +27,7 @@ class McpTools:
         self._server.start()
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The tools as the model sees them; empty before `start`."""
+        """Tool specifications for the model; empty before `start`."""
         return self._server.specs
 
     def call(self, name: str, arguments: str) -> ToolOutcome:
@@ -50,5 +50,5 @@ class McpTools:
         return server.call(name, given)
 
     def stop(self) -> None:
-        """End the server."""
+        """Stop the server."""
         self._server.stop()

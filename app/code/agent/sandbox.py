@@ -1,7 +1,7 @@
-"""The sandbox an agent's commands run in: bubblewrap on Linux, else Landlock. Where there is none, that is said.
+"""Sandbox for an agent's commands: bubblewrap on Linux, else Landlock. If there is none, the user is informed.
 
-Inside, the project folder can be written and the system's programs can be read. The home folder, other people's
-files, sockets of the desktop and the network are not there; memory disks stand in for the home and for /tmp.
+The project folder is writable and the system's programs are readable. The home folder, other users' files, desktop
+sockets and the network are not available; tmpfs replaces the home folder and /tmp.
 """
 
 import contextlib
@@ -22,12 +22,13 @@ from devices.child_command import child_command
 from devices.landlock import SYSTEM_FOLDERS
 from devices.programs import installed_program
 
-# What names programs in a repository, or another place to read such names from. Source: git, gitrepository-layout.
+# Files that name programs in a repository, or refer to another place for such names. Source: git,
+# gitrepository-layout.
 _STEERING: Final = ("config", "config.worktree", "commondir", "hooks", "modules", "worktrees")
 _ITSELF: Final = b".\n"
 _MEMORY_DISK_BYTES: Final = 1 << 30
 _TRY_LIMIT_S: Final = 10
-# Variables that lead to services outside: keys, the desktop, its buses.
+# Variables that refer to services outside the sandbox: key agents, the desktop, its buses.
 HIDDEN_VARIABLES: Final = frozenset(
     {"SSH_AUTH_SOCK", "SSH_AGENT_PID", "GPG_AGENT_INFO", "DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR", "DISPLAY"}
     | {"WAYLAND_DISPLAY", "XAUTHORITY", "DOCKER_HOST"}
@@ -36,20 +37,20 @@ HIDDEN_VARIABLES: Final = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Openings:
-    """What one command is allowed beyond the project folder."""
+    """Permissions of a command beyond the project folder."""
 
     network: bool = False
     home: bool = False
 
 
 def missing() -> str | None:
-    """Why there is no sandbox on this computer; None when there is one."""
+    """Reason why this computer has no sandbox; None if it has one."""
     lacking = without_bubblewrap()
     return None if lacking is None or landlock.version() else lacking
 
 
 def weakness() -> str | None:
-    """What the sandbox of this computer does not hold that bubblewrap would; None where it holds all."""
+    """Describe what this computer's sandbox lacks compared with bubblewrap; None if nothing."""
     if without_bubblewrap() is None or landlock.version() >= landlock.SCOPED_VERSION:
         return None
     return "Landlock of this kernel keeps files and network from it, but it can end other programs of yours."
@@ -57,13 +58,13 @@ def weakness() -> str | None:
 
 @functools.cache
 def without_bubblewrap() -> str | None:
-    """Why bubblewrap does not work on this computer; None when it does. Tried once."""
+    """Reason why bubblewrap does not work on this computer; None if it works. Tested once."""
     if sys.platform != "linux":
         return "there is none for this system"
     program = installed_program("bwrap")
     if program is None:
         return "bubblewrap is not installed (package bubblewrap)"
-    folder = Path("/usr/bin")  # one with none below it: a project is looked through for repositories
+    folder = Path("/usr/bin")  # it has no subfolders: a project folder is scanned for repositories
     try:
         tried = subprocess.run(
             [*_bubblewrapped(("true",), folder, Openings(), program)],
@@ -81,7 +82,7 @@ def without_bubblewrap() -> str | None:
 
 
 def sandboxed(argv: Sequence[str], folder: Path, openings: Openings, scratch: Path) -> list[str]:
-    """The command that runs `argv` inside; `missing` must have said None. Its temporary files go to `scratch`."""
+    """Command that runs `argv` in the sandbox; requires `missing()` to be None. Temporary files go to `scratch`."""
     if without_bubblewrap() is None:
         return _bubblewrapped(argv, folder, openings, installed_program("bwrap") or "bwrap")
     home = Path.home()
@@ -115,14 +116,14 @@ def _bubblewrapped(argv: Sequence[str], folder: Path, openings: Openings, progra
     options += ["--proc", "/proc", "--dev", "/dev"]
     for scratch in ("/tmp", "/var/tmp", "/run"):  # noqa: S108 - the sandbox's own, in memory
         options += ["--size", str(_MEMORY_DISK_BYTES), "--tmpfs", scratch]
-    if openings.network:  # where names of hosts are looked up
+    if openings.network:  # for DNS resolution
         options += ["--ro-bind-try", "/run/systemd/resolve", "/run/systemd/resolve"]
     home_mount = ["--bind", str(home), str(home)]
     if not openings.home:
         home_mount = ["--size", str(_MEMORY_DISK_BYTES), "--tmpfs", str(home)]
     options += home_mount
     for path in program_paths(argv[0], home):
-        # An open home has its single programs, and a link to what is not shown cannot be bound.
+        # An open home folder contains the single programs, and bwrap cannot bind a link to a hidden target.
         if not openings.home or Path(path).is_dir():
             options += ["--ro-bind-try", path, path]
     options += ["--bind", str(folder), str(folder)]
@@ -135,10 +136,10 @@ def _bubblewrapped(argv: Sequence[str], folder: Path, openings: Openings, progra
 
 
 def _repository(repository: Path) -> list[str]:
-    """A repository can be written, but not what makes the person's own git run something afterwards."""
+    """Options that make a repository writable, except the files that can make the user's git run programs."""
     if repository.is_symlink():
         return []
-    # Bound onto itself it cannot be moved away and replaced by one with other settings.
+    # A bind mount onto itself prevents moving it away and replacing it with a repository of other settings.
     if not repository.is_dir():
         return ["--ro-bind-try", str(repository), str(repository)]
     options = ["--bind", str(repository), str(repository)]
@@ -149,9 +150,9 @@ def _repository(repository: Path) -> list[str]:
 
 @contextlib.contextmanager
 def guarded(folder: Path) -> Iterator[list[str]]:
-    """While a command runs: what it must not make in a repository is there, so that it can be bound.
+    """Create what a command must not create in a repository, so that it can be bind-mounted during the command.
 
-    Afterwards the list says what the command made that would have made the person's git run something.
+    After the block, the list describes what the command created that could make the user's git run programs.
     """
     before = repositories(folder).paths
     mine = sorted({folder / ".git", *before})
@@ -173,7 +174,7 @@ def guarded(folder: Path) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def _held(repository: Path) -> Iterator[None]:
-    """A `commondir` that names the repository itself says what git assumes without one."""
+    """Create `hooks`, and a `commondir` that names the repository itself, which is git's default without one."""
     if repository.is_symlink() or not repository.is_dir():
         yield
         return
@@ -191,14 +192,14 @@ def _held(repository: Path) -> Iterator[None]:
         if made_common and common.is_file() and common.read_bytes() == _ITSELF:
             common.unlink()
         if made_hooks:
-            with contextlib.suppress(OSError):  # something was put there from outside meanwhile
+            with contextlib.suppress(OSError):  # another process put a file there meanwhile
                 hooks.rmdir()
         if leads_to is not None and not (hooks.is_symlink() and hooks.readlink() == leads_to):
             _put_back(hooks, leads_to)
 
 
 def _put_back(hooks: Path, leads_to: Path) -> None:
-    """A link that was bound can itself be replaced: the link of before takes its place again."""
+    """Restore the link: a bind-mounted link can itself be replaced."""
     if hooks.is_dir() and not hooks.is_symlink():
         shutil.rmtree(hooks)
     else:
@@ -206,17 +207,17 @@ def _put_back(hooks: Path, leads_to: Path) -> None:
     hooks.symlink_to(leads_to)
 
 
-# What of a repository names programs, kept and put back where a sandbox cannot make it read-only.
+# Files of a repository that name programs. They are saved and restored if a sandbox cannot make them read-only.
 
 _NAMES: Final = frozenset({"config", "config.worktree", "commondir", "gitdir"})
-# These hold data only, and are large.
+# These folders contain only data and are large.
 _DATA: Final = frozenset({"objects", "refs", "logs", "lfs"})
 _MOST_FILES: Final = 5_000
 _MOST_BYTES: Final = 1 << 20
 
 
 class TooMuch(OSError):
-    """The repository has more of it than can be kept."""
+    """The repository has more such files than can be saved."""
 
 
 Snapshot = dict[Path, tuple[int, bytes]]
@@ -227,7 +228,7 @@ def _kind(state: tuple[int, bytes] | None) -> int | None:
 
 
 def keep(path: Path) -> Snapshot:
-    """Mode and content of each file that steers git. Raises: TooMuch."""
+    """Save mode and content of each file that can make git run programs. Raises: TooMuch."""
     if not path.is_dir() or path.is_symlink():
         return dict(_one(path))
     snapshot: Snapshot = {path: (stat.S_IFDIR, b"")}
@@ -259,11 +260,11 @@ def _one(path: Path) -> Iterator[tuple[Path, tuple[int, bytes]]]:
 
 
 def put_back(root: Path, before: Snapshot, aside: str) -> list[str]:
-    """Make it as it was `before`; what is new goes aside. Says what was done, a line for each."""
+    """Restore the state `before` and move new files aside; return one note per action."""
     notes = []
     was, now = _kind(before.get(root)), _kind(keep(root).get(root))
     if was is None:
-        return []  # what was made again is looked through with all others
+        return []  # `put_aside` handles a repository that was created
     if now != was:
         if now is not None:
             root.rename(root.with_name(root.name + aside))
@@ -288,12 +289,12 @@ def put_back(root: Path, before: Snapshot, aside: str) -> list[str]:
     return notes
 
 
-# Repositories inside a project: the person's own git enters what it takes for submodules and obeys their settings.
+# Repositories inside a project: the user's git enters what looks like a submodule and obeys its settings.
 #
-# Those that are there are bound, so that a command cannot change what they name. What a command makes is looked
-# through when it has ended: whatever names programs is put aside under another name, and said.
+# Existing repositories are bind-mounted, so that a command cannot change the programs that they name. New ones are
+# scanned after the command: every file that names programs is renamed and reported.
 
-# More than any project holds; where there are more, that is said.
+# Larger than any project; a larger folder is reported.
 _MOST_ENTRIES: Final = 500_000
 _MOST_SETTINGS_BYTES: Final = 1 << 16
 ASIDE: Final = ".made-by-a-command"
@@ -312,14 +313,14 @@ _HARMLESS_ADDRESSES: Final = ("https://", "http://", "ssh://", "git://", "git@",
 
 @dataclass(frozen=True)
 class Found:
-    """Repositories of a folder and below. `whole`: all of it was looked through."""
+    """Repositories in a folder and below. `whole` is True if the scan was complete."""
 
     paths: frozenset[Path]
     whole: bool
 
 
 def repositories(root: Path) -> Found:
-    """Every `.git`, folder or file, and every folder that git would take for a bare repository."""
+    """Find every `.git`, folder or file, and every folder that git would treat as a bare repository."""
     paths: set[Path] = set()
     left, waiting = _MOST_ENTRIES, [root]
     while waiting:
@@ -340,7 +341,7 @@ def repositories(root: Path) -> Found:
 
 
 def put_aside(root: Path, before: frozenset[Path]) -> list[str]:
-    """Take the force out of repositories that were not there `before`; says what was done, a line for each."""
+    """Disable repositories that did not exist `before`; return one note per renamed file."""
     found = repositories(root)
     notes = []
     for path in sorted(found.paths - before):
@@ -357,7 +358,7 @@ def put_aside(root: Path, before: frozenset[Path]) -> list[str]:
 
 
 def _steering(path: Path) -> Iterator[Path]:
-    """What of a new repository makes git run something, or leads it elsewhere."""
+    """Files of a new repository that can make git run programs or refer it to another place."""
     if not path.is_dir() or path.is_symlink():
         yield path
         return
@@ -378,7 +379,7 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def _is_harmless(config: Path) -> bool:
-    """A plain file of settings that all are known to start nothing; read strictly, in doubt it is not."""
+    """Return True if a config file has only settings that start nothing; strict: False if in doubt."""
     if not os.path.lexists(config):
         return True
     if config.is_symlink() or not config.is_file() or config.stat().st_size > _MOST_SETTINGS_BYTES:
@@ -403,15 +404,15 @@ def _starts_nothing(section: str, line: str) -> bool:
     return name.lower() != "url" or value.startswith(_HARMLESS_ADDRESSES)
 
 
-# What a sandbox shows of programs outside the system's folders: the programs, and never the data next to them.
+# Programs outside the system's folders that a sandbox shows, without the data next to them.
 #
-# `~/.local/bin` is on PATH nearly everywhere, and `~/.local/share` holds tokens, keyrings, histories and chats.
+# `~/.local/bin` is on PATH nearly everywhere, and `~/.local/share` contains tokens, keyrings, histories and chats.
 
-# Folders that hold programs and nothing else by their name; of others on PATH only the programs are shown.
+# Folder names that mean programs only; of other folders on PATH only the programs are shown.
 _PROGRAM_FOLDERS: Final = frozenset({"bin", "sbin", "shims", "scripts"})
-# What programs in PREFIX/bin are made of. Not `share`: in a home folder it is everybody's data.
+# What programs in PREFIX/bin need. Not `share`: in a home folder it contains data of many programs.
 _BESIDE_PROGRAMS: Final = ("lib", "lib64", "libexec", "include", "pyvenv.cfg")
-# Where programs keep what is the user's, by variable and by default below the home.
+# Folders of user data, by variable and with the default below the home folder.
 _DATA_FOLDERS: Final = {
     "XDG_DATA_HOME": ".local/share",
     "XDG_CONFIG_HOME": ".config",
@@ -419,14 +420,14 @@ _DATA_FOLDERS: Final = {
     "XDG_STATE_HOME": ".local/state",
     "TESSERA_HOME": ".local/share/tessera",
 }
-# A link in ~/.local/bin leads to a tool's environment, and that one's Python to an installed Python.
+# A link in ~/.local/bin leads to a tool's environment, whose Python links to an installed Python.
 _MAX_LINKS: Final = 3
 _MAX_STEPS: Final = 8
 _MAX_PATHS: Final = 500
 
 
 def program_paths(name: str, home: Path, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Files and folders to show: of each folder on PATH, and of the command's where it is named in full."""
+    """Files and folders to show: from each folder on PATH, and the command's own if it is an absolute path."""
     found = _Programs(home, environment)
     for entry in environment.get("PATH", "").split(os.pathsep):
         if Path(entry).is_absolute():
@@ -438,7 +439,7 @@ def program_paths(name: str, home: Path, environment: Mapping[str, str] = os.env
 
 
 def _normal(path: str) -> Path:
-    """Without `..`, which would hide where a path leads."""
+    """Normalize a path; `..` would hide its target."""
     return Path(os.path.normpath(path))
 
 
@@ -466,7 +467,7 @@ class _Programs:
             self._add_targets(program, links)
 
     def add_program(self, program: Path) -> None:
-        """Show one program, with its folder where that holds nothing else."""
+        """Show one program, and its folder if that contains only programs."""
         if _is_named_for_programs(program.parent, program.parent.resolve()):
             self.add_folder(program.parent)
         if program.is_file() and os.access(program, os.X_OK):
@@ -477,7 +478,7 @@ class _Programs:
         self._add_targets(program, links)
 
     def _add_targets(self, program: Path, links: int) -> None:
-        """Show what a link leads to, each link on the way; what is in the system's folders is shown anyway."""
+        """Show the target of a link and each link on the way; system folders are shown anyway."""
         if links >= _MAX_LINKS or not program.is_symlink():
             return
         steps, step = [program.resolve()], program
@@ -499,7 +500,7 @@ class _Programs:
                 self.paths[str(path)] = None
 
     def _may_show(self, folder: Path, real: Path) -> bool:
-        """Neither the home, a folder of data, nor one above either."""
+        """Return False for the home folder, data folders, and all their parents."""
         return not any(root.is_relative_to(path) for root in self._private for path in (folder, real))
 
 

@@ -34,13 +34,13 @@ _PATH = {"type": "string", "description": "Path relative to the project folder."
 
 
 class ListArguments(msgspec.Struct, forbid_unknown_fields=True):
-    """list(path)."""
+    """Arguments of list(path)."""
 
     path: str = "."
 
 
 class ReadArguments(msgspec.Struct, forbid_unknown_fields=True):
-    """read(path, first, last)."""
+    """Arguments of read(path, first, last)."""
 
     path: str
     first: int = 1
@@ -48,13 +48,13 @@ class ReadArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SearchArguments(msgspec.Struct, forbid_unknown_fields=True):
-    """search(text)."""
+    """Arguments of search(text)."""
 
     text: str
 
 
 class EditArguments(msgspec.Struct, forbid_unknown_fields=True):
-    """edit(path, search, replace)."""
+    """Arguments of edit(path, search, replace)."""
 
     path: str
     search: str
@@ -62,7 +62,7 @@ class EditArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RunArguments(msgspec.Struct, forbid_unknown_fields=True):
-    """run(argv, timeout_s, network, home)."""
+    """Arguments of run(argv, timeout_s, network, home)."""
 
     argv: list[str]
     timeout_s: float = _DEFAULT_TIMEOUT_S
@@ -71,7 +71,7 @@ class RunArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PlanArguments(msgspec.Struct, forbid_unknown_fields=True):
-    """plan(items)."""
+    """Arguments of plan(items)."""
 
     items: list[PlanItem]
 
@@ -132,7 +132,7 @@ SPECS = (
 
 
 class Toolbox:
-    """Carries out calls. Nothing is written and nothing is run without consent; `cancelled` ends a command."""
+    """Runs tool calls. Writes and runs nothing without consent; `cancelled` stops a command."""
 
     def __init__(
         self,
@@ -157,11 +157,11 @@ class Toolbox:
         }
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The tools as the model sees them."""
+        """Tool specifications for the model."""
         return SPECS
 
     def call(self, name: str, arguments: str) -> ToolOutcome:
-        """Carry out one call; whatever is wrong with it becomes an answer the model can act on."""
+        """Run one call; an error becomes a result that the model can act on."""
         if name not in self._tools:
             return ToolOutcome(f"There is no tool {name!r}. Tools: {', '.join(self._tools)}.", ok=False)
         kind, tool = self._tools[name]
@@ -281,7 +281,7 @@ class Toolbox:
         )
         if not self._consent.given(request):
             raise ToolRefused("The person declined this command.")
-        # NaN is neither more nor less than a limit.
+        # NaN passes every comparison with a limit.
         wanted = arguments.timeout_s if math.isfinite(arguments.timeout_s) else _DEFAULT_TIMEOUT_S
         timeout_s = min(max(wanted, 1.0), _MAX_TIMEOUT_S)
         root = self._index.workspace.root
@@ -300,7 +300,7 @@ class Toolbox:
 
 
 def _reach(openings: sandbox.Openings | None, lacking: str | None) -> str | None:
-    """What the command reaches beyond the project folder, where that is more than nothing."""
+    """What the command can access beyond the project folder; None if nothing."""
     if openings is None:
         return f"No sandbox: {lacking}. It can do whatever you can."
     reached = []
@@ -313,7 +313,7 @@ def _reach(openings: sandbox.Openings | None, lacking: str | None) -> str | None
 
 
 def _warning_for(argv: Sequence[str]) -> str | None:
-    """What a person should look at twice."""
+    """A warning about a suspicious command line; None if there is nothing to warn about."""
     outside = [w for w in argv[1:] if w.startswith(("/", "~")) or ".." in w.split("/")]
     if any(not word.isprintable() for word in argv):
         return "The command holds invisible characters; they are spelled out."

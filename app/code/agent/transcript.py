@@ -1,4 +1,4 @@
-"""A session as lines of JSON: written while it happens, read for display, played again for a check."""
+"""Transcript of a session as JSON lines: written during the session, read for display and replay."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ _decoder = msgspec.json.Decoder(learned(AgentEvent))
 
 
 class Transcript:
-    """Appends events to a file, each flushed, so that a crash loses nothing that was shown."""
+    """Appends events to a file and flushes each of them, so that a crash loses no event that was shown."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ class Transcript:
 
 
 def read_transcript(path: Path) -> Iterator[AgentEvent]:
-    """The events of a session; an incomplete last line, left by a crash, is skipped."""
+    """Events of a session; skips an incomplete last line, which a crash may leave."""
     with path.open("rb") as file:
         while line := file.readline(_MAX_LINE_BYTES):
             try:
@@ -45,7 +45,7 @@ def read_transcript(path: Path) -> Iterator[AgentEvent]:
 
 
 def turns_of(events: Iterator[AgentEvent]) -> list[tuple[str, list[Called]]]:
-    """The model's side of a session, turn by turn: (text, calls)."""
+    """The model's responses of a session, in order: (text, calls)."""
     turns: list[tuple[str, list[Called]]] = []
     open_turn = False
     for event in events:

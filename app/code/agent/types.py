@@ -1,4 +1,4 @@
-"""What happens in an agent's session: calls, results, a plan; each is also a line of the transcript."""
+"""Events of an agent's session: calls, results, the plan; each is also a line of the transcript."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -11,39 +11,39 @@ PlanState = Literal["open", "doing", "done"]
 
 
 class PlanItem(msgspec.Struct, frozen=True):
-    """One step the agent means to take."""
+    """One step of the agent's plan."""
 
     text: str
     state: PlanState = "open"
 
 
 class UserAsked(msgspec.Struct, frozen=True, tag="asked"):
-    """The task, with the context that went with it."""
+    """The task, with its context."""
 
     text: str
 
 
 class Thought(msgspec.Struct, frozen=True, tag="thought"):
-    """Text of the model beside its calls, or its final answer."""
+    """Text of the model next to its calls, or its final response."""
 
     text: str
 
 
 class Planned(msgspec.Struct, frozen=True, tag="planned"):
-    """The plan as it is now."""
+    """The current plan."""
 
     items: list[PlanItem]
 
 
 class Edited(msgspec.Struct, frozen=True, tag="edited"):
-    """An edit that was allowed for the session and is made without asking: what it changes."""
+    """An edit made without another prompt, because the user allowed edits for the session; `diff` is the change."""
 
     path: str
     diff: str
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """Why the session stopped."""
+    """The reason why the session stopped."""
 
     reason: Literal["answered", "step limit", "cancelled", "failed"]
     detail: str = ""

@@ -1,6 +1,6 @@
-"""Assemble the context of a question: what was pointed at first, then what the index finds, in a budget.
+"""Assemble the context for a prompt within a token budget: mentions first, then search results.
 
-Whatever does not fit is cut to its telling part or left out, and both are said.
+An item that does not fit is shortened to its most relevant part or omitted; both are reported.
 """
 
 import re
@@ -15,11 +15,11 @@ from app.code.index.project import ProjectIndex
 from app.code.index.vectors import VectorIndex, fused
 from devices.errors import TesseraError
 
-# What a question points at: @file, @folder, @symbol and @diff, with or without the word before a colon.
+# Mentions in a prompt: @file, @folder, @symbol and @diff, with or without the kind and a colon.
 
 MentionKind = Literal["file", "folder", "symbol", "diff", "any"]
 
-# A mention begins a word, so that mail addresses and decorators inside code are none.
+# A mention starts a word, so that mail addresses and decorators in code do not count.
 _MENTION = re.compile(
     r"(?<![\w`@./])@(?:(file|folder|symbol):)?(?:\"([^\"\n]+)\"|([\w./\-+~$]*[\w/\-+~$]))(?:#L?(\d+)(?:-L?(\d+))?)?"
 )
@@ -30,7 +30,7 @@ _KINDS: dict[str | None, MentionKind] = {None: "any", "file": "file", "folder": 
 
 @dataclass(frozen=True)
 class Mention:
-    """One mention. `kind` "any" is settled by what exists. Lines are 1-based and inclusive."""
+    """One mention. Kind "any" is resolved by what exists. Lines are 1-based and inclusive."""
 
     kind: MentionKind
     target: str
@@ -43,7 +43,7 @@ class Mention:
 
 
 def mentions_in(question: str) -> list[Mention]:
-    """Every mention, each once, in order."""
+    """All mentions in order, without duplicates."""
     found: dict[Mention, None] = {}
     for match in _MENTION.finditer(question):
         word, quoted, plain, first, last = match.groups()
@@ -55,19 +55,19 @@ def mentions_in(question: str) -> list[Mention]:
 
 
 def without_mentions(question: str) -> str:
-    """The question's own words, which are what a search should look for."""
+    """The prompt without its mentions, as text for the search."""
     return _MENTION.sub(" ", question)
 
 
-# A definition longer than this comes in as its first lines; the rest can be asked for.
+# A longer definition is cut to this number of lines; the user can request the rest.
 _SYMBOL_LINES = 150
 _FOLDER_FILES = 200
 _SAME_NAME_FILES = 3
 _OUTLINE_SYMBOLS = 400
-# Found pieces below this share of the best score are noise.
+# Search results below this fraction of the best score are noise.
 _SCORE_FRACTION = 0.35
 _MAX_FOUND = 12
-# Room a piece's title and fences take.
+# Tokens for an item's title and fences.
 _WRAPPING_TOKENS = 16
 
 
@@ -83,7 +83,7 @@ class _Budget:
         return self.used + self.count(text) + _WRAPPING_TOKENS <= self.limit
 
     def add(self, item: ContextItem) -> bool:
-        """Take the piece if it fits and is not there already."""
+        """Add the item if it fits and is not covered by another one."""
         size = self.count(item.rendered())
         if self.used + size > self.limit or any(_covers(other, item) for other in self.items):
             return False
@@ -107,10 +107,10 @@ def assemble(
     vectors: VectorIndex | None = None,
     excluded: frozenset[str] = frozenset(),
 ) -> Context:
-    """The context for a question within `budget_tokens`, counted by `count`.
+    """Context for a prompt within `budget_tokens`, as counted by `count`.
 
-    `given` pieces (an editor selection, pasted terminal output) come first. `excluded` are keys of pieces the
-    person removed. `search` False: only what was pointed at. `vectors` adds search by meaning.
+    `given` items (an editor selection, pasted terminal output) come first. `excluded` are keys of items that the
+    user removed. With `search` False, only mentions are used. `vectors` adds semantic search.
     """
     budget = _Budget(budget_tokens, count)
     words = without_mentions(question)
@@ -149,7 +149,7 @@ def _add_mention(
 
 
 def _resolve(index: ProjectIndex, mention: Mention, git: Git | None) -> Iterator[ContextItem]:
-    """The pieces a mention stands for; a bare name is a file, else a folder, else a symbol."""
+    """Items of a mention; a bare name is a file, else a folder, else a symbol."""
     if mention.kind == "diff":
         yield from _diff_items(git)
         return
@@ -177,7 +177,7 @@ def _file_items(index: ProjectIndex, target: str, mention: Mention) -> Iterator[
         return
     paths = index.database.paths_named(target)
     if target in paths or (mention.kind == "file" and not paths):
-        # A file named outright may be one that the index leaves out.
+        # A file with a full path may be missing from the index.
         paths = [target]
     for path in paths[:_SAME_NAME_FILES]:
         yield _file_item(index, path, mention)
@@ -274,7 +274,7 @@ def _found(index: ProjectIndex, question: str, near: list[ChunkHit]) -> Iterator
 
 
 def _shortened(index: ProjectIndex, item: ContextItem, budget: _Budget) -> ContextItem | None:
-    """A file as its outline, anything else as its first lines, where even that helps."""
+    """Shorten a file to its outline, other items to their first lines; None if even that does not fit."""
     if item.kind == "file" and item.path is not None:
         outline = "\n".join(
             f"{'    ' * hit.scope.count('.') + ('    ' if hit.scope else '')}{hit.line}: {hit.signature}"
@@ -306,7 +306,7 @@ def _shortened(index: ProjectIndex, item: ContextItem, budget: _Budget) -> Conte
 
 
 def _lines_of(index: ProjectIndex, path: str, first: int, last: int) -> str | None:
-    """Lines of a file as it is now; None when it went away meanwhile."""
+    """Current lines of a file; None if it was deleted meanwhile."""
     try:
         lines = index.workspace.read(path).text.split("\n")
     except (TesseraError, OSError):
@@ -315,7 +315,7 @@ def _lines_of(index: ProjectIndex, path: str, first: int, last: int) -> str | No
 
 
 def _covers(other: ContextItem, item: ContextItem) -> bool:
-    """Whether another piece already holds these lines."""
+    """Return True if `other` already contains these lines."""
     if other.key == item.key:
         return True
     if item.path is None or other.path != item.path or not (item.first and item.last):
@@ -328,7 +328,7 @@ def _leave_out_found(budget: _Budget, item: ContextItem) -> None:
         budget.leave_out(item.title, "found by search; no room left in the budget")
 
 
-# From a question in words to the parts of the project that bear on it.
+# Search: from a prompt to the relevant parts of the project.
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]+|[0-9]{2,}|[^\W\d_]{2,}")
 _NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_.]*)(\()?")
@@ -342,16 +342,16 @@ _STOP_WORDS = (
 )
 _STOP = frozenset(_STOP_WORDS.split())
 _MAX_TERMS = 10
-# A word in more than this share of all chunks tells nothing and costs the most to rank.
+# A word in more than this fraction of all chunks does not help, and costs the most time to rank.
 _COMMON_FRACTION = 0.08
-# A shorter name before a bracket is a word as often: "it(", "as(".
+# A shorter name before a bracket is often a plain word: "it(", "as(".
 _LEAST_CALLED = 3
-# So many lines between two hits are shown too.
+# Hits with at most this many lines between them are merged.
 _GAP_LINES = 4
 
 
 def search_chunks(database: IndexDatabase, question: str, limit: int = 24) -> list[ChunkHit]:
-    """The best-fitting chunks, best first."""
+    """The best-matching chunks, best first."""
     terms = search_terms(database, question)
     if not terms:
         return []
@@ -360,7 +360,7 @@ def search_chunks(database: IndexDatabase, question: str, limit: int = 24) -> li
 
 
 def search_terms(database: IndexDatabase, question: str) -> list[str]:
-    """The telling words of a question, rarest first."""
+    """The most specific words of a prompt, rarest first."""
     words: dict[str, None] = {}
     for word in _WORD.findall(question):
         if word.lower() not in _STOP and len(word) > 1:
@@ -373,7 +373,7 @@ def search_terms(database: IndexDatabase, question: str) -> list[str]:
 
 
 def named_symbols(database: IndexDatabase, question: str, limit: int = 6) -> list[SymbolHit]:
-    """Definitions whose name is in the question as an identifier, unless too many share it."""
+    """Definitions whose names are identifiers in the prompt, unless too many share the name."""
     hits: list[SymbolHit] = []
     for name in dict.fromkeys(_identifiers(question)):
         found = [hit for hit in database.symbols_named(name, limit=8) if hit.kind != "heading"]
@@ -382,9 +382,9 @@ def named_symbols(database: IndexDatabase, question: str, limit: int = 6) -> lis
 
 
 def _identifiers(question: str) -> Iterator[str]:
-    """Words that only code has: with a capital, an underscore or a dot inside, or called."""
+    """Words that are code: with an inner capital, underscore or dot, or followed by a bracket."""
     for found, called in _NAME.findall(question):
-        name = found.rstrip(".")  # of the sentence
+        name = found.rstrip(".")  # a full stop
         inside = name[1:]
         is_call = bool(called) and len(name) >= _LEAST_CALLED and name.islower()
         if is_call or "_" in inside or "." in inside or inside != inside.lower():
@@ -392,7 +392,7 @@ def _identifiers(question: str) -> Iterator[str]:
 
 
 def merged(hits: Sequence[ChunkHit]) -> list[ChunkHit]:
-    """Neighbouring hits of one file as one, in the order of their best score."""
+    """Merge neighbouring hits of the same file; the order is by best score."""
     by_path: dict[str, list[ChunkHit]] = {}
     for hit in hits:
         by_path.setdefault(hit.path, []).append(hit)

@@ -1,4 +1,4 @@
-"""What goes into a prompt, piece by piece, each shown to the person and removable."""
+"""Items of a prompt's context; each is shown to the user and can be removed."""
 
 import re
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ _BACKTICKS = re.compile(r"`{3,}")
 
 @dataclass(frozen=True, kw_only=True)
 class ContextItem:
-    """Text with where it is from. `key` identifies it for removal; `reason` says why it is here.
+    """A text and its origin. `key` identifies it for removal; `reason` says why it is included.
 
-    `first`..`last` are 1-based lines of `path`. `partial`: not all of what was asked for.
+    `first`..`last` are 1-based lines of `path`. `partial` is True if only a part of it is included.
     """
 
     kind: ItemKind
@@ -27,11 +27,11 @@ class ContextItem:
 
     @property
     def key(self) -> str:
-        """Stable while the same lines of the same thing are meant."""
+        """Key that stays the same for the same lines of the same source."""
         return f"{self.kind}:{self.path or self.title}:{self.first or 0}-{self.last or 0}"
 
     def rendered(self) -> str:
-        """The piece as it is in the prompt: a title line and a fence no text inside can close."""
+        """The item in the prompt: a title line, and a fence that no text inside can close."""
         longest = max((len(run) for run in _BACKTICKS.findall(self.text)), default=2)
         fence = "`" * (longest + 1)
         body = self.text if self.text.endswith("\n") else self.text + "\n"
@@ -40,7 +40,7 @@ class ContextItem:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """Something that was asked for or found, and why it is not in the prompt."""
+    """A mention or search result that is not in the prompt, with the reason."""
 
     what: str
     reason: str
@@ -48,7 +48,7 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """An assembled context: pieces in prompt order, what was left out, and the budget they were chosen for."""
+    """An assembled context: items in prompt order, omitted items, and the token budget."""
 
     items: tuple[ContextItem, ...]
     left_out: tuple[LeftOut, ...]
@@ -56,7 +56,7 @@ class Context:
 
     @property
     def used_tokens(self) -> int:
-        """Tokens of all pieces, estimated as their budget was."""
+        """Estimated tokens of all items."""
         return sum(item.num_tokens for item in self.items)
 
     def rendered(self) -> str:

@@ -1,4 +1,4 @@
-"""Apply the hunks of one file: every hunk is placed on the original text, none may overlap another."""
+"""Apply the hunks of one file. Every hunk is located in the original text; hunks must not overlap."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,27 +9,27 @@ from app.code.edits import parse as text_lines
 from app.code.edits.parse import indent_of
 from app.code.edits.types import Applied, FileResult, Hunk, Match, Outcome, Refused
 
-# Where in a file a quoted piece of code is: exactly one place, or none with the reason.
+# Locate quoted code in a file: exactly one position, or none with a reason.
 #
-# Tolerance ends where doubt begins. A piece that occurs twice has no place; a piece that fits one place only
-# after forgiving whitespace has none either when another place resembles it more closely as written.
+# Tolerance has limits. Code that occurs twice has no position. If code matches only with whitespace ignored, it has
+# no position either when another place in the file is more similar to it as written.
 
-# How indentation of a quoted piece of code maps to that of its place in the file.
+# Map the indentation of quoted code to the indentation in the file.
 
-# Gives a replacement line its indentation at the place, or None where that cannot be told.
+# Returns a replacement line with the file's indentation, or None if that cannot be derived.
 Reindent = Callable[[int, str], str | None]
 
 
 def same(index: int, line: str) -> str:
-    """Lines stay as they were given."""
+    """Keep the line unchanged."""
     del index
     return line
 
 
 def shifted(search: Sequence[str], found: Sequence[str]) -> Reindent | None:
-    """The one prefix that all lines gained, or all lost; None if there is no such prefix.
+    """The prefix that all lines gained, or all lost; None if there is no such prefix.
 
-    Answers often lose the indentation of their very first line only, so that line may differ from the rest.
+    Responses often lose the indentation of only their first line, so that line may differ from the rest.
     """
     whole = _shift(search, found)
     if whole is not None:
@@ -46,7 +46,7 @@ def shifted(search: Sequence[str], found: Sequence[str]) -> Reindent | None:
 
 
 def retabbed(search: Sequence[str], found: Sequence[str]) -> Reindent | None:
-    """Spaces in the answer for tabs in the file, or the reverse, at one constant width."""
+    """Convert spaces in the response to tabs in the file, or the reverse, at one constant width."""
     pairs = [(indent_of(s), indent_of(f)) for s, f in zip(search, found, strict=True) if s.strip()]
     if any(bool(s) != bool(f) for s, f in pairs):
         return None
@@ -78,7 +78,7 @@ def retabbed(search: Sequence[str], found: Sequence[str]) -> Reindent | None:
 
 
 def _shift(search: Sequence[str], found: Sequence[str]) -> tuple[str, str] | None:
-    """(prefix to remove, prefix to add): one of them empty."""
+    """Return (prefix to remove, prefix to add); one of them is empty."""
     pairs = [(indent_of(s), indent_of(f)) for s, f in zip(search, found, strict=True) if s.strip()]
     if not pairs:
         return None
@@ -101,21 +101,21 @@ def _moved(line: str, shift: tuple[str, str]) -> str | None:
     return added + line[len(removed) :] if line.startswith(removed) else None
 
 
-# A whitespace-forgiving match of less than this many letters and digits says too little about its place.
+# With fewer letters and digits, a match with whitespace ignored is too weak.
 _LEAST_EVIDENCE = 4
-# Share of lines equal as written from which another place counts as the one that may have been meant.
+# Fraction of equal lines from which another place may be the intended one.
 _RIVAL_FRACTION = 0.5
-# Similarity of single lines, from difflib, for the same decision on pieces of up to three lines.
+# The same for snippets of up to three lines: difflib similarity of single lines.
 _RIVAL_RATIO = 0.8
 _SHORT_SEARCH = 3
-# A line found at more positions than this tells nothing about a place and would cost time.
+# A line at more positions than this does not help to locate code, and would cost time.
 _COMMON_LINE = 200
 _SHOWN_CANDIDATES = 8
 
 
 @dataclass(frozen=True)
 class Location:
-    """Lines `start` to `start + len(search)` (0-based) hold `search`; `replace` belongs there."""
+    """Lines `start` to `start + len(search)` (0-based) match `search`; `replace` replaces them."""
 
     start: int
     match: Match
@@ -126,7 +126,7 @@ class Location:
 
 @dataclass(frozen=True)
 class NotLocated:
-    """Why there is no place, and 0-based lines that come near. `absent`: the text is nowhere at all."""
+    """The reason why there is no position, and similar 0-based lines. `absent`: the text occurs nowhere."""
 
     reason: str
     candidates: tuple[int, ...] = ()
@@ -136,7 +136,7 @@ class NotLocated:
 def locate(
     lines: Sequence[str], search: tuple[str, ...], replace: tuple[str, ...], *, at: int | None = None
 ) -> Location | NotLocated:
-    """Find the only place of `search`; `at` (0-based) is a place a person picked out of several."""
+    """Find the only position of `search`; `at` (0-based) is the user's choice among several."""
     if not any(line.strip() for line in search):
         return NotLocated("the text to find is empty")
     for match, part, new in _attempts(search, replace):
@@ -171,7 +171,7 @@ def _attempts(
 
 
 def _matches(lines: Sequence[str], part: Sequence[str], match: Match) -> Iterator[tuple[int, Reindent]]:
-    """Every start at which `part` fits under the rule `match`."""
+    """Yield every start at which `part` matches under the rule `match`."""
     size = len(part)
     if match == "exact":
         first, whole = part[0], list(part)
@@ -198,7 +198,7 @@ def _matches(lines: Sequence[str], part: Sequence[str], match: Match) -> Iterato
 def _without_outer_blanks(
     search: tuple[str, ...], replace: tuple[str, ...]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Drop blank first and last lines of the search, and with each the same one of the replacement."""
+    """Drop blank first and last lines of the search, and the matching ones of the replacement."""
     old, new = list(search), list(replace)
     while not old[0].strip():
         old.pop(0)
@@ -212,7 +212,7 @@ def _without_outer_blanks(
 
 
 def _doubt(lines: Sequence[str], location: Location) -> NotLocated | None:
-    """A reason not to trust a whitespace-forgiving match, if there is one."""
+    """Reason to reject a match with whitespace ignored; None if there is none."""
     letters = sum(char.isalnum() for line in location.search for char in line)
     if letters < _LEAST_EVIDENCE:
         return NotLocated("too little text to place without its exact whitespace", (location.start,))
@@ -255,7 +255,7 @@ def _rivals(lines: Sequence[str], search: Sequence[str], skip: int | None = None
 
 
 def _similarity(search: Sequence[str], window: Sequence[str]) -> float:
-    """Mean difflib ratio of aligned lines; 0 as soon as indentation or a quick bound rules them out."""
+    """Mean difflib ratio of aligned lines; 0 if indentation differs or a fast upper bound is too low."""
     total = 0.0
     for old, new in zip(search, window, strict=True):
         if old == new:
@@ -271,20 +271,20 @@ def _similarity(search: Sequence[str], window: Sequence[str]) -> float:
 
 
 def _nearest(lines: Sequence[str], search: tuple[str, ...]) -> tuple[int, ...]:
-    """Places to show with a refusal: near as written, else near with whitespace ignored."""
+    """Similar places to show with a refusal: as written, else with whitespace ignored."""
     trimmed, _ = _without_outer_blanks(search, ())
     return _rivals(lines, trimmed) or _rivals([line.strip() for line in lines], [line.strip() for line in trimmed])
 
 
-# Longer hunks cost seconds to align; an answer of a model never has one.
+# Longer hunks take seconds to align; model responses never contain one.
 _MOST_LINES = 5000
 
 
 def apply_hunks(text: str, hunks: Sequence[Hunk], picked: Mapping[int, int] | None = None) -> FileResult:
-    """Place every hunk and build the new text.
+    """Locate every hunk and build the new text.
 
-    `picked` maps the index of a hunk to the 1-based line a person chose for it out of its candidates.
-    Untouched lines keep their bytes, endings included; new lines take the ending most lines have.
+    `picked` maps a hunk's index to the 1-based line that the user chose among its candidates. Unchanged lines keep
+    their bytes, endings included; new lines get the most common line ending.
     """
     original = text_lines.split(text)
     outcomes: list[Outcome] = []
@@ -308,7 +308,7 @@ def apply_hunks(text: str, hunks: Sequence[Hunk], picked: Mapping[int, int] | No
 
 
 def merge(text: str, outcomes: Sequence[Outcome]) -> str:
-    """The text with the applied ones of `outcomes` (any subset of one result) put in."""
+    """The text with the applied hunks of `outcomes` (any subset of one result) inserted."""
     original = text_lines.split(text)
     eol = text_lines.ending_of(original)
     result: list[tuple[str, str]] = []
@@ -343,7 +343,7 @@ def _apply_hunk(original: list[tuple[str, str]], hunk: Hunk, picked: int | None)
 
 
 def _not_placed(lines: list[str], hunk: Hunk, location: Location | NotLocated) -> Refused:
-    """Say why; a hunk that is in the file already is told apart from one that never fitted."""
+    """Explain why; a hunk that is already in the file gets a different reason from one that never matched."""
     if isinstance(location, Location):
         done: int | None = location.start
         near: tuple[int, ...] = (location.start,)
@@ -358,7 +358,7 @@ def _not_placed(lines: list[str], hunk: Hunk, location: Location | NotLocated) -
 
 
 def _is_done(lines: list[str], location: Location) -> bool:
-    """Whether the found lines already stand amid the lines that the hunk would insert around them."""
+    """Return True if the located lines already have around them the lines that the hunk would insert."""
     size, new = len(location.search), list(location.replace)
     for offset in range(len(new) - size + 1):
         start = location.start - offset
@@ -383,12 +383,12 @@ def _placed_creation(original: list[tuple[str, str]], hunk: Hunk) -> Outcome:
     new_lines = tuple(line + "\n" for line in hunk.replace)
     if hunk.ends_without_newline and new_lines:
         new_lines = (*new_lines[:-1], hunk.replace[-1])
-    last = 0 if hunk.source == "diff" else len(original)  # a diff that begins a file keeps its blank lines
+    last = 0 if hunk.source == "diff" else len(original)  # a diff at the start of a file keeps its blank lines
     return Applied(hunk=hunk, match="exact", first=1, last=last, new_lines=new_lines)
 
 
 def _filled(original: list[tuple[str, str]], hunk: Hunk, location: Location) -> Outcome:
-    """Lines the answer keeps stay the file's own; only its new lines are re-indented and inserted."""
+    """Keep the file's lines where the response repeats them; re-indent and insert only new lines."""
     eol = text_lines.ending_of(original)
     found = original[location.start : location.start + len(location.search)]
     new_lines: list[str] = []

@@ -1,4 +1,4 @@
-"""An answer as it is shown: its search/replace blocks turned into diffs while they stream."""
+"""Display of a streamed response: its search/replace blocks are converted to diffs."""
 
 import re
 
@@ -9,10 +9,10 @@ _FENCE = re.compile(r"^\s*(`{3,}|~{3,})")
 
 
 class EditDisplay:
-    """Give it the pieces of an answer in order; it gives back markdown to append.
+    """Converts the chunks of a response, in order, to markdown to append.
 
-    Whole lines only: the last, unfinished one is held back until it ends or `finish` is called, unless it
-    cannot begin anything special.
+    Processes whole lines: the last, incomplete line is buffered until it ends or `finish` is called, unless it
+    cannot start a mark or a fence.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class EditDisplay:
         self._drop_close = False
 
     def push(self, text: str) -> str:
-        """What can be shown now."""
+        """Markdown that can be shown now."""
         *lines, self._held = (self._held + text).split("\n")
         shown = "".join(self._line(line, "\n") for line in lines)
         if self._held and not self._part and self._waiting_fence is None and not self._special(self._held):
@@ -33,7 +33,7 @@ class EditDisplay:
         return shown
 
     def finish(self) -> str:
-        """What was held back, and the end of a fence left open."""
+        """Buffered text, and the end of a fence left open."""
         shown = self._line(self._held, "") if self._held else ""
         self._held = ""
         if self._waiting_fence is not None:
@@ -44,7 +44,7 @@ class EditDisplay:
         return shown
 
     def _special(self, line: str) -> bool:
-        """Whether an unfinished line may yet become a mark or a fence."""
+        """Return True if an incomplete line may become a mark or a fence."""
         return self._at_line_start and line.lstrip()[:1] in {"<", "`", "~"}
 
     def _line(self, line: str, end: str) -> str:
@@ -73,7 +73,7 @@ class EditDisplay:
             self._drop_close = False
             return waiting or ""
         if self._fence is None:
-            # Held until it is known whether the block begins right after it.
+            # Buffered until the next line shows whether an edit block starts there.
             self._fence = line
             self._waiting_fence = line + end
             return waiting or ""

@@ -1,4 +1,4 @@
-"""What edits replaced, kept on disk so that every applied edit can be taken back, even after a restart."""
+"""Stores the previous contents of edited files, so that every applied edit can be undone, even after a restart."""
 
 import time
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import apsw
 
 from app.code.errors import JournalFromNewerVersion
 
-# Older entries go when a new one is added: undo is for the recent past, git is for the rest.
+# Adding a group deletes the oldest one: undo covers recent edits, git covers the rest.
 _MAX_GROUPS = 200
 
 _VERSION = 1
@@ -22,7 +22,7 @@ CREATE TABLE IF NOT EXISTS file_change(
 
 @dataclass(frozen=True, kw_only=True)
 class FileChange:
-    """One file's change; `before` None: the file was created, `after_sha` None: it was deleted."""
+    """One file's change. `before` is None if the file was created, `after_sha` is None if it was deleted."""
 
     path: str
     before: bytes | None
@@ -32,7 +32,7 @@ class FileChange:
 
 @dataclass(frozen=True, kw_only=True)
 class EditGroup:
-    """The changes that were applied together."""
+    """Changes that were applied together."""
 
     group_id: int
     made_at: float
@@ -41,7 +41,7 @@ class EditGroup:
 
 
 class Journal:
-    """An undo journal in a SQLite file of its own. Raises: JournalFromNewerVersion."""
+    """An undo journal in a separate SQLite file. Raises: JournalFromNewerVersion."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,12 +53,12 @@ class Journal:
             raise JournalFromNewerVersion(path, version)
         self._db.pragma("journal_mode", "WAL")
         self._db.pragma("foreign_keys", True)
-        if version < _VERSION:  # 0: a new file, or one of before versions, which has this form
+        if version < _VERSION:  # 0: a new file, or one without a version, which has this schema
             self._db.execute(_SCHEMA)
             self._db.pragma("user_version", _VERSION)
 
     def add(self, label: str, changes: tuple[FileChange, ...]) -> int:
-        """Record a group before its files are written; returns its id."""
+        """Record a group before its files are written; return its id."""
         with self._db:
             self._db.execute("INSERT INTO edit_group(made_at, label) VALUES(?, ?)", (time.time(), label))
             group_id = int(self._db.last_insert_rowid())
@@ -70,7 +70,7 @@ class Journal:
         return group_id
 
     def last(self) -> EditGroup | None:
-        """The newest group, if any."""
+        """The newest group, or None."""
         for group_id, made_at, label in self._db.execute("SELECT * FROM edit_group ORDER BY id DESC LIMIT 1"):
             rows = self._db.execute(
                 "SELECT path, before, before_sha, after_sha FROM file_change WHERE group_id=?", (group_id,)
@@ -80,11 +80,11 @@ class Journal:
         return None
 
     def drop(self, group_id: int) -> None:
-        """Forget a group: it was undone, or its files were never written."""
+        """Delete a group: it was undone, or its files were never written."""
         self._db.execute("DELETE FROM edit_group WHERE id=?", (group_id,))
 
     def wrote(self, path: str, sha256: str) -> bool:
-        """Whether the file as it is now is the work of an applied edit."""
+        """Return True if the current file content was written by an applied edit."""
         rows = self._db.execute(
             "SELECT after_sha FROM file_change WHERE path=? ORDER BY group_id DESC LIMIT 1", (path,)
         )

@@ -1,6 +1,6 @@
-"""Which file the lines before a block name. A name that is not certain is none: a wrong one writes a wrong file.
+"""Find the file name in the lines before an edit block. An uncertain name counts as none, to write no wrong file.
 
-Underscores are never taken for decoration: `__init__.py` and `_config.yml` are names.
+Underscores are never treated as decoration: `__init__.py` and `_config.yml` are names.
 """
 
 import re
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 FENCE: Final = re.compile(r"^\s*(`{3,}|~{3,})\s*([^`]*)$")
-# What stands before a name on its line: quotes, headings, list items, comments of code.
+# Prefixes of a name on its line: quotes, headings, list items, code comments.
 _PREFIX: Final = re.compile(r"^(?:>|(?:#{1,6}|[-*+•]|\d{1,3}[.)]|//+|--|;+|%+|/\*+|<!--)(?=\s))\s*")
 _SUFFIX: Final = re.compile(r"\s+(?:\*/|-->|#+)$")
 _ANNOTATION: Final = re.compile(
@@ -33,7 +33,7 @@ _INFO_AFTER_LANGUAGE: Final = re.compile(r"^[\w+#.-]*:(\S.*)$")
 _SPAN: Final = re.compile(r"`([^`]+)`")
 _PLAIN: Final = re.compile(r"[\w@+#~%&=-]+(?:\([\w -]+\))?")
 _EXTENSION: Final = re.compile(r"[^\s/]*\.[A-Za-z0-9_+-]{1,12}$")
-# Marks that are no part of a name where they are not whole pairs around it; no name on Windows has them either.
+# Characters that no name contains, except as complete pairs around it; Windows names cannot contain them either.
 _NO_NAME: Final = re.compile(r'[*?"<>|`:]|\(\)$')
 _CODE_SUFFIXES: Final = """
 bat c cc cfg clj conf cpp cs css csv cxx dart env ex exs go gradle graphql h hpp hs htm html ini ipynb java jl
@@ -43,7 +43,7 @@ sql svelte svg swift tex toml ts tsx txt vue xml yaml yml zig
 _FILE_WORD: Final = re.compile(
     rf"(?:[\w.@+#()\[\]~$%-]+[/\\])*[\w.@+#()\[\]~$%-]*\.(?:{'|'.join(_CODE_SUFFIXES.split())})"
 )
-# Files without an extension that are known by their names.
+# Files without an extension that have well-known names.
 _WELL_KNOWN_NAMES: Final = """
 AUTHORS BUILD CHANGELOG CHANGES CODEOWNERS CONTRIBUTING CONTRIBUTORS COPYING COPYRIGHT INSTALL Kbuild Kconfig
 LICENCE LICENSE MAINTAINERS MANIFEST NEWS NOTICE OWNERS PATENTS README SConscript SConstruct SECURITY THANKS
@@ -51,7 +51,7 @@ VERSION WORKSPACE configure crontab gradlew mvnw wscript
 """
 _WELL_KNOWN: Final = frozenset(_WELL_KNOWN_NAMES.split())
 _SOME_FILE: Final = re.compile(r"[A-Za-z]{2,}file")
-# Words of a sentence that leads to a block. A sentence of these and one name names it.
+# Words of a sentence that introduces a block. A sentence of only these words and one name names the file.
 _PROSE_WORDS: Final = """
 a about above add added adding adds after again all also and another any are as at be because before below
 block but by can change changed changes changing code content contents create created creates creating do does
@@ -63,22 +63,22 @@ there these third this those to too under update updated updates updating use us
 were when where which while will with within would write you your
 """
 _PROSE: Final = frozenset(_PROSE_WORDS.split())
-# Words that begin a sentence that names a file, where no colon and no quotation marks say that it does.
+# Words that start a sentence with a file name, if neither a colon nor quotation marks show it.
 _LEADS: Final = frozenset(
     {"add", "also", "and", "change", "create", "edit", "finally", "first", "in", "modify", "new", "next", "now"}
     | {"second", "step", "then", "update"}
 )
-# A sentence that says how a block is meant may stand between the name and the block; a few of them, no page.
+# A few lines of explanation may stand between the name and the block, but not a page.
 _LINES_BACK: Final = 3
 _LONG_SENTENCE: Final = 5
 _SENTENCE: Final = 3
-# A longer line is no name, and is not searched for one: some patterns take the square of its length.
+# A longer line is not searched for a name: some patterns take time quadratic in its length.
 _LINE_CHARS: Final = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Naming:
-    """`path` None: no file is named. `doubt`: a line that may name one; then it must not be taken for another."""
+    """`path` is None if no file is named. `doubt` is a line that may name one; then no other name may be used."""
 
     path: str | None = None
     doubt: str = ""
@@ -87,10 +87,10 @@ class Naming:
 def name_before(
     lines: Sequence[str], before: Sequence[int], fence_start: int | None, rest: str, known: frozenset[str]
 ) -> Naming:
-    """The file that is named before a block.
+    """Find the file that is named before a block.
 
-    before: indices of the lines since the block before it, without closed code. fence_start: of the fence that the
-    block is in. rest: what stands behind the block's first mark. known: the project's files, which settle doubts.
+    before: indices of the lines since the previous block, without closed code. fence_start: line of the fence
+    around the block. rest: text after the block's first mark. known: the project's files, which resolve doubts.
     """
     found: list[str] = []
     if rest.strip(" :>"):
@@ -119,7 +119,7 @@ def name_before(
 
 
 def _agreed(found: Sequence[str]) -> Naming:
-    """One name; a short form of a longer one is the same."""
+    """One name from several; a short form of a longer name is the same file."""
     if not found:
         return Naming()
     longest = max(found, key=len)
@@ -129,7 +129,7 @@ def _agreed(found: Sequence[str]) -> Naming:
 
 
 def name_on(line: str, known: frozenset[str]) -> Naming:
-    """The file that a line names; nothing for a sentence that names none."""
+    """The file that a line names; empty if the line is a sentence without a name."""
     text = line.strip()
     if text in known or len(text) > _LINE_CHARS:
         return Naming(path=text if text in known else None)
@@ -160,7 +160,7 @@ def _without_prefix(text: str) -> str:
 
 
 def _unwrapped(text: str) -> tuple[str, str]:
-    """The text without one layer of decoration, and which it was."""
+    """The text without one layer of decoration, and the kind of that layer."""
     link = _LINK.match(text)
     if link:
         return link.group(1), "emphasis"
@@ -204,16 +204,14 @@ def _several_words(text: str, marks: set[str], line: str, known: frozenset[str])
     plain = "colon" in marks or named[0] in known or f"`{named[0]}`" in text or words[0] in _LEADS
     if len(named) == 1 and plain and spoken and all(word in _PROSE for word in others):
         return Naming(path=named[0])
-    one = len(named) <= 1 and not known.intersection(
-        named
-    )  # `a.py b.py` are two files, and the known one is itself
+    one = len(named) <= 1 and not known.intersection(named)  # `a.py b.py` are two files; a known name is a file
     if one and not spoken and not set(",;!?") & set(text) and _is_spaced_path(text):
         return Naming(path=text)
     return Naming(doubt=line)
 
 
 def mentions(text: str, known: frozenset[str]) -> list[str]:
-    """The files that a sentence speaks of."""
+    """The files that a sentence mentions."""
     text = text[:_LINE_CHARS]
     spans = [span.strip() for span in _SPAN.findall(text)]
     found = [s for s in spans if s in known or is_well_known(s) or (_is_spaced_path(s) and not _NO_NAME.search(s))]
@@ -226,7 +224,7 @@ def mentions(text: str, known: frozenset[str]) -> list[str]:
 
 
 def name_in_info(info: str, known: frozenset[str]) -> str | None:
-    """The file that the line of a fence names: `python src/a.py`, `python:src/a.py`, `src/a.py`, `title="a.py"`."""
+    """The file in a fence's info string: `python src/a.py`, `python:src/a.py`, `src/a.py`, `title="a.py"`."""
     info = info.strip()
     given = _INFO_NAME.search(info)
     if given:
@@ -236,7 +234,7 @@ def name_in_info(info: str, known: frozenset[str]) -> str | None:
     tail = (after.group(1) if after else tail).strip().strip("`\"'")
     if not info:
         return None
-    if not tail:  # one word is a language (`makefile`, `vb.net`) unless it is plainly a path
+    if not tail:  # one word is a language (`makefile`, `vb.net`) unless it is clearly a path
         is_file = _is_path(language) and ("/" in language or language in known or _FILE_WORD.fullmatch(language))
         return language if is_file else None
     if tail in known or is_well_known(tail):
@@ -246,13 +244,13 @@ def name_in_info(info: str, known: frozenset[str]) -> str | None:
 
 
 def is_well_known(word: str) -> bool:
-    """Whether that is the name of a file without an extension, such as Makefile or LICENSE."""
+    """Return True for a well-known file name without an extension, such as Makefile or LICENSE."""
     leaf = word.rpartition("/")[2]
     return leaf in _WELL_KNOWN or (_SOME_FILE.fullmatch(leaf) is not None and leaf.lower() != "profile")
 
 
 def _is_path(word: str) -> bool:
-    """One word with a dot or a slash in it; whether it may be touched is decided by the workspace."""
+    """Return True for one word with a dot or a slash; the workspace decides whether it may be written."""
     if _NO_NAME.search(word) or word[-1] in ".,;!" or not any(char.isalpha() for char in word):
         return False
     return "/" in word or "\\" in word or "." in word.strip(".") or re.match(r"\.\w", word) is not None

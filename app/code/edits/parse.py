@@ -1,6 +1,6 @@
-"""Read the edits out of a model's answer: search/replace blocks and unified diffs, in any mixture.
+"""Parse the edits of a model's response: search/replace blocks and unified diffs, in any mixture.
 
-Whatever looks like an edit and cannot be read with certainty is reported, never guessed at.
+Text that looks like an edit but cannot be parsed with certainty is reported and never applied.
 """
 
 import re
@@ -19,20 +19,20 @@ _DIVIDER = re.compile(r"^={5,9}\s*$")
 _REPLACE = re.compile(r"^(?:>{5,9}\s*(?:REPLACE|UPDATED)|\+{5,9}\s*REPLACE)\b")
 _ELISION = re.compile(r"^\s*(?:#|//|--|/\*|<!--)?\s*(?:\.\.\.|…)\s*(?:\*/|-->)?\s*$")
 _DIFF_LANGUAGES = frozenset({"diff", "patch", "udiff"})
-# Words of a sentence that leads to a whole file instead of an edit.
+# Words in a sentence that introduces a whole file instead of an edit.
 _WHOLE = re.compile(
     r"\b(?:new|full|whole|complete|entire|updated|modified|revised|rewritten|changed)\b", re.IGNORECASE
 )
-# Languages of fences that show what a program says.
+# Fence languages for program output.
 _OUTPUT_LANGUAGES = frozenset({"console", "output", "log", "terminal"})
-# An answer larger than this is not read at all: it was cut, or it is hostile.
+# A larger response is not parsed: it was cut, or it is hostile.
 MAX_ANSWER_BYTES = 4 << 20
 _SHOWN_CHARS = 80
 
 
 @dataclass
 class _Reader:
-    """`since`: the lines after the last edit, without closed code. `fence_start`: of the fence that is open."""
+    """`since`: lines after the last edit, without closed code. `fence_start`: line of the open fence."""
 
     lines: list[str]
     known: frozenset[str]
@@ -48,7 +48,7 @@ class _Reader:
     num_read_before: int = 0
 
     def done(self, position: int, last_path: str | None = None) -> None:
-        """An edit was read up to `position`; a block without a name after it may be for `last_path`."""
+        """Record an edit that ends at `position`; a following block without a name may belong to `last_path`."""
         self.position = self.after = position
         self.since.clear()
         self.last_path = last_path
@@ -56,7 +56,7 @@ class _Reader:
 
 
 def parse_answer(text: str, project_paths: frozenset[str] = frozenset()) -> Answer:
-    """Every edit of `text`, in order. `project_paths` settles file names written with decoration."""
+    """Parse all edits of `text`, in order. `project_paths` resolves file names written with decoration."""
     if len(text) > MAX_ANSWER_BYTES:
         reason = f"the answer has {len(text)} characters, more than {MAX_ANSWER_BYTES}"
         return Answer(hunks=(), malformed=(Malformed(line=1, reason=reason),))
@@ -86,7 +86,7 @@ def parse_answer(text: str, project_paths: frozenset[str] = frozenset()) -> Answ
 
 
 def _answer(reader: _Reader, calls: list[tuple[int, int]]) -> Answer:
-    """All that was read; a call or a whole file is reported only where no edit of it was."""
+    """The result; a tool call or whole file is reported only if no edit was parsed from it."""
     begun = [*calls, (len(reader.lines), reader.num_read)]
     for (position, num_read), (_, then) in pairwise(begun):
         if num_read == then:
@@ -97,7 +97,7 @@ def _answer(reader: _Reader, calls: list[tuple[int, int]]) -> Answer:
 
 
 def _pass(reader: _Reader) -> None:
-    """A line that begins no edit: prose, a name, or the line of a fence."""
+    """Skip a line that starts no edit: prose, a name, or a fence."""
     number = reader.position
     reader.position += 1
     reader.since.append(number)
@@ -115,7 +115,7 @@ def _pass(reader: _Reader) -> None:
 
 
 def _report_code(reader: _Reader, begun: int, end: int) -> None:
-    """A closed fence in which no edit was read may have been meant as one."""
+    """Report a closed fence without a parsed edit, if it may be meant as one."""
     fence = FENCE.match(reader.lines[begun])
     info = fence.group(2) if fence else ""
     language = info.split()[0].lower() if info.split() else ""
@@ -131,7 +131,7 @@ def _report_code(reader: _Reader, begun: int, end: int) -> None:
 
 
 def _whole_file(reader: _Reader, begun: int, info: str) -> str | None:
-    """The file whose whole text a fence seems to hold, by the fence's line, the one before or the first in it."""
+    """The file whose whole text a fence seems to contain; its name comes from the fence or a line next to it."""
     in_info = name_in_info(info, reader.known)
     if in_info is not None:
         return in_info
@@ -181,7 +181,7 @@ def _read_block(reader: _Reader) -> None:
 
 
 def _halves(lines: list[str], position: int) -> tuple[tuple[list[str], list[str]], int, str]:
-    """What to find and what to put there, the line after the block, and why it cannot be read (empty: it can)."""
+    """Return (search, replace), the line after the block, and the parse error (empty if none)."""
     search: list[str] = []
     replace: list[str] = []
     part = search
@@ -210,13 +210,13 @@ def _unnamed(naming: Naming) -> str:
 
 
 def _other_file(reader: _Reader, begin: int) -> bool:
-    """Whether anything since the last edit speaks of another file than that edit's."""
+    """Return True if a line since the last edit mentions another file than that edit's."""
     named = {path for line in reader.lines[reader.after : begin] for path in mentions(line, reader.known)}
     return any(path != reader.last_path for path in named)
 
 
 def _end_of_block(lines: list[str], position: int) -> int:
-    """The line after the end of a block that is not read."""
+    """The line after the end of a block that is not parsed."""
     while position < len(lines) and not _REPLACE.match(lines[position]):
         if _SEARCH.match(lines[position]):
             return position
@@ -228,12 +228,12 @@ def _fail(reader: _Reader, line: int, reason: str, path: str | None = None) -> N
     reader.malformed.append(Malformed(line=line + 1, reason=reason, path=path))
 
 
-# Edits in forms that are not read: recognized, so that they are reported and never ignored in silence.
+# Edit formats that are not supported. They are recognized so that they are reported instead of ignored.
 
 _CODEX_BEGIN: Final = re.compile(r"^\s*\*\*\* Begin Patch\s*$")
 _CODEX_END: Final = re.compile(r"^\s*\*\*\* End Patch\s*$")
 _CODEX_FILE: Final = re.compile(r"^\s*\*\*\* (?:Update|Add|Delete) File: (.+?)\s*$")
-# Marks of a block that are not at the beginning of their line, are in small letters or name something else.
+# Marks of a block that are indented, in lower case or have another name.
 _NEARLY_BLOCK: Final = re.compile(
     r"^[\s>]*(?:<{5,9}\s*(?:SEARCH|ORIGINAL)|-{5,9}\s*SEARCH)\b|^<{7}(?:\s|$)", re.IGNORECASE
 )
@@ -243,22 +243,22 @@ _TOOL: Final = re.compile(
     r"|create_file|new_file|str_replace|str_replace_editor|apply_patch|multi_edit|edit|rewrite)\b[^<]*>"
 )
 _TOOL_FILE: Final = re.compile(r"<(path|file|file_?path|file_?name)>\s*(.*?)\s*</\1>|\b(?:path|file)=\"([^\"]+)\"")
-# The file stands on one of the first lines of a call.
+# The file name is on one of the first lines of a call.
 _CALL_HEAD: Final = 5
 _CONTEXT_DIFF: Final = re.compile(r"^\*{15}")
 _NORMAL_DIFF: Final = re.compile(r"^\d+(?:,\d+)?[acd]\d+(?:,\d+)?$")
-# The end of an edit is looked for this far, so that many without one do not take the square of their number.
+# Limit of the search for an edit's end; without it, many edits without an end would take quadratic time.
 _MAX_LINES: Final = 200
 _LONE_HUNK: Final = re.compile(r"^@@ (?:-\d|\.\.\.)")
 
 
 def is_tool_call(line: str) -> bool:
-    """Whether an edit as an XML call of a tool begins here; blocks inside it are read."""
+    """Return True if an XML tool call for an edit starts here; blocks inside it are parsed."""
     return _TOOL.match(line) is not None
 
 
 def read_tool_call(lines: Sequence[str], position: int) -> Malformed:
-    """What to report of a tool's call of which no part was read."""
+    """Report for a tool call from which nothing was parsed."""
     match = _TOOL.match(lines[position])
     assert match is not None
     named = _TOOL_FILE.search("\n".join(lines[position : position + _CALL_HEAD]))
@@ -268,7 +268,7 @@ def read_tool_call(lines: Sequence[str], position: int) -> Malformed:
 
 
 def read_foreign(lines: Sequence[str], position: int) -> tuple[list[Malformed], int] | None:
-    """What to report of an edit in another form that begins here, and the line after it; None: none begins."""
+    """Reports for an edit in an unsupported format that starts here, and the line after it; None if none starts."""
     line = lines[position]
     if _CODEX_BEGIN.match(line) or _CODEX_FILE.match(line):
         return _codex(lines, position)
@@ -306,12 +306,12 @@ def _codex(lines: Sequence[str], position: int) -> tuple[list[Malformed], int]:
     return found or [Malformed(line=position + 1, reason=reason)], end
 
 
-# Unified diffs as models write them: right in content, often wrong in their line counts.
+# Unified diffs from models: the content is right, the line counts are often wrong.
 
 _HUNK = re.compile(r"^@@(?: -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))?)? ?@@|^@@\s*$|^@@ \.\.\. @@")
 _NO_NEWLINE = re.compile(r"^\\ ")
 _GIT_LINES = ("diff --git ", "index ", "new file mode ", "deleted file mode ", "similarity index ")
-# What git writes between `diff --git` and the hunks. Source: git, diff-generate-patch.
+# Lines of git between `diff --git` and the hunks. Source: git, diff-generate-patch.
 _GIT_HEADER = re.compile(
     r"^(index|old mode|new mode|new file mode|deleted file mode|(?:dis)?similarity index|rename from|rename to"
     r"|copy from|copy to) (.+)$"
@@ -323,7 +323,7 @@ _PLAIN_MODE = "100644"
 
 @dataclass(frozen=True)
 class FileDiff:
-    """The hunks of one file's diff and the 0-based line after it."""
+    """The hunks of one file's diff, and the 0-based line after it."""
 
     hunks: tuple[Hunk, ...]
     malformed: tuple[Malformed, ...]
@@ -331,14 +331,14 @@ class FileDiff:
 
 
 def is_file_header(lines: Sequence[str], position: int) -> bool:
-    """Whether `--- old`, `+++ new` begin here."""
+    """Return True if `--- old`, `+++ new` start here."""
     return (
         lines[position].startswith("--- ") and position + 1 < len(lines) and lines[position + 1].startswith("+++ ")
     )
 
 
 def read_file_diff(lines: Sequence[str], position: int) -> FileDiff:
-    """Read from a file header to the end of its last hunk."""
+    """Parse from a file header to the end of its last hunk."""
     old, new = _without_prefixes(_name(lines[position][4:]), _name(lines[position + 1][4:]))
     path = old if new == "/dev/null" else new
     begin, position = position, position + 2
@@ -358,7 +358,7 @@ def read_file_diff(lines: Sequence[str], position: int) -> FileDiff:
 
 
 def begins_git_header(lines: Sequence[str], position: int) -> bool:
-    """Whether what git writes before the hunks of a file begins here; some models leave its first line out."""
+    """Return True if git's header of a file starts here; some models omit its first line."""
     line = lines[position]
     if line.startswith("diff --git ") or _BINARY.match(line):
         return True
@@ -368,7 +368,7 @@ def begins_git_header(lines: Sequence[str], position: int) -> bool:
 
 
 def read_git_diff(lines: Sequence[str], position: int) -> FileDiff:
-    """Read one file's diff from git's own header on; what only that header asks for is reported."""
+    """Parse one file's diff starting at git's header; report operations that only this header requests."""
     begin = position
     names = _GIT_NAMES.match(lines[position])
     position += lines[position].startswith("diff --git ")
@@ -385,7 +385,7 @@ def read_git_diff(lines: Sequence[str], position: int) -> FileDiff:
         hunks, malformed, position = diff.hunks, diff.malformed, diff.end
         path = hunks[0].path if hunks else path
         moves = any(f"{kind} from" in asked for kind in ("rename", "copy"))
-        if moves or asked.get("new file mode", _PLAIN_MODE)[:3] != _PLAIN_MODE[:3]:  # no plain file, but a link
+        if moves or asked.get("new file mode", _PLAIN_MODE)[:3] != _PLAIN_MODE[:3]:  # not a regular file but a link
             hunks = ()
     elif position < len(lines) and _BINARY.match(lines[position]):
         reasons.append("a patch of a binary file is not read")
@@ -399,7 +399,7 @@ def read_git_diff(lines: Sequence[str], position: int) -> FileDiff:
 
 
 def _beyond_text(asked: Mapping[str, str]) -> list[str]:
-    """What a header asks for that no hunk does; none of it is done."""
+    """Operations in a header that are not in the hunks; none of them is done."""
     moves = {"rename": "the diff renames a file", "copy": "the diff copies a file"}
     reasons = [why for kind, why in moves.items() if f"{kind} from" in asked or f"{kind} to" in asked]
     if "new mode" in asked or "old mode" in asked:
@@ -411,7 +411,7 @@ def _beyond_text(asked: Mapping[str, str]) -> list[str]:
 
 
 def _after_binary(lines: Sequence[str], position: int) -> int:
-    """The line after a binary patch: its lines have no blanks, and two parts end with an empty line each."""
+    """The line after a binary patch: its lines have no blanks, and its two parts each end with an empty line."""
     position += 1
     while position < len(lines) and re.match(r"^(?:\S{2,}|(?:literal|delta) \d+|)$", lines[position]):
         if lines[position].startswith(("```", "~~~")):
@@ -422,7 +422,7 @@ def _after_binary(lines: Sequence[str], position: int) -> int:
 
 @dataclass
 class _Body:
-    """The lines of one hunk, as far as read."""
+    """The lines of one hunk read so far."""
 
     old: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
@@ -430,14 +430,14 @@ class _Body:
     no_newline: bool = False
 
     def take(self, line: str, *, complete: bool) -> bool:
-        """Add one line; False when it can belong to no hunk."""
+        """Add one line; False if it cannot belong to a hunk."""
         if _NO_NEWLINE.match(line):
             self.no_newline = True
         elif line.startswith(("+", "-")):
             (self.new if line[0] == "+" else self.old).append(line[1:])
             self.changed = True
         elif line.startswith(" ") or (not line and not complete):
-            # An empty line is a blank context line whose single space was lost.
+            # An empty line is a blank context line that lost its single space.
             self.old.append(line[1:])
             self.new.append(line[1:])
         else:
@@ -445,7 +445,7 @@ class _Body:
         return True
 
     def drop_unclaimed_blanks(self, old_count: int | None) -> None:
-        """Blank lines after the hunk (before a fence or the prose that follows) are no context of it."""
+        """Remove blank lines after the hunk (before a fence or prose), which are not its context."""
         old, new = self.old, self.new
         while old and new and not old[-1] and not new[-1] and (old_count is None or len(old) > old_count):
             old.pop()
@@ -481,7 +481,7 @@ def _read_hunk(
 
 
 def _hunk(body: _Body, hint: str | None, path: str, old_name: str, new_name: str) -> Hunk | str:
-    """The hunk, or the reason why it is none."""
+    """The hunk, or the reason why it is invalid."""
     if not body.changed:
         return "the hunk changes nothing"
     kind: HunkKind = "change"
@@ -502,7 +502,7 @@ def _hunk(body: _Body, hint: str | None, path: str, old_name: str, new_name: str
 
 
 def _ends_hunk(lines: Sequence[str], position: int, *, complete: bool) -> bool:
-    """Whether a new hunk, file or fence begins here. `--- x` may also be a removed line `-- x`."""
+    """Return True if a new hunk, file or fence starts here. `--- x` may also be a removed line `-- x`."""
     line = lines[position]
     if _HUNK.match(line) or line.startswith(("```", "~~~", *_GIT_LINES)):
         return True
@@ -530,7 +530,7 @@ def _next_hunk(lines: Sequence[str], position: int) -> int:
 
 
 def _name(text: str) -> str:
-    """The file name of a header line, without its timestamp and git's quoting."""
+    """The file name of a header line, without timestamp and git's quoting."""
     name = text.split("\t", 1)[0].strip()
     if len(name) > 1 and name[0] == name[-1] == '"':
         try:
@@ -541,7 +541,7 @@ def _name(text: str) -> str:
 
 
 def _without_prefixes(old: str, new: str) -> tuple[str, str]:
-    """Drop git's a/ and b/; two names that both begin with a/ are in a folder a."""
+    """Remove git's a/ and b/ prefixes; if both names start with a/, it is a real folder."""
     if old.startswith("a/") and (new.startswith("b/") or new == "/dev/null"):
         old = old[2:]
         return old, new.removeprefix("b/")
@@ -550,11 +550,11 @@ def _without_prefixes(old: str, new: str) -> tuple[str, str]:
     return old, new
 
 
-# Text as lines that keep their own endings.
+# Text as lines that keep their endings.
 
 
 def split(text: str) -> list[tuple[str, str]]:
-    """(content, ending) of each line; only LF and CRLF end a line, so form feeds and U+2028 stay content."""
+    """(content, ending) of each line. Only LF and CRLF end a line; form feeds and U+2028 are content."""
     if not text:
         return []
     parts = text.split("\n")
@@ -570,7 +570,7 @@ def contents(text: str) -> list[str]:
 
 
 def ending_of(lines: list[tuple[str, str]]) -> str:
-    """The ending most lines have; LF where none has one."""
+    """The most common line ending; LF if there is none."""
     counted = Counter(ending for _, ending in lines if ending)
     return counted.most_common(1)[0][0] if counted else "\n"
 

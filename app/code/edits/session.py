@@ -1,4 +1,4 @@
-"""From an answer to files on disk: propose, choose, apply all or nothing, undo."""
+"""From a response to files on disk: propose, choose, apply all or nothing, undo."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
@@ -11,13 +11,13 @@ from app.code.errors import FileChanged, FileMissing, GitFailed, NothingToUndo, 
 from app.code.workspace import TextFile, Workspace
 from devices.errors import TesseraError
 
-# Code of which all but one line in so many stands in the file: a quotation, with a comment or an elision.
+# If at least 4 of 5 lines of code are already in the file, the code is a quotation with a comment or an elision.
 _QUOTED_DIVISOR = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileProposal:
-    """The edits of one file. `before` None: there is no such file yet. `hunk_ids` index the answer."""
+    """Edits to one file. `before` is None for a new file; `hunk_ids` are indices into the response's hunks."""
 
     path: str
     before: TextFile | None
@@ -25,20 +25,20 @@ class FileProposal:
     hunk_ids: tuple[int, ...]
 
     def outcome(self, hunk_id: int) -> Outcome:
-        """What became of one of the answer's hunks."""
+        """Outcome of one of the response's hunks."""
         return self.result.outcomes[self.hunk_ids.index(hunk_id)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """An answer's edits, placed in the files as they are now; nothing is written yet."""
+    """Edits of a response, located in the current files. Nothing is written yet."""
 
     files: tuple[FileProposal, ...]
     malformed: tuple[Malformed, ...]
 
     @property
     def applicable(self) -> tuple[int, ...]:
-        """The hunks that have a place."""
+        """Ids of the hunks that were located."""
         return tuple(
             hunk_id
             for file in self.files
@@ -48,14 +48,14 @@ class Proposal:
 
     @property
     def refused(self) -> tuple[Refused, ...]:
-        """The hunks that have none, with reasons."""
+        """Hunks that were not located, with reasons."""
         return tuple(refused for file in self.files for refused in file.result.refused)
 
 
 class EditSession:
     """Applies proposals to a workspace.
 
-    `uncommitted` gives the files that git reports as changed. They are written only when allowed, unless the
+    `uncommitted` returns the files that git reports as changed. They are written only if allowed, unless the
     uncommitted change is itself an edit applied here.
     """
 
@@ -71,7 +71,7 @@ class EditSession:
         self._uncommitted = uncommitted
 
     def propose(self, answer: Answer, picked: Mapping[int, int] | None = None) -> Proposal:
-        """Place every hunk of the answer; `picked` maps a hunk's index to a line chosen by a person."""
+        """Locate every hunk of the response; `picked` maps a hunk's index to a line chosen by the user."""
         by_path: dict[str, list[int]] = {}
         refused: dict[int, str] = {}
         for index, hunk in enumerate(answer.hunks):
@@ -87,7 +87,7 @@ class EditSession:
         return Proposal(files=tuple(files), malformed=malformed)
 
     def _only_quotes(self, malformed: Malformed) -> bool:
-        """Whether what may be a whole file shows lines that the file has already: an explanation, no edit."""
+        """Return True if a possible whole file only shows existing lines: an explanation, not an edit."""
         if not malformed.code or malformed.path is None:
             return False
         try:
@@ -121,9 +121,9 @@ class EditSession:
         label: str = "",
         allow_uncommitted: bool = False,
     ) -> tuple[str, ...]:
-        """Write the chosen hunks (None: all that have a place); returns the paths written.
+        """Write the chosen hunks (None: all located ones); return the paths written.
 
-        Every file is checked before any is written; a failing write takes the earlier ones back.
+        All files are checked before one is written; if a write fails, the earlier ones are undone.
         Raises: FileChanged; UncommittedChanges, GitFailed unless `allow_uncommitted`; OSError.
         """
         wanted = set(proposal.applicable if chosen is None else chosen)
@@ -160,7 +160,7 @@ class EditSession:
         return tuple(file.path for file, _ in plans)
 
     def warning(self, path: str) -> str | None:
-        """What a person should know before a file is written, if anything."""
+        """Warning to show before a file is written; None if there is none."""
         sha = self._sha_now(path)
         try:
             if sha is None or path not in self._uncommitted() or self._journal.wrote(path, sha):
@@ -171,13 +171,13 @@ class EditSession:
 
     @property
     def can_undo(self) -> bool:
-        """There is an applied group to take back."""
+        """Return True if there is an applied group to undo."""
         return self._journal.last() is not None
 
     def undo(self) -> tuple[str, ...]:
-        """Take back the newest applied group; returns its paths.
+        """Undo the newest applied group; return its paths.
 
-        Raises: NothingToUndo; FileChanged when a file was changed since, in which case none is touched.
+        Raises: NothingToUndo; FileChanged: a file was changed since; then no file is written.
         """
         group = self._journal.last()
         if group is None:
@@ -214,7 +214,7 @@ class EditSession:
 
 
 def _text_with(file: FileProposal, wanted: set[int]) -> tuple[str, bool] | None:
-    """(new text, whether the file is deleted) with the wanted hunks only; None when there are none."""
+    """Return (new text, is_deleted) with only the wanted hunks; None if there are none."""
     outcomes = [
         outcome
         for hunk_id, outcome in zip(file.hunk_ids, file.result.outcomes, strict=True)

@@ -1,11 +1,11 @@
-"""What a model's answer asks to change, and what became of each request."""
+"""Edits that a model's response requests, and their outcomes."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 HunkKind = Literal["change", "create", "delete"]
 HunkSource = Literal["block", "diff"]
-# How the place of a hunk was found, strictest first. Everything but `exact` is told to the person.
+# Rules for locating a hunk, strictest first. The user is informed of all except `exact`.
 Match = Literal["exact", "trailing space", "outer blank lines", "indentation", "tabs and spaces"]
 
 
@@ -13,8 +13,8 @@ Match = Literal["exact", "trailing space", "outer blank lines", "indentation", "
 class Hunk:
     """One requested change of one file.
 
-    `search` and `replace` are whole lines without line endings. The line a unified diff claims is not kept, since
-    models count badly.
+    `search` and `replace` are whole lines without line endings. The line number of a unified diff is ignored,
+    because models count badly.
     """
 
     path: str
@@ -27,9 +27,9 @@ class Hunk:
 
 @dataclass(frozen=True, kw_only=True)
 class Malformed:
-    """A piece of an answer that looks like an edit and cannot be read as one; `line` counts from 1.
+    """A part of a response that looks like an edit but cannot be parsed; `line` counts from 1.
 
-    `code`: the text of what may be a whole file; it is no edit where it only quotes the file.
+    `code` is the text of a possible whole file; it is not an edit if it only quotes the file.
     """
 
     line: int
@@ -40,7 +40,7 @@ class Malformed:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Every edit of one answer, in the order given, and every piece that could not be read."""
+    """All edits of one response, in order, and all parts that could not be parsed."""
 
     hunks: tuple[Hunk, ...]
     malformed: tuple[Malformed, ...]
@@ -48,7 +48,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Applied:
-    """A hunk that has exactly one place: lines `first`..`last` (1-based, inclusive) of the original.
+    """A hunk with exactly one position: lines `first`..`last` (1-based, inclusive) of the original.
 
     `new_lines` (with line endings) replace them. For an insertion `last` is `first - 1`.
     """
@@ -62,7 +62,7 @@ class Applied:
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """A hunk that is not applied. `candidates` are 1-based lines where it might have been meant."""
+    """A hunk that is not applied. `candidates` are 1-based lines that may have been meant."""
 
     hunk: Hunk
     reason: str
@@ -74,7 +74,7 @@ Outcome = Applied | Refused
 
 @dataclass(frozen=True, kw_only=True)
 class FileResult:
-    """The text of one file after its applied hunks, and the outcome of every hunk, in order."""
+    """Text of one file with its applied hunks, and the outcome of every hunk, in order."""
 
     text: str
     outcomes: tuple[Outcome, ...]

@@ -1,4 +1,4 @@
-"""The index on disk: files, symbols and full text of one project. A cache: deleting it loses nothing."""
+"""The index on disk: files, symbols and full text of one project. It is a cache and can be deleted."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ from app.code.index.walk import FoundFile
 from app.code.index.worker import ParsedFile
 from engine.core.index_database import open_index
 
-# Raised whenever the tables or what is stored in them change; an older index is built again.
+# Increase it when the tables or their contents change; an older index is rebuilt.
 _VERSION = 2
 _SCHEMA = """
 CREATE TABLE file(id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE, size_bytes INTEGER NOT NULL,
@@ -29,13 +29,13 @@ CREATE VIRTUAL TABLE chunk_text USING fts5(path, names, body, words, content='',
   tokenize="porter unicode61 remove_diacritics 0");
 CREATE VIRTUAL TABLE term USING fts5vocab(chunk_text, row);
 """
-# Weights of the columns for bm25: where a word is says more than how often it is.
+# Column weights for bm25: the column of a word matters more than its frequency.
 _WEIGHTS = "4.0, 6.0, 1.0, 0.7"
 
 
 @dataclass(frozen=True)
 class SymbolHit:
-    """A definition and where it is."""
+    """A definition and its location."""
 
     path: str
     name: str
@@ -48,7 +48,7 @@ class SymbolHit:
 
 @dataclass(frozen=True)
 class ChunkHit:
-    """Lines of a file that fit a query; a larger `score` fits better."""
+    """Lines of a file that match a query; a larger `score` is better."""
 
     path: str
     first: int
@@ -57,13 +57,13 @@ class ChunkHit:
 
 
 def index_path(cache: Path, root: Path) -> Path:
-    """Where the index of a project folder lives below the cache folder."""
+    """Path of a project's index below the cache folder."""
     digest = hashlib.sha256(str(root.resolve()).encode("utf-8", "surrogateescape")).hexdigest()
     return cache / "code" / digest[:24] / "index.db"
 
 
 class IndexDatabase:
-    """Typed access to the tables. One connection; not shared between threads at the same time."""
+    """Typed access to the tables. One connection; threads must not use it concurrently."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -74,11 +74,11 @@ class IndexDatabase:
 
     @property
     def connection(self) -> apsw.Connection:
-        """For tables that others keep beside these; under the same lock."""
+        """The connection, for additional tables in the same file; use it under the same lock."""
         return self._db
 
     def indexed_files(self) -> dict[str, tuple[int, int]]:
-        """Path to (size in bytes, mtime_ns) of every indexed file."""
+        """Map every indexed file's path to (size in bytes, mtime_ns)."""
         return {p: (s, m) for p, s, m in self._db.execute("SELECT path, size_bytes, mtime_ns FROM file")}
 
     def store(self, files: Iterable[tuple[FoundFile, ParsedFile]]) -> None:
@@ -107,7 +107,7 @@ class IndexDatabase:
             )
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Forget files in one transaction."""
+        """Delete files in one transaction."""
         with self._db:
             for path in paths:
                 self._delete(path)
@@ -129,7 +129,7 @@ class IndexDatabase:
         return [path for (path,) in rows]
 
     def paths_named(self, name: str) -> list[str]:
-        """Paths that are `name` or end in it at a folder border, shortest first."""
+        """Paths that equal `name` or end in it after a slash, shortest first."""
         pattern = name.replace("!", "!!").replace("%", "!%").replace("_", "!_")
         rows = self._db.execute(
             "SELECT path FROM file WHERE path=? OR path LIKE ? ESCAPE '!' ORDER BY length(path), path LIMIT 50",
@@ -138,11 +138,11 @@ class IndexDatabase:
         return [path for (path,) in rows]
 
     def problems(self) -> dict[str, str]:
-        """Files that could not be used, with the reason."""
+        """Files that could not be indexed, with the reason."""
         return dict(self._db.execute("SELECT path, problem FROM file WHERE problem IS NOT NULL"))
 
     def symbols_named(self, name: str, limit: int = 50) -> list[SymbolHit]:
-        """Definitions of that name, case ignored but exact case first; `Outer.inner` narrows by scope."""
+        """Definitions with this name, case ignored but exact case first; `Outer.inner` limits the scope."""
         scope, _, leaf = name.rpartition(".")
         rows = self._db.execute(
             "SELECT path, name, kind, scope, line, end_line, signature FROM symbol JOIN file ON file.id=file_id"
@@ -162,22 +162,22 @@ class IndexDatabase:
         return [SymbolHit(*row) for row in rows]
 
     def num_chunks(self) -> int:
-        """How many chunks there are, give or take those deleted."""
+        """Approximate number of chunks; deleted ones may be included."""
         return int(self._db.execute("SELECT coalesce(max(id), 0) FROM chunk").get)
 
     def match_counts(self, words: Sequence[str]) -> dict[str, int]:
-        """For each word the chunks that hold its rarest part, after the same stemming as the text."""
+        """For each word, the number of chunks that contain its rarest token, stemmed like the text."""
         counts = {}
         for word in words:
             tokens = self._tokenize(word.encode(), apsw.FTS5_TOKENIZE_QUERY, None)
-            # Without locations each entry is a tuple of the token and its synonyms.
+            # Without locations, each entry is a tuple of the token and its synonyms.
             own = [token for entry in tokens for token in entry[2:]]
             found = [self._db.execute("SELECT coalesce(sum(doc), 0) FROM term WHERE term=?", (t,)).get for t in own]
             counts[word] = min(found, default=0)
         return counts
 
     def search(self, match: str, limit: int) -> Iterator[ChunkHit]:
-        """Best chunks for an FTS5 expression."""
+        """Yield the best chunks for an FTS5 expression."""
         rows = self._db.execute(
             f"SELECT path, first, last, score FROM (SELECT rowid AS id, bm25(chunk_text, {_WEIGHTS}) AS score"  # noqa: S608  # fixed weights
             " FROM chunk_text WHERE chunk_text MATCH ? ORDER BY score LIMIT ?) JOIN chunk USING(id)"

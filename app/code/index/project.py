@@ -1,4 +1,4 @@
-"""The index of one project: built once, then kept up to date by what changed."""
+"""The index of one project: built once, then updated with what changed."""
 
 import contextlib
 import os
@@ -18,13 +18,13 @@ from app.code.workspace import Workspace
 from devices.child import BoundedChild, ChildFailed
 from devices.msgspec_lock import learned
 
-# Files stored in one transaction: an interrupted first build continues where it stopped.
+# Files per transaction: an interrupted first build continues where it stopped.
 _TRANSACTION_FILES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refreshed:
-    """What one refresh did, in files."""
+    """Numbers of files in one refresh."""
 
     num_files: int
     num_parsed: int
@@ -32,7 +32,7 @@ class Refreshed:
 
 
 class ProjectIndex:
-    """Search and symbols of a workspace. Calls are serialised; safe to use from several threads."""
+    """Search and symbols of a workspace. Calls are serialized; thread-safe."""
 
     def __init__(self, workspace: Workspace, cache: Path, num_workers: int | None = None) -> None:
         self.workspace = workspace
@@ -41,7 +41,7 @@ class ProjectIndex:
         self._pool = ParserPool(workspace.root, num_workers)
 
     def refresh(self, on_progress: Callable[[int, int], None] | None = None) -> Refreshed:
-        """Bring the whole index up to date; `on_progress(done, total)` counts files that needed parsing."""
+        """Update the whole index; `on_progress(done, total)` counts files that need parsing."""
         with self.lock:
             indexed = self.database.indexed_files()
             found = {file.path: file for file in walk(self.workspace.root)}
@@ -52,7 +52,7 @@ class ProjectIndex:
             return Refreshed(num_files=len(found), num_parsed=len(changed), num_removed=len(gone))
 
     def update(self, paths: Iterable[str]) -> Refreshed:
-        """Bring single files up to date: after an edit, a save, or a notice of the file system."""
+        """Update single files: after an edit, a save, or a file system event."""
         with self.lock:
             present: list[FoundFile] = []
             gone: list[str] = []
@@ -99,9 +99,9 @@ class ProjectIndex:
             self.database.close()
 
 
-# Paths sent at once: enough to keep a worker busy, few enough to share the work evenly.
+# Paths per request: enough to keep a worker busy, few enough to balance the load.
 _BATCH = 16
-# A file that takes longer to parse than this is left out; ordinary ones take a few milliseconds.
+# A file that takes longer to parse is skipped; ordinary files take a few milliseconds.
 PARSE_LIMIT_S = 20.0
 # Address space of one worker. Measured: log entry "Project index".
 MEMORY_LIMIT_BYTES = 2 << 30
@@ -109,7 +109,7 @@ _TWO = 2
 
 
 class ParserPool:
-    """Up to `num_workers` children that parse files of one project; started when first needed."""
+    """Up to `num_workers` child processes that parse files of one project; started on first use."""
 
     def __init__(self, root: Path, num_workers: int | None = None) -> None:
         self._root = root
@@ -119,7 +119,7 @@ class ParserPool:
         self._closed = False
 
     def parse(self, paths: Sequence[str]) -> Iterator[ParsedFile]:
-        """Parse every path, in any order; a file that kills or stalls its parser comes back as a problem."""
+        """Parse all paths, in any order; a file that crashes or stalls its parser is returned as a problem."""
         batches: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
         for start in range(0, len(paths), _BATCH):
             batches.put(paths[start : start + _BATCH])
@@ -174,7 +174,7 @@ class ParserPool:
             return msgspec.msgpack.decode(
                 child.ask_blocking(path.encode("utf-8", "surrogateescape")), type=learned(ParsedFile)
             )
-        except ChildFailed as failed:  # the next file gets a fresh one
+        except ChildFailed as failed:  # the next file gets a new child
             return ParsedFile(path, problem=_why(failed))
 
     def _take(self) -> BoundedChild:
@@ -192,7 +192,7 @@ class ParserPool:
         child.close()
 
     def close(self) -> None:
-        """Stop the children."""
+        """Stop the child processes."""
         with self._lock:
             self._closed = True
         with contextlib.suppress(queue.Empty):
@@ -201,7 +201,7 @@ class ParserPool:
 
 
 def _why(failed: ChildFailed) -> str:
-    """Why a file has no symbols, in words for the index."""
+    """The reason why a file has no symbols, as text for the index."""
     if failed.timed_out:
         return f"parsing took longer than {PARSE_LIMIT_S:.0f} s"
     return f"the parser ended with code {failed.exit_code}"

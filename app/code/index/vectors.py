@@ -1,4 +1,4 @@
-"""Search by meaning, where an embedding model is loaded: vectors of chunks beside the full text."""
+"""Semantic search, if an embedding model is loaded: vectors of chunks, in addition to full-text search."""
 
 import json
 import time
@@ -12,19 +12,19 @@ from app.code.index.database import ChunkHit
 from app.code.index.project import ProjectIndex
 from devices.errors import TesseraError
 
-# Gives one vector for each text; raises ApiError when the server cannot.
+# Returns one vector per text; raises ApiError if the server cannot embed.
 Embed = Callable[[list[str]], Sequence[Sequence[float]]]
 
 _BATCH = 32
-# Models that embed code well read about this much; a model with a smaller context gets less, see `_one`.
+# Models that embed code well accept about this much; `_one` shortens texts for a model with a smaller context.
 _CHUNK_CHARS = 2000
-# A text that is still refused at this length is not refused for its length.
+# If a text of this length is still rejected, its length is not the reason.
 _LEAST_CHARS = 100
-# Statuses of an answer that may be about one text. 500: llama-server's, for a text beyond its batch.
+# Status codes of an error that may concern a single text. 500: llama-server, for a text larger than its batch.
 _ABOUT_TEXTS = frozenset({400, 413, 422, 500})
-# Where the first so many texts of a batch are refused at any length, it is not their fault.
+# If this many first texts of a batch are rejected at any length, the cause is not the texts.
 _ENOUGH = 3
-# Vectors are compared one by one: at 384 numbers this many take about 20 ms and 75 MB.
+# Search compares all vectors: with 384 dimensions, this many take about 20 ms and 75 MB.
 MAX_VECTORS = 50_000
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS chunk_vector(chunk_id INTEGER PRIMARY KEY REFERENCES chunk(id) ON DELETE CASCADE,
@@ -33,7 +33,7 @@ CREATE TABLE IF NOT EXISTS chunk_vector(chunk_id INTEGER PRIMARY KEY REFERENCES 
 
 
 class VectorIndex:
-    """Vectors of one model over a project's chunks. Those of another model are replaced as they are met."""
+    """Vectors of one model for a project's chunks. Vectors of another model are replaced when they are found."""
 
     def __init__(self, index: ProjectIndex, model: str, embed: Embed) -> None:
         self._index = index
@@ -43,15 +43,15 @@ class VectorIndex:
         self._ids: list[int] = []
         self._max_chars = _CHUNK_CHARS
         self._refused: set[int] = set()
-        # Why the last update or search had to do without vectors; empty when it did not.
+        # The reason why the last update or search used no vectors; empty if it used them.
         self.problem = ""
         with index.lock:
             index.database.connection.execute(_SCHEMA)
 
     def update(self, limit_s: float) -> int:
-        """Embed chunks that have no vector yet, for at most `limit_s`; returns how many are still without.
+        """Embed chunks without a vector, for at most `limit_s`; return how many are still missing.
 
-        Where the server cannot embed, `problem` says why; a question is answered without vectors then.
+        If the server cannot embed, `problem` is the reason; prompts are then answered without vectors.
         """
         begun = time.monotonic()
         self.problem = ""
@@ -69,7 +69,7 @@ class VectorIndex:
         return self._num_missing()
 
     def search(self, question: str, limit: int = 24) -> list[ChunkHit]:
-        """The chunks nearest in meaning, best first; where the server cannot embed none, and `problem` says why."""
+        """The semantically nearest chunks, best first; empty if the server cannot embed (see `problem`)."""
         with self._index.lock:
             self._load()
         if self._matrix is None or not self._ids:
@@ -94,7 +94,7 @@ class VectorIndex:
         return hits
 
     def _several(self, texts: list[str]) -> list[npt.NDArray[np.float32] | None]:
-        """A unit vector of each text; None for one that the model refuses at any length."""
+        """A unit vector per text; None for a text that the model rejects at any length."""
         try:
             return list(_unit(self._embed([text[: self._max_chars] for text in texts]), len(texts)))
         except ApiError as error:
@@ -111,9 +111,9 @@ class VectorIndex:
         return vectors
 
     def _one(self, text: str) -> npt.NDArray[np.float32]:
-        """The same of one text, cut until the model reads it.
+        """A unit vector for one text, which is shortened until the model accepts it.
 
-        How many tokens a text has is known to the model alone, and `/v1/embeddings` refuses one that is too long.
+        Only the model knows the token count of a text, and `/v1/embeddings` rejects a text that is too long.
         """
         text, cut = text[: self._max_chars], False
         while True:
@@ -124,7 +124,7 @@ class VectorIndex:
                     raise
                 text, cut = text[: _shorter(len(text), error)], True
                 continue
-            if cut:  # the next batch goes through at once; one dense text does not shorten all others
+            if cut:  # the next batch succeeds immediately; one dense text does not shorten all others
                 self._max_chars = max(len(text), _CHUNK_CHARS // 2)
             return vector
 
@@ -163,7 +163,7 @@ class VectorIndex:
         return max(min(int(total), MAX_VECTORS) - int(have), 0)
 
     def _load(self) -> None:
-        """Read the matrix again after a change; files that went take their vectors with them."""
+        """Reload the matrix after a change; vectors of deleted files are deleted with them."""
         connection = self._index.database.connection
         have = connection.execute("SELECT count(*) FROM chunk_vector WHERE model=?", (self._model,)).get
         if self._matrix is not None and have == len(self._ids):
@@ -184,7 +184,7 @@ class VectorIndex:
 
 
 def _unit(vectors: Sequence[Sequence[float]], count: int) -> npt.NDArray[np.float32]:
-    """Vectors of length 1, float32 of (count, width). Raises: ValueError: these are not so many of one width."""
+    """Normalize vectors to float32 of (count, width). Raises: ValueError: wrong count, or different widths."""
     rows = np.asarray(vectors, dtype=np.float32)
     if rows.ndim != 2 or len(rows) != count:  # noqa: PLR2004 - rows and columns
         raise ValueError(f"the server gave no {count} vectors of one width")
@@ -193,14 +193,14 @@ def _unit(vectors: Sequence[Sequence[float]], count: int) -> npt.NDArray[np.floa
 
 
 def _shorter(chars: int, error: ApiError) -> int:
-    """Characters to try next: by the counts that a refusal names, with a reserve; else half."""
+    """Characters to try next: from the token counts in the error, with a reserve of 10 %; else half."""
     tokens, room = error.facts.get("prompt_tokens"), error.facts.get("context_tokens")
     by_tokens = int(0.9 * chars * room / tokens) if tokens and room and room < tokens else chars // 2
     return max(min(by_tokens, chars - 1), _LEAST_CHARS // 2)
 
 
 def fused(ranked: Sequence[Sequence[ChunkHit]]) -> list[ChunkHit]:
-    """Several rankings as one, by reciprocal ranks.
+    """Merge several rankings by reciprocal rank fusion.
 
     Source: Cormack, Clarke and Büttcher, SIGIR 2009 (k = 60).
     """

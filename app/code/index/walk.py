@@ -1,4 +1,4 @@
-"""Which files of a folder belong to the project: as git sees it, without running git."""
+"""Find the files of a project by git's ignore rules, without running git."""
 
 import contextlib
 import os
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
-# Folders that are made, not written, wherever they are; a project that commits one names it in .tesseraignore
-# with a leading "!".
+# Folders with generated content, anywhere in the tree. A project that commits one names it in .tesseraignore with a
+# leading "!".
 _MADE_FOLDERS = (
     ".git/ .hg/ .svn/ .jj/ node_modules/ __pycache__/ .mypy_cache/ .pytest_cache/ .ruff_cache/ .tox/ .nox/ "
     ".gradle/ .idea/ .vs/ .next/ .nuxt/ .svelte-kit/ bower_components/ .terraform/ .eggs/ *.egg-info/"
 )
-# Files that hold no text a person wrote; saves opening them.
+# Suffixes of files without hand-written text; they are not opened.
 _BINARY_SUFFIXES = (
     ".7z .a .avi .avif .bin .bmp .bz2 .class .dat .db .dll .dmg .doc .docx .dylib .eot .exe .flac .gguf .gif .gz "
     ".ico .iso .jar .jpeg .jpg .lib .mkv .mo .mov .mp3 .mp4 .npy .npz .o .obj .ogg .onnx .otf .parquet .pdf .pkl "
@@ -24,9 +24,9 @@ _BINARY_SUFFIXES = (
 )
 _BINARY = frozenset(_BINARY_SUFFIXES.split())
 IGNORE_FILES = (".gitignore", ".ignore", ".tesseraignore")
-# Source: an index of everything is not worth a text file of more than a megabyte; such files are data.
+# Larger text files are data and are not worth indexing.
 MAX_INDEXED_BYTES = 1 << 20
-# A folder tree beyond this is a disk, not a project.
+# A larger folder tree is a disk, not a project.
 MAX_FILES = 200_000
 _MAX_DEPTH = 64
 _MAX_IGNORE_BYTES = 1 << 18
@@ -34,7 +34,7 @@ _MAX_IGNORE_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class FoundFile:
-    """A candidate for the index; `path` relative to the root with forward slashes."""
+    """A candidate for the index; `path` is relative to the root, with forward slashes."""
 
     path: str
     size_bytes: int
@@ -48,14 +48,14 @@ class _Level:
 
 
 class IgnoreRules:
-    """The ignore files from the root down to one folder; the deepest that says something decides."""
+    """Ignore files from the root down to one folder; the deepest file with a matching rule decides."""
 
     def __init__(self, levels: tuple[_Level, ...]) -> None:
         self._levels = levels
 
     @classmethod
     def at_root(cls, root: Path) -> "IgnoreRules":
-        """The built-in rules, then git's own exclude file, then the root's ignore files."""
+        """The built-in rules, then git's exclude file, then the root's ignore files."""
         rules = cls((_Level("", GitIgnoreSpec.from_lines(_MADE_FOLDERS.split())),))
         exclude = _patterns(root / ".git" / "info" / "exclude")
         if exclude:
@@ -63,14 +63,14 @@ class IgnoreRules:
         return rules.below(root, "")
 
     def below(self, folder: Path, prefix: str) -> "IgnoreRules":
-        """These rules and those of the ignore files in `folder`; `prefix` is its path with a slash, or empty."""
+        """Add the ignore files in `folder` to these rules; `prefix` is its path with a trailing slash, or empty."""
         lines = [line for name in IGNORE_FILES for line in _patterns(folder / name)]
         if not lines:
             return self
         return IgnoreRules((*self._levels, _Level(prefix, GitIgnoreSpec.from_lines(lines))))
 
     def ignored(self, path: str) -> bool:
-        """Whether a path is left out; folders end in a slash."""
+        """Return True if a path is ignored; paths of folders end in a slash."""
         for level in reversed(self._levels):
             verdict = level.spec.check_file(path[len(level.prefix) :]).include
             if verdict is not None:
@@ -79,7 +79,7 @@ class IgnoreRules:
 
 
 def walk(root: Path) -> Iterator[FoundFile]:
-    """Every text-like file below `root` that is not ignored, at most 200,000; links are followed nowhere."""
+    """Yield the text-like files below `root` that are not ignored, at most 200,000; never follows links."""
     return islice(_walk(root), MAX_FILES)
 
 
@@ -115,7 +115,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def is_ignored(root: Path, path: str) -> bool:
-    """Whether one file (relative path) is left out, by the same rules."""
+    """Return True if one file (relative path) is ignored by the same rules."""
     rules, folder, prefix = IgnoreRules.at_root(root), root, ""
     *folders, name = path.split("/")
     for part in folders:
@@ -128,7 +128,7 @@ def is_ignored(root: Path, path: str) -> bool:
 
 
 def _is_environment(folder: Path) -> bool:
-    """A Python environment is installed, not written, whatever its name."""
+    """Return True for a Python environment of any name: its files are installed, not written."""
     return (folder / "pyvenv.cfg").exists()
 
 

@@ -1,7 +1,7 @@
-"""The child process that reads and parses project files: grammars are native code, files are not trusted.
+"""Child process that reads and parses project files: grammars are native code and files are untrusted.
 
-A request is a path, the answer a `ParsedFile` as msgpack. A `BoundedChild` runs it with the project's folder as its
-last argument.
+A request is a path; the response is a `ParsedFile` as msgpack. A `BoundedChild` runs it with the project's folder
+as its last argument.
 """
 
 import re
@@ -19,24 +19,24 @@ from app.code.workspace import Workspace
 from devices.child_service import serve
 from devices.errors import TesseraError
 
-# Symbols and chunks of one file: what the index stores of it.
+# Symbols and chunks of one file, as stored in the index.
 
 _HEADING = re.compile(r"^(#{1,6})\s+(.+?)\s*#*$")
 _LETTERS = re.compile(r"[A-Za-z]+")
 _CASE_CHANGES = re.compile(r"[a-z][A-Z]|[A-Z][A-Z][a-z]")
 _WORD_PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-# One chunk is what one search hit brings into a context: a function or two.
+# One chunk is what a search hit adds to a context: one or two functions.
 _CHUNK_LINES = 60
 _LEAST_CHUNK_LINES = 12
 _SIGNATURE_CHARS = 200
 _NAME_CHARS = 200
-# Beyond these a file is generated; what lies past them is not indexed.
+# A longer file is generated; the rest of it is not indexed.
 _MAX_SYMBOLS = 5000
 _MAX_CHUNK_CHARS = 20_000
 
 
 class Symbol(msgspec.Struct, frozen=True, array_like=True):
-    """A definition: lines are 1-based and inclusive, `scope` is the dotted path of what encloses it."""
+    """A definition. Lines are 1-based and inclusive; `scope` is the dotted path of the enclosing definitions."""
 
     name: str
     kind: str
@@ -47,7 +47,7 @@ class Symbol(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
-    """Lines `first`..`last` (1-based, inclusive) as full text: names defined there, text, split words."""
+    """Lines `first`..`last` (1-based, inclusive) for full-text search: defined names, text, split words."""
 
     first: int
     last: int
@@ -57,7 +57,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 def symbols_of(text: str, language: str) -> list[Symbol]:
-    """The definitions in a file, in order; empty where the language has no grammar."""
+    """Definitions in a file, in order; empty if the language has no grammar."""
     if language == "markdown":
         return _headings(text)
     loaded = grammar(language)
@@ -83,7 +83,7 @@ def symbols_of(text: str, language: str) -> list[Symbol]:
 
 
 def _scoped(found: dict[tuple[int, int], tuple[str, str, int, int, str]]) -> list[Symbol]:
-    """Nest definitions by their byte ranges; a function inside a class is a method."""
+    """Nest definitions by their byte ranges; a function inside a class becomes a method."""
     result: list[Symbol] = []
     stack: list[tuple[int, str, str]] = []
     for (start, negative_end), (name, kind, line, end_line, signature) in sorted(found.items()):
@@ -115,7 +115,7 @@ def _headings(text: str) -> list[Symbol]:
 
 
 def chunks_of(text: str, symbols: list[Symbol]) -> list[Chunk]:
-    """Cut a file into pieces of at most 60 lines, at the start of definitions where possible."""
+    """Split a file into chunks of at most 60 lines, at the start of definitions if possible."""
     lines = text.split("\n")
     if lines and not lines[-1]:
         lines.pop()
@@ -137,18 +137,18 @@ def chunks_of(text: str, symbols: list[Symbol]) -> list[Chunk]:
 
 
 def _words(text: str) -> str:
-    """The parts of CamelCase names, which the tokenizer of the full-text index would keep whole."""
+    """Parts of CamelCase names, because the index's tokenizer does not split them."""
     mixed = (word for word in set(_LETTERS.findall(text)) if _CASE_CHANGES.search(word))
     parts = {part for word in mixed for part in _WORD_PART.findall(word)}
     return " ".join(sorted(parts))
 
 
-# Lines longer than this on average are machine-made; they would fill the index with noise.
+# A higher average line length means a generated file, which would fill the index with noise.
 _MAX_MEAN_LINE_CHARS = 400
 
 
 class ParsedFile(msgspec.Struct, frozen=True):
-    """What one file holds; `problem` says why it could not be used."""
+    """Symbols and chunks of one file; `problem` is the reason if it could not be parsed."""
 
     path: str
     language: str = "text"
@@ -159,7 +159,7 @@ class ParsedFile(msgspec.Struct, frozen=True):
 
 
 def parse_file(workspace: Workspace, path: str) -> ParsedFile:
-    """Read and parse one file; whatever is wrong with it is part of the answer."""
+    """Read and parse one file; an error becomes the result's `problem`."""
     try:
         text = workspace.read(path, MAX_INDEXED_BYTES).text
     except (TesseraError, OSError) as error:
@@ -173,14 +173,14 @@ def parse_file(workspace: Workspace, path: str) -> ParsedFile:
 
 
 def main() -> None:
-    """Serve until the parent closes the pipe."""
+    """Serve requests until the parent closes the pipe."""
     workspace, encoder = Workspace(Path(sys.argv[3])), msgspec.msgpack.Encoder()
     serve(lambda path: encoder.encode(parse_file(workspace, path.decode("utf-8", "surrogateescape"))))
 
 
-# Languages whose symbols are read, and the shapes of syntax that define one.
+# Supported languages, and the syntax nodes that are definitions.
 #
-# A query names what it finds by its capture: the definition as its kind, the identifier in it as `name`.
+# A query's captures name its matches: the definition has its kind as name, its identifier is `name`.
 
 _SCRIPT = """
 (class_declaration name: (_) @name) @class
@@ -277,14 +277,14 @@ _SUFFIXES = {
 
 
 def language_of(path: str) -> str:
-    """The language by the file's suffix; "text" where none is known."""
+    """Language of a file by its suffix; "text" if unknown."""
     dot = path.rfind(".")
     return _SUFFIXES.get(path[dot:].lower(), "text") if dot > path.rfind("/") else "text"
 
 
 @cache
 def grammar(language: str) -> tuple[Callable[[bytes], object], Query] | None:
-    """(parse, definitions query) of a language with a grammar; loads native code, so only in the worker."""
+    """(parse function, definitions query) of a language; it loads native code, so use it only in the worker."""
     if language not in _GRAMMARS:
         return None
     module, function = _GRAMMARS[language]

@@ -1,4 +1,4 @@
-"""Coding agents: how each is started on this server, and what its configuration has to say."""
+"""Coding agents: their start commands and their configuration for this server."""
 
 import json
 import re
@@ -77,7 +77,7 @@ _CODEX_OWN_TABLE = re.compile(r"^\s*\[(?:model_providers|profiles)\.\"?tessera\"
 def _codex_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
     path = home / ".codex" / "config.toml"
     before = read_config(path)
-    # Tables may stand at the end of the file whatever it holds; JSON strings are TOML strings.
+    # Tables are valid at the end of any TOML file, and JSON strings are valid TOML strings.
     lines = [
         "[model_providers.tessera]",
         'name = "Tessera"',
@@ -98,7 +98,7 @@ def _codex_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
 
 def _codex_launch(endpoint: Endpoint, folder: Path) -> Launch:
     del folder
-    # Other users see what is on a command line, but not the environment.
+    # Other users can see a command line, but not the environment.
     provider = {
         "name": "Tessera",
         "base_url": endpoint.openai_url,
@@ -136,7 +136,7 @@ CODEX = Integration(
 
 
 def _claude_code_environment(endpoint: Endpoint) -> dict[str, str]:
-    """All of its model tiers are the one model; its changing header, which spoils prompt caches, is off."""
+    """Map all model tiers to the one model; disable the changing header that invalidates prompt caches."""
     return {
         "ANTHROPIC_BASE_URL": endpoint.url,
         "ANTHROPIC_AUTH_TOKEN": endpoint.key,
@@ -179,7 +179,7 @@ _AIDER_KEYS = ("model", "weak-model", "openai-api-base", "openai-api-key", "mode
 
 
 def _aider_metadata(endpoint: Endpoint) -> str:
-    """What LiteLLM does not know about a local model; without it aider guesses the context."""
+    """Metadata that LiteLLM lacks for local models; without it aider guesses the context length."""
     entry = {
         "max_input_tokens": endpoint.context,
         "max_output_tokens": endpoint.output_limit,
@@ -195,7 +195,7 @@ def _aider_metadata(endpoint: Endpoint) -> str:
 def _aider_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
     config, metadata = home / ".aider.conf.yml", home / ".aider.tessera.metadata.json"
     before = read_config(config)
-    # JSON strings are YAML strings.
+    # JSON strings are valid YAML strings.
     lines = [
         f"model: {json.dumps('openai/' + endpoint.model)}",
         f"weak-model: {json.dumps('openai/' + endpoint.model)}",
@@ -216,7 +216,7 @@ def _aider_launch(endpoint: Endpoint, folder: Path) -> Launch:
     argv = ("aider", "--model", model, "--weak-model", model, "--openai-api-base", endpoint.openai_url)
     return Launch(
         argv=(*argv, "--model-metadata-file", str(folder / name)),
-        # Other users see what is on a command line, but not the environment.
+        # Other users can see a command line, but not the environment.
         env={
             "AIDER_OPENAI_API_KEY": endpoint.key,
             "AIDER_ANALYTICS_DISABLE": "true",
@@ -266,7 +266,7 @@ def _pi_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
 
 
 def _pi_launch(endpoint: Endpoint, folder: Path) -> Launch:
-    """An extension of ours adds the provider for this start; the user's own settings stay in force."""
+    """Add the provider with an extension for this start only; the user's own settings stay effective."""
     name = "tessera.js"
     script = (
         f"export default (pi) => pi.registerProvider('tessera', {json.dumps(_pi_provider(endpoint), indent=2)});\n"
@@ -291,11 +291,11 @@ PI = Integration(
 )
 
 
-# goose: https://block.github.io/goose (guides: environment-variables). Not run: no package index carries it.
+# goose: https://block.github.io/goose (guides: environment-variables). Not tested: no package index has it.
 
 
 def _goose_environment(endpoint: Endpoint) -> dict[str, str]:
-    """Variables come before its configuration; its key is kept in the system's keyring, which we do not write."""
+    """Variables override its configuration; its key is in the system's keyring, which Tessera does not write."""
     return {
         "GOOSE_PROVIDER": "openai",
         "GOOSE_MODEL": endpoint.model,
@@ -331,7 +331,7 @@ GOOSE = Integration(
 
 
 def _hermes_steps(endpoint: Endpoint) -> str:
-    """Its own command writes its file: YAML with comments, which a program cannot change with certainty."""
+    """Let Hermes write its own file: a program cannot reliably change YAML with comments."""
     values = {
         "model.provider": "custom",
         "model.base_url": endpoint.openai_url,
@@ -344,7 +344,7 @@ def _hermes_steps(endpoint: Endpoint) -> str:
 
 
 def _hermes_launch(endpoint: Endpoint, folder: Path) -> Launch:
-    """It refuses a model that is loaded with too little context, so the model is loaded before it starts."""
+    """Hermes rejects a model with too little context, so the model is loaded before it starts."""
     del folder
     return Launch(argv=("hermes", "--model", endpoint.model))
 

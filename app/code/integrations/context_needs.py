@@ -1,4 +1,4 @@
-"""How much context each client needs, with sources, and what to do where a model cannot have it."""
+"""Context length that each client needs, with sources, and a plan for models that cannot have it."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,18 +8,18 @@ from devices.errors import InputFault
 from engine.api.chat import REMOTE
 from engine.api.models import LoadOptions, LoadRequest
 
-# What an agent gets where it fits. Source: openclaw PR 123701 raised its default to it.
+# Context length for an agent, if it fits. Source: openclaw PR 123701 raised its default to it.
 AGENT_CONTEXT: Final = 65_536
-# Other models that are looked at for a plan, and trade-offs that it names.
+# Limits of a plan: other models to check, and trade-offs to name.
 _MOST_MODELS: Final = 6
 _MOST_OPTIONS: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContextNeed:
-    """Tokens that a client needs: those of its first request (0: not known), and the least it works with.
+    """Tokens that a client needs: `opening` for its first request (0: unknown), `least` as the minimum.
 
-    `source` says where the figures are from.
+    `source` is the source of the numbers.
     """
 
     least: int
@@ -27,7 +27,7 @@ class ContextNeed:
     opening: int = 0
 
 
-# Rows without a published figure get the least that leaves room for one file next to a client's own instructions.
+# Clients without a published number get the minimum with space for one file next to their own instructions.
 _UNPUBLISHED: Final = ContextNeed(least=16_384, source="no published figure")
 NEEDS: Final = {
     "claude": ContextNeed(least=32_768, opening=24_071, source="janhq/jan#8108, where 32,768 was enough"),
@@ -44,12 +44,12 @@ NEEDS: Final = {
 
 
 def need_of(name: str, kind: str) -> ContextNeed | None:
-    """What a client needs; None: it works with any context, as editors that complete lines do."""
+    """Context need of a client; None if any context works, for example for editors that complete lines."""
     return NEEDS.get(name, _UNPUBLISHED if kind == "agent" else None)
 
 
 class ContextTooSmall(InputFault):
-    """A model cannot have the context that a client needs; the message has a plan."""
+    """A model cannot have the context that a client needs; the message contains a plan."""
 
     code = "context_too_small"
 
@@ -67,10 +67,11 @@ class ContextTooSmall(InputFault):
 
 
 def load_for(client: Routes, model: str, title: str, need: ContextNeed) -> int | None:
-    """Load the model, or let it grow, to the context that a client is to have; its tokens.
+    """Load or reload the model with the context that a client needs; return its tokens.
 
-    What the user chose for the model stays. None: the key given for a server on another machine may not load.
-    Raises: ContextTooSmall: it cannot have as much as the client needs. ApiError: it cannot be loaded.
+    The user's own setting for the model stays effective. Returns None if the key for a remote server does not allow
+    it.
+    Raises: ContextTooSmall: the model cannot have the context that the client needs. ApiError: it cannot be loaded.
     """
     try:
         answer, settings = client.placement(model), client.load_settings(model)
@@ -105,7 +106,7 @@ def _too_small(
 
 
 def _trade_offs(client: Routes, model: str, least: int) -> list[str]:
-    """What gives room for so much context: a smaller cache, models to unload, fewer requests at once."""
+    """Options that free memory for this context: a smaller cache, models to unload, fewer concurrent requests."""
     try:
         report = client.placement(model, LoadOptions(n_ctx=least)).fit
     except ApiError:
@@ -119,7 +120,7 @@ def _trade_offs(client: Routes, model: str, least: int) -> list[str]:
 
 
 def _able(client: Routes, model: str, least: int) -> list[str]:
-    """Other models of this computer that could have so much context now, those for tools first."""
+    """Other local models that could have this context now, models with tool calls first."""
     rows = [row for row in client.chat_models() if row.id != model and row.origin != REMOTE and not row.demo]
     rows = [row for row in rows if {"chat", "completion"} & set(row.capabilities)]
     rows.sort(key=lambda row: ("tools" not in row.capabilities, row.state != "loaded"))

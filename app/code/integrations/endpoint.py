@@ -1,4 +1,4 @@
-"""Which model a client should use, and what the server truly gives it."""
+"""Choose the model for a client, and get its actual context and capabilities."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from engine.api.chat import REMOTE, Embeddings, ModelRow
 
 
 class NoModel(InputFault):
-    """The server knows no model that could serve."""
+    """The server has no suitable model."""
 
     code = "no_model"
 
@@ -18,9 +18,9 @@ class NoModel(InputFault):
 
 
 def endpoint_of(client: Client, model: str | None = None, key: str = PLACEHOLDER_KEY) -> Endpoint:
-    """The endpoint for a model: the named one, else of the local ones a loaded one, one for tools, any for chat.
+    """Endpoint for the named model, else for a local one; prefers loaded models, then tool calls.
 
-    key: what the program that uses it presents.
+    key: the API key that the client sends.
     Raises: NoModel, ApiError.
     """
     models = client.chat_models()
@@ -41,7 +41,7 @@ def endpoint_of(client: Client, model: str | None = None, key: str = PLACEHOLDER
 
 
 def context_here(client: Routes, model: str) -> int | None:
-    """Tokens a local model has, or would be loaded with now; None: not known, as where the key may not ask."""
+    """Current context of a local model, or its context if loaded now; None if the key may not query it."""
     try:
         answer = client.placement(model)
     except ApiError:
@@ -51,14 +51,14 @@ def context_here(client: Routes, model: str) -> int | None:
 
 
 def _context(client: Client, entry: ModelRow) -> int:
-    """The largest it can have here: a request that needs more than is loaded makes it grow."""
+    """The model's largest context on this computer: a larger request makes a loaded model grow."""
     return entry.context_length or context_here(client, entry.id) or 0
 
 
 def embedder(
     client: Client, model: str | None = None
 ) -> tuple[str, Callable[[list[str]], list[list[float]]]] | None:
-    """(model, texts to vectors) of the named embedding model, else of a loaded local one; None: there is none."""
+    """(model, function from texts to vectors) of the named or a loaded local embedding model; None if none."""
     if model is None:
         local = (m for m in client.chat_models() if m.origin != REMOTE)
         able = (m for m in local if "embedding" in m.capabilities and m.state == "loaded")

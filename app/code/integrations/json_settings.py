@@ -1,4 +1,4 @@
-"""Change settings in JSON files, those with comments included, without touching anything else."""
+"""Change settings in JSON files, also with comments, without changing anything else."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from typing import Any
 from app.code.integrations.types import NeedsHand
 
 Settings = Mapping[tuple[str, ...], Any]
-# Tells a key that is not there from one that is null.
+# Distinguishes a missing key from null.
 _MISSING: Any = object()
 
 _TOKEN = re.compile(
@@ -19,7 +19,7 @@ _INDENT = re.compile(r"\n([ \t]+)\S")
 
 
 def parse(text: str) -> Any:
-    """JSON with comments and trailing commas.
+    """Parse JSON with comments and trailing commas.
 
     Raises: ValueError.
     """
@@ -27,14 +27,14 @@ def parse(text: str) -> Any:
 
 
 def has_extras(text: str) -> bool:
-    """Whether there are comments or trailing commas, which a rewrite would lose."""
+    """Return True if there are comments or trailing commas, which a rewrite would lose."""
     return any(not match.group().startswith('"') for match in _TOKEN.finditer(text))
 
 
 def with_settings(path: Path, text: str | None, settings: Settings) -> str:
-    """The text with the settings (by their path of keys) put in.
+    """The text with the settings (by their key path) inserted.
 
-    Raises: NeedsHand: the file is no JSON object, or has comments and holds one of the top keys already.
+    Raises: NeedsHand: the file is not a JSON object, or has comments and already contains one of the top keys.
     """
     snippet = json.dumps(_nested(settings), indent=2)
     if text is None or not text.strip():
@@ -58,7 +58,7 @@ def with_settings(path: Path, text: str | None, settings: Settings) -> str:
 
 
 def without_settings(text: str, settings: Settings, before: str | None) -> str:
-    """The text without our settings: each one that still has our value goes back to what it was before."""
+    """The text without Tessera's settings: each one with an unchanged value returns to its previous value."""
     parsed = parse(text)
     earlier = parse(before) if before else {}
     if has_extras(text):
@@ -74,12 +74,12 @@ def without_settings(text: str, settings: Settings, before: str | None) -> str:
 
 
 def undo_settings(now: str, before: str | None, after: str) -> str:
-    """`Integration.undo` for JSON files: what our change set goes back, whatever else was changed since."""
+    """`Integration.undo` for JSON files: reverts only Tessera's settings, whatever else has changed since."""
     return without_settings(now, dict(_changes(parse(before or "{}"), parse(after))), before)
 
 
 def _changes(before: Any, after: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The leaves that differ."""
+    """Yield the leaves that differ, with their key paths."""
     if isinstance(after, dict) and (after or keys == ()):
         for key, value in after.items():
             yield from _changes(
@@ -90,7 +90,7 @@ def _changes(before: Any, after: Any, keys: tuple[str, ...] = ()) -> Iterator[tu
 
 
 def _inserted(text: str, added: dict[str, Any]) -> str:
-    """New properties right after the opening brace; the comments below stay where they are."""
+    """Insert properties right after the opening brace; comments below stay where they are."""
     brace = text.index("{", next(_outside(text)))
     indent = _indent(text)
     lines = json.dumps(added, indent=indent, ensure_ascii=False).split("\n")[1:-1]
@@ -100,7 +100,7 @@ def _inserted(text: str, added: dict[str, Any]) -> str:
 
 
 def _cut(text: str, added: dict[str, Any]) -> str:
-    """Take out exactly what `_inserted` put in, if it is still there."""
+    """Remove exactly what `_inserted` added, if it is still there."""
     for comma in (",", ""):
         for indent in ("\t", 2, 4):
             lines = json.dumps(added, indent=indent, ensure_ascii=False).split("\n")[1:-1]
@@ -111,7 +111,7 @@ def _cut(text: str, added: dict[str, Any]) -> str:
 
 
 def _outside(text: str) -> Iterator[int]:
-    """The first position that is no comment."""
+    """Yield the first position that is not in a comment."""
     position = 0
     for match in re.finditer(r"\s+|//[^\n]*|/\*.*?\*/", text, re.DOTALL):
         if match.start() != position:
@@ -153,7 +153,7 @@ def _get(target: Any, keys: tuple[str, ...]) -> Any:
 
 
 def _remove(target: dict[str, Any], keys: tuple[str, ...], earlier: Any) -> None:
-    """Remove a value, and the objects that only held it, unless they were there before."""
+    """Remove a value, and objects that become empty, unless they existed before."""
     parent = _get(target, keys[:-1]) if len(keys) > 1 else target
     if isinstance(parent, dict):
         parent.pop(keys[-1], None)
@@ -161,13 +161,13 @@ def _remove(target: dict[str, Any], keys: tuple[str, ...], earlier: Any) -> None
             _remove(target, keys[:-1], earlier)
 
 
-# A marked block of our own lines in a text file that belongs to someone else.
+# A marked block of Tessera's lines in a text file of another program.
 
 _BEGIN, _END = "# >>> tessera (managed block; `tessera launch NAME --remove` takes it out)", "# <<< tessera"
 
 
 def with_block(text: str | None, lines: Sequence[str], *, after: int | None = None) -> str:
-    """The text with our block at its end, or after line `after` (1-based); an older block is replaced."""
+    """The text with Tessera's block at its end, or after line `after` (1-based); replaces an older block."""
     text = without_block(text or "")
     block = [_BEGIN, *lines, _END]
     if after is None:
@@ -178,13 +178,13 @@ def with_block(text: str | None, lines: Sequence[str], *, after: int | None = No
 
 
 def without_block(text: str) -> str:
-    """The text without our block."""
+    """The text without Tessera's block."""
     begin, end = re.escape(_BEGIN), re.escape(_END)
     return re.sub(rf"^[ \t]*{begin}\n.*?^[ \t]*{end}\n?", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def undo_block(now: str, before: str | None, after: str) -> str:
-    """`Integration.undo` for files with our block and lines set aside."""
+    """`Integration.undo` for files with Tessera's block and commented-out lines."""
     del before, after
     return restored(without_block(now))
 
@@ -193,11 +193,11 @@ _ASIDE = "# tessera set aside: "
 
 
 def set_aside(text: str, keys: Sequence[str]) -> str:
-    """Comment out top-level lines `key: value` that our block replaces, so that they can come back."""
+    """Comment out top-level lines `key: value` that the block replaces, so that they can be restored."""
     pattern = re.compile(rf"^(?=(?:{'|'.join(map(re.escape, keys))})\s*:)", re.MULTILINE)
     return pattern.sub(_ASIDE, text)
 
 
 def restored(text: str) -> str:
-    """Bring back what was set aside."""
+    """Restore the commented-out lines."""
     return text.replace(_ASIDE, "")

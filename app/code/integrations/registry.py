@@ -1,4 +1,4 @@
-"""Every editor and agent that can be connected; the editors themselves."""
+"""All editors and agents that can be connected, and the definitions of the editors."""
 
 import json
 import re
@@ -23,7 +23,7 @@ from app.code.integrations.types import Endpoint, FileEdit, Integration, NeedsHa
 
 _ZED_SERVER = "open_ai_compatible_api"
 _ZED_PREDICTIONS = ("edit_predictions", _ZED_SERVER)
-# The variable that has the key for edit predictions. Source: Zed, edit_prediction crate.
+# Environment variable of the key for edit predictions. Source: Zed, edit_prediction crate.
 _ZED_KEY = "ZED_OPEN_AI_COMPATIBLE_EDIT_PREDICTION_API_KEY"
 
 
@@ -49,14 +49,14 @@ def _zed_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
     }
     if endpoint.fim:
         settings |= _zed_predictions(endpoint)
-    elif _zed_predicts(before):  # by another model, at the address that the server had then
+    elif _zed_predicts(before):  # by another model, with the server's previous URL
         settings[(*_ZED_PREDICTIONS, "api_url")] = f"{endpoint.openai_url}/completions"
     chosen: Settings = settings
     return [FileEdit(path=path, before=before, after=with_settings(path, before, chosen))]
 
 
 def _zed_predictions(endpoint: Endpoint) -> dict[tuple[str, ...], Any]:
-    """Edit predictions by a model that fills in the middle; Zed writes the prompt in the model's own form."""
+    """Settings for edit predictions by a fill-in-the-middle model; Zed formats the prompt for the model."""
     return {
         ("edit_predictions", "provider"): _ZED_SERVER,
         (*_ZED_PREDICTIONS, "api_url"): f"{endpoint.openai_url}/completions",
@@ -67,7 +67,7 @@ def _zed_predictions(endpoint: Endpoint) -> dict[tuple[str, ...], Any]:
 
 
 def _zed_predicts(text: str | None) -> bool:
-    """Edit predictions come from this server already."""
+    """Return True if edit predictions already use this server."""
     try:
         found = parse(text or "{}")
     except ValueError:
@@ -98,7 +98,7 @@ ZED = Integration(
 
 
 def vscode_settings(home: Path) -> Path:
-    """Where VS Code keeps a user's settings."""
+    """Path of VS Code's user settings."""
     if sys.platform == "win32":
         return home / "AppData" / "Roaming" / "Code" / "User" / "settings.json"
     if sys.platform == "darwin":
@@ -134,7 +134,7 @@ LLAMA_VSCODE = Integration(
 
 
 def _llama_vim_script(endpoint: Endpoint) -> str:
-    """A plugin file of our own. n_suffix is small because what follows the cursor is evaluated at every key."""
+    """Content of a separate plugin file. n_suffix is small because the suffix is evaluated at every keystroke."""
     return f"""\" Written by `tessera launch llama.vim --connect`; `--remove` deletes it.
 let g:llama_config = extend({{
   \\ 'endpoint': '{endpoint.url}/infill',
@@ -150,7 +150,7 @@ let g:llama_config = extend({{
 
 def _llama_vim_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
     folders = (home / ".vim" / "plugin", home / ".config" / "nvim" / "plugin")
-    # Vim reads ~/.vim even where only Neovim's folder exists; each editor gets the file in its own place.
+    # Vim reads ~/.vim even if only Neovim's folder exists; each editor has its own plugin folder.
     chosen = [folder for folder in folders if folder.parent.is_dir()] or [folders[0]]
     return [
         FileEdit(path=path, before=read_config(path), after=_llama_vim_script(endpoint))
@@ -217,7 +217,7 @@ CONTINUE_DEV = Integration(
 )
 
 
-# Cline: keeps its settings in the editor's own database, which no other program may write.
+# Cline: stores its settings in the editor's own database, which no other program may write.
 
 
 def _cline_steps(endpoint: Endpoint) -> str:
@@ -240,13 +240,13 @@ CLINE = Integration(
 )
 
 
-# VS Code's own chat: https://code.visualstudio.com/docs/copilot/customization/language-models. Not run.
+# VS Code's own chat: https://code.visualstudio.com/docs/copilot/customization/language-models. Not tested.
 
 _VSCODE_NAME = "Tessera"
 
 
 def _vscode_group(endpoint: Endpoint) -> dict[str, Any]:
-    """One group of models. Source: microsoft/vscode#316916, VS Code 1.122."""
+    """A group of models for VS Code. Source: microsoft/vscode#316916, VS Code 1.122."""
     model = {
         "id": endpoint.model,
         "name": f"{endpoint.model} (Tessera)",
@@ -266,7 +266,7 @@ def _vscode_group(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def _vscode_groups(path: Path, text: str | None, ours: dict[str, Any] | None) -> str:
-    """The file's list of groups with ours in it, or without. Raises: NeedsHand: it is not certain what it holds."""
+    """The file's list of groups with or without Tessera's. Raises: NeedsHand: comments, or not a list."""
     snippet = json.dumps([ours] if ours is not None else [], indent=2)
     try:
         found = parse(text) if text is not None and text.strip() else []

@@ -1,4 +1,4 @@
-"""Write a client's configuration with a backup, and take it back."""
+"""Write a client's configuration with a backup, and revert it."""
 
 import secrets
 import time
@@ -14,7 +14,7 @@ from devices.msgspec_lock import learned
 
 
 class NotConnected(InputFault):
-    """There is nothing to remove for this client."""
+    """Tessera was not connected to this client."""
 
     code = "not_connected"
 
@@ -36,17 +36,17 @@ class _Record(msgspec.Struct):
 
 
 class ConnectStore:
-    """Remembers, below the state folder, what was written for which client."""
+    """Records, in the state folder, which files were written for which client."""
 
     def __init__(self, state: Path) -> None:
         self._folder = state / "connect"
 
     def connected(self, name: str) -> bool:
-        """Whether the client's configuration was written from here and not taken back."""
+        """Return True if the client's configuration was written by Tessera and not reverted."""
         return self._record_path(name).exists()
 
     def planned(self, integration: Integration, home: Path, endpoint: Endpoint) -> list[FileEdit]:
-        """The changes that connecting would make; nothing is written.
+        """Changes that connecting would make; writes nothing.
 
         Raises: NeedsHand.
         """
@@ -54,9 +54,9 @@ class ConnectStore:
         return [edit for edit in edits if edit.before != edit.after]
 
     def connect(self, integration: Integration, edits: list[FileEdit]) -> list[Path]:
-        """Write the changes that were shown; returns the backups made.
+        """Write the changes that were shown; return the paths of the backups.
 
-        Raises: FileChanged: a file is no longer what was shown; then nothing is written.
+        Raises: FileChanged: a file has changed since it was shown; then nothing is written.
         """
         _check_unchanged(edits)
         earlier = self._read(integration.name)
@@ -71,7 +71,7 @@ class ConnectStore:
         return backups
 
     def planned_removal(self, integration: Integration) -> list[FileEdit]:
-        """The changes that take the client's configuration back.
+        """Changes that revert the client's configuration.
 
         Raises: NotConnected.
         """
@@ -85,13 +85,13 @@ class ConnectStore:
                 continue
             after = file.before
             if now != file.after and file.after is not None and integration.undo is not None:
-                # Someone edited the file since: only our own part goes.
+                # The file was edited since: remove only Tessera's part.
                 after = integration.undo(now, file.before, file.after)
             edits.append(FileEdit(path=Path(file.path), before=now, after=after))
         return [edit for edit in edits if edit.before != edit.after]
 
     def remove(self, integration: Integration, edits: list[FileEdit]) -> list[Path]:
-        """Write the removal that was shown; returns the backups made."""
+        """Write the removal that was shown; return the paths of the backups."""
         _check_unchanged(edits)
         backups = [backup for edit in edits if (backup := _backup(edit)) is not None]
         for edit in edits:
@@ -122,7 +122,7 @@ def _check_unchanged(edits: list[FileEdit]) -> None:
 
 
 def _backup(edit: FileEdit) -> Path | None:
-    """A copy beside the file, named by the time; None when there is nothing to lose."""
+    """Copy the file to a timestamped backup in the same folder; None if there was no file."""
     if edit.before is None:
         return None
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -132,7 +132,7 @@ def _backup(edit: FileEdit) -> Path | None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file atomically. New ones are readable by this user only: they may hold keys."""
-    # A configuration that is a link (dotfiles in a repository) stays one: its target is written.
+    """Write a file atomically. New files are readable only by this user, because they may contain keys."""
+    # If a configuration is a link (dotfiles in a repository), write its target.
     path = path.resolve()
     write_atomically(path, text.encode(), mode=path.stat().st_mode & 0o777 if path.exists() else 0o600)

@@ -1,4 +1,4 @@
-"""What it takes to point an editor or a coding agent at this server."""
+"""Types for connecting an editor or a coding agent to this server."""
 
 import difflib
 from collections.abc import Callable, Mapping
@@ -8,12 +8,12 @@ from typing import Literal
 
 from devices.errors import InputFault
 
-# Where no key is known: many clients refuse to start without any.
+# Used if no key is known: many clients refuse to start without one.
 PLACEHOLDER_KEY = "tessera"
 
 
 class NeedsHand(InputFault):
-    """A file that cannot be changed with certainty; `snippet` is what to put there by hand."""
+    """A file that cannot be changed safely; `snippet` is the text that the user must add."""
 
     code = "needs_hand"
 
@@ -26,9 +26,9 @@ class NeedsHand(InputFault):
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """The server and the model to use. `url` has no path; `context` is what the model really has, in tokens.
+    """The server and the model to use. `url` has no path; `context` is the model's actual context in tokens.
 
-    `capabilities` are those of the model, as the server lists them.
+    `capabilities` are the model's capabilities as the server lists them.
     """
 
     url: str
@@ -39,40 +39,40 @@ class Endpoint:
 
     @property
     def fim(self) -> bool:
-        """It fills in the middle of code."""
+        """Return True if the model can fill in the middle of code."""
         return "fim" in self.capabilities
 
     @property
     def tools(self) -> bool:
-        """It calls tools."""
+        """Return True if the model can call tools."""
         return "tools" in self.capabilities
 
     @property
     def vision(self) -> bool:
-        """It sees images."""
+        """Return True if the model accepts images."""
         return "vision" in self.capabilities
 
     @property
     def openai_url(self) -> str:
-        """Base address of the OpenAI protocol."""
+        """Base URL of the OpenAI API."""
         return self.url + "/v1"
 
     @property
     def output_limit(self) -> int:
-        """Tokens an answer may have: a quarter of the context, so that a conversation still fits."""
+        """Maximum response tokens: a quarter of the context, so that a conversation still fits."""
         return max(min(self.context // 4, 8192), 256)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileEdit:
-    """A file as it is and as it should be; None: there is no file."""
+    """Current and new text of a file; None means that the file does not exist."""
 
     path: Path
     before: str | None
     after: str | None
 
     def diff(self) -> str:
-        """The change as a unified diff, for a person to read before it happens."""
+        """The change as a unified diff, to show before it is written."""
         old = (self.before or "").splitlines(keepends=True)
         new = (self.after or "").splitlines(keepends=True)
         names = (str(self.path) if self.before is not None else "/dev/null", str(self.path))
@@ -82,11 +82,11 @@ class FileEdit:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """How a client is started against the server without touching its configuration."""
+    """Start command of a client for this server, without changes to its configuration."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
-    # Files of our own that the client is pointed at, by name; written to a folder of ours.
+    # Files for the client, by name; Tessera writes them to its own folder.
     files: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -94,10 +94,9 @@ class Launch:
 class Integration:
     """One editor or agent.
 
-    `edits(home, endpoint)` are the changes of its own configuration; None: it keeps none in a file that may
-    be written, and `steps` says what to do instead. `undo(now, before, after)` takes our part out of a file
-    that someone changed after we did.
-    `launch(endpoint, folder)` starts it; `folder` holds `Launch.files`.
+    `edits(home, endpoint)` returns the changes to its configuration; it is None if the client has no file that may
+    be written, and then `steps` explains what to do. `undo(now, before, after)` removes Tessera's part from a file
+    that was changed later. `launch(endpoint, folder)` starts the client; `folder` contains `Launch.files`.
     """
 
     name: str
@@ -111,7 +110,7 @@ class Integration:
 
 
 def read_config(path: Path) -> str | None:
-    """A configuration file's text; None when there is none."""
+    """Text of a configuration file; None if it does not exist."""
     try:
         return path.read_text("utf-8")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The calls a tool-call certificate asks for: what is said, which tools there are, what a right answer is."""
+"""Cases of the tool-call evaluation: messages, available tools, and a check of the response."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,13 +11,13 @@ Category = Literal[
 
 # (name, arguments) of the calls a model made, in order.
 Calls = Sequence[tuple[str, Mapping[str, Any]]]
-# A check gives the reason why an answer is wrong, or None.
+# A check returns the reason why a response is wrong, or None.
 Check = Callable[[str, Calls], str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One request. `messages` may hold earlier calls and their results."""
+    """One request. `messages` may contain earlier calls and their results."""
 
     name: str
     category: Category
@@ -28,7 +28,7 @@ class Case:
 
 
 def tool(name: str, description: str, required: Sequence[str] = (), **properties: Any) -> dict[str, Any]:
-    """A function tool."""
+    """Definition of a function tool."""
     schema = {"type": "object", "properties": properties, "required": list(required or properties)}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
 
@@ -74,12 +74,12 @@ ALL = (WEATHER, ADD, READ, SEARCH, MAIL, TIMER, RUN, CONVERT)
 
 
 def user(text: str) -> tuple[dict[str, Any], ...]:
-    """A conversation of one question."""
+    """A conversation with one user message."""
     return ({"role": "user", "content": text},)
 
 
 def same(given: Any, wanted: Any) -> bool:
-    """Equal but for case and outer space of texts, 3 for 3.0, and a longer text where `wanted` is a fragment."""
+    """Compare values: ignores case and outer spaces, 3 equals 3.0, and a text may contain `wanted`."""
     if isinstance(wanted, str):
         return isinstance(given, str) and wanted.strip().casefold() in given.strip().casefold()
     if isinstance(wanted, Mapping):
@@ -94,7 +94,7 @@ def same(given: Any, wanted: Any) -> bool:
 
 
 def calls(*wanted: tuple[str, Mapping[str, Any]]) -> Check:
-    """Exactly these calls, in any order."""
+    """Check for exactly these calls, in any order."""
 
     def check(text: str, made: Calls) -> str | None:
         del text
@@ -110,7 +110,7 @@ def calls(*wanted: tuple[str, Mapping[str, Any]]) -> Check:
 
 
 def no_call(*words: str) -> Check:
-    """An answer in words, without any call, that holds one of `words` if some are given."""
+    """Check for a text response without any call, which contains one of `words` if some are given."""
 
     def check(text: str, made: Calls) -> str | None:
         if made:

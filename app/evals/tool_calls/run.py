@@ -1,4 +1,4 @@
-"""Run the certificate's cases against a model, and keep the result where its card finds it."""
+"""Run the cases of the tool-call evaluation on a model and store the result for its model card."""
 
 import re
 import time
@@ -17,15 +17,15 @@ from app.tools.types import ToolRefused, decode_arguments
 from devices.atomic_file import write_atomically
 from devices.msgspec_lock import learned
 
-# Raised when cases change, so that only like is compared with like.
+# Increase it when cases change, so that only results of the same cases are compared.
 SUITE_VERSION = 1
 OWN = "own"
-# Enough for any right answer; a model that talks on has failed already.
+# Enough for any correct response; a verbose model has failed already.
 MAX_TOKENS = 400
 
 
 class CaseResult(msgspec.Struct, frozen=True):
-    """One case; `reason` says why it failed."""
+    """Result of one case; `reason` is the cause of a failure."""
 
     name: str
     category: str
@@ -35,7 +35,7 @@ class CaseResult(msgspec.Struct, frozen=True):
 
 
 class Certificate(msgspec.Struct, frozen=True):
-    """All cases of one model; `native_tools`: its template has a branch for tools, so the format is its own."""
+    """Results of all cases for one model; `native_tools` is True if the model's template supports tools."""
 
     model: str
     suite_version: int
@@ -47,16 +47,16 @@ class Certificate(msgspec.Struct, frozen=True):
 
     @property
     def num_passed(self) -> int:
-        """Cases that passed."""
+        """Number of cases passed."""
         return sum(result.passed for result in self.results)
 
     @property
     def pass_frac(self) -> float:
-        """Share of the cases that passed."""
+        """Fraction of cases passed."""
         return self.num_passed / len(self.results) if self.results else 0.0
 
     def by_category(self) -> dict[str, tuple[int, int]]:
-        """Category: (passed, all), in the order of the suite."""
+        """Map each category to (passed, total), in the order of the suite."""
         found: dict[str, tuple[int, int]] = {}
         for result in self.results:
             passed, total = found.get(result.category, (0, 0))
@@ -74,7 +74,7 @@ def certify(
     native_tools: bool = True,
     on_result: Callable[[CaseResult], None] | None = None,
 ) -> Certificate:
-    """Run every case, greedily, one after another.
+    """Run all cases one after another with greedy sampling.
 
     Raises: ServerUnreachable.
     """
@@ -96,7 +96,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 def template_has_tools(client: Client, model: str) -> bool:
-    """The model's own template describes tools; where it has no branch for them, the generic dialect is tried.
+    """Return True if the model's template supports tools; otherwise Tessera uses the generic dialect.
 
     Raises: ApiError, ServerUnreachable.
     """
@@ -107,7 +107,7 @@ def template_has_tools(client: Client, model: str) -> bool:
 
 
 def run_case(client: Client, model: str, case: Case) -> CaseResult:
-    """Ask once and check the answer."""
+    """Send one request and check the response."""
     begun = time.monotonic()
     asked = {"temperature": 0, "max_tokens": MAX_TOKENS, "loop_guard": True, "deterministic": True}
     options: dict[str, Any] = {**asked, **case.options}
@@ -120,7 +120,7 @@ def run_case(client: Client, model: str, case: Case) -> CaseResult:
 
 
 def checked(case: Case, text: str, made: Iterable[ToolCall]) -> str | None:
-    """Why an answer with these calls is wrong, or None."""
+    """Reason why a response with these calls is wrong, or None."""
     calls = []
     for call in made:
         try:
@@ -131,19 +131,19 @@ def checked(case: Case, text: str, made: Iterable[ToolCall]) -> str | None:
 
 
 class CertificateStore:
-    """Certificates by model, below the state folder."""
+    """Evaluation results per model, in the state folder."""
 
     def __init__(self, state: Path) -> None:
         self._folder = state / "certificates"
 
     def save(self, certificate: Certificate) -> Path:
-        """Keep a certificate, replacing an older one of the model."""
+        """Store a result; replaces an older one of the model."""
         path = self._path(certificate.model, certificate.suite)
         write_atomically(path, msgspec.json.encode(certificate))
         return path
 
     def load(self, model: str, suite_name: str = OWN) -> Certificate | None:
-        """The model's certificate, if it was made with the present suite."""
+        """The model's result, if it belongs to the current suite version."""
         try:
             found = msgspec.json.decode(self._path(model, suite_name).read_bytes(), type=learned(Certificate))
         except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The thirty-odd cases of the certificate."""
+"""The cases of the tool-call evaluation, a little over thirty."""
 
 import json
 from typing import Any
@@ -37,7 +37,7 @@ _WORDS = "the quiet harbour keeps its boats behind a long stone wall while gulls
 
 
 def _filler(num_words: int) -> str:
-    """Plain text to bury a request in; always the same."""
+    """Deterministic filler text around a request."""
     words = _WORDS.split()
     return " ".join(words[(i * 7) % len(words)] for i in range(num_words))
 
@@ -85,7 +85,7 @@ _DEEP = {"service": {"name": "web", "limits": {"cpu": 2, "memory": "4G"}}}
 
 
 def suite() -> list[Case]:
-    """Every case, always the same and in the same order."""
+    """All cases, always in the same order."""
     return [
         _case(
             "weather",
