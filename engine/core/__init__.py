@@ -1,1 +1,1 @@
-"""What the whole engine shares: records, errors, state files, paths, sampling."""
+"""Shared by the whole engine: request types, errors, state files, paths, sampling defaults."""

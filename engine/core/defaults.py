@@ -1,11 +1,12 @@
-"""What is in force where nobody says otherwise."""
+"""Defaults of the server address and the context length."""
 
 from typing import Final
 
-# Where the server listens.
+# The server listens on this address.
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 7373
-# Tokens a model gets at least, if it was trained for so many: enough for a long chat, small next to the weights.
+# Minimum default context in tokens, if the model was trained for it: enough for a long chat, small next to the
+# weights.
 DEFAULT_CONTEXT: Final = 8192
-# Tokens it gets at most where nobody asks for more: coding agents need about so many.
+# Maximum default context in tokens: coding agents need about this many.
 LARGEST_DEFAULT_CONTEXT: Final = 65_536

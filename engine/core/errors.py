@@ -1,4 +1,4 @@
-"""The engine's errors: facts as fields; engine.message_catalog has what a person or a client reads."""
+"""The engine's errors. Fields hold the facts; engine.message_catalog holds the messages."""
 
 import errno
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class ModelNotFound(InputFault):
-    """No model of that name is known here."""
+    """No model of this name is known on this computer."""
 
     code = "model_not_found"
 
@@ -46,7 +46,7 @@ class ModelNotFound(InputFault):
 
 
 class BadModelFile(InputFault):
-    """The file is not a model this runtime can load; `reason` says what is wrong with it."""
+    """The file is not a model that this runtime can load; `reason` says why."""
 
     code = "bad_model_file"
 
@@ -57,11 +57,11 @@ class BadModelFile(InputFault):
 
 
 class FileRefused(BadModelFile):
-    """What is in the file is at fault: no other device and no other settings would help."""
+    """The file's content is the cause: another device or other settings would not help."""
 
 
 class SelfCheckFailed(BadModelFile):
-    """The file was loaded, but this machine computes nonsense with it: of broken kernels or of broken weights."""
+    """The file was loaded but gives wrong results on this machine: the kernels or the weights are broken."""
 
     code = "self_check_failed"
 
@@ -70,7 +70,10 @@ class SelfCheckFailed(BadModelFile):
 
 
 class DeviceCheckFailed(SelfCheckFailed):
-    """The device differs from the CPU; `numbers` are a DeviceCheck's, empty where it computed none."""
+    """The device's results differ from the CPU's.
+
+    `numbers` are a DeviceCheck's fields, or empty if it has no result.
+    """
 
     code = "device_check_failed"
 
@@ -81,7 +84,10 @@ class DeviceCheckFailed(SelfCheckFailed):
 
 
 class ContextOverflow(InputFault):
-    """The prompt does not fit the context; both counts in tokens. `at_least`: it was not counted to its end."""
+    """The prompt does not fit the context; both counts are in tokens.
+
+    With `at_least` the prompt has more tokens than counted.
+    """
 
     code = "context_length_exceeded"
 
@@ -94,10 +100,10 @@ class ContextOverflow(InputFault):
 
 
 class ContextCannotGrow(ContextOverflow):
-    """The context would have to grow for a request, and there is no memory for that.
+    """The context would have to grow for this request, but there is not enough memory.
 
-    `context_tokens` is the largest size there is memory for now, `loaded_tokens` the present one; `unload` names
-    models that would have to go.
+    `context_tokens` is the largest size that fits now, `loaded_tokens` the current one. `unload` names models that
+    would have to be unloaded.
     """
 
     def __init__(
@@ -118,7 +124,10 @@ class ContextCannotGrow(ContextOverflow):
 
 
 class StaysHere(InputFault):
-    """Another server runs the model, and nobody agreed that this text goes there. `server` is its address."""
+    """A remote server runs the model, and the user has not allowed sending this text there.
+
+    `server` is its address.
+    """
 
     code = "stays_here"
 
@@ -129,7 +138,7 @@ class StaysHere(InputFault):
 
 
 class ModelNotLoaded(EnvironmentFault):
-    """Idle work loads no model: this one is not in memory."""
+    """Background work does not load models, and this one is not in memory."""
 
     code = "model_not_loaded"
 
@@ -139,7 +148,7 @@ class ModelNotLoaded(EnvironmentFault):
 
 
 class BatterySpent(EnvironmentFault):
-    """The user bounded what may be spent of the battery, and this request does not fit any more."""
+    """The user set a battery budget, and this request would exceed it."""
 
     code = "battery_budget_spent"
 
@@ -150,7 +159,7 @@ class BatterySpent(EnvironmentFault):
 
 
 class NotEnoughMemory(EnvironmentFault):
-    """A load was refused before it began; bytes needed and available on `device`."""
+    """A load was refused before it started. The byte counts are needed and available memory on `device`."""
 
     code = "not_enough_memory"
 
@@ -168,7 +177,7 @@ class NotEnoughMemory(EnvironmentFault):
         self.options = options
 
     def facts(self) -> dict[str, object]:
-        """The fields; options as a person reads them."""
+        """Return the fields, with `options` as readable sentences."""
         return {**super().facts(), "options": sentences(map(with_command, self.options))}
 
 
@@ -178,7 +187,7 @@ def _size(num_bytes: int) -> Reason:
 
 
 class RunnerDied(EnvironmentFault):
-    """The child that ran the model ended; `exit_code` and its last lines of stderr say why."""
+    """The child process that ran the model exited; `exit_code` and the last lines of stderr give the cause."""
 
     code = "runner_died"
 
@@ -190,7 +199,7 @@ class RunnerDied(EnvironmentFault):
 
 
 class NoLoadSurvived(RunnerDied):
-    """Loading the file ended every runner, whatever the settings: another try would end the same way."""
+    """Loading this file crashed every runner with all settings, so a retry would crash too."""
 
     code = "bad_model_file"
     param = "model"
@@ -202,10 +211,10 @@ class NoLoadSurvived(RunnerDied):
 
 
 class ConstraintRefused(ValueError):
-    """A grammar cannot be compiled; the text says why."""
+    """A grammar cannot be compiled; the message says why."""
 
 
-# What the system says when it has no more of something, in words. Source: errno(3).
+# Names of the resources that the system can run out of. Source: errno(3).
 _EXHAUSTED: Final = {
     errno.EMFILE: "file descriptors",
     errno.ENFILE: "file descriptors",
@@ -214,13 +223,13 @@ _EXHAUSTED: Final = {
     errno.ENOSPC: "disk space",
     getattr(errno, "EDQUOT", errno.ENOSPC): "disk space",
 }
-# What Python says when the system gives it no thread, for want of memory or of places. Source: CPython.
+# Python's message if the system cannot start a thread, for lack of memory or of thread slots. Source: CPython.
 _NO_THREAD: Final = "can't start new thread"
 _DATABASE_EXHAUSTED: Final = {"FullError": "disk space", "NoMemError": "memory"}
 
 
 class OutOfResources(EnvironmentFault):
-    """The system has no more of `what` at the moment: nothing is wrong with the request or with the program."""
+    """The system has run out of `what` for now; the request and the program are not at fault."""
 
     code = "out_of_resources"
 
@@ -230,7 +239,7 @@ class OutOfResources(EnvironmentFault):
 
 
 def exhausted(error: BaseException) -> OutOfResources | None:
-    """The fault of a system that ran out of something, where that is what `error` or one of its causes says."""
+    """Return OutOfResources if `error` or one of its causes means that a resource ran out, else None."""
     seen: BaseException | None = error
     while seen is not None:
         lack = _lacking(seen)
@@ -254,7 +263,7 @@ def _lacking(error: BaseException) -> OutOfResources | None:
 
 
 def fact_of(error: BaseException) -> Reason | None:
-    """The whole error as a kind with values, for other languages; None where it has only words."""
+    """Return the error as a Reason that can be translated, or None if it only has text."""
     if error.args and isinstance(error.args[0], Reason):
         return error.args[0]
     for cls in type(error).__mro__:
@@ -264,7 +273,7 @@ def fact_of(error: BaseException) -> Reason | None:
 
 
 def why_of(error: Exception) -> str | Reason:
-    """What is wrong with a file, without its path: a fact where there is one, else the quantizer's words."""
+    """Return what is wrong with a file, without its path: a Reason if there is one, else the quantizer's text."""
     if isinstance(error, quantizer.IncompleteFile):
         return _ends_early(error)
     return str(getattr(error, "reason", error))

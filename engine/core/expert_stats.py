@@ -1,4 +1,4 @@
-"""How often each expert of a mixture was chosen here: what is kept in memory, and what is expected of that."""
+"""Statistics of how often each expert of an MoE model is used, stored on disk to predict cache hits."""
 
 import contextlib
 import hashlib
@@ -9,22 +9,23 @@ import msgspec
 
 from engine.core.json_store import JsonStore
 
-# Of the newest tokens, so many count half as much as the newest: habits change, single texts do not matter.
+# Tokens after which a count has half its weight: usage changes over time, single texts should not dominate.
 HALF_LIFE_TOKENS: Final = 4096
-# Models whose use is kept; a file of one has 40 kB.
+# Maximum number of models with stored statistics; each file has about 40 kB.
 _KEPT: Final = 32
-# Fewer tokens say little about what will be asked.
+# Fewer tokens are not enough for a prediction.
 ENOUGH_TOKENS: Final = 256
-# Ranks are counted in so many equal parts of all experts.
+# Number of equal parts into which the ranking of all experts is divided.
 RANKS: Final = 64
 _Count = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
 
 
 class ExpertUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Choices of each expert by layer, of `tokens` steps; older ones count less. A piece of a prompt is one step.
+    """How often each expert was chosen, per layer, over `tokens` steps.
 
-    `ranks`: where the experts that tokens asked for stood among all a moment before, the most used first. So they
-    tell what a memory for the most used ones would have held of what came, not of what the counts were made from.
+    Older choices count less. A prompt chunk is one step. `ranks` is a histogram of the rank that each requested
+    expert had just before the request, most used first. It therefore estimates the hit rate of a cache of the most
+    used experts on new tokens.
     """
 
     tokens: _Count = 0.0
@@ -33,11 +34,11 @@ class ExpertUse(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_meaningful(self) -> bool:
-        """Whether enough was seen to expect the same again."""
+        """Whether there are enough samples for a prediction."""
         return self.tokens >= ENOUGH_TOKENS and len(self.ranks) == RANKS and sum(self.ranks) > 0
 
     def hit_rate(self, part: float) -> float:
-        """Of what tokens asked for, how much was among that part of all experts, the most used ones."""
+        """Fraction of expert requests that a cache of the most used `part` (0 to 1) of all experts would serve."""
         whole, rest = divmod(min(1.0, max(0.0, part)) * RANKS, 1)
         found = sum(self.ranks[: int(whole)])
         found += rest * self.ranks[int(whole)] if rest else 0.0
@@ -45,7 +46,10 @@ class ExpertUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def use_store(folder: Path, model: Path) -> JsonStore[ExpertUse]:
-    """Where the use of this file is kept: by name and size, so that a moved file keeps it and another does not."""
+    """Return the store for this file's statistics.
+
+    The key is name and size: statistics survive a move, and a changed file gets its own.
+    """
     try:
         size = model.stat().st_size
     except OSError:
@@ -55,12 +59,12 @@ def use_store(folder: Path, model: Path) -> JsonStore[ExpertUse]:
 
 
 def folder_of(cache_dir: str | None) -> Path | None:
-    """The folder for models' use, beside the one for prefixes; None where nothing is kept."""
+    """Return the folder for statistics, next to the one for prefixes; None if nothing is cached on disk."""
     return Path(cache_dir).parent / "experts" if cache_dir else None
 
 
 def keep(store: JsonStore[ExpertUse], use: ExpertUse) -> None:
-    """Write what was seen, and drop the oldest files beyond a few dozen. What cannot be written is lost."""
+    """Write statistics and delete the oldest files above the limit. Write errors are ignored."""
     rounded = {layer: [float(f"{count:.4g}") for count in counts] for layer, counts in use.layers.items()}
     with contextlib.suppress(OSError):
         ranks = [float(f"{count:.4g}") for count in use.ranks]

@@ -1,4 +1,4 @@
-"""Constraints as llguidance grammars: compiled in the runner, and checked in a child before that."""
+"""Converts constraints to llguidance grammars. A child process checks them first, then the runner compiles them."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from engine.core.errors import ConstraintRefused
 from engine.core.json_layout import WHITESPACE
 
-# What means something in Lark by its own syntax: comments, regular expressions, embedded JSON, and literals.
+# Parts of Lark syntax that need their own treatment: comments, regular expressions, embedded JSON, and literals.
 _LARK_PIECE: Final = re.compile(
     r'//[^\n]*|/(?:[^/\\\n]|\\.)+/[imslux]*|%json\s*(?=\{)|"(?P<text>(?:[^"\\\n]|\\.)*)"'
 )
@@ -19,14 +19,17 @@ _json: Final = json.JSONDecoder()
 
 
 def limits() -> Any:
-    """What one step may cost. The engine's own bound, 14 ms, stops patterns that cost most at their beginning."""
+    """Return the cost limits of one step.
+
+    llguidance's own limit, 14 ms, stops patterns whose first step is the most expensive.
+    """
     return llguidance.LLParserLimits(step_lexer_fuel=4_000_000)
 
 
 def grammar_of(kind: str, source: str, controls: dict[str, int]) -> str:
-    """The grammar of a constraint; `controls` maps the text of control tokens to their ids.
+    """Return the grammar of a constraint; `controls` maps the text of control tokens to their ids.
 
-    Raises: ConstraintRefused: the source is not of its kind. Whether it compiles shows only in a matcher.
+    Raises: ConstraintRefused: the source is not of its kind. Only a matcher shows whether the grammar compiles.
     """
     if kind == "json_object":
         return grammar_of_schema("{}")
@@ -39,7 +42,7 @@ def grammar_of(kind: str, source: str, controls: dict[str, int]) -> str:
 
 
 def lark_of_gbnf(source: str) -> str:
-    """llama.cpp's grammar notation as Lark.
+    """Convert GBNF, llama.cpp's grammar notation, to Lark.
 
     Raises: ConstraintRefused: it is not GBNF.
     """
@@ -50,9 +53,9 @@ def lark_of_gbnf(source: str) -> str:
 
 
 def grammar_of_schema(source: str) -> str:
-    """The grammar of a JSON schema; `{}` means any object.
+    """Return the grammar of a JSON schema; `{}` means any object.
 
-    Raises: ConstraintRefused: the text is no JSON object.
+    Raises: ConstraintRefused: the text is not a JSON object.
     """
     try:
         schema = json.loads(source)
@@ -65,9 +68,9 @@ def grammar_of_schema(source: str) -> str:
 
 
 def spell_controls(lark: str, controls: dict[str, int]) -> str:
-    """Control tokens inside string literals as token references: a literal's bytes never match them.
+    """Replace control tokens in string literals by token references: a literal's bytes never match them.
 
-    Embedded JSON schemas stay as they are: a model writes the text of a control token in JSON as ordinary text.
+    Embedded JSON schemas stay unchanged: in JSON a model writes the text of a control token as ordinary text.
     """
     names = sorted((name for name in controls if len(name) > 1 and name in lark), key=len, reverse=True)
     if not names:

@@ -1,4 +1,4 @@
-"""What the small files of a Hugging Face style folder say, read within bounds and never beyond the folder."""
+"""Reads the small files of a Hugging Face folder, with size limits and never outside the folder."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -12,35 +12,35 @@ MAX_TEMPLATE_BYTES: Final = 1 << 20
 
 
 def links_root(folder: Path) -> Path:
-    """How far links may lead: a snapshot of the Hugging Face cache links into its repository's blobs."""
+    """Return the folder that links may point into: a Hugging Face snapshot links to its repository's blobs."""
     repository = folder.parent.parent
     return repository if folder.parent.name == "snapshots" and repository.name.startswith("models--") else folder
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """One of the folder's JSON objects. Raises: BadFile."""
+    """Read one of the folder's JSON objects. Raises: BadFile."""
     return json_file.read_json(path, MAX_JSON_BYTES)
 
 
 def chat_template(folder: Path, root: Path) -> str | None:
-    """The chat template that a Hugging Face style folder carries."""
+    """Return the chat template in a Hugging Face folder, or None."""
     own = folder / "chat_template.jinja"
     if own.exists():
         with FileSource(safe_member(folder, own.name, root)) as source:
             return source.read_at(0, min(source.size, MAX_TEMPLATE_BYTES)).decode(errors="replace")
     template = tokenizer_config(folder, root).get("chat_template")
-    if isinstance(template, list):  # several named ones: the default speaks for the model
+    if isinstance(template, list):  # with several named templates, use the default one
         named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
         template = named.get("default")
     return text(template)
 
 
 def text(value: object) -> str | None:
-    """A string that says something, else None."""
+    """Return a non-empty string, else None."""
     return value if isinstance(value, str) and value else None
 
 
 def tokenizer_config(folder: Path, root: Path) -> dict[str, Any]:
-    """The tokenizer's settings; empty where there is no such file. Raises: BadFile."""
+    """Return the tokenizer's settings; empty if there is no such file. Raises: BadFile."""
     path = folder / "tokenizer_config.json"
     return read_json(safe_member(folder, path.name, root)) if path.exists() else {}

@@ -1,4 +1,4 @@
-"""SQLite files that hold an index: it can be built again, so one that does not fit is replaced by an empty one."""
+"""SQLite files that hold an index. An index can be rebuilt, so an unusable file is replaced by an empty one."""
 
 from pathlib import Path
 from typing import Literal
@@ -7,9 +7,9 @@ import apsw
 
 
 def open_index(path: Path, schema: str, version: int, *, synchronous: Literal["off", "normal"]) -> apsw.Connection:
-    """The index at `path` with these tables; damaged, or of another version, it is emptied first.
+    """Open the index at `path` with this schema; a corrupt file or one of another version is emptied first.
 
-    `synchronous` "off" may lose the whole file in a power cut, "normal" the last transactions.
+    `synchronous` "off" may lose the whole file in a power cut, "normal" only the last transactions.
 
     Raises: OSError, apsw.Error: the folder or the file cannot be used.
     """
@@ -33,7 +33,7 @@ def open_index(path: Path, schema: str, version: int, *, synchronous: Literal["o
 def _connect(path: Path, synchronous: str) -> apsw.Connection:
     db = apsw.Connection(str(path))
     db.set_busy_timeout(10_000)
-    # One by one: of several statements in one call, those behind the first that returns a row would not run.
+    # One call per statement: in a call with several, those after the first that returns a row would not run.
     db.pragma("journal_mode", "wal")
     db.pragma("synchronous", synchronous)
     db.pragma("foreign_keys", True)

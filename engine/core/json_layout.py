@@ -1,7 +1,7 @@
-"""How JSON that a grammar enforces is laid out."""
+"""The whitespace that grammars for JSON allow."""
 
 from typing import Final
 
-# Weak models write white space for ever if they may. One blank or one line break with indentation is all that
-# formatted JSON needs.
+# Weak models write whitespace forever if the grammar allows it. Formatted JSON needs only one blank or one line
+# break with indentation.
 WHITESPACE: Final = r"(\x20|\r?\n[\x20\t]{0,48})?"

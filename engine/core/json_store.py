@@ -1,4 +1,4 @@
-"""Small state files: one JSON value each, written whole, with the version of its form."""
+"""Small state files, one JSON value each. They are written atomically, with the version of their format."""
 
 import contextlib
 import logging
@@ -18,12 +18,12 @@ from engine.message_catalog.reasons import because
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 V = TypeVar("V")
-# No file has this stamp.
+# A stamp that no file has.
 _UNREAD: Final = (-1, -1, -1)
 
 
 class Damaged(EnvironmentFault):
-    """A state file is there but cannot be used; `reason` says why."""
+    """A state file exists but cannot be used; `reason` says why."""
 
     code = "damaged_state_file"
 
@@ -43,12 +43,12 @@ class _Envelope(msgspec.Struct, Generic[T]):
 
 
 class JsonStore(Generic[T]):
-    """A value of type `kind` in the file `path` (None: in memory only). Thread-safe.
+    """Stores a value of type `kind` in the file `path` (None: in memory only). Thread-safe.
 
-    Another process may change the file; it is then read again. Whatever is made of what was read is written by
-    `change`, or within `locked`: else another process's change in between would be lost. Files without a version
-    are of the first form. What is read is shared: change a copy. A file that cannot be read is never lost: the next
-    `put` keeps it aside.
+    If another process changes the file, it is read again. Use `change`, or `locked`, to write a value that depends
+    on the one read; otherwise a change by another process may be lost. Files without a version have the first
+    format. The returned value is shared: change only a copy. An unreadable file is never lost: the next `put`
+    renames it.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class JsonStore(Generic[T]):
         self._kind, self._empty, self._version, self._private = kind, empty, version, private
         self._envelope: Any = _Envelope[kind]  # type: ignore[valid-type]  # a form to decode, made at run time
         self._lock = threading.RLock()
-        self._holder: int | None = None  # the thread that is within `locked`
+        self._holder: int | None = None  # the thread that is inside `locked`
         self._stamp: tuple[int, int, int] | None = None
         self._value: T | None = None
         self._damage: Damaged | None = None
-        self._missed: OSError | None = None  # the file was not read, whatever callers got in its place
+        self._missed: OSError | None = None  # why the file could not be read; callers got the empty value
 
     def read(self) -> T:
-        """The value; the empty one where there is no file. Raises: Damaged."""
+        """Return the value, or the empty one if there is no file. Raises: Damaged."""
         with self._lock:
             stamp = self._look()
             if self.path is not None and stamp != self._stamp:
@@ -80,7 +80,7 @@ class JsonStore(Generic[T]):
             return self._value
 
     def get(self) -> T:
-        """The value; the empty one, and a line in the log, where the file cannot be used."""
+        """Return the value; if the file cannot be used, log a warning and return the empty value."""
         with self._lock:
             known = self._damage
             try:
@@ -94,13 +94,13 @@ class JsonStore(Generic[T]):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else changes the value meanwhile; what is read here is the newest. Raises: OSError."""
+        """Lock the value against changes by others; reads inside see the newest value. Raises: OSError."""
         if self.path is None:
             with self._lock:
                 yield
         elif self._holder == threading.get_ident():
             yield
-        else:  # the file's lock first: who only reads here does not wait for another process
+        else:  # the file's lock first: threads that only read do not wait for another process
             with locked(self.path), self._lock:
                 self._holder, self._stamp = threading.get_ident(), _UNREAD
                 try:
@@ -109,7 +109,7 @@ class JsonStore(Generic[T]):
                     self._holder = None
 
     def change(self, change: Callable[[T], T]) -> T:
-        """Replace the value by what `change` makes of it, and return that; an error in it changes nothing.
+        """Replace the value by `change(value)` and return it. An exception in `change` changes nothing.
 
         Raises: OSError: as `put` and `locked`.
         """
@@ -121,7 +121,7 @@ class JsonStore(Generic[T]):
             return new
 
     def remove(self) -> None:
-        """Go back to the empty value, without a file. Raises: OSError."""
+        """Delete the file and go back to the empty value. Raises: OSError."""
         with self.locked():
             if self.path is None:
                 self._value = None
@@ -129,10 +129,10 @@ class JsonStore(Generic[T]):
                 self.path.unlink(missing_ok=True)
 
     def put(self, value: T) -> None:
-        """Replace the value, whatever it is.
+        """Replace the value without looking at the old one.
 
-        Raises: OSError: it could not be written, or not be read a moment ago, so that `value` would be made from
-        nothing; the file is as it was.
+        Raises: OSError: writing failed, or the last read failed, so that `value` would be based on nothing. The
+        file is then unchanged.
         """
         with self._lock:
             if self.path is not None:
@@ -151,7 +151,10 @@ class JsonStore(Generic[T]):
             self._stamp, self._value, self._damage = self._look(), value, None
 
     def _look(self) -> tuple[int, int, int] | None:
-        """What another file in its place has otherwise: two of one size may be of one tick of a clock."""
+        """Return a stamp that changes with the file.
+
+        It has the inode too: two files may have the same size and clock tick.
+        """
         try:
             found = self.path.stat() if self.path is not None else None
         except OSError:
@@ -163,7 +166,7 @@ class JsonStore(Generic[T]):
             self._value = self._decode(path.read_bytes())
         except (IsADirectoryError, PermissionError) as error:
             self._damage = Damaged(path, error.strerror or str(error))
-        except OSError as error:  # of this moment: no descriptors, no memory. The file may be as good as ever.
+        except OSError as error:  # temporary, for lack of descriptors or memory: the file may be fine
             self._stamp, self._missed = None, error
             raise Damaged(path, error.strerror or str(error)) from error
         except (ValueError, RecursionError) as error:
@@ -172,7 +175,7 @@ class JsonStore(Generic[T]):
     def _decode(self, raw: bytes) -> T:
         try:
             version = msgspec.json.decode(raw, type=learned(_Version)).version
-        except msgspec.ValidationError:  # a list, or a table with a row of that name
+        except msgspec.ValidationError:  # a list, or a table with a row of this name
             version = None
         if version is None:
             return msgspec.json.decode(raw, type=learned(self._kind))
@@ -185,6 +188,6 @@ class JsonStore(Generic[T]):
 
 
 def with_row(table: dict[str, V], key: str, value: V | None) -> dict[str, V]:
-    """A copy of a table with one row as it should be, last; None: without it."""
+    """Return a copy of a table with this row at its end; None removes the row."""
     others = {name: row for name, row in table.items() if name != key}
     return others if value is None else {**others, key: value}

@@ -1,4 +1,4 @@
-"""API keys with scopes. Only their hashes are kept, so the file betrays no key."""
+"""API keys with scopes. Only hashes are stored, so the file does not reveal a key."""
 
 import hashlib
 import secrets
@@ -17,7 +17,7 @@ _PREFIX: Final = "tsr_"
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
-    """One key. `chat` may run models; `manage` may also change what is on the disk and what is loaded."""
+    """One key. `chat` may run models; `manage` may also change files on disk and loaded models."""
 
     name: str
     sha256: str
@@ -26,37 +26,37 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BadKeyFile(InputFault):
-    """The file of keys cannot be read; without it the server would be open."""
+    """The key file cannot be read; ignoring it would open the server to everyone."""
 
     code = "bad_key_file"
 
 
 def digest(key: str) -> str:
-    """The hash a key is known by. Keys are random, so one round is enough."""
+    """Return the hash that identifies a key. Keys are random, so one round is enough."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class KeyStore:
-    """The keys of this installation, read again when another process changed the file."""
+    """The keys of this installation, read again if another process changed the file."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._store = JsonStore(path, list[ApiKey], list, private=True)
 
     def all(self) -> tuple[ApiKey, ...]:
-        """Every key. Raises: BadKeyFile."""
+        """Return all keys. Raises: BadKeyFile."""
         return tuple(self._read())
 
     def in_use(self) -> bool:
-        """Keys are asked for: there is a file of them, even one that says there is none. Raises: BadKeyFile."""
+        """Whether requests need a key: a key file exists, even an empty one. Raises: BadKeyFile."""
         return bool(self.all()) or (self._store.path is not None and self._store.path.exists())
 
     def scopes(self, key: str) -> tuple[Scope, ...] | None:
-        """What this key allows; None if it is none of ours. Raises: BadKeyFile."""
+        """Return the scopes of this key, or None if it is unknown. Raises: BadKeyFile."""
         wanted = digest(key)
         return next((known.scopes for known in self._read() if known.sha256 == wanted), None)
 
     def add(self, name: str, scopes: tuple[Scope, ...]) -> str:
-        """Make a key and return it: the only time it is seen. Raises: InputFault, BadKeyFile."""
+        """Create a key and return it; it cannot be shown again. Raises: InputFault, BadKeyFile."""
         key = _PREFIX + secrets.token_urlsafe(32)
         made = ApiKey(name=name, sha256=digest(key), scopes=scopes or ("chat",), created_at=time.time())
         with self._store.locked():
@@ -69,12 +69,12 @@ class KeyStore:
         return key
 
     def remove(self, name: str) -> bool:
-        """Revoke a key by its name; False when there is none. Raises: BadKeyFile."""
+        """Revoke a key by its name; False if there is none. Raises: BadKeyFile."""
         with self._store.locked():
             keys = self._read()
             left = [known for known in keys if known.name != name]
             if not left and keys:
-                self._store.remove()  # the last one: keys are no longer asked for
+                self._store.remove()  # without the last key, requests need none
             elif len(left) < len(keys):
                 self._store.put(left)
             return len(left) < len(keys)

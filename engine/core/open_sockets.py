@@ -1,4 +1,4 @@
-"""Ending an HTTP stream while another thread waits for its next byte."""
+"""Ends an HTTP stream while another thread waits for its next byte, and helpers for server addresses."""
 
 import socket
 import weakref
@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 
 class OpenSockets:
-    """The sockets that an HTTP client opened: give `trace` to its requests as their extension of that name.
+    """The sockets that an HTTP client opened. Pass `trace` to its requests as the extension of that name.
 
-    Closing a client closes its sockets, but a socket stays open for as long as a thread reads from it.
+    Closing a client closes its sockets, but a socket stays open while a thread reads from it.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class OpenSockets:
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
     def trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Hear from the HTTP client what it does."""
+        """Trace callback of the HTTP client: records each new connection."""
         if event == "connection.connect_tcp.complete":
             opened = info["return_value"].get_extra_info("socket")
             self._sockets.add(opened)
@@ -27,7 +27,7 @@ class OpenSockets:
                 _hang_up(opened)
 
     def hang_up(self) -> None:
-        """End all connections, now and to come, on both sides."""
+        """Shut down all current and future connections in both directions."""
         self._closed = True
         for opened in list(self._sockets):
             _hang_up(opened)
@@ -38,17 +38,17 @@ def _hang_up(opened: socket.socket) -> None:
         opened.shutdown(socket.SHUT_RDWR)
 
 
-# Addresses of servers.
+# Server addresses.
 
 
 def is_plain_text(url: str) -> bool:
-    """Whether what is sent there can be read on the way: no TLS, and not this machine."""
+    """Whether traffic to this URL can be read on the network: no TLS, and not this machine."""
     parts = urlsplit(url)
     return parts.scheme == "http" and parts.hostname not in {"127.0.0.1", "localhost", "::1"}
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listened on a moment ago."""
+    """Return a loopback port that was free just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Where Tessera keeps things. `TESSERA_HOME` moves every folder, `TESSERA_MODELS_FOLDER` that of the models."""
+"""The folders that Tessera uses. `TESSERA_HOME` moves all of them, `TESSERA_MODELS_FOLDER` only the models."""
 
 import os
 import sys
@@ -13,19 +13,19 @@ BUNDLED_MODELS = Path(__file__).resolve().parents[2] / "assets" / "models"
 
 
 def installed_models() -> Path:
-    """Where start.py puts the model of a fresh machine; `TESSERA_INSTALLED_MODELS` names another folder."""
+    """The folder where start.py installs the first model; `TESSERA_INSTALLED_MODELS` names another folder."""
     named = os.environ.get("TESSERA_INSTALLED_MODELS")
     return Path(named) if named else Path(sys.prefix) / "share" / "tessera" / "models"
 
 
 def installed_speech() -> Path:
-    """Where start.py puts the speech model; `TESSERA_SPEECH` names another folder."""
+    """The folder where start.py installs the speech model; `TESSERA_SPEECH` names another folder."""
     named = os.environ.get("TESSERA_SPEECH")
     return Path(named) if named else installed_models().parent / "speech"
 
 
 def whole_path(named: str, field: str) -> Path:
-    """A place a client names, from whatever folder the server was started. Raises: InputFault: it is not whole."""
+    """Return the absolute path that a client named. Raises: InputFault: it is relative."""
     place = Path(named).expanduser()
     if not place.is_absolute():
         raise InputFault(f"{named!r} is not a whole path; the server's folder is not yours.", field)
@@ -33,13 +33,13 @@ def whole_path(named: str, field: str) -> Path:
 
 
 def is_installed(path: Path) -> bool:
-    """The path belongs to the installation, so nothing may be written beside it."""
+    """Whether the path is inside the installation: nothing may be written next to it."""
     return path.is_relative_to(BUNDLED_MODELS) or path.is_relative_to(installed_models())
 
 
 @dataclass(frozen=True)
 class Paths:
-    """The five folders of an installation. They are made by whoever first writes to them."""
+    """The five folders of an installation. Each is created at the first write to it."""
 
     config: Path
     models: Path
@@ -49,7 +49,7 @@ class Paths:
 
     @property
     def converter(self) -> Path:
-        """Where llama.cpp's own converter is with the packages it needs, if somebody wanted it."""
+        """The folder of llama.cpp's converter and its packages, if the user installed it."""
         return self.models.parent / "converter"
 
     @property
@@ -59,7 +59,7 @@ class Paths:
 
 
 def user_paths() -> Paths:
-    """The folders for this user: below TESSERA_HOME if set, else where the system keeps such things."""
+    """Return the folders of this user: below TESSERA_HOME if set, else the system's standard folders."""
     home = os.environ.get("TESSERA_HOME")
     named = os.environ.get("TESSERA_MODELS_FOLDER")
     models = Path(named).expanduser().absolute() if named else None

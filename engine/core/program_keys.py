@@ -1,8 +1,8 @@
-"""Keys of programs that were connected from here, such as an editor: each has one of its own.
+"""API keys of connected programs, such as an editor: one key per program.
 
-Unlike the keys a user makes they do not make keys required: whoever may connect without a key still may, and when
-the first key is made the connected programs go on working. They are readable here, as they are in the programs' own
-configurations.
+Unlike keys that a user creates, these do not make keys required. Clients without a key still connect, and when the
+user creates the first key, connected programs continue to work. The keys are stored in plain text, as in the
+programs' own configurations.
 """
 
 import hmac
@@ -16,32 +16,32 @@ _PREFIX: Final = "tsr_"
 
 
 class ProgramKeys:
-    """One key for each program, by its name. They allow what the scope `chat` allows."""
+    """One key per program, by its name. Each allows what the scope `chat` allows."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._store = JsonStore(path, dict[str, str], dict, private=True)
 
     def names(self) -> tuple[str, ...]:
-        """The programs that have a key."""
+        """Return the programs that have a key."""
         return tuple(self._store.get())
 
     def key(self, program: str) -> str | None:
-        """The program's key; None if it has none."""
+        """Return the program's key; None if it has none."""
         return self._store.get().get(program)
 
     def make(self, program: str) -> str:
-        """The program's key, made if it has none."""
+        """Return the program's key; create it if it has none."""
         made = _PREFIX + secrets.token_urlsafe(32)
         return self._store.change(lambda keys: keys if program in keys else {**keys, program: made})[program]
 
     def remove(self, program: str) -> bool:
-        """Revoke the program's key; False when it has none."""
+        """Revoke the program's key; False if it has none."""
         with self._store.locked():
             found = program in self._store.get()
             self._store.change(lambda keys: with_row(keys, program, None))
             return found
 
     def knows(self, key: str) -> bool:
-        """Whether it is the key of one of the programs."""
+        """Whether the key belongs to one of the programs."""
         presented = key.encode("utf-8", "surrogatepass")
         return any(hmac.compare_digest(known.encode(), presented) for known in self._store.get().values())

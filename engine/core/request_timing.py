@@ -1,4 +1,4 @@
-"""Where the time of one request went: the parts are added up while it runs, whatever protocol asked for it."""
+"""Measures where the time of one request went, in any protocol: the parts are added up while it runs."""
 
 import time
 from collections import OrderedDict, deque
@@ -12,17 +12,17 @@ from engine.core.types import Timings
 from engine.message_catalog.reasons import Reason
 
 MAX_ENTRIES: Final = 200
-# A client that has not answered a tool call for so long has gone on with something else.
+# A client that has not returned a tool result for this long has continued with something else.
 LONGEST_TOOLS_S: Final = 3600.0
 MOST_CALLS: Final = 2000
 
 
 class TimeSpent(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of one finished request by part.
+    """Seconds of one finished request, per part.
 
-    `network_s`: waiting for the client to send its request or to take the answer. `tools_s`: the client ran the
-    tools that the answer before had asked for; it lies before this request, and outside `total_s`. `other_s`:
-    templates, parsing, and whatever else the server did.
+    `network_s`: waiting for the client to send its request or to receive the response. `tools_s`: the client ran
+    the tools that the previous response had called; this time is before the request and not part of `total_s`.
+    `other_s`: templates, parsing, and all other work of the server.
     """
 
     id: str
@@ -41,10 +41,10 @@ class TimeSpent(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class Clock:
-    """Collects the parts of one request. Of several generations at once the longest of each part counts.
+    """Collects the parts of one request. With several concurrent generations, the longest time of each part counts.
 
-    `called` are the ids of tool calls that the answer asked for, `results` those whose results the request brought.
-    `ran_on` says which other machine answers, and by which rule; None: this one does.
+    `called` are the ids of tool calls in the response, `results` those whose results the request contained.
+    `ran_on` says which other machine responds, and by which rule; None: this one does.
     """
 
     id: str
@@ -60,14 +60,14 @@ class Clock:
     results: list[str] = field(default_factory=list)
 
     def generated(self, model: str, timings: Timings) -> None:
-        """A generation ended."""
+        """Add the timings of a finished generation."""
         self.model = model
         self.queue_s = max(self.queue_s, timings.queue_s)
         self.prefill_s = max(self.prefill_s, timings.prefill_s)
         self.decode_s = max(self.decode_s, timings.decode_s)
 
     def finished(self, route: str, tools_s: float = 0.0) -> TimeSpent:
-        """The parts, and what none of them explains. Sending overlaps with decoding; nothing is counted twice."""
+        """Return all parts and the unexplained rest. Sending overlaps with decoding; nothing is counted twice."""
         total = time.monotonic() - self.began
         known = self.load_s + self.queue_s + self.prefill_s + self.decode_s
         network = min(self.network_s, max(0.0, total - known))
@@ -91,26 +91,26 @@ _current: ContextVar[Clock | None] = ContextVar("clock", default=None)
 
 
 def start_clock(request_id: str) -> Clock:
-    """A clock for the request that this task and its children serve."""
+    """Start a clock for the request that this task and its children serve."""
     clock = Clock(request_id)
     _current.set(clock)
     return clock
 
 
 def current_clock() -> Clock | None:
-    """The clock of the request that is being served; None outside one."""
+    """Return the clock of the current request; None outside a request."""
     return _current.get()
 
 
 class TimeLog:
-    """The newest requests that generated something, and which tool calls wait for their results."""
+    """The newest requests that generated something, and the tool calls that have no results yet."""
 
     def __init__(self) -> None:
         self._finished: deque[TimeSpent] = deque(maxlen=MAX_ENTRIES)
         self._asked: OrderedDict[str, float] = OrderedDict()
 
     def add(self, clock: Clock, route: str) -> TimeSpent:
-        """A request ended that generated something."""
+        """Record a finished request that generated something."""
         now = time.monotonic()
         waited = [clock.began - self._asked.pop(i) for i in clock.results if i in self._asked]
         for call_id in clock.called:
@@ -122,13 +122,13 @@ class TimeLog:
         return spent
 
     def newest(self, count: int = MAX_ENTRIES) -> list[TimeSpent]:
-        """Newest first."""
+        """Return the newest requests, newest first."""
         return list(reversed(self._finished))[:count]
 
 
-# Whose prompts the request at hand belongs to: of a computed prompt nobody but its owner may notice anything.
+# The owner of the current request's prompt. Only this owner may notice that a prompt is cached.
 
-# What this user's own programs send, where keys are in use.
+# Owner of requests from this user's own programs, if keys are in use.
 LOCAL: Final = "local"
 # Set for each HTTP request before any route; tasks that the route starts inherit it. Empty: no keys are in use.
 prefix_owner: ContextVar[str] = ContextVar("prefix_owner", default="")

@@ -1,7 +1,7 @@
-"""How tokens are drawn where a request leaves it open: the one owner of that decision.
+"""Chooses the sampling parameters that a request leaves open. No other module decides this.
 
-For each field the first of these that says something counts: the request, the user's settings for the model, the
-file, the publisher's generation_config.json, the family's model card, llama.cpp's own defaults.
+Each field comes from the first of these that sets it: the request, the user's settings for the model, the file, the
+publisher's generation_config.json, the family's model card, llama.cpp's own defaults.
 """
 
 import re
@@ -23,7 +23,7 @@ LLAMA_CPP: Final = {name: row.llama_cpp for name, row in SAMPLING.items() if row
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
-    """What one source says; `link` is where that is written, if it is an address."""
+    """The values of one source; `link` is the URL of that source, if it has one."""
 
     source: Source
     values: dict[str, Value]
@@ -31,9 +31,9 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recommended(msgspec.Struct, frozen=True, kw_only=True):
-    """What is recommended for a model, strongest first, with and without a reasoning block before the answer.
+    """The recommended values of a model, strongest source first, with and without a reasoning block.
 
-    `reasons`: a chat that does not switch reasoning gets the block.
+    With `reasons` a chat that does not switch reasoning gets the block.
     """
 
     plain: tuple[Layer, ...] = ()
@@ -41,7 +41,7 @@ class Recommended(msgspec.Struct, frozen=True, kw_only=True):
     reasons: bool = False
 
     def layers(self, thinking: bool | None) -> tuple[Layer, ...]:
-        """The layers of a request that switches reasoning on, off, or not at all."""
+        """Return the layers for a request; `thinking` None means that it does not switch reasoning."""
         return self.thinking if self.reasons and thinking is not False else self.plain
 
 
@@ -49,9 +49,9 @@ NOTHING_RECOMMENDED: Final = Recommended()
 
 
 class Chosen(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in force. `sources` names for each decided field who decided; all others are neutral.
+    """The effective parameters. `sources` names the source of each field that one has set; all others are neutral.
 
-    `explicit` are the fields that the request named.
+    `explicit` are the fields that the request set.
     """
 
     params: SamplingParams
@@ -60,7 +60,7 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
     explicit: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, dict[str, Any]]:
-        """As answers and the lists of models tell it: value, who decided it, and where that is written."""
+        """Return the parameters as responses and model lists show them: value, source, and link."""
         told = {}
         for name, source in self.sources.items():
             link = {"link": self.links[name]} if name in self.links else {}
@@ -69,7 +69,7 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose(given: Mapping[str, Any], layers: Iterable[Layer] = (), source: Source = "request") -> Chosen:
-    """Sampling for a request that says `given`; an explicit neutral value stays neutral."""
+    """Return the sampling parameters of a request that sets `given`; an explicit neutral value stays neutral."""
     values = dict(given)
     sources: dict[str, Source] = {name: source for name in BOUNDS if name in given}
     links: dict[str, str] = {}
@@ -85,7 +85,7 @@ def choose(given: Mapping[str, Any], layers: Iterable[Layer] = (), source: Sourc
 
 
 def only_explicit(chosen: Chosen) -> Chosen:
-    """What is in force where another server answers: what the request named; all else is that server's choice."""
+    """Keep only the fields that the request set: another server chooses the rest."""
     params = SamplingParams(**{name: getattr(chosen.params, name) for name in chosen.explicit})
     sources = {name: source for name, source in chosen.sources.items() if name in chosen.explicit}
     return Chosen(params=params, sources=sources, explicit=chosen.explicit)
@@ -99,7 +99,7 @@ def recommended(
     card: "tuple[Layer, Layer] | None",
     reasons: bool,
 ) -> Recommended:
-    """All layers of a model; `card` are the family's, without and with reasoning."""
+    """Return all layers of a model; `card` has the family's, without and with reasoning."""
     common = [
         Layer(source="user", values=dict(user)),
         Layer(source="file", values=dict(file)),
@@ -112,7 +112,7 @@ def recommended(
 
 
 def refuse_impossible(facts: ModelFacts, length: int, *, text: bool = True) -> None:
-    """Refuse a prompt of `length` characters, or token ids, that cannot fit whatever it says.
+    """Refuse a prompt of `length` characters, or token ids, that cannot fit whatever its content.
 
     Raises: ContextOverflow.
     """
@@ -122,7 +122,7 @@ def refuse_impossible(facts: ModelFacts, length: int, *, text: bool = True) -> N
         raise ContextOverflow(least, facts.largest_ctx, at_least=text)
 
 
-# The table of families and what their publishers recommend (sampling_families.toml).
+# The table of families and their publishers' recommendations (sampling_families.toml).
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,13 +137,13 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def families() -> tuple[Family, ...]:
-    """The whole table."""
+    """Return the whole table."""
     raw = tomllib.loads(Path(__file__).with_name("sampling_families.toml").read_text(encoding="utf-8"))
     return msgspec.convert(raw["family"], learned(tuple[Family, ...]))
 
 
 def of_card(architecture: str, names: Iterable[str]) -> tuple[Layer, Layer] | None:
-    """What the model card recommends, without and with reasoning; None: the family is not in the table."""
+    """Return the model card's values, without and with reasoning; None if the family is not in the table."""
     known = "\n".join(names)
     for family in families():
         if architecture in family.architectures and re.search(family.name, known, re.IGNORECASE):

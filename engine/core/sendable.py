@@ -1,6 +1,6 @@
-"""Text that can be sent, whatever it was made of: UTF-8 has no lone surrogates.
+"""Makes any text encodable as UTF-8, which has no lone surrogates.
 
-Bytes that are not UTF-8 become such surrogates in arguments, in standard input and in names of files.
+Python decodes invalid UTF-8 in arguments, standard input and file names to lone surrogates.
 """
 
 import re
@@ -13,12 +13,12 @@ _LONE_SURROGATES: Final = re.compile("[\ud800-\udfff]")
 
 
 def sendable(text: str) -> str:
-    """The text with the sign for an unreadable character in the place of each lone surrogate."""
+    """Return the text with each lone surrogate replaced by U+FFFD."""
     return _LONE_SURROGATES.sub("\ufffd", text)
 
 
 def encoded(value: object) -> bytes:
-    """JSON of anything msgspec can encode."""
+    """Encode anything that msgspec can encode as JSON."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Where the time from the start of a process to its first answer went: phases, one behind the other."""
+"""Measures the phases from the start of a process to its first response."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ import msgspec
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """A phase: seconds on the wall, and of processor time in all threads of the process meanwhile."""
+    """A phase: wall-clock seconds, and CPU seconds of all threads of the process."""
 
     name: str
     seconds: float
@@ -17,7 +17,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Phases:
-    """A stopwatch that belongs to one process. With `from_start` the first phase begins with the process itself."""
+    """A stopwatch for one process. With `from_start` the first phase starts with the process itself."""
 
     def __init__(self, *, from_start: bool = False) -> None:
         self._phases: list[Phase] = []
@@ -25,7 +25,7 @@ class Phases:
         self._cpu = 0.0 if from_start else time.process_time()
 
     def done(self, name: str) -> None:
-        """What happened since the phase before was this one; the same name again adds to it."""
+        """End a phase that started when the previous one ended; repeating a name adds to that phase."""
         now, cpu = time.monotonic(), time.process_time()
         seconds, cpu_s = now - self._at, cpu - self._cpu
         self._at, self._cpu = now, cpu
@@ -35,12 +35,12 @@ class Phases:
         self._phases.append(Phase(name=name, seconds=round(seconds, 4), cpu_s=round(cpu_s, 4)))
 
     def all(self) -> tuple[Phase, ...]:
-        """The phases so far, in the order in which they were."""
+        """Return the phases so far, in order."""
         return tuple(self._phases)
 
 
 def process_age_s() -> float:
-    """Seconds since this process began; 0 where the system does not tell to better than a second."""
+    """Seconds since this process started; 0 on systems that do not report it to better than one second."""
     if sys.platform != "linux":
         return 0.0
     try:

@@ -1,4 +1,4 @@
-"""The engine's own request and event model; every protocol is translated to and from these."""
+"""The engine's request and event types; every protocol is translated to and from them."""
 
 from typing import Literal
 
@@ -7,17 +7,17 @@ import msgspec
 from engine.core.startup_timing import Phase
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-# "side": only while nobody else is answered; what it read is kept.
+# "side": runs only while there are no other requests; its computed prompt is cached.
 Priority = Literal["interactive", "batch", "background", "side"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the next token is drawn. Defaults are neutral except temperature, as OpenAI documents it.
+    """Sampling parameters. Defaults are neutral except temperature, as OpenAI documents it.
 
-    `temperature` 0 means greedy. `top_k` 0, `top_p` 1, `min_p` 0, `typical_p` 1, `top_n_sigma` -1,
-    `repeat_penalty` 1, `xtc_probability` 0, `dry_multiplier` 0, `mirostat` 0, `dynatemp_range` 0 and
-    `adaptive_target` -1 switch a stage off. `seed` None draws one. `order` lists the stages to run, one may be left
-    out (None: the runner's default order); mirostat has its own.
+    `temperature` 0 means greedy. `top_k` 0, `top_p` 1, `min_p` 0, `typical_p` 1, `top_n_sigma` -1, `repeat_penalty`
+    1, `xtc_probability` 0, `dry_multiplier` 0, `mirostat` 0, `dynatemp_range` 0 and `adaptive_target` -1 disable a
+    stage. `seed` None uses a random one. `order` lists the stages to run; stages may be omitted (None: the runner's
+    default order). Mirostat has its own order.
     """
 
     temperature: float = 1.0
@@ -52,11 +52,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     """Structured output, compiled by llguidance in the runner.
 
-    `kind` says what `source` holds. With `trigger` set the constraint starts only after that text was
-    generated, if ever (tool calls). `preamble` holds the two marks of a reasoning block that may come first,
-    or is already open; the constraint starts after it, and the answer cannot end inside it. With both, a
-    `trigger` inside such blocks does not count, and the answer may end anywhere before the constraint starts.
-    Without `strict` what of a JSON schema cannot be enforced is dropped where the constraint is checked.
+    `kind` is the type of `source`. With `trigger` the constraint starts only after that text was generated, if ever
+    (tool calls). `preamble` holds the start and end marker of a reasoning block that may come first, or is already
+    open; the constraint starts after it, and the response cannot end inside it. With both, a `trigger` inside such
+    blocks does not count, and the response may end anywhere before the constraint starts. Without `strict`, the
+    parts of a JSON schema that cannot be enforced are dropped when the constraint is checked.
     """
 
     kind: Literal["json_schema", "json_object", "regex", "lark", "gbnf"]
@@ -68,7 +68,10 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReasoningBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """At most `tokens` tokens between `start` and `end`; then `close` is written. `is_open`: begun before."""
+    """Allows at most `tokens` tokens between `start` and `end`, then writes `close`.
+
+    `is_open`: the block is already open.
+    """
 
     tokens: int
     start: str
@@ -86,25 +89,24 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt for one completion.
 
-    `prompt` is text (special tokens in it are parsed when `parse_special`) or token ids. `max_tokens` None runs
-    to the end of the context. `logprobs` None: none; 0: the chosen token's; n: also the n best. `images`
-    replace, in order, the media markers in the prompt. `keep_special` renders control tokens as text (parsers
-    of tool calls and reasoning need them); otherwise they are generated but not shown. `speculate` says whether
-    the runner drafts tokens: None where that was measured to pay, True wherever there is a draft, False never;
-    the text stays the same. Without `cache_prompt` nothing computed before is used and nothing is left behind:
-    what a measurement needs. Without `stream` the text comes whole at the end, and no token wakes anybody. The
-    model's own end tokens are never sampled with `ignore_eos`, nor before `min_tokens`; `stop_token_ids` end
-    the answer too and are not shown. `max_tokens` 0 computes the prompt and samples nothing. With
-    `prompt_logprobs` and `logprobs` the prompt's tokens are returned as well, and nothing computed before is
-    used. With `context_shift` an answer continues when the context is full: the older half of what follows the
-    prompt's beginning is forgotten. `lora` are (adapter, scale). With `loop_guard` an answer that goes round in
-    circles or turns into noise ends with `length`, and `Done.runaway` says why. With `progress` the prefill of
-    a long prompt is reported. A `deterministic` request is computed in a context of its own, in steps whose
-    shape depends on nothing but itself, so that its tokens do not depend on what ran before or beside it.
-    `owner` is whose request it is: what was computed of a prompt is used again for the same owner only.
-    `explicit` are the fields of `sampling` that the client named: only these are sent to another server, which
-    has defaults of its own. Without `repeats` a request at temperature 0 takes every cached token, and its answer
-    may depend on what is cached: completions while somebody types.
+    `prompt` is text (special tokens in it are parsed if `parse_special`) or token ids. `max_tokens` None generates
+    to the end of the context; 0 computes the prompt and samples nothing. `logprobs` None: none; 0: the chosen
+    token's; n: also the n most likely. `images` replace, in order, the media markers in the prompt. `keep_special`
+    renders control tokens as text (parsers of tool calls and reasoning need them); otherwise they are generated but
+    not shown. `speculate` controls speculative decoding: None uses it if measured to pay, True if there is any
+    draft, False never; the text stays the same. Without `cache_prompt` no cached prompt is used and none is stored,
+    as measurements need. Without `stream` the whole text comes at the end, and single tokens cause no events. With
+    `ignore_eos` the model's end tokens are never sampled, and otherwise not before `min_tokens`. `stop_token_ids`
+    end the response too and are not shown. With `prompt_logprobs` and `logprobs` the prompt's tokens are returned
+    as well, and no cached prompt is used. With `context_shift` a response continues when the context is full: the
+    older half of the tokens after the prompt's beginning is discarded. `lora` are (adapter, scale). With
+    `loop_guard` a response that repeats itself or turns into noise ends with `length`, and `Done.runaway` gives the
+    reason. With `progress` the prefill of a long prompt is reported. A `deterministic` request runs in a separate
+    context, in steps whose shape depends only on the request itself, so its tokens do not depend on previous or
+    concurrent requests. `owner` is the owner of the request: its computed prompt is reused only for the same owner.
+    `explicit` are the fields of `sampling` that the client set: only these are sent to another server, which has
+    its own defaults. Without `repeats` a request at temperature 0 uses every cached token, and its response may
+    depend on the cache: for completions while the user types.
     """
 
     prompt: str | list[int]
@@ -137,7 +139,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """A token's natural-log probability; `top` holds (token id, bytes, logprob) of the best alternatives."""
+    """A token's natural-log probability; `top` holds (token id, bytes, logprob) of the most likely alternatives."""
 
     token_id: int
     piece: bytes
@@ -146,7 +148,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of one request; `cached_tokens` of the prompt were taken from the prefix cache."""
+    """Token counts of one request; `cached_tokens` of the prompt came from the prefix cache."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -154,7 +156,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request took of its runner: its `number` there, and its share of the seconds of all steps so far."""
+    """A request's `number` in its runner, its share `own_s`, and the seconds `all_s` of all steps so far."""
 
     number: int
     own_s: float
@@ -162,10 +164,10 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds one request spent; `decode_s` spans the first to the last generated token.
+    """Durations of one request in seconds; `decode_s` spans the first to the last generated token.
 
-    `itl_s`: half, 90 % and 99 % of the gaps between two tokens were shorter; empty below two tokens. `joules` were
-    drawn for it beyond what the computer draws at rest; None where no meter tells.
+    `itl_s`: 50, 90 and 99 % of the gaps between two tokens were shorter; empty below two tokens. `joules` is the
+    energy used beyond the idle level of the computer; None without a meter.
     """
 
     queue_s: float = 0.0
@@ -180,14 +182,14 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
-    """The request left the queue; its prompt has this many tokens, of which some were cached."""
+    """The request left the queue; `cached_tokens` of its prompt tokens were cached."""
 
     prompt_tokens: int
     cached_tokens: int
 
 
 class PromptProgress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
-    """How many of the prompt's tokens are read, those from the cache among them."""
+    """Number of prompt tokens processed, including those from the cache."""
 
     processed: int
     prompt_tokens: int
@@ -195,9 +197,10 @@ class PromptProgress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
-    """Newly generated text (whole UTF-8 characters, stop strings already withheld) and its tokens.
+    """Newly generated text (whole UTF-8 characters, without stop strings) and its tokens.
 
-    `prompt_logprobs` come once, with the first of these; the first token of all has NaN: nothing stood before it.
+    `prompt_logprobs` come once, with the first of these events. The very first token has NaN: it has no
+    predecessor.
     """
 
     text: str
@@ -207,7 +210,10 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
 
 
 class Runaway(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why an answer was cut: a `passage` that came so many `times`, or tokens of `nats` surprise on average."""
+    """Why the loop guard ended a response.
+
+    Either a `passage` was repeated `times` times, or the tokens had a mean surprise of `nats`.
+    """
 
     kind: Literal["loop", "noise"]
     passage: str = ""
@@ -216,9 +222,9 @@ class Runaway(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """The end of a request. `stop` is the stop string that ended it, `runaway` what its guard found, if so.
+    """The end of a request. `stop` is the stop string that ended it, `runaway` the loop guard's finding, if any.
 
-    `unfinished` says why its constraint could not be followed to the end; the answer ends with `length` then.
+    `unfinished` says why its constraint could not be completed; the response then ends with `length`.
     """
 
     finish_reason: FinishReason
@@ -233,10 +239,10 @@ Event = Started | PromptProgress | Delta | Done
 
 
 class DeviceCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a device's log probabilities are from the CPU's, over `rows` rows of a fixed set of prompts.
+    """Difference between a device's log probabilities and the CPU's, over `rows` rows of a fixed set of prompts.
 
-    KL divergences in nats. `top_changed_frac` counts rows whose likeliest token differs although the CPU was sure
-    of its own. `logprob_difference` is the largest change among the likeliest tokens.
+    KL divergences are in nats. `top_changed_frac` counts rows whose most likely token differs although the CPU was
+    sure of its own. `logprob_difference` is the largest change among the most likely tokens.
     """
 
     rows: int
@@ -247,13 +253,13 @@ class DeviceCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a runner knows about the model it loaded; `n_ctx` is the context really available.
+    """Facts about the model that a runner loaded; `n_ctx` is the context that is really available.
 
-    `max_ctx` is how far it may grow where memory has room (0: it keeps its size).
-    No token spells more than `longest_token_bytes` of a prompt (0: there is no such bound).
-    `device_check` is how its device compared with the CPU at this load; None where it was not compared.
+    `max_ctx` is the size to which the context may grow if memory allows (0: it cannot grow).
+    No token spells more than `longest_token_bytes` of a prompt (0: there is no such limit).
+    `device_check` compares its device with the CPU at this load; None if that was not done.
     `phases` are those of its process, from its start to the end of this load.
-    `forwards` names the kind of server that renders and parses chats itself; empty: that is done here.
+    `forwards` names the kind of server that renders and parses chats itself; empty: Tessera does that.
     """
 
     architecture: str
@@ -282,5 +288,5 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def largest_ctx(self) -> int:
-        """The longest prompt that is not refused for its length alone."""
+        """The longest prompt in tokens that is not refused for its length alone."""
         return max(self.n_ctx, self.max_ctx)

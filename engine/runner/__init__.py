@@ -1,1 +1,1 @@
-"""Child processes that own native kernels, and the protocol spoken with them."""
+"""Child processes that run native kernels, and the protocol between them and the server."""

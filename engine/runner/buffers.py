@@ -1,22 +1,22 @@
-"""What llama.cpp says it allocated, out of the log a runner writes to stderr."""
+"""Parses llama.cpp's buffer allocations from a runner's stderr."""
 
 import re
 from collections.abc import Mapping
 
 MIB = 1 << 20
 BUFFER = re.compile(r"([A-Za-z0-9_]+) +(model|KV|RS|compute|output) buffer size = +([0-9.]+) MiB")
-# Of these only the last line of a device counts: they are reserved again when the graph changes.
+# Only the last line per device counts for these kinds: they are allocated again when the graph changes.
 REPLACED = ("compute", "output")
 
 
 class BufferLog:
-    """Bytes by backend buffer (`CPU_Mapped`, `CPU_REPACK`, `Vulkan0`), gathered line by line."""
+    """Bytes per backend buffer (`CPU_Mapped`, `CPU_REPACK`, `Vulkan0`), collected line by line."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, str], int] = {}
 
     def read(self, line: str) -> None:
-        """Take note of one line of the log."""
+        """Parse one line of the log."""
         found = BUFFER.search(line)
         if found is None:
             return
@@ -24,7 +24,7 @@ class BufferLog:
         self._kinds[key] = size if found[2] in REPLACED else self._kinds.get(key, 0) + size
 
     def bytes(self) -> Mapping[str, int]:
-        """Bytes of each buffer so far."""
+        """Return the bytes of each buffer so far."""
         totals: dict[str, int] = {}
         for (buffer, _), size in self._kinds.items():
             totals[buffer] = totals.get(buffer, 0) + size

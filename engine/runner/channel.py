@@ -1,4 +1,4 @@
-"""The runner's end of the pipes: whole frames in, whole frames out, and a stdout that nobody else can write to."""
+"""The runner's end of the pipes: sends and receives whole frames, and reserves stdout for them."""
 
 import os
 import threading
@@ -17,12 +17,12 @@ class Channel:
         self._lock = threading.Lock()
 
     def receive(self) -> protocol.ToRunner | None:
-        """The next message, or None when the server is gone."""
+        """Return the next message, or None if the server is gone."""
         body = frames.read_frame(self._source, protocol.MAX_FRAME_BYTES)
         return None if body is None else protocol.decode_to_runner(body)
 
     def send(self, message: protocol.FromRunner) -> None:
-        """Write one message. A vanished server ends the process: there is nobody left to serve."""
+        """Write one message. If the server is gone, the process exits: it has no other client."""
         data = protocol.frame(message)
         try:
             with self._lock:
@@ -33,5 +33,5 @@ class Channel:
 
 
 def claim_stdio() -> Channel:
-    """The channel of a runner, over its stdin and stdout."""
+    """Return the channel of a runner, over its stdin and stdout."""
     return Channel(*frames.claim_stdio())

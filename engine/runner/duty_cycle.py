@@ -1,4 +1,4 @@
-"""Pauses between steps, so that steps run only their share of the time."""
+"""Pauses between steps, so that steps run only a given fraction of the time."""
 
 import queue
 import time
@@ -6,31 +6,31 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-# The longest wait without a look at anything else.
+# Maximum wait before other work is checked.
 SLICE_S: Final = 0.25
-# Pauses are not owed without end: after this much the engine continues.
+# Maximum owed pause, so that pauses do not grow without limit.
 MAX_OWED_S: Final = 10.0
 
 
 class DutyCycle:
-    """`owed_s` grows with every step; whoever waited reports it."""
+    """Tracks the owed pause `owed_s`, which grows with every step. Report other waits with `waited`."""
 
     def __init__(self) -> None:
         self.duty = 1.0
         self.owed_s = 0.0
 
     def set(self, duty: float) -> None:
-        """Steps may run this share of the time from now on."""
+        """Let steps run at most this fraction of the time."""
         self.duty = min(1.0, max(0.01, duty))
         if self.duty == 1.0:
             self.owed_s = 0.0
 
     def stepped(self, seconds: float) -> None:
-        """A step ran so long."""
+        """Record the duration of a step."""
         self.owed_s = min(MAX_OWED_S, self.owed_s + seconds * (1 / self.duty - 1))
 
     def pause(self, inbox: "queue.SimpleQueue[T]") -> T | None:
-        """Pause for some of what is owed, unless a message arrives: then that, at once."""
+        """Pause for part of the owed time; return early with a message if one arrives."""
         if not self.owed_s:
             return None
         begun = time.monotonic()
@@ -42,5 +42,5 @@ class DutyCycle:
             self.waited(time.monotonic() - begun)
 
     def waited(self, seconds: float) -> None:
-        """Nothing ran for so long."""
+        """Subtract an idle time from the owed pause."""
         self.owed_s = max(0.0, self.owed_s - seconds)

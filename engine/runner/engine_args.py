@@ -1,4 +1,4 @@
-"""Raw arguments of llama.cpp for a load, by the names of its flags: what Tessera has no setting of its own for."""
+"""Raw llama.cpp arguments of a load, named like its flags, for options that have no Tessera setting."""
 
 import re
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ EXPERTS: Final = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 CPU_BUFFER: Final = "CPU"
 _OVERRIDE: Final = re.compile(r"(?P<pattern>.+)=(?P<buffer>[A-Za-z0-9_]+)")
 _METADATA: Final = re.compile(r"(?P<key>[^=]{1,127})=(?P<kind>int|float|bool|str):(?P<value>.{1,127})")
-# A pattern is searched in some thousand names here and, by C++'s recursive matcher, in llama.cpp: one without
-# repeated groups and with few repetitions ends soon in both.
+# A pattern is matched against about a thousand names, here and by C++'s recursive matcher in llama.cpp. Without
+# repeated groups and with few repetitions it terminates quickly in both.
 _REPEATED_GROUP: Final = re.compile(r"\)[*+?{]")
 _REPETITION: Final = re.compile(r"(?<!\\)[*+{]")
 MAX_REPETITIONS: Final = 4
@@ -31,7 +31,7 @@ Beta = Annotated[float, Meta(ge=0, le=1e4)]
 Worker = Annotated[str, Meta(pattern=r"^127\.0\.0\.1:[0-9]{1,5}$")]
 
 
-# Fields that llama.cpp's flags call otherwise than its structs.
+# Fields whose llama.cpp flag and struct member have different names.
 FLAGS: Final = {
     "n_ctx": "ctx_size", "n_batch": "batch_size", "n_ubatch": "ubatch_size", "n_threads": "threads",
     "n_threads_batch": "threads_batch", "type_k": "cache_type_k", "type_v": "cache_type_v", "use_mmap": "mmap",
@@ -42,14 +42,15 @@ FLAGS: Final = {
 class EngineArgs(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename=FLAGS
 ):
-    """`engine_args` of a model. None and empty: as Tessera or the file decides.
+    """`engine_args` of a model. None and empty: Tessera or the file decides.
 
-    The names are those of `LoadSettings`; on the wire, on disk and on the command line they are those of the flags.
+    The field names are those of `LoadSettings`; in the API, on disk and on the command line they are those of the
+    flags.
 
-    `rope_scale` is how many times longer texts get, `rope_freq_scale` its inverse. `override_tensor` holds
-    `PATTERN=BUFFER`, first match first; `override_kv` holds `KEY=int|float|bool|str:VALUE` for the file's metadata.
-    `devices` are backend devices that layers are split over, `tensor_split` their shares. `rpc` are workers
-    (`tessera worker`) at the near ends of tunnels; without `devices` all layers go to them.
+    `rope_scale` is the factor by which texts get longer, `rope_freq_scale` its inverse. `override_tensor` holds
+    `PATTERN=BUFFER`, the first match counts; `override_kv` holds `KEY=int|float|bool|str:VALUE` for the file's
+    metadata. `devices` are the backend devices among which layers are split, `tensor_split` their fractions. `rpc`
+    are workers (`tessera worker`), reached at the local ends of tunnels; without `devices` all layers go to them.
     """
 
     n_ctx: Tokens | None = None
@@ -91,7 +92,7 @@ class EngineArgs(
 
 
 NO_ARGS: Final = EngineArgs()
-# They only say where and how fast: what a model computes stays the same.
+# These arguments only affect placement and speed, not the results of a model.
 _PLACING: Final = frozenset(
     ("n_threads", "n_threads_batch", "use_mmap", "use_mlock", "n_gpu_layers", "rpc", "devices", "split_mode",
      "tensor_split", "main_gpu", "check_tensors", "no_host", "kv_offload", "op_offload", "cpu_moe", "n_cpu_moe",
@@ -103,21 +104,21 @@ _PLACING_FLAGS: Final = frozenset(FLAGS.get(name, name) for name in _PLACING)
 
 
 class Override(msgspec.Struct, frozen=True):
-    """Tensors whose name `pattern` finds lie in the buffer type named `buffer`."""
+    """Places tensors whose name matches `pattern` in the buffer type named `buffer`."""
 
     pattern: str
     buffer: str
 
 
 class Metadata(msgspec.Struct, frozen=True):
-    """A value that stands for the one of the file."""
+    """A value that replaces the file's metadata value."""
 
     key: str
     value: int | float | bool | str
 
 
 class BadEngineArg(ValueError):
-    """One of them makes no sense; `name` says which."""
+    """An argument is invalid; `name` is its name."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -125,23 +126,23 @@ class BadEngineArg(ValueError):
 
 
 def given(args: EngineArgs) -> dict[str, object]:
-    """The arguments that were set, by the names of the flags."""
+    """Return the arguments that were set, by the names of the flags."""
     found: dict[str, object] = msgspec.to_builtins(args)
     return found
 
 
 def meaning(args: EngineArgs) -> tuple[tuple[str, str], ...]:
-    """Those on which depends what a model computes: states computed with others are of no use."""
+    """Return the arguments that affect results: cached states of other values cannot be used."""
     return tuple((name, repr(value)) for name, value in given(args).items() if name not in _PLACING_FLAGS)
 
 
 def computing(args: EngineArgs) -> EngineArgs:
-    """Only those on which depends what a model computes."""
+    """Return only the arguments that affect results."""
     return msgspec.structs.replace(args, **{name: getattr(NO_ARGS, name) for name in _PLACING})
 
 
 def overrides(args: EngineArgs, cpu_expert_layers: int = 0) -> tuple[Override, ...]:
-    """Which tensors lie elsewhere, in llama.cpp's order. `cpu_expert_layers` counts where the user gave no number.
+    """Return the tensor overrides in llama.cpp's order; `cpu_expert_layers` applies if the user set no number.
 
     Raises: BadEngineArg.
     """
@@ -171,7 +172,7 @@ def _override(text: str) -> Override:
 
 
 def metadata(args: EngineArgs) -> tuple[Metadata, ...]:
-    """What stands for values of the file. Raises: BadEngineArg."""
+    """Return the values that replace those of the file. Raises: BadEngineArg."""
     return tuple(map(_metadata, args.override_kv))
 
 
@@ -193,7 +194,7 @@ def _metadata(text: str) -> Metadata:
 
 
 def check(args: EngineArgs) -> None:
-    """Raises: BadEngineArg: a value cannot be read, or two contradict each other."""
+    """Validate the arguments. Raises: BadEngineArg: a value is invalid, or two contradict each other."""
     overrides(args)
     metadata(args)
     if args.rope_scale is not None and args.rope_freq_scale is not None:
@@ -207,7 +208,7 @@ def check(args: EngineArgs) -> None:
 
 
 def from_text(values: Mapping[str, str]) -> dict[str, object]:
-    """`NAME=VALUE` of a command line as fields: names with hyphens too, lists with commas.
+    """Convert `NAME=VALUE` arguments of a command line to fields; allows hyphens in names and commas in lists.
 
     Raises: BadEngineArg: an unknown name.
     """

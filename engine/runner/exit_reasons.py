@@ -1,4 +1,4 @@
-"""Why a runner ended, from what the system tells."""
+"""Determines why a runner exited, from its exit code and stderr."""
 
 import re
 import signal
@@ -7,14 +7,14 @@ from typing import Final
 
 from engine.message_catalog.reasons import Reason, because
 
-# Ends that a process brought about itself: a failed check or an exception, and a crash.
+# Exit codes that a process causes itself: a failed check or an exception, and a crash.
 _STOPPED: Final = frozenset({-getattr(signal, "SIGABRT", 6), 0xC0000409})
 _CRASHED: Final = frozenset({-getattr(signal, "SIGSEGV", 11), -getattr(signal, "SIGFPE", 8), 0xC0000005})
-# What llama.cpp says when a check fails, and what the C++ library says of an exception that nobody catches.
+# llama.cpp's message for a failed check, and the C++ library's for an uncaught exception.
 _CHECK: Final = re.compile(r"([\w.-]+\.(?:c|cpp|cu|h|hpp|m|mm):\d+: .+)$")
 _EXCEPTION: Final = re.compile(r"^\s*what\(\):\s*(.+)$")
 _PART: Final = re.compile(r"^tessera: loading (.+)$")
-# Memory and devices: another size of the context or another device may help, so that the file is not to blame.
+# Errors about memory or devices: another context size or another device may help, so the file is not the cause.
 _NOT_THE_FILE: Final = re.compile(
     r"alloc|memory|device|backend|CUDA|Vulkan|Metal|HIP|SYCL|ggml-(?!quants)", re.IGNORECASE
 )
@@ -22,7 +22,7 @@ _LAST_LINES: Final = 12
 
 
 def exit_reason(code: int, *, stopping: bool, last_line: str = "") -> Reason:
-    """What an exit code of a runner means; `last_line` is the last it wrote to stderr."""
+    """Return the meaning of a runner's exit code; `last_line` is its last line on stderr."""
     if stopping or code == 0:
         return because("model_unloaded")
     meanings = {
@@ -40,14 +40,14 @@ def exit_reason(code: int, *, stopping: bool, last_line: str = "") -> Reason:
 
 
 def ended_itself(code: int | None) -> bool:
-    """The process failed a check of its own or crashed; nobody else ended it."""
+    """Whether the process failed one of its own checks or crashed, rather than being killed."""
     return code in _STOPPED or code in _CRASHED
 
 
 def file_to_blame(code: int, lines: Sequence[str], *, weights_read: bool) -> Reason | None:
-    """Why the file that was being loaded ends every runner; None where something else may be at fault.
+    """Return why the file being loaded ends every runner; None if there may be another cause.
 
-    `lines` are the last of stderr. A crash after the weights were read may be one of a kernel.
+    `lines` are the last of stderr. A crash after the weights were read may be the fault of a kernel.
     """
     said = [match[1] for line in lines[-_LAST_LINES:] if (match := _CHECK.search(line) or _EXCEPTION.match(line))]
     if not (code in _STOPPED and said) and (weights_read or not ended_itself(code)):

@@ -1,4 +1,4 @@
-"""Which weights of a mixture are its experts, and how few of them can be in memory at least."""
+"""Finds the expert weights of an MoE model and the minimum memory that streaming them needs."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -6,21 +6,22 @@ from typing import Final
 
 from quantize.files.gguf_file import TensorInfo
 
-# Stacks of one matrix an expert, which a token's routing chooses from. Their biases are small and stay.
+# Tensors with one matrix per expert, from which a token's routing chooses. Their biases are small and stay in
+# memory.
 STACK: Final = re.compile(r"blk\.(\d{1,5})\.ffn_(?:up|down|gate|gate_up)_exps\.weight")
-# Stacks with a second routing of their own (GroveMoE) are not streamed.
+# Tensors with separate second routing (GroveMoE) are not streamed.
 _SECOND: Final = re.compile(r"\.ffn_\w+_chexps\.")
 _DIMS: Final = 3
-# An expert is read and kept in whole pages, so each matrix takes up to two more than it has bytes.
+# An expert is read and cached in whole pages, so each matrix takes up to two additional pages.
 PAGE: Final = 4096
-# A layer that is computed and the one that is read behind it; what fewer hold is not worth having.
+# One layer being computed and the next one being read; a smaller cache is not worthwhile.
 WINDOW_LAYERS: Final = 2
-# Readers at work, each with room for one matrix. Solid-state disks reach their speed with four to eight.
+# Number of reader threads, each with a buffer for one matrix. SSDs reach their full speed with four to eight.
 READERS: Final = 8
 
 
 def stacks(tensors: Iterable[TensorInfo], experts: int) -> Mapping[int, tuple[TensorInfo, ...]]:
-    """Layer → its stacks of `experts` matrices; empty where the routing of this model is not understood."""
+    """Return layer → its tensors of `experts` matrices; empty if the model's routing is not supported."""
     found: dict[int, list[TensorInfo]] = {}
     for tensor in tensors:
         if _SECOND.search(tensor.name):
@@ -35,17 +36,17 @@ def stacks(tensors: Iterable[TensorInfo], experts: int) -> Mapping[int, tuple[Te
 
 
 def held_bytes(layer: Iterable[TensorInfo], experts: int) -> int:
-    """Memory that one expert of these stacks takes, in whole pages."""
+    """Return the memory of one expert of these tensors, in whole pages."""
     return sum(-(-tensor.nbytes // experts // PAGE) * PAGE + PAGE for tensor in layer)
 
 
 def reader_bytes(layers: Mapping[int, tuple[TensorInfo, ...]], experts: int) -> int:
-    """What the readers hold while they read: a matrix each."""
+    """Return the memory of the readers' buffers: one matrix each."""
     largest = max((t.nbytes // experts for layer in layers.values() for t in layer), default=0)
     return READERS * (largest + 2 * PAGE)
 
 
 def least_bytes(layers: Mapping[int, tuple[TensorInfo, ...]], experts: int) -> int:
-    """The least memory for experts that a load is worth trying with."""
+    """Return the minimum memory for experts with which a load is worth trying."""
     sizes = [experts * held_bytes(layer, experts) for layer in layers.values()]
     return WINDOW_LAYERS * max(sizes, default=0) + reader_bytes(layers, experts)

@@ -1,4 +1,4 @@
-"""A runner's faults as the engine's errors."""
+"""Converts a runner's faults to the engine's errors."""
 
 from typing import Final
 
@@ -30,7 +30,7 @@ class RequestFailed(TesseraError):
 
 
 def fault_to_error(fault: protocol.Fault, path: str) -> TesseraError:
-    """The engine error that a runner's fault stands for."""
+    """Return the engine error for a runner's fault."""
     if fault.code == "context_length_exceeded":
         counts = int(fault.facts["prompt_tokens"] or 0), int(fault.facts["context_tokens"] or 0)
         return ContextOverflow(*counts, at_least=bool(fault.facts.get("at_least")))

@@ -1,6 +1,7 @@
-"""Vectors of many texts in 8 bits by ONNX Runtime, as many texts at once as there are threads.
+"""Embeds many texts in int8 with ONNX Runtime, as many concurrently as there are threads.
 
-Each text is one run on one thread: threads that never wait for each other lose nothing where other programs run.
+Each text is one run on one thread. Such threads never wait for each other, so other programs on the machine slow
+them less.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -14,14 +15,14 @@ from engine.runner.onnx_libraries import onnxruntime, reason
 
 
 class NotQuick(Exception):
-    """This model or this computer cannot embed so; the message says why."""
+    """This model or this computer cannot embed in int8; the message says why."""
 
 
 class QuickTexts:
-    """Owns the session."""
+    """Holds the ONNX Runtime session and its threads."""
 
     def __init__(self, path: Path, threads: int) -> None:
-        """Raises: NotQuick."""
+        """Load the model. Raises: NotQuick."""
         from quantize.onnx import int8_encoder as graphs  # noqa: PLC0415 - `onnx` takes .3 s to import
 
         self._from, self._to = graphs.INPUT, graphs.OUTPUT
@@ -30,21 +31,21 @@ class QuickTexts:
             ort = onnxruntime()
             options = ort.SessionOptions()
             options.intra_op_num_threads = 1
-            # The graph has its fused operators already; the one more that would be found, SkipLayerNormalization,
-            # takes ten times as long as the two it is for (docs/log.md, "Documents").
+            # The graph already has its fused operators. The only other fusion, SkipLayerNormalization, takes ten
+            # times as long as the two operators that it replaces (docs/log.md, "Documents").
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
             self._session = ort.InferenceSession(made.graph, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # a file of another kind, or ONNX Runtime's, which has no narrower one
+        except Exception as error:  # an unsupported file, or an ONNX Runtime error, which has no narrower class
             raise NotQuick(reason(error)) from error
-        self._encoder = replace(made, graph=b"")  # the session has its own
+        self._encoder = replace(made, graph=b"")  # the session has its own copy
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="quick")
 
     def one(self, tokens: list[int]) -> Any:
-        """The pooled row of one text, float64 of (embd,), on this thread."""
+        """Return the pooled row of one text, float64 of (embd,), computed on this thread."""
         return self._session.run([self._to], {self._from: self._encoder.rows(tokens)})[0][0].astype(np.float64)
 
     def many(self, texts: list[list[int]]) -> list[Any]:
-        """The pooled rows of several texts. Raises: NotQuick."""
+        """Return the pooled rows of several texts. Raises: NotQuick."""
         try:
             return list(self._pool.map(self.one, texts))
         except Exception as error:  # as above

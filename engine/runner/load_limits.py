@@ -1,4 +1,4 @@
-"""Numbers that a load and the prediction of its memory must agree on."""
+"""Limits that a load and the estimate of its memory share."""
 
 from typing import Final
 
@@ -10,30 +10,30 @@ from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
 from quantize.kv_cache_types import CACHE_TYPES
 
-# llama.cpp's own names, `ggml_type` values of the cache types it accepts.
+# The cache types that llama.cpp accepts, with their `ggml_type` values.
 KV_TYPES: Final = {name: row.ggml_type for name, row in CACHE_TYPES.items()}
 # Hard limit of llama.cpp (LLAMA_MAX_SEQ).
 MAX_SEQUENCES: Final = 256
-# Longest draft that is verified in one step; llama.cpp sizes its output buffer by it.
+# Longest draft that one step verifies; it determines the size of llama.cpp's output buffer.
 MAX_DRAFT: Final = 16
-# With more sequences than this a step is full of real tokens, and guesses would only slow it.
+# With more sequences than this, a step is full of real tokens, and draft tokens would only slow it.
 MAX_DRAFTING: Final = 2
-# Rows of a step that reads the prompt of a deterministic request: what is kept of a prompt is a multiple of it,
-# others wait no longer for it on a processor, and a GPU is used well.
+# Rows of a prefill step of a deterministic request. The cached length of its prompt is a multiple of this; on a CPU
+# other requests wait no longer for it, and a GPU is used well.
 EXACT_ROWS, EXACT_GPU_ROWS = 64, 512
-# The same for a request that repeats (a seed, or temperature 0) while it runs alone. Smaller steps recompute less
-# of a cached prompt, but prefill slower: 32 rows take 1.19 of the time of 512, 64 rows 1.00.
+# The same for a reproducible request (a seed, or temperature 0) while it runs alone. Smaller steps recompute less
+# of a cached prompt, but prefill slower: 32 rows take 1.19 times as long as 512, 64 rows 1.00.
 # Measured: docs/log.md, "answers that repeat".
 STEADY_ROWS: Final = 64
-# Tokens of a prompt that a draft model reads in one step of the engine: others wait no longer than this.
+# Prompt tokens that a draft model reads in one step of the engine: other requests wait no longer than this.
 DRAFT_CHUNK: Final = 512
 
 
 def growth_limit(settings: LoadSettings) -> int:
-    """How far the context of a load may grow; its own size where it cannot.
+    """Return the size to which the context of a load may grow; the current size if it cannot.
 
-    Not where a part of the cache lies on another machine, where a compiler has built the size in, or where a raw
-    argument names it. An embedding model has no cache.
+    It cannot if a part of the cache is on another machine, if a compiler has fixed the size, or if a raw argument
+    sets it. An embedding model has no cache.
     """
     args = settings.engine_args
     fixed = settings.embeddings or settings.remotes or args.rpc or args.n_ctx is not None
@@ -43,7 +43,7 @@ def growth_limit(settings: LoadSettings) -> int:
 
 
 def draft_settings(settings: LoadSettings) -> LoadSettings:
-    """How the draft model of a load is loaded: the same place and cache types, for the few sequences that draft."""
+    """Return the settings of a load's draft model: same device and cache types, few sequences."""
     return msgspec.structs.replace(
         mtp_settings(settings),
         path=settings.draft_path or settings.path,
@@ -61,7 +61,7 @@ def draft_settings(settings: LoadSettings) -> LoadSettings:
 
 
 def mtp_settings(settings: LoadSettings) -> LoadSettings:
-    """How the context of a model's own head is made: for the few sequences that draft, in steps of DRAFT_CHUNK."""
+    """Return the settings of an MTP head's context: only the few drafting sequences, in steps of DRAFT_CHUNK."""
     parallel = min(settings.n_parallel, MAX_DRAFTING)
     return msgspec.structs.replace(
         settings,
@@ -73,7 +73,7 @@ def mtp_settings(settings: LoadSettings) -> LoadSettings:
 
 
 def exact_settings(settings: LoadSettings) -> LoadSettings:
-    """How the context of deterministic requests is made: one sequence, and nothing that use or luck decides."""
+    """Return the settings of the deterministic context: one sequence, independent of load and tuning."""
     offloads = bool(settings.devices and settings.n_gpu_layers)
     rows = EXACT_GPU_ROWS if offloads else EXACT_ROWS
     return msgspec.structs.replace(
@@ -82,10 +82,10 @@ def exact_settings(settings: LoadSettings) -> LoadSettings:
         kv_cells=settings.n_ctx,
         n_batch=rows,
         n_ubatch=rows,
-        # On a processor fused attention of one row divides the text among the threads: sums depend on their number.
+        # On a CPU, flash attention of one row divides the text among the threads: sums depend on their number.
         flash_attn="auto" if offloads else "off",
         tiles=tuple(name for name in settings.tiles if name != ATTENTION),
-        # What type the shared cache has may be a choice of memory or of tuning, which must not change the bits.
+        # The shared cache's type may depend on memory or tuning, which must not change the results.
         type_k=_unquantized(settings.type_k),
         type_v=_unquantized(settings.type_v),
         max_draft=0,
@@ -104,17 +104,19 @@ def _unquantized(kv_type: str) -> str:
 
 
 def rollback(settings: LoadSettings) -> int:
-    """Tokens by which recurrent states can be taken back.
+    """Return the number of tokens by which recurrent states can be rolled back.
 
-    llama.cpp keeps that many and one more of a step in one ubatch, and ends the process where they do not fit.
+    llama.cpp stores that many states and one more of a step in one ubatch, and aborts the process if they do not
+    fit.
     """
     return max(0, min(settings.max_rollback, settings.n_ubatch - 2))
 
 
 def sequences(settings: LoadSettings, *, keeps_state: bool) -> int:
-    """Sequences a context is made for.
+    """Return the number of sequences of a context.
 
-    Recurrent state is paid per sequence, so such models get no idle sequences beside the parallel ones.
+    Recurrent state takes memory per sequence, so such models get no idle sequences in addition to the parallel
+    ones.
     """
     if keeps_state:
         return settings.n_parallel

@@ -11,11 +11,11 @@ from engine.runner.orphans import die_with_parent
 def main() -> int:
     """Claim the pipes, tie this process to its server, and serve with the named engine."""
     engine, parent_pid = sys.argv[1], int(sys.argv[2])
-    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else an abort starts a debugger, when one is installed
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # otherwise an abort starts a debugger, if one is installed
     die_with_parent(parent_pid)
     channel = claim_stdio()
     if engine == "llama":
-        gc.disable()  # what is imported is no garbage: looking for some takes a tenth of the start
+        gc.disable()  # imported modules are not garbage, and collecting takes a tenth of the start time
         from engine.runner.llama.service import LlamaRunner  # noqa: PLC0415 - only this engine's libraries
 
         gc.freeze()
@@ -33,4 +33,4 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # native teardown of a model can take seconds, and nothing of ours is left to save
+    os._exit(code)  # native teardown of a model can take seconds, and there is nothing left to save

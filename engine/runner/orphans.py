@@ -1,7 +1,7 @@
-"""No runner outlives its server: the child watches its parent, and Windows ties both with a job object.
+"""Ends runners with their server: the child watches its parent, and Windows uses a job object.
 
-End of file on the control pipe is the signal on every system; the rest covers a child that is deep inside a
-native call when its parent dies.
+End of file on the control pipe is the signal on every system. The rest is for a child that is inside a long native
+call when its parent dies.
 """
 
 import ctypes
@@ -14,9 +14,9 @@ _SIGKILL = 9
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Called in the child: ask the system to end this process when its parent ends.
+    """Let the system kill this process when its parent exits. Called in the child.
 
-    Linux only; elsewhere end of file on the control pipe does it. The parent may already be gone: then leave.
+    Linux only; other systems rely on end of file on the control pipe. If the parent is already gone, exit.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, _SIGKILL)
@@ -25,20 +25,19 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def kill_on_close_job() -> int | None:
-    """Windows: a job object that ends its processes when this process ends. None elsewhere."""
+    """Create a Windows job object that kills its processes when this process exits. None on other systems."""
     if sys.platform == "win32":
         return create()
     return None
 
 
 def assign_to_job(job: int | None, pid: int) -> None:
-    """Put a started child into the job of `kill_on_close_job`; nothing to do where there is none."""
+    """Put a started child into the job of `kill_on_close_job`; does nothing without a job."""
     if sys.platform == "win32" and job is not None:
         assign(job, pid)
 
 
 # Windows job objects: children that end with their parent.
-#
 # Untested on Windows hardware; follows the documented behaviour of JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE.
 
 _KILL_ON_JOB_CLOSE: Final = 0x2000
@@ -77,7 +76,7 @@ def _kernel32() -> Any:
 
 
 def create() -> int:
-    """A job object whose processes end when its last handle, ours, closes."""
+    """Create a job object whose processes are killed when its last handle, this process's, closes."""
     kernel32 = _kernel32()
     kernel32.CreateJobObjectW.restype = ctypes.c_void_p
     job = int(kernel32.CreateJobObjectW(None, None) or 0)

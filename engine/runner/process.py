@@ -1,4 +1,4 @@
-"""The server's side of one runner: start it, speak with it, know why it ended."""
+"""The server's side of one runner: starts it, exchanges messages, reports why it exited."""
 
 import asyncio
 import os
@@ -27,13 +27,13 @@ from engine.runner.faults import fault_to_error
 from engine.runner.watchdog import Watchdog
 
 STDERR_LINES: Final = 200
-# As much of the pipe as is taken at once: every frame of a step, and of several when the server is late.
+# Bytes read from the pipe per call: all frames of a step, and of several if the server is late.
 READ_BYTES: Final = 1 << 18
-# Where frames come faster than this, they are taken together: waking up costs more than handling a token.
+# Frames that arrive faster than this are processed together: waking up costs more than handling a token.
 # Measured: docs/log.md, server.
 GATHER_S: Final = 0.001
 SHUTDOWN_S: Final = 3.0
-# Deltas taken before the runner is told: one control frame for many tokens.
+# Deltas received before the runner gets credit: one control frame for many tokens.
 CREDIT_STEP: Final = 16
 
 _job = orphans.kill_on_close_job()
@@ -41,7 +41,7 @@ _living: "weakref.WeakSet[RunnerProcess]" = weakref.WeakSet()
 
 
 class RunnerProcess:
-    """One child that serves one model. Use from one event loop."""
+    """One child process that serves one model. Use from one event loop."""
 
     def __init__(self, process: asyncio.subprocess.Process, path: str) -> None:
         self._process = process
@@ -54,7 +54,7 @@ class RunnerProcess:
         self._loaded: asyncio.Future[ModelFacts] = asyncio.get_running_loop().create_future()
         for future in (self._hello, self._loaded):
             future.add_done_callback(_retrieve)
-        self._phase = ""  # of a load
+        self._phase = ""  # of the load
         self._on_progress: Callable[[str, float], None] = lambda _phase, _fraction: None
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
         self.buffers = BufferLog()
@@ -75,24 +75,24 @@ class RunnerProcess:
 
     @property
     def alive(self) -> bool:
-        """The child runs and speaks."""
+        """Whether the child runs and its connection works."""
         return self.died is None and self._process.returncode is None
 
     @property
     def active_requests(self) -> int:
-        """Generations that have not ended."""
+        """Number of unfinished generations."""
         return len(self._mailboxes)
 
     @property
     def stderr_tail(self) -> tuple[str, ...]:
-        """The newest lines the child wrote to stderr."""
+        """The newest lines that the child wrote to stderr."""
         return tuple(self._stderr)
 
     @classmethod
     async def start(cls, engine: str, path: str, env: Mapping[str, str] | None = None) -> "RunnerProcess":
-        """Spawn a runner and wait for its hello.
+        """Start a runner and wait for its hello.
 
-        Raises: RunnerDied: it ended, or spoke another protocol version.
+        Raises: RunnerDied: it exited, or uses another protocol version.
         """
         process = await asyncio.create_subprocess_exec(
             *runner_command(engine),
@@ -107,7 +107,7 @@ class RunnerProcess:
         _living.add(runner)
         try:
             hello = await runner._hello
-        except BaseException:  # who wanted it has gone, and nobody else knows it
+        except BaseException:  # the caller was cancelled, and nothing else would stop the runner
             await runner.end()
             raise
         if hello.version != protocol.VERSION:
@@ -120,8 +120,8 @@ class RunnerProcess:
     ) -> ModelFacts:
         """Load the model.
 
-        Raises: BadModelFile: refused by llama.cpp; RunnerDied: the child ended while loading; what `on_progress`
-        raises to stop it.
+        Raises: BadModelFile: refused by llama.cpp; RunnerDied: the child exited during the load; any exception of
+        `on_progress`, which stops the wait.
         """
         if on_progress is not None:
             self._on_progress = on_progress
@@ -164,7 +164,7 @@ class RunnerProcess:
                 self._post(protocol.Cancel(id=request_id))
 
     async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        """Token ids of a text."""
+        """Return the token ids of a text."""
         query = protocol.Tokenize(
             id=self._new_id(), text=text, add_special=add_special, parse_special=parse_special
         )
@@ -176,7 +176,7 @@ class RunnerProcess:
         return list(reply.token_ids)
 
     async def detokenize(self, token_ids: list[int]) -> list[bytes]:
-        """The bytes of each token."""
+        """Return the bytes of each token."""
         reply = await self._ask(protocol.Detokenize(id=self._new_id(), token_ids=token_ids))
         return list(reply.pieces)
 
@@ -189,7 +189,7 @@ class RunnerProcess:
         truncate: bool = False,
         quick: bool = False,
     ) -> protocol.Embedded:
-        """Embeddings of the inputs, or their rerank scores for `query`. Cancelling stops the work.
+        """Return the embeddings of the inputs, or their rerank scores for `query`. Cancelling stops the work.
 
         Raises: InputFault, ContextOverflow, RequestFailed, RunnerDied.
         """
@@ -208,17 +208,17 @@ class RunnerProcess:
         return reply
 
     async def stats(self) -> protocol.Stats:
-        """Counters and state of the runner."""
+        """Return counters and state of the runner."""
         reply = await self._ask(protocol.StatsQuery(id=self._new_id()))
         assert isinstance(reply, protocol.Stats)
         return reply
 
     async def resize(self, n_ctx: int, kv_cells: int, *, through_disk: bool = False) -> protocol.Resized:
-        """Let sequences have `n_ctx` tokens in a cache of `kv_cells`; answers pause for it and continue.
+        """Resize the context to `n_ctx` tokens per sequence and `kv_cells` cells; generations pause meanwhile.
 
-        `through_disk`: main memory has no room for copies of what was computed.
+        `through_disk`: main memory has no space for copies of the computed states.
 
-        Raises: RequestFailed: it stays as it is. RunnerDied.
+        Raises: RequestFailed: the size is unchanged. RunnerDied.
         """
         query = protocol.Resize(id=self._new_id(), n_ctx=n_ctx, kv_cells=kv_cells, through_disk=through_disk)
         reply = await self._ask(query)
@@ -228,7 +228,7 @@ class RunnerProcess:
         return reply
 
     def keep_context(self, wanted: protocol.ContextWanted, error: TesseraError) -> None:
-        """The context does not grow for this request: `error` ends it, unless its answer has begun."""
+        """Refuse to grow the context for this request: fail it with `error`, unless it already generates."""
         self._post(protocol.ContextKept(id=wanted.id))
         mailbox = self._mailboxes.get(wanted.id)
         if mailbox is not None and not wanted.begun:
@@ -239,11 +239,11 @@ class RunnerProcess:
         self.keep_context(wanted, ContextOverflow(wanted.tokens - 1, n_ctx))
 
     def pace(self, pace: protocol.Pace) -> None:
-        """Bound the threads of its steps, and the share of time that they run."""
+        """Limit the threads of steps and the fraction of time that they run."""
         self._post(pace)
 
     async def stop(self) -> None:
-        """End the child: politely, then for certain."""
+        """Stop the child: request a shutdown, then kill it."""
         self._stopping = True
         self._post(protocol.Shutdown())
         if not await self._watchdog.sees_end(self._process.wait(), SHUTDOWN_S):
@@ -253,20 +253,20 @@ class RunnerProcess:
 
     @staticmethod
     async def end_all() -> None:
-        """End whoever is left and wait for it: what still hangs on a loop complains when that is closed."""
+        """End all remaining runners and wait: asyncio warns about processes that are left when the loop closes."""
         loop = asyncio.get_running_loop()
         left = [runner for runner in list(_living) if runner.loop is loop]
         if left:
             await asyncio.gather(*(runner.end() for runner in left))
-            await asyncio.sleep(0)  # their pipes are closed behind them
+            await asyncio.sleep(0)  # lets their pipes close
 
     async def end(self) -> None:
-        """End it at once, and wait for it."""
+        """Kill the child and wait for it."""
         self.kill()
         await asyncio.wait([self._reader_task, self._stderr_task], timeout=SHUTDOWN_S)
 
     def kill(self) -> None:
-        """End the child at once."""
+        """Kill the child."""
         if self._process.returncode is None:
             self._process.kill()
 
@@ -287,7 +287,7 @@ class RunnerProcess:
             self._replies.pop(query.id, None)
 
     def _post(self, message: protocol.ToRunner) -> None:
-        """Send without waiting; a dead child's pipe is no news here."""
+        """Send without waiting; ignores a dead child's closed pipe."""
         pipe = self._process.stdin
         if pipe is not None and not pipe.is_closing() and self.alive:
             pipe.write(protocol.frame(message))
@@ -354,7 +354,7 @@ class RunnerProcess:
         self._phase = progress.phase
         try:
             self._on_progress(progress.phase, progress.fraction)
-        except TesseraError as error:  # whoever wanted the model stops: that says nothing about this child
+        except TesseraError as error:  # the caller cancels the load; the child itself is fine
             if not self._loaded.done():
                 self._loaded.set_exception(error)
 
@@ -376,7 +376,7 @@ class RunnerProcess:
             reply.set_exception(error)
 
     async def _on_exit(self, reason: str | None) -> None:
-        """The pipe closed: learn the exit code and fail everyone who waits."""
+        """The pipe closed: get the exit code and fail all pending requests."""
         code = await self._process.wait()
         await asyncio.wait([self._stderr_task], timeout=0.2)
         last = next((line for line in reversed(self._stderr) if line.strip()), "")
@@ -415,56 +415,58 @@ def _resolve(future: "asyncio.Future[Any]", value: Any) -> None:
 
 
 def _retrieve(future: "asyncio.Future[Any]") -> None:
-    """Mark a failure as seen; whoever waits gets it anyway."""
+    """Mark an exception as retrieved; waiting callers get it anyway."""
     if not future.cancelled():
         future.exception()
 
 
 class Mailbox:
-    """Events of one request on their way from the reader to its consumer."""
+    """Queue of one request's events, from the reader to its consumer."""
 
     def __init__(self) -> None:
         self.items: deque[Event | TesseraError] = deque()
         self._wake: asyncio.Future[None] | None = None
 
     def put(self, item: Event | TesseraError) -> None:
-        """Add an event; wakes the consumer."""
+        """Add an event and wake the consumer."""
         self.items.append(item)
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
     async def get(self) -> Event | TesseraError:
-        """The next event, when there is one."""
+        """Wait for the next event and return it."""
         while not self.items:
             self._wake = asyncio.get_running_loop().create_future()
             await self._wake
         return self.items.popleft()
 
 
-# How a runner process is started.
+# Command and environment of a runner process.
 
-# Asks Linux for 2 MiB pages where the C library gives out much at once (glibc 2.35 on; others ignore it): weights
-# are read from end to end for every token, and tables of small pages with them. Measured: docs/log.md, engine.
+# Requests 2 MiB pages from Linux for large allocations of the C library (glibc 2.35 and later; others ignore it).
+# All weights are read for every token, and with small pages the page tables are read too. Measured: docs/log.md,
+# engine.
 HUGE_PAGES: Final = "glibc.malloc.hugetlb=1"
 
 
 def runner_command(engine: str) -> tuple[str, ...]:
-    """How to start a runner. Ryzen AI brings a Python of its own, which TESSERA_ONNX_PYTHON names."""
+    """Return the command that starts a runner. Ryzen AI has its own Python, which TESSERA_ONNX_PYTHON names."""
     command = child_command("engine.runner.main", engine, str(os.getpid()))
     python = os.environ.get("TESSERA_ONNX_PYTHON")
     return (python, *command[1:]) if engine == "onnx" and python else command
 
 
 def runner_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The child's environment: what processes need, no secrets.
+    """Return the child's environment, without secrets.
 
-    A model file can be hostile and is parsed in this process, so tokens and keys stay out of its reach.
+    A model file can be hostile and is parsed in this process, so the process gets no tokens or keys.
     """
     env = without_secrets()
     root = str(Path(__file__).resolve().parents[2])
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))
     env["PYTHONUNBUFFERED"] = "1"
-    env["GLIBC_TUNABLES"] = ":".join(filter(None, (HUGE_PAGES, env.get("GLIBC_TUNABLES"))))  # the last word counts
+    # the last entry has priority
+    env["GLIBC_TUNABLES"] = ":".join(filter(None, (HUGE_PAGES, env.get("GLIBC_TUNABLES"))))
     if extra:
         env.update(extra)
     return env

@@ -1,7 +1,7 @@
-"""The messages between the server and a runner: msgpack structs, each frame behind its length.
+"""The messages between the server and a runner: msgpack structs in length-prefixed frames.
 
-Engine-neutral: the llama.cpp runner, the ONNX runner and the fakes in tests speak the same. A frame is four
-bytes of big-endian length and one msgpack message. Everything a step produced travels in one `Events` frame.
+The protocol is the same for the llama.cpp runner, the ONNX runner and the fakes in tests. A frame is four bytes of
+big-endian length and one msgpack message. All output of a step is in one `Events` frame.
 """
 
 from typing import Final
@@ -14,16 +14,17 @@ from engine.core.types import Event, GenerationRequest, ModelFacts
 from engine.runner.engine_args import NO_ARGS, EngineArgs
 
 VERSION: Final = 1
-# A vocabulary's chat template and metadata fit easily; a longer frame is a broken or hostile peer.
+# Maximum frame size: a chat template and metadata fit easily; a longer frame means a broken or hostile peer.
 MAX_FRAME_BYTES: Final = 64 << 20
-# Deltas a runner may send before the server has taken some. Beyond it, text is coalesced, decode continues.
+# Deltas that a runner may send before the server grants more. After that, text is merged into fewer deltas while
+# generation continues.
 INITIAL_CREDIT: Final = 64
-# A runner says this often that it lives, whatever its kernels do.
+# Interval of a runner's heartbeats, whatever its kernels do.
 HEARTBEAT_S: Final = 2.0
 
 
 class RemoteLayers(msgspec.Struct, frozen=True, kw_only=True):
-    """How many layers lie on the device `index` of a worker; the output counts as one."""
+    """Number of layers on the device `index` of a worker; the output counts as one layer."""
 
     remote: str
     layers: int
@@ -31,10 +32,10 @@ class RemoteLayers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExternalProgram(msgspec.Struct, frozen=True, kw_only=True):
-    """A program that serves a model in place of a runner of ours.
+    """A program that serves a model instead of a Tessera runner.
 
     `kind` is its row in engine/placement/external.py, `program` the file that is started (empty: it is not
-    installed, or runs elsewhere), `arguments` what the user adds to its command line.
+    installed, or runs on another machine), `arguments` the user's additions to its command line.
     """
 
     name: str
@@ -44,7 +45,7 @@ class ExternalProgram(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def layer_shares(remotes: tuple[RemoteLayers, ...]) -> tuple[float, ...]:
-    """Shares that llama.cpp divides layers by: it compares fractions, so borders lie between two of them."""
+    """Return llama.cpp's layer shares. It compares fractions, so boundaries are set between two layers."""
     if len(remotes) < 2:  # noqa: PLR2004 - one device has all
         return ()
     counts = [float(r.layers) for r in remotes]
@@ -52,25 +53,26 @@ def layer_shares(remotes: tuple[RemoteLayers, ...]) -> tuple[float, ...]:
 
 
 class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a runner needs to load one model. Sizes are in tokens unless named otherwise.
+    """All settings to load one model. Sizes are in tokens unless named otherwise.
 
-    `n_ctx` is the longest sequence, `kv_cells` the whole cache that all sequences share (0: n_ctx).
-    `max_ctx` is how far the context may grow while the model serves (0: it keeps its size).
+    `n_ctx` is the longest sequence, `kv_cells` the size of the cache shared by all sequences (0: n_ctx).
+    `max_ctx` is the size to which the context may grow while the model serves (0: it does not grow).
     `n_gpu_layers` -1 offloads all. `devices` names the backend devices to use (empty: the runner's choice).
-    `tensor_split` are the shares of layers of several devices (empty: alike); the experts of the first
-    `cpu_expert_layers` layers stay on the processor wherever those layers are. `expert_bytes` is the memory that
-    experts may take where the file is larger than memory (0: they are all in memory, or the kernel's concern).
+    `tensor_split` are the layer fractions of several devices (empty: equal); the experts of the first
+    `cpu_expert_layers` layers stay on the CPU wherever those layers are. `expert_bytes` is the memory for experts
+    if the file is larger than memory (0: all are in memory, or the kernel pages them).
     `path` is the first file of a split model, or a folder. `provider` names the execution provider of an ONNX model
-    (empty: the folder's own choice, else the CPU); `allow_fallback` lets operators it does not take run on the CPU.
-    `external` is the program that serves the model instead of a runner of ours. `gpu_frac` is the part of its GPU's
-    memory that vLLM may take; `provider` then names it (`cuda:` and a number).
-    `max_draft` is the longest draft that one step verifies (0: none). `mtp` loads the file's own draft head.
-    `max_rollback` tokens can be taken back from a recurrent state, by so many copies of it for each sequence.
-    `tiles` names what our own kernels compute: types of weights, in products with prompts, and `attention`
-    (devices/backends/cpu_kernels.py).
-    `engine_args` is what llama.cpp is told beside these. `remotes` are workers that hold the last layers, one entry
-    for each of `devices`.
-    `reference_path` holds the CPU's answers that the device is compared with after the load (None: with nothing).
+    (empty: the folder's own choice, else the CPU); `allow_fallback` lets unsupported operators run on the CPU.
+    `external` is the program that serves the model instead of a runner. `gpu_frac` is the fraction of its GPU's
+    memory that vLLM may use; `provider` then names the GPU (`cuda:` and a number).
+    `max_draft` is the longest draft that one step verifies (0: none). `mtp` loads the file's own MTP head.
+    `max_rollback` is the number of tokens by which a recurrent state can be rolled back; each sequence has as many
+    copies of it.
+    `tiles` names the computations of Tessera's own CPU kernels: weight types, in products with prompts, and
+    `attention` (devices/backends/cpu_kernels.py).
+    `engine_args` are additional llama.cpp arguments. `remotes` are workers with the last layers, one entry per
+    entry of `devices`.
+    `reference_path` holds the CPU's results for the device check after the load (None: no check).
     """
 
     path: str
@@ -122,17 +124,17 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
-    """Load the model; answered by `Progress` frames and `Loaded`, or by `Fault` without an id."""
+    """Load the model; replies are `Progress` frames and `Loaded`, or a `Fault` without an id."""
 
     settings: LoadSettings
 
 
-# The phase of a load in which a device's compiler works on the model; it keeps what it makes.
+# The load phase in which a device's compiler processes the model; its output is cached.
 COMPILING: Final = "compiling"
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
-    """How far a load is, 0 to 1."""
+    """Progress of a load, 0 to 1."""
 
     phase: str
     fraction: float
@@ -158,14 +160,14 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
 
 
 class Credit(msgspec.Struct, frozen=True, kw_only=True, tag="credit"):
-    """The server took `count` deltas of this request."""
+    """The server has received `count` deltas of this request."""
 
     id: int
     count: int
 
 
 class Tokenize(msgspec.Struct, frozen=True, kw_only=True, tag="tokenize"):
-    """Text to token ids; answered by `Tokens`."""
+    """Convert text to token ids; the reply is `Tokens`."""
 
     id: int
     text: str
@@ -174,31 +176,31 @@ class Tokenize(msgspec.Struct, frozen=True, kw_only=True, tag="tokenize"):
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
-    """Answer to `Tokenize`."""
+    """Reply to `Tokenize`."""
 
     id: int
     token_ids: list[int]
 
 
 class Detokenize(msgspec.Struct, frozen=True, kw_only=True, tag="detokenize"):
-    """Token ids to bytes; answered by `Pieces`."""
+    """Convert token ids to bytes; the reply is `Pieces`."""
 
     id: int
     token_ids: list[int]
 
 
 class Pieces(msgspec.Struct, frozen=True, kw_only=True, tag="pieces"):
-    """Answer to `Detokenize`: the bytes of each token."""
+    """Reply to `Detokenize`: the bytes of each token."""
 
     id: int
     pieces: list[bytes]
 
 
 class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
-    """Embed each input, or score it against `query` when the model is a reranker; answered by `Embedded`.
+    """Embed each input, or score it against `query` if the model is a reranker; the reply is `Embedded`.
 
-    With `truncate` an input beyond the context is cut to it, its closing token kept. With `quick` many inputs may
-    be embedded in 8 bits where that is faster.
+    With `truncate` an input longer than the context is cut, but its closing token stays. With `quick` many inputs
+    may be embedded in int8 if that is faster.
     """
 
     id: int
@@ -210,9 +212,9 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
 
 
 class Embedded(msgspec.Struct, frozen=True, kw_only=True, tag="embedded"):
-    """Little-endian float32 rows, one per input, each `width` numbers; and the tokens of each input.
+    """Little-endian float32 rows of `width` numbers, one per input, and the number of tokens of each input.
 
-    `cut` has the tokens that inputs had before they were cut, by their index.
+    `cut` maps the index of a truncated input to its original number of tokens.
     """
 
     id: int
@@ -223,13 +225,13 @@ class Embedded(msgspec.Struct, frozen=True, kw_only=True, tag="embedded"):
 
 
 class Events(msgspec.Struct, frozen=True, kw_only=True, tag="events"):
-    """What one step produced, as (request id, event) pairs."""
+    """The output of one step, as (request id, event) pairs."""
 
     items: list[tuple[int, Event]]
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, tag="fault"):
-    """A request failed (`id`), or the load or the whole runner did (`id` None). `facts` carry numbers."""
+    """A request failed (`id`), or the load or the whole runner did (`id` None). `facts` has numbers."""
 
     code: str
     message: str
@@ -239,15 +241,15 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, tag="fault"):
 
 
 class StatsQuery(msgspec.Struct, frozen=True, kw_only=True, tag="stats_query"):
-    """Ask for `Stats`."""
+    """Request `Stats`."""
 
     id: int
 
 
 class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Streamed experts since the load: how many layers asked for, how many were there, at what cost.
+    """Streamed experts since the load: how many were requested, how many of them cached, and the cost.
 
-    `cached_bytes` is what they take in memory now, `waited_s` how long steps waited for `read_bytes`.
+    `cached_bytes` is their current memory, `waited_s` the time that steps waited for `read_bytes`.
     """
 
     asked: int = 0
@@ -258,11 +260,10 @@ class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
-    """Counters since the load, and the present state.
+    """Counters since the load, and the current state.
 
-    `computed_tokens` are the rows of all steps but of pictures, drafts included.
-    `all_s` are the seconds of all steps, `own_s` what the newest requests had of them, by their numbers. `experts`
-    where they are streamed.
+    `computed_tokens` are the rows of all steps, including drafts but not images. `all_s` are the seconds of all
+    steps, `own_s` the shares of the newest requests, by their numbers. `experts` is set if experts are streamed.
     """
 
     id: int
@@ -284,22 +285,22 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
-    """The runner lives; its present step has taken `step_s` seconds so far (0: it waits for work)."""
+    """The runner is alive; its current step has taken `step_s` seconds so far (0: it is idle)."""
 
     step_s: float
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True, tag="pace"):
-    """From now on: at most so many threads for a step (0: as many as pay), and steps for that share of time."""
+    """Limit steps from now on: maximum threads (0: as many as pay), and fraction of time that steps may run."""
 
     threads: int = 0
     duty: float = 1.0
 
 
 class ContextWanted(msgspec.Struct, frozen=True, kw_only=True, tag="context_wanted"):
-    """A request needs a context of so many tokens; it waits for `Resized` or `ContextKept`.
+    """A request needs a context of `tokens` tokens; it waits for `Resized` or `ContextKept`.
 
-    `begun`: its answer is on the way and nearly at the end of the context.
+    `begun`: it already generates and is nearly at the end of the context.
     """
 
     id: int
@@ -308,15 +309,15 @@ class ContextWanted(msgspec.Struct, frozen=True, kw_only=True, tag="context_want
 
 
 class ContextKept(msgspec.Struct, frozen=True, kw_only=True, tag="context_kept"):
-    """The context does not grow for this request: if its answer has begun it ends where the context does."""
+    """The context does not grow for this request; if it already generates, it ends at the context's end."""
 
     id: int
 
 
 class Resize(msgspec.Struct, frozen=True, kw_only=True, tag="resize"):
-    """Let sequences have `n_ctx` tokens in a cache of `kv_cells`; answered by `Resized`, or a `Fault`.
+    """Resize to `n_ctx` tokens per sequence and `kv_cells` cells; the reply is `Resized` or a `Fault`.
 
-    `through_disk`: main memory has no room for copies of what was computed.
+    `through_disk`: main memory has no space for copies of the computed states.
     """
 
     id: int
@@ -326,7 +327,7 @@ class Resize(msgspec.Struct, frozen=True, kw_only=True, tag="resize"):
 
 
 class Resized(msgspec.Struct, frozen=True, kw_only=True, tag="resized"):
-    """The context has these sizes now. Answers paused for `seconds`, while `state_bytes` were copied."""
+    """The context's new sizes. Generations paused for `seconds`, while `state_bytes` were copied."""
 
     id: int
     n_ctx: int
@@ -336,7 +337,7 @@ class Resized(msgspec.Struct, frozen=True, kw_only=True, tag="resized"):
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
-    """Leave in good order."""
+    """Shut down cleanly."""
 
 
 ToRunner = (
@@ -354,7 +355,7 @@ decode_from_runner = msgspec.msgpack.Decoder(learned(FromRunner)).decode
 
 
 def frame(message: ToRunner | FromRunner) -> bytes:
-    """The bytes of one frame.
+    """Return the bytes of one frame.
 
     Raises: ValueError: the message is longer than MAX_FRAME_BYTES.
     """
@@ -365,7 +366,7 @@ def frame(message: ToRunner | FromRunner) -> bytes:
 
 
 def frame_length(header: bytes | bytearray) -> int:
-    """Body length announced by a frame's first four bytes.
+    """Return the body length from a frame's first four bytes.
 
     Raises: ValueError: longer than MAX_FRAME_BYTES.
     """
@@ -376,15 +377,15 @@ def frame_length(header: bytes | bytearray) -> int:
 
 
 class FrameReader:
-    """Cuts a stream of bytes into the bodies of its frames."""
+    """Splits a byte stream into the bodies of its frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Bodies that these bytes complete.
+        """Return the bodies that these bytes complete.
 
-        Raises: ValueError: a frame longer than MAX_FRAME_BYTES is announced.
+        Raises: ValueError: a frame is longer than MAX_FRAME_BYTES.
         """
         buffer = self._buffer
         buffer += data

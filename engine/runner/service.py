@@ -1,4 +1,4 @@
-"""What every runner does around its model: messages in, heartbeats and events out."""
+"""Base class of runner services: receives messages, sends heartbeats and events."""
 
 import os
 import queue
@@ -22,11 +22,11 @@ V = TypeVar("V", bound=Vocabulary)
 
 
 class RunnerService(Generic[V]):
-    """One model over a channel, until it is asked to stop or the server goes away.
+    """Serves one model over a channel, until a Shutdown or the end of the server.
 
-    Threads: one reads control messages, one beats, three take texts, the caller of `run` owns the model. Subclasses
-    say what loading, serving and cancelling mean, call `_take_texts` once loaded, and set `_step_started` around
-    each step.
+    Threads: one reads control messages, one sends heartbeats, three tokenize, and the caller of `run` owns the
+    model. Subclasses implement loading, serving and cancelling, call `_take_texts` after the load, and set
+    `_step_started` around each step.
     """
 
     def __init__(self, channel: Channel, engine: str) -> None:
@@ -40,7 +40,7 @@ class RunnerService(Generic[V]):
         self._phases.done("program")
 
     def run(self) -> int:
-        """Serve; returns the exit code."""
+        """Serve; return the exit code."""
         self._channel.send(protocol.Hello(version=protocol.VERSION, engine=self._engine, pid=os.getpid()))
         threading.Thread(target=self._read, name="control", daemon=True).start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
@@ -55,39 +55,42 @@ class RunnerService(Generic[V]):
                 return 0
 
     def _take_texts(self, vocabulary: V, n_ctx: int, compiled: Callable[[Constraint], Any]) -> None:
-        """Tokenize and compile constraints with these from now on, prompts up to `n_ctx` tokens."""
+        """Start tokenizing and compiling constraints with these; `n_ctx` is the maximum prompt length."""
         self._vocabulary = vocabulary
         self._texts = Texts(vocabulary, n_ctx, self._inbox.put, self._channel.send, compiled)
 
     def _send_loaded(self, facts: ModelFacts) -> None:
-        """The model is ready; where the time went is sent with it."""
+        """Report that the model is ready, with the startup phases."""
         self._phases.done("ready")
         self._channel.send(protocol.Loaded(facts=msgspec.structs.replace(facts, phases=self._phases.all())))
 
     def _get_ready(self) -> None:
-        """What every load needs and no settings change; a runner may wait for its model."""
+        """Prepare everything that does not depend on the model: the runner may have to wait for a model."""
 
     def _load(self, settings: protocol.LoadSettings) -> bool:
         """Load the model and send its facts, or the Fault that prevents it."""
         raise NotImplementedError
 
     def _serve(self) -> int:
-        """Answer until a Shutdown; returns the exit code."""
+        """Serve until a Shutdown; return the exit code."""
         raise NotImplementedError
 
     def _cancel_now(self, request_id: int) -> None:
-        """Stop a step that is running for this request alone; on the control thread."""
+        """Stop a step that runs for this request alone. Called on the control thread."""
         raise NotImplementedError
 
     def _answer_now(self, message: protocol.ToRunner) -> bool:  # noqa: ARG002 - most answer nothing so
-        """What needs no turn of its own; True: it is done with. On the control thread."""
+        """Handle messages that need no queueing; return True if handled. Called on the control thread."""
         return False
 
     def _preempt_side_work(self) -> None:
-        """End a step that does side work only: somebody waits; on the control thread."""
+        """Abort a step that serves only "side" requests, because another one waits.
+
+        Called on the control thread.
+        """
 
     def _read(self) -> None:
-        """Control thread: texts go to those who tokenize, beside a running step; the rest is queued."""
+        """Control thread: passes texts to the tokenizer threads, even during a step; queues all other messages."""
         try:
             while True:
                 message = self._channel.receive()
@@ -113,16 +116,16 @@ class RunnerService(Generic[V]):
             self._leave(4)
 
     def _leave(self, code: int) -> None:
-        """End the process from any thread, whatever the model is doing."""
+        """End the process from any thread, even during a native call."""
         sys.stderr.flush()
         os._exit(code)
 
     def _beat(self) -> None:
-        """Heartbeat thread: native calls release the interpreter, so this continues during the longest step."""
+        """Heartbeat thread: native calls release the GIL, so heartbeats continue during the longest step."""
         seen = step_s = 0.0
         while True:
             started = self._step_started
-            # Beats are counted, not the clock: a step in which the computer slept has not taken so long.
+            # Count heartbeats instead of reading the clock: a system suspend must not count as step time.
             step_s = step_s + protocol.HEARTBEAT_S if started and started == seen else 0.0
             seen = started
             self._channel.send(protocol.Heartbeat(step_s=step_s))
@@ -134,7 +137,7 @@ class RunnerService(Generic[V]):
         self._channel.send(protocol.Pieces(id=message.id, pieces=pieces))
 
     def _send_outputs(self, outputs: list[Output]) -> None:
-        """Send what a step produced: events together, then faults."""
+        """Send the output of a step: all events in one frame, then faults."""
         items = [o for o in outputs if isinstance(o, tuple)]
         if items:
             self._channel.send(protocol.Events(items=items))

@@ -1,15 +1,16 @@
-"""How a text is kept from costing more than it can be worth: words that every runner's vocabulary shares."""
+"""Limits of the cost of tokenizing a text, shared by all vocabularies."""
 
 from typing import Final
 
-# Nowhere to cut: a longer part is first counted in slices, so that one that cannot fit is not tokenized whole.
+# A part without a split point that is longer than this is first counted in slices, to reject it before tokenizing
+# it whole.
 SLICE_BYTES: Final = 64 << 10
-# A slice ends in the middle of a word, which may cost some tokens.
+# A slice ends in the middle of a word, which may add some tokens.
 SLICE_LOSS: Final = 16
 
 
 class TooManyTokens(Exception):
-    """The text has more tokens than asked for; `at_least` so many."""
+    """The text has more tokens than allowed: at least `at_least`."""
 
     def __init__(self, at_least: int) -> None:
         super().__init__(f"at least {at_least} tokens")
@@ -17,4 +18,4 @@ class TooManyTokens(Exception):
 
 
 class Stopped(Exception):
-    """Nobody waits for these tokens any more."""
+    """The caller cancelled."""

@@ -1,4 +1,4 @@
-"""Prompts become tokens, and output formats masks, beside the model: neither its steps nor a short text wait."""
+"""Tokenizes prompts and compiles constraints in threads, so that neither steps nor short texts wait."""
 
 import itertools
 import queue
@@ -24,7 +24,7 @@ Text = protocol.Submit | protocol.Tokenize
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """A submitted request with its tokens (None: images are among its text) and its compiled constraint."""
+    """A submitted request with its tokens (None: its text contains images) and its compiled constraint."""
 
     message: protocol.Submit
     tokens: list[int] | None
@@ -32,9 +32,9 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 def text_of(message: object) -> str | None:
-    """The text that is to be worked on here; None where there is nothing to do.
+    """Return the text to process in these threads; None if there is nothing to do.
 
-    A prompt of ids or with images counts as empty if its constraint is to be compiled.
+    A prompt of ids or with images counts as empty text if its constraint must be compiled.
     """
     if isinstance(message, protocol.Tokenize):
         return message.text
@@ -46,7 +46,7 @@ def text_of(message: object) -> str | None:
 
 
 def too_long(request_id: int, at_least: int, n_ctx: int) -> protocol.Fault:
-    """The prompt has more tokens than the context, and was not tokenized to its end."""
+    """Return the Fault of a prompt that is longer than the context and was not fully tokenized."""
     facts: dict[str, int | float | str | None] = {
         "prompt_tokens": at_least,
         "context_tokens": n_ctx,
@@ -56,10 +56,10 @@ def too_long(request_id: int, at_least: int, n_ctx: int) -> protocol.Fault:
 
 
 class Texts:
-    """Three threads: for short texts, for long ones, the shortest first, and for prompts with a constraint.
+    """Three threads: for short texts, for long ones (shortest first), and for prompts with a constraint.
 
-    A `Prompt` goes to `deliver`; tokens that were asked for, and faults, to `send`. `n_ctx` bounds prompts;
-    `compiled` makes a constraint, which takes seconds at worst.
+    A `Prompt` goes to `deliver`; requested tokens and faults go to `send`. `n_ctx` limits prompts; `compiled`
+    compiles a constraint, which may take seconds.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Texts:
             threading.Thread(target=self._work, args=(texts,), name=name, daemon=True).start()
 
     def add(self, message: Text, text: str) -> None:
-        """Tokenize this soon."""
+        """Queue a text for tokenizing."""
         with self._lock:
             self._pending[message.id] = False
         short = len(text) <= SHORT_CHARS
@@ -94,7 +94,7 @@ class Texts:
         texts.put((0 if short else len(text), next(self._order), message))
 
     def cancel(self, request_id: int) -> None:
-        """Nobody waits for it any more: it is dropped, or stopped at its next part."""
+        """Cancel a request: it is dropped, or stopped at its next part."""
         with self._lock:
             if request_id in self._pending:
                 self._pending[request_id] = True
@@ -132,13 +132,13 @@ class Texts:
         if tokens is None and isinstance(message.request.prompt, str) and not message.request.images:
             return
         constraint = None if message.request.constraint is None else self._compiled(message.request.constraint)
-        with self._lock:  # a cancel comes before this, or finds the request where the model works
+        with self._lock:  # a cancel comes before this, or finds the request in the scheduler
             if self._pending.pop(message.id, True):
                 return
             self._deliver(Prompt(message, tokens, constraint))
 
     def _tokens(self, message: protocol.Submit, stopped: Callable[[], bool]) -> list[int] | None:
-        """The prompt's tokens; None: it has images, or does not fit, which was reported."""
+        """Return the prompt's tokens; None if it has images, or does not fit (this has been reported)."""
         request = message.request
         if isinstance(request.prompt, list):
             return request.prompt

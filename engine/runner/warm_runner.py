@@ -1,4 +1,4 @@
-"""A runner that waits for the server's first model: it starts and imports while the server still does the same."""
+"""Starts a runner for the server's first model in advance, while the server itself still starts."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,14 +10,14 @@ from engine.runner.process import RunnerProcess
 
 # The engine of all but a few models.
 ENGINE: Final = "llama"
-# A server that nobody asks anything for so long, perhaps since the computer was switched on, gives the memory back.
+# A runner that is not used for this long is ended to free its memory: the server may have started at login.
 UNUSED_S: Final = 60.0
 
 Starter = Callable[[str, str], Awaitable[RunnerProcess]]
 
 
 class SpareRunner:
-    """At most one runner without a model. `take` is how a pool starts runners; use from one event loop."""
+    """Holds at most one runner without a model. A pool starts runners with `take`. Use from one event loop."""
 
     def __init__(self, start: Starter = RunnerProcess.start, unused_s: float = UNUSED_S) -> None:
         self._start = start
@@ -27,14 +27,14 @@ class SpareRunner:
         self._version: str | None = None
 
     def prepare(self) -> None:
-        """Start it in the background. It is for a server's first load; later ones start their own."""
+        """Start it in the background. It is only for a server's first load; later loads start their own."""
         self._version = chosen_version()
         self._starting = asyncio.ensure_future(self._start(ENGINE, ""))
         self._starting.add_done_callback(_seen)
         self._timer = asyncio.get_running_loop().call_later(self._unused_s, self.end)
 
     async def take(self, engine: str, path: str) -> RunnerProcess:
-        """The spare one if it can run this, else a new one. Raises: RunnerDied."""
+        """Return the waiting runner if it can run this engine and version, else a new one. Raises: RunnerDied."""
         if engine != ENGINE or chosen_version(path) != self._version:  # it has loaded that version's libraries
             self.end()
         spare = self._starting
@@ -50,7 +50,7 @@ class SpareRunner:
         return runner if runner is not None and runner.alive else await self._start(engine, path)
 
     def end(self) -> None:
-        """End it, if it was never taken."""
+        """End it, unless it was taken."""
         spare = self._starting
         self._forget()
         if spare is not None:
@@ -63,12 +63,12 @@ class SpareRunner:
 
 
 def _seen(spare: "asyncio.Future[RunnerProcess]") -> None:
-    """Mark a failed start as seen: the load that follows starts its own and tells why it cannot."""
+    """Mark a failed start as seen: the next load starts its own runner and reports its error."""
     if not spare.cancelled():
         spare.exception()
 
 
 def _kill(spare: "asyncio.Future[RunnerProcess]") -> None:
-    """It has no model and nothing to save."""
+    """Kill the runner; it has no model and nothing to save."""
     if not spare.cancelled() and spare.exception() is None:
         spare.result().kill()

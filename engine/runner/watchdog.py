@@ -1,7 +1,7 @@
-"""When a runner is taken for stuck: by what it computes, because a busy machine makes any clock late.
+"""Detects a stuck runner by its CPU time, because wall-clock limits fail on a busy machine.
 
-A runner that computes is at work, however long that takes here, until it has computed more than the longest real
-work needs. One that computes nothing for as long is stuck.
+A runner that uses CPU time is working, until it has used more than the longest real work needs. A runner that uses
+no CPU time for as long is stuck.
 """
 
 import asyncio
@@ -14,22 +14,22 @@ from devices.process_memory import cpu_seconds
 from engine.message_catalog.reasons import Reason, because
 from engine.runner.protocol import LoadSettings
 
-# A cold interpreter with llama.cpp or ONNX Runtime says hello within 10 s on a busy two-core machine.
+# A cold interpreter with llama.cpp or ONNX Runtime sends its hello within 10 s on a busy two-core machine.
 START_S: Final = 90.0
 # Fifteen missed heartbeats.
 SILENCE_S: Final = 30.0
 # The longest real step is a full batch of a large model on a slow CPU, about a minute.
 STALL_S: Final = 300.0
-# A wait is looked at so often. After a computer's sleep the clock has jumped, which is one look of these.
+# Number of checks per wait. After a suspend the clock has jumped, which counts as only one check.
 LOOKS: Final = 3
-# One that was told to end, computes and gets little of a busy processor has this much longer.
+# A runner that is shutting down on a busy CPU gets this many times the limit.
 PATIENCE: Final = 6
-# A limit that is reached is passed a moment later.
+# Makes the time of a check slightly more than the limit, so that reaching it counts as exceeding it.
 PASSED: Final = 1.001
 
 
 class Watchdog:
-    """Looks after one runner from its start on; `give_up` gets the reason. Use from one event loop."""
+    """Monitors one runner from its start; `give_up` gets the reason. Use from one event loop."""
 
     def __init__(self, pid: int, give_up: Callable[[Reason], None], spent: Spent = cpu_seconds) -> None:
         self._pid = pid
@@ -42,10 +42,10 @@ class Watchdog:
         self._wait(START_S, because("did_not_start", seconds=START_S))
 
     def loads(self, settings: LoadSettings) -> None:
-        """What it loads says how many threads compute.
+        """Derive the number of computing threads from the settings of a load.
 
-        Of work on a GPU or an NPU processor time says nothing: while a driver waits, one thread may turn in a
-        circle, which ends with the limit on the clock of an idle machine, or none computes: that is the clock.
+        For a GPU or NPU, CPU time means little: while a driver waits, one thread may spin, which reaches the limit
+        like the clock of an idle machine, or no thread computes, which is the wall-clock limit.
         """
         if (settings.devices and settings.n_gpu_layers) or settings.provider:
             self._threads = 1
@@ -53,7 +53,7 @@ class Watchdog:
             self._threads = max(settings.n_threads, settings.n_threads_batch) or os.cpu_count() or 1
 
     def on_heartbeat(self, step_s: float) -> None:
-        """A sign of life; its present step has taken `step_s` seconds so far (0: there is none)."""
+        """Record a heartbeat; the current step has taken `step_s` seconds so far (0: there is none)."""
         if not step_s:
             self._step.begin()
         if step_s and self._step.over(step_s, STALL_S, self._threads):
@@ -63,14 +63,15 @@ class Watchdog:
             self._wait(SILENCE_S, because("no_sign_of_life", seconds=SILENCE_S))
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         if self._timer is not None:
             self._timer.cancel()
 
     async def sees_end(self, end: Awaitable[object], limit_s: float) -> bool:
-        """Wait for the end of a runner that was told to end; False: it stands still, or takes too long.
+        """Wait for the exit of a runner that is shutting down; False: it is stuck or takes too long.
 
-        It may finish its step and keep its prefixes. On a busy machine it has up to PATIENCE times `limit_s`.
+        The runner may finish its step and store its prefixes. On a busy machine it has up to PATIENCE times
+        `limit_s`.
         """
         ending, still = asyncio.ensure_future(end), Standstill(self._pid, self._spent)
         try:
@@ -88,7 +89,7 @@ class Watchdog:
         self._timer = asyncio.get_running_loop().call_later(limit_s / LOOKS, self._look, 1, limit_s, reason)
 
     def _look(self, count: int, limit_s: float, reason: Reason) -> None:
-        """Nothing was heard for so many looks."""
+        """Check a runner that has sent nothing for `count` checks."""
         if self._silence.over(count * limit_s / LOOKS * PASSED, limit_s, self._threads):
             self._give_up(reason)
             return

@@ -1,1 +1,1 @@
-"""What every runner does around its model: requests, their queue, drafts, sampling, constraints and text."""
+"""Shared by all runners: requests, their queue, draft lengths, sampling, constraints and text."""

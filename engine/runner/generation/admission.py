@@ -1,17 +1,17 @@
-"""What a request must be before any model sees it."""
+"""Checks a request before a model sees it."""
 
 from engine.core.types import GenerationRequest
 from engine.runner.protocol import Fault
 
 
 def answer_limit(request: GenerationRequest, num_tokens: int, n_ctx: int) -> int:
-    """The tokens that prompt and answer may have together, for a prompt of `num_tokens`."""
+    """Return the maximum length of prompt plus response, in tokens, for a prompt of `num_tokens`."""
     room = n_ctx - num_tokens if not request.context_shift else request.max_tokens or 0
     return num_tokens + (room if request.max_tokens is None else min(request.max_tokens, room))
 
 
 def context_exceeded(request_id: int, num_tokens: int, n_ctx: int) -> Fault | None:
-    """The Fault of a prompt that leaves no room in a context of `n_ctx` tokens; None where there is some."""
+    """Return a Fault if a prompt leaves no space in a context of `n_ctx` tokens, else None."""
     if num_tokens < n_ctx:
         return None
     counts: dict[str, int | float | str | None] = {"prompt_tokens": num_tokens, "context_tokens": n_ctx}
@@ -19,7 +19,7 @@ def context_exceeded(request_id: int, num_tokens: int, n_ctx: int) -> Fault | No
 
 
 def problem(request: GenerationRequest, tokens: list[int], n_vocab: int) -> tuple[str, str] | None:
-    """The field whose token ids are wrong, and why.
+    """Return the field with invalid token ids and the reason, or None.
 
     Ids below 0 stand for images; only a prompt that the runner itself tokenized has them.
     """

@@ -1,8 +1,8 @@
-"""Structured output: which token may come next, decided by llguidance.
+"""Structured output: llguidance decides which tokens may come next.
 
-The tokenizer table is built once per model. A step asks first whether the token that was sampled freely is allowed
-(microseconds); only if not, the row of logits is masked and sampled from again, which gives the same distribution
-as masking always. Nothing here raises on a token: a grammar that fails ends its own request.
+The tokenizer table is built once per model. A step first checks whether the freely sampled token is allowed
+(microseconds). Only if it is not, the row of logits is masked and sampled again, which gives the same distribution
+as always masking. No function here raises for a token: a failing grammar ends only its own request.
 """
 
 import threading
@@ -16,7 +16,10 @@ from engine.runner.generation.vocabulary import Vocabulary
 
 
 class _TokenTable:
-    """The vocabulary as llguidance's tokenizer wrapper wants it. Control tokens begin with the byte 0xFF."""
+    """The vocabulary in the form that llguidance's tokenizer wrapper expects.
+
+    Control tokens start with the byte 0xFF.
+    """
 
     bos_token_id = None
 
@@ -33,7 +36,7 @@ class _TokenTable:
 
 
 class ConstraintCompiler:
-    """Compiles constraints for one vocabulary. `warm` builds the table ahead, off the scheduler's thread."""
+    """Compiles constraints for one vocabulary. `warm` builds the table in advance, off the scheduler's thread."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -41,14 +44,14 @@ class ConstraintCompiler:
         self._tokenizer: Any = None
 
     def warm(self) -> None:
-        """Build the tokenizer table in a thread of its own (1.4 s for 150,000 tokens)."""
+        """Build the tokenizer table in a separate thread (1.4 s for 150,000 tokens)."""
         if self._tokenizer is None and not self._lock.locked():
             threading.Thread(target=self._table, name="grammar-table", daemon=True).start()
 
     def compile(self, constraint: Constraint) -> "TokenConstraint":
-        """Make the state for one request.
+        """Return the constraint state of one request.
 
-        Raises: ConstraintRefused: the grammar is wrong or beyond llguidance's limits.
+        Raises: ConstraintRefused: the grammar is wrong or exceeds llguidance's limits.
         """
         import llguidance  # noqa: PLC0415 - no first answer waits for it
 
@@ -58,7 +61,7 @@ class ConstraintCompiler:
         controls = {pieces[t].decode("utf-8", "replace"): t for t in self._vocabulary.control if pieces[t]}
         grammar = grammar_of(constraint.kind, constraint.source, controls)
         matcher = llguidance.LLMatcher(self._table(), grammar, log_level=0, limits=limits())
-        matcher.compute_bitmask()  # shows what cannot even begin
+        matcher.compute_bitmask()  # finds grammars that allow no first token
         if matcher.is_error():
             raise ConstraintRefused(matcher.get_error().splitlines()[0])
         return TokenConstraint(matcher, self._vocabulary, constraint)
@@ -74,11 +77,11 @@ class ConstraintCompiler:
 
 
 class TokenConstraint:
-    """One request's constraint while its tokens come.
+    """The constraint of one request, updated with each token.
 
-    Before it is active every token passes: until `trigger` was generated, or while an optional or already
-    open `preamble` (a reasoning block) lasts; in a preamble the answer may not end. With both, the trigger is
-    only looked for outside of reasoning: a call that the model weighs there is not forced.
+    It is inactive, so every token passes, until `trigger` was generated, or during an optional or already open
+    `preamble` (a reasoning block); the response may not end in a preamble. With both, the trigger counts only
+    outside reasoning: a call that the model considers there is not enforced.
     """
 
     def __init__(self, matcher: Any, vocabulary: Vocabulary, constraint: Constraint) -> None:
@@ -104,7 +107,7 @@ class TokenConstraint:
                 self._awaited = end
             else:
                 self._opening = start
-                # A stray `<` does not mean to reason: the block opens with the tokens it always opens with.
+                # A stray `<` does not open the block: it opens only with its usual tokens.
                 path = vocabulary.tokenize(constraint.preamble[0], add_special=False, parse_special=True)
                 self._first_length = len(vocabulary.pieces[path[0]]) if path else 1
         self._seen = b""
@@ -112,12 +115,12 @@ class TokenConstraint:
 
     @property
     def finished(self) -> bool:
-        """The output is complete: nothing can follow."""
+        """Whether the output is complete and cannot continue."""
         return self._awaited is None and not self._opened and bool(self._matcher.is_stopped())
 
     @property
     def complete(self) -> bool:
-        """The output as it stands satisfies the grammar."""
+        """Whether the output so far satisfies the grammar."""
         return self._awaited is None and not self._opened and bool(self._matcher.is_accepting())
 
     def allows(self, token: int) -> bool:
@@ -129,18 +132,18 @@ class TokenConstraint:
         return self._continues_opening(token) or (not self._opened and self._matcher.validate_tokens([token]) == 1)
 
     def forced(self, limit: int) -> list[int]:
-        """Up to `limit` tokens that spell what the grammar leaves no choice about: names of fields, quotes.
+        """Return up to `limit` tokens of text that the grammar fixes, such as field names and quotes.
 
-        The text is certain, its division into tokens is not: the model may sample another one.
+        The text is certain, but its tokens are not: the model may sample a different split.
         """
         if limit <= 0 or self._awaited is not None or self._opening or self._matcher.is_stopped():
             return []
-        if not self._matcher.compute_ff_bytes():  # a tenth of the time of dividing them
+        if not self._matcher.compute_ff_bytes():  # takes a tenth of the time of tokenizing them
             return []
         return list(self._matcher.compute_ff_tokens()[:limit])
 
     def mask(self, row: Any) -> None:
-        """Set the logits of all tokens that may not come next to minus infinity; `row` (n_vocab,) float32."""
+        """Set the logits of all forbidden tokens to minus infinity, in place; `row` is (n_vocab,) float32."""
         ends = list(self._vocabulary.ends)
         if self._awaited is not None:
             if not self._may_end:
@@ -163,7 +166,7 @@ class TokenConstraint:
             self.error = "no token of this vocabulary can continue the output"
 
     def accept(self, token: int) -> None:
-        """Note the token that was sampled. A failed grammar sets `error`."""
+        """Record the sampled token. A failed grammar sets `error`."""
         if token in self._vocabulary.ends:
             return
         piece = self._vocabulary.pieces[token]
@@ -182,7 +185,7 @@ class TokenConstraint:
             self._note_error()
 
     def _await(self, piece: bytes) -> None:
-        """Look for the awaited text; what follows it in the same token already counts."""
+        """Search for the awaited text; the rest of the same token already counts for the grammar."""
         assert self._awaited is not None
         self._seen += piece
         if self._block is not None and not self._pass_blocks(*self._block):
@@ -201,7 +204,7 @@ class TokenConstraint:
             self._matcher.try_consume_tokens(tokens)
 
     def _pass_blocks(self, start: bytes, end: bytes) -> bool:
-        """Drop the reasoning from what was seen. Whether what is left stands outside of it."""
+        """Drop reasoning blocks from the text seen so far; return whether the rest is outside of reasoning."""
         assert self._awaited is not None
         while True:
             if self._in_block:

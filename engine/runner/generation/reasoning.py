@@ -1,4 +1,4 @@
-"""A bound on reasoning: when it is reached the family's own mark is written, and the answer continues behind it."""
+"""Limits reasoning: at the limit the family's own end marker is forced, and the response continues after it."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from engine.runner.generation.vocabulary import Vocabulary
 
 
 class ReasoningLimit:
-    """Follows one answer. `forced` is asked before each token is sampled."""
+    """Tracks one response. `forced` is called before each token is sampled."""
 
     def __init__(self, budget: ReasoningBudget, vocabulary: Vocabulary) -> None:
         self._pieces = vocabulary.pieces
@@ -20,7 +20,7 @@ class ReasoningLimit:
         self._forced: list[int] = []
 
     def forced(self, generated: Sequence[int], count: int) -> int | None:
-        """The token that must come next, if any. `generated` ends with the `count` tokens of the answer."""
+        """Return the token that must come next, or None. `generated` ends with the response's `count` tokens."""
         for token in generated[len(generated) - (count - self._num_seen) :] if count > self._num_seen else ():
             self._follow(token)
         self._num_seen = count

@@ -1,4 +1,4 @@
-"""Whose turn it is: people before programs, side work behind everybody."""
+"""Order of the request queue: interactive requests first, background requests ("side") last."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ S = TypeVar("S", bound=Sequence)
 
 
 def enqueue(waiting: deque[S], sequence: S) -> None:
-    """Behind those that came before; people wait before programs do."""
+    """Append to the queue; interactive requests go before all others."""
     if sequence.request.priority == "interactive":
         behind = next((i for i, s in enumerate(waiting) if s.request.priority != "interactive"), None)
         waiting.insert(len(waiting) if behind is None else behind, sequence)
@@ -19,7 +19,7 @@ def enqueue(waiting: deque[S], sequence: S) -> None:
 
 
 def enqueue_again(waiting: deque[S], sequence: S) -> None:
-    """What was preempted goes first; side work goes behind everybody."""
+    """Requeue a preempted request at the head, or at the end if it is a "side" request."""
     if sequence.request.priority == "side":
         waiting.append(sequence)
     else:
@@ -27,11 +27,11 @@ def enqueue_again(waiting: deque[S], sequence: S) -> None:
 
 
 def must_wait(sequence: Sequence, running: Iterable[Sequence]) -> bool:
-    """Side work waits for as long as anybody else is answered."""
+    """Whether this is a "side" request that must wait for others."""
     return sequence.request.priority == "side" and any(s.request.priority != "side" for s in running)
 
 
 def to_preempt(running: list[S], waiting: Iterable[S]) -> list[S]:
-    """Running side work that is preempted now: somebody else came."""
+    """Return the running "side" requests to preempt because another request arrived."""
     side = [s for s in running if s.request.priority == "side"]
     return side if side and any(s.request.priority != "side" for s in (*running, *waiting)) else []

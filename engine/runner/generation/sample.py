@@ -1,4 +1,4 @@
-"""One token for one sequence from one row of logits: penalties, sampling, constraint, log probabilities."""
+"""Samples one token for one sequence from a row of logits, with penalties, constraint and log probabilities."""
 
 from typing import Any
 
@@ -14,15 +14,15 @@ class SamplingFailed(Exception):
 
 
 class ConstraintFailed(SamplingFailed):
-    """The request's grammar cannot go on."""
+    """The request's grammar cannot continue."""
 
 
 def sample(sequence: Sequence, row: Any, vocabulary: Vocabulary) -> tuple[int, TokenLogprob | None]:
-    """The next token, and its log probability if the request wants it. `row` (n_vocab,) is changed in place.
+    """Return the next token, and its log probability if requested. `row` (n_vocab,) is changed in place.
 
     The unconstrained token is tried first: in most steps it is allowed, and no mask over the vocabulary is needed.
 
-    Raises: ConstraintFailed; SamplingFailed: the logits are no numbers.
+    Raises: ConstraintFailed; SamplingFailed: the logits are not finite.
     """
     wanted = sequence.request.logprobs
     raw = row.copy() if wanted is not None else None
@@ -50,7 +50,7 @@ def sample(sequence: Sequence, row: Any, vocabulary: Vocabulary) -> tuple[int, T
 
 
 def _forced(sequence: Sequence, vocabulary: Vocabulary) -> int | None:
-    """The token that closes reasoning which has reached its bound."""
+    """Return the next token of the closing marker if reasoning has reached its limit, else None."""
     budget = sequence.request.reasoning
     if budget is None:
         return None
@@ -60,7 +60,7 @@ def _forced(sequence: Sequence, vocabulary: Vocabulary) -> int | None:
 
 
 def _forbidden(sequence: Sequence, vocabulary: Vocabulary) -> list[int]:
-    """Tokens that would end the answer too early for its request."""
+    """Return the tokens that would end the response too early."""
     request = sequence.request
     early = sequence.n_generated < request.min_tokens
     forbidden = list(vocabulary.ends) if early or request.ignore_eos else []

@@ -1,4 +1,4 @@
-"""What every sampler does on a row of logits: penalties, biases, the greedy choice, log probabilities."""
+"""Shared by all samplers: penalties, biases, greedy choice, log probabilities of a row of logits."""
 
 import abc
 import math
@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.core.types import SamplingParams, TokenLogprob
 
-# Penalties are the sampler's own work, not a stage of llama.cpp's. The order is llama.cpp's default.
+# The sampler applies penalties itself, not as a llama.cpp stage. The order is llama.cpp's default.
 PENALTIES: Final = "penalties"
 DEFAULT_ORDER: Final = (
     PENALTIES,
@@ -33,8 +33,7 @@ class NotFinite(ArithmeticError):
 class Sampler(abc.ABC):
     """The sampling state of one sequence. `accept` every token, sampled or forced.
 
-    Greedy is an argmax on the row; what else the parameters ask for is `_choose`, which each runner has its own way
-    to do.
+    Greedy sampling is an argmax of the row. Each runner implements `_choose` for all other parameters.
     """
 
     def __init__(self, params: SamplingParams, prompt: list[int]) -> None:
@@ -48,7 +47,7 @@ class Sampler(abc.ABC):
         self._penalizes = params.order is None or PENALTIES in params.order or self.greedy
 
     def accept(self, token: int) -> None:
-        """Note a token that is now part of the sequence."""
+        """Record a token that is now part of the sequence."""
         p = self._params
         if p.repeat_last_n > 0:
             self._recent.append(token)
@@ -60,8 +59,8 @@ class Sampler(abc.ABC):
     def adjust(self, row: Any) -> None:
         """Apply penalties and biases to `row` (n_vocab,) float32, in place.
 
-        The repetition penalty looks at the last tokens of prompt and answer, presence and frequency penalties
-        at the answer only, as their authors define them.
+        The repetition penalty uses the last tokens of prompt and response. Presence and frequency penalties use
+        only the response, as their authors define them.
         """
         if self._penalizes:
             self._penalize(row)
@@ -80,7 +79,7 @@ class Sampler(abc.ABC):
             row[ids] -= p.presence_penalty + p.frequency_penalty * counts
 
     def sample(self, row: Any) -> int:
-        """The next token from an adjusted row.
+        """Return the next token from an adjusted row.
 
         Raises: NotFinite: the best logit is NaN or infinite.
         """
@@ -92,10 +91,10 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def _choose(self, row: Any, best: int) -> int:
-        """The token of an adjusted row whose likeliest is `best`. Raises: NotFinite."""
+        """Return the token for an adjusted row whose most likely token is `best`. Raises: NotFinite."""
 
     def close(self) -> None:  # noqa: B027 - most hold nothing native
-        """Free what is native."""
+        """Free native memory."""
 
 
 def token_logprob(row: Any, token: int, n_top: int, pieces: Sequence[bytes]) -> TokenLogprob:

@@ -1,4 +1,4 @@
-"""The requests of a runner: waiting, running, ending."""
+"""Base class of schedulers: tracks a runner's requests from queue to end."""
 
 import abc
 import time
@@ -18,7 +18,7 @@ S = TypeVar("S", bound=Sequence)
 
 
 class BaseScheduler(abc.ABC, Generic[S]):
-    """Knows the requests and what becomes of a sampled token; what a step computes is the subclass's."""
+    """Tracks requests and processes sampled tokens; subclasses implement the computation of a step."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -29,30 +29,30 @@ class BaseScheduler(abc.ABC, Generic[S]):
 
     @property
     def busy(self) -> bool:
-        """Something is running or waiting."""
+        """Whether a request is running or waiting."""
         return bool(self._by_id)
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for room."""
+        """Number of requests in the queue."""
         return len(self._waiting)
 
     @property
     @abc.abstractmethod
     def active(self) -> int:
-        """Requests that are being worked on."""
+        """Number of running requests."""
 
     @abc.abstractmethod
     def step(self) -> list[Output]:
-        """Admit, compute, sample; returns what to send to the server."""
+        """Run one step: admit, compute, sample. Returns the output to send to the server."""
 
     def cancel(self, request_id: int) -> None:
-        """Mark a request; it ends before the next step."""
+        """Mark a request as cancelled; it ends before the next step."""
         if request_id in self._by_id:
             self._by_id[request_id].cancelled = True
 
     def credit(self, request_id: int, count: int) -> None:
-        """The server took deltas of this request."""
+        """Add credit for deltas that the server has received."""
         if request_id in self._by_id:
             self._by_id[request_id].credit += count
 
@@ -61,7 +61,7 @@ class BaseScheduler(abc.ABC, Generic[S]):
         enqueue(self._waiting, sequence)
 
     def _admitted(self, sequence: S, cached_tokens: int, out: list[Output]) -> None:
-        """A request got its room, in which so many of its tokens are computed already."""
+        """Record an admitted request, of which `cached_tokens` are already computed."""
         sequence.cached_tokens = cached_tokens
         sequence.times.admitted = time.monotonic()
         self.cached_tokens += cached_tokens
@@ -73,7 +73,7 @@ class BaseScheduler(abc.ABC, Generic[S]):
             self._end(sequence, "cancelled", out)
 
     def _take(self, sequence: S, token: int, logprob: TokenLogprob | None, now: float, out: list[Output]) -> None:
-        """A token was sampled at `now`: it becomes text, or the end of the answer."""
+        """Process a token sampled at `now`: it becomes text or ends the response."""
         self.generated_tokens += 1
         sequence.times.sampled(now)
         sequence.tokens.append(token)
@@ -101,7 +101,7 @@ class BaseScheduler(abc.ABC, Generic[S]):
         self._forget(sequence)
 
     def _stop_unfinished(self, sequence: S, reason: str, out: list[Output]) -> None:
-        """A grammar that fails in the middle of an answer ends it: what was generated is not lost."""
+        """End the response of a failed grammar, but keep the text generated so far."""
         sequence.unfinished = reason
         self._end(sequence, "length", out)
 
@@ -111,4 +111,4 @@ class BaseScheduler(abc.ABC, Generic[S]):
 
     @abc.abstractmethod
     def _forget(self, sequence: S) -> None:
-        """A request ended: what it held is free, but for what later ones can use."""
+        """Remove an ended request and free its resources, except for what later requests can reuse."""

@@ -1,4 +1,4 @@
-"""One request while it runs."""
+"""The state of one running request, with its loop guard, n-gram drafter and timings."""
 
 import math
 import re
@@ -32,17 +32,17 @@ from engine.runner.generation.text import TextStream
 from engine.runner.load_limits import MAX_DRAFT
 from engine.runner.protocol import INITIAL_CREDIT
 
-# Answers that lead nowhere: the same passage again and again, or noise.
+# The loop guard: detects responses that repeat the same passage or turn into noise.
 
-# A word, or a piece of a long one; a letter of scripts that put no spaces between words; lines and long blanks.
-# Said as what they are not: a range that ends with Unicode takes ten times as long to compile.
+# A word, or a chunk of a long one; one character in scripts without spaces between words; line ends and long
+# blanks. Written as negated classes: a range up to the end of Unicode takes ten times as long to compile.
 _CHUNK: Final = re.compile(r"\n{40}|\n|[^\x00-\u0dff]|[^\s\u0e00-\U0010ffff]{1,24}|[^\S\n]{80}")
 _BLOCK: Final = 24
 _MARK: Final = re.compile(r"[-*\u2022+>#]+|\(?\d{1,4}[.):]+")
 _PLAIN: Final = re.compile(r"[^\W\d_]+[.,;:!?]*")
 _ENOUGH: Final = 64
 _UNBROKEN: Final = 240
-# All measured on tests/support/long_texts.py and on greedy answers of SmolLM2-135M: docs/log.md, "Runaway answers".
+# Measured on tests/support/long_texts.py and on greedy responses of SmolLM2-135M: docs/log.md, "Runaway answers".
 _WINDOW_CHARS: Final = 1200
 _FRACTION: Final = 0.65
 _FIND: Final = 4
@@ -58,11 +58,11 @@ _EVERY: Final = 4
 
 
 class RepeatWatch:
-    """Follows a text and finds out that it goes round in circles.
+    """Detects that a text repeats itself.
 
-    Every word is compared with the one at the same place of the passage that came before. What stands there for the
-    third time or more speaks for a loop. A changed word speaks against it, a changed number or name much more: so
-    tables, lists, code and songs continue. Counters before the items of a list do not count.
+    Every word is compared with the word at the same position of the previous passage. A word that occurs there for
+    the third time or more indicates a loop. A changed word counts against a loop, a changed number or name much
+    more, so tables, lists, code and songs may continue. List markers do not count.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class RepeatWatch:
         self._line_begins = True
 
     def feed(self, text: str) -> None:
-        """More of the text, in pieces of any length; `found` tells when it has been a loop for some time."""
+        """Add text in chunks of any length; `found` is set when the text has repeated itself for some time."""
         self._unread += text
         if len(self._unread) < _ENOUGH or self.found is not None:
             return
@@ -138,18 +138,17 @@ class RepeatWatch:
             self.found = Runaway(kind="loop", passage=passage, times=max(self._rounds[-period:]) + 1)
 
     def _forget(self) -> None:
-        """Keep the newer half of a very long text."""
+        """Keep only the newer half of a very long text."""
         del self._words[:_HISTORY], self._rounds[:_HISTORY]
         self._last_seen = {key: at - _HISTORY for key, at in self._last_seen.items() if at >= _HISTORY}
         self._source = max(self._source - _HISTORY, -1)
 
 
 class NoiseWatch:
-    """Follows how unlikely the model itself finds what is sampled from it.
+    """Tracks how unlikely the sampled tokens are for the model itself.
 
-    Text that a model writes in earnest costs 1 to 3 nats a token, digits and hashes up to 4.2; where the sampling
-    cut nothing off and the text fell apart, 6 and more. Every fourth token is looked at, which costs less than 1 %
-    of a step.
+    Normal model text has 1 to 3 nats per token, digits and hashes up to 4.2; text that fell apart with unrestricted
+    sampling has 6 and more. Only every fourth token is checked, which costs less than 1 % of a step.
     """
 
     def __init__(self) -> None:
@@ -159,7 +158,7 @@ class NoiseWatch:
         self._nats: deque[float] = deque(maxlen=_SAMPLES)
 
     def before(self, row: Any) -> None:
-        """The logits (n_vocab,) that the next token is sampled from, before anything changes them."""
+        """Record the unadjusted logits (n_vocab,) from which the next token is sampled."""
         self._count += 1
         self._log_sum = None
         if self._count % _EVERY == 0:
@@ -167,7 +166,7 @@ class NoiseWatch:
             self._log_sum = top + math.log(float(np.exp(row - top).sum()))
 
     def sampled(self, logit: float) -> None:
-        """The logit of the token that was sampled."""
+        """Record the logit of the sampled token."""
         if self._log_sum is None:
             return
         self._nats.append(max(self._log_sum - logit, 0.0))
@@ -177,21 +176,22 @@ class NoiseWatch:
                 self.found = Runaway(kind="noise", nats=round(mean, 2))
 
 
-# N-gram drafts: the next tokens proposed from the text itself, where that pays.
+# N-gram drafts: proposes the next tokens from earlier text, if that pays.
 #
-# A draft is what followed the last time the same few tokens stood in the prompt or the answer. The model then
-# checks the whole draft in one step; sampling goes on as long as it samples what was drafted, so the text is the
-# one that it would have been without.
+# A draft is the text that followed the last occurrence of the newest few tokens in prompt or response. The model
+# checks the whole draft in one step and accepts tokens as long as sampling gives the same ones, so drafts do not
+# change the text.
 
-# Tokens that must match before what followed them is proposed. Shorter keys match everywhere and predict badly.
+# Number of tokens that must match before a draft is proposed. Shorter keys match everywhere and predict badly.
 KEY_TOKENS: Final = 4
-# With the newest token four, then eight, then sixteen rows: processors take rows by four (pacing.py).
+# With the newest token, drafts give four, eight, then sixteen rows: CPU kernels process rows in groups of four
+# (draft_length.py).
 FIRST_LENGTH: Final = 3
-# From so many matching tokens on a copy is under way, and it is judged apart from chance matches.
+# From this many matching tokens on, the text is probably a copy; its acceptance is tracked separately.
 LONG_MATCH: Final = 12
-# How often drafts are thought right at first: behind a chance match, and within a copy.
+# Initial acceptance rates: after a chance match, and within a copy.
 PRIORS: Final = (0.5, 0.9)
-# Rejected drafts in a row after which drafting pauses for as many tokens as PAUSE_TOKENS, doubled each time.
+# After PATIENCE rejected drafts in a row, drafting pauses for PAUSE_TOKENS tokens, doubled each time.
 PATIENCE: Final = 2
 PAUSE_TOKENS: Final = 16
 LONGEST_PAUSE: Final = 512
@@ -199,7 +199,7 @@ LONGEST_PAUSE: Final = 512
 
 @dataclass
 class NgramDrafter:
-    """Proposals for one sequence. `observe` its tokens, `propose`, then `record` what became of the proposal."""
+    """Proposes drafts for one sequence. `observe` its tokens, `propose`, then `record` the result."""
 
     length: int = FIRST_LENGTH
     _tokens: list[int] = field(default_factory=list)
@@ -213,11 +213,11 @@ class NgramDrafter:
 
     @property
     def acceptance(self) -> Acceptance:
-        """How often drafts like the present one are right."""
+        """The acceptance rate of drafts like the current one."""
         return self._by_match[self._matched >= LONG_MATCH]
 
     def observe(self, tokens: list[int]) -> None:
-        """Tokens that are now part of the sequence."""
+        """Add tokens that are now part of the sequence."""
         for token in tokens:
             end = len(self._tokens)
             key = tuple(self._tokens[end - KEY_TOKENS :]) if end >= KEY_TOKENS else None
@@ -231,9 +231,9 @@ class NgramDrafter:
             self._tokens.append(token)
 
     def propose(self, room: int) -> list[int]:
-        """Up to `room` tokens that may follow; empty when there is no draft or drafting does not pay now.
+        """Return up to `room` draft tokens; empty if there is no draft or drafting does not pay now.
 
-        A copy that is under way continues where it is, even if the last few tokens stood elsewhere since.
+        A current copy continues at its position, even if the last few tokens have occurred elsewhere since.
         """
         if room <= 0 or len(self._tokens) < max(self._silent_until, KEY_TOKENS):
             return []
@@ -245,7 +245,10 @@ class NgramDrafter:
         return self._tokens[self._cursor : self._cursor + min(self.length, room)]
 
     def record(self, proposed: int, accepted: int) -> None:
-        """Learn from a checked draft before its tokens are observed: longer after success, rarer after failures."""
+        """Learn from a checked draft, before its tokens are observed.
+
+        Drafts become longer after success and rarer after failures.
+        """
         self.acceptance.note(proposed, accepted)
         if accepted == proposed:
             self.length = min(2 * self.length + 1, MAX_DRAFT - 1)
@@ -264,7 +267,7 @@ class NgramDrafter:
 
 @dataclass
 class AnswerTimes:
-    """Monotonic seconds of one request: submitted, admitted, its first and its newest token; 0 before they came."""
+    """Monotonic times of one request: submitted, admitted, first and newest token; 0 if not yet reached."""
 
     submitted: float = field(default_factory=time.monotonic)
     admitted: float = 0.0
@@ -273,7 +276,7 @@ class AnswerTimes:
     gaps_s: "array[float]" = field(default_factory=lambda: array("f"))
 
     def sampled(self, now: float) -> None:
-        """A token came at `now`."""
+        """Record a token at `now`."""
         if self.first_token:
             self.gaps_s.append(now - self.last_token)
         else:
@@ -283,7 +286,7 @@ class AnswerTimes:
     def timings(
         self, *, draft_tokens: int = 0, draft_accepted: int = 0, step_time: StepTime | None = None
     ) -> Timings:
-        """As they are sent with the end of a request."""
+        """Return the timings to send at the end of a request."""
         begun, first = self.admitted or time.monotonic(), self.first_token
         return Timings(
             queue_s=begun - self.submitted,
@@ -298,18 +301,18 @@ class AnswerTimes:
 
 
 def _percentiles(gaps_s: "array[float]") -> tuple[float, ...]:
-    """Median, 90 and 99 % of the gaps; empty when there are none."""
+    """Return the median, 90th and 99th percentile of the gaps; empty if there are none."""
     if not gaps_s:
         return ()
     ordered = sorted(gaps_s)
     return tuple(ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.9, 0.99))
 
 
-@dataclass(eq=False)  # two of them are the same only if they are one
+@dataclass(eq=False)  # compare by identity
 class Sequence:
-    """State of one generation. `tokens` are prompt and answer; `n_prompt` of them are the client's prompt.
+    """State of one generation. `tokens` are prompt and response; the first `n_prompt` are the client's prompt.
 
-    `own_s` of the `all_s` seconds of all steps so far were its share.
+    `own_s` is its share of the `all_s` seconds of all steps so far.
     """
 
     id: int
@@ -348,39 +351,39 @@ class Sequence:
 
     @property
     def n_generated(self) -> int:
-        """Tokens of the answer so far."""
+        """Number of response tokens so far."""
         return len(self.tokens) - self.n_prompt
 
     @property
     def runaway(self) -> Runaway | None:
-        """What the guard found, if the request has one."""
+        """The loop guard's finding, or None."""
         if self.repeats is None or self.noise is None:
             return None
         return self.repeats.found or self.noise.found
 
     @property
     def over(self) -> bool:
-        """The answer has its full length, or leads nowhere."""
+        """Whether the response has its full length or the loop guard ended it."""
         return len(self.tokens) >= self.limit or self.runaway is not None
 
     def close(self) -> None:
-        """Free what is native."""
+        """Free native memory."""
         self.sampler.close()
 
     def say(self, piece: bytes) -> None:
-        """The bytes of a token that is shown."""
+        """Append the bytes of a visible token."""
         text = self.text.push(piece)
         self.pending_text += text
         if self.repeats is not None:
             self.repeats.feed(text)
 
     def started(self) -> Started:
-        """The event that tells the client its prompt is being worked on."""
+        """Return the event that reports the start of this request."""
         self.announced = True
         return Started(prompt_tokens=self.n_prompt, cached_tokens=self.cached_tokens)
 
     def take_pending(self) -> Delta | None:
-        """What can be sent now, if the server still wants deltas."""
+        """Return the pending delta, or None if there is none or the server has no credit left."""
         if self.credit <= 0 or not (self.pending_text or self.pending_tokens or self.prompt_logprobs):
             return None
         self.credit -= 1
@@ -395,7 +398,7 @@ class Sequence:
         return delta
 
     def finish(self, reason: FinishReason) -> list[Event]:
-        """The last events of this request."""
+        """Return the last events of this request."""
         if self.text.stop is None:
             self.pending_text += self.text.finish()
         events: list[Event] = []

@@ -1,4 +1,4 @@
-"""Whose work a runner's steps were: seconds of each step, shared out by the rows that requests had in it."""
+"""Divides the seconds of each step among the requests in it, by their rows."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -6,17 +6,17 @@ from typing import Final, Protocol
 
 from engine.core.types import StepTime
 
-# A row of an answer takes as long as this many of a prompt: it is also multiplied by the output matrix, and looks
-# at more text. Measured: docs/log.md, engine.
+# Weight of a response row compared with a prompt row: it is also multiplied by the output matrix and attends to
+# more text. Measured: docs/log.md, engine.
 ANSWER_ROWS: Final = 3
 
 
-# Requests whose share is remembered: those at work, and a few that just ended.
+# Number of requests whose share is stored: running ones and some that ended recently.
 _REMEMBERED: Final = 256
 
 
 class Worked(Protocol):
-    """A request with its number and what it took so far."""
+    """A request with its number and its time so far."""
 
     id: int
     own_s: float
@@ -28,14 +28,14 @@ class Worked(Protocol):
 
 
 class StepTimes:
-    """The seconds of all steps so far; every step's are added to the requests in it. `own_s`: those by number."""
+    """The seconds of all steps so far, and each request's share. `own_s` has the shares by request number."""
 
     def __init__(self) -> None:
         self.all_s = 0.0
         self.own_s: OrderedDict[int, float] = OrderedDict()
 
     def step(self, seconds: float, rows: Iterable[tuple[Worked, int]]) -> None:
-        """A step took so long, with so many rows of each request."""
+        """Record a step with the number of rows of each request."""
         self.all_s += seconds
         weighed = [(request, count * (ANSWER_ROWS if _answers(request, count) else 1)) for request, count in rows]
         whole = sum(weight for _, weight in weighed)
@@ -49,10 +49,10 @@ class StepTimes:
 
 
 def _answers(request: Worked, rows: int) -> bool:
-    """These were the newest token and a draft behind it, not a prompt, or one that is computed again."""
+    """Whether the rows are the newest token and its draft, not a prompt or one that is computed again."""
     return request.n_generated > 0 and rows <= 1 + len(request.draft)
 
 
 def step_time(request: Worked) -> StepTime:
-    """As it is sent with the end of a request."""
+    """Return the step time to send at the end of a request."""
     return StepTime(number=request.id, own_s=request.own_s, all_s=request.all_s)

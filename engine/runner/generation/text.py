@@ -1,15 +1,14 @@
-"""From token bytes to text: whole characters only, stop strings found across token borders."""
+"""Decodes token bytes to text: only whole characters; finds stop strings across token boundaries."""
 
 import codecs
 from collections.abc import Iterable
 
 
 class TextStream:
-    """Turns pieces of bytes into text that is safe to send.
+    """Converts token bytes to text that is safe to send.
 
-    Bytes that could be the start of a stop string are withheld until they are decided, and so are incomplete
-    UTF-8 characters; bytes that never become valid UTF-8 come out as U+FFFD. The beginning of a character at the
-    end of an answer, where a limit falls inside it, is left out.
+    Bytes that may start a stop string are withheld until that is decided, and so are incomplete UTF-8 characters.
+    Invalid UTF-8 becomes U+FFFD. If a limit cuts the last character, its bytes are dropped.
     """
 
     def __init__(self, stops: Iterable[str] = ()) -> None:
@@ -19,7 +18,7 @@ class TextStream:
         self.stop: str | None = None
 
     def push(self, piece: bytes) -> str:
-        """Text that became certain with this piece. After a stop string was met, `stop` names it."""
+        """Return the text that is certain after these bytes. If a stop string was found, `stop` names it."""
         if not self._stops:
             return self._decode(piece)
         held = self._held + piece
@@ -37,7 +36,7 @@ class TextStream:
         return self._decode(held[: len(held) - keep])
 
     def finish(self) -> str:
-        """Text still withheld when the generation ends for another reason than a stop string."""
+        """Return the withheld text if the generation ends without a stop string."""
         held, self._held = self._held, b""
         return self._decode(held)
 

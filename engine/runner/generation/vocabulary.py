@@ -1,4 +1,4 @@
-"""What a runner has to know of its model's tokens."""
+"""The interface to a model's tokens."""
 
 import abc
 from collections.abc import Callable, Sequence
@@ -6,11 +6,11 @@ from collections.abc import Set as AbstractSet
 
 
 class Vocabulary(abc.ABC):
-    """Tokens to bytes and back; safe from any thread.
+    """Converts text to tokens and tokens to bytes; safe from any thread.
 
-    `pieces[token]` are the bytes of each of the `size` tokens with control tokens spelled out; `control` holds the
-    tokens that are not shown by default; `ends` those that end a generation. `spells`: the tokens of a text spell
-    it, so that its length bounds their number from below.
+    `pieces[token]` are the bytes of each of the `size` tokens, with control tokens as text; `control` holds the
+    tokens that are hidden by default; `ends` those that end a generation. With `spells` the tokens of a text
+    contain exactly its bytes, so its length gives a lower limit of their number.
     """
 
     size: int
@@ -29,7 +29,7 @@ class Vocabulary(abc.ABC):
         limit: int | None = None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> list[int]:
-        """Token ids of `text`; `add_special` adds what the model wants at the start (BOS).
+        """Return the token ids of `text`; `add_special` adds the model's start tokens (BOS).
 
-        Raises: TooManyTokens: there are more than `limit`, told before all of them are made; Stopped.
+        Raises: TooManyTokens: there are more than `limit`; raised before all are computed. Stopped.
         """

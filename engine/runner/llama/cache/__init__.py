@@ -1,1 +1,1 @@
-"""Which tokens are computed already: cells, checkpoints, prefixes in memory and on disk."""
+"""The KV cache: cells, checkpoints, and prefixes in memory and on disk."""

@@ -1,4 +1,4 @@
-"""What one sequence of llama.cpp's memory holds."""
+"""Content of one sequence in llama.cpp's memory."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,17 +11,17 @@ from engine.runner.llama.cache.prefix_index import Key, shared_length
 from engine.runner.load_limits import STEADY_ROWS
 
 
-@dataclass(eq=False)  # two of them are the same only if they are one
+@dataclass(eq=False)  # compare by identity
 class CachedSequence:
-    """One llama.cpp sequence: `tokens` are those whose keys and values are in the cache.
+    """One llama.cpp sequence; `tokens` are those whose keys and values are in the cache.
 
-    `shared` of them came by `seq_cp` from another sequence, so they cost no cells of their own. `key` keeps
-    prefixes of different adapters and owners apart. Of models whose state cannot be truncated, `checkpoints` are
-    the copies to rewind to, and `planned` the lengths at which the next ones are due; the last `rollback_tokens`
-    tokens can be rolled back at once, and `rolled_back` says that some were, which no copy by `seq_cp` knows of.
-    The first `num_steady` tokens lie in the first cells and were computed in steps at fixed places
-    (`steady_length`): computing them again gives the same bits. An answer behind them was computed row by row;
-    while nothing runs it is computed again in such steps, with the adapters `unsettled` (None: it is not).
+    `shared` of them came from another sequence by `seq_cp`, so they use no additional cells. `key` separates
+    prefixes of different adapters and owners. For models whose state cannot be truncated, `checkpoints` are the
+    copies to roll back to, and `planned` the lengths at which the next ones are due. The last `rollback_tokens`
+    tokens can be rolled back immediately; `rolled_back` is set if some were, which a copy by `seq_cp` does not
+    contain. The first `num_steady` tokens are in the first cells and were computed in steps at fixed positions
+    (`steady_length`): computing them again gives the same bits. A response after them was computed row by row; when
+    the runner is idle it is computed again in such steps, with the adapters `unsettled` (None: it is not).
     """
 
     seq_id: int
@@ -38,21 +38,21 @@ class CachedSequence:
     unsettled: Key | None = None
 
     def until_checkpoint(self, take: int) -> int:
-        """How many of the next `take` prompt tokens to compute before a checkpoint is due."""
+        """Return how many of the next `take` prompt tokens to compute before a checkpoint is due."""
         ahead = self.planned[0] - len(self.tokens) if self.planned else 0
         return min(take, ahead) if ahead > 0 else take
 
     def plan_checkpoint(self, length: int) -> None:
-        """Let a checkpoint be taken at that length, unless it is past."""
+        """Plan a checkpoint at this length, unless the sequence is already longer."""
         if length > len(self.tokens) and length not in self.planned:
             self.planned = sorted((*self.planned, length))
 
 
 def steady_length(tokens: Any, length: int) -> int:
-    """Where the last steady step within the first `length` of a text's tokens (n,) int32 ends.
+    """Return the end of the last steady step within the first `length` of the tokens (n,) int32.
 
-    Steps have STEADY_ROWS rows, counted from the beginning or from the last image, whose tokens are negative.
-    An image is whole or not at all.
+    Steps have STEADY_ROWS rows, counted from the beginning or from the last image, whose tokens are negative. An
+    image is included completely or not at all.
     """
     images = np.flatnonzero(np.asarray(tokens[: length + 1]) < 0)
     if not len(images):
@@ -60,12 +60,12 @@ def steady_length(tokens: Any, length: int) -> int:
     last = int(images[-1])
     if last < length:
         return last + 1 + (length - last - 1) // STEADY_ROWS * STEADY_ROWS
-    gaps = np.flatnonzero(np.diff(images) > 1)  # `length` is inside: back to where it begins
+    gaps = np.flatnonzero(np.diff(images) > 1)  # `length` is inside an image: go back to its start
     return int(images[gaps[-1] + 1]) if len(gaps) else int(images[0])
 
 
 def rebase(gone: CachedSequence, sequences: Iterable[CachedSequence]) -> None:
-    """Cells that others still share with a dropped owner are from now on counted at one of them."""
+    """Count cells that others still share with a dropped owner at one of the others."""
     for other in sequences:
         if other is not gone and other.shared > gone.shared and other.key == gone.key:
             length = common_prefix(other.tokens, gone.tokens)

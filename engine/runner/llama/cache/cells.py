@@ -1,4 +1,4 @@
-"""llama.cpp's sequences and the cells of the unified cache that they hold."""
+"""llama.cpp's sequences and their cells in the unified cache."""
 
 from engine.runner.llama.cache.cached_sequence import CachedSequence, rebase
 from engine.runner.llama.cache.prefix_index import Key
@@ -15,33 +15,33 @@ class Cells:
 
     @property
     def total(self) -> int:
-        """All cells there are."""
+        """Number of all cells."""
         return self._loaded.kv_cells
 
     @property
     def used(self) -> int:
-        """Cells taken, shared ones counted once."""
+        """Number of used cells; shared ones count once."""
         return sum(len(s.tokens) - s.shared for s in self.sequences)
 
     @property
     def idle(self) -> int:
-        """Cells that eviction could free."""
+        """Number of cells that eviction could free."""
         return sum(len(s.tokens) - s.shared for s in self.sequences if not s.in_use)
 
     def idle_sequences(self, spare: CachedSequence | None = None) -> list[CachedSequence]:
-        """Sequences nobody uses but `spare`, those used longest ago first, empty ones before all."""
+        """Return unused sequences except `spare`: empty ones first, then the least recently used."""
         idle = [s for s in self.sequences if not s.in_use and s is not spare]
         return sorted(idle, key=lambda s: (bool(s.tokens), s.last_used))
 
     def copy(self, source: CachedSequence, target: CachedSequence, begin: int, end: int) -> None:
-        """Let `target` share the cells of tokens `begin` to `end` of another: metadata only."""
+        """Let `target` share the cells of tokens `begin` to `end` of `source`; copies only metadata."""
         self._api.llama_memory_seq_cp(self._loaded.memory, source.seq_id, target.seq_id, begin, end)
         target.tokens[begin:] = source.tokens[begin:end]
         if not begin:
             target.num_steady = min(source.num_steady, end)
 
     def cut(self, sequence: CachedSequence, length: int) -> bool:
-        """Free the cells behind the first `length` tokens; False where this memory cannot do that."""
+        """Free the cells after the first `length` tokens; False if this memory cannot do that."""
         if not self._api.llama_memory_seq_rm(self._loaded.memory, sequence.seq_id, length, -1):
             return False
         del sequence.tokens[length:]
@@ -51,7 +51,7 @@ class Cells:
         return True
 
     def drop(self, sequence: CachedSequence) -> None:
-        """Forget a sequence; its unshared cells become free."""
+        """Empty a sequence; its unshared cells become free."""
         self._api.llama_memory_seq_rm(self._loaded.memory, sequence.seq_id, -1, -1)
         if len(sequence.tokens) > sequence.shared:
             rebase(sequence, self.sequences)
@@ -60,11 +60,11 @@ class Cells:
         sequence.rollback_tokens, sequence.rolled_back = 0, False
 
     def clear(self) -> None:
-        """All sequences are empty: let the next cells that are taken be the first ones."""
+        """Reset the memory when all sequences are empty, so that allocation starts at the first cell again."""
         self._api.llama_memory_clear(self._loaded.memory, False)
 
     def wipe(self) -> None:
-        """Overwrite every cell, freed ones too. No sequence may be in use."""
+        """Overwrite every cell, including freed ones. No sequence may be in use."""
         self._api.llama_memory_clear(self._loaded.memory, True)
         for sequence in self.sequences:
             sequence.tokens, sequence.shared, sequence.checkpoints, sequence.planned = [], 0, [], []

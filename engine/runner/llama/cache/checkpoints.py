@@ -1,7 +1,8 @@
-"""Copies of what cannot be stepped back: recurrent states and sliding windows, at lengths worth returning to.
+"""Copies of states that cannot be truncated: recurrent states and sliding windows, at useful lengths.
 
-The full-attention part of a sequence stays in its cells and can be cut to any length. The rest of these models only
-knows "now"; a checkpoint is its "then". Going back is: put the copy in, and cut the cells behind it.
+The full-attention part of a sequence stays in its cells and can be truncated to any length. The rest of these
+models has only its current state, so a checkpoint stores an earlier one. To roll back, restore the copy and
+truncate the cells after it.
 """
 
 from collections.abc import Iterable
@@ -12,20 +13,23 @@ from weakref import WeakValueDictionary
 from engine.runner.llama.cache.state_buffer import pointer, state_buffer
 from engine.runner.llama.native.model import LoadedModel
 
-# A prompt's last tokens are where the next turn's rendering departs from it: the mark that opens an answer, an
-# empty or dropped reasoning block (7 tokens in Qwen 3's template). One checkpoint lies before them.
+# The next request's prompt usually differs in this prompt's last tokens: the start marker of a response, or an
+# empty or dropped reasoning block (7 tokens in Qwen 3's template). One checkpoint is before them.
 BEFORE_END: Final = 16
 # Distance of checkpoints inside a long prompt. Source: llama-server's spacing.
 SPACING: Final = 8192
-# Shorter prefixes are computed again sooner than they are copied. Source: spilling.MIN_STORED_TOKENS.
+# Shorter prefixes are faster to compute again than to copy. Source: kv_offload.MIN_STORED_TOKENS.
 SHORTEST: Final = 64
-# Newest copies a sequence keeps. Source: llama-server keeps 32; a turn makes two here.
+# Maximum number of copies per sequence; the newest stay. Source: llama-server stores 32; a request makes two here.
 PER_SEQUENCE: Final = 16
 
 
 @dataclass
 class Checkpoint:
-    """The state behind the first `length` tokens of a sequence: `data` uint8, shared by all who begin so."""
+    """The state after the first `length` tokens of a sequence.
+
+    `data` is uint8, shared by all sequences that start so.
+    """
 
     length: int
     data: Any
@@ -33,11 +37,11 @@ class Checkpoint:
 
 
 def checkpoint_lengths(n_prompt: int, n_cached: int, branch: int, n_ubatch: int) -> list[int]:
-    """Lengths of a prompt of `n_prompt` tokens at which to take checkpoints, ascending; `n_cached` are computed.
+    """Return the lengths at which to take checkpoints of a prompt, ascending; `n_cached` tokens are computed.
 
-    Where hardly anything is new, one is the end of what is cached.
-    `branch` is where another cached text diverges: a third one may follow it. (A system prompt before many
-    different questions is found like this.)
+    If hardly anything is new, one is at the end of the cached part. `branch` is the length at which another cached
+    text diverges: a third one may diverge there too. This finds, for example, a system prompt before many different
+    questions.
     """
     spaced = range(SPACING, n_prompt, SPACING)
     wanted = {branch, max(n_cached, n_prompt - BEFORE_END), n_prompt - BEFORE_END - n_ubatch, *spaced}
@@ -45,19 +49,19 @@ def checkpoint_lengths(n_prompt: int, n_cached: int, branch: int, n_ubatch: int)
 
 
 def budget(loaded: LoadedModel) -> int:
-    """Bytes that checkpoints may take: half of the prefixes' memory, where the model needs them."""
+    """Return the maximum bytes of checkpoints: half of the prefixes' memory, if the model needs checkpoints."""
     return loaded.settings.cache_ram_bytes // 2 if not loaded.keeps_partial or loaded.n_swa > 0 else 0
 
 
 def within(checkpoints: Iterable[Checkpoint], length: int) -> Checkpoint | None:
-    """The last one at or before `length`."""
+    """Return the last checkpoint at or before `length`."""
     return max((c for c in checkpoints if c.length <= length), key=lambda c: c.length, default=None)
 
 
 class Checkpoints:
-    """Makes and uses copies within a budget of bytes; the least recently used give way.
+    """Creates and restores copies within a byte budget; the least recently used ones are evicted.
 
-    Sequences own them; what no sequence has any more counts no longer.
+    Sequences own them; copies without a sequence no longer count.
     """
 
     def __init__(self, loaded: LoadedModel, budget_bytes: int) -> None:
@@ -74,7 +78,7 @@ class Checkpoints:
         return sum(c.data.nbytes for c in self._held.values())
 
     def take(self, seq_id: int, length: int) -> Checkpoint | None:
-        """Copy the present state of a sequence of `length` tokens; None when the budget has no room for one."""
+        """Copy the current state of a sequence of `length` tokens; None if the budget is too small."""
         size = int(self._api.llama_state_seq_get_size_ext(self._loaded.context, seq_id, self._flags))
         if not 0 < size <= self._budget:
             return None
@@ -87,7 +91,7 @@ class Checkpoints:
         return checkpoint
 
     def put(self, checkpoint: Checkpoint, seq_id: int) -> bool:
-        """Make it the present state of a sequence; False leaves that sequence unusable."""
+        """Restore a copy as the state of a sequence; after False that sequence is unusable."""
         self._note(checkpoint)
         return bool(
             self._api.llama_state_seq_set_data_ext(
@@ -96,12 +100,12 @@ class Checkpoints:
         )
 
     def adopt(self, checkpoints: list[Checkpoint]) -> None:
-        """Count those that came from the store."""
+        """Count checkpoints that were restored from the store."""
         for checkpoint in checkpoints:
             self._note(checkpoint)
 
     def alive(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
-        """Those of a sequence that were not given up, the newest PER_SEQUENCE of them."""
+        """Return a sequence's checkpoints that were not evicted, only the newest PER_SEQUENCE."""
         return [c for c in checkpoints if id(c) in self._held][-PER_SEQUENCE:]
 
     def _note(self, checkpoint: Checkpoint) -> None:

@@ -1,9 +1,9 @@
-"""The KV cache of one model: five verbs over cells, sharing, rewinding and spilling.
+"""The KV cache of one model: acquires, extends, truncates, releases and evicts sequences.
 
-A unified cache lets one cell belong to several sequences, so a new request takes the longest cached prefix with
-`seq_cp`, which copies metadata only, from an idle or a running sequence. Finished sequences stay as idle
-prefixes until their id or their cells are needed; what is evicted goes to the store, and comes back when a prompt
-begins with it.
+In a unified cache one cell can belong to several sequences. A new request therefore gets the longest cached prefix
+with `seq_cp`, which copies only metadata, from an idle or a running sequence. Finished sequences stay as idle
+prefixes until their id or their cells are needed. Evicted prefixes go to the store and are restored when a prompt
+starts with one.
 """
 
 from typing import Final
@@ -17,16 +17,16 @@ from engine.runner.llama.cache.prefix_store import PrefixStore
 from engine.runner.llama.native.model import LoadedModel
 from engine.runner.load_limits import STEADY_ROWS
 
-# Idle cells that may stay beside running requests even when nothing in use is as large. Every step walks over idle
-# cells too: 2,000 of them cost a 0.6B model a tenth of its decode speed (docs/log.md, engine).
+# Idle cells that may remain during running requests even if the used ones are fewer. Every step also scans idle
+# cells: 2,000 of them cost a 0.6B model a tenth of its decode speed (docs/log.md, engine).
 IDLE_CELLS: Final = 1024
 
 
 class KVCache:
-    """Which sequence a request gets and what is in it. All calls from the scheduler's thread.
+    """Assigns sequences to requests and tracks their content. All calls come from the scheduler's thread.
 
-    `acquire` a sequence, `commit` what a step computed, `truncate` what turned out wrong, `release` it, and
-    `make_room` when the cells are full. `sharing` hands prefixes from one running request to another, `spilling`
+    `acquire` a sequence, `commit` the tokens of a step, `truncate` rejected tokens, `release` the sequence, and
+    `make_room` when the cells are full. `sharing` copies prefixes from one running request to another, `spilling`
     moves idle ones to the store and its files.
     """
 
@@ -41,41 +41,41 @@ class KVCache:
 
     @property
     def cells(self) -> int:
-        """All cells there are."""
+        """Number of all cells."""
         return self._cells.total
 
     @property
     def used_cells(self) -> int:
-        """Cells taken, shared ones counted once."""
+        """Number of used cells; shared ones count once."""
         return self._cells.used
 
     @property
     def idle_cells(self) -> int:
-        """Cells that eviction could free."""
+        """Number of cells that eviction could free."""
         return self._cells.idle
 
     @property
     def truncatable(self) -> bool:
-        """A state can be truncated to any shorter prefix."""
+        """Whether a state can be truncated to any shorter prefix."""
         return self._rewinding.truncatable
 
     def clear(self) -> None:
-        """Empty all sequences, none of which is in use; what they hold goes to the store."""
+        """Empty all sequences, none of which may be in use; their content goes to the store."""
         for sequence in self._cells.sequences:
             self._evict(sequence)
         self._cells.clear()
 
     def moved(self) -> None:
-        """All sequences are in another context now: llama.cpp's own copies of the last step are gone."""
+        """Note that all sequences are in a new context: llama.cpp's own copies of the last step are gone."""
         for sequence in self._cells.sequences:
             sequence.rollback_tokens = 0
 
     # ------------------------------------------------------------------ acquire
 
     def acquire(self, tokens: list[int], key: Key) -> CachedSequence | None:
-        """A sequence that holds the longest cached prefix of `tokens`; None when all are in use.
+        """Return a sequence with the longest cached prefix of `tokens`; None if all are in use.
 
-        No tokens give an empty one.
+        Without tokens it is empty.
         """
         planned = bool(tokens) and not self.truncatable
         shared = self._longest_cached(tokens, key) if planned else 0
@@ -87,10 +87,10 @@ class KVCache:
         return sequence
 
     def acquire_steady(self, tokens: list[int], key: Key) -> CachedSequence | None:
-        """The same where nothing else runs: its first tokens are steady, and no other sequence has cells.
+        """Like `acquire` if nothing else runs: the first tokens are steady, and no other sequence has cells.
 
-        So what is computed from there on depends on `tokens` alone: kernels sum over cells by their place. Idle
-        prefixes go to the store. None where states cannot be truncated, or something runs.
+        Then all further results depend on `tokens` alone, because kernels sum over cells in their order. Idle
+        prefixes go to the store. Returns None if states cannot be truncated, or if a request runs.
         """
         if not self.truncatable or any(s.in_use for s in self._cells.sequences):
             return None
@@ -123,7 +123,7 @@ class KVCache:
         return best, best_length
 
     def _longest_cached(self, tokens: list[int], key: Key) -> int:
-        """The longest prefix that some cached text shares with `tokens`, whether it can be taken or not."""
+        """Return the longest prefix of `tokens` in any cached text, even if it cannot be used."""
         return max(self.sharing.length_shared(tokens, key), self.spilling.length_shared(tokens, key))
 
     def _acquire_empty(self, key: Key) -> CachedSequence | None:
@@ -143,7 +143,7 @@ class KVCache:
         if target is None:
             if source is None or source.in_use:
                 return None
-            target = source  # the only idle one left is the source itself: cut it to the shared part
+            target = source  # only the source itself is idle: truncate it to the shared part
             if not self._rewinding.rewind(target, source, length):
                 self._cells.drop(target)
         elif source is not None:
@@ -151,7 +151,7 @@ class KVCache:
         return self._cells.take(target, key)
 
     def _restore(self, tokens: list[int], key: Key, live: int) -> CachedSequence | None:
-        """Bring a stored prefix back if it saves clearly more than the live one of `live` tokens."""
+        """Restore a stored prefix if it saves clearly more than the live one of `live` tokens."""
         found = self.spilling.worth_restoring(tokens, key, live)
         target = self._free_sequence(keep=None) if found is not None else None
         if found is None or target is None:
@@ -162,10 +162,11 @@ class KVCache:
         return self._cells.take(target, key)
 
     def _reuse_cells(self, source: CachedSequence, length: int) -> bool:
-        """Where nothing else runs, go on in an idle sequence's cells, if what it loses is little or stored.
+        """If nothing else runs, reuse an idle sequence's cells, provided that it loses little or is stored.
 
-        Plain attention sums over cells in their order: the same request must meet the same cells for a seed to give
-        the same text, whatever storing costs. With the fused one a copy of its own is as good, and costs nothing.
+        Plain attention sums over cells in their order: for reproducible text with a seed, the same request must get
+        the same cells, even at the cost of storing. With flash attention a separate copy gives the same text and
+        costs nothing.
         """
         if not self._keeps_partial or any(s.in_use for s in self._cells.sequences):
             return False
@@ -180,14 +181,14 @@ class KVCache:
         return self._rewinding.truncate(source, length)
 
     def _free_sequence(self, keep: CachedSequence | None) -> CachedSequence | None:
-        """An emptied idle sequence; what was in it goes to the store."""
+        """Return an emptied idle sequence; its content goes to the store."""
         chosen = next(iter(self._cells.idle_sequences(spare=keep)), None)
         if chosen is not None:
             self._evict(chosen)
         return chosen
 
     def _thin_out(self, chosen: CachedSequence) -> None:
-        """Take idle prefixes out of the cells beside `chosen`: all that the store holds, else only a surplus."""
+        """Evict idle prefixes other than `chosen`: all that the store holds, else only a surplus."""
         if not self.spilling.enabled or not self._keeps_partial:
             return
         alone = all(s is chosen or not s.in_use for s in self._cells.sequences)
@@ -208,11 +209,11 @@ class KVCache:
         aborted: bool = False,
         steady: bool = False,
     ) -> None:
-        """A step has put `tokens` into the sequence; `alone`: and nothing else into any other.
+        """Record that a step has added `tokens` to the sequence; `alone`: and nothing to any other.
 
-        `steady`: into the cells that follow those of its other tokens, which `acquire_steady` gave.
+        `steady`: the tokens follow directly in the cells of a sequence from `acquire_steady`.
 
-        Of an `aborted` step, those that were computed stay; where nobody can tell which, the sequence is empty.
+        Of an `aborted` step, the computed tokens stay; if they are unknown, the sequence is emptied.
         """
         if not aborted:
             if steady and len(sequence.tokens) == sequence.num_steady and len(tokens) == STEADY_ROWS:
@@ -223,9 +224,10 @@ class KVCache:
             self._cells.drop(sequence)
 
     def truncate(self, sequence: CachedSequence, length: int, *, or_empty: bool = False) -> bool:
-        """Cut a sequence to its first `length` tokens; False where this memory cannot do that.
+        """Truncate a sequence to its first `length` tokens; False if this memory cannot do that.
 
-        With `or_empty` it is empty then. A length of 0 always works, and frees what a failed step has left as well.
+        With `or_empty` it is emptied in this case. A length of 0 always works, and also frees the cells of a failed
+        step.
         """
         if length > 0 and self._rewinding.truncate(sequence, length):
             return True
@@ -234,19 +236,19 @@ class KVCache:
         return length == 0
 
     def release(self, sequence: CachedSequence, *, keep: bool = True, unsettled: Key | None = None) -> None:
-        """The request ended: its tokens stay as an idle prefix, the first to go unless `keep`."""
+        """Release a finished request's sequence as an idle prefix; without `keep` it is evicted first."""
         self._clock += 1
         sequence.unsettled = unsettled
         sequence.in_use = False
         sequence.last_used = self._clock if keep else 0
 
     def unsettled(self) -> CachedSequence | None:
-        """The idle sequence whose answer was computed row by row, where no other one has cells."""
+        """Return the idle sequence whose response was computed row by row, if no other one has cells."""
         filled = [s for s in self._cells.sequences if s.tokens or s.in_use]
         return filled[0] if len(filled) == 1 and filled[0].unsettled is not None else None
 
     def make_room(self, cells: int, spare: CachedSequence | None = None) -> bool:
-        """Evict idle prefixes, oldest first, until `cells` are free; False when that is not enough."""
+        """Evict idle prefixes, oldest first, until `cells` are free; False if that is not enough."""
         while self._cells.total - self._cells.used < cells:
             oldest = next((s for s in self._cells.idle_sequences(spare) if s.tokens), None)
             if oldest is None:
@@ -260,14 +262,14 @@ class KVCache:
 
 
 class Sharing:
-    """Finds live prefixes and hands them on."""
+    """Finds live prefixes and copies them to other sequences."""
 
     def __init__(self, cells: Cells, rewinding: Rewinding) -> None:
         self._cells = cells
         self._rewinding = rewinding
 
     def best(self, tokens: list[int], key: Key) -> tuple[CachedSequence | None, int]:
-        """The cached sequence that shares the longest usable prefix with `tokens`, and its length."""
+        """Return the cached sequence with the longest usable prefix of `tokens`, and its length."""
         best, best_length = None, 0
         for candidate in self._cells.sequences:
             if candidate.key != key or not candidate.tokens:
@@ -282,7 +284,7 @@ class Sharing:
         return best, best_length
 
     def length_shared(self, tokens: list[int], key: Key) -> int:
-        """How many tokens some live sequence shares with `tokens`, whether they can be taken or not."""
+        """Return how many tokens a live sequence shares with `tokens`, even if they cannot be used."""
         alike = (common_prefix(s.tokens, tokens) for s in self._cells.sequences if s.key == key)
         return max(alike, default=0)
 
@@ -290,18 +292,20 @@ class Sharing:
         """Give an empty sequence the first `length` tokens of another."""
         self._cells.copy(source, target, 0, length)
         target.shared = length
-        if not source.in_use:  # what runs owns the common cells, what idles may be evicted without them
+        # the running sequence owns the common cells, so the idle one can be evicted without them
+        if not source.in_use:
             target.shared, source.shared = min(source.shared, length), max(source.shared, length)
         target.checkpoints = [c for c in source.checkpoints if c.length <= length]
         if not self._rewinding.rewind(target, source, length):
             self._cells.drop(target)
 
     def follow(self, target: CachedSequence, source: CachedSequence, length: int, min_gain: int) -> int:
-        """Let a running sequence have `length` tokens of another if that gains it `min_gain`; returns its gain."""
+        """Copy `length` tokens of another to a running sequence if it gains at least `min_gain`; return the gain.
+        """
         have = len(target.tokens)
         if length - have < min_gain or self._rewinding.usable(source, length) != length:
             return 0
-        # Without cells of its own none would be left over.
+        # It has no own cells that would remain unused.
         if self._rewinding.truncatable and target.shared == have:
             self._cells.copy(source, target, have, length)
             target.shared = length

@@ -1,4 +1,4 @@
-"""Idle prefixes outside the cells: copied to the store before they give way, and back when a prompt begins so."""
+"""Copies idle prefixes to the store before eviction and restores them when a prompt starts with one."""
 
 from typing import Any, Final
 
@@ -12,9 +12,10 @@ from engine.runner.llama.cache.prefix_store import PrefixStore
 from engine.runner.llama.cache.state_buffer import copied, pointer, state_buffer
 from engine.runner.llama.native.model import LoadedModel
 
-# A prefix shorter than this is computed faster than it is copied out, looked up and copied in again.
+# A shorter prefix is faster to compute than to store, look up and restore.
 MIN_STORED_TOKENS: Final = 64
-# Bringing a prefix back copies all of it; a token copied costs a part of one computed (0.6B: 0.04 to 0.27 ms, 5).
+# Restoring a prefix copies all of it; copying a token takes a fraction of computing it (0.6B: 0.04 to 0.27 ms, 5
+# ms).
 MIN_GAIN, COPIES_PER_TOKEN = 8, 64
 
 
@@ -30,7 +31,7 @@ class Spilling:
 
     @property
     def enabled(self) -> bool:
-        """The store has room for anything at all."""
+        """Whether the store has any capacity."""
         return self._store.enabled
 
     def spill(self, sequence: CachedSequence) -> None:
@@ -49,24 +50,25 @@ class Spilling:
             )
 
     def spill_idle(self) -> None:
-        """Copy idle prefixes to the store's memory, so that their cells can be given up at once."""
+        """Copy idle prefixes to the store's memory, so that their cells can be freed immediately."""
         for sequence in self._cells.sequences:
             if not sequence.in_use and sequence.tokens:
                 self.spill(sequence)
 
     def holds(self, sequence: CachedSequence) -> bool:
-        """The store's memory has all of it: bringing it back is a copy."""
+        """Whether the store's memory has the whole sequence, so that restoring is only a copy."""
         whole_only = not self._rewinding.truncatable
         return self._store.holds(
             _array(sequence.tokens), sequence.key, whole_only=whole_only, num_steady=sequence.num_steady
         )
 
     def length_shared(self, tokens: list[int], key: Key) -> int:
-        """How many tokens some stored prefix shares with `tokens`, whether it can be taken or not."""
+        """Return how many tokens a stored prefix shares with `tokens`, even if they cannot be used."""
         return self._store.best(_array(tokens), key, whole_only=False)[1]
 
     def worth_restoring(self, tokens: list[int], key: Key, live: int) -> tuple[StoredPrefix, int] | None:
-        """A stored prefix that saves clearly more than a live one of `live` tokens, and its useful length."""
+        """Return a stored prefix that saves clearly more than a live one of `live` tokens, and its usable length.
+        """
         if not self.enabled:
             return None
         entry, length = self._store.best(_array(tokens[:-1]), key, whole_only=not self._rewinding.truncatable)
@@ -75,14 +77,15 @@ class Spilling:
         return entry, length
 
     def worth_restoring_steady(self, tokens: list[int], key: Key, live: int) -> tuple[StoredPrefix, int] | None:
-        """The same of steady tokens."""
+        """Like `worth_restoring`, for steady tokens."""
         if not self.enabled:
             return None
         entry, length = self._store.best_steady(_array(tokens[:-1]), key)
         return (entry, length) if entry is not None and length > live else None
 
     def restore(self, entry: StoredPrefix, length: int, target: CachedSequence) -> bool:
-        """Bring the first `length` tokens of a stored prefix into an empty sequence; False: it stays empty."""
+        """Restore the first `length` tokens of a stored prefix to an empty sequence; after False it is still empty.
+        """
         data = self._store.load(entry)
         if data is None:
             return False
@@ -91,14 +94,14 @@ class Spilling:
             self._cells.drop(target)
             return False
         target.tokens, target.shared = entry.tokens.tolist(), 0
-        target.num_steady = 0  # unless it lies in the first cells, which the caller knows
+        target.num_steady = 0  # the caller sets it if the sequence is in the first cells
         self._rewinding.adopt(target, ((at, copied(entry.mark(data, at))) for at, _ in entry.marks))
         if not self._rewinding.rewind(target, target, length):
             self._cells.drop(target)
         return True
 
     def clear_cells(self) -> None:
-        """Wipe every cell, freed ones too; idle prefixes go to the store. No sequence may be in use."""
+        """Wipe every cell, including freed ones; idle prefixes go to the store. No sequence may be in use."""
         self.spill_idle()
         self._cells.wipe()
 
@@ -108,7 +111,7 @@ class Spilling:
         self._store.persist()
 
     def forget(self, tokens: list[int], key: Key) -> None:
-        """Take stored prefixes of a prompt out of the store."""
+        """Delete a prompt's prefixes from the store."""
         self._store.forget(_array(tokens), key)
 
 

@@ -1,4 +1,4 @@
-"""Rewinding to a shorter prefix: by truncation, by llama.cpp's own copies of a step, or by a checkpoint."""
+"""Rolls back to a shorter prefix by truncation, by llama.cpp's own copies of a step, or by a checkpoint."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,7 @@ from engine.runner.llama.native.model import LoadedModel
 
 
 class Rewinding:
-    """Knows to which lengths the state of a sequence can be brought, and brings it there."""
+    """Finds the lengths to which the state of a sequence can be rolled back, and does it."""
 
     def __init__(self, loaded: LoadedModel, cells: Cells) -> None:
         self._api = loaded.api
@@ -24,18 +24,18 @@ class Rewinding:
 
     @property
     def truncatable(self) -> bool:
-        """A state can be truncated to any shorter prefix."""
+        """Whether a state can be truncated to any shorter prefix."""
         return self._keeps_partial and self._n_swa == 0
 
     def usable(self, source: CachedSequence, length: int) -> int:
-        """How much of the first `length` tokens can be taken: all, or up to a checkpoint."""
+        """Return how many of the first `length` tokens are usable: all, or up to a checkpoint."""
         if self._can_truncate(source, length):
             return length
         saved = self._last_checkpoint(source, length)
         return saved.length if saved is not None else 0
 
     def _can_truncate(self, source: CachedSequence, length: int) -> bool:
-        """The sequence is that long, or can be truncated to it as it is."""
+        """Whether the sequence has this length or can be truncated to it without a checkpoint."""
         if length == len(source.tokens):
             return not (source.rolled_back and source.in_use)
         if not self._keeps_partial:
@@ -49,21 +49,21 @@ class Rewinding:
         return within(self._checkpoints.alive(source.checkpoints), length)
 
     def rewind(self, target: CachedSequence, source: CachedSequence, length: int) -> bool:
-        """Make `length` tokens the present of `target`, which holds the cells of `source` or is it."""
+        """Roll `target` back to `length` tokens; it has the cells of `source` or is the same sequence."""
         if self._can_truncate(source, length):
             return self._cells.cut(target, length)
         saved = self._last_checkpoint(source, length)
         return saved is not None and saved.length == length and self._restore_checkpoint(target, saved)
 
     def _restore_checkpoint(self, target: CachedSequence, saved: Checkpoint) -> bool:
-        """Make a checkpoint the present of a sequence that has its cells."""
+        """Restore a checkpoint of a sequence that still has the checkpoint's cells."""
         if not self._checkpoints.put(saved, target.seq_id):
             return False
         target.rollback_tokens, target.rolled_back = 0, False
         return self._cells.cut(target, saved.length)
 
     def truncate(self, sequence: CachedSequence, length: int) -> bool:
-        """Cut a sequence to its first `length` tokens without a checkpoint; False when this memory cannot."""
+        """Truncate a sequence to its first `length` tokens without a checkpoint; False if this memory cannot."""
         if length >= len(sequence.tokens):
             return True
         if not self._keeps_partial and len(sequence.tokens) - length > sequence.rollback_tokens:
@@ -76,17 +76,17 @@ class Rewinding:
         return True
 
     def computed(self, sequence: CachedSequence, num_tokens: int, *, alone: bool) -> None:
-        """A step has put so many tokens into the sequence; `alone`: and nothing else into any other.
+        """Record that a step has added `num_tokens` to the sequence; `alone`: and nothing to any other.
 
-        Where states are taken back by copies, llama.cpp leaves those behind when it moves a state to another place,
-        as it does for other sequences of the same step.
+        If states are rolled back by copies, llama.cpp drops these copies when it moves a state to another place,
+        which it does for other sequences of the same step.
         """
         sequence.rollback_tokens = min(self._max_rollback, num_tokens - 1) if alone else 0
         sequence.rolled_back = False
         self.save(sequence)
 
     def plan_checkpoints(self, sequence: CachedSequence, n_prompt: int, branch: int) -> None:
-        """Plan the checkpoints of a prompt; `branch` is where another cached text diverges."""
+        """Plan the checkpoints of a prompt; `branch` is the length at which another cached text diverges."""
         sequence.planned = checkpoint_lengths(n_prompt, len(sequence.tokens), branch, self._n_ubatch)
         self.save(sequence)
 
@@ -101,7 +101,7 @@ class Rewinding:
                     sequence.checkpoints = [*self._checkpoints.alive(sequence.checkpoints), saved]
 
     def after_abort(self, sequence: CachedSequence, tokens: list[int]) -> bool:
-        """A decode of `tokens` was aborted: keep what was computed; False: that is not known."""
+        """Keep the computed part of an aborted decode of `tokens`; False: that part is unknown."""
         if not self._keeps_partial:  # some layers' states are further than others'
             saved = self._last_checkpoint(sequence, len(sequence.tokens))
             return saved is not None and self._restore_checkpoint(sequence, saved)
@@ -111,7 +111,7 @@ class Rewinding:
         return len(sequence.tokens) < len(tokens) or self.truncate(sequence, len(tokens) - 1)
 
     def marks(self, sequence: CachedSequence) -> list[tuple[int, Any]]:
-        """The checkpoints that go with a stored state: the first (a common beginning) and the last."""
+        """Return the checkpoints to store with a state: the first (a common beginning) and the last."""
         alive = self._checkpoints.alive(sequence.checkpoints)
         return [(c.length, c.data) for c in (alive if len(alive) < 3 else (alive[0], alive[-1]))]  # noqa: PLR2004 - the two
 

@@ -1,4 +1,4 @@
-"""Which computed prefix shares most with a text: in the order of their tokens, neighbours share most."""
+"""Finds the computed prefix that shares most with a text: sorted by tokens, neighbours share most."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ import numpy as np
 Key = tuple[tuple[str, float], ...]
 
 
-@dataclass(eq=False, slots=True)  # two of them are the same only if they are one
+@dataclass(eq=False, slots=True)  # compare by identity
 class StoredPrefix:
-    """One computed prefix. `tokens` (n,) int32; `data` its state while it is in memory; `on_disk`: it has a file.
+    """One computed prefix: `tokens` (n,) int32, its state `data` if in memory, `on_disk` if it has a file.
 
-    The first `num_steady` tokens have the bits that computing them again would give (`CachedSequence`).
-    Behind the state follow the checkpoints of a model that cannot be cut: `marks` are their (length, bytes).
+    The first `num_steady` tokens have the same bits as if computed again (`CachedSequence`). The checkpoints of a
+    model that cannot be truncated follow the state; `marks` are their (length, bytes).
     """
 
     key: Key
@@ -27,18 +27,18 @@ class StoredPrefix:
     num_steady: int = 0
 
     def usable(self, shared: int, *, whole_only: bool) -> int:
-        """How many of `shared` equal tokens the state can be brought to."""
+        """Return to how many of `shared` equal tokens the state can be truncated."""
         if not whole_only or shared == len(self.tokens):
             return shared
         return max((length for length, _ in self.marks if length <= shared), default=0)
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the state itself."""
+        """Bytes of the state without checkpoints."""
         return self.size - sum(size for _, size in self.marks)
 
     def mark(self, data: Any, length: int) -> Any:
-        """The checkpoint of that length in the loaded `data`; None if there is none."""
+        """Return the checkpoint of this length from the loaded `data`; None if there is none."""
         start = self.state_bytes
         for marked, size in self.marks:
             if marked == length:
@@ -48,28 +48,28 @@ class StoredPrefix:
 
 
 class PrefixIndex:
-    """Prefixes by their tokens, those of each key (adapters and owner) apart."""
+    """Index of prefixes by their tokens, separate for each key (adapters and owner)."""
 
     def __init__(self) -> None:
         self._whole: dict[Key, _Ordered] = {}
         self._marks: dict[Key, _Ordered] = {}
 
     def add(self, entry: StoredPrefix) -> None:
-        """Know an entry from now on."""
+        """Add an entry."""
         self._whole.setdefault(entry.key, _Ordered()).add(entry, len(entry.tokens))
         for length, _ in entry.marks:
             self._marks.setdefault(entry.key, _Ordered()).add(entry, length)
 
     def remove(self, entry: StoredPrefix) -> None:
-        """Forget an entry, if it is known."""
+        """Remove an entry if it is in the index."""
         self._whole.get(entry.key, _NONE).remove(entry, len(entry.tokens))
         for length, _ in entry.marks:
             self._marks.get(entry.key, _NONE).remove(entry, length)
 
     def best(self, tokens: Any, key: Key, *, whole_only: bool) -> tuple[StoredPrefix | None, int]:
-        """What can be brought to the longest beginning of `tokens` (n,) int32, and how long; (None, 0): nothing.
+        """Return the entry with the longest usable beginning of `tokens` (n,) int32, and its length; or (None, 0).
 
-        `whole_only`: states cannot be cut, so each stands for its own length and those of its marks.
+        `whole_only`: states cannot be truncated, so only their own length and those of their marks are usable.
         """
         nothing: tuple[StoredPrefix | None, int] = (None, 0)
         if not whole_only:
@@ -79,16 +79,16 @@ class PrefixIndex:
         return max(whole, marked, key=lambda found: found[1])
 
     def sharing(self, tokens: Any, key: Key) -> Iterator[tuple[StoredPrefix, int]]:
-        """Entries that begin like `tokens`, and how many tokens they share, most first."""
+        """Yield entries that start like `tokens` and the number of shared tokens, most first."""
         return self._whole.get(key, _NONE).sharing(tokens)
 
     def beginnings(self, tokens: Any, key: Key) -> Iterator[StoredPrefix]:
-        """Entries that are a beginning of `tokens`, or all of them."""
+        """Yield entries that are a beginning of `tokens`, or all of them."""
         return (entry for entry, _ in self._whole.get(key, _NONE).beginnings(tokens))
 
 
 class _Ordered:
-    """Beginnings of entries in the order of their tokens. It must not change while an iterator of it is read."""
+    """Beginnings of entries, sorted by tokens. It must not change during iteration."""
 
     def __init__(self) -> None:
         self._items: list[tuple[StoredPrefix, int]] = []
@@ -105,7 +105,7 @@ class _Ordered:
                 return
 
     def sharing(self, tokens: Any) -> Iterator[tuple[StoredPrefix, int]]:
-        """All that share a token, most first: the further from the place of `tokens`, the fewer are shared."""
+        """Yield all that share a token, most first: entries further from the position of `tokens` share fewer."""
         after = bisect_left(self._items, _bytes(tokens), key=_order)
         before = after - 1
         left, right = self._shared(before, tokens), self._shared(after, tokens)
@@ -120,7 +120,7 @@ class _Ordered:
                 right = self._shared(after, tokens)
 
     def beginnings(self, tokens: Any) -> Iterator[tuple[StoredPrefix, int]]:
-        """The beginnings of `tokens`, one of each length, the longest first."""
+        """Yield the beginnings of `tokens`, one per length, longest first."""
         length = len(tokens)
         while length > 0:
             last = bisect_right(self._items, _bytes(tokens[:length]), key=_order) - 1
@@ -153,5 +153,5 @@ def _order(item: tuple[StoredPrefix, int]) -> bytes:
 
 
 def _bytes(tokens: Any) -> bytes:
-    """Bytes in whose order the tokens are, one after the other: the most significant byte comes first."""
+    """Return bytes that sort like the tokens: big-endian, so the most significant byte comes first."""
     return bytes(tokens.astype(">u4"))

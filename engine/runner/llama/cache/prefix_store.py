@@ -1,4 +1,4 @@
-"""Computed prefixes outside the KV cache, in memory and on disk; nothing here calls llama.cpp."""
+"""Stores computed prefixes outside the KV cache, in memory and on disk; makes no llama.cpp calls."""
 
 import contextlib
 import errno
@@ -24,7 +24,7 @@ from engine.runner.llama.cache.state_buffer import copied, state_buffer
 
 
 class _Tier:
-    """Entries of one place in the order of their use, and their bytes."""
+    """Entries of one storage level in the order of their use, and their bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -44,19 +44,19 @@ class _Tier:
             self.num_bytes -= entry.size
 
     def use(self, entry: StoredPrefix) -> None:
-        """It is the newest from now on, if it is here."""
+        """Mark an entry as the most recently used, if it is here."""
         if entry in self._entries:
             self._entries[entry] = self._entries.pop(entry)
 
     def surplus(self, spare: StoredPrefix | None = None) -> StoredPrefix | None:
-        """What has to give way: the oldest but `spare`, which goes last; None where all fits."""
+        """Return the entry to evict: the oldest except `spare`, which goes last; None if all fit."""
         if self.num_bytes <= self.limit:
             return None
         return next((e for e in self._entries if e is not spare), spare)
 
 
 class PrefixStore:
-    """Least recently used prefixes give way: from memory to disk, from disk for good. One thread calls it."""
+    """Evicts least recently used prefixes: from memory to disk, from disk permanently. Called by one thread."""
 
     def __init__(self, ram_bytes: int, disk_bytes: int, folder: Path | None, fingerprint: str) -> None:
         self._ram = _Tier(ram_bytes)
@@ -73,7 +73,7 @@ class PrefixStore:
 
     @property
     def enabled(self) -> bool:
-        """There is room for anything at all."""
+        """Whether the store has any capacity."""
         return self._ram.limit > 0 or self._disk.limit > 0
 
     @property
@@ -87,11 +87,15 @@ class PrefixStore:
         return self._disk.num_bytes
 
     def best(self, tokens: Any, key: Key, *, whole_only: bool) -> tuple[StoredPrefix | None, int]:
-        """The stored prefix that shares most with `tokens` (n,) int32; `whole_only` where states cannot be cut."""
+        """Return the stored prefix that shares most with `tokens` (n,) int32, and the usable length.
+
+        `whole_only`: states cannot be truncated.
+        """
         return self._index.best(tokens, key, whole_only=whole_only)
 
     def best_steady(self, tokens: Any, key: Key) -> tuple[StoredPrefix | None, int]:
-        """The stored prefix that shares most steady tokens with `tokens` (n,) int32, in whole steps."""
+        """Return the stored prefix with the most steady tokens in common with `tokens` (n,) int32, in whole steps.
+        """
         best, best_length = None, 0
         for entry, shared in self._index.sharing(tokens, key):
             if shared <= best_length:
@@ -102,7 +106,7 @@ class PrefixStore:
         return best, best_length
 
     def covers(self, tokens: Any, key: Key, *, whole_only: bool, num_steady: int = 0) -> bool:
-        """A stored prefix can bring back all of `tokens`, of which so many are steady."""
+        """Whether a stored prefix can restore all of `tokens`, with at least `num_steady` steady ones."""
         for entry, shared in self._index.sharing(tokens, key):
             if shared < len(tokens):
                 break
@@ -111,7 +115,7 @@ class PrefixStore:
         return False
 
     def holds(self, tokens: Any, key: Key, *, whole_only: bool = False, num_steady: int = 0) -> bool:
-        """A prefix in memory can bring back all of `tokens`, of which so many are steady: that is a copy."""
+        """Like `covers`, but only for prefixes in memory, where restoring is only a copy."""
         for entry, shared in self._index.sharing(tokens, key):
             if shared < len(tokens):
                 break
@@ -131,9 +135,9 @@ class PrefixStore:
         whole_only: bool = False,
         num_steady: int = 0,
     ) -> None:
-        """Keep the state `data` (bytes as uint8) of `tokens`; shorter prefixes of the same text are replaced.
+        """Store the state `data` (bytes as uint8) of `tokens`; it replaces shorter prefixes of the same text.
 
-        `marks` are (length, bytes as uint8) of checkpoints before the end, of a state that is `whole_only`.
+        `marks` are (length, bytes as uint8) of earlier checkpoints, for a state that is `whole_only`.
         """
         if not self.enabled or self.covers(tokens, key, whole_only=whole_only, num_steady=num_steady):
             return
@@ -151,12 +155,13 @@ class PrefixStore:
         self._shrink_ram(keep=entry)
 
     def forget(self, tokens: Any, key: Key) -> None:
-        """Remove every prefix that `best` could find for `tokens`."""
+        """Delete every prefix that `best` could find for `tokens`."""
         for entry in [entry for entry, _ in self._index.sharing(tokens, key)]:
             self._remove(entry)
 
     def load(self, entry: StoredPrefix) -> Any:
-        """The state as uint8 (size,), or None when its file is gone or damaged (it is forgotten then)."""
+        """Return the state as uint8 (size,), or None if its file is missing or corrupt (the entry is then removed).
+        """
         self._ram.use(entry)
         self._disk.use(entry)
         if entry.data is not None:
@@ -167,13 +172,13 @@ class PrefixStore:
         return data
 
     def persist(self) -> None:
-        """Begin to write what is only in memory to disk."""
+        """Start writing entries that are only in memory to disk."""
         for entry in self._ram:
             if not entry.on_disk:
                 self._write(entry)
 
     def close(self) -> None:
-        """Wait until everything that was to be written is written."""
+        """Wait until all queued writes are done."""
         if self._files is not None:
             self._files.close()
 
@@ -213,7 +218,10 @@ class PrefixStore:
 
 
 def model_fingerprint(path: Path, *parts: object) -> str:
-    """Names a model's content and everything its states depend on. The ends of the file stand for the whole."""
+    """Return a hash of a model's content and of everything its states depend on.
+
+    Only the beginning and the end of the file are read.
+    """
     digest = hashlib.sha256(repr(parts).encode())
     size = path.stat().st_size
     digest.update(str(size).encode())
@@ -224,17 +232,16 @@ def model_fingerprint(path: Path, *parts: object) -> str:
     return digest.hexdigest()
 
 
-# Computed prefixes in files, so that they survive a restart; written by a thread of its own.
-#
-# A file holds the tokens it stands for and a checksum; it belongs to one model, cache type and llama.cpp build (the
+# Computed prefixes in files, so that they survive a restart; a separate thread writes them.
+# A file contains its tokens and a checksum. It belongs to one model, cache type and llama.cpp build (the
 # `fingerprint`) and is never used for another.
 
 _MAGIC: Final = b"TSKV1\n"
 _HEADER: Final = struct.Struct(">I")
 _MAX_HEADER: Final = 64 << 20
-# States that wait for a slow disk stand in memory beside all others.
+# States that wait for a slow disk take memory in addition to the store's limit.
 MAX_WAITING_BYTES: Final = 256 << 20
-# A cache must not take the space that chats and downloads need: it leaves a tenth of the disk free, 2 GiB at most.
+# Chats and downloads need space too, so the cache leaves a tenth of the disk free, at most 2 GiB.
 MIN_FREE_FRAC: Final = 0.1
 MAX_FREE_BYTES: Final = 2 << 30
 
@@ -250,7 +257,7 @@ class _FileHeader(msgspec.Struct):
 
 
 class PrefixFiles:
-    """The files of one model, in `folder`. One thread calls it."""
+    """The files of one model, in `folder`. Called by one thread."""
 
     def __init__(self, folder: Path, fingerprint: str) -> None:
         self.folder = folder / fingerprint[:24]
@@ -260,7 +267,7 @@ class PrefixFiles:
         self._writer: threading.Thread | None = None
 
     def scan(self) -> list[StoredPrefix]:
-        """What earlier processes left, the least recently used first; files that cannot be used are deleted."""
+        """Return the entries of earlier processes, least recently used first; deletes unusable files."""
         found = []
         for path in self.folder.glob("*.kv"):
             header = None
@@ -285,7 +292,7 @@ class PrefixFiles:
         return [entry for _, entry in sorted(found, key=lambda pair: pair[0])]
 
     def write(self, entry: StoredPrefix) -> bool:
-        """Begin to write an entry that is in memory; False where too much waits already."""
+        """Start writing an entry that is in memory; False if too much is waiting already."""
         waiting = sum(w.size for w in list(self._waiting))
         if waiting and waiting + entry.size > MAX_WAITING_BYTES:
             return False
@@ -297,7 +304,7 @@ class PrefixFiles:
         return True
 
     def read(self, entry: StoredPrefix) -> Any:
-        """The data of an entry as uint8 (size,); None when its file is gone, damaged or another's."""
+        """Return an entry's data as uint8 (size,); None if its file is missing, corrupt or of another model."""
         waiting = self._waiting.get(entry)
         if waiting is not None:
             return waiting
@@ -315,12 +322,12 @@ class PrefixFiles:
         return data if whole and zlib.crc32(data) == header.checksum else None
 
     def remove(self, entry: StoredPrefix) -> None:
-        """Delete an entry's file, or do not write it."""
+        """Delete an entry's file, or cancel its write."""
         self._waiting.pop(entry, None)
         self._path(entry).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Wait until everything that was to be written is written."""
+        """Wait until all queued writes are done."""
         if self._writer is not None:
             self._jobs.put(None)
             self._writer.join()
@@ -369,7 +376,7 @@ class PrefixFiles:
             temporary.unlink(missing_ok=True)
 
     def _header(self, file: BinaryIO) -> _FileHeader | None:
-        """Header of a file of this model, which is left where its data begins; None for anything else."""
+        """Read the header of this model's file, up to the start of the data; None for any other file."""
         try:
             if file.read(len(_MAGIC)) != _MAGIC:
                 return None
@@ -383,7 +390,7 @@ class PrefixFiles:
 
 
 def prune(folder: Path, limit: int, keep: Path) -> None:
-    """Delete the oldest files of other models until all together respect the limit."""
+    """Delete the oldest files of other models until the total respects the limit."""
     files = sorted(
         ((p.stat().st_mtime, p.stat().st_size, p) for p in folder.glob("*/*.kv")), key=lambda found: found[0]
     )

@@ -1,8 +1,8 @@
-"""A context of another size on the same weights, with everything that was computed in the one before.
+"""Replaces a context by one of another size on the same weights, with all computed states.
 
-States go to main memory first, or to a file where that has no room; then the old context is dropped and the new one
-made. With both there at once a GPU would have to hold two caches. Copies are as large as what is in use, no larger.
-Measured: docs/adr/0031-growing-contexts.md.
+States go to main memory first, or to a file if memory has no space. Then the old context is freed and the new one
+created: with both at once a GPU would have to hold two caches. Copies are only as large as the used part. Measured:
+docs/adr/0031-growing-contexts.md.
 """
 
 import tempfile
@@ -18,18 +18,18 @@ from engine.runner.llama.native.model import LoadedModel, LoadFailed, make_conte
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """What a resize took: bytes of state that were copied, and seconds."""
+    """Cost of a resize: bytes of copied state, and seconds."""
 
     state_bytes: int
     seconds: float
 
 
 def resize(loaded: LoadedModel, n_ctx: int, kv_cells: int, *, through_disk: bool = False) -> Moved:
-    """Let sequences have `n_ctx` tokens in a cache of `kv_cells`, none of them computed again.
+    """Resize to `n_ctx` tokens per sequence and `kv_cells` cells, without computing any token again.
 
-    `through_disk`: copies lie in a file for as long as it takes, where main memory has no room for them.
+    `through_disk`: the copies are in a file during the resize, if main memory has no space for them.
 
-    Raises: LoadFailed: there is no memory for it; everything is as before. EngineBroken: nor for what was there.
+    Raises: LoadFailed: there is not enough memory; nothing has changed. EngineBroken: the old size failed too.
     """
     begun, before = time.monotonic(), loaded.settings
     sizes = n_ctx, max(n_ctx, kv_cells)
@@ -53,7 +53,7 @@ def resize(loaded: LoadedModel, n_ctx: int, kv_cells: int, *, through_disk: bool
 
 
 def _states(loaded: LoadedModel, *, through_disk: bool) -> Any:
-    """All sequences' states as one array (n,) uint8: cells that several share are in it once."""
+    """Return all sequences' states as one array (n,) uint8; shared cells are in it once."""
     api = loaded.api
     size = int(api.llama_state_get_size(loaded.context))
     try:

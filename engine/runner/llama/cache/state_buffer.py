@@ -1,4 +1,4 @@
-"""Memory for copies of states that goes back to the system whole."""
+"""Buffers for copies of states whose memory is returned to the system completely."""
 
 import ctypes
 import errno
@@ -10,18 +10,18 @@ from typing import Any, Final
 
 import numpy as np
 
-# Below this the rest of a page would be a noticeable part of it.
+# Below this size, the unused rest of the last page would be significant.
 OWN_PAGES_FROM: Final = 64 << 10
 HUGE_PAGE: Final = 2 << 20
-# What a disk keeps free whatever is stored for a moment.
+# Space that stays free on the disk while a temporary file exists.
 SPARE_DISK_BYTES: Final = 1 << 30
 
 
 def state_buffer(size: int) -> Any:
-    """Room for a state, (size,) uint8, in pages of its own.
+    """Return a buffer for a state, (size,) uint8, in separate pages.
 
-    In the C library's heap the small objects that outlive states (tokens, indexes) would hold what lies between:
-    17 to 30 KB for each state ever stored. Measured: docs/log.md, engine.
+    In the C library's heap, small objects that outlive states (tokens, indexes) would keep the memory between them
+    allocated: 17 to 30 KB per state ever stored. Measured: docs/log.md, engine.
     """
     if size < OWN_PAGES_FROM:
         return np.empty(size, np.uint8)
@@ -32,9 +32,9 @@ def state_buffer(size: int) -> Any:
 
 
 def file_buffer(size: int, folder: Path) -> Any:
-    """The same in a file without a name: the system may write its pages to disk instead of keeping them.
+    """Return such a buffer in an unnamed file: the system may write its pages to disk.
 
-    Raises: OSError: the disk has no room for it.
+    Raises: OSError: the disk has no space for it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
@@ -46,10 +46,10 @@ def file_buffer(size: int, folder: Path) -> Any:
 
 
 def pointer(data: Any) -> Any:
-    """The buffer as llama.cpp takes it."""
+    """Return the buffer as a pointer for llama.cpp."""
     return data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def copied(*parts: Any) -> Any:
-    """One such buffer with a copy of `parts`, each (n,) uint8, one behind the other."""
+    """Return one such buffer with a copy of `parts`, each (n,) uint8, one after the other."""
     return np.concatenate(parts, out=state_buffer(sum(len(part) for part in parts)))
