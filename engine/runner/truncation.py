@@ -4,8 +4,7 @@ from collections.abc import Set as AbstractSet
 
 
 def shortened(tokens: list[int], limit: int, closing: AbstractSet[int]) -> list[int]:
-    """Return the first `limit` tokens, but keep the last token if it is in `closing`: many models read its output.
-    """
+    """Return the first `limit` tokens, but keep the last one if it is in `closing`: many models read its output."""
     if tokens[-1] in closing:
         return [*tokens[: limit - 1], tokens[-1]]
     return tokens[:limit]

@@ -1,1 +1,1 @@
-"""What a step computes: requests, their order, sampling, constraints and text."""
+"""Computation of a step: requests, their order, sampling, embeddings."""

@@ -1,6 +1,6 @@
 """LoRA adapters: loaded with the model, chosen by each request, switched between steps.
 
-An adapter belongs to the whole context, so one step can only serve sequences that want the same ones.
+An adapter applies to the whole context, so one step can serve only sequences with the same adapters.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from engine.runner.llama.sequence import LlamaSequence
 
 
 class Adapters:
-    """The adapters of one model, by file name without ending."""
+    """The adapters of one model, by file name without extension."""
 
     def __init__(self, loaded: LoadedModel, paths: Iterable[str]) -> None:
         self._api = loaded.api
@@ -37,22 +37,22 @@ class Adapters:
             self._handles[Path(path).stem] = handle
 
     def within(self, loaded: LoadedModel) -> "Adapters":
-        """The same adapters for another context of the same weights."""
+        """Return the same adapters for another context of the same weights."""
         other = Adapters(loaded, ())
         other._handles = self._handles
         return other
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What requests may ask for."""
+        """Names that requests may use."""
         return tuple(self._handles)
 
     def unknown(self, key: Key) -> str | None:
-        """The first adapter of `key` that was not loaded."""
+        """Return the first adapter of `key` that is not loaded, or None."""
         return next((name for name, _ in key if name not in self._handles), None)
 
     def members(self, running: list[LlamaSequence]) -> list[LlamaSequence]:
-        """The sequences of the next step: those of one group; the groups take turns."""
+        """Return the sequences of the next step: one group with the same adapters; the groups take turns."""
         keys = list(dict.fromkeys(s.request.lora for s in running))
         if len(keys) > 1:
             last = keys.index(self._turn) if self._turn in keys else -1
@@ -64,12 +64,12 @@ class Adapters:
         return running
 
     def rebind(self) -> None:
-        """The context was replaced: it has no adapters yet."""
+        """Apply the active adapters to a new context, which has none yet."""
         active, self._active = self._active, ()
         self.activate(active)
 
     def activate(self, key: Key) -> None:
-        """Let the next steps have these adapters."""
+        """Use these adapters in the next steps."""
         if key == self._active:
             return
         count = len(key)

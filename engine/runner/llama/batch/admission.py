@@ -1,4 +1,4 @@
-"""What a request must be before llama.cpp sees any of it, and the cells it is promised."""
+"""Checks a request before it reaches llama.cpp, and reserves its KV cells."""
 
 from typing import Final
 
@@ -13,18 +13,18 @@ from engine.runner.llama.sequence import LlamaSequence
 from engine.runner.llama.vision.vision import Media
 from engine.runner.protocol import Fault
 
-# Cells reserved for an answer at admission: the worst case would leave most of the cache unused.
-# Source: reference measurements of typical chat answers; a longer answer preempts when the cache is full.
+# Cells reserved for a response at admission: the worst case would leave most of the cache unused.
+# Source: reference measurements of typical chat responses; a longer response preempts when the cache is full.
 ANSWER_RESERVE: Final = 512
 
 
 def cells_needed(sequence: LlamaSequence) -> int:
-    """Cells for a request's tokens and a usual answer."""
+    """Return the cells for a request's tokens and a typical response."""
     return min(sequence.limit, len(sequence.tokens) + ANSWER_RESERVE)
 
 
 def cells_promised(running: list[LlamaSequence]) -> int:
-    """Cells that running requests were promised and have not taken yet."""
+    """Return the cells that are reserved for running requests and not used yet."""
     return sum(cells_needed(s) - len(s.tokens) + s.n_missing for s in running)
 
 
@@ -36,7 +36,7 @@ def new_sequence(
     constraint: TokenConstraint | None,
     media: Media | None,
 ) -> LlamaSequence:
-    """A request that was not refused, ready to wait for its turn."""
+    """Return the sequence of an accepted request, ready for the queue."""
     text = tokens if media is None else [t for t in tokens if t >= 0]
     trained = int(loaded.api.llama_model_n_ctx_train(loaded.model))
     sequence = LlamaSequence(
@@ -58,7 +58,7 @@ def new_sequence(
 def refusal(
     request_id: int, request: GenerationRequest, tokens: list[int], n_ctx: int, n_vocab: int, adapters: Adapters
 ) -> Fault | None:
-    """Why a tokenized request cannot run in a context of `n_ctx` tokens; None when it can."""
+    """Return why a tokenized request cannot run in a context of `n_ctx` tokens; None if it can."""
     exceeded = context_exceeded(request_id, len(tokens), n_ctx)
     if exceeded is not None:
         return exceeded

@@ -1,9 +1,9 @@
-"""Requests whose tokens depend on nothing but themselves, one after the other in a context of their own.
+"""Runs deterministic requests one after the other in a separate context.
 
-What a kernel computes depends, in its last bits, on the shape of the step, on the cells a text lies in and on the
-number of threads. Here all three are the same whatever else was asked: a prompt is computed from the first cell on
-in chunks of one size, an answer in steps of one row, and threads are not tuned. What stays cached of a prompt was
-computed in whole chunks, so it holds the bits that computing it again would give.
+The last bits of a kernel's result depend on the shape of the step, on the cells of the text, and on the number of
+threads. Here all three are independent of other requests: a prompt is computed from the first cell on in chunks of
+one size, a response in steps of one row, and the number of threads is fixed. The cached part of a prompt was
+computed in whole chunks, so it has the same bits as if computed again.
 """
 
 from engine.runner.llama.batch.adapters import Adapters
@@ -16,7 +16,7 @@ from engine.runner.llama.sequence import LlamaSequence
 
 
 class ExactScheduler(Scheduler):
-    """One sequence of steps of one shape. `loaded` is what `exact_context` made."""
+    """Runs one sequence in steps of one shape. `loaded` comes from `exact_context`."""
 
     def __init__(self, loaded: LoadedModel, vocabulary: LlamaVocabulary, adapters: Adapters) -> None:
         nothing = PrefixStore(0, 0, None, "")
@@ -36,12 +36,12 @@ class ExactScheduler(Scheduler):
         return self._whole(sequence.n_prompt) if self._is_cacheable(sequence) else 0
 
     def _is_cacheable(self, sequence: LlamaSequence) -> bool:
-        """Its prompt is computed in whole chunks from the beginning, and cells can be cut between two of them."""
+        """Whether the prompt is computed in whole chunks from its start, and cells can be truncated there."""
         request = sequence.request
         return (
             request.cache_prompt and not request.prompt_logprobs and not sequence.forgotten and self._kv.truncatable
         )
 
     def _whole(self, length: int) -> int:
-        """As much of it as whole chunks of a prompt hold."""
+        """Return the part of `length` that consists of whole prompt chunks."""
         return length - length % self._loaded.n_batch

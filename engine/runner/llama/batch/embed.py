@@ -1,6 +1,6 @@
-"""Embeddings and rerank scores: a second context on the loaded model, one bounded decode at a time.
+"""Embeddings and rerank scores: a second context on the loaded model, one limited decode per step.
 
-Every condition under which llama.cpp would abort the process is checked before the call: sizes of batch and
+All conditions under which llama.cpp would abort the process are checked before the call: sizes of batch and
 micro-batch, positions beyond the trained context, sequence ids and token ids.
 """
 
@@ -31,18 +31,18 @@ _POOL_NONE: Final = 0
 _POOL_MEAN: Final = 1
 _POOL_CLS: Final = 2
 _POOL_RANK: Final = 4
-# A chat model that embeds beside its chats pays a second KV cache; this bounds it.
+# A chat model that also embeds needs a second KV cache; this limits its size.
 CHAT_LIMIT: Final = 2048
 # Embedding models read long documents, but compute buffers grow with the square of an encoder's input.
 EMBED_LIMIT: Final = 8192
 # llama.cpp reserves logits for every token of an embedding batch (n_vocab floats each), used or not.
 OUTPUT_BYTES: Final = 1 << 30
-# Tokens of a causal model decoded at once: a chat waits no longer than this beside an embedding.
+# Tokens of a causal model decoded per step: a chat waits no longer than this for an embedding.
 CHUNK: Final = 512
-# Tokens of several inputs decoded at once: enough to fill the kernels, few enough to attend to in vain.
+# Tokens of several inputs decoded together: enough to fill the kernels, few enough to limit useless attention.
 SHARED: Final = 256
 MAX_SEQUENCES: Final = 16
-# Characters of a word that may be one token, where tokens do not spell the text.
+# Maximum characters of a word that may be one token, if tokens do not contain exactly the text's bytes.
 _LONG_WORD: Final = 256
 
 
@@ -55,12 +55,15 @@ class _Refused(Exception):
 
 
 class CannotEmbed(Exception):
-    """No embedding context could be made; the message says why."""
+    """No embedding context could be created; the message says why."""
 
 
 @dataclass
 class _Job:
-    """One Embed message. `tokens` are those of the inputs up to the one at work; `vectors` what they gave."""
+    """One Embed message.
+
+    `tokens` are those of the inputs up to the current one; `vectors` are the results so far.
+    """
 
     id: int
     inputs: list[str | list[int]]
@@ -76,7 +79,7 @@ class _Job:
 
 
 class Embedder:
-    """Owns the embedding context. All calls from the scheduler's thread; `step` is one decode."""
+    """Owns the embedding context. All calls come from the scheduler's thread; `step` is one decode."""
 
     def __init__(self, loaded: LoadedModel, vocabulary: LlamaVocabulary, metadata: dict[str, str]) -> None:
         api, settings = loaded.api, loaded.settings
@@ -101,7 +104,7 @@ class Embedder:
         self._quick = QuickChoice(settings, self._governor.most)
         self._small = int(api.llama_model_size(loaded.model)) < ONE_THREAD_BYTES and not settings.devices
         if self._small and self._governor.most > 1:
-            # Seconds are lost where the machine turns out to be busy; where it is quiet all are tried at once.
+            # Several threads lose seconds on a busy machine; on an idle one the governor tries all of them soon.
             self._governor.threads = 1
             self._set_threads(1)
         self._batch = Batch(
@@ -127,7 +130,8 @@ class Embedder:
             params.n_threads = settings.n_threads
             params.n_threads_batch = settings.n_threads_batch or settings.n_threads
         if pooling is None or int(pooling) <= _POOL_NONE:
-            params.pooling_type = _POOL_MEAN  # a chat model's file names none; per-token rows serve nobody here
+            # a chat model's file names no pooling, and per-token rows are not used here
+            params.pooling_type = _POOL_MEAN
         context = api.llama_init_from_model(loaded.model, params)
         if not context:
             raise CannotEmbed(f"llama.cpp made no embedding context of {self.limit} tokens (memory, or the model)")
@@ -135,11 +139,11 @@ class Embedder:
 
     @property
     def busy(self) -> bool:
-        """Something waits to be embedded."""
+        """Whether any job is queued."""
         return bool(self._jobs)
 
     def add(self, message: Embed) -> Fault | None:
-        """Queue a message; a Fault says why it cannot run."""
+        """Queue a message; return a Fault if it cannot run."""
         if message.query is not None and not self.ranks:
             return _refused(message.id, "This model has no ranking head; load a reranker.", "model")
         if message.query is None and self.ranks:
@@ -153,9 +157,10 @@ class Embedder:
         return None
 
     def cancel(self, job_id: int) -> None:
-        """Forget a job that nobody waits for any more."""
+        """Drop a cancelled job."""
         if self._jobs and self._jobs[0].id == job_id and self._jobs[0].done_tokens:
-            # What was read of its long input would stand before the next one, which llama.cpp then refuses.
+            # Otherwise the computed part of its long input would precede the next input, which llama.cpp would
+            # refuse.
             self._loaded.api.llama_memory_clear(self._memory, False)
         if any(job.id == job_id for job in self._jobs):
             self._jobs = deque(job for job in self._jobs if job.id != job_id)
@@ -180,7 +185,7 @@ class Embedder:
         return [*begin, *asked, *end, *between, *text_tokens, *end]
 
     def _input(self, job: _Job, index: int) -> list[int]:
-        """An input's tokens, made when its turn has come: a step waits for the texts of one batch, not of all.
+        """Return an input's tokens. Inputs are tokenized when needed, so a step waits only for its own texts.
 
         Raises: _Refused.
         """
@@ -200,7 +205,7 @@ class Embedder:
         return job.tokens[index]
 
     def _shortened(self, job: _Job, index: int) -> list[int]:
-        """An input's first tokens; of a text only as much is looked at as those can spell."""
+        """Return an input's first tokens; only as much text is tokenized as these can contain."""
         item = job.inputs[index]
         if isinstance(item, str):
             item = item[: self.limit * (self._vocabulary.longest or _LONG_WORD)]
@@ -227,7 +232,7 @@ class Embedder:
         return None
 
     def step(self) -> Embedded | Fault | None:
-        """One decode for the oldest job; its answer when it is complete."""
+        """Run one decode for the oldest job; return its result when it is complete."""
         job = self._jobs[0]
         try:
             self._decode_some(job)
@@ -242,7 +247,8 @@ class Embedder:
         self._jobs.popleft()
         rows = [row / (np.linalg.norm(row) or 1.0) if job.normalize else row for row in job.vectors]
         if not all(np.isfinite(row).all() for row in rows):
-            self._loaded.api.llama_memory_clear(self._memory, True)  # what is left in the cells would spoil others
+            # NaN left in the cells would affect later inputs
+            self._loaded.api.llama_memory_clear(self._memory, True)
             return Fault(id=job.id, code="not_finite", message="The model's output is not a number.")
         return Embedded(
             id=job.id,
@@ -262,7 +268,7 @@ class Embedder:
         batch, first = self._batch, job.next_input
         batch.clear()
         count = 0
-        # Attention is computed over the whole batch: long inputs share it with nobody.
+        # Attention is computed over the whole batch, so long inputs run alone.
         budget = max(len(tokens), min(SHARED, self._chunk))
         for index in range(first, min(first + MAX_SEQUENCES, len(job.inputs))):
             chunk = self._input(job, index)
@@ -277,7 +283,7 @@ class Embedder:
         self._loaded.api.llama_memory_clear(self._memory, False)
 
     def _embedded_quickly(self, job: _Job) -> bool:
-        """The next inputs in 8 bits; False: llama.cpp is to do them."""
+        """Embed the next inputs in int8; False: llama.cpp must embed them."""
         first = job.next_input
         last = min(first + self._quick.texts_a_step, len(job.inputs))
         rows = self._quick.rows([self._input(job, index) for index in range(first, last)], self._alone)
@@ -288,7 +294,7 @@ class Embedder:
         return True
 
     def _alone(self, tokens: list[int]) -> Any:
-        """The row of one text that fits into a decode."""
+        """Return the row of one text that fits into a decode."""
         self._batch.clear()
         self._batch.add_embedded(tokens, 0, 0)
         self._run()
@@ -297,7 +303,7 @@ class Embedder:
         return row
 
     def _decode_chunk(self, job: _Job, tokens: list[int]) -> None:
-        """The next chunk of one long input: causal, so earlier chunks do not depend on later ones."""
+        """Decode the next chunk of one long input: causal attention does not depend on later chunks."""
         chunk = tokens[job.done_tokens : job.done_tokens + self._chunk]
         self._batch.clear()
         self._batch.add_embedded(chunk, job.done_tokens, 0)
@@ -307,7 +313,7 @@ class Embedder:
             job.vectors.append(row * len(chunk) if self._pooling == _POOL_MEAN else row)
         elif self._pooling == _POOL_MEAN:
             job.vectors[-1] += row * len(chunk)
-        elif self._pooling != _POOL_CLS:  # the last token, or the score read at it
+        elif self._pooling != _POOL_CLS:  # the last token, or the score at it
             job.vectors[-1] = row
         job.done_tokens += len(chunk)
         if job.done_tokens == len(tokens):
@@ -319,7 +325,7 @@ class Embedder:
 
     def _run(self) -> None:
         rows, began, used = self._batch.size, time.perf_counter(), time.process_time()
-        # A question: threads would meet more often than they compute.
+        # For a search query, threads would synchronize more than they compute.
         alone = rows < WIDE_ROWS and self._small and self._governor.threads > 1
         if alone:
             self._set_threads(1)
@@ -334,9 +340,9 @@ class Embedder:
         self._note_step(rows, now - began, time.process_time() - used, now)
 
     def _note_step(self, rows: int, seconds: float, cpu_s: float, now: float) -> None:
-        """Fewer threads while other programs take the cores: two that wait for each other cost far more."""
+        """Use fewer threads while other programs use the cores: waiting for a slow thread costs far more."""
         if rows < WIDE_ROWS:
-            return  # a question: too short to judge by
+            return  # a search query is too short to measure
         before = self._governor.threads
         self._governor.note(seconds / rows, cpu_s / rows, now)
         if self._governor.threads != before:
@@ -356,21 +362,21 @@ def _refused(job_id: int, message: str, param: str) -> Fault:
     return Fault(id=job_id, code="invalid_request", message=message, param=param)
 
 
-# Building the graph and trying it takes half a second of processor, which fewer texts would not earn back.
+# Building and testing the graph takes 0.5 s of CPU time, which pays only with this many texts.
 MIN_TEXTS: Final = 16
-# The weights are in memory a second time, in 8 bits, and this is in no estimate.
+# The weights are in memory a second time, in 8 bits, and no memory estimate includes them.
 MAX_BYTES: Final = 128 << 20
-# With the vector that llama.cpp makes. Rows on disk are rounded to 8 bits as well (docs/log.md, "Documents").
+# Minimum cosine with llama.cpp's vector. Rows on disk are rounded to 8 bits too (docs/log.md, "Documents").
 MIN_COSINE: Final = 0.98
-# It must take less than this share of llama.cpp's processor time.
+# Maximum CPU time, as a fraction of llama.cpp's.
 WORTH: Final = 0.8
 ROUNDS: Final = 3
-# Texts of one step for each thread: a chat that begins waits for no more.
+# Texts per thread and step: a new chat request waits no longer than these.
 _TEXTS: Final = 2
 
 
 class QuickChoice:
-    """Embeds many texts in 8 bits where that is faster here and says the same."""
+    """Embeds many texts in int8 if that is faster on this computer and gives nearly the same vectors."""
 
     def __init__(self, settings: LoadSettings, threads: int) -> None:
         self._path = Path(settings.path)
@@ -385,18 +391,18 @@ class QuickChoice:
         self._texts: QuickTexts | None = None
 
     def wanted(self, left: int) -> bool:
-        """Whether so many texts are embedded so, or it is to be found out with the first of them."""
+        """Whether to embed this many texts in int8, or to test int8 with the first of them."""
         return self._texts is not None or (self._untried and left >= MIN_TEXTS)
 
     @property
     def texts_a_step(self) -> int:
-        """How many are embedded in one step."""
+        """Number of texts per step."""
         return _TEXTS * self._threads
 
     def rows(self, texts: list[list[int]], exact: Callable[[list[int]], Any]) -> list[Any] | None:
-        """Pooled rows, float64 of (embd,) each; None: llama.cpp is to do it, now and from now on.
+        """Return pooled rows, float64 of (embd,) each; None: llama.cpp must embed these and all later texts.
 
-        `exact` gives llama.cpp's row of a text.
+        `exact` returns llama.cpp's row of a text.
         """
         try:
             if self._untried:
@@ -409,7 +415,7 @@ class QuickChoice:
             return None
 
     def _measured(self, text: list[int], exact: Callable[[list[int]], Any]) -> QuickTexts:
-        """Raises: NotQuick: it is not faster, or says something else."""
+        """Load and test the int8 model. Raises: NotQuick: it is not faster, or its vectors differ."""
         texts = QuickTexts(self._path, self._threads)
         row, slow_s = _least(lambda: exact(text))
         quick, quick_s = _least(lambda: texts.many([text])[0])
@@ -417,7 +423,7 @@ class QuickChoice:
             raise NotQuick(f"in 8 bits their vectors have {quick.size} numbers, not {row.size}")
         cosine = float(row @ quick / max(float(np.linalg.norm(row) * np.linalg.norm(quick)), 1e-12))
         took = f"{len(text)} tokens: {quick_s * 1000:.1f} ms of processor in 8 bits, {slow_s * 1000:.1f} without"
-        if not cosine >= MIN_COSINE:  # a NaN neither
+        if not cosine >= MIN_COSINE:  # also rejects NaN
             raise NotQuick(f"in 8 bits their vectors differ (cosine {cosine:.3f})")
         if quick_s > WORTH * slow_s:
             raise NotQuick(took)
@@ -426,7 +432,7 @@ class QuickChoice:
 
 
 def _least(work: Callable[[], Any]) -> tuple[Any, float]:
-    """What it gave, and the least processor time of some rounds, the first of which warms up."""
+    """Return the result and the least CPU time of some rounds, after one warm-up."""
     found, seconds = work(), []
     for _ in range(ROUNDS):
         began = time.process_time()

@@ -1,4 +1,4 @@
-"""A LoRA adapter as a smoothed file needs it: scaled as that file's channels were."""
+"""Scales a LoRA adapter for a smoothed model file, like that file's channels were scaled."""
 
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -24,9 +24,9 @@ Floats = npt.NDArray[np.float32]
 
 @contextmanager
 def fitted(path: Path, metadata: Mapping[str, str]) -> Iterator[Path]:
-    """The adapter itself, or a scaled copy that is gone afterwards, by what the model's file says of itself.
+    """Yield the adapter, or a temporary scaled copy if the model's metadata says that it is smoothed.
 
-    Raises: LoadFailed: the file is smoothed and does not say how, the adapter is none for it, or there is no room.
+    Raises: LoadFailed: the file is smoothed without its scales, the adapter does not match, or the disk is full.
     """
     provenance = read_provenance(metadata.get(PROVENANCE, ""))
     said = metadata.get(KEY)
@@ -65,7 +65,7 @@ def _write(path: Path, copy: Path, scales: ChannelScales) -> None:
 
 
 def _scaled(adapter: SourceWeights, name: str, scales: ChannelScales) -> Iterator[npt.NDArray[Any]]:
-    """The product of both sides changes as the weight did: A its columns, B its rows."""
+    """Scale the product of both matrices like the weight: A by columns, B by rows."""
     matrices, rows, width = adapter.shape(name)
     larger = scales.columns.get(name.removesuffix(_A)) if name.endswith(_A) else None
     smaller = scales.rows.get(name.removesuffix(_B)) if name.endswith(_B) else None

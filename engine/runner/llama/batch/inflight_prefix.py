@@ -1,9 +1,9 @@
-"""Prompts that begin alike while nobody has computed their beginning: one request computes it, the others follow.
+"""Lets one request compute a common beginning of several prompts while the others wait for it.
 
-A request takes what others have computed when it is admitted; this is what happens after that. In each step whoever
-comes first in prefill order computes. Those whose next token it computes for them wait for this one step, and take
-the cells then. So nobody waits for something that is not being computed at that moment: a leader that is cancelled
-or overtaken holds up no one, and whoever is first goes on with what there is.
+At admission a request takes the computed part of other prompts; this module handles the time after that. In each
+step the first request in prefill order computes. Requests whose next token it computes wait for this one step and
+then take the cells. So a request waits only for tokens that are being computed in this step: a leader that is
+cancelled or overtaken delays no other request, and the next one continues with what is computed.
 """
 
 from typing import Final
@@ -16,13 +16,13 @@ from engine.runner.llama.cache.kv_offload import MIN_GAIN
 from engine.runner.llama.native.model import LoadedModel
 from engine.runner.llama.sequence import LlamaSequence
 
-# Tokens of a prompt that take as long as what every step costs beside its rows, until measured: waiting for a step
-# and taking fewer costs more than computing them. Measured: docs/log.md, engine, rows of a step.
+# Prompt tokens that take as long as the fixed cost of a step, until measured: waiting for a step to take fewer
+# tokens costs more than computing them. Measured: docs/log.md, engine, rows of a step.
 STEP_ROWS: Final = 8
 
 
 class Following:
-    """Knows which prompts begin alike. All calls from the scheduler's thread."""
+    """Tracks which prompts have a common beginning. All calls come from the scheduler's thread."""
 
     def __init__(self, loaded: LoadedModel, kv: KVCache, pace: Pace) -> None:
         self._loaded = loaded
@@ -31,7 +31,7 @@ class Following:
         self._common: dict[tuple[int, int], int] = {}
 
     def join(self, sequence: LlamaSequence, running: list[LlamaSequence]) -> None:
-        """A request was admitted: find out where it parts from those that run, and keep their states there."""
+        """Find where an admitted request diverges from the running ones, and plan checkpoints there."""
         if not _shares(sequence):
             return
         for other in running:
@@ -45,13 +45,13 @@ class Following:
                         one.cache.plan_checkpoint(common)
 
     def leave(self, sequence: LlamaSequence, running: list[LlamaSequence]) -> int:
-        """A request ends: who follows takes what it had computed. Returns tokens gained."""
+        """Let the other requests take what an ending request has computed. Returns the tokens gained."""
         gained = sum(self._take(other, sequence, leaving=True) for other in running) if self._common else 0
         self._common = {pair: n for pair, n in self._common.items() if sequence.id not in pair}
         return gained
 
     def waits(self, sequence: LlamaSequence, prefilled: list[LlamaSequence]) -> bool:
-        """Others compute in this step what this one needs next, and that saves more than a step costs."""
+        """Whether others compute in this step what this request needs next, and waiting saves more than a step."""
         assert sequence.cache is not None
         min_gain = max(MIN_GAIN, self._pace.step_rows(STEP_ROWS))
         have = len(sequence.cache.tokens)
@@ -68,11 +68,11 @@ class Following:
         return False
 
     def step_done(self, running: list[LlamaSequence]) -> int:
-        """A step was computed: everybody takes what others computed for it. Returns tokens gained."""
+        """Let every request take what others computed in this step. Returns the tokens gained."""
         return sum(self._take(one, other) for one in running for other in running) if self._common else 0
 
     def _take(self, sequence: LlamaSequence, source: LlamaSequence, *, leaving: bool = False) -> int:
-        """Let one that is still in prefill have what another has computed of their common beginning."""
+        """Give a request in prefill what another one has computed of their common beginning."""
         common = self._useful(sequence, source)
         if not common or sequence.cache is None or source.cache is None or sequence.decoding:
             return 0
@@ -86,7 +86,7 @@ class Following:
         return gained
 
     def _useful(self, sequence: LlamaSequence, other: LlamaSequence) -> int:
-        """Leading tokens of a request that another one computes too; the last is always its own to compute."""
+        """Return the leading tokens that both requests compute; a request's last token is always its own."""
         if sequence.forgotten or other.forgotten:
             return 0
         return min(self._common.get(_pair(sequence, other), 0), len(sequence.tokens) - 1)
@@ -97,6 +97,6 @@ def _pair(one: LlamaSequence, other: LlamaSequence) -> tuple[int, int]:
 
 
 def _shares(sequence: LlamaSequence) -> bool:
-    """Its cells stand for its tokens, and it may use those of others."""
+    """Whether its cells correspond to its tokens, and it may use cells of others."""
     request = sequence.request
     return request.cache_prompt and not request.prompt_logprobs and sequence.media is None

@@ -1,6 +1,6 @@
-"""llama.cpp's own sampler chain, so that the same settings mean the same as there.
+"""Samples with llama.cpp's own sampler chain, so that the same settings have the same meaning.
 
-Where the settings allow it exactly, the chain sees only the tokens that can still be sampled.
+If the settings allow it without changing the result, the chain gets only the tokens that can still be sampled.
 """
 
 import ctypes
@@ -22,12 +22,12 @@ from engine.runner.load_limits import MAX_DRAFT
 _CANDIDATE: Final = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
 
-# Blocks for each of the tokens that are kept: more leave fewer tokens, and take longer to sort.
+# Blocks per token to keep: more blocks leave fewer tokens, but take longer to sort.
 BLOCKS: Final = 8
 
 
 class ChainSampler(Sampler):
-    """The sampling state of one sequence, with the native chain that its parameters ask for."""
+    """The sampling state of one sequence, with the native chain for its parameters."""
 
     def __init__(self, api: Any, vocab: Any, params: SamplingParams, n_ctx_train: int, prompt: list[int]) -> None:
         super().__init__(params, prompt)
@@ -42,7 +42,7 @@ class ChainSampler(Sampler):
         if params.dry_multiplier > 0:
             for token in prompt:
                 self._accept(token)
-        # Where stages come before the penalties, these are applied to what those leave.
+        # If stages come before the penalties, the penalties apply to the output of those stages.
         self._penalizes = self._penalizes and self._before is None
         in_default_order = params.order is None
         self._cut_min_p = in_default_order and params.min_p > 0 and params.top_p >= 1 and params.typical_p >= 1
@@ -53,7 +53,7 @@ class ChainSampler(Sampler):
             and params.typical_p >= 1
             and params.top_n_sigma <= 0
         )
-        # What llama.cpp would keep of all tokens in its first stage; only DRY and top-n-sigma come before that.
+        # llama.cpp's first stage would keep these of all tokens; only DRY and top-n-sigma come before it.
         self._cut_top_k = in_default_order and params.top_k > 0 and params.dry_multiplier <= 0
         self._cut_top_k = self._cut_top_k and params.top_n_sigma <= 0
         self._plain = not (self._cut_min_p or self._cut_top_p or self._cut_top_k)
@@ -67,7 +67,7 @@ class ChainSampler(Sampler):
             self._full_vocab = FullVocabSampler(self.seed, params.temperature)
 
     def accept(self, token: int) -> None:
-        """Note a token that is now part of the sequence."""
+        """Record a token that is now part of the sequence."""
         super().accept(token)
         if self._accepts:
             self._accept(token)
@@ -117,7 +117,7 @@ class ChainSampler(Sampler):
         return int(array.data[array.selected].id)
 
     def _penalize_candidates(self, array: Any, n_vocab: int) -> None:
-        """Penalties on what earlier stages left over."""
+        """Apply penalties to the output of earlier stages."""
         candidates = np.ctypeslib.as_array(
             ctypes.cast(array.data, ctypes.POINTER(ctypes.c_uint8)), (int(array.size) * _CANDIDATE.itemsize,)
         ).view(_CANDIDATE)
@@ -136,7 +136,7 @@ class ChainSampler(Sampler):
 
 
 def _temperature_alone(p: SamplingParams, seed: int) -> bool:
-    """Nothing but the temperature and the sampling is left of a chain that cuts nothing in advance."""
+    """Whether the chain consists only of temperature and sampling, and no tokens are cut in advance."""
     return (
         p.order is None
         and 0 <= seed < ANY_SEED
@@ -155,7 +155,7 @@ def _temperature_alone(p: SamplingParams, seed: int) -> bool:
 
 
 def _highest(row: Any, k: int) -> Any:
-    """Ids of a superset of the `k` highest: everything not below the k-th highest maximum of blocks of the row."""
+    """Return ids of a superset of the `k` highest: all not below the k-th highest maximum of the row's blocks."""
     width = len(row) // (BLOCKS * k)
     if width < 2:  # noqa: PLR2004 - blocks of one token are the row itself
         return np.arange(len(row))
@@ -164,7 +164,7 @@ def _highest(row: Any, k: int) -> Any:
 
 
 def _nucleus(row: Any, top: float, p: float) -> Any:
-    """Ids of a superset of the top-p nucleus: everything above the first threshold that holds mass p."""
+    """Return ids of a superset of the top-p nucleus: all above the first threshold with a mass of p."""
     weights = np.exp(row - top)
     wanted = p * float(weights.sum())
     for depth in (3.0, 6.0, 10.0, 15.0):
@@ -175,19 +175,19 @@ def _nucleus(row: Any, top: float, p: float) -> Any:
 
 
 def _exact_share(ids: Any, weights: Any, logits: Any, wanted: float) -> Any:
-    """The most probable of `ids` until their weights reach `wanted`."""
+    """Return the most probable of `ids` until their weights reach `wanted`."""
     order = np.argsort(-logits, kind="stable")
     reached = int(np.searchsorted(np.cumsum(weights[order], dtype=np.float64), wanted)) + 1
     return ids[order[:reached]]
 
 
-# Log probabilities of a prompt's own tokens: every row of the prompt is an output, so few are read in one step.
+# Log probabilities of a prompt's own tokens. Every row of the prompt is an output, so a step reads only a few.
 
 
 def put(batch: Batch, sequence: LlamaSequence, start: int, take: int, others: int) -> bool:
-    """Add up to `take` tokens of a prompt that is to be scored, all of them outputs; False for any other prompt.
+    """Add up to `take` tokens of a prompt with log probabilities, all as outputs; False for any other prompt.
 
-    `others` are the sequences of this step that may want one row each.
+    `others` are the sequences of this step that may need one row each.
     """
     request, cache = sequence.request, sequence.cache
     if not request.prompt_logprobs or request.logprobs is None or sequence.n_generated or cache is None:
@@ -196,12 +196,12 @@ def put(batch: Batch, sequence: LlamaSequence, start: int, take: int, others: in
     if take > 0:
         sequence.row, sequence.scored = batch.outputs, take
         batch.add_embedded(sequence.tokens[start : start + take], sequence.position(start), cache.seq_id)
-        del sequence.prompt_logprobs[start + 1 :]  # what a step that failed has left
+        del sequence.prompt_logprobs[start + 1 :]  # left by a failed step
     return True
 
 
 def note(sequence: LlamaSequence, rows: Any, pieces: Pieces[bytes]) -> bool:
-    """Keep what this step's rows say of the prompt; True once all is computed: the last row can be sampled from."""
+    """Store this step's log probabilities of the prompt; True if it is done and its last row can be sampled."""
     count, sequence.scored = sequence.scored, 0
     top = sequence.request.logprobs or 0
     first, logprobs = sequence.row, sequence.prompt_logprobs
@@ -214,20 +214,20 @@ def note(sequence: LlamaSequence, rows: Any, pieces: Pieces[bytes]) -> bool:
     return sequence.row >= 0
 
 
-# Sampling from the whole vocabulary by temperature alone: llama.cpp's own tokens, by sums over blocks.
+# Samples from the whole vocabulary by temperature alone: gives llama.cpp's tokens, with sums over blocks.
 
 BLOCK: Final = 64
-# Weights here and there differ by the last digits of exp (numpy: 2.5 units, C libraries: 1), sums by less.
+# Weights of numpy and llama.cpp differ in the last digits of exp (numpy: 2.5 units, C libraries: 1), sums by less.
 MARGIN: Final = 1e-6
-# llama.cpp takes this seed as a request to make one up.
+# llama.cpp replaces this seed by a random one.
 ANY_SEED: Final = 0xFFFFFFFF
 
 
 class FullVocabSampler:
-    """Samples what llama.cpp's last stage would with this seed, in a quarter of its time.
+    """Samples the same token as llama.cpp's last stage with this seed, in a quarter of its time.
 
-    Where the random number lies so near the edge of a token that rounding could decide, `sample` gives None and the
-    chain has to sample; its generator is `behind` by that many numbers then.
+    If the random number is so near the edge of a token that rounding could decide, `sample` returns None and the
+    chain must sample. Its generator is then `behind` by that many numbers.
     """
 
     def __init__(self, seed: int, temperature: float) -> None:
@@ -236,7 +236,7 @@ class FullVocabSampler:
         self.behind = 0
 
     def sample(self, row: Any, best: int) -> int | None:
-        """The token sampled from a row (n_vocab,) float32 whose likeliest is `best`."""
+        """Return the token sampled from a row (n_vocab,) float32 whose most likely token is `best`, or None."""
         number = self._random.getrandbits(64) / 2**64
         found = _token_at(row, row[best], self._temperature, number)
         self.behind += found is not None
@@ -244,7 +244,7 @@ class FullVocabSampler:
 
 
 def mersenne_twister(seed: int) -> random.Random:
-    """The generator of C++'s std::mt19937 with this seed, which Python's own is once its state is given.
+    """Return the generator of C++'s std::mt19937 with this seed: Python's own, with its state set.
 
     numpy has it too, but takes 20 ms and 3 MB to import. Source: the C++ standard, mersenne_twister_engine.
     """
@@ -257,7 +257,7 @@ def mersenne_twister(seed: int) -> random.Random:
 
 
 def _token_at(row: Any, top: Any, temperature: Any, number: float) -> int | None:
-    """The token at `number` (0 to 1) of the summed probabilities, None near the edge of one."""
+    """Return the token at `number` (0 to 1) of the summed probabilities; None near the edge of one."""
     weights = np.empty(-(-len(row) // BLOCK) * BLOCK, np.float32)
     weights[len(row) :] = 0
     own = weights[: len(row)]
@@ -280,7 +280,7 @@ def _token_at(row: Any, top: Any, temperature: Any, number: float) -> int | None
 
 
 def skip(api: Any, chain: Any, count: int) -> None:
-    """Let a chain sample `count` times from two tokens: its generator is then where as many samples leave it."""
+    """Advance a chain's generator by `count` samples, by sampling from two tokens."""
     array, _owner = _even(api, 2)
     for _ in range(count):
         api.llama_sampler_apply(chain, ctypes.byref(array))
@@ -288,7 +288,7 @@ def skip(api: Any, chain: Any, count: int) -> None:
 
 @cache
 def same_generator(api: Any) -> bool:
-    """llama.cpp samples what is sampled here: C++ leaves to its library how a fraction is made of random bits."""
+    """Whether llama.cpp samples the same tokens: C++ leaves it to the library how random bits become a fraction."""
     mine, seed = FullVocabSampler(2026, 1.0), 2026
     stage = api.llama_sampler_init_dist(seed)
     row = np.zeros(4096, np.float32)
@@ -307,7 +307,7 @@ def same_generator(api: Any) -> bool:
 
 
 def _even(api: Any, count: int) -> tuple[Any, Any]:
-    """Candidates that are all as likely, and what has to live as long as they."""
+    """Return candidates of equal probability, and the object that must live as long as they do."""
     candidates = (api.llama_token_data * count)()
     array = api.llama_token_data_array()
     array.data = ctypes.cast(candidates, ctypes.POINTER(api.llama_token_data))

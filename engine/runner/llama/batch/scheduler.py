@@ -1,4 +1,4 @@
-"""The engine: every step decodes one batch for all sequences, generating ones first, then chunks of prompts."""
+"""The scheduler: every step decodes one batch for all sequences, generating ones first, then prompt chunks."""
 
 import time
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class Parked:
 
 
 class Scheduler(BaseScheduler[LlamaSequence]):
-    """Owns the context. `step` is the whole engine; everything else prepares or answers for it."""
+    """Owns the context. `step` runs the engine; all other methods prepare it or report its state."""
 
     def __init__(
         self,
@@ -71,12 +71,12 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         self._can_be_steady = self._kv.truncatable and not loaded.settings.n_gpu_layers
 
     def on_idle(self, quiet: Callable[[], bool]) -> None:
-        """Nothing runs: do now what the next requests would wait for, as long as it is `quiet`."""
+        """Do work in advance for the next requests, while no request runs and `quiet` returns True."""
         self._settle(quiet)
         self._kv.spilling.spill_idle()
 
     def _settle(self, quiet: Callable[[], bool]) -> None:
-        """Compute an answer again in steady steps, as the next turn of its chat would have to."""
+        """Compute a response again in steady steps, as the next request of its chat would have to."""
         cache = self._kv.unsettled()
         if cache is None or cache.unsettled is None:
             return
@@ -92,7 +92,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             self._batch.add_prompt(rows, len(cache.tokens), cache.seq_id, last=False)
             self.pace.set_threads(STEADY_ROWS, steady=True)
             code = self._batch.decode() if quiet() else NO_ROOM
-            if code == ABORTED:  # somebody came
+            if code == ABORTED:  # a request arrived
                 self._kv.commit(cache, rows, aborted=True)
                 self._kv.truncate(cache, cache.num_steady, or_empty=True)
             if code != 0:
@@ -101,12 +101,12 @@ class Scheduler(BaseScheduler[LlamaSequence]):
 
     @property
     def active(self) -> int:
-        """Sequences that hold cells."""
+        """Number of sequences that use cells."""
         return len(self._running)
 
     @property
     def kv(self) -> KVCache:
-        """The cache, for statistics."""
+        """The KV cache, for statistics."""
         return self._kv
 
     def add(
@@ -117,7 +117,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         media: Media | None = None,
         constraint: TokenConstraint | None = None,
     ) -> Fault | None:
-        """Queue a tokenized request; a Fault says why it cannot run. One that the context may grow for waits."""
+        """Queue a tokenized request; return a Fault if it cannot run. If the context may grow for it, it waits."""
         n_ctx, size = self._loaded.n_ctx, self._vocabulary.size
         if n_ctx <= len(tokens) < self._loaded.max_ctx:
             self._parked[request_id] = Parked(request, tokens, media, constraint)
@@ -130,7 +130,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         return None
 
     def cancel(self, request_id: int) -> None:
-        """Mark a request; it ends before the next step."""
+        """Mark a request as cancelled; it ends before the next step."""
         super().cancel(request_id)
         self._drop_parked(request_id)
 
@@ -146,19 +146,19 @@ class Scheduler(BaseScheduler[LlamaSequence]):
                 self._wanted.append(ContextWanted(id=sequence.id, tokens=sequence.limit + 1, begun=True))
 
     def take_wanted(self) -> list[ContextWanted]:
-        """What was asked for since the last call."""
+        """Return the context requests since the last call."""
         wanted, self._wanted = self._wanted, []
         return wanted
 
     @property
     def stalled(self) -> bool:
-        """All that runs waits for a larger context."""
+        """Whether all running requests wait for a larger context."""
         return bool(self._running) and all(s.waits_for_room for s in self._running) and not self._waiting
 
     def resize(self, n_ctx: int, kv_cells: int, *, through_disk: bool = False) -> tuple[Moved, list[Fault]]:
-        """Let sequences have so many tokens. Requests that waited for it are queued; a Fault says why one cannot.
+        """Resize the context and queue the requests that waited for it. Returns Faults of those that cannot run.
 
-        Raises: LoadFailed: as before. EngineBroken.
+        Raises: LoadFailed: nothing has changed. EngineBroken.
         """
         if kv_cells < self._kv.cells:
             if self.busy:
@@ -188,14 +188,14 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         return moved, faults
 
     def _rebind(self) -> None:
-        """The context is another one now, of whatever size."""
+        """Restore all settings of a new context."""
         self.pace.rebind()
         self._adapters.rebind()
         self._kv.moved()
         self._speculation.attach(self._loaded.n_ctx)
 
     def refuse_parked(self) -> list[Fault]:
-        """Faults of the requests that wait for a larger context, which nobody will make."""
+        """Return Faults of all requests that wait for a larger context, because it will not grow."""
         parked, self._parked = self._parked, {}
         for one in parked.values():
             if one.media is not None:
@@ -204,27 +204,27 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         return [fault for fault in found if fault is not None]
 
     def keep_context(self, request_id: int) -> None:
-        """The context does not grow for this request: where it waits it is dropped, else its answer ends there."""
+        """Refuse to grow the context for this request: drop it if it waits, else let it end at the limit."""
         self._drop_parked(request_id)
         sequence = self._by_id.get(request_id)
         if sequence is not None:
             sequence.most = sequence.limit
 
     def only_prefilling(self, request_id: int) -> bool:
-        """This request is the only one running and still in prefill: aborting the decode hurts nobody."""
+        """Whether this request runs alone and is in prefill, so that an abort affects no other request."""
         return len(self._running) == 1 and self._running[0].id == request_id and not self._running[0].decoding
 
     @property
     def only_side_work(self) -> bool:
-        """Nothing but side work runs: aborting the decode hurts nobody, and what was computed stays."""
+        """Whether only "side" requests run, so that the decode may be aborted; computed tokens stay."""
         return all(s.request.priority == "side" for s in self._running)
 
     def step(self) -> list[Output]:
-        """Admit, decode one batch, sample; returns what to send to the server."""
+        """Admit, decode one batch, sample; return the output to send to the server."""
         out: list[Output] = []
         self._end_cancelled(out)
         for sequence in [s for s in self._by_id.values() if s.n_generated and s.over]:
-            self._end(sequence, "length", out)  # it waited for a larger context, which it does not get
+            self._end(sequence, "length", out)  # it waited for a larger context, which was refused
         for sequence in to_preempt(self._running, self._waiting):
             self._set_aside(sequence)
         self._admit(out)
@@ -275,7 +275,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             self._start(sequence, cache, out)
 
     def _cells_for(self, sequence: LlamaSequence) -> CachedSequence | None:
-        """What is computed of a request, in cells it may go on in; None when all are in use."""
+        """Return a sequence with the computed part of a request; None if all are in use."""
         if self._can_be_steady and sequence.repeatable and not self._running:
             cache = self._kv.acquire_steady(sequence.shareable, sequence.key)
             if cache is not None:
@@ -284,7 +284,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         cache = self._kv.acquire(sequence.shareable, sequence.key)
         if cache is not None:
             shared = usable = len(cache.tokens)
-            if sequence.media is not None:  # an image is shared whole or not at all
+            if sequence.media is not None:  # an image is shared completely or not at all
                 usable = sequence.media.whole(shared)
             elif self._loaded.keeps_partial:
                 usable = usable_prefix(self._loaded.settings, shared, len(sequence.tokens))
@@ -307,7 +307,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         batch = self._batch
         batch.clear()
         for sequence in self._running:
-            sequence.row, sequence.scored, sequence.draft = -1, 0, []  # a step that failed has left them
+            sequence.row, sequence.scored, sequence.draft = -1, 0, []  # left by a failed step
             if is_full(sequence, self._loaded.n_ctx):
                 shift(sequence, self._kv, self._loaded.n_ctx)
         members = self._adapters.members(self._running)
@@ -346,7 +346,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             sequence.row = batch.add_prompt(tokens, position, sequence.cache.seq_id, last=last)
 
     def _put_image(self, sequence: LlamaSequence, cache: CachedSequence, span: Span, out: list[Output]) -> None:
-        """Encode one image into the cache, beside the batch."""
+        """Encode one image into the cache, outside the batch."""
         assert self._vision is not None
         room = self._kv.make_room(span.n_tokens)
         code = self._vision.put(span, sequence.position(span.start), cache.seq_id) if room else NO_ROOM
@@ -355,7 +355,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             if sequence.steady:
                 cache.num_steady = len(cache.tokens)
             return
-        self._kv.truncate(cache, 0)  # what was put before it failed is no use without the remainder
+        self._kv.truncate(cache, 0)  # the image's tokens so far are useless without the rest
         if code == NO_ROOM and len(self._running) > 1:
             self._preempt(sequence)
         elif code == NO_ROOM:
@@ -402,7 +402,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         self._kv.spilling.clear_cells()
 
     def _sample_sequence(self, sequence: LlamaSequence, rows: Any, now: float, out: list[Output]) -> bool:
-        """Sample from the sequence's rows as long as that is what was drafted; False: no numbers."""
+        """Sample from the sequence's rows as long as tokens match the draft; False: the logits are not finite."""
         first, sequence.row = sequence.row, -1
         draft, sequence.draft = sequence.draft, []
         before, finite = len(sequence.tokens), True
@@ -443,40 +443,41 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         sequence.close()
 
     def _cacheable(self, sequence: LlamaSequence) -> int:
-        """How many tokens of a request that ends stay in the cache as an idle prefix."""
+        """Return how many tokens of an ending request stay in the cache as an idle prefix."""
         return 0 if sequence.shifted or not sequence.request.cache_prompt else len(sequence.tokens) - 1
 
     def _recover(self, code: int, out: list[Output]) -> None:
-        if code == NO_ROOM:  # the cache is as before
+        if code == NO_ROOM:  # the cache is unchanged
             free = self._kv.cells - self._kv.used_cells
-            if self._kv.make_room(max(self._batch.size, free + 1)):  # at least one goes, should the count be wrong
+            # evicts at least one prefix, even if the count is wrong
+            if self._kv.make_room(max(self._batch.size, free + 1)):
                 return
             if len(self._running) > 1:
-                self._set_aside(self._running[-1])  # what it has computed goes to the store until its turn
+                self._set_aside(self._running[-1])  # its computed part goes to the store until it runs again
                 self._kv.make_room(self._batch.size)
                 return
             self._fail(self._running[0], "cache_full", "The KV cache is too small for this request.", out)
-        elif code == ABORTED:  # by a cancellation: what was computed stays
+        elif code == ABORTED:  # by a cancellation: computed tokens stay
             for sequence in self._running:
                 assert sequence.cache is not None
-                if sequence.shifted:  # its positions do not count its tokens
+                if sequence.shifted:  # its positions do not match its tokens
                     self._kv.truncate(sequence.cache, 0)
                 else:
                     self._kv.commit(sequence.cache, sequence.tokens[len(sequence.cache.tokens) :], aborted=True)
-        elif code == REFUSED:  # a bug of ours, but only these requests suffer
+        elif code == REFUSED:  # a bug in Tessera, but it affects only these requests
             for sequence in list(self._running):
                 self._fail(sequence, "internal", "llama.cpp refused the batch.", out)
         else:
             raise EngineBroken(f"llama_decode returned {code}")
 
     def _preempt(self, sequence: LlamaSequence) -> None:
-        """Take the cells of a running request; it waits at the front and is computed again later."""
+        """Take the cells of a running request; it goes to the head of the queue and is computed again later."""
         assert sequence.cache is not None
         self._kv.truncate(sequence.cache, 0)
         self._set_aside(sequence)
 
     def _set_aside(self, sequence: LlamaSequence) -> None:
-        """Let a request wait at the front; what its cells hold stays as an idle prefix, if others can use it."""
+        """Requeue a request; its cells stay as an idle prefix if others can use them."""
         assert sequence.cache is not None
         if sequence.shifted:
             self._kv.truncate(sequence.cache, 0)
@@ -487,22 +488,21 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         enqueue_again(self._waiting, sequence)
 
 
-# Going on when the context is full, for requests that ask for it: forget the middle, compute the rest again.
-#
-# Moving computed keys to new positions would be faster, but is possible for some models only, is not what the model
-# would have computed, and would move cells that other sequences share.
+# Context shift: continues when the context is full by discarding the middle and computing the rest again.
+# Moving computed keys to new positions would be faster. But only some models support it, the result is not what the
+# model would have computed, and it would move cells that other sequences share.
 
-# The prompt's beginning, up to this share of the context, stays: it holds the instructions.
+# The prompt's beginning, up to this fraction of the context, stays: it has the instructions.
 KEPT_FRAC: Final = 0.25
 
 
 def is_full(sequence: LlamaSequence, n_ctx: int) -> bool:
-    """No step with a draft is certain to fit any more."""
+    """Whether a step with a draft may no longer fit."""
     return sequence.request.context_shift and len(sequence.tokens) >= n_ctx - MAX_DRAFT - 1
 
 
 def shift(sequence: LlamaSequence, kv: KVCache, n_ctx: int) -> None:
-    """Forget the older half of what follows the kept beginning; what remains is computed again from there."""
+    """Discard the older half of the tokens after the kept beginning; the rest is computed again from there."""
     keep = min(sequence.n_prompt, int(n_ctx * KEPT_FRAC))
     count = (len(sequence.tokens) - keep) // 2
     del sequence.tokens[keep : keep + count]
@@ -512,15 +512,14 @@ def shift(sequence: LlamaSequence, kv: KVCache, n_ctx: int) -> None:
         kv.truncate(sequence.cache, keep, or_empty=True)
 
 
-# What happens when logits are not numbers: nobody but the request that causes it may suffer.
-#
-# A cell that holds NaN spoils every sequence of the same cache, since a masked value still counts as 0 times NaN in
-# some kernels (seen on the processor, docs/log.md). So the whole cache is wiped, all requests are computed again,
-# and those that showed NaN one by one and alone, without any stored prefix: who shows it again is to blame.
+# Isolates requests with non-finite logits, so that only the request that causes them fails.
+# A cell with NaN affects every sequence of the same cache, because some kernels compute a masked value as 0 times
+# NaN (seen on the CPU, docs/log.md). So the whole cache is wiped and all requests are computed again. Requests that
+# showed NaN then run one by one, alone and without a stored prefix: a request that shows NaN again is the cause.
 
 
 class Quarantine:
-    """The requests under suspicion, in the order in which they are examined."""
+    """The suspected requests, in the order in which they are tested."""
 
     def __init__(self, kv: KVCache) -> None:
         self._kv = kv
@@ -528,13 +527,13 @@ class Quarantine:
 
     @property
     def open(self) -> bool:
-        """Somebody is under suspicion: nobody else may run."""
+        """Whether there are suspects: only they may run then."""
         return bool(self._suspects)
 
     def isolate(self, not_finite: list[LlamaSequence]) -> list[LlamaSequence]:
-        """Sequences whose logits are no numbers: those to blame. Everybody else is put under suspicion or cleared.
+        """Return the sequences that cause non-finite logits; the others become suspects or are cleared.
 
-        The caller must take all sequences off the cache before the next decode.
+        The caller must release all sequences from the cache before the next decode.
         """
         offending = [s for s in not_finite if s in self._suspects]
         self._suspects = [s for s in self._suspects if s not in offending]
@@ -542,13 +541,13 @@ class Quarantine:
         return offending
 
     def examine(self) -> tuple[LlamaSequence, CachedSequence] | None:
-        """The next one to run alone, with an empty sequence of the cache; None while there is no free one."""
+        """Return the next suspect and an empty sequence of the cache to run it alone; None if none is free."""
         sequence = self._suspects[0]
         self._kv.spilling.forget(sequence.tokens, sequence.key)
         cache = self._kv.acquire([], sequence.key)
         return None if cache is None else (sequence, cache)
 
     def clear(self, sequence: LlamaSequence) -> None:
-        """It showed numbers, or it ended."""
+        """Clear a request that gave finite logits or ended."""
         if sequence in self._suspects:
             self._suspects.remove(sequence)

@@ -1,4 +1,4 @@
-"""What steps cost here and now, and what follows: how much prompt fits beside answers, and how many threads pay."""
+"""Measures the cost of steps, and derives the prefill budget next to responses and the number of threads."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -13,26 +13,27 @@ from engine.runner.llama.native.model import LoadedModel
 from engine.runner.llama.sequence import LlamaSequence
 from engine.runner.protocol import LoadSettings
 
-# What a prompt may add to a step while others generate, or as much again as their rows take, when that is more. It
-# grows with the requests that wait for their first token for each that generates: wide steps prefill faster.
+# Time that a prompt may add to a step while others generate, or the time of their rows if that is longer. It grows
+# with the ratio of requests in prefill to generating ones: wide steps prefill faster.
 PROMPT_STEP_S: Final = 0.1
 MAX_STRETCH: Final = 5
-# A processor is as efficient with this many rows as with hundreds. Measured: docs/log.md, engine.
+# A CPU is as efficient with this many rows as with hundreds. Measured: docs/log.md, engine.
 MIN_CHUNK: Final = 16
-# On processors llama.cpp's fused attention takes a step's rows in tiles of this many, and one by one below
-# that. Source: GGML_FA_TILE_Q, ggml-cpu/common.h.
+# On CPUs llama.cpp's flash attention processes a step's rows in tiles of this many, and fewer rows one by one.
+# Source: GGML_FA_TILE_Q, ggml-cpu/common.h.
 TILE_ROWS: Final = 64
-# From this depth on that is so slow that a step with a prompt fills tiles. Measured: docs/log.md, engine.
+# From this depth on, single rows are so slow that a step with a prompt should fill tiles. Measured: docs/log.md,
+# engine.
 DEEP: Final = 512
-# So slow that there this many and more take longer than a whole tile does. Measured: docs/log.md, engine.
+# From this many rows on, single rows take longer there than a whole tile. Measured: docs/log.md, engine.
 NEARLY_A_TILE: Final = 40
-# Deltas of an answer are sent this often at most. Each costs the runner, the server and the client half a
-# millisecond of the cores that compute; an eye takes in text at a display's rate. Measured: docs/log.md, engine.
+# Minimum time between two deltas of a response. Each costs the runner, the server and the client 0.5 ms on the
+# computing cores, and faster updates are not visible on a display. Measured: docs/log.md, engine.
 FLUSH_INTERVAL_S: Final = 0.02
 
 
 class Pace:
-    """Learns from every step. Sets the context's threads, unless they are to be `fixed`."""
+    """Learns from every step. Sets the context's threads, unless they are `fixed`."""
 
     def __init__(self, loaded: LoadedModel, *, fixed: bool = False) -> None:
         self._loaded = loaded
@@ -45,9 +46,9 @@ class Pace:
         self.cost = StepCost()
 
     def prefill_budget(self, generating: int, waiting: int = 1, depth: int = 0) -> int:
-        """Prompt tokens for the next step; `generating` rows are answers, which must not wait for long.
+        """Return the prompt tokens for the next step; `generating` rows are responses, which must not wait long.
 
-        `waiting` requests are in prefill, the deepest of which has `depth` tokens computed.
+        `waiting` requests are in prefill; the deepest of them has `depth` computed tokens.
         """
         if not generating:
             return self._loaded.n_batch
@@ -59,19 +60,19 @@ class Pace:
         return max(MIN_CHUNK, min(rows + -rows % whole, self._loaded.n_ubatch) - generating)
 
     def step_rows(self, usual: int) -> int:
-        """Tokens of a prompt that take as long as a step without any; `usual` until that was measured."""
+        """Return the prompt tokens that take as long as a step without prompt; `usual` if not measured yet."""
         step_s = self.cost.seconds(1)
         return usual if step_s is None or not self._prompt_row_s else round(step_s / self._prompt_row_s)
 
     def bound_threads(self, most: int) -> None:
-        """No step uses more threads from now on; 0: as many as pay."""
+        """Limit the threads of all further steps; 0: as many as pay."""
         self._most = most
 
     def set_threads(self, rows: int, *, steady: bool = False) -> None:
-        """Use as many threads as pay for a step of `rows` at this moment, while other programs come and go.
+        """Set the best number of threads for a step of `rows`, given the current load of other programs.
 
-        For a `steady` one as many as the load has, where results depend on it: llama.cpp's fused attention of one
-        row divides a long text among the threads.
+        A `steady` step uses the load's number if results depend on it: llama.cpp's flash attention of one row
+        divides a long text among the threads.
         """
         wanted = self._threads_set if self._fixed else self._threads.threads(rows)
         if steady and not self._fixed and self._divides:
@@ -83,11 +84,11 @@ class Pace:
             self._loaded.api.llama_set_n_threads(self._loaded.context, wanted, wanted)
 
     def rebind(self) -> None:
-        """The context was replaced: let it use as many threads as the one before."""
+        """Set the number of threads in a new context."""
         self._loaded.api.llama_set_n_threads(self._loaded.context, self._threads_set, self._threads_set)
 
     def note(self, rows: int, outputs: int, seconds: float, cpu_s: float, now: float) -> None:
-        """A step of `rows`, of which `outputs` wanted logits, took so long, and so much processor time.
+        """Record a step of `rows`, of which `outputs` needed logits, with its duration and CPU time.
 
         `now` is a monotonic clock.
         """
@@ -102,18 +103,18 @@ class Pace:
             self._prompt_row_s = 0.7 * self._prompt_row_s + 0.3 * row_s if self._prompt_row_s else row_s
 
     def _answers_s(self, rows: int) -> float:
-        """What a step of answers alone takes."""
+        """Return the time of a step that only has response rows."""
         return self.cost.seconds(rows) or rows * ANSWER_ROWS * self._prompt_row_s
 
 
 def in_tiles(settings: LoadSettings) -> bool:
-    """llama.cpp's own fused attention on the processor reads this cache in tiles; ours takes any number of rows."""
+    """Whether llama.cpp's CPU flash attention reads this cache in tiles; Tessera's takes any number of rows."""
     fused = settings.flash_attn != "off" and settings.n_gpu_layers == 0 and ATTENTION not in settings.tiles
     return fused and settings.type_k == settings.type_v and settings.type_k in ("f16", "f32")
 
 
 def usable_prefix(settings: LoadSettings, cached: int, length: int) -> int:
-    """How much of a prompt's cached prefix to use: a remainder of nearly a tile is computed faster as a whole one.
+    """Return how much of a prompt's cached prefix to use: a rest of nearly a tile is slower than a whole tile.
 
     `cached` of `length` tokens are computed.
     """
@@ -122,10 +123,10 @@ def usable_prefix(settings: LoadSettings, cached: int, length: int) -> int:
 
 
 def prefill_order(prefilling: list[LlamaSequence]) -> list[LlamaSequence]:
-    """Whose prompt goes into this step first: the shortest remainder, and the oldest if it was skipped last time.
+    """Return requests in prefill order: the shortest rest first, or the oldest if it was skipped last time.
 
-    So a short prompt does not wait for a long one, nor a long one for ever for short ones, and first tokens come
-    one after the other instead of all of them late. `prefilling` in order of arrival.
+    So a short prompt does not wait for a long one, a long one does not wait forever, and first tokens come one
+    after the other instead of all late. `prefilling` is in order of arrival.
     """
     if not prefilling:
         return prefilling
@@ -139,7 +140,7 @@ def prefill_order(prefilling: list[LlamaSequence]) -> list[LlamaSequence]:
 
 
 def flush_text(sequences: Iterable[LlamaSequence], running: list[LlamaSequence]) -> Iterator[tuple[int, Event]]:
-    """The text that is due: at once where the next step is a long one, else not more often than it can be seen."""
+    """Yield the deltas to send now: immediately if the next step is long, else at most at the display's rate."""
     now = time.monotonic()
     soon = all(s.decoding for s in running)
     for sequence in sequences:

@@ -1,28 +1,28 @@
-"""How many threads a decode step should use right now.
+"""Chooses the number of threads of a decode step.
 
-Threads of a step meet at hundreds of barriers; when another program takes one core, all wait for it, and fewer
-threads are faster. The governor notices that steps get less processor time than their threads could use, tries
-fewer, and comes back when the machine is quiet again. How long a step takes says nothing: it grows with the batch
-and with the length of the text. Pure bookkeeping: the caller measures and sets.
+The threads of a step synchronize at hundreds of barriers. If another program takes one core, all threads wait for
+it, and fewer threads are faster. The governor detects that steps get less CPU time than their threads could use,
+tries fewer, and returns to more when the machine is idle again. The duration of a step is no indicator: it grows
+with the batch and the length of the text. This module only calculates: the caller measures and sets.
 """
 
 from dataclasses import dataclass, field
 from typing import Final
 
-# Threads that run less than this part of their time wait for other programs. Measured: docs/log.md, engine
-# (two threads, mean of a step: .90 to 1.0 alone, .72 beside one busy program).
+# Threads that run less than this fraction of their time wait for other programs. Measured: docs/log.md, engine (two
+# threads, mean of a step: 0.90 to 1.0 alone, 0.72 next to one busy program).
 STARVED: Final = 0.82
-# A change must pay this much, or the count would flutter.
+# A change must reduce the time to this fraction, or the number would change all the time.
 WORTH: Final = 0.9
 PROBE_STEPS: Final = 3
-# Pause before more threads are tried again; doubled each time that fails.
+# Pause before more threads are tried again; doubled after each failure.
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 16.0
 
 
 @dataclass
 class ThreadGovernor:
-    """Feed it the seconds of each step of one width; `threads` is what the next step should use."""
+    """Learns from the seconds of each step of one width; `threads` is the number for the next step."""
 
     most: int
     threads: int = 0
@@ -39,11 +39,11 @@ class ThreadGovernor:
 
     @property
     def settled(self) -> int:
-        """The number of threads that is known to pay, also while another is tried."""
+        """The number of threads that is known to pay, even while another is being tried."""
         return self._probe_from if self._probe else self.threads
 
     def note(self, step_s: float, cpu_s: float, now: float) -> None:
-        """One step took `step_s` and `cpu_s` of processor time with `threads`; `now` is a monotonic clock."""
+        """Record a step's duration and CPU time with `threads` threads; `now` is a monotonic clock."""
         if self.most == 1 or step_s <= 0:
             return
         if self._probe:
@@ -65,7 +65,7 @@ class ThreadGovernor:
         self._probe_s.append(step_s)
         self._probe -= 1
         before = self._mean_s.get(self._probe_from, step_s)
-        # Growing back to a machine that is still busy costs whole steps: one bad one is enough to know.
+        # Trying more threads on a machine that is still busy costs whole steps, so one bad step ends the attempt.
         much_slower = self.threads > self._probe_from and step_s > 2 * before
         if self._probe and not much_slower:
             return
@@ -80,12 +80,12 @@ class ThreadGovernor:
         self._quiet_until = now + self._pause_s
 
 
-# From this many rows a step is a matrix product over stolen chunks, which tolerates a slow thread.
+# From this many rows on, a step is a matrix product over chunks with work stealing, which tolerates a slow thread.
 WIDE_ROWS: Final = 32
 
 
 class BatchThreads:
-    """The governors of narrow batches, one for each order of magnitude: a step's time depends on its width."""
+    """One governor per power of two of narrow batches, because the time of a step depends on its width."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -93,7 +93,7 @@ class BatchThreads:
         self._last = most
 
     def threads(self, rows: int) -> int:
-        """Threads for a batch of `rows`."""
+        """Return the number of threads for a batch of `rows`."""
         if rows >= WIDE_ROWS:
             return self.most
         governor = self._governors.get(rows.bit_length())
@@ -103,7 +103,7 @@ class BatchThreads:
         return governor.threads
 
     def note(self, rows: int, step_s: float, cpu_s: float, now: float) -> None:
-        """A batch of `rows` took `step_s` and `cpu_s` of processor time."""
+        """Record a batch of `rows`, its duration and CPU time."""
         governor = self._governors.get(rows.bit_length()) if rows < WIDE_ROWS else None
         if governor is not None:
             governor.note(step_s / rows, cpu_s / rows, now)

@@ -300,8 +300,7 @@ class Sharing:
             self._cells.drop(target)
 
     def follow(self, target: CachedSequence, source: CachedSequence, length: int, min_gain: int) -> int:
-        """Copy `length` tokens of another to a running sequence if it gains at least `min_gain`; return the gain.
-        """
+        """Copy `length` tokens of another to a running sequence if it gains `min_gain` or more; return the gain."""
         have = len(target.tokens)
         if length - have < min_gain or self._rewinding.usable(source, length) != length:
             return 0

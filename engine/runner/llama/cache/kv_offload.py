@@ -67,8 +67,7 @@ class Spilling:
         return self._store.best(_array(tokens), key, whole_only=False)[1]
 
     def worth_restoring(self, tokens: list[int], key: Key, live: int) -> tuple[StoredPrefix, int] | None:
-        """Return a stored prefix that saves clearly more than a live one of `live` tokens, and its usable length.
-        """
+        """Return a stored prefix that saves clearly more than a live one of `live` tokens, and its usable part."""
         if not self.enabled:
             return None
         entry, length = self._store.best(_array(tokens[:-1]), key, whole_only=not self._rewinding.truncatable)
@@ -84,8 +83,7 @@ class Spilling:
         return (entry, length) if entry is not None and length > live else None
 
     def restore(self, entry: StoredPrefix, length: int, target: CachedSequence) -> bool:
-        """Restore the first `length` tokens of a stored prefix to an empty sequence; after False it is still empty.
-        """
+        """Restore the first `length` tokens of a stored prefix to an empty sequence; after False it is empty."""
         data = self._store.load(entry)
         if data is None:
             return False

@@ -94,8 +94,7 @@ class PrefixStore:
         return self._index.best(tokens, key, whole_only=whole_only)
 
     def best_steady(self, tokens: Any, key: Key) -> tuple[StoredPrefix | None, int]:
-        """Return the stored prefix with the most steady tokens in common with `tokens` (n,) int32, in whole steps.
-        """
+        """Return the stored prefix that shares most steady tokens with `tokens` (n,) int32, in whole steps."""
         best, best_length = None, 0
         for entry, shared in self._index.sharing(tokens, key):
             if shared <= best_length:
@@ -160,8 +159,7 @@ class PrefixStore:
             self._remove(entry)
 
     def load(self, entry: StoredPrefix) -> Any:
-        """Return the state as uint8 (size,), or None if its file is missing or corrupt (the entry is then removed).
-        """
+        """Return the state as uint8 (size,); None if its file is missing or corrupt (the entry is then removed)."""
         self._ram.use(entry)
         self._disk.use(entry)
         if entry.data is not None:

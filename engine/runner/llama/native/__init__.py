@@ -1,1 +1,1 @@
-"""llama.cpp itself: its library, models, vocabularies, batches, sampler chains, and checks of what it computes."""
+"""Low-level llama.cpp access: library, models, vocabularies, batches, sampler chains, and result checks."""

@@ -1,7 +1,7 @@
-"""Stop a running decode from another thread, without Python in the callback.
+"""Aborts a running decode from another thread, without Python in the callback.
 
-llama.cpp asks a C callback between graph nodes (CPU and Metal only). libc's `strlen` is such a function: over a
-two-byte buffer it answers 0, and 1 once a byte is written; no interpreter lock is involved.
+llama.cpp calls a C callback between graph nodes (CPU and Metal only). libc's `strlen` can serve as one: for a
+two-byte buffer it returns 0, and 1 once a byte is written, without the GIL.
 """
 
 import ctypes
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class AbortSwitch:
-    """`pull` makes the running decode return 2; `reset` before the next one."""
+    """`pull` makes the running decode return 2; call `reset` before the next one."""
 
     def __init__(self, api: Any, context: Any) -> None:
         self._byte = ctypes.create_string_buffer(2)
@@ -20,13 +20,13 @@ class AbortSwitch:
         self.bind(context)
 
     def bind(self, context: Any) -> None:
-        """Let it abort the decodes of this context."""
+        """Let the switch abort decodes of this context."""
         self._api.llama_set_abort_callback(context, self._callback, ctypes.addressof(self._byte))
 
     def pull(self) -> None:
-        """Abort the decode that is running, or the next one."""
+        """Abort the current decode, or the next one."""
         self._byte[0] = b"\x01"
 
     def reset(self) -> None:
-        """Let decodes run."""
+        """Allow decodes again."""
         self._byte[0] = b"\x00"

@@ -1,4 +1,4 @@
-"""One reusable llama_batch whose arrays are numpy views: a row is three stores, not three struct accesses."""
+"""A reusable llama_batch with numpy views as arrays: adding a row takes three stores, not three struct accesses."""
 
 import ctypes
 from typing import Any, Final
@@ -7,7 +7,7 @@ import numpy as np
 
 from engine.runner.llama.native.model import LoadedModel
 
-# Answers of llama_decode, see llama.h.
+# Return values of llama_decode, see llama.h.
 NO_ROOM: Final = 1
 ABORTED: Final = 2
 REFUSED: Final = -1
@@ -18,7 +18,7 @@ class EngineBroken(Exception):
 
 
 class Batch:
-    """Rows of (token, position, sequence, wants logits) for one decode, at most `capacity` of them."""
+    """Rows of (token, position, sequence, needs logits) for one decode, at most `capacity` of them."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         api = loaded.api
@@ -51,11 +51,11 @@ class Batch:
 
     @property
     def room(self) -> int:
-        """Rows that still fit."""
+        """Number of rows that still fit."""
         return self.capacity - self.size
 
     def add(self, token: int, position: int, seq_id: int) -> int:
-        """Add one generated token whose logits are wanted; returns its output row."""
+        """Add one generated token that needs logits; return its output row."""
         i = self.size
         self._tokens[i] = token
         self._positions[i] = position
@@ -66,7 +66,7 @@ class Batch:
         return self.outputs - 1
 
     def add_prompt(self, tokens: list[int], position: int, seq_id: int, *, last: bool) -> int:
-        """Add a piece of a prompt; with `last` the final row's logits are wanted and its output row returned."""
+        """Add a prompt chunk; with `last` its final row needs logits, and its output row is returned, else -1."""
         i, n = self.size, len(tokens)
         self._tokens[i : i + n] = tokens
         self._positions[i : i + n] = np.arange(position, position + n, dtype=np.int32)
@@ -80,14 +80,14 @@ class Batch:
         return self.outputs - 1
 
     def add_embedded(self, tokens: list[int], position: int, seq_id: int) -> None:
-        """Add tokens that all count as outputs, as pooled embeddings need them."""
+        """Add tokens that are all outputs, as pooled embeddings need."""
         i, n = self.size, len(tokens)
         self.add_prompt(tokens, position, seq_id, last=False)
         self._logits[i : i + n] = 1
         self.outputs += n
 
     def runs(self) -> list[tuple[int, list[int]]]:
-        """Runs of rows of one sequence: its id and their tokens."""
+        """Return runs of rows of one sequence: its id and their tokens."""
         groups: list[tuple[int, list[int]]] = []
         for seq_id, token in zip(self._seq[: self.size].tolist(), self._tokens[: self.size].tolist(), strict=True):
             if groups and groups[-1][0] == seq_id:
@@ -97,7 +97,7 @@ class Batch:
         return groups
 
     def spans(self) -> dict[int, tuple[int, int, int]]:
-        """Sequence → its first position, its first row, and its rows, which follow each other."""
+        """Return sequence → first position, first row, and number of its consecutive rows."""
         found: dict[int, tuple[int, int, int]] = {}
         row = 0
         for seq_id, tokens in self.runs():
@@ -106,10 +106,10 @@ class Batch:
         return found
 
     def decode(self) -> int:
-        """Run the batch to its end. 0: done; 1: no room in the cache; 2: aborted; below 0: see llama.h.
+        """Run the batch to its end. 0: done; 1: no space in the cache; 2: aborted; below 0: see llama.h.
 
-        The sizes llama.cpp would abort the process for are checked here.
-        Raises: EngineBroken: the model's file cannot be read any more.
+        Sizes for which llama.cpp would abort the process are checked here.
+        Raises: EngineBroken: the model's file can no longer be read.
         """
         if not 0 < self.size <= self.capacity or self.outputs > self.max_outputs:
             raise ValueError(f"batch of {self.size} rows, {self.outputs} outputs")
@@ -133,7 +133,7 @@ class Logits:
         self._rows: Any = None
 
     def rows(self, count: int) -> Any:
-        """The first `count` output rows, shape (count, n_vocab), in the order they were added to the batch."""
+        """Return the first `count` output rows, shape (count, n_vocab), in the order of their addition."""
         pointer = self._get(self._loaded.context)
         if not pointer:
             raise ValueError("the last decode produced no logits")

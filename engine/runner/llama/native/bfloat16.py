@@ -1,8 +1,8 @@
-"""Weights of an embedding model as BF16, where the processor multiplies those faster than F16 and F32.
+"""Converts an embedding model to BF16 on CPUs that multiply it faster than F16 and F32.
 
-With AVX-512 BF16 an encoder takes .7 of F16's processor time; cosines with the vectors of F32 stay above .9999
-(docs/log.md, "Documents"). llama.cpp reads types from the file only, so it is given a copy that lives for the load.
-Without `repack` weights stay as the file has them.
+With AVX-512 BF16 an encoder takes 0.7 of F16's CPU time; cosines with the vectors of F32 stay above 0.9999
+(docs/log.md, "Documents"). llama.cpp takes types only from the file, so it gets a temporary copy during the load.
+Without `repack` the weights stay unchanged.
 """
 
 import contextlib
@@ -21,9 +21,9 @@ from quantize.files.gguf_file import TensorInfo, read_gguf
 from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata, scalar
 from quantize.ggml_types import GgmlType
 
-# The copy is written at each load; what is larger would wait for the disk, and is quantized as a rule.
+# The copy is written at each load; a larger file would wait for the disk, and is usually quantized.
 MAX_BYTES: Final = 512 << 20
-# As llama_print_system_info has them: the instructions, and the kernels that use them.
+# From llama_print_system_info: the instructions, and the kernels that use them.
 _NEEDED: Final = (b"AVX512_BF16 = 1", b"LLAMAFILE = 1")
 _WIDE: Final = {GgmlType.F16: "<f2", GgmlType.F32: "<f4"}
 _MATRIX: Final = 2
@@ -32,7 +32,7 @@ _FILE_TYPE: Final = 32  # llama.h, LLAMA_FTYPE_MOSTLY_BF16
 
 @contextlib.contextmanager
 def fastest_file(api: Any, settings: LoadSettings) -> Iterator[str]:
-    """The file to load: a copy with BF16 matrices that is removed afterwards, or the model's own."""
+    """Yield the file to load: a temporary copy with BF16 matrices, or the model's own file."""
     if not _suits(api, settings):
         yield settings.path
         return
@@ -55,7 +55,7 @@ def _suits(api: Any, settings: LoadSettings) -> bool:
 
 
 def write_bfloat16(source: Path, out: Path) -> bool:
-    """Copy a file with the matrices of its blocks in BF16; False: it has none that are F16 or F32, or is a part.
+    """Copy a file with the matrices of its blocks in BF16; False: none are F16 or F32, or the file is split.
 
     Raises: BadFile, IncompleteFile, Unreadable, OSError.
     """
@@ -80,5 +80,5 @@ def write_bfloat16(source: Path, out: Path) -> bool:
 
 
 def _is_matrix(tensor: TensorInfo) -> bool:
-    """A weight that rows are multiplied with; embeddings are looked up, and norms are small."""
+    """Whether rows are multiplied by this weight; embeddings are only looked up, and norms are small."""
     return tensor.name.startswith("blk.") and len(tensor.shape) == _MATRIX and tensor.ggml_type in _WIDE

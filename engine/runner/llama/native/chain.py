@@ -1,4 +1,4 @@
-"""llama.cpp sampler chains from sampling parameters: one small function a stage."""
+"""Builds llama.cpp sampler chains from sampling parameters: one small function per stage."""
 
 import ctypes
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import msgspec
 from engine.core.types import SamplingParams
 from engine.runner.generation.sampler import DEFAULT_ORDER, PENALTIES
 
-# Mirostat 1 estimates from this many tokens. Source: the authors' value, kept by llama.cpp.
+# Number of tokens in Mirostat 1's estimate. Source: the authors' value, also llama.cpp's.
 _MIROSTAT_M: Final = 100
 
 Stage = Callable[[Any, Any, SamplingParams, int], Any]
@@ -55,7 +55,7 @@ STAGES: Final[dict[str, Stage]] = {
 
 
 def build(api: Any, vocab: Any, p: SamplingParams, n_ctx: int, seed: int) -> tuple[Any, Any]:
-    """The chain before the penalties (None when nothing comes before them), and the one that samples.
+    """Return the chain before the penalties (None if there are no stages before them), and the one that samples.
 
     Free both with `llama_sampler_free`. Raises: KeyError: an unknown stage in `p.order`.
     """

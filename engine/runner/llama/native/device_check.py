@@ -1,8 +1,8 @@
-"""What a device computes, beside what the CPU computes: the same tokens in the same batches, logits compared.
+"""Compares a device's logits with the CPU's, for the same tokens in the same batches.
 
-The self check compares a device with itself, so kernels that are wrong in the same way in every batch pass it. Here
-the CPU's plain kernels are the reference. The batches cover the kernels that backends choose by shape: a prompt
-(matrix times matrix), one token (matrix times vector) and a few tokens (small batches).
+The self check compares a device with itself, so it does not detect kernels that are wrong in the same way in every
+batch. Here the CPU's plain kernels are the reference. The batches cover the kernels that backends choose by shape:
+a prompt (matrix times matrix), one token (matrix times vector) and a few tokens (small batches).
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from engine.runner.llama.native.model import LoadedModel
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 
 VERSION: Final = 1
-# Prose, code and numbers, several scripts: tokens from all over a vocabulary.
+# Prose, code and numbers in several scripts, to use tokens from all parts of a vocabulary.
 TEXTS: Final = (
     (
         "The lighthouse keeper wrote down the weather every evening: wind from the west, force 5, rain after "
@@ -36,18 +36,18 @@ TEXTS: Final = (
 PROMPT_TOKENS: Final = 64
 STEPS: Final = 6
 SMALL_BATCH: Final = 4
-# llama.cpp is told to expect at most 17 outputs of one sequence in a batch (model.py).
+# llama.cpp is configured for at most 17 outputs of one sequence in a batch (model.py).
 PROMPT_OUTPUTS: Final = 16
-# The reference keeps this many of its likeliest tokens a row; the others count together.
+# The reference stores this many of the most likely tokens per row; the others count together.
 KEPT_TOKENS: Final = 256
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
-    """The CPU's answer: for each row the likeliest tokens (int32) and their log probabilities (float32).
+    """The CPU's result: the most likely tokens of each row (int32) and their log probabilities (float32).
 
-    `rows` rows of `width` entries each, row after row, little-endian; `version` and `tokens` say what was computed.
-    `noise_kld_mean` and `noise_kld_max` (nats) are how far the CPU's other attention kernels are from these: what
-    the order of additions alone changes in this model.
+    `rows` rows of `width` entries each, row after row, little-endian; `version` and `tokens` identify the
+    computation. `noise_kld_mean` and `noise_kld_max` (nats) are the KL divergence of the CPU's other attention
+    kernels from these, that is, the effect of the order of additions in this model.
     """
 
     version: int
@@ -60,32 +60,32 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     noise_kld_max: float = 0.0
 
 
-# A margin between the two likeliest tokens that no sound kernel overturns. Measured: docs/log.md, device check.
+# A margin between the two most likely tokens that no correct kernel reverses. Measured: docs/log.md, device check.
 SURE_NATS: Final = 0.5
 
 
-# A device is wrong beyond both the floor and this multiple of the model's own noise. Sound devices: at most .7 of
-# the noise where activations have 8 bits, else 2e-4 in mean and 5e-3 in a row (a mixture's routing at a near tie);
-# faults that change answers begin at 1e-3. Measured: docs/log.md, device check.
+# A device is wrong if it exceeds both these limits and a multiple of the model's own noise. Correct devices have at
+# most 0.7 of the noise if activations have 8 bits, else 2e-4 in the mean and 5e-3 in a row (an MoE model's routing
+# at a near tie). Faults that change responses start at 1e-3. Measured: docs/log.md, device check.
 WRONG_KLD_MEAN: Final = 0.001
-# OpenVINO multiplies in bfloat16 on processors that have it: 1.1e-3 in mean and 5e-3 in a row for 16-bit weights,
-# while a wrong type (4 bits with a rounded zero point) is 0.38. Measured: docs/log.md, OpenVINO.
+# OpenVINO multiplies in bfloat16 on CPUs that support it: 1.1e-3 in the mean and 5e-3 in a row for 16-bit weights,
+# while a wrong type (4 bits with a rounded zero point) has 0.38. Measured: docs/log.md, OpenVINO.
 WRONG_KLD_MEAN_BFLOAT: Final = 0.002
 WRONG_KLD_ROW: Final = 0.03
 NOISE_FACTOR: Final = 3.0
 WRONG_TOP_FRAC: Final = 0.03
-# The same few tokens again and again: a fault that comes now and then shows in one of so many rounds, or the time
-# that a first load may take longer for it is over. A sound device repeats itself (llvmpipe, CPU: to the bit).
-# A round is a small batch and one token, for which the device has its kernels ready by now.
+# Repeats the same few tokens to find intermittent faults, until this many rounds or the additional time of a first
+# load is over. A correct device repeats its results (llvmpipe, CPU: to the bit).
+# A round is a small batch and one token, for which the device's kernels are ready by now.
 ROUNDS: Final = 24
 ROUNDS_S: Final = 1.5
 UNSTEADY_KLD: Final = WRONG_KLD_MEAN / 5
-# Below this part of the floors nothing is looked at more closely. Measured: docs/log.md, device check.
+# Results below this fraction of the limits need no further checks. Measured: docs/log.md, device check.
 DOUBT: Final = 5.0
 
 
 class DeviceWrong(Exception):
-    """The device computes something else than the CPU; `found` holds the numbers, None where it computed none."""
+    """The device's results differ from the CPU's; `found` has the numbers, or None if it gave none."""
 
     def __init__(self, reason: str, found: DeviceCheck | None) -> None:
         super().__init__(reason)
@@ -97,7 +97,7 @@ class NotComparable(Exception):
 
 
 def prompts(loaded: LoadedModel, vocabulary: LlamaVocabulary) -> list[list[int]]:
-    """The token sequences that are computed, as long as the context permits."""
+    """Return the token sequences to compute, as long as the context permits."""
     room = min(loaded.n_ctx, loaded.n_batch)
     most = max(1, min(PROMPT_TOKENS + STEPS + SMALL_BATCH, room))
     found = [vocabulary.tokenize(text, add_special=True, parse_special=False)[:most] for text in TEXTS]
@@ -105,12 +105,12 @@ def prompts(loaded: LoadedModel, vocabulary: LlamaVocabulary) -> list[list[int]]
 
 
 def token_key(sequences: list[list[int]]) -> str:
-    """Names the tokens that were computed."""
+    """Return a hash of the tokens that were computed."""
     return hashlib.sha256(repr(sequences).encode()).hexdigest()[:16]
 
 
 def logprob_rows(loaded: LoadedModel, sequences: list[list[int]]) -> Any:
-    """Log probabilities, shape (rows, n_vocab), float32, in a fixed order. The cache is empty afterwards.
+    """Return log probabilities, shape (rows, n_vocab), float32, in a fixed order; empties the cache.
 
     Raises: ValueError: a batch could not be decoded, or its output is not a number; the message says which.
     """
@@ -135,9 +135,9 @@ def logprob_rows(loaded: LoadedModel, sequences: list[list[int]]) -> Any:
 
 
 def _batches(total: int, *, single: bool = False) -> list[tuple[int, int]]:
-    """(tokens, outputs) of each batch: the prompt, single tokens, then a small batch.
+    """Return (tokens, outputs) of each batch: the prompt, single tokens, then a small batch.
 
-    `single`: one output a batch and steps of one token only, for devices whose graphs have fixed shapes.
+    `single`: one output per batch and steps of one token only, for devices whose graphs have fixed shapes.
     """
     if single:
         steps = min(STEPS + SMALL_BATCH, total - 1)
@@ -152,7 +152,7 @@ def _batches(total: int, *, single: bool = False) -> list[tuple[int, int]]:
 
 
 def _log_softmax(row: Any) -> Any:
-    """Of one row of logits (n_vocab,). Masked tokens (minus infinity) stay so."""
+    """Log softmax of one row of logits (n_vocab,). Masked tokens (minus infinity) stay masked."""
     values = row.astype(np.float64)
     largest = values.max()
     if not np.isfinite(largest) or np.isnan(values).any():
@@ -188,7 +188,7 @@ def compare(expected: Reference, loaded: LoadedModel, vocabulary: LlamaVocabular
 
 
 def compare_rows(expected: Reference, rows: Any) -> DeviceCheck:
-    """The comparison with log probabilities (rows, n_vocab) of a device. Raises: NotComparable."""
+    """Compare the reference with log probabilities (rows, n_vocab) of a device. Raises: NotComparable."""
     if rows.shape[0] != expected.rows or rows.shape[1] < expected.width:
         raise NotComparable(f"{rows.shape[0]} rows where the reference has {expected.rows}")
     shape = (expected.rows, expected.width)
@@ -216,9 +216,9 @@ def compare_rows(expected: Reference, rows: Any) -> DeviceCheck:
 
 
 def unsteadiness(loaded: LoadedModel, tokens: list[int], seconds: float = ROUNDS_S) -> float:
-    """How far a device's answers to the same tokens are from its first one: the largest KL divergence, in nats.
+    """Return the largest KL divergence, in nats, between a device's first and later results for the same tokens.
 
-    A round is a small batch and a single token, from an empty cache. Raises: ValueError: no numbers came.
+    A round is a small batch and a single token, from an empty cache. Raises: ValueError: the output is invalid.
     """
     batch, logits = Batch(loaded), Logits(loaded)
     tokens = tokens[: SMALL_BATCH + 1]
@@ -248,7 +248,7 @@ def unsteadiness(loaded: LoadedModel, tokens: list[int], seconds: float = ROUNDS
 
 
 def is_wrong(found: DeviceCheck, expected: Reference, floor: float = WRONG_KLD_MEAN) -> bool:
-    """Whether the device computes something else than the CPU, beyond `floor` nats in the mean. NaN is wrong."""
+    """Whether the device's results differ from the CPU's, by more than `floor` nats in the mean. NaN is wrong."""
     return not (
         found.kld_mean <= max(floor, NOISE_FACTOR * expected.noise_kld_mean)
         and found.kld_max <= max(WRONG_KLD_ROW, NOISE_FACTOR * expected.noise_kld_max)
@@ -257,12 +257,12 @@ def is_wrong(found: DeviceCheck, expected: Reference, floor: float = WRONG_KLD_M
 
 
 def is_doubtful(found: DeviceCheck, floor: float = WRONG_KLD_MEAN) -> bool:
-    """Whether only the model's own noise excuses what the whole differs by: a fault may hide below it."""
+    """Whether only the model's own noise explains the total difference, so that it may hide a fault."""
     return not (found.kld_mean <= floor / DOUBT and found.kld_max <= WRONG_KLD_ROW / DOUBT)
 
 
 def read_reference(path: Path) -> Reference | None:
-    """A stored reference; None where there is none that can be read."""
+    """Return a stored reference; None if there is no readable one."""
     try:
         found = msgspec.msgpack.decode(path.read_bytes(), type=learned(Reference))
     except (OSError, ValueError, RecursionError):

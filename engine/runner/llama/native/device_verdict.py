@@ -1,4 +1,4 @@
-"""Is a device right: by the whole first, and by its operations where the model's own noise could hide a fault."""
+"""Checks a device by its output, and by single operations if the model's noise could hide a fault."""
 
 import sys
 from typing import Final
@@ -20,7 +20,7 @@ from engine.runner.llama.native.model import LoadedModel, LoadFailed, watched_co
 from engine.runner.llama.native.operation_check import OperationCheck, named
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 
-# What a first load may take longer for this. Most is reading weights back from the device.
+# Additional time of a first load for this check, most of it for reading weights back from the device.
 OPERATIONS_S: Final = 3.0
 CELLS: Final = 256
 
@@ -33,7 +33,7 @@ def checked(
     *,
     whole: bool = False,
 ) -> DeviceCheck:
-    """How the device compares with the CPU, where it computes the same. `whole`: by its whole alone.
+    """Return the comparison of a correct device with the CPU. `whole`: skip the check of single operations.
 
     Raises: DeviceWrong. NotComparable: the reference is another model's.
     """
@@ -53,7 +53,7 @@ def checked(
 
 
 def wrong_operations(loaded: LoadedModel, vocabulary: LlamaVocabulary, seconds: float = OPERATIONS_S) -> str:
-    """Operations that differ by themselves, in words; empty where none does or none could be compared."""
+    """Return the wrong operations as text; empty if there are none or none could be compared."""
     try:
         check = OperationCheck(loaded.api)
         try:

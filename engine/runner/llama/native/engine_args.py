@@ -1,4 +1,4 @@
-"""Raw arguments of llama.cpp put into the structs of a load."""
+"""Applies raw llama.cpp arguments to the structs of a load."""
 
 import ctypes
 from typing import Any, Final
@@ -18,7 +18,7 @@ _CONTEXT: Final = (
 
 
 class UnknownBuffer(ValueError):
-    """There is no buffer type of that name here."""
+    """No device on this computer has a buffer type of this name."""
 
 
 class _BufferOverride(ctypes.Structure):
@@ -26,7 +26,7 @@ class _BufferOverride(ctypes.Structure):
 
 
 def apply_to_model(api: Any, params: Any, settings: LoadSettings) -> list[Any]:
-    """Set what a model is loaded with; returns what must live as long as the load.
+    """Set the model parameters; return the objects that must live until the load ends.
 
     Raises: UnknownBuffer; BadEngineArg.
     """
@@ -75,7 +75,7 @@ def _fill(row: Any, value: Metadata) -> None:
 
 
 def _buffer_types(api: Any) -> dict[str, int]:
-    """Name to buffer type of every device here. Source: ggml-backend.h; the package wraps none of it."""
+    """Return the buffer types of all devices by name. Source: ggml-backend.h; the package does not wrap it."""
     lib = ggml(api)
     lib.ggml_backend_dev_count.restype = ctypes.c_size_t
     for name in ("ggml_backend_dev_get", "ggml_backend_dev_buffer_type"):
@@ -93,7 +93,7 @@ def _buffer_types(api: Any) -> dict[str, int]:
 
 
 def apply_to_context(params: Any, settings: LoadSettings) -> None:
-    """Set what a context of the model is made with."""
+    """Set the context parameters."""
     args = settings.engine_args
     for name in _CONTEXT:
         value = getattr(args, name)

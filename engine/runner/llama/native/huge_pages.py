@@ -1,8 +1,8 @@
-"""Pages of 2 MiB on Linux: taken while a model loads, in virtual machines put together in the pauses behind that.
+"""Huge pages (2 MiB) on Linux: used during a load, in virtual machines only in the pauses after it.
 
-The host of a virtual machine hands out memory when it is first touched, and each such page waits for it: clearing a
-cache of 189 MB took .04 to .44 s of processor time. Small pages mostly come from what somebody gave back a moment
-ago: .11 to .12 s (docs/log.md, Starting).
+The host of a virtual machine provides memory when it is first touched, and each huge page waits for it: clearing a
+cache of 189 MB took 0.04 to 0.44 s of CPU time. Small pages mostly come from recently freed memory: 0.11 to 0.12 s
+(docs/log.md, Starting).
 """
 
 import contextlib
@@ -16,20 +16,20 @@ from typing import Final
 SIZE: Final = 2 << 20
 ASKED: Final = re.compile(r"glibc\.malloc\.hugetlb=(\d)")
 CPUINFO: Final = "/proc/cpuinfo"
-# The first processor's lines are shorter; those of all take milliseconds to make.
+# The first CPU's lines are shorter; reading those of all CPUs takes milliseconds.
 _FIRST: Final = 8192
-# Of linux/prctl.h and asm-generic/mman-common.h.
+# From linux/prctl.h and asm-generic/mman-common.h.
 PR_SET_THP_DISABLE: Final = 41
 MADV_COLLAPSE: Final = 25
 _SMALL: Final = 4096
 _MAP: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p 00000000 00:00 0\b", re.ASCII)
-# The top bit of each entry: the page is there. Source: admin-guide/mm/pagemap.rst.
+# The top bit of each entry: the page is present. Source: admin-guide/mm/pagemap.rst.
 _ENTRY: Final = 8
 _PRESENT: Final = 0x80
 
 
 class LargePages:
-    """Of this process. `loading` around what takes much memory, `collapse` in the pauses behind it."""
+    """Huge pages of this process. Use `loading` around large allocations, `collapse` in the pauses after it."""
 
     def __init__(self) -> None:
         self.postponed = False
@@ -37,7 +37,7 @@ class LargePages:
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
-        """Memory taken inside comes in small pages in a virtual machine."""
+        """In a virtual machine, use small pages for memory allocated inside."""
         forbidden = asked() and virtual() and _forbid(1)
         try:
             yield
@@ -47,7 +47,7 @@ class LargePages:
                 self.postponed = True
 
     def collapse(self, idle: Callable[[], bool]) -> None:
-        """Put together what was postponed, while `idle`; each page takes some milliseconds at most."""
+        """Combine postponed pages while `idle` returns True; each takes some milliseconds at most."""
         if not self.postponed:
             return
         if self._left is None:
@@ -56,18 +56,18 @@ class LargePages:
         while self._left and idle():
             address = ctypes.c_void_p(self._left.pop())
             if libc.madvise(address, ctypes.c_size_t(SIZE), MADV_COLLAPSE):
-                self._left.clear()  # a kernel before 6.1, or no such page is left
+                self._left.clear()  # a kernel before 6.1, or no free huge page is left
         self.postponed = bool(self._left)
 
 
 def asked() -> bool:
-    """Large pages are wanted here. The last word counts."""
+    """Whether huge pages are requested. The last entry has priority."""
     overrides = ASKED.findall(os.environ.get("GLIBC_TUNABLES", ""))
     return sys.platform == "linux" and bool(overrides) and overrides[-1] == "1"
 
 
 def virtual() -> bool:
-    """Whether this system says that it runs in a virtual machine. Processors of ARM do not tell."""
+    """Whether this is a virtual machine. ARM CPUs do not report it."""
     try:
         with open(CPUINFO, encoding="utf-8", errors="replace") as cpuinfo:  # noqa: PTH123 - the first processor only
             return re.search(r"^flags\s*:.*\bhypervisor\b", cpuinfo.read(_FIRST), re.MULTILINE) is not None
@@ -76,7 +76,7 @@ def virtual() -> bool:
 
 
 def whole_ranges() -> list[int]:
-    """Addresses of this process's own memory in ranges of 2 MiB that are wholly there."""
+    """Return addresses of this process's private memory in ranges of 2 MiB that are completely present."""
     found = []
     try:
         with open("/proc/self/maps", encoding="utf-8") as maps:  # noqa: PTH123 - of this process at this moment
@@ -94,5 +94,5 @@ def whole_ranges() -> list[int]:
 
 
 def _forbid(value: int) -> bool:
-    """Large pages for this process and what it starts, or again as the system says; whether that was possible."""
+    """Disable huge pages for this process and its children, or restore the system's setting; False if it failed."""
     return bool(ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, value, 0, 0, 0) == 0)

@@ -19,11 +19,11 @@ from quantize.ggml_types import GgmlType
 
 
 class KernelsMissing(ImportError):
-    """llama-cpp-python is not installed, or its libraries do not load here; the message says which."""
+    """llama-cpp-python is not installed, or its libraries do not load; the message says which."""
 
 
 def load_api() -> Any:
-    """`llama_cpp.llama_cpp`, imported without running the package's `__init__`. Raises: KernelsMissing."""
+    """Import `llama_cpp.llama_cpp` without running the package's `__init__`. Raises: KernelsMissing."""
     if LOW_LEVEL in sys.modules:
         return sys.modules[LOW_LEVEL]
     try:
@@ -39,25 +39,25 @@ def load_api() -> Any:
 
 
 def library_folder() -> Path:
-    """The folder that holds libllama, libggml and the backend plugins."""
+    """Return the folder with libllama, libggml and the backend plugins."""
     api = load_api()
     return Path(api.__file__).parent / "lib"
 
 
 def ggml(api: Any) -> Any:
-    """Ggml's own functions, which the package wraps only in part."""
+    """Return ggml's own functions, which the package wraps only in part."""
     return ggml_functions(api._lib, library_folder())  # noqa: SLF001 - the one shared handle
 
 
 def start_backends(devices: Sequence[str] = (), cache: Path | None = None, tiles: Sequence[str] = ()) -> Any:
-    """Load every backend plugin beside libllama and those of kernel packs, then start llama.cpp.
+    """Load all backend plugins next to libllama and those of kernel packs, then start llama.cpp.
 
-    Returns the API module. OpenVINO's is loaded only where `devices` names one of its devices; `cache` is its
-    folder for compiled models. Our own is loaded only for `tiles`, what it shall compute: every
-    context of this process uses it then. Raises: KernelsMissing: OpenVINO does not offer that device now.
+    Returns the API module. OpenVINO is loaded only if `devices` names one of its devices; `cache` is its folder for
+    compiled models. Tessera's own kernels are loaded only for `tiles`, the computations they should do; every
+    context of this process then uses them. Raises: KernelsMissing: OpenVINO does not offer that device now.
 
-    The symbol is taken from libllama's own handle: wheels have no symlinks, so opening libggml by name would
-    map a second copy with its own registry. Without plugins (a static build) the backends are built in.
+    The symbol comes from libllama's own handle: wheels have no symlinks, so opening libggml by name would map a
+    second copy with its own registry. Without plugins (a static build) the backends are built in.
     """
     api = load_api()
     packs = active_libraries()
@@ -84,7 +84,7 @@ def start_backends(devices: Sequence[str] = (), cache: Path | None = None, tiles
 
 
 def _start_tiles(lib: Any, kernels: Sequence[str]) -> None:
-    """Without it, or where it does not load, llama.cpp's own kernels compute the same."""
+    """Load Tessera's own CPU kernels. If they do not load, llama.cpp's kernels compute the same."""
     path = own_tiles.tiles_library(library_folder())
     if path is None:
         return
@@ -97,7 +97,7 @@ def _start_tiles(lib: Any, kernels: Sequence[str]) -> None:
 
 
 def _prepare_openvino(packs: Mapping[str, tuple[Path, ...]], target: str, cache: Path | None) -> None:
-    """Its device is chosen by variables, and one that is missing would silently become the processor."""
+    """Select OpenVINO's device by environment variables; a missing device would silently become the CPU."""
     paths = packs.get(openvino.BACKEND)
     if not paths:
         raise KernelsMissing("the OpenVINO kernel pack is not installed")
@@ -115,6 +115,6 @@ def _prepare_openvino(packs: Mapping[str, tuple[Path, ...]], target: str, cache:
 
 
 def load_order(libraries: Mapping[str, tuple[Path, ...]]) -> list[Path]:
-    """One library a backend, the best variant for this processor; the CPU comes last, as ggml itself has it."""
+    """Return one library per backend, the best variant for this CPU; the CPU backend comes last, as in ggml."""
     names = sorted(libraries, key=lambda name: (name == "cpu", name))
     return [best_variant(libraries[name]) for name in names]

@@ -1,4 +1,4 @@
-"""llama.cpp's log: passed on to stderr as it comes, its newest errors remembered to explain a failed load."""
+"""llama.cpp's log: written to stderr; the newest errors are stored to explain a failed load."""
 
 import os
 import re
@@ -8,21 +8,21 @@ from typing import Any, Final
 
 _ERROR: Final = 4
 _STDERR: Final = 2
-# Names of functions before a message, and what only repeats that it failed.
+# Function names before a message, and messages that only repeat that it failed.
 _WHERE: Final = re.compile(r"^(?:\w+: |error loading model: )+")
 _NO_REASON: Final = re.compile(r"^failed to (?:load model|read header)$|^Failed to load CLIP model from [^:]*$")
-# Words of a refusal that another device or another size of the context may take away.
+# Words in errors that may disappear with another device or context size.
 _NOT_THE_FILE: Final = re.compile(
     r"alloc|memory|buffer|device|backend|CUDA|Vulkan|Metal|HIP|SYCL|mmap|mlock", re.IGNORECASE
 )
 _MAX_REASONS: Final = 3
 
 _errors: deque[str] = deque(maxlen=20)
-_listening: list[Any] = []  # what llama.cpp calls must not be freed
+_listening: list[Any] = []  # callbacks of llama.cpp must not be freed
 
 
 def listen(api: Any) -> None:
-    """Hear llama.cpp's log from now on."""
+    """Start receiving llama.cpp's log."""
     if _listening:
         return
 
@@ -35,30 +35,30 @@ def listen(api: Any) -> None:
 
 
 def remember(level: int, text: bytes) -> None:
-    """Take note of a line, if it is an error."""
+    """Store a line if it is an error."""
     if level == _ERROR:
         _errors.append(text.decode("utf-8", "replace").strip())
 
 
 def forget() -> None:
-    """What comes now belongs to something else."""
+    """Delete stored errors before an unrelated operation."""
     _errors.clear()
 
 
 def begin(part: str, path: str) -> None:
-    """A part of a load begins; if it ends this process, the server reads here what it was."""
+    """Log the start of a part of a load; if it ends this process, the server reads here which part it was."""
     forget()
     sys.stderr.write(f"tessera: loading {part} {path}\n")
     sys.stderr.flush()
 
 
 def explained(what: str) -> str:
-    """A failure with the reasons that llama.cpp has logged."""
+    """Return a failure message with the reasons that llama.cpp has logged."""
     said = [reason for line in _errors if (reason := _WHERE.sub("", line))]
     reasons = list(dict.fromkeys(reason for reason in said if not _NO_REASON.search(reason))) or said[-1:]
     return f"{what}: {'; '.join(reasons[-_MAX_REASONS:])}" if reasons else f"{what}, and gave no reason"
 
 
 def blames_file() -> bool:
-    """What was logged is about the file, so that no other device and no other settings would help."""
+    """Whether the logged errors are about the file, so that another device or other settings would not help."""
     return bool(_errors) and not any(_NOT_THE_FILE.search(line) for line in _errors)

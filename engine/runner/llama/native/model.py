@@ -1,4 +1,4 @@
-"""Load one model file with checked settings, and tell what was loaded."""
+"""Loads one model file with checked settings, and describes the loaded model."""
 
 import contextlib
 import ctypes
@@ -42,17 +42,17 @@ class LoadFailed(Exception):
 
 
 class FileRefused(LoadFailed):
-    """The file was refused for what is in it: no other device and no other settings would help."""
+    """The file's content is the cause: another device or other settings would not help."""
 
 
 @dataclass
 class LoadedModel:
     """Native handles of one model and its context. Owned by the scheduler's thread.
 
-    `context`, `memory` and the sizes change while it serves (`resize`): whoever uses them asks here each time.
-    `on_node` is what each of its contexts calls for every node, `problem` says why the last step is of no use
-    (empty where it is).
-    `keeps_partial`: sequences can be cut at any token; else the last `max_rollback` of a step can be taken back.
+    `context`, `memory` and the sizes change on `resize`, so read them here before each use. `on_node` is called by
+    each of its contexts for every node. `problem` returns why the last step is invalid (empty if it is valid).
+    `keeps_partial`: sequences can be truncated at any token; else only the last `max_rollback` tokens of a step can
+    be rolled back.
     """
 
     api: Any
@@ -76,7 +76,7 @@ class LoadedModel:
 
     @property
     def max_ctx(self) -> int:
-        """How far the context may grow."""
+        """The size to which the context may grow."""
         return max(self.n_ctx, growth_limit(self.settings))
 
     def close(self) -> None:
@@ -110,7 +110,8 @@ def _model_params(api: Any, settings: LoadSettings, on_progress: Callable[[float
     except (UnknownBuffer, BadEngineArg) as error:
         raise LoadFailed(str(error)) from error
     if settings.devices or not settings.n_gpu_layers:
-        # No device at all, where no layer goes to one: llama.cpp would still send large batches to a GPU.
+        # An empty device list if no layer is offloaded: otherwise llama.cpp would still send large batches to a
+        # GPU.
         lib = ggml(api)
         lib.ggml_backend_dev_by_name.restype = ctypes.c_void_p
         devices = (ctypes.c_void_p * (len(settings.devices) + 1))()
@@ -152,7 +153,7 @@ def _check(settings: LoadSettings) -> None:
 
 
 def flash_attention(settings: LoadSettings, wanted: str) -> int:
-    """llama.cpp's number for `wanted`: its own choice is against attention by another backend than the cache's."""
+    """Return llama.cpp's value for `wanted`; its "auto" refuses attention on another backend than the cache's."""
     return FLASH_ATTN["on" if wanted == "auto" and ATTENTION in settings.tiles else wanted]
 
 
@@ -177,7 +178,7 @@ def _context_params(api: Any, settings: LoadSettings, cells: int, n_seq_max: int
 
 
 def mtp_context(target: LoadedModel, slots: int) -> Any:
-    """A context for the file's draft head, for that many sequences of a target's weights.
+    """Return a context for the file's MTP head, for `slots` sequences with the weights of a target.
 
     Raises: LoadFailed.
     """
@@ -194,17 +195,17 @@ def mtp_context(target: LoadedModel, slots: int) -> Any:
 
 
 def exact_context(loaded: LoadedModel) -> LoadedModel:
-    """The same weights with a context for one sequence, whose steps have the same shape whatever else happens.
+    """Return the same weights with a context for one sequence, whose steps always have the same shape.
 
-    Raises: LoadFailed: there is no memory for it.
+    Raises: LoadFailed: there is not enough memory.
     """
     return _beside(loaded, exact_settings(loaded.settings), "for deterministic requests")
 
 
 def watched_context(loaded: LoadedModel, cells: int, on_node: Any) -> LoadedModel:
-    """The same weights with a small context for one sequence, whose nodes are computed one by one for `on_node`.
+    """Return the same weights with a small context for one sequence that calls `on_node` for single nodes.
 
-    Raises: LoadFailed: there is no memory for it.
+    Raises: LoadFailed: there is not enough memory.
     """
     changes = {"n_ctx": cells, "kv_cells": cells, "n_parallel": 1, "n_batch": cells, "n_ubatch": cells}
     settings = msgspec.structs.replace(loaded.settings, **changes, max_draft=0, max_rollback=0, mtp=False)
@@ -244,13 +245,13 @@ def load(
     spare_outputs: int = 2 * MAX_DRAFT,
     on_node: Any = None,
 ) -> LoadedModel:
-    """Load the file and make its context. `on_progress` gets 0 to 1 and may return False to stop.
+    """Load the file and create its context. `on_progress` gets 0 to 1 and may return False to stop.
 
-    `dry_run` reads the header only and allocates neither weights nor caches: sizes are logged, nothing can run.
-    `spare_outputs` are rows of logits beyond one a sequence, for drafts. `on_node` is called by the scheduler for
-    every node of a graph, which then are computed one by one.
+    `dry_run` reads only the header and allocates neither weights nor caches: sizes are logged, but nothing can run.
+    `spare_outputs` are rows of logits in addition to one per sequence, for drafts. The scheduler calls `on_node`
+    for every node of a graph, which are then computed one by one.
 
-    Raises: LoadFailed: refused settings, an unreadable file, or no memory for the context.
+    Raises: LoadFailed: refused settings, an unreadable file, or not enough memory for the context.
     """
     _check(settings)
     params, keep = _model_params(api, settings, on_progress)
@@ -275,10 +276,11 @@ def load(
         )
     keeps_state = bool(api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model))
     n_swa = api.llama_model_n_swa(model)
-    # An embedding model generates nothing: its own context (embed.py) is the one that needs room.
+    # An embedding model generates nothing: only its own context (embed.py) needs cells.
     kv_cells = MIN_CELLS if settings.embeddings else max(settings.kv_cells, settings.n_ctx)
     n_seq_max = sequences(settings, keeps_state=keeps_state)
-    max_outputs = max(settings.n_parallel + spare_outputs, n_seq_max)  # fewer than sequences aborts
+    # fewer than the sequences would abort the process
+    max_outputs = max(settings.n_parallel + spare_outputs, n_seq_max)
     if not dry_run:
         leave_untouched(ggml(api))
     loaded = LoadedModel(
@@ -307,12 +309,12 @@ def load(
         raise
     finally:
         phases.done("context")
-    loaded.max_rollback = api.llama_n_rs_seq(loaded.context)  # 0 where the architecture cannot
+    loaded.max_rollback = api.llama_n_rs_seq(loaded.context)  # 0 if the architecture does not support it
     return loaded
 
 
 def make_context(loaded: LoadedModel) -> None:
-    """Give it a context of its sizes and settings; it has none. Raises: LoadFailed: there is no memory for it."""
+    """Create the context from its sizes and settings. Raises: LoadFailed: there is not enough memory."""
     api = loaded.api
     params = _context_params(api, loaded.settings, loaded.kv_cells, loaded.n_seq_max)
     params.n_outputs_max = max(loaded.max_outputs, 1)
@@ -330,7 +332,7 @@ def make_context(loaded: LoadedModel) -> None:
 
 
 def metadata_of(loaded: LoadedModel) -> dict[str, str]:
-    """What the file says of itself: key to value, as text."""
+    """Return the file's metadata: key to value, as text."""
     api, model = loaded.api, loaded.model
     buffer = ctypes.create_string_buffer(1 << 20)
     found: dict[str, str] = {}
@@ -343,11 +345,11 @@ def metadata_of(loaded: LoadedModel) -> dict[str, str]:
 
 
 def facts(loaded: LoadedModel, pieces: Sequence[bytes], backend: str) -> ModelFacts:
-    """What the server and the window show about the loaded model."""
+    """Return the facts that the server and the window show about the loaded model."""
     api, vocab = loaded.api, loaded.vocab
     metadata = metadata_of(loaded)
     template = metadata.pop("tokenizer.chat_template", None)
-    metadata.pop(SCALES_KEY, None)  # long, and nothing to read
+    metadata.pop(SCALES_KEY, None)  # long and not readable
     description = ctypes.create_string_buffer(256)
     api.llama_model_desc(loaded.model, description, len(description))
 
@@ -381,7 +383,7 @@ def facts(loaded: LoadedModel, pieces: Sequence[bytes], backend: str) -> ModelFa
 
 
 def warm_up(loaded: LoadedModel) -> float:
-    """One throw-away decode, so that the first request does not pay for page faults; returns its seconds."""
+    """Run one decode, so that the first request does not pay for page faults; return its seconds."""
     api = loaded.api
     started = time.monotonic()
     token = api.llama_vocab_bos(loaded.vocab)
@@ -391,32 +393,31 @@ def warm_up(loaded: LoadedModel) -> float:
     return time.monotonic() - started
 
 
-# Large caches in main memory are emptied without being touched (Linux).
-#
-# llama.cpp clears a new cache by writing zeros, which takes a second for each GB or two and makes all of it
-# resident, however little of it is ever used. Memory that is given back to the system reads as zeros and takes no
-# room until it is written again, so the buffers of the CPU are cleared that way here. Measured: with 250 million
-# parameters and 65,536 tokens a runner had 351 MiB instead of 1,313 after a load, which took 0.4 s of processor
-# time instead of 0.8 s; with 8,192 tokens 352 MiB and 0.4 s.
+# Clears large caches in main memory without touching them (Linux).
+# llama.cpp clears a new cache by writing zeros. That takes a second per 1 to 2 GB and makes all of it resident,
+# even if little is ever used. Memory that is returned to the system reads as zeros and uses no RAM until it is
+# written again, so the CPU's buffers are cleared that way here. Measured: with 250 million parameters and 65,536
+# tokens a runner had 351 MiB instead of 1,313 after a load, which took 0.4 s of CPU time instead of 0.8 s; with
+# 8,192 tokens 352 MiB and 0.4 s.
 
-# Below it writing zeros takes some hundredths of a second, and first touches would come while an answer waits.
+# Below this, writing zeros takes some hundredths of a second, and page faults would come during a response.
 LEAST_BYTES: Final = 64 << 20
-# Of asm-generic/mman-common.h.
+# From asm-generic/mman-common.h.
 MADV_DONTNEED: Final = 4
-# Function pointers at the beginning of ggml's buffer type and buffer: at least so many in every version.
+# Function pointers at the start of ggml's buffer type and buffer: every version has at least this many.
 _TYPE_SLOTS: Final = 6
 _BUFFER_SLOTS: Final = 11
 _PROBE_BYTES: Final = 64
 _ALLOC: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _CLEAR: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint8)
-# What ggml calls must stay as long as the process.
+# Callbacks of ggml must live as long as the process.
 _callbacks: list[Any] = []
 
 
 def leave_untouched(lib: Any) -> bool:
-    """Clear the CPU's buffers of this process that way from now on; False where that is not possible.
+    """Clear this process's CPU buffers by returning their memory from now on; False if that is not possible.
 
-    `lib` has ggml's functions. Where in ggml's tables the two functions stand is found by calling them.
+    `lib` has ggml's functions. The positions of the two functions in ggml's tables are found by calling them.
     """
     if _callbacks or sys.platform != "linux":
         return bool(_callbacks)
@@ -441,7 +442,7 @@ def leave_untouched(lib: Any) -> bool:
 
 
 def _replace(lib: Any, kind: int, allocates: int, clears: int) -> None:
-    """Let buffers of this kind be made with our function for clearing."""
+    """Install the replacement functions for allocating and clearing buffers of this kind."""
     table = _table(kind, _TYPE_SLOTS)
     original = _ALLOC(table[allocates])
     madvise = ctypes.CDLL(None).madvise
@@ -485,9 +486,9 @@ def _table(address: int, slots: int) -> Any:
 
 
 def _slot(address: int, slots: int, kind: Any, call: Any) -> int | None:
-    """The slot of the table at `address` whose function `call` has called; None: none of them.
+    """Return the slot of the table at `address` whose function `call` calls, or None.
 
-    The function of another slot stays out of the way for that one call, in which it is not used.
+    Each slot in turn is replaced by a probe during one call.
     """
     table = _table(address, slots)
     for slot in range(slots):

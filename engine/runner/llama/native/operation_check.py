@@ -1,7 +1,7 @@
-"""Which operation of a device is wrong: each node of a graph, computed by the device and again by the CPU.
+"""Finds a device's wrong operations: each node of a graph is computed by the device and again by the CPU.
 
-llama.cpp's scheduler computes node by node where a callback asks for it. Before each node its sources are read
-back, so what one wrong node computed is what both sides take for the next, and only wrong operations differ.
+llama.cpp's scheduler computes single nodes if a callback requests it. Before each node its sources are read back,
+so both sides start from the same values, and only wrong operations differ.
 """
 
 import ctypes
@@ -26,11 +26,11 @@ from engine.runner.llama.native.tensor_layout import (
     check_layout,
 )
 
-# Source: ggml.h of 0.3.36: ggml_op. Names are asked of the library; these compute nothing.
+# Source: ggml.h of 0.3.36: ggml_op. The library provides the names; these operations compute nothing.
 EMPTY: Final = frozenset({"NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"})
-# Mean square of the difference over that of the values. Source: ggml's test-backend-ops, which allows 5e-4 where
-# products are summed in half precision or of 8-bit activations, and 1e-7 elsewhere; half-precision math of some
-# drivers is allowed ten times that.
+# Maximum error: the mean squared difference divided by the mean squared values. Source: ggml's test-backend-ops,
+# which allows 5e-4 if products are summed in half precision or of 8-bit activations, and 1e-7 otherwise;
+# half-precision math of some drivers is allowed ten times that.
 PRODUCTS: Final = frozenset({"MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT", "OUT_PROD", "SSM_SCAN", "GATED_DELTA_NET"})
 MAX_PRODUCT_ERROR: Final = 5e-4
 MAX_ERROR: Final = 1e-6
@@ -58,7 +58,7 @@ WORDS: Final = {
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device computed with one kind of operation: `error` is the worst relative mean square, NaN included.
+    """A device's results for one kind of operation: `error` is the worst relative mean square, NaN included.
 
     `kind` is ggml's name, `weights` the type of its first source, `rows` "one" or "many" columns.
     """
@@ -72,7 +72,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """For people, such as `matrix multiplication (q4_K, one token)`."""
+        """Readable name, such as `matrix multiplication (q4_K, one token)`."""
         name = WORDS.get(self.kind, self.kind.lower().replace("_", " "))
         if self.kind == "FLASH_ATTN_EXT":
             return name
@@ -80,10 +80,10 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperationCheck:
-    """Compares every node of the graphs that run while it is the context's callback, until `deadline`."""
+    """Compares every node of graphs that run while its callback is set in the context, until `deadline`."""
 
     def __init__(self, api: Any) -> None:
-        """Raises: KernelsMissing: ggml's structs are not those described here, or it has no CPU backend."""
+        """Raises: KernelsMissing: ggml's structs differ from those described here, or it has no CPU backend."""
         self._lib = ggml(api)
         self._declare()
         check_layout(self._lib)
@@ -118,11 +118,11 @@ class OperationCheck:
             function.restype, function.argtypes = result, arguments
 
     def close(self) -> None:
-        """Give the CPU's stream back."""
+        """Free the CPU backend."""
         self._lib.ggml_backend_free(self._cpu)
 
     def operations(self) -> list[Operation]:
-        """Everything that was compared, the worst first."""
+        """Return all compared operations, the worst first."""
         found = [
             Operation(
                 kind=kind, weights=weights, rows=rows, count=count, error=error, wrong=not error <= _most(kind)
@@ -132,7 +132,7 @@ class OperationCheck:
         return sorted(found, key=lambda o: (not o.wrong, -np.nan_to_num(o.error, nan=np.inf)))
 
     def compare(self, loaded: LoadedModel, tokens: list[int], seconds: float = float("inf")) -> list[Operation]:
-        """What a prompt and single tokens compute in a context with this callback, for so long each in half of it.
+        """Compare the nodes of a prompt and of single tokens in a context with this callback, half the time each.
 
         Raises: ValueError: nothing could be compared.
         """
@@ -153,7 +153,7 @@ class OperationCheck:
         return self.operations()
 
     def _guarded(self, address: int, ask: bool, _data: Any) -> bool:
-        """An exception must not cross into C: the first is kept, and nothing more is compared."""
+        """Callback. An exception must not cross into C: the first is stored, and comparing stops."""
         if self.failure is not None:
             return not ask
         try:
@@ -167,13 +167,13 @@ class OperationCheck:
         return str(self._lib.ggml_op_name(node.op).decode())
 
     def _ask(self, node: Tensor) -> bool:
-        """Whether this node is computed alone; what is expected is computed here, from its sources as they are."""
+        """Return whether to compute this node alone; computes the expected result from its current sources."""
         self._expected = None
         if time.monotonic() > self.deadline:
             return False
         if self._kind(node) in EMPTY or not all(node.ne):
             return False
-        # What is not compared, such as writing into a cache of 8 bits, must be done before the next is asked for.
+        # Nodes that are not compared, such as writes to an 8-bit cache, must still finish before the next one.
         if node.type in (F32, F16, BF16):
             self._expected = self._by_cpu(node)
         return True
@@ -190,13 +190,13 @@ class OperationCheck:
         return True
 
     def _read(self, tensor: Tensor) -> Any:
-        """Its bytes, from wherever they lie."""
+        """Return the tensor's bytes, from any device."""
         data = np.empty(self._lib.ggml_nbytes(ctypes.byref(tensor)), np.uint8)
         self._lib.ggml_backend_tensor_get(ctypes.byref(tensor), data.ctypes.data, 0, data.size)
         return data
 
     def _by_cpu(self, node: Tensor) -> Any:
-        """The bytes of the node's result as the CPU computes it."""
+        """Return the bytes of the node's result as the CPU computes it."""
         lib = self._lib
         room = (MAX_SRC + 2) * lib.ggml_tensor_overhead() + lib.ggml_graph_overhead()
         made = lib.ggml_init(InitParams(room, None, True))
@@ -213,7 +213,7 @@ class OperationCheck:
                 return pointer
 
             sources = [copy(node.src[i].contents) if node.src[i] else None for i in range(MAX_SRC)]
-            result = copy(node)  # of a view what is not written stays
+            result = copy(node)  # of a view, the unwritten part stays
             twin, data = result.contents, keep[-1]
             twin.op = node.op
             for i in range(OP_PARAMS):
@@ -231,7 +231,7 @@ class OperationCheck:
 
     @staticmethod
     def _values(node: Tensor, data: Any) -> Any:
-        """The values that bytes of this node's shape hold, as float64."""
+        """Return the values in bytes of this node's shape, as float64."""
         strides = tuple(reversed(node.nb))
         shape = tuple(reversed(node.ne))
         kind: type[Any] = {F32: np.float32, F16: np.float16, BF16: np.uint16}[node.type]
@@ -242,7 +242,7 @@ class OperationCheck:
 
 
 def relative_error(right: Any, found: Any) -> float:
-    """Mean square of the difference over that of the right values; NaN where only one of them is a number."""
+    """Return the mean squared difference divided by that of the right values; NaN if only one is finite."""
     finite = np.isfinite(right)
     if not np.array_equal(finite, np.isfinite(found)):
         return float("nan")
@@ -256,7 +256,7 @@ def _most(kind: str) -> float:
 
 
 def named(operations: list[Operation], most: int = 3) -> str:
-    """The wrong ones in words, the worst first; empty where none is."""
+    """Return the wrong operations as text, the worst first; empty if there are none."""
     wrong = list(dict.fromkeys(o.words for o in operations if o.wrong))
     more = f" and {len(wrong) - most} more" if len(wrong) > most else ""
     return ", ".join(wrong[:most]) + more

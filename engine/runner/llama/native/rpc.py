@@ -1,6 +1,6 @@
-"""llama.cpp's RPC backend: devices of workers on other machines, and this machine's devices as a worker.
+"""llama.cpp's RPC backend: uses devices of workers on other machines, and serves this machine's devices.
 
-It knows neither keys nor encryption, so both ends stay on loopback: the way between machines is a tunnel (ssh -L).
+RPC has neither keys nor encryption, so both ends stay on loopback; machines are connected by a tunnel (ssh -L).
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from engine.runner.llama.native.llama_api import ggml
 
 BACKEND: Final = b"RPC"
 LOOPBACK: Final = "127.0.0.1"
-# A worker behind a tunnel answers within this, or is reported as absent.
+# A worker behind a tunnel replies within this time, or is reported as absent.
 CONNECT_S: Final = 5.0
 # ggml-backend.h: enum ggml_backend_dev_type.
 _CPU: Final = 0
@@ -41,7 +41,7 @@ def add_workers(api: Any, endpoints: Sequence[str]) -> None:
 
 
 def serve(api: Any, port: int, threads: int) -> None:
-    """Serve this machine's GPUs, or else its processor, until the process ends. Raises: NoWorker: it could not."""
+    """Serve this machine's GPUs, or else its CPU, until the process ends. Raises: NoWorker: it failed."""
     lib = ggml(api)
     chosen = _served(lib)
     devices = (ctypes.c_void_p * len(chosen))(*chosen)
@@ -54,7 +54,7 @@ def serve(api: Any, port: int, threads: int) -> None:
 
 
 def describe(api: Any) -> list[dict[str, Any]]:
-    """The devices that a worker here serves: name, words for it, kind, and bytes as the backend reports them."""
+    """Return the devices that this worker serves: name, description, kind, and bytes as the backend reports."""
     lib = ggml(api)
     for name in ("ggml_backend_dev_name", "ggml_backend_dev_description"):
         getattr(lib, name).restype = ctypes.c_char_p
@@ -88,7 +88,7 @@ def _served(lib: Any) -> list[int]:
 
 
 def _check(endpoint: str) -> None:
-    """A worker that is not there would end this process in the middle of a load."""
+    """Check that a worker is reachable: a missing one would end this process in the middle of a load."""
     import socket  # noqa: PLC0415 - few models have workers
 
     match = _ENDPOINT.fullmatch(endpoint)
@@ -104,7 +104,7 @@ def _check(endpoint: str) -> None:
 
 
 def _function(lib: Any, name: bytes, returns: Any, *takes: Any) -> Any:
-    """A function of the RPC library, found through its registry."""
+    """Return a function of the RPC library, found through its registry."""
     lib.ggml_backend_reg_by_name.restype = ctypes.c_void_p
     lib.ggml_backend_reg_by_name.argtypes = [ctypes.c_char_p]
     lib.ggml_backend_reg_get_proc_address.restype = ctypes.c_void_p

@@ -1,9 +1,9 @@
-"""A known prompt right after the load: kernels whose results depend on the batch's shape are found.
+"""Decodes a known prompt after the load to find kernels whose results depend on the batch's shape.
 
-The same few tokens are decoded in two shapes, all at once and with the last token by itself. Both go through
-other kernels (matrix times matrix, matrix times vector) and must give the same logits. It takes the place of the
-throw-away decode that warms the model up, and is two steps where the last token can be taken back: every step has
-hundreds of places where its threads meet, and the first answer waits for it.
+The same few tokens are decoded in two shapes: all together, and with the last token alone. The two use different
+kernels (matrix times matrix, matrix times vector) and must give the same logits. The check replaces the warm-up
+decode, and takes two steps if the last token can be rolled back: every step has hundreds of barriers, and the first
+response waits for it.
 """
 
 from typing import Any, Final
@@ -15,24 +15,24 @@ from engine.runner.llama.native.model import LoadedModel, LoadFailed
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 
 TEXT: Final = "One, two, three, four, five, six, seven"
-# So many that our own kernels are among those compared. Source: engine/kernels/ggml-tiles.cpp.
+# Enough for Tessera's own kernels to be among those compared. Source: engine/kernels/ggml-tiles.cpp.
 NUM_TOKENS: Final = 8
-# Below this size one thread checks in less than a tenth of a second, and waits for no other: on a busy machine two
-# threads that meet hundreds of times a step took ten times as long. Measured: docs/log.md, engine.
+# Below this size one thread checks in less than 0.1 s and waits for no other thread: on a busy machine two threads
+# with hundreds of barriers per step took ten times as long. Measured: docs/log.md, engine.
 ONE_THREAD_BYTES: Final = 256 << 20
-# Difference of two logit rows over their spread (root mean squares). Unrelated rows differ by 1.4; those of two
-# batch shapes by 0.06 at most. Measured: docs/log.md, engine.
+# Difference of two logit rows divided by their spread (root mean squares). Unrelated rows differ by 1.4; those of
+# two batch shapes by 0.06 at most. Measured: docs/log.md, engine.
 LARGEST_DIFFERENCE: Final = 0.7
 
 
 class SelfCheckFailed(LoadFailed):
-    """The file was loaded, but what this machine computes with it is wrong."""
+    """The file was loaded, but this machine's results with it are wrong."""
 
 
 def self_check(loaded: LoadedModel, vocabulary: LlamaVocabulary) -> float:
-    """Decode the known prompt; returns the largest difference found. The cache is empty afterwards.
+    """Decode the known prompt; return the largest difference found. The cache is empty afterwards.
 
-    Raises: SelfCheckFailed: logits that are not numbers, or differ with the shape of the batch.
+    Raises: SelfCheckFailed: logits are not numbers, or differ with the shape of the batch.
     """
     api, settings = loaded.api, loaded.settings
     few = int(api.llama_model_size(loaded.model)) < ONE_THREAD_BYTES and not settings.devices
@@ -42,13 +42,14 @@ def self_check(loaded: LoadedModel, vocabulary: LlamaVocabulary) -> float:
     try:
         return _compare(loaded, vocabulary)
     finally:
-        api.llama_memory_clear(loaded.memory, False)  # what was computed are numbers, so it may lie there
+        # the cells contain only finite numbers, so they need not be overwritten
+        api.llama_memory_clear(loaded.memory, False)
         if few:
             api.llama_set_n_threads(loaded.context, *threads)
 
 
 def _compare(loaded: LoadedModel, vocabulary: LlamaVocabulary) -> float:
-    """The difference of the two shapes. Raises: SelfCheckFailed."""
+    """Return the difference of the two shapes. Raises: SelfCheckFailed."""
     batch, logits = Batch(loaded), Logits(loaded)
     tokens = vocabulary.tokenize(TEXT, add_special=True, parse_special=False)[:NUM_TOKENS]
     tokens = [*tokens, *([0] * (2 - len(tokens)))][: max(1, min(NUM_TOKENS, loaded.n_ubatch // 2))]
@@ -69,7 +70,7 @@ def _compare(loaded: LoadedModel, vocabulary: LlamaVocabulary) -> float:
 
 
 def _row(batch: Batch, logits: Logits) -> Any:
-    """Logits (n_vocab,) of the batch's one output. Clears the batch."""
+    """Return the logits (n_vocab,) of the batch's one output; clears the batch."""
     code = batch.decode()
     if code != 0:
         raise SelfCheckFailed(f"a short prompt could not be decoded (llama_decode returned {code})")
@@ -81,7 +82,7 @@ def _row(batch: Batch, logits: Logits) -> Any:
 
 
 def difference(one: Any, other: Any) -> float:
-    """Root mean square of the difference of two rows (n_vocab,) over the spread of the first, masked ones aside."""
+    """Root mean square of two rows' difference divided by the first's spread; (n_vocab,), masked tokens ignored."""
     finite = np.isfinite(one) & np.isfinite(other)
     first = one[finite].astype(np.float64)
     spread = float(first.std()) or 1.0

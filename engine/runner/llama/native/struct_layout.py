@@ -1,15 +1,15 @@
-"""Do the Python bindings describe the structs that the library really has? Asked before anything is loaded.
+"""Checks before a load that the Python bindings describe the library's structs correctly.
 
-A field too many or too few shifts all behind it: the library reads a batch size where threads were written, and
-ctypes takes values for fields that are not there without a word. Three looks: the fields that are set here exist;
-the library writes as many bytes of defaults as the bindings say there are; known defaults lie where they should.
+A missing or additional field shifts all fields after it: the library reads a batch size where threads were written,
+and ctypes silently reads values for missing fields. There are three checks: the fields that are set here exist; the
+library writes as many bytes of defaults as the bindings declare; known defaults are at their places.
 """
 
 import ctypes
 import platform
 from typing import Any, Final
 
-# What model.py, engine_args.py and vision.py set; a test compares this list with them.
+# Fields that model.py, engine_args.py and vision.py set; a test compares this list with them.
 MODEL_FIELDS: Final = (
     "n_gpu_layers", "load_mode", "use_extra_bufts", "load_mtp", "progress_callback", "devices", "no_alloc",
     "split_mode", "main_gpu", "tensor_split", "check_tensors", "no_host", "tensor_buft_overrides", "kv_overrides",
@@ -19,8 +19,8 @@ CONTEXT_FIELDS: Final = (
     "flash_attn_type", "kv_unified", "swa_full", "no_perf", "ctx_type", "ctx_other", "n_outputs_max", "n_rs_seq",
     "n_outputs_max_per_seq", "rope_scaling_type", "rope_freq_scale", "offload_kqv", "cb_eval",
 )  # fmt: skip
-# Source: llama_model_default_params and llama_context_default_params, llama.cpp/src. Those a release changes
-# (threads, layers on the GPU) are left out; the others spread over the whole of each struct.
+# Source: llama_model_default_params and llama_context_default_params, llama.cpp/src. Defaults that releases change
+# (threads, GPU layers) are omitted; the others are spread over the whole of each struct.
 MODEL_DEFAULTS: Final = {
     "split_mode": 1,
     "main_gpu": 0,
@@ -33,13 +33,13 @@ CONTEXT_DEFAULTS: Final = {
     "attention_type": -1, "rope_freq_base": 0.0, "yarn_orig_ctx": 0, "type_k": 1, "type_v": 1, "offload_kqv": True,
     "embeddings": False,
 }  # fmt: skip
-# Room behind a struct for what the library may write beyond what the bindings know of.
+# Space after a struct for bytes that the library may write beyond the size in the bindings.
 _BEYOND: Final = 4096
 _ALIGNMENT: Final = 8
 
 
 def problems(api: Any) -> list[str]:
-    """What does not agree, in words; empty where bindings and library belong together."""
+    """Return the mismatches as text; empty if bindings and library match."""
     found: list[str] = []
     for name, fields, defaults in (
         ("llama_model_params", MODEL_FIELDS, MODEL_DEFAULTS),
@@ -58,7 +58,7 @@ def problems(api: Any) -> list[str]:
         size = ctypes.sizeof(struct)
         if written is not None and not size - _ALIGNMENT < written <= size:
             found.append(f"its library writes {written} bytes of {name}, its bindings describe {size}")
-            continue  # reading the fields would tell the same again
+            continue  # reading the fields would report the same again
         values = getattr(api, make)()
         wrong = {field: getattr(values, field) for field in defaults if field in declared}
         found += [
@@ -70,10 +70,10 @@ def problems(api: Any) -> list[str]:
 
 
 def written_bytes(function: Any) -> int | None:
-    """Bytes that a function returning a large struct writes; None where the platform passes no plain address.
+    """Return the bytes that a function returning a large struct writes; None if the platform passes no address.
 
-    x86-64 hands such a function the address as a hidden first argument. Two calls into memory of two patterns tell
-    which bytes are written; a padding byte at the end may not be.
+    On x86-64 such a function gets the address as a hidden first argument. Two calls with memory of two patterns
+    show which bytes are written; a padding byte at the end may not be.
     """
     if platform.machine().lower() not in {"x86_64", "amd64"}:
         return None

@@ -1,4 +1,4 @@
-"""ggml's tensors as they lie in memory, compared with the library's before anything is read from one."""
+"""Memory layout of ggml's tensors, compared with the library's before any is read."""
 
 import ctypes
 from typing import Any, Final
@@ -40,7 +40,7 @@ class InitParams(ctypes.Structure):
 
 
 def check_layout(lib: Any) -> None:
-    """Raises: KernelsMissing: a tensor of the library does not read back as it was made."""
+    """Compare the layout with the library's. Raises: KernelsMissing: a tensor does not read back as created."""
     pointer = ctypes.POINTER(Tensor)
     for name, result, arguments in (
         ("ggml_init", ctypes.c_void_p, [InitParams]),

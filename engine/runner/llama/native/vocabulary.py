@@ -1,4 +1,4 @@
-"""Tokens to bytes and back. A token's piece is asked for once: no detokenizing call per generated token."""
+"""Converts tokens to bytes and back. A token's piece is requested once, not for every generated token."""
 
 import ctypes
 import re
@@ -11,20 +11,20 @@ from typing import Any, Final, overload
 from engine.runner.generation.vocabulary import Vocabulary
 from engine.runner.text_limits import SLICE_BYTES, SLICE_LOSS, Stopped, TooManyTokens
 
-# llama.h, enum llama_vocab_type: those whose tokens together spell every byte of the text.
+# llama.h, enum llama_vocab_type: types whose tokens together contain every byte of the text.
 _SPELLING_TYPES: Final = frozenset({1, 2})  # SPM, BPE
-# llama.h, enum llama_token_attr: tokens that are looked for in a text before anything else.
+# llama.h, enum llama_token_attr: tokens that are searched in a text before all others.
 _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 8, 16
-# llama_tokenize takes a time that grows with the square of the control tokens in a text (1 MiB of <|im_start|>:
-# 24 s), so a text is given to it in parts. Measured: docs/log.md, abuse.
+# The time of llama_tokenize grows with the square of the number of control tokens in a text (1 MiB of <|im_start|>:
+# 24 s), so a text is tokenized in parts. Measured: docs/log.md, abuse.
 PART_BYTES: Final = 16 << 10
-# No published vocabulary has a token of half the length (OpenAI's and Llama 3's: 128). The server goes by this, the
-# runner by the vocabulary itself, once a long text makes it go over it.
+# No published vocabulary has a token of half this length (OpenAI's and Llama 3's: 128). The server uses this limit;
+# the runner uses the vocabulary itself, once a long text makes it scan all tokens.
 LONGEST_TOKEN_BYTES: Final = 512
 
 
 class Pieces(Sequence[bytes]):
-    """The bytes of each token with control tokens spelled out; asked for when first used. Safe from any thread."""
+    """The bytes of each token, with control tokens as text, requested at first use. Safe from any thread."""
 
     def __init__(self, api: Any, vocab: Any, size: int) -> None:
         self._to_piece = api.llama_token_to_piece
@@ -57,7 +57,10 @@ class Pieces(Sequence[bytes]):
 
 
 class TokenSet(AbstractSet[int]):
-    """The tokens of which llama.cpp says yes. One is asked for by itself; all only when somebody goes over them."""
+    """The tokens for which llama.cpp returns true.
+
+    Single tokens are checked directly; only iteration checks all.
+    """
 
     def __init__(self, holds: Callable[[Any, int], bool], vocab: Any, size: int) -> None:
         self._holds = holds
@@ -101,7 +104,7 @@ class LlamaVocabulary(Vocabulary):
 
     @cached_property
     def longest(self) -> int:
-        """The bytes of a text that one token spells at most; 0: there is no such bound."""
+        """The maximum bytes of a text in one token; 0: there is no such limit."""
         if not self.spells:
             return 0
         texts = map(self._api.llama_vocab_get_text, repeat(self._vocab), range(self.size))
@@ -109,9 +112,9 @@ class LlamaVocabulary(Vocabulary):
 
     @cached_property
     def _named(self) -> dict[bool, tuple[re.Pattern[bytes], int] | None]:
-        """What finds a token that is looked for before anything else, with and without control tokens."""
+        """Patterns of the tokens that are searched before all others, with and without control tokens."""
         api, vocab = self._api, self._vocab
-        # With an end token of its own at the end of each part, parts would not be the whole.
+        # If each part got its own end token, the parts would not equal the whole text.
         cut = self.spells and not api.llama_vocab_get_add_eos(vocab)
         attributes = map(api.llama_vocab_get_attr, repeat(vocab), range(self.size if cut else 0))
         special = [(t, a) for t, a in enumerate(attributes) if a & (_UNKNOWN | _CONTROL | _USER_DEFINED)]
@@ -123,7 +126,7 @@ class LlamaVocabulary(Vocabulary):
         }
 
     def refuse_impossible(self, text: str, limit: int | None) -> None:
-        """Raises: TooManyTokens: the text has more than `limit` tokens, as its length alone tells."""
+        """Raises: TooManyTokens: the length alone shows that the text has more than `limit` tokens."""
         if limit is not None and len(text) > PART_BYTES and self.longest and len(text) > limit * self.longest:
             raise TooManyTokens(-(-len(text) // self.longest))
 
@@ -151,7 +154,7 @@ class LlamaVocabulary(Vocabulary):
         return tokens
 
     def _parts(self, data: bytes, parse_special: bool) -> Iterator[bytes]:
-        """The text, cut where a control token begins: what is on both sides is tokenized apart anyway."""
+        """Yield the text split at starts of control tokens: llama.cpp tokenizes both sides separately anyway."""
         named = self._named[parse_special] if len(data) > PART_BYTES else None
         begin = 0
         while named is not None and len(data) - begin > PART_BYTES:
@@ -187,7 +190,7 @@ class LlamaVocabulary(Vocabulary):
 
 
 def _alternatives(pieces: Iterator[bytes]) -> tuple[re.Pattern[bytes], int] | None:
-    """What finds any of `pieces`, longer ones first, and the length of the longest."""
+    """Return a pattern that finds any of `pieces`, longer ones first, and the length of the longest."""
     longest_first = sorted(set(pieces), key=len, reverse=True)
     if not longest_first:
         return None
@@ -195,11 +198,11 @@ def _alternatives(pieces: Iterator[bytes]) -> tuple[re.Pattern[bytes], int] | No
 
 
 def _cut(named: tuple[re.Pattern[bytes], int], data: bytes, begin: int) -> int | None:
-    """The first place from `begin` on where a named token begins, none reaches across, and no space precedes."""
+    """Return the first position from `begin` on where a named token starts, without overlap or space before it."""
     pattern, longest = named
     while (found := pattern.search(data, begin)) is not None:
         at = found.start()
-        # A token that takes the space before it would not find it in the part before.
+        # A token that absorbs the space before it would not find it in the previous part.
         if not data[at - 1 : at].isspace() and not any(
             (across := pattern.match(data, start)) is not None and across.end() > at
             for start in range(max(at - longest + 1, 0), at)
