@@ -1,1 +1,1 @@
-"""The page for coding: ask about a project, review and apply edits."""
+"""The Code page: ask about a project, review and apply edits."""

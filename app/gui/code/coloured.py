@@ -1,11 +1,11 @@
-"""Source text as coloured lines, and how a coloured line is written into a document."""
+"""Source text as coloured lines, and writing such a line into a document."""
 
 from PySide6.QtGui import QColor, QTextCharFormat, QTextCursor
 
 from app.gui.markdown.highlight import spans
 from app.gui.theme import Theme
 
-# Colouring a longer text would hold the window up; it is shown plain.
+# Colouring longer texts would block the window; they are shown plain.
 _MAX_COLOURED_CHARS = 60_000
 _SUFFIX_LANGUAGES = {
     "py": "python",
@@ -20,13 +20,13 @@ Coloured = tuple[tuple[str, str | None], ...]
 
 
 def language_of(path: str) -> str:
-    """The name a file's suffix gives its language; Pygments knows most suffixes by themselves."""
+    """The language for a file suffix. Pygments knows most suffixes itself."""
     suffix = path.rsplit(".", 1)[-1].lower()
     return _SUFFIX_LANGUAGES.get(suffix, suffix)
 
 
 def coloured_lines(text: str, language: str) -> list[Coloured]:
-    """One entry a line: (text, colour name) pieces. Pure, for a worker thread."""
+    """The (text, colour name) spans of each line. Pure, for a worker thread."""
     text = text.replace("\r\n", "\n")
     if len(text) > _MAX_COLOURED_CHARS:
         return [((line, None),) for line in text.split("\n")]

@@ -1,4 +1,4 @@
-"""The page's state: an opened project, a conversation, a proposal. Everything slow runs in the background."""
+"""State of the Code page: project, conversation and proposal. Slow work runs in the background."""
 
 import json
 import queue
@@ -33,14 +33,14 @@ from engine.api.chat import Usage
 
 
 class CodeController(QObject):
-    """One project at a time. Signals carry immutable values."""
+    """Controls one project at a time. Signals carry immutable values."""
 
     opened = Signal(str, int)
     files_changed = Signal(list)
     context_ready = Signal(object)
     text_arrived = Signal(str)
     phase_changed = Signal(object)
-    undo_changed = Signal(bool)  # whether there are edits to take back
+    undo_changed = Signal(bool)  # whether there are edits to undo
     answered = Signal()
     proposed = Signal(object)
     written = Signal(object)
@@ -52,12 +52,12 @@ class CodeController(QObject):
     def __init__(self, services: Services, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._services = services
-        # The project's databases take one caller at a time.
+        # The project's databases are not thread-safe.
         self._lock = threading.Lock()
         self._project: Project | None = None
         self._talk: Conversation | None = None
         self._proposal: Proposal | None = None
-        self._assembling: Job | None = None  # the context of a question
+        self._assembling: Job | None = None  # assembles the context of a request
         self._stream: StreamJob | None = None
         self._run_of_agent: AgentRun | None = None
         self._answer: list[Answer] = []
@@ -70,11 +70,11 @@ class CodeController(QObject):
 
     @property
     def has_project(self) -> bool:
-        """A folder is open."""
+        """Whether a folder is open."""
         return self._project is not None
 
     def open_folder(self, folder: Path) -> None:
-        """Open a project and bring its index up to date; the one before is closed."""
+        """Open a project and update its index. Closes the previous project."""
         self.stop()
         old = self._project
         self._project = self._talk = self._proposal = self.context = None
@@ -96,7 +96,7 @@ class CodeController(QObject):
         self._run(work, done)
 
     def read(self, path: str) -> str:
-        """The text of one of the project's files; for a worker thread.
+        """The text of a project file. Worker thread only.
 
         Raises: PathRefused, FileMissing, NotText.
         """
@@ -106,7 +106,7 @@ class CodeController(QObject):
         return project.workspace.read(path).text
 
     def close_project(self) -> None:
-        """Let go of the project; waits for work under way on it."""
+        """Close the project after waiting for running work on it."""
         self.stop()
         with self._lock:
             if self._project is not None:
@@ -114,7 +114,7 @@ class CodeController(QObject):
             self._project = self._talk = self._proposal = None
 
     def ask(self, question: str, model: str, n_ctx: int, given: Sequence[ContextItem] = ()) -> None:
-        """Assemble the context, show it, and ask."""
+        """Assemble the context, show it, and send the request."""
         if self._project is None or self.busy:
             return
         if self._talk is None or self._talk.model != model:
@@ -123,11 +123,11 @@ class CodeController(QObject):
         self._assemble()
 
     def drop(self, key: str) -> None:
-        """Ask the last question again without one piece of its context."""
+        """Send the last request again without one context item."""
         if self._talk is None or self.busy or not self.question:
             return
         self._excluded |= {key}
-        if len(self._talk.messages) > 2:  # noqa: PLR2004  # the system prompt, then question and answer
+        if len(self._talk.messages) > 2:  # noqa: PLR2004  # system prompt, then request and response
             del self._talk.messages[-2:]
         self._assemble()
 
@@ -170,7 +170,7 @@ class CodeController(QObject):
         self._run(work, done)
 
     def suggest_commit(self, model: str, n_ctx: int) -> None:
-        """Stream a commit message for the uncommitted changes; nothing is committed."""
+        """Stream a commit message for the uncommitted changes. Nothing is committed."""
         project = self._project
         if project is None or self.busy:
             return
@@ -201,12 +201,12 @@ class CodeController(QObject):
         self._write(project, write, self.written)
 
     def undo(self) -> None:
-        """Take the last applied edits back."""
+        """Undo the last applied edits."""
         if self._project is not None:
             self._write(self._project, self._project.edits.undo, self.taken_back)
 
     def _write(self, project: Project, write: Callable[[], tuple[str, ...]], signal: SignalInstance) -> None:
-        """Change files, tell the index, and say through `signal` which they were."""
+        """Change files, update the index, and emit the changed paths through `signal`."""
 
         def work() -> tuple[tuple[str, ...], list[str], bool]:
             with self._lock:
@@ -223,7 +223,7 @@ class CodeController(QObject):
         self._run(work, done)
 
     def work_as_agent(self, task: str, model: str) -> None:
-        """Let the model work on a task with tools; each action is asked through `consent_wanted`."""
+        """Let the model work on a task with tools. Each action needs consent through `consent_wanted`."""
         if self._project is None or self.busy:
             return
         run = AgentRun(self._services, self._project, self._lock, self)
@@ -248,12 +248,12 @@ class CodeController(QObject):
         run.start(task, model)
 
     def decide(self, decision: Decision) -> None:
-        """The person's answer to what the agent wants to do."""
+        """Pass on the user's decision about the agent's request."""
         if self._run_of_agent is not None:
             self._run_of_agent.decide(decision)
 
     def stop(self) -> None:
-        """End the answer or the agent under way; what came of an answer is not kept in the conversation."""
+        """Stop the current response or agent. A stopped response is not added to the conversation."""
         self._end_agent()
         if self._assembling is not None:
             self._assembling.cancel()
@@ -268,7 +268,7 @@ class CodeController(QObject):
             self.answered.emit()
 
     def _end_agent(self) -> None:
-        """Its worker is waited for at the end: it must not wait for a person who is gone."""
+        """Cancel the agent. `close` waits for its worker, which must not wait for a decision."""
         if self._run_of_agent is not None:
             self._run_of_agent.cancel()
 
@@ -321,14 +321,14 @@ class CodeController(QObject):
                 self.busy_changed.emit(busy)
 
 
-# The agent of the page: works on a thread of the background, asks on the main thread, and waits for the answer.
+# The page's agent: runs on a background thread, asks for consent on the main thread and waits for the decision.
 
 _MARKS = {"open": "☐", "doing": "▸", "done": "☑"}
 _SHOWN_CHARS = 300
 
 
 class _ApiChat:
-    """Chat over the window's connection; `close` ends the answer under way from any thread."""
+    """Chat over the window's connection. `close` ends the current response; thread-safe."""
 
     def __init__(self, api: Routes, on_phase: Callable[[Phase], object]) -> None:
         self._api = api
@@ -356,7 +356,7 @@ class _ApiChat:
 
 
 class AgentRun(QObject):
-    """One task. `shown` carries markdown for the transcript; `consent_wanted` must be answered with `decide`."""
+    """Runs one task. `shown` carries Markdown for the transcript. Answer `consent_wanted` with `decide`."""
 
     shown = Signal(str)
     phase_changed = Signal(object)
@@ -374,7 +374,7 @@ class AgentRun(QObject):
         self._cancelled = threading.Event()
 
     def start(self, task: str, model: str) -> None:
-        """Begin; every action but reading is asked."""
+        """Start the task. Every action except reading needs consent."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
         transcript = Transcript(self._project.state / "transcripts" / f"{stamp}.jsonl")
 
@@ -397,16 +397,16 @@ class AgentRun(QObject):
         self._services.background.run(work, self.ended.emit, self._on_error, self)
 
     def _ask(self, request: ConsentRequest) -> Decision:
-        """On the worker: show the request and wait for the person."""
+        """Show the request and wait for the decision. Worker thread only."""
         self.consent_wanted.emit(request)
         return self._decisions.get()
 
     def decide(self, decision: Decision) -> None:
-        """The person's answer to the request that is shown."""
+        """Pass on the user's decision about the current request."""
         self._decisions.put(decision)
 
     def cancel(self) -> None:
-        """End soon: no further call is made, a command is ended, a waiting question is answered with no."""
+        """Cancel: makes no further calls, ends a running command and answers a pending question with "no"."""
         self._cancelled.set()
         self._decisions.put("no")
         threading.Thread(target=self._chat.close, name="close-agent").start()
@@ -418,8 +418,8 @@ class AgentRun(QObject):
             self.failed.emit(error)
 
 
-def as_markdown(event: AgentEvent) -> str:  # noqa: PLR0911 - one form for each kind
-    """An event as it is in the transcript; empty for those that are not shown."""
+def as_markdown(event: AgentEvent) -> str:  # noqa: PLR0911 - one return per event kind
+    """An event as Markdown for the transcript. Empty if the event is not shown."""
     if isinstance(event, Thought):
         return f"\n\n{event.text}\n\n" if event.text else ""
     if isinstance(event, Called):
@@ -444,7 +444,7 @@ def _shortened(arguments: str) -> str:
 
 
 def _fenced(text: str) -> str:
-    """Text that cannot end the fence around it, nor show what it is not."""
+    """Text that cannot close its fence, with invisible characters made visible."""
     return shown_text(text).replace("~~~~", "~~~ ")
 
 
@@ -454,5 +454,5 @@ def _line(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Inline code that no backtick inside can end."""
+    """Inline code. Backticks inside cannot close it."""
     return f"`` {text.replace('``', '` `')} ``"

@@ -1,4 +1,4 @@
-"""The Code page: open a folder, ask about it, see what went in, review the edits, apply them one by one."""
+"""The Code page: open a folder, ask about it, inspect the context, and review and apply edits one by one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,12 +41,12 @@ from app.gui.widgets.popups import Choice, ConsentCard, entries_of
 from app.gui.widgets.splitter import saved_splitter
 from app.tools.consent import ConsentRequest
 
-# One source file to read and to select in; line numbers are not part of what is selected.
+# A read-only source view. Line numbers are not part of the selection.
 
 
 @dataclass(frozen=True)
 class SourceText:
-    """A file ready to be shown: its lines as they are, and coloured."""
+    """A file to show: its plain and coloured lines."""
 
     path: str
     lines: tuple[str, ...]
@@ -64,7 +64,7 @@ class Selected:
 
 
 class SourceView(QPlainTextEdit):
-    """Shows a `SourceText`; nothing is edited here."""
+    """Shows a `SourceText`, read-only."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class SourceView(QPlainTextEdit):
 
     @property
     def path(self) -> str | None:
-        """The file that is shown."""
+        """Path of the visible file, or None."""
         return self._source.path if self._source else None
 
     def show_source(self, source: SourceText | None) -> None:
@@ -90,7 +90,7 @@ class SourceView(QPlainTextEdit):
         self._redraw()
 
     def selected(self) -> Selected | None:
-        """The lines that the selection touches; None without one."""
+        """The lines that the selection touches, or None without a selection."""
         cursor = self.textCursor()
         if self._source is None or not cursor.hasSelection():
             return None
@@ -117,14 +117,14 @@ class SourceView(QPlainTextEdit):
         self.moveCursor(QTextCursor.MoveOperation.Start)
 
 
-# What a model has at least when the server does not say.
+# Assumed context length if the server does not report one.
 _FALLBACK_CONTEXT = 4096
 _MAX_PASTED = 20_000
-_TALK, _FILES = 400, 800  # pixels, until they are pulled: what is read needs the room
+_TALK, _FILES = 400, 800  # default widths in pixels; the files get more space
 
 
 class CodePage(QWidget):
-    """One project, one conversation, one proposal at a time."""
+    """One project, one conversation and one proposal at a time."""
 
     def __init__(self, services: Services) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class CodePage(QWidget):
         self._connect()
         self._on_models()
         self._on_busy(busy=False)
-        for widget in (self.folder, self.commit):  # the empty page says it, and there is nothing to commit
+        for widget in (self.folder, self.commit):  # no folder is open yet, so there is nothing to commit
             widget.hide()
 
     def _build(self) -> None:
@@ -241,7 +241,7 @@ class CodePage(QWidget):
         self.destroyed.connect(control.close_project)
 
     def _show_hint(self, *, shown: bool) -> None:
-        """What can be asked, until something was."""
+        """Show hints until the first request."""
         self.hint.setVisible(shown)
         self.transcript.setVisible(not shown)
 
@@ -252,7 +252,7 @@ class CodePage(QWidget):
         self.controller.open_folder(folder)
 
     def stop_answer(self) -> None:
-        """End the answer that is being written, or looked up."""
+        """Stop the current response or context search."""
         self.controller.stop()
 
     def _choose_folder(self) -> None:
@@ -277,7 +277,7 @@ class CodePage(QWidget):
         wanted = self.model.currentData()
         choices = self._services.models.partners
         if wanted and choices and entries_of(self.model) == [(choice.title, choice.id) for choice in choices]:
-            return  # an open list stays as it is
+            return  # do not refresh the combo box, it may be open
         self.model.clear()
         for choice in choices:
             self.model.addItem(choice.title, choice.id)
@@ -291,7 +291,7 @@ class CodePage(QWidget):
         return None if choice is None else (choice.id, choice.n_ctx or _FALLBACK_CONTEXT)
 
     def _on_sent(self, text: str, attachments: tuple[Attachment, ...]) -> None:
-        """What was written, with the files that were attached."""
+        """Send the text with its attached files."""
         unseen = ", ".join(item.name for item in attachments if not item.text)
         if unseen and not text and not any(item.text for item in attachments):
             self.banner.notify(self._not_read(unseen), "warn")
@@ -323,7 +323,7 @@ class CodePage(QWidget):
         self._given = []
 
     def _task(self, name: str) -> Callable[[], None]:
-        """A task on the lines selected in the open file, else on the clipboard, as a piece of the question."""
+        """Returns a callback that runs a task on the selected lines, else on the clipboard text."""
 
         def run() -> None:
             selected = self.files.selected() if name != "output" else None
@@ -416,12 +416,12 @@ class CodePage(QWidget):
 
 
 class AgentConsentCard(ConsentCard):
-    """For once, or for the same thing until the session ends."""
+    """Asks for consent: once, or for the same action until the session ends."""
 
     max_height = 220
 
     def answers(self) -> QBoxLayout:
-        """All on the right."""
+        """The buttons, all on the right."""
         self.session = button("", lambda: self._decide("session"))
         return row(1, self.decline, self.session, self.once)
 
@@ -432,11 +432,11 @@ class AgentConsentCard(ConsentCard):
         super().ask(request)
 
 
-_TREE, _SOURCE = 180, 520  # pixels, until they are pulled
+_TREE, _SOURCE = 180, 520  # default widths in pixels
 
 
 class FilesPanel(QWidget):
-    """`read` gives a file's text; it is called in the background and may raise."""
+    """File tree and source view. `read` returns a file's text; it runs in the background and may raise."""
 
     def __init__(self, services: Services, read: Callable[[str], str]) -> None:
         super().__init__()
@@ -465,7 +465,7 @@ class FilesPanel(QWidget):
         self.setLayout(layout)
 
     def show_paths(self, paths: list[str]) -> None:
-        """Another project, or the same after files came and went: the open file is read again."""
+        """Show the files of a project. The open file is reloaded if it still exists."""
         shown = self.source.path
         self.tree.show_paths(paths)
         if shown in paths:
@@ -474,7 +474,7 @@ class FilesPanel(QWidget):
             self._show(None)
 
     def open(self, path: str) -> None:
-        """Read a file and show it."""
+        """Load a file and show it."""
         self._wanted = path
 
         def work() -> SourceText:
@@ -493,7 +493,7 @@ class FilesPanel(QWidget):
         self._services.background.run(work, done, failed, self)
 
     def selected(self) -> Selected | None:
-        """What a task is about: the selected lines."""
+        """The selected lines, which a task refers to."""
         return self.source.selected()
 
     def _show(self, source: SourceText | None) -> None:
@@ -509,7 +509,7 @@ _OTHERS = frozenset({".png", ".jpg", ".jpeg", ".svg", ".gif", ".webp", ".pdf", "
 
 
 class FileTree(QTreeWidget):
-    """`chosen` tells the path of a file that was pressed or entered."""
+    """The file tree. `chosen` emits the path of a clicked or entered file."""
 
     chosen = Signal(str)
 
@@ -527,7 +527,7 @@ class FileTree(QTreeWidget):
         self.currentItemChanged.connect(lambda item, _: self._choose(item))
 
     def show_paths(self, paths: Sequence[str]) -> None:
-        """Show these files, paths relative to the project with forward slashes."""
+        """Show these files. Paths are relative to the project, with forward slashes."""
         self._folders = {"": (set(), [])}
         for path in paths:
             *parents, _ = PurePosixPath(path).parts
@@ -560,7 +560,7 @@ class FileTree(QTreeWidget):
         return "file" if not suffix or suffix in _OTHERS else "file-code"
 
     def _paint_icons(self) -> None:
-        """Every icon in the colours that now hold."""
+        """Repaint all icons in the current theme."""
         at = QTreeWidgetItemIterator(self)
         while (item := at.value()) is not None:
             item.setIcon(0, self._theme.icon(self._icon_of(item.data(0, _PATH)), "muted"))

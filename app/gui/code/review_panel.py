@@ -1,4 +1,4 @@
-"""The edits of an answer: each with a mark to apply it, beside the change it makes."""
+"""Reviews proposed edits: a list with check boxes, and the diff of the selected edit."""
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QListWidget, QListWidgetItem, QSplitter, QWidget
@@ -14,7 +14,7 @@ _ID = Qt.ItemDataRole.UserRole
 
 
 class ReviewPanel(QWidget):
-    """Nothing is written before its button is pressed."""
+    """Shows a proposal. Files are written only when the user presses Apply."""
 
     apply_pressed = Signal(list)
     undo_pressed = Signal()
@@ -44,14 +44,14 @@ class ReviewPanel(QWidget):
 
     @property
     def chosen(self) -> list[int]:
-        """The edits that are marked."""
+        """Ids of the checked edits."""
         items = (self.hunks.item(number) for number in range(self.hunks.count()))
         return [
             item.data(_ID) for item in items if item.checkState() == Qt.CheckState.Checked and item.data(_ID) >= 0
         ]
 
     def show_proposal(self, proposal: Proposal) -> None:
-        """Show an answer's edits, all that have a place marked."""
+        """Show a proposal. All edits that could be located are checked."""
         self.hunks.clear()
         self._files = {hunk_id: file for file in proposal.files for hunk_id in file.hunk_ids}
         for hunk_id, file in sorted(self._files.items()):

@@ -1,4 +1,4 @@
-"""Two versions of a file side by side, aligned, coloured, scrolling together."""
+"""Two versions of a file side by side: aligned, coloured, scrolling together."""
 
 import re
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ from app.gui.code.coloured import Coloured, coloured_lines, language_of, write_l
 from app.gui.theme import Theme
 
 _WORDS = re.compile(r"\w+|\s+|.")
-_ALIKE = 0.4  # of a line's words; below it the whole line is another one
-_AFTER_NUMBER = 2  # blanks behind the number of a line, see `write_line`
+_ALIKE = 0.4  # minimum similarity of two lines for word-level highlighting
+_AFTER_NUMBER = 2  # spaces after a line number, see `write_line`
 
 
 @dataclass(frozen=True)
 class DiffRow:
-    """A row ready to be shown; None: nothing on that side. Both None: lines left out."""
+    """A diff row. A side is None if it has no line; both are None for omitted lines."""
 
     left: Coloured | None
     right: Coloured | None
     left_number: int
     right_number: int
     changed: bool
-    left_words: tuple[tuple[int, int], ...] = ()  # what differs within the line: first letter, length
+    left_words: tuple[tuple[int, int], ...] = ()  # changed spans within the line: offset, length
     right_words: tuple[tuple[int, int], ...] = ()
 
 
 def changed_words(left: str, right: str) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
-    """The words that differ between two versions of a line; none where the lines have little in common."""
+    """The changed word spans of two versions of a line. Empty if the lines have little in common."""
     old, new = _WORDS.findall(left), _WORDS.findall(right)
     matcher = SequenceMatcher(None, old, new, autojunk=False)
     if matcher.ratio() < _ALIKE:
@@ -47,7 +47,7 @@ def changed_words(left: str, right: str) -> tuple[tuple[tuple[int, int], ...], t
 
 
 def diff_rows(path: str, before: str, after: str) -> list[DiffRow]:
-    """Align and colour two texts; pure, for a worker thread."""
+    """Align and colour two texts. Pure, for a worker thread."""
     language = language_of(path)
     old, new = coloured_lines(before, language), coloured_lines(after, language)
 
@@ -74,7 +74,7 @@ def diff_rows(path: str, before: str, after: str) -> list[DiffRow]:
 
 
 class SideBySide(QWidget):
-    """The widget; `show_rows` replaces what it shows."""
+    """The diff widget. `show_rows` replaces its content."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class SideBySide(QWidget):
         return pane
 
     def show_rows(self, rows: list[DiffRow]) -> None:
-        """Show other texts."""
+        """Show these rows."""
         self._rows = rows
         self._redraw()
 
@@ -138,7 +138,7 @@ class SideBySide(QWidget):
         write_line(cursor, self._theme, f"{number:>{width}}", side)
 
     def _backgrounds(self, pane: QPlainTextEdit, *, left: bool) -> list[QTextEdit.ExtraSelection]:
-        """Full-width colour behind changed lines; what has no counterpart is hatched grey."""
+        """Backgrounds of changed lines. Lines without a counterpart are hatched grey."""
         found = []
         for position, row in enumerate(self._rows):
             if not row.changed:
@@ -159,7 +159,7 @@ class SideBySide(QWidget):
     def _word(
         self, pane: QPlainTextEdit, line: int, start: int, length: int, *, left: bool
     ) -> QTextEdit.ExtraSelection:
-        """The words that changed stand out of their line."""
+        """Highlight a changed span within its line."""
         colour = self._theme.tokens.colour("bad" if left else "ok")
         colour.setAlpha(96)
         cursor = QTextCursor(pane.document().findBlockByNumber(line))

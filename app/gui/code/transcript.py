@@ -1,4 +1,4 @@
-"""Questions and answers of the page, one below the other."""
+"""The page's requests and responses, one below the other."""
 
 import time
 
@@ -19,9 +19,9 @@ _END = 4  # pixels from the end that still count as the end
 
 
 class Transcript(QScrollArea):
-    """Grows at its end and stays there while an answer streams, unless the person scrolled away."""
+    """Follows the end while a response streams, unless the user scrolled away."""
 
-    begun = Signal()  # the first question, or another
+    begun = Signal()  # a request was added
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -46,11 +46,11 @@ class Transcript(QScrollArea):
 
     @property
     def last_answer(self) -> str:
-        """The text of the newest answer."""
+        """The text of the last response."""
         return self._views[-1].markdown if self._views else ""
 
     def begin(self, question: str) -> None:
-        """A new question with an empty answer below it."""
+        """Add a request with an empty response below it."""
         self.begun.emit()
         self._display = EditDisplay()
         self._layout.addLayout(row(1, self._bubble(question)))
@@ -65,7 +65,7 @@ class Transcript(QScrollArea):
         bar.setValue(bar.maximum())
 
     def _bubble(self, question: str) -> QFrame:
-        """A question as the chat shows it."""
+        """A request bubble, as in the chat."""
         bubble = QFrame()
         bubble.setProperty("kind", "bubble")
         body = MarkdownView(self._theme)
@@ -82,15 +82,15 @@ class Transcript(QScrollArea):
         body.fit_width(min(widest, max(24, body.ideal_width())))
 
     def show_phase(self, phase: Phase) -> None:
-        """Say where the newest answer is."""
+        """Show the phase of the last response."""
         self._phase.show_phase(phase)
 
     def append(self, text: str) -> None:
-        """More of the newest answer; its edits are shown as diffs."""
+        """Append text to the last response. Its edits are shown as diffs."""
         self._show(self._display.push(text))
 
     def end(self) -> None:
-        """The newest answer is complete, or was stopped."""
+        """Finish the last response, complete or stopped."""
         self._show(self._display.finish())
         self._phase.end()
 
@@ -99,7 +99,7 @@ class Transcript(QScrollArea):
             self._views[-1].append_markdown(text)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all requests and responses."""
         self._views.clear()
         self._questions.clear()
         self._layout.removeWidget(self._phase)
@@ -107,7 +107,7 @@ class Transcript(QScrollArea):
         clear(self._layout)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Answers follow the width."""
+        """Lay out the messages for the new width."""
         super().resizeEvent(event)
         for view in self._views:
             view.fit_width(self._width())

@@ -1,1 +1,1 @@
-"""Collections of documents: the page that keeps them, and the passages below an answer."""
+"""Document collections: their page, and the citations below a response."""

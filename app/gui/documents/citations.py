@@ -1,4 +1,4 @@
-"""Below an answer: the passages it was made from, each opening its page, and what none of them carries."""
+"""Citations below a response: the source passages, and sentences that no passage supports."""
 
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ _SHOWN_PASSAGES = 12
 
 
 class GroundsCard(QFrame):
-    """Passages as buttons, and what no passage says as a note."""
+    """The source passages as buttons that open their page, and a note with unsupported sentences."""
 
     def __init__(self, services: Services, grounds: Grounds, answer: str) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class GroundsCard(QFrame):
 
 
 class PageDialog(QDialog):
-    """The text of a page with the passage marked."""
+    """The text of a page with the cited passage highlighted."""
 
     def __init__(self, page: PageText, parent: QWidget) -> None:
         super().__init__(parent)
@@ -92,5 +92,5 @@ class PageDialog(QDialog):
 
 
 def _utf16(text: str, position: int) -> int:
-    """A place in characters as Qt counts it."""
+    """Convert a character offset to UTF-16 units, which Qt uses."""
     return len(text[:position].encode("utf-16-le")) // 2

@@ -1,4 +1,4 @@
-"""Documents: what was collected, how far the reading is, and what could not be read."""
+"""The Documents page: collections, their indexing progress, and files that could not be read."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,16 +14,16 @@ from app.gui.widgets.basics import Banner, Empty, Page, button, card, clear, lab
 from engine.api.collections import Collection, CollectionChange, CollectionRequest
 
 _LOOK_MS = 1500
-_EMPTY_HEIGHT = 400  # pixels in whose middle an empty page speaks
-# A starter of some 25 MB: the smallest that makes vectors.
+_EMPTY_HEIGHT = 400  # height in pixels of the empty state
+# A recommended model of about 25 MB, the smallest one for embeddings.
 _FINDS_BY_MEANING = "all-minilm-l6-v2"
 
 
 class DocumentsPage(Page):
-    """A card for each collection. Files stay where they are; only an index is kept."""
+    """One card per collection. Files stay in their folders; only an index is stored."""
 
-    chat_wanted = Signal(str)  # the collection to answer from
-    model_wanted = Signal(str)  # the starter to download
+    chat_wanted = Signal(str)  # id of the collection to use in a chat
+    model_wanted = Signal(str)  # id of the recommended model to download
 
     def __init__(self, services: Services) -> None:
         super().__init__(
@@ -31,7 +31,7 @@ class DocumentsPage(Page):
             self.tr("Folders that chats can answer from. All stays on this computer unless a card says otherwise."),
         )
         self._services = services
-        self._shown: Sequence[Collection] | None = None  # None: not asked yet
+        self._shown: Sequence[Collection] | None = None  # None: not loaded yet
         self.banner = Banner(services.theme)
         self.add = button(self.tr("Add a folder…"), self._choose, "primary")
         self.add.hide()
@@ -55,11 +55,11 @@ class DocumentsPage(Page):
         self.while_visible(_LOOK_MS, self.refresh, self.refresh)
 
     def refresh(self) -> None:
-        """Ask for the state of every collection."""
+        """Request the state of every collection."""
         self._run(self._services.api.collections)
 
     def add_folder(self, folder: str) -> None:
-        """Make a collection of a folder, named after it."""
+        """Create a collection from a folder, named after it."""
         if not folder:
             return
         request = CollectionRequest(name=Path(folder).name or folder, sources=(folder,))
@@ -156,11 +156,11 @@ class DocumentsPage(Page):
 
 
 def _lacks_meaning(found: Collection) -> bool:
-    """All is read, and there is no model that could make vectors of it."""
+    """Whether everything is read but there is no model for embeddings."""
     return found.state == "ready" and bool(found.chunks) and not found.embedded and not found.embedding_model
 
 
 def _at_home(path: str) -> str:
-    """A folder of this user's home as people write it: `~/Documents`."""
+    """The path with `~` for the user's home, for example `~/Documents`."""
     home = Path.home()
     return str(Path("~") / Path(path).relative_to(home)) if Path(path).is_relative_to(home) else path

@@ -1,1 +1,1 @@
-"""The library page."""
+"""The Library page."""

@@ -1,4 +1,4 @@
-"""Finding models: three that fit this machine, search, and what each quantization would need here."""
+"""Finds models: recommendations for this computer, search, and memory needs of each quantization."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -41,10 +41,10 @@ _SORTS = (
 
 
 class HubTab(QWidget):
-    """Asks the hub only when the user does; says so when offline."""
+    """Queries the hub only on user action. Reports if offline."""
 
-    trying = Signal(object)  # the Job that measures
-    pull_pressed = Signal(str, str)  # repository or starter, quantization ("" for the best one)
+    trying = Signal(object)  # the measuring job
+    pull_pressed = Signal(str, str)  # repository or recommended model, quantization ("" for the best one)
 
     def __init__(self, services: Services) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class HubTab(QWidget):
         return made
 
     def show_starters(self) -> None:
-        """Three models to begin with; nothing is asked of the network."""
+        """Show the recommended models. Makes no network request."""
         if self.search.text().strip():
             return
         self._ask_for(self._services.api.starters, self._show_starters, self.show_starters)
@@ -140,7 +140,7 @@ class HubTab(QWidget):
         self._ask_for(lambda: self._services.api.search_hub(text, task, size, sort), self._show_hits, self._search)
 
     def _ask_for(self, ask: Callable[[], T], show: Callable[[T], object], again: Callable[[], object]) -> None:
-        """Show the answer unless something else was asked for since: a slow one must not take its place."""
+        """Show the response unless a newer request was made: a slow response must not replace a newer one."""
         self._shown += 1
         asked, failing = self._shown, self._failing(again)
 
@@ -162,7 +162,7 @@ class HubTab(QWidget):
             self.results.addWidget(self._hit_card(hit))
 
     def _hit_card(self, hit: RepoHit) -> QFrame:
-        """Name, publisher, what it is, how it is liked, its license and date."""
+        """A search result: name, publisher, architecture, popularity, licence and date."""
         publisher, _, name = hit.repo.partition("/")
         facts = [
             hit.architecture or "",
@@ -200,7 +200,7 @@ class HubTab(QWidget):
         return lambda: self.pull_pressed.emit(model, quantization)
 
     def open(self, repo: str) -> None:
-        """Show what each file of a repository would need here."""
+        """Show the memory needs of each file of a repository on this computer."""
         self._delay.stop()
         self._note.setText(self.tr("Reading the headers of {repo}…").format(repo=repo))
         self._ask_for(lambda: self._services.api.plan_repository(repo), self._show_plan, lambda: self.open(repo))
@@ -257,7 +257,7 @@ class HubTab(QWidget):
         return card(holder)
 
     def _try(self, name: str) -> None:
-        """Measure a stand-in of a file that is not here."""
+        """Measure a dummy-weight model with the shape of a file that is not downloaded."""
         request = BenchRequest(hub=name, lengths=(128,), parallel=(1,), repeats=2)
         self._services.background.run(
             lambda: self._services.api.bench(request),
@@ -271,7 +271,7 @@ class HubTab(QWidget):
         self._note.setText(self.tr("Measuring a stand-in; its speed will be shown here when you look again."))
 
     def _failing(self, again: Callable[[], object]) -> Callable[[Exception], None]:
-        """Tells an error; `again` does what failed once more."""
+        """Returns an error callback that shows the error with a retry button, which calls `again`."""
 
         def show_error(error: Exception) -> None:
             self._note.setText("")
@@ -281,7 +281,7 @@ class HubTab(QWidget):
 
 
 def speed_words(tok_s: float, measured_on: str | None) -> str:
-    """How fast a file that was not fetched would be here, and what that rests on."""
+    """Expected speed of a file that is not downloaded, and whether it was measured."""
     texts = {
         "stand-in": QCoreApplication.translate("HubTab", "about {n} tok/s here (measured on a stand-in)"),
         "model": QCoreApplication.translate("HubTab", "about {n} tok/s here (measured)"),

@@ -1,4 +1,4 @@
-"""How one model is loaded: context, layers on the GPU, threads, cache; what it needs is told while one chooses."""
+"""The load settings of a model. Shows the estimated memory live as settings change."""
 
 import math
 from collections.abc import Callable
@@ -20,16 +20,16 @@ from quantize.kv_cache_types import CACHE_TYPES, K_DAMAGE
 
 _DELAY_MS = 150
 _SMALLEST = 512
-_FIELD = 148  # pixels of a field
-_UNKNOWN_TRAIN = 1 << 17  # the longest that is offered where a file does not say what it was trained for
+_FIELD = 148  # width of a field in pixels
+_UNKNOWN_TRAIN = 1 << 17  # the maximum context offered if the file does not state its training context
 _MOST_LAYERS, _MOST_THREADS, _MOST_PARALLEL = 512, 256, 64
 
 
 class LoadDialog(QDialog):
-    """One row a choice; each stands on automatic until it is changed. `loading` asks for a load right away."""
+    """One row per setting, each automatic until changed. `loading` requests an immediate load."""
 
     saved = Signal(str)
-    waiting = Signal(str)  # what was saved comes into force when the model's last answer has ended
+    waiting = Signal(str)  # the settings take effect after the model's current response has ended
     loading = Signal(str)
 
     def __init__(self, services: Services, model: str, title: str, parent: QWidget) -> None:
@@ -67,7 +67,7 @@ class LoadDialog(QDialog):
         services.ask(self.banner, lambda: services.api.load_settings(model), self._show)
 
     def _number(self, name: str, most: int, least: int = 0) -> QSpinBox:
-        """A field whose lowest value stands for automatic."""
+        """A number field whose lowest value means automatic."""
         field = QSpinBox()
         field.setRange(least - 1, most)
         field.setSpecialValueText(self.tr("Automatic"))
@@ -134,7 +134,7 @@ class LoadDialog(QDialog):
 
     @property
     def choices(self) -> LoadOptions:
-        """What is chosen now."""
+        """The current settings."""
 
         def of(field: QSpinBox) -> int | None:
             return None if field.value() == field.minimum() else field.value()
@@ -150,7 +150,7 @@ class LoadDialog(QDialog):
 
     @property
     def _context(self) -> int:
-        """The slider is logarithmic, in eighths of a doubling, rounded to 256."""
+        """Context length of the slider: logarithmic, in eighths of a doubling, rounded to 256."""
         top = self._context_train or _UNKNOWN_TRAIN
         if self.context.value() == self.context.maximum():
             return top
@@ -223,10 +223,10 @@ class LoadDialog(QDialog):
         if fit is not None and not fit.fits:
             parts.append(self.tr("does not fit the memory that is free now"))
         self._verdict.setText(" · ".join(parts))
-        QTimer.singleShot(0, self, self._fit)  # what was added this moment has no height yet
+        QTimer.singleShot(0, self, self._fit)  # new widgets have no height before the next event loop iteration
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """As high as its lines are at this width."""
+        """Fit the height to this width."""
         super().resizeEvent(event)
         self._fit()
 

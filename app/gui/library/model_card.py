@@ -1,4 +1,4 @@
-"""One model on this computer."""
+"""The card of one model on this computer."""
 
 from pathlib import PurePath
 
@@ -15,7 +15,7 @@ from app.gui.widgets.popups import Menu
 from app.gui.widgets.tensor_mosaic import Mosaic, tiles_of_types
 from engine.api.library import Model, Origin
 
-# Share of the certificate's cases from which a model is fit for coding agents.
+# Pass rate in the tool-call evaluation from which a model suits coding agents.
 _GOOD = 0.8
 _LARGE = 20  # pixels of body text
 _CAN = {
@@ -29,7 +29,7 @@ _CAN = {
 
 
 class ModelCard(QFrame):
-    """Facts and actions; signals carry the model's id."""
+    """Facts and actions of a model. Signals carry the model's id."""
 
     chat_pressed = Signal(str)
     fit_pressed = Signal(str)
@@ -45,7 +45,7 @@ class ModelCard(QFrame):
     def __init__(
         self, theme: Theme, model: Model, tool_calls_frac: float | None = None, newer_bytes: int = 0
     ) -> None:
-        """`newer_bytes`: what a newer version on the hub would fetch; 0: none is known."""
+        """Create the card. `newer_bytes`: download size of a newer version on the hub; 0: none is known."""
         super().__init__()
         self.setProperty("kind", "card")
         self.model = model
@@ -86,7 +86,7 @@ class ModelCard(QFrame):
         line = row(spacing=16)
         line.addWidget(mosaic, 0, Qt.AlignmentFlag.AlignTop)
         line.addLayout(text, 1)
-        # Large letters leave no room for buttons beside the words.
+        # With large text there is no space for buttons next to the text.
         whole = stack(line, spacing=12, margins=(16, 16, 12, 16))
         buttons = stack(spacing=0) if theme.tokens.body < _LARGE else whole
         if buttons is not whole:
@@ -118,7 +118,7 @@ class ModelCard(QFrame):
 
 
 def spoken_name(model: Model) -> str:
-    """The name as a person says it. One that is only the name of its file loses what the line below it tells."""
+    """The display name. A mere file name loses its format suffixes, which the line below shows."""
     file = PurePath(model.path).name.removesuffix(".gguf")
     if model.name != file or not model.details.quantization:
         return model.name
@@ -126,7 +126,7 @@ def spoken_name(model: Model) -> str:
 
 
 def facts_of(model: Model) -> str:
-    """Size and context, which everybody chooses by, before precision and architecture: one line."""
+    """One line: size and context first, then precision and architecture."""
     details = model.details
     parts = [formatted.size(model.size_bytes)]
     if details.n_params:
@@ -142,13 +142,13 @@ def facts_of(model: Model) -> str:
 
 
 def capability_words(name: str) -> str:
-    """What a model can be used for, in words."""
+    """The name of a capability."""
     plain = {"chat": _tr("chat"), "completion": _tr("completion")}
     return _tr(_CAN[name]) if name in _CAN else plain.get(name, name)
 
 
 def origin_words(origin: Origin) -> str:
-    """Where a model is from: its repository or the application that owns it, where there is one."""
+    """A model's origin: repository or owning application if known."""
     return (
         origin.repo
         or origin.app
@@ -165,7 +165,7 @@ def origin_words(origin: Origin) -> str:
 
 
 def chips_of(model: Model, tool_calls_frac: float | None = None) -> list[tuple[str, LabelKind]]:
-    """What sets a model apart."""
+    """Chips for the model's state and special properties."""
     made: list[tuple[str, LabelKind]] = []
     state, origin = model.state, model.origin
     if state == "offline":

@@ -1,4 +1,4 @@
-"""The library page: models on this computer, and finding more."""
+"""The Library page: models on this computer, and finding more."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,12 +39,12 @@ from engine.api.jobs import Job, JobKind, ModelMade, result_of
 from engine.api.library import Linked, Model, PullRequest, Removed, Tensor, Verification
 from engine.core.paths import user_paths
 
-# A file that comes back, or a drive, is seen this soon while the page is looked at.
+# Interval for detecting files or drives that reappear while the page is visible.
 _REFRESH_MS = 2000
 
 
 class LibraryPage(Page):
-    """Lists, downloads, imports, checks and removes models."""
+    """Lists, downloads, imports, verifies and removes models."""
 
     chat_wanted = Signal(str)
     fit_wanted = Signal(str)
@@ -54,7 +54,7 @@ class LibraryPage(Page):
         self._services, self._jobs = services, jobs
         self.cards: list[ModelCard] = []
         self._shown: list[tuple[Model, float | None]] = []
-        self._newer: dict[str, int] = {}  # models with a newer version on the hub, bytes to fetch
+        self._newer: dict[str, int] = {}  # download bytes of models with a newer version on the hub
         self.banner = Banner(services.theme)
         self._add = button(self.tr("Add a file or folder…"), self._show_add_menu)
         self._check = button(self.tr("Check for updates"), self.look_for_newer)
@@ -89,18 +89,18 @@ class LibraryPage(Page):
         services.theme.changed.connect(self._rebuild)
 
     def _look(self) -> None:
-        """Show what is known, and look for what was put into the folders since."""
+        """Show the known models, then rescan the model folders."""
         self.refresh()
         self.refresh(look_again=True)
 
     def changeEvent(self, event: QEvent) -> None:
-        """Look again when a person comes back, perhaps from copying a file into a folder."""
+        """Rescan when the user returns to the window, perhaps after copying a file into a folder."""
         super().changeEvent(event)
         if event.type() == QEvent.Type.ActivationChange and self.isActiveWindow() and self.isVisible():
             self.refresh(look_again=True)
 
     def refresh(self, *, look_again: bool = False) -> None:
-        """Ask the server for the models; `look_again` has it look for new files first."""
+        """Request the model list. `look_again`: the server rescans for new files first."""
         if not self._services.models.reachable or (self._asking and not look_again):
             return
         self._asking = True
@@ -108,7 +108,7 @@ class LibraryPage(Page):
         def failed(error: Exception) -> None:
             self._asking = False
             if isinstance(error, ApiError) and error.status == 0:
-                return  # that the server is away is told for the whole window
+                return  # the main window already reports an unreachable server
             self.banner.notify(error_message(error), "bad")
 
         def show(models: list[tuple[Model, float | None]]) -> None:
@@ -122,7 +122,7 @@ class LibraryPage(Page):
 
     @staticmethod
     def _certified(models: Sequence[Model]) -> list[tuple[Model, float | None]]:
-        """The models, each with the pass rate of its tool-call certificate where it has one."""
+        """Add to each model the pass rate of its tool-call evaluation, or None."""
         store = CertificateStore(user_paths().state)
         found = ((model, store.load(model.id)) for model in models)
         return [(model, certificate.pass_frac if certificate else None) for model, certificate in found]
@@ -135,7 +135,7 @@ class LibraryPage(Page):
         self._services.ask(self.banner, lambda: self._services.api.pull(request), self._jobs.started)
 
     def add(self, path: str, *, link: bool) -> None:
-        """Copy a model into the library, or use it where it is."""
+        """Copy a model into the library, or link it at its current path."""
         if link:
             self._services.ask(
                 self.banner, lambda: self._services.api.link(path), lambda new: self._linked(path, new)
@@ -153,7 +153,7 @@ class LibraryPage(Page):
         self.banner.notify(text.format(name=Path(path).name or path), "info")
 
     def offer(self, path: str) -> None:
-        """A model was dropped on the window: ask what to do with it."""
+        """Ask whether to link or copy a model that was dropped on the window."""
         self.banner.notify(
             self.tr("Add {name} to the library?").format(name=Path(path).name),
             "info",
@@ -162,7 +162,7 @@ class LibraryPage(Page):
         )
 
     def look_for_newer(self) -> None:
-        """Ask the hub whether what was downloaded has changed there."""
+        """Check the hub for newer versions of downloaded models."""
         if self._is_offline():
             return
 
@@ -180,7 +180,7 @@ class LibraryPage(Page):
         self._services.ask(self.banner, self._services.api.updates, show)
 
     def update_model(self, model: str) -> None:
-        """Fetch the newer version of a model."""
+        """Download the newer version of a model."""
         if self._is_offline():
             return
 
@@ -202,7 +202,7 @@ class LibraryPage(Page):
         self._services.ask(self.banner, lambda: self._services.api.verify(model), self._jobs.started)
 
     def remove(self, model: str, name: str) -> None:
-        """Remove a model; it can be brought back."""
+        """Remove a model and offer to undo it."""
 
         def done(removed: Removed) -> None:
             self.refresh()
@@ -219,15 +219,15 @@ class LibraryPage(Page):
         self._services.ask(self.banner, lambda: self._services.api.restore(ticket), lambda _: self.refresh())
 
     def _rebuild(self) -> None:
-        """Cards place their parts by the size of the letters."""
+        """Rebuild the cards: their layout depends on the text size."""
         models, self._shown = self._shown, []
         self._show(models)
 
     def _show(self, models: list[tuple[Model, float | None]]) -> None:
         if models == self._shown and models:
-            return  # nothing moves under the pointer
+            return  # avoids moving widgets under the pointer
         if self._shown:
-            self._services.models.refresh()  # what can be chatted with has changed too
+            self._services.models.refresh()  # the models available for chat have changed too
         self._shown = models
         when_released(self, self._make_cards)
 
@@ -288,7 +288,7 @@ class LibraryPage(Page):
         dialog.open()
 
     def _locate(self, model: str) -> None:
-        """The file of a model is elsewhere now: link it there, and forget the old place."""
+        """Link a moved model file at its new path and remove the old entry."""
         dialog = QFileDialog(self, self.tr("Where is this model now?"))
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
@@ -316,7 +316,7 @@ class LibraryPage(Page):
             found = api.model(model)
             try:
                 return found, api.tensors(model).tensors
-            except ApiError:  # a folder, or a file that is gone: the rest is shown all the same
+            except ApiError:  # a folder or a missing file: show the rest
                 return found, ()
 
         def show(found: tuple[Model, tuple[Tensor, ...]]) -> None:
@@ -345,7 +345,7 @@ class LibraryPage(Page):
             self.hub.show_starters()
 
     def _show_check(self, job: Job) -> None:
-        """A check that ran to its end may have found the file damaged, or nothing to compare it with."""
+        """Report a finished verification that found a damaged file or had nothing to compare with."""
         found = result_of(job, Verification)
         if found is None:
             return
@@ -377,7 +377,7 @@ _TILES = 240
 
 
 class DetailsDialog(QDialog):
-    """Closes with Esc. Without `tensors` (not a GGUF file, or not readable) the mosaic shows shares of types."""
+    """Details of a model; Esc closes it. Without `tensors` the mosaic shows the shares of the tensor types."""
 
     def __init__(self, theme: Theme, model: Model, tensors: Sequence[Tensor], parent: QWidget) -> None:
         super().__init__(parent)
@@ -449,7 +449,7 @@ class DetailsDialog(QDialog):
     card: MarkdownView | None = None
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """The card is as high as its text at this width."""
+        """Fit the height of the model card to this width."""
         super().resizeEvent(event)
         self._fit_card()
 

@@ -1,4 +1,4 @@
-"""The model of a list that one should begin with: marked, and why."""
+"""Marks the recommended model of a list and explains why."""
 
 from PySide6.QtCore import QCoreApplication
 
@@ -9,7 +9,7 @@ from engine.api.hub import Proposal
 
 
 def name_row(name: str, proposal: Proposal) -> Flow:
-    """The name, with a mark where it is the one to begin with: below it where large text leaves no room beside."""
+    """The name, with a chip if recommended. The chip wraps below the name if there is too little space."""
     made = Flow(spacing=8)
     made.add(label(name, "strong"))
     if proposal.recommended:
@@ -18,7 +18,7 @@ def name_row(name: str, proposal: Proposal) -> Flow:
 
 
 def recommendation(proposal: Proposal) -> str:
-    """Why it is recommended; empty where it is not."""
+    """Why the model is recommended, or ""."""
     texts = {
         "": "",
         "reading_speed": _tr("The largest of these that fits and writes as fast as one reads"),
@@ -29,7 +29,7 @@ def recommendation(proposal: Proposal) -> str:
 
 
 def download_name(proposal: Proposal) -> str:
-    """What a screen reader says of its button."""
+    """Accessible name of its download button."""
     return _tr("Download {name}").format(name=formatted.model_name(proposal.starter.repo))
 
 

@@ -1,17 +1,17 @@
-"""Which models of the library can be made to fit, and why the others cannot."""
+"""Checks which models of the library can be quantized, and explains why others cannot."""
 
 from PySide6.QtCore import QCoreApplication
 
 from app.gui.widgets.tensor_mosaic import bits_of
 from engine.api.library import Model
 
-# What quantize.job.execute asks of a source: nothing below this many bits a weight.
+# quantize.job.execute requires sources with at least this many bits per weight.
 _LEAST_BITS = 8.0
 _FORMATS = frozenset({"gguf", "safetensors"})
 
 
 def unfit(model: Model) -> str:
-    """Why this model is no source; empty when it is one."""
+    """Why this model cannot be quantized, or ""."""
     if model.state != "online":
         return _tr("Its file is not here.")
     if model.format not in _FORMATS:
