@@ -1,1 +1,1 @@
-"""The page that measures this computer."""
+"""The bench page."""

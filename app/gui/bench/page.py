@@ -1,4 +1,4 @@
-"""The bench page: measure a model or a shape, watch it, compare with what was measured before, export."""
+"""The bench page: measure a model or shape, watch progress, compare with earlier results, export."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,7 +44,7 @@ _SHOWN_RESULTS = 8
 
 
 class BenchPage(Page):
-    """Results live on the server; this page asks for them when it is shown and when a measurement ends."""
+    """Shows the server's results. Requests them when the page is shown and when a measurement ends."""
 
     def __init__(self, services: Services, jobs: Jobs) -> None:
         super().__init__(
@@ -114,7 +114,7 @@ class BenchPage(Page):
         self.prefill = SpeedPlot(theme, self.tr("Reading, tokens/s"), "prefill_tok_s")
         self.busy = BusyPlot(theme, self.tr("How busy the computer is, %"))
         self._speeds = card(self.decode, self.prefill)
-        self._speeds.hide()  # until there is something to draw
+        self._speeds.hide()  # until there are results to plot
         self._nothing = Empty(
             self.tr("Nothing measured yet"),
             self.tr("Choose a model above and press Measure. Its speed at each length of text is drawn here."),
@@ -156,17 +156,17 @@ class BenchPage(Page):
         self._before.setLayout(
             stack(label(self.tr("Measured before"), "strong"), card(self.table, hint, keep), spacing=8)
         )
-        self._before.hide()  # until something was measured
+        self._before.hide()  # until there are results
         self.content.addWidget(self._before)
 
-    # ------------------------------------------------------------------ what there is
+    # ------------------------------------------------------------------ loading data
 
     def _look(self) -> None:
         self.refresh()
         self._look_at_machine()
 
     def refresh(self) -> None:
-        """Ask for the shapes and for everything measured before."""
+        """Request the model shapes and all earlier results."""
         api = self._services.api
 
         def show_shapes(answer: Shapes) -> None:
@@ -183,7 +183,7 @@ class BenchPage(Page):
         offered += [(away.format(shape=shape), ("shape", shape)) for shape in self._shapes]
         if offered == entries_of(self.model):
             self._on_model()
-            return  # an open list stays as it is
+            return  # do not refresh the combo box, it may be open
         self.model.blockSignals(True)
         self.model.clear()
         for title, what in offered:
@@ -212,7 +212,7 @@ class BenchPage(Page):
     # ------------------------------------------------------------------ measuring
 
     def _request(self, kind: type[R]) -> R | None:
-        """What to measure or tune; None, and said on the page, where the lengths are none."""
+        """What to measure or tune. None if a prompt length is invalid, which the page reports."""
         what, name = self.model.currentData() or ("", "")
         try:
             lengths = [int(part) for part in self.lengths.text().split(",")]
@@ -251,7 +251,7 @@ class BenchPage(Page):
             self._jobs.do(self._job, "cancel")
 
     def _on_job(self, job: Job) -> None:
-        """Follow our job; one that was begun elsewhere is taken over, for only one runs at a time."""
+        """Follow this page's job, or one started elsewhere: only one runs at a time."""
         if job.kind is not JobKind.MEASURE or (self._job not in {None, job.id}):
             return
         if job.ended or job.state == "paused":
@@ -337,7 +337,7 @@ class BenchPage(Page):
 
     @property
     def selected(self) -> list[BenchResult]:
-        """Results of the selected rows, in the order of the table."""
+        """Results of the selected rows, in table order."""
         rows = sorted({index.row() for index in self.table.selectedIndexes()})
         return [self._results[r] for r in rows if r < len(self._results)]
 
@@ -363,7 +363,7 @@ class BenchPage(Page):
             self.save(path if path.suffix else path.with_suffix(f".{kind}"))
 
     def save(self, path: Path) -> None:
-        """Write the selected results: a picture, CSV or JSON by the file's ending."""
+        """Write the selected results as PNG, CSV or JSON, depending on the file name."""
         if path.suffix.lower() == ".png":
             image = plots_image((self.decode, self.prefill)).toImage()
             self._services.ask(
@@ -382,14 +382,14 @@ class BenchPage(Page):
             self.banner.notify(self.tr("{path} could not be written.").format(path=path), "bad")
 
 
-# Plots of the bench page: speeds against the length of the prompt, and how busy the machine is meanwhile.
+# Plots of the bench page: speed over prompt length, and the computer's utilization meanwhile.
 
 _SECONDS = 120
 _SYMBOLS = ("o", "s", "t", "d", "+", "x")
 
 
 class _Titled(QWidget):
-    """A chart below its title and key."""
+    """A chart below its title and legend."""
 
     def __init__(self, theme: Theme, title: str) -> None:
         super().__init__()
@@ -405,7 +405,7 @@ class _Titled(QWidget):
 
 
 class SpeedPlot(_Titled):
-    """One line a result: `field` of its points (decode_tok_s or prefill_tok_s) with the spread of the repeats."""
+    """One line per result: `field` of its points (decode_tok_s or prefill_tok_s), with the repeats' spread."""
 
     def __init__(self, theme: Theme, title: str, field: str) -> None:
         super().__init__(theme, title)
@@ -417,7 +417,7 @@ class SpeedPlot(_Titled):
         self._draw()
 
     def show_results(self, results: Sequence[tuple[str, Sequence[Point]]]) -> None:
-        """The points of each result with the name of its line. A result without points draws nothing."""
+        """Show the points of each result under the given name. A result without points is not drawn."""
         self._shown = results
         self._draw()
 
@@ -451,8 +451,8 @@ class SpeedPlot(_Titled):
 
 
 def _bars(xs: list[float], ys: list[float], low: list[float], high: list[float], pen: Any) -> Any:
-    """The spread of the repeats as bars."""
-    import numpy as np  # noqa: PLC0415 - only where something is drawn
+    """Error bars that show the spread of the repeats."""
+    import numpy as np  # noqa: PLC0415 - imported on first use
 
     return pyqtgraph.ErrorBarItem(
         x=np.asarray(xs), y=np.asarray(ys), bottom=np.asarray(low), top=np.asarray(high), pen=pen
@@ -460,7 +460,7 @@ def _bars(xs: list[float], ys: list[float], low: list[float], high: list[float],
 
 
 class BusyPlot(_Titled):
-    """Processor, GPUs and NPUs over the last two minutes, in percent."""
+    """CPU, GPU and NPU utilization over the last two minutes, in percent."""
 
     def __init__(self, theme: Theme, title: str) -> None:
         super().__init__(theme, title)
@@ -471,7 +471,7 @@ class BusyPlot(_Titled):
         now = QCoreApplication.translate("TimePlot", "now")
         clock = self.chart.getPlotItem().getAxis("bottom")
         clock.setTicks([[(-_SECONDS / 2, ago.format(n=_SECONDS // 120)), (0.0, now)]])
-        clock.setStyle(hideOverlappingLabels=False)  # or the word at the edge is left out
+        clock.setStyle(hideOverlappingLabels=False)  # otherwise the label at the edge is omitted
         self.chart.getPlotItem().setContentsMargins(0, 8, 16, 4)
         self.chart.setXRange(-_SECONDS, 0, padding=0)
         self.series: dict[str, list[float]] = {}
@@ -479,7 +479,7 @@ class BusyPlot(_Titled):
         self._draw()
 
     def show_samples(self, samples: Sequence[Usage]) -> None:
-        """Samples of the server, oldest first."""
+        """Show the server's samples, oldest first."""
         self._samples = samples
         self._draw()
 
@@ -509,11 +509,11 @@ class BusyPlot(_Titled):
         self.series = {name: [y for _, y in points] for name, points in found.items()}
 
 
-# Results as files: a picture of the plots, llama-bench's columns, or everything as JSON.
+# Exports results: an image of the plots, llama-bench's columns as CSV, or all data as JSON.
 
 
 def plots_image(widgets: Sequence[QWidget]) -> QPixmap:
-    """The widgets below each other, as they look now."""
+    """An image of the widgets below each other, as currently drawn."""
     ratio = widgets[0].devicePixelRatioF()
     width = max(w.width() for w in widgets)
     height = sum(w.height() for w in widgets)
@@ -530,7 +530,7 @@ def plots_image(widgets: Sequence[QWidget]) -> QPixmap:
 
 
 def write_results(path: Path, results: Sequence[BenchResult]) -> None:
-    """CSV or JSON, by the file's ending. Raises: OSError."""
+    """Write CSV or JSON, depending on the file name. Raises: OSError."""
     if path.suffix.lower() == ".csv":
         tables = [to_csv(result) for result in results]
         head, *_ = tables[0].partition("\n")

@@ -1,4 +1,4 @@
-"""Connect: write an editor's or agent's configuration after showing the change, and take it back."""
+"""The Connect page: writes the configuration of an editor or agent after showing the diff, and removes it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,11 +22,11 @@ from devices.programs import installed_program
 from engine.core.paths import user_paths
 from engine.services import Services as EngineServices
 
-_GLYPH = 20  # pixels; what it stands on is twice as large
+_GLYPH = 20  # icon size in pixels; its background is twice as large
 
 
 class ConnectPage(Page):
-    """A card for each program, and below them the change that is about to be written."""
+    """A card per program. The diff of a pending change is shown below the program's card."""
 
     def __init__(self, services: Services, link: ServerLink, home: Path | None = None) -> None:
         super().__init__(
@@ -77,7 +77,7 @@ class ConnectPage(Page):
         remove.setAccessibleName(self.tr("Remove {name}").format(name=integration.title))
         self._states[name] = state
         self.buttons[name] = (connect, remove)
-        hint = self.tr(integration.install)  # a command, an address, or what to do
+        hint = self.tr(integration.install)  # a command, an address or an instruction
         if integration.launch is not None:
             hint += " · " + self.tr("starts without any change by: {command}").format(
                 command=f"tessera launch {name}"
@@ -93,7 +93,7 @@ class ConnectPage(Page):
         return card(line, margin=12)
 
     def _glyph(self, name: str) -> QLabel:
-        """A drawing of ours by which a program is found again; not its maker's mark."""
+        """A neutral icon to recognize a program. It is not the vendor's logo."""
         theme, made = self._services.theme, label("", "glyph")
 
         def paint() -> None:
@@ -106,13 +106,13 @@ class ConnectPage(Page):
         return made
 
     def showEvent(self, event: QShowEvent) -> None:
-        """See what is connected."""
+        """Update the connection states."""
         super().showEvent(event)
         self._refresh()
 
     def _refresh(self) -> None:
         def work() -> dict[str, tuple[bool, bool]]:
-            """Whether each is connected, and whether its command is on this computer."""
+            """For each program: whether it is connected, and whether its command is installed."""
             return {
                 name: (
                     self._store.connected(name),
@@ -133,7 +133,7 @@ class ConnectPage(Page):
     def _on_models(self) -> None:
         offered = [(choice.title, choice.id) for choice in self._services.models.partners]
         if offered == entries_of(self.model):
-            return  # an open list stays as it is
+            return  # do not refresh the combo box, it may be open
         wanted = self.model.currentData()
         self.model.clear()
         for title, model in offered:
@@ -219,7 +219,7 @@ class ConnectPage(Page):
         self.review.show()
 
     def _place_review(self, integration: Integration) -> None:
-        """Right below the program it is about."""
+        """Place the review below the card of its program."""
         card = self._cards[integration.name]
         self.content.removeWidget(self.review)
         self.content.insertWidget(self.content.indexOf(card) + 1, self.review)
@@ -243,7 +243,7 @@ class ConnectPage(Page):
 
 
 class DiffColours(QSyntaxHighlighter):
-    """Follows the theme."""
+    """Colours a diff and follows the theme."""
 
     def __init__(self, theme: Theme, document: QTextDocument) -> None:
         super().__init__(document)
@@ -251,7 +251,7 @@ class DiffColours(QSyntaxHighlighter):
         theme.changed.connect(self.rehighlight)
 
     def highlightBlock(self, text: str) -> None:
-        """One line by its first sign."""
+        """Colour a line by its first characters."""
         tokens = self._theme.tokens
         shape = QTextCharFormat()
         if text.startswith(("+++", "---", "@@")):

@@ -1,1 +1,1 @@
-"""The devices page."""
+"""The Devices page."""

@@ -1,4 +1,4 @@
-"""The server's device and ledger answers as what the page shows. No widgets here."""
+"""Converts the server's device and ledger responses to texts for the page. No widgets here."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from app.gui.widgets.memory_bar import Share
 from engine.api.machine import Device, LiveDevice, Machine, Pool, Reservation
 
 KINDS = {"cpu": "Processor", "igpu": "Integrated GPU", "dgpu": "Graphics card", "npu": "NPU", "remote": "Remote"}
-# What runs models, in words; other names are those of products.
+# What each backend runs. All other names are product names.
 BACKENDS = {
     "cpu": "GGUF models",
     "onnx": "ONNX models",
@@ -31,12 +31,12 @@ _PRODUCTS = {
     "vllm": "vLLM",
     "llama-server": "llama-server",
 }
-_PARAMETERS_AT_4_BITS = 8 / 4.5  # parameters a byte holds at the usual 4.5 bits
-_USABLE_FRACTION = 0.8  # room for the cache and the system
+_PARAMETERS_AT_4_BITS = 8 / 4.5  # parameters per byte at the usual 4.5 bits
+_USABLE_FRACTION = 0.8  # leaves space for the KV cache and the system
 
 
 def summary(machine: Machine) -> str:
-    """One sentence about what this machine can do."""
+    """One sentence about what this computer can run."""
     best = max(machine.devices, key=lambda device: (rank(device), budget(device)), default=None)
     total = max(budget(best) if best else 0, machine.memory.total_bytes or 0)
     if not total:
@@ -49,7 +49,7 @@ def summary(machine: Machine) -> str:
 
 
 def gpu_words(machine: Machine) -> str:
-    """Which kernels each GPU uses, or why none and what changes it; one sentence where there is none."""
+    """Kernels used by each GPU, or why it is unused and the fix. One sentence if there is no GPU."""
     gpus = [device for device in machine.devices if device.kind in {"igpu", "dgpu"}]
     if not gpus and machine.environment == "container":
         return tr("No GPU is visible in this container. To pass one in, start it with --device /dev/dri.")
@@ -69,22 +69,22 @@ def _gpu_line(device: Device) -> str:
 
 
 def rank(device: Device) -> int:
-    """GPUs before the processor, the usable before the others."""
+    """Sort key: GPUs before the CPU, usable devices before others."""
     return {"dgpu": 2, "igpu": 2, "cpu": 1}.get(device.kind, 0) if device.state == "usable" else -1
 
 
 def backend_words(name: str) -> str:
-    """What a backend is for, or the name of its product."""
+    """What a backend runs, or its product name."""
     return tr(BACKENDS[name]) if name in BACKENDS else _PRODUCTS.get(name, name)
 
 
 def budget(device: Device) -> int:
-    """Bytes the device can use for models; 0 when unknown."""
+    """Bytes that the device can use for models; 0 if unknown."""
     return device.memory.budget_bytes or device.memory.physical_bytes or 0
 
 
 def device_facts(device: Device) -> str:
-    """Cores, instruction sets, driver, bandwidth: one line."""
+    """One line: cores, instruction sets, driver, bandwidth."""
     parts: list[str] = []
     if device.cores is not None:
         parts.append(
@@ -110,7 +110,7 @@ def device_facts(device: Device) -> str:
 
 
 def live_facts(sample: LiveDevice) -> str:
-    """Utilization, temperature and power as far as the system tells; empty when it tells nothing."""
+    """Utilization, temperature and power, as far as the system reports them."""
     if sample.asleep:
         return tr("asleep")
     parts: list[str] = []
@@ -123,7 +123,7 @@ def live_facts(sample: LiveDevice) -> str:
     return " · ".join(parts)
 
 
-# What a part of the ledger is called, by its name there: engine.placement.types.PartName.
+# Names of the ledger's parts, by engine.placement.types.PartName.
 PARTS = {
     "weights": "weights",
     "experts": "experts",
@@ -139,7 +139,7 @@ PARTS = {
 
 
 def pool_shares(pool: Pool, reservations: Sequence[Reservation], title: Callable[[str], str] = str) -> list[Share]:
-    """Who holds what of a pool: each of our models with its parts, then everybody else. `title` names an owner."""
+    """Users of a memory pool: each Tessera model with its parts, then everything else. `title` names an owner."""
     shares: list[Share] = []
     ours = 0
     for number, item in enumerate(reservations):

@@ -1,4 +1,4 @@
-"""The devices page: what this computer has, who holds its memory, where each model runs and why."""
+"""The Devices page: devices, memory users, and where each model runs and why."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -46,12 +46,12 @@ _STATES: dict[str, tuple[str, LabelKind]] = {
     "no_device": ("No device found", "chip"),
     "not_built": ("Not installed", "chip"),
 }
-# States whose reason says no more than their words.
+# States whose reason adds nothing to their label.
 _TEXT_BY_STATE = {"no_device", "not_built"}
 
 
 class DevicesPage(Page):
-    """Refreshes its memory bars while it is seen."""
+    """Refreshes memory, utilization and power while visible."""
 
     def __init__(self, services: Services) -> None:
         super().__init__(self.tr("Devices"))
@@ -81,12 +81,12 @@ class DevicesPage(Page):
         self.while_visible(_REFRESH_MS, self._refresh_ledger, self.refresh)
         self._asked: set[str] = set()
         self._placements: tuple[str, ...] = ()
-        self._round = 0  # each time the loaded models are listed again, their placements are asked for again
+        self._round = 0  # incremented when the loaded models change, so that their placements are requested again
         self._live: dict[str, tuple[QLabel, QProgressBar]] = {}
         services.models.reachable_changed.connect(lambda reachable: self.refresh() if reachable else None)
 
     def refresh(self) -> None:
-        """Ask for the devices and the ledger."""
+        """Request the devices and the ledger."""
         self._ask("devices", self._services.api.devices, self._show_machine)
         self._refresh_ledger()
 
@@ -99,7 +99,7 @@ class DevicesPage(Page):
         self._ask("power", api.power, lambda state: self._show_power(state, changes))
 
     def _ask(self, what: str, ask: Callable[[], T], on_done: Callable[[T], object]) -> None:
-        """Ask in the background, unless the same is being asked already."""
+        """Send a request in the background, unless the same one is pending."""
         if what in self._asked:
             return
         self._asked.add(what)
@@ -159,7 +159,7 @@ class DevicesPage(Page):
             bar.setValue(round(100 * (sample.busy_frac or 0)))
 
     def _show_power(self, state: PowerState, changes: int) -> None:
-        if changes == self.power.changes:  # else it is from before what was just applied
+        if changes == self.power.changes:  # otherwise the state is older than the last change
             self.power.show_state(state)
         self._power.show()
 
@@ -168,7 +168,7 @@ class DevicesPage(Page):
         line = row(label(name), label(self.tr(words), kind), 1)
         column = stack(line, spacing=4)
         if item.reason and item.state not in _TEXT_BY_STATE:
-            reason = self.tr(item.reason)  # what has no numbers in it; the rest is told as the server has it
+            reason = self.tr(item.reason)  # translates reasons without numbers; others stay in the server's English
             column.addWidget(label(reason[:1].upper() + reason[1:], "small", wrap=True))
         if item.fix_hint:
             column.addLayout(self._fix(self.tr(item.fix_hint)))
@@ -221,7 +221,7 @@ class DevicesPage(Page):
             self._loaded.addLayout(layout)
 
             def show(answer: PlacementAnswer, layout: QVBoxLayout = layout, model: str = model) -> None:
-                if now == self._round:  # else its place is gone
+                if now == self._round:  # otherwise this layout was replaced
                     clear(layout)
                     layout.addWidget(placement_card(model, self._services.models.title(model), answer, self._pin))
 
@@ -235,7 +235,7 @@ class DevicesPage(Page):
                 name=self._services.models.title(model), where=where
             )
             self.banner.notify(words, "ok")
-            if answer.unloaded:  # it was idle: bring it back where it was wanted
+            if answer.unloaded:  # it was idle and was unloaded: load it on the chosen device
                 self._services.ask(
                     self.banner, lambda: self._services.api.load(model), lambda _: self._refresh_ledger()
                 )
@@ -243,16 +243,16 @@ class DevicesPage(Page):
         self._services.ask(self.banner, lambda: self._services.api.pin(model, device), pinned)
 
 
-# The dispatch card: where a model runs, why, and what else was weighed.
+# The placement card: where a model runs, why, and the alternatives.
 
 Pin = Callable[[str, str | None], object]
-_ELSEWHERE = "rpc"  # the backend of devices of other computers
+_ELSEWHERE = "rpc"  # backend of devices on remote hosts
 
 
 def placement_card(model: str, title: str, answer: PlacementAnswer, pin: Pin) -> QFrame:
-    """A card of one placement of the model of that id and name.
+    """A card of one model's placement.
 
-    `pin` is called with the model and the device it shall stay on; None lets Tessera choose again.
+    `pin` is called with the model and a device, or None to return to automatic placement.
     """
     placement = answer.placement
     head = row(label(title, "strong"), label(_where(placement), "chip"))
@@ -279,7 +279,7 @@ def placement_card(model: str, title: str, answer: PlacementAnswer, pin: Pin) ->
 
 
 def pin_name(placement: ModelPlacement | Alternative) -> str:
-    """What the server calls this device with this backend; a device of another computer has one way only."""
+    """The server's name for this device and backend. A remote device has no backend suffix."""
     return placement.device if placement.backend == _ELSEWHERE else f"{placement.device}/{placement.backend}"
 
 
@@ -291,13 +291,13 @@ def _alternative(model: str, item: Alternative, pin: Pin) -> QHBoxLayout:
     text = label(f"{line}: {reason}" if reason else line, "small", wrap=True)
     made = row(text)
     made.setStretch(0, 1)
-    if item.decode_tok_s:  # without a speed it cannot run there at all
+    if item.decode_tok_s:  # without a speed, the model cannot run there
         made.addWidget(_button(_tr("Pin"), f"{model}, {_where(item)}", partial(pin, model, pin_name(item)), "link"))
     return made
 
 
 def _changes(model: str, placement: ModelPlacement) -> QWidget:
-    """A button that shows which step set which setting."""
+    """A button that shows which step changed which setting."""
     rows = QWidget()
     lines = []
     for change in placement.changes:

@@ -1,4 +1,4 @@
-"""How much power the work here may draw: a mode, a cap in watts, a part of the battery."""
+"""Power limits: mode, limit in watts, and share of the battery."""
 
 from typing import get_args
 
@@ -18,13 +18,13 @@ _FIELD_WIDTH = 96
 
 
 class PowerCard(QFrame):
-    """Shows what is asked for now; changes are sent with the button, which lights up when there are some."""
+    """Shows the current limits. The button sends changes and is enabled if there are any."""
 
     def __init__(self, services: Services, banner: Banner) -> None:
         super().__init__()
         self._services, self._banner = services, banner
         self._shown: PowerLimits | None = None
-        self.changes = 0  # what was asked of the server before the last of them is no longer so
+        self.changes = 0  # states requested before the latest change are outdated
         self.setProperty("kind", "card")
         self._now = label("", "small", wrap=True)
         self._notes = label("", "small", wrap=True)
@@ -53,7 +53,7 @@ class PowerCard(QFrame):
         self._refresh_button()
 
     def show_state(self, state: PowerState) -> None:
-        """What holds now. Fields a person is changing stay as they are."""
+        """Show the current limits and power. Fields that the user is editing stay unchanged."""
         if state.limits != self._shown:
             self._shown = state.limits
             self.mode.setCurrentIndex(max(self.mode.findData(state.limits.mode), 0))
@@ -75,7 +75,7 @@ class PowerCard(QFrame):
         return field
 
     def _limits(self) -> PowerLimits | None:
-        """What the fields say; None while one of them is unfinished."""
+        """The entered limits, or None while a field is incomplete."""
         if any(field.text() and not field.hasAcceptableInput() for field in (self.cap, self.battery)):
             return None
         return PowerLimits(
@@ -104,7 +104,7 @@ def _number(field: QLineEdit) -> float | None:
 
 
 def _now(state: PowerState) -> str:
-    """One line: what is drawn, and what is held back for it."""
+    """One line: current power, and how much work is paused to stay within the limits."""
     drawn = _tr("Drawing {watts} W now.").format(watts=f"{state.power_w:.0f}") if state.power_w is not None else ""
     if not state.measured:
         drawn = _tr("This computer has no power meter that can be read.")

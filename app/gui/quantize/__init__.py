@@ -1,1 +1,1 @@
-"""The page that makes a model fit."""
+"""The page that quantizes a model to a size."""

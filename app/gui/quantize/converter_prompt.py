@@ -1,4 +1,4 @@
-"""A model whose family only llama.cpp's converter knows: what getting that takes, and from one click to a file."""
+"""Handles model families that only llama.cpp's converter supports: offers to install it and converts the model."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ NEEDED = "converter_needed"
 
 
 class ForeignFamily(QObject):
-    """Tells and asks in the page's banner; nothing is fetched before the person agreed."""
+    """Reports and asks in the page's banner. Downloads nothing before the user agrees."""
 
     converted = Signal(str)
 
@@ -29,7 +29,7 @@ class ForeignFamily(QObject):
         jobs.finished.connect(self._on_finished)
 
     def offer(self, model: Model) -> None:
-        """Say what llama.cpp's converter would take, with a button that starts."""
+        """Show what installing llama.cpp's converter requires, with a start button."""
         self._model = model
         self._services.ask(self._banner, self._services.api.converter, self._show)
 

@@ -1,4 +1,4 @@
-"""Make it fit: choose a size, see what it costs, start, follow, and chat with the result."""
+"""The "Make it fit" page: choose a size, see the loss, quantize, and chat with the result."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,9 +37,9 @@ PATH = "place"
 
 
 class PathChoice(QWidget):
-    """`value` is what was chosen: a row's own, or the whole path that stands for the row of PLACE.
+    """A combo box with fixed rows and one row for a path. `value` is the chosen row's value or the path.
 
-    A row is its value, its name and its tip. Subclasses say how a place is asked for and what its row is called.
+    A row is (value, name, tooltip). Subclasses provide the file dialog and the name of the path's row.
     """
 
     changed = Signal()
@@ -53,22 +53,22 @@ class PathChoice(QWidget):
         for value, text, tip in rows:
             self.box.addItem(self.tr(text), value)
             self.box.setItemData(self.box.count() - 1, self.tr(tip), Qt.ItemDataRole.ToolTipRole)
-        self.box.setSizeAdjustPolicy(Choice.SizeAdjustPolicy.AdjustToContents)  # a place's name comes later
+        self.box.setSizeAdjustPolicy(Choice.SizeAdjustPolicy.AdjustToContents)  # the name of a path is added later
         self.box.activated.connect(lambda _: self._on_chosen())
         self.setLayout(row(self.box))
 
     @property
     def value(self) -> str | None:
-        """A row's own value, or a whole path."""
+        """The chosen row's value, or the path."""
         chosen = self.box.currentData()
         return self._path if chosen == PATH else chosen
 
     def dialog(self) -> QFileDialog:
-        """What asks for a place."""
+        """The file dialog for choosing a path."""
         raise NotImplementedError
 
     def words(self, name: str) -> str:
-        """The row of a place of that name."""
+        """The row text for a path with this name."""
         raise NotImplementedError
 
     def _on_chosen(self) -> None:
@@ -91,9 +91,9 @@ class PathChoice(QWidget):
 
 _DELAY_MS = 250
 _STEPS = 1000
-_START_FRACTION = 0.35  # the slider begins near 4 to 5 bits
+_START_FRACTION = 0.35  # the slider starts near 4 to 5 bits
 _SWEEP = 9
-# Loss of quality in words. Measured: docs/log.md (bundled model), tensors at 8, 5, 4 and 3 bits.
+# Quality loss in words. Measured: docs/log.md (bundled model), tensors at 8, 5, 4 and 3 bits.
 _LOSS_WORDS = ((0.004, "hardly any", "chip-ok"), (0.02, "small", "chip-ok"), (0.06, "noticeable", "chip-warn"))
 _TIERS = (
     ("instant", "Instant", "Uses what is known about models of this kind. Seconds."),
@@ -103,7 +103,7 @@ _TIERS = (
 
 
 class FitPage(Page):
-    """One model at a time."""
+    """Quantizes one model at a time."""
 
     chat_wanted = Signal(str)
 
@@ -118,8 +118,8 @@ class FitPage(Page):
         self._models: list[Model] = []
         self._range = (0, 0)
         self._asked = 0
-        self._ours: dict[int, float] = {}  # what is drawn
-        self._current: dict[int, float] = {}  # of it, what rests on what is known now
+        self._ours: dict[int, float] = {}  # drawn points: file bytes to loss
+        self._current: dict[int, float] = {}  # the drawn points that use the latest measurements
         self._sweeps = 0
         self._stock: tuple[StockPlan, ...] = ()
         theme = services.theme
@@ -129,7 +129,7 @@ class FitPage(Page):
         self.model = Choice()
         self.model.setAccessibleName(self.tr("Model"))
         self.model.setMinimumWidth(220)
-        self.model.setSizeAdjustPolicy(Choice.SizeAdjustPolicy.AdjustToContents)  # the models come later
+        self.model.setSizeAdjustPolicy(Choice.SizeAdjustPolicy.AdjustToContents)  # the models are loaded later
         self.model.activated.connect(lambda _: self._on_model())
         self.tier = Choice()
         self.tier.setAccessibleName(self.tr("How thorough"))
@@ -186,12 +186,12 @@ class FitPage(Page):
         self.plan_view.hide()  # until there is something to draw
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Look for models when the page is opened."""
+        """Refresh the models when the page is opened."""
         super().showEvent(event)
         self._refresh()
 
     def choose(self, model: str) -> None:
-        """Show this model."""
+        """Select this model."""
         self._wanted = model
         self._refresh()
 
@@ -200,7 +200,7 @@ class FitPage(Page):
 
     @property
     def budget_bytes(self) -> int:
-        """The size the slider stands at."""
+        """The size selected by the slider, in bytes."""
         low, high = self._range
         return round(low + (high - low) * self.slider.value() / _STEPS)
 
@@ -212,7 +212,7 @@ class FitPage(Page):
     def _show_models(self, models: tuple[Model, ...]) -> None:
         online = [model for model in models if model.state == "online"]
         if online == self._models and self._range[1] and not self._wanted:
-            return  # an open list stays as it is
+            return  # do not refresh the combo box, it may be open
         self._models = online
         wanted = self._wanted or self.model.currentData()
         before = self.model.currentData()
@@ -224,7 +224,7 @@ class FitPage(Page):
             if reason:
                 index = self.model.count() - 1
                 self.model.setItemData(index, reason, Qt.ItemDataRole.ToolTipRole)
-                self.model.setItemData(index, 0, Qt.ItemDataRole.UserRole - 1)  # Qt's own role for its flags
+                self.model.setItemData(index, 0, Qt.ItemDataRole.UserRole - 1)  # Qt's internal role for item flags
         self._none.setVisible(not usable)
         self._choices.setVisible(bool(usable))
         if not usable:
@@ -271,7 +271,7 @@ class FitPage(Page):
         return self.aim.on(made) if self.aim.is_context and self._range[1] else made
 
     def _anew(self) -> None:
-        """Other measurements count now: every point of the curve is asked for again."""
+        """Request every point of the curve again, because the measurements changed."""
         if self._range[1]:
             self._sweep(self.model.currentData())
         self._forecast()
@@ -304,7 +304,7 @@ class FitPage(Page):
             self.banner.notify(error_message(error), "warn", (self.tr("Try again"), self._anew))
 
     def _show_forecast(self, sketch: QuantizeSketch, model: str) -> None:
-        if self._refused:  # what a finished job says stays
+        if self._refused:  # keep the message of a finished job
             self._refused = False
             self.banner.hide()
         plan = sketch.plan
@@ -339,7 +339,7 @@ class FitPage(Page):
             self.chips.add(label(text, "chip"))
 
     def _facts(self, plan: QuantPlan, forecast: PlanForecast) -> list[str]:
-        """What the plan means here, as far as it is known."""
+        """What the plan means on this computer, as far as known."""
         found: list[str] = []
         if self.aim.is_context:
             found.append(self.tr("For a context of {n}").format(n=formatted.whole(self.aim.n_ctx)))
@@ -371,7 +371,7 @@ class FitPage(Page):
         self._forecast()
 
     def _sweep(self, model: str) -> None:
-        """Plans over the range, one after the other, for the curve."""
+        """Request plans over the size range, one after another, for the curve."""
         low, high = self._range
         budgets = [round(low + (high - low) * (0.02 + 0.6 * (n / _SWEEP) ** 1.5)) for n in range(_SWEEP)]
         tier, text = self.tier.currentData(), self.text.value
@@ -416,7 +416,7 @@ class FitPage(Page):
         made = result_of(job, Quantized) if job.state == "done" else None
         if made is None:
             return
-        self._anew()  # the source is measured now
+        self._anew()  # the source has been measured now
         clear(self._report)
         self._report.addWidget(report_card(self._services.theme, made.report))
         if made.report.out is None:
@@ -439,19 +439,19 @@ _TEXTS: tuple[tuple[str | None, str, str], ...] = (
 
 
 class OwnTextChoice(PathChoice):
-    """`value` is a folder; None: the text that comes with the program."""
+    """Chooses the calibration text. `value` is a folder, or None for the bundled text."""
 
     def __init__(self) -> None:
         super().__init__(self.tr("Text it is fitted to"), _TEXTS)
 
     def dialog(self) -> QFileDialog:
-        """A folder."""
+        """Dialog for a folder."""
         made = QFileDialog(self, self.tr("A folder with text of yours"))
         made.setFileMode(QFileDialog.FileMode.Directory)
         return made
 
     def words(self, name: str) -> str:
-        """Named after its folder."""
+        """The row text, with the folder's name."""
         return self.tr("Fit it to {name} too").format(name=name)
 
 
@@ -476,30 +476,30 @@ _GATES: tuple[tuple[str | None, str, str], ...] = (
 
 
 class GateChoice(PathChoice):
-    """`value` is a task by its name or the whole path of a file; None: nothing is checked."""
+    """Chooses the quality gate. `value` is a task name or a file path, or None for no gate."""
 
     def __init__(self) -> None:
         super().__init__(self.tr("Check a task before keeping it"), _GATES)
 
     def dialog(self) -> QFileDialog:
-        """A file of tasks."""
+        """Dialog for a task file."""
         made = QFileDialog(self, self.tr("A file of tasks"))
         made.setFileMode(QFileDialog.FileMode.ExistingFile)
         made.setNameFilters([self.tr("Tasks (*.jsonl *.json)"), self.tr("All files (*)")])
         return made
 
     def words(self, name: str) -> str:
-        """Named after its file."""
+        """The row text, with the file's name."""
         return self.tr("Check {name} before keeping it").format(name=name)
 
 
 _CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
-# What is worth saying of some of the types that engine.job_kinds.quantize.fit weighs.
+# Labels for some of the KV cache types that engine.job_kinds.quantize.fit considers.
 _CACHE_NAMES = {"f16": "f16, exact", "q8_0": "q8_0, half as large", "q4_0": "q4_0, smallest"}
 
 
 class Aim(QWidget):
-    """`on` is what the server is asked for when the aim is a context."""
+    """Chooses the target: a file size or a context length. `on` adds a context target to a request."""
 
     changed = Signal()
 
@@ -532,16 +532,16 @@ class Aim(QWidget):
 
     @property
     def is_context(self) -> bool:
-        """Whether a context is aimed for."""
+        """Whether the target is a context length."""
         return self.kind.currentIndex() == 1
 
     @property
     def n_ctx(self) -> int:
-        """Tokens aimed for."""
+        """Target context length in tokens."""
         return int(self.context.currentData())
 
     def on(self, request: QuantizeOptions) -> QuantizeOptions:
-        """The request with this aim; what is free decides the size."""
+        """The request with this context length. The server derives the size from the free memory."""
         return msgspec.structs.replace(
             request, fit=True, budget_bytes=None, n_ctx=self.n_ctx, kv_type=self.cache.currentData()
         )

@@ -1,4 +1,4 @@
-"""What came out of making a model fit: measured, beside the stock mix of the same size."""
+"""The result of quantizing: measurements, compared with the llama.cpp preset of the same size."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,7 +17,7 @@ from quantize.types import Interval
 
 
 def report_card(theme: Theme, report: QuantizeReport) -> QFrame:
-    """Mosaic, and a table of measures: ours and stock."""
+    """Mosaic, and a table that compares the result with the llama.cpp preset."""
     ours, stock = report.ours, report.stock
     verdict = label(_verdict(report), wrap=True)
     mosaic = Mosaic(theme, height=96)
@@ -65,7 +65,7 @@ def _vetoed_ours(report: QuantizeReport) -> bool:
 
 
 def gate_words(report: QuantizeReport) -> list[str]:
-    """What the task said of each file that was asked: counts, and the interval of what was lost."""
+    """Results of the quality gate for each checked file: counts and the interval of the loss."""
     if report.gate is None:
         return []
     lines = []
@@ -91,7 +91,7 @@ def gate_words(report: QuantizeReport) -> list[str]:
 
 
 def _how(report: QuantizeReport) -> list[str]:
-    """How the file was made, where that is not the usual way."""
+    """How the file was made, if not in the usual way."""
     lines = []
     if report.smoothed:
         text = _tr("{n} of its inputs were evened out: LoRA adapters of the original fit here, not elsewhere.")
@@ -102,7 +102,7 @@ def _how(report: QuantizeReport) -> list[str]:
 
 
 def own_words(report: QuantizeReport) -> list[str]:
-    """What is gained on the user's own text, and what is lost elsewhere, beside the stock mix of the same size."""
+    """Change on the user's calibration text and on general text, compared with llama.cpp's preset."""
     if report.own is None or report.own.ratio is None:
         return []
     lines = [_change(_tr("On your own text: {change}."), report.own.ratio)]
@@ -131,12 +131,12 @@ def _tr(text: str) -> str:
     return QCoreApplication.translate("report", text)
 
 
-_BESIDE = 56  # times the height of body text: from this width on the tensors stand beside the curve
-_SHARES = (3, 2)  # of the width, for the curve and for the tensors
+_BESIDE = 56  # times the body text height: minimum width to show the tensors next to the curve
+_SHARES = (3, 2)  # shares of the width for the curve and the tensors
 
 
 class PlanView(QFrame):
-    """The curve and the tensors: side by side where there is room, so that both are seen at once."""
+    """The curve and the tensors, side by side if the view is wide enough."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -163,11 +163,11 @@ class PlanView(QFrame):
         theme.changed.connect(self._turn)
 
     def show_points(self, ours: Mapping[int, float], stock: Sequence[StockPlan]) -> None:
-        """The curve: file bytes to predicted loss, and the stock mixes."""
+        """Show the curve (file bytes to predicted loss) and the llama.cpp presets."""
         self.plot.show_points(ours, stock)
 
     def show_plan(self, plan: QuantPlan) -> None:
-        """Our tensors, and those of the stock mix of this size whose types are known."""
+        """Show this plan's tensors, and those of the llama.cpp preset of this size if its types are known."""
         self.mosaic.show_tiles(tiles_of_tensors(plan.tensors))
         self._ours_name.setText(self.tr("Tessera · {size}").format(size=formatted.size(plan.file_bytes)))
         stock = next((row for row in plan.stock if row.types), None)
@@ -180,12 +180,12 @@ class PlanView(QFrame):
         self.plot.show_here(plan.file_bytes)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Another width may have another order."""
+        """Choose the layout again: it depends on the width."""
         super().resizeEvent(event)
         self._turn()
 
     def _turn(self) -> None:
-        """Wide: the curve left, the tensors right. Narrow: the curve above, the tensors below it, side by side."""
+        """Wide: curve left, tensors right. Narrow: curve above the tensors, which are side by side."""
         wide = self.width() >= _BESIDE * self._theme.tokens.body
         across, down = QBoxLayout.Direction.LeftToRight, QBoxLayout.Direction.TopToBottom
         self._both.setDirection(across if wide else down)

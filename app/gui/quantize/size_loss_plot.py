@@ -1,4 +1,4 @@
-"""The frontier: bytes against loss, our mixes and the stock ones, and where the slider stands."""
+"""The size/loss curve: Tessera's plans, llama.cpp presets, and the slider position."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from engine.api.quantizing import StockPlan
 from quantize.plan.llama_cpp_preset_rules import WELL_KNOWN
 
 _MIB = 1 << 20
-_DOT = 10  # pixels of a point
-_LINE = 6  # pixels that a line needs for itself
-_HEIGHT = 320  # pixels: below the choices, and above the fold of a window of 780
+_DOT = 10  # diameter of a point in pixels
+_LINE = 6  # pixels that the curve occupies
+_HEIGHT = 320  # pixels; fits below the choices in a window 780 pixels high
 
 
 class FrontierPlot(Chart):
-    """Lower is better: predicted loss over size, on a logarithmic scale."""
+    """Predicted loss over file size on a logarithmic scale. Lower is better."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__(theme, QCoreApplication.translate("FrontierPlot", "Loss of quality by size"))
@@ -50,7 +50,7 @@ class FrontierPlot(Chart):
     _own_tips: Sequence[tuple[float, float, str]] = ()
 
     def show_points(self, ours: Mapping[int, float], stock: Sequence[StockPlan]) -> None:
-        """Ours: file bytes to predicted loss. Stock: rows with name, file_bytes, damage (None: not known)."""
+        """Show the points. `ours`: file bytes to predicted loss. `stock`: presets; `damage` None means unknown."""
         points = sorted((size, loss) for size, loss in ours.items() if loss > 0)
         self._ours.setData([size / _MIB for size, _ in points], [loss for _, loss in points])
         self._points = [(size / _MIB, log10(loss)) for size, loss in points]
@@ -65,12 +65,12 @@ class FrontierPlot(Chart):
         return text.format(name=name, size=formatted.size(num_bytes), n=formatted.decimal(loss, 4))
 
     def show_here(self, num_bytes: int) -> None:
-        """Where the slider stands."""
+        """Mark the slider position."""
         self._here.setValue(num_bytes / _MIB)
         self._settle.start(0)
 
     def _show_stock(self) -> None:
-        # The scatter item does not follow the logarithmic mode by itself.
+        # The scatter item does not apply the logarithmic mode itself.
         self._stock.setData(
             [row.file_bytes / _MIB for row in self._stock_rows],
             [log10(row.damage or 1) for row in self._stock_rows],
@@ -84,7 +84,7 @@ class FrontierPlot(Chart):
             self.removeItem(item)
         self._labels = []
         for row in self._stock_rows:
-            if row.name not in WELL_KNOWN:  # more names would cover each other
+            if row.name not in WELL_KNOWN:  # more names would overlap
                 continue
             item = pyqtgraph.TextItem(row.name, color=self._theme.tokens.colour("muted"), anchor=(0, 1))
             item.setZValue(2)
@@ -95,7 +95,7 @@ class FrontierPlot(Chart):
         self._settle.start(0)
 
     def _place_labels(self) -> None:
-        """Names beside their points, where they cover neither points nor lines nor each other."""
+        """Place names next to their points without covering points, lines or other names."""
         box = self.getViewBox()
         stock = [(row.file_bytes / _MIB, log10(row.damage or 1)) for row in self._stock_rows]
         taken = []
@@ -110,8 +110,8 @@ class FrontierPlot(Chart):
         ]
         line = box.mapViewToScene(QPointF(self._here.value(), 0.0)).x()
         whole = box.sceneBoundingRect()
-        taken.append(Box(line - 1, whole.top(), 2, whole.height()))  # a dash through a name spoils it
-        taken += around(Box(whole.left(), whole.top(), whole.width(), whole.height()))  # a name is not cut off
+        taken.append(Box(line - 1, whole.top(), 2, whole.height()))  # keep names off the dashed line
+        taken += around(Box(whole.left(), whole.top(), whole.width(), whole.height()))  # keep names inside the plot
         for item in self._labels:
             at = box.mapViewToScene(item.pos())
             size = item.boundingRect()
@@ -130,32 +130,32 @@ class FrontierPlot(Chart):
         self._stock.setBrush(tokens.stock)
         self._stock.setPen(None)
         self._here.setPen(pyqtgraph.mkPen(tokens.colour("muted"), width=1, style=Qt.PenStyle.DashLine))
-        for _, name in self.legend.items:  # the legend keeps showing the old ones
+        for _, name in self.legend.items:  # the legend does not update its colours itself
             name.setText(name.text, color=tokens.colour("text"), size=f"{tokens.small}px")
         self.legend.updateSize()
         self._show_stock()
 
 
 def size_words(num_bytes: int, bpw: float) -> str:
-    """5.5 MiB · 4.9 bits per weight."""
+    """File size and bits per weight, for example "5.5 MiB · 4.9 bits"."""
     if not bpw:
         return formatted.size(num_bytes)
     bits = QCoreApplication.translate("fit", "{n} bits").format(n=formatted.decimal(bpw, 2))
     return f"{formatted.size(num_bytes)} · {bits}"
 
 
-# Where a name goes beside its point, so that it covers nothing.
+# Finds positions for point labels that cover nothing.
 
-# Directions to try, best first: right above, above, right, left above, left, right below, below. Stock mixes lie
-# above our line, which a name to the left below would cross.
+# Directions to try, best first: above right, above, right, above left, left, below right, below. Presets lie above
+# Tessera's curve, which a label below left would cross.
 _WAYS = ((0.0, -1.0), (-0.5, -1.0), (0.0, -0.5), (-1.0, -1.0), (-1.0, -0.5), (0.0, 0.0), (-0.5, 0.0))
 _DISTANCES = (6, 12, 20, 30)
-_FAR = 1e4  # pixels, more than any name is away
+_FAR = 1e4  # pixels, more than any label's distance
 
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle in pixels, y downwards."""
+    """A rectangle in pixels; y grows downwards."""
 
     left: float
     top: float
@@ -163,7 +163,7 @@ class Box:
     height: float
 
     def meets(self, other: "Box") -> bool:
-        """They share area."""
+        """Whether the rectangles overlap."""
         return (
             self.left < other.left + other.width
             and other.left < self.left + self.width
@@ -173,7 +173,7 @@ class Box:
 
 
 def along(first: tuple[float, float], last: tuple[float, float], step: float) -> list[tuple[float, float]]:
-    """Points of the line between two points, at most a step apart, without its ends."""
+    """Points between two points, at most `step` apart, without the ends."""
     far = hypot(last[0] - first[0], last[1] - first[1])
     count = ceil(far / step)
     return [
@@ -183,7 +183,7 @@ def along(first: tuple[float, float], last: tuple[float, float], step: float) ->
 
 
 def around(box: Box) -> tuple[Box, ...]:
-    """What is outside of a rectangle, on its four sides."""
+    """Four boxes that cover the area outside a rectangle."""
     return (
         Box(box.left - _FAR, box.top - _FAR, _FAR, box.height + 2 * _FAR),
         Box(box.left + box.width, box.top - _FAR, _FAR, box.height + 2 * _FAR),
@@ -193,7 +193,7 @@ def around(box: Box) -> tuple[Box, ...]:
 
 
 def place(x: float, y: float, width: float, height: float, taken: Sequence[Box]) -> Box | None:
-    """The nearest free place for a name of this size beside the point; None when all around is taken."""
+    """The nearest free box for a label of this size next to the point, or None."""
     for distance in _DISTANCES:
         for across, down in _WAYS:
             left = x + across * width + distance * (0 if across == -0.5 else 1 if across == 0 else -1)  # noqa: PLR2004 - centred

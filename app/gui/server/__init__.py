@@ -1,1 +1,1 @@
-"""The server page."""
+"""The Server page."""

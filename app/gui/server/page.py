@@ -1,4 +1,4 @@
-"""The server page: on and off, where programs find it, their keys, who is connected, and what was asked."""
+"""The Server page: on and off, address, keys, connected programs and requests."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -29,10 +29,10 @@ _MOST_NAME = 100
 
 
 class KeysCard(RowsCard[Keys]):
-    """A new key is shown once; only its hash is kept by the server."""
+    """Manages API keys. A new key is shown once; the server stores only its hash."""
 
     required_changed = Signal()
-    required = False  # programs must present a key
+    required = False  # whether programs must send a key
 
     def __init__(self, services: Services, banner: Banner) -> None:
         super().__init__(services, banner)
@@ -120,12 +120,12 @@ _REFRESH_MS = 2000
 _LOG_BYTES = 65_536
 _SHOWN_REQUESTS = 50
 _SNIPPET_LINES = 14
-# What the window itself asks of the server would bury everything else.
+# The window's own requests would hide all others.
 _OWN = "route=/tessera/"
 
 
 class ServerPage(Page):
-    """On and off, address, snippets, keys, programs, requests, log."""
+    """On/off switch, address, snippets, keys, programs, requests and log."""
 
     start_pressed = Signal()
     _asking = False
@@ -209,7 +209,7 @@ class ServerPage(Page):
         self._show_activity(RecentActivity())
 
     def refresh(self) -> None:
-        """Show what is known now."""
+        """Update the page from the current state."""
         running = self._services.models.reachable
         set_kind(self.state, "chip-ok" if running else "chip-warn")
         self.state.setText(self.tr("Running") if running else self.tr("Not running"))
@@ -287,7 +287,7 @@ class ServerPage(Page):
             run(api.recent_requests, self._on_activity, lambda _: self._show_activity(None), self)
 
     def _on_activity(self, answer: RecentActivity) -> None:
-        """What was asked just before the server was stopped is not so any more."""
+        """Ignore a response that arrives after the server was stopped."""
         self._show_activity(answer if self._services.models.reachable else None)
 
     def _show_activity(self, answer: RecentActivity | None) -> None:
@@ -325,20 +325,20 @@ class ServerPage(Page):
                 bar.setValue(bar.maximum())
 
 
-# Stands where the user puts a key: the server keeps only their hashes.
+# Placeholder for a key: the server stores only hashes, so a key cannot be shown.
 NAME_OF_A_KEY = "YOUR_KEY"
 
 
 @dataclass(frozen=True)
 class Snippet:
-    """Text for one program; what stands in braces is filled in."""
+    """A configuration text for one program, with placeholders in braces."""
 
     name: str
     hint: str
     template: str
 
     def text(self, url: str, model: str, context: int, *, needs_key: bool) -> str:
-        """The text for this server and model, whose context has so many tokens."""
+        """The text for this server and model. `context` is the model's context length."""
         key = NAME_OF_A_KEY if needs_key else "local"
         header = f"  -H 'Authorization: Bearer {key}' \\\n" if needs_key else ""
         places = {"{header}": header, "{url}": url, "{model}": model, "{context}": str(context), "{key}": key}

@@ -1,4 +1,4 @@
-"""Another Tessera as this window's server, by address or link and key; and this one's link for a phone."""
+"""Connects the window to a remote Tessera by address or link and key; shows this server's link for a phone."""
 
 import io
 from typing import TYPE_CHECKING
@@ -26,7 +26,10 @@ _LOCAL = ("127.0.0.1", "localhost", "::1", "")
 
 
 class ElsewhereCard(QFrame):
-    """`moved` is emitted when another server was chosen, or this computer's own again."""
+    """Chooses the server of this window.
+
+    `moved` is emitted when another server was chosen, or the local one again.
+    """
 
     moved = Signal()
 
@@ -70,7 +73,7 @@ class ElsewhereCard(QFrame):
         return field
 
     def refresh(self) -> None:
-        """Show which server is used, and whether another device could reach it."""
+        """Show the current server, and whether other devices can reach it."""
         chosen = self._remote.url
         if chosen:
             words = self.tr("This window and the terminal use {url}.").format(url=chosen)
@@ -118,7 +121,7 @@ class ElsewhereCard(QFrame):
 
     def _failed(self, error: Exception) -> None:
         self._refresh_buttons()
-        # The one that was asked, not this window's: "start it" would be the wrong advice.
+        # Show the remote server's error as it is: `error_message` would advise to start the local server.
         self._banner.notify(formatted.sentence(str(error)), "bad")
 
     def _back(self) -> None:
@@ -137,7 +140,7 @@ class ElsewhereCard(QFrame):
                     made = api.make_key(KeyRequest(name="phone" if number == 1 else f"phone {number}"))
                 except ApiError as error:
                     number += 1
-                    if error.param != "name" or number > 20:  # noqa: PLR2004 - so many phones are none
+                    if error.param != "name" or number > 20:  # noqa: PLR2004 - more phones than anyone has
                         raise
                 else:
                     return f"{url}/chat#key={quote(made.key)}"

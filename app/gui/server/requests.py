@@ -1,4 +1,4 @@
-"""The last requests and the programs that sent them, as rows of a table. No widgets here."""
+"""Recent requests and their programs as table rows. No widgets here."""
 
 import re
 import time
@@ -15,7 +15,7 @@ _MINUTE_S = 60
 
 
 def request_columns() -> list[str]:
-    """Heads of `request_row`."""
+    """Column titles of `request_row`."""
     return [
         _tr("Program"), _tr("Route"), _tr("Model"), _tr("Time"), _tr("Read"), _tr("Cached"),
         _tr("Written"), _tr("First"), _tr("Tokens/s"), _tr("Took"),
@@ -23,7 +23,7 @@ def request_columns() -> list[str]:
 
 
 def request_row(row: RequestRecord, title: Callable[[str], str] = str) -> list[str]:
-    """One request in words; what nobody measured is a dash. `title`: the name of a model by its id."""
+    """Cells of one request; a dash for unknown values. `title` returns a model's name by id."""
     return [
         _VERSION.sub("", row.program),
         row.route.removeprefix("/v1/"),
@@ -39,7 +39,7 @@ def request_row(row: RequestRecord, title: Callable[[str], str] = str) -> list[s
 
 
 def took(row: RequestRecord) -> str:
-    """Seconds; of what is not done, why: running, refused with a status, or left by the client."""
+    """Duration in seconds, or why there is none: running, rejected with a status, or client disconnected."""
     if row.running:
         return _tr("Running")
     if not row.status:
@@ -48,12 +48,12 @@ def took(row: RequestRecord) -> str:
 
 
 def program_columns() -> list[str]:
-    """Heads of `program_row`."""
+    """Column titles of `program_row`."""
     return [_tr("Program"), _tr("Address"), _tr("Last seen"), _tr("Running"), _tr("Requests")]
 
 
 def program_row(row: Program, now: float | None = None) -> list[str]:
-    """One program in words."""
+    """Cells of one program."""
     seconds = max(0.0, (time.time() if now is None else now) - row.last_seen)
     ago = _tr("now") if row.active or seconds < _MINUTE_S else _tr("{n} ago").format(n=formatted.duration(seconds))
     return [
@@ -66,7 +66,7 @@ def program_row(row: Program, now: float | None = None) -> list[str]:
 
 
 def clock(seconds: float) -> str:
-    """A moment as the time of day."""
+    """Format a Unix time as local time of day."""
     moment = QDateTime.fromSecsSinceEpoch(int(seconds))
     return QLocale().toString(moment.time(), "HH:mm:ss")
 

@@ -1,4 +1,4 @@
-"""A card with a row for each of a list the server keeps, looked at again after every change."""
+"""A card with one row per item of a server-side list. Reloads after every change."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class RowsCard(QFrame, Generic[T]):
-    """`T` is the list; `add` is the button of the fields below it."""
+    """The card. `T` is the list; `add` is the button that adds an item from the fields."""
 
     def __init__(self, services: Services, banner: Banner) -> None:
         super().__init__()
@@ -28,22 +28,22 @@ class RowsCard(QFrame, Generic[T]):
 
     @abstractmethod
     def _fetch(self) -> T:
-        """Ask the server which there are; on a worker."""
+        """Request the list from the server. Worker thread only."""
 
     @abstractmethod
     def _rows_of(self, found: T) -> tuple[list[QLayout], str]:
-        """A row for each, and the note above them."""
+        """One row per item, and the note above the rows."""
 
     @abstractmethod
     def _add(self) -> None:
-        """Take what the fields say."""
+        """Add an item from the fields."""
 
     @abstractmethod
     def _refresh_button(self) -> None:
-        """The fields changed."""
+        """Enable or disable `add` after a field changed."""
 
     def refresh(self) -> None:
-        """Ask which there are; none of them is asked anything."""
+        """Reload the list. The listed hosts are not contacted."""
         self._services.background.run(self._fetch, self._show, lambda _: None, self)
 
     def _show(self, found: T) -> None:
@@ -62,14 +62,14 @@ class RowsCard(QFrame, Generic[T]):
         self._note.setText(note)
 
     def _ask(self, call: Callable[[], object]) -> None:
-        """Do it, then look again."""
+        """Run a call, then reload."""
         self._services.ask(self._banner, call, lambda _: self._on_asked())
 
     def _on_asked(self) -> None:
         self.refresh()
 
     def _field(self, hint: str, name: str, most: int) -> QLineEdit:
-        """A field of at most `most` characters; Return adds."""
+        """A field of at most `most` characters. Return adds the item."""
         field = line_field(hint, name)
         field.setMaxLength(most)
         field.textChanged.connect(lambda _: self._refresh_button())
@@ -84,7 +84,7 @@ class RowsCard(QFrame, Generic[T]):
         forget: Callable[[], object],
         *more: QPushButton,
     ) -> QHBoxLayout:
-        """The row of one that has a name, with the buttons every row has."""
+        """The row of a named item, with the common buttons."""
         looking = button(self.tr("Check"), partial(self._ask, check))
         looking.setAccessibleName(self.tr("Check {name}").format(name=name))
         removing = button(self.tr("Forget"), partial(self._ask, forget), "danger")
@@ -93,6 +93,6 @@ class RowsCard(QFrame, Generic[T]):
 
 
 def kind_of_state(state: str) -> LabelKind:
-    """The chip of a state."""
+    """The chip kind of a state."""
     kinds: dict[str, LabelKind] = {"ok": "chip-ok", "unknown": "chip"}
     return kinds.get(state, "chip-warn")

@@ -1,4 +1,4 @@
-"""Other servers whose models stand beside the local ones: add, look, let requests go there, forget."""
+"""Upstream servers whose models are listed with the local ones: add, check, enable routing, remove."""
 
 from PySide6.QtWidgets import QHBoxLayout, QLayout, QLineEdit, QVBoxLayout
 
@@ -12,7 +12,7 @@ _SHOWN_MODELS = 5
 
 
 class UpstreamsCard(RowsCard[Upstreams]):
-    """Adding a server sends nothing there but the question which models it has; its switch makes the rule."""
+    """Manages upstreams. Adding one only requests its model list; the switch enables routing to it."""
 
     def __init__(self, services: Services, banner: Banner) -> None:
         super().__init__(services, banner)

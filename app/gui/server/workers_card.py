@@ -1,4 +1,4 @@
-"""Other computers that hold layers of a model: add one over SSH, accept its host key, check it, forget it."""
+"""Remote hosts that hold layers of a model: add over SSH, accept the host key, check, remove."""
 
 import msgspec
 from PySide6.QtWidgets import QFrame, QLayout, QVBoxLayout
@@ -12,13 +12,13 @@ from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice
 from engine.api.remotes import RemoteRequest, RemoteRow, Remotes, Use
 
-_SSH = 22  # its usual port
+_SSH = 22  # default SSH port
 _MOST_NAME = 40
 _MOST_ADDRESS = 300
 
 
 class RemotesCard(RowsCard[Remotes]):
-    """A host key that nobody knows yet is shown, and nothing is kept until it is accepted."""
+    """Manages remote hosts. An unknown host key is shown; nothing is stored until the user accepts it."""
 
     def __init__(self, services: Services, banner: Banner) -> None:
         super().__init__(services, banner)
@@ -152,7 +152,10 @@ class RemotesCard(RowsCard[Remotes]):
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    """`desk`, `desk:2222`, `[fe80::1]:2222`; an address with several colons and no brackets names no port."""
+    """Split `desk`, `desk:2222` or `[fe80::1]:2222`.
+
+    Several colons without brackets are an address without a port.
+    """
     bare, colon, digits = address.rpartition(":")
     named = colon and digits.isascii() and digits.isdigit() and (":" not in bare or bare.endswith("]"))
     host, port = (bare, int(digits)) if named else (address, _SSH)
