@@ -1,4 +1,4 @@
-"""Bounded reading of bytes nobody has checked yet, from a file or from anything that answers ranges."""
+"""Reads unverified bytes with limits, from a file or any source that supports ranges."""
 
 import os
 import stat
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 64 * 1024
 _MAX_CHUNK_BYTES = 2 * 1024 * 1024
-# Longer than any array a header has held; a length near 2^63 is an attack, not a file cut short.
+# Larger than any array in a real header; a length near 2^63 is an attack, not a truncated file.
 _MAX_SKIP_BYTES = 1 << 32
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
 
 class ByteSource(Protocol):
-    """Anything of known size that can be read at an offset; remote files answer by HTTP ranges."""
+    """Anything of known size that can be read at an offset; remote files use HTTP ranges."""
 
     @property
     def name(self) -> str:
-        """What errors call it: a path or an address."""
+        """Name for error messages: a path or URL."""
 
     @property
     def size(self) -> int:
@@ -36,14 +36,14 @@ class ByteSource(Protocol):
 
 
 class FileSource:
-    """A regular file, read and never mapped: a file that shrinks meanwhile cannot kill the process.
+    """A regular file that is read and never memory-mapped, because a shrinking mapped file can kill the process.
 
-    Raises: Unreadable: the system refuses. BadFile: it is a folder, a pipe or a device.
+    Raises: Unreadable: the system cannot open it. BadFile: it is a folder, a pipe or a device.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        # A pipe without a writer would block the open for ever. Each flag exists on one system only.
+        # Opening a pipe without a writer would block forever. Each flag exists on one system only.
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         try:
             self._fd = os.open(self.path, flags)
@@ -62,7 +62,7 @@ class FileSource:
 
     @property
     def size(self) -> int:
-        """Length in bytes when it was opened."""
+        """Length in bytes when the file was opened."""
         return self._size
 
     def read_at(self, offset: int, length: int) -> bytes:
@@ -76,7 +76,7 @@ class FileSource:
             raise Unreadable(self.name, error.strerror or str(error)) from error
 
     def close(self) -> None:
-        """Give the descriptor back; reading afterwards fails."""
+        """Close the descriptor; reading afterwards fails."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -91,10 +91,10 @@ class FileSource:
 
 
 class Window:
-    """A cursor that keeps one chunk of the source in memory; what is skipped is never fetched.
+    """A cursor that holds one chunk of the source in memory; skipped bytes are never fetched.
 
-    `max_fetched_bytes` bounds all reading together. Chunks double while reading continues in sequence (64 KiB
-    to 2 MiB: few requests over a network, flat memory) and start small again after a skip.
+    `max_fetched_bytes` limits the total that is read. Chunks double during sequential reading (64 KiB to 2 MiB: few
+    network requests, flat memory) and start small again after a skip.
     """
 
     def __init__(self, source: ByteSource, max_fetched_bytes: int, first_chunk_bytes: int = _CHUNK_BYTES) -> None:
@@ -110,9 +110,9 @@ class Window:
         return self._base + self.index
 
     def need(self, count: int) -> None:
-        """Have `count` bytes at the cursor in the buffer.
+        """Load `count` bytes at the cursor into the buffer.
 
-        Raises: IncompleteFile: the source ends before. BadFile: more was read than a header may take.
+        Raises: IncompleteFile: the source ends earlier. BadFile: more was read than a header may take.
         """
         if self.index + count <= len(self.buffer):
             return
@@ -132,9 +132,9 @@ class Window:
             raise IncompleteFile(self.source.name, here + len(self.buffer), here + count, known=False)
 
     def skip(self, count: int) -> None:
-        """Move on without fetching.
+        """Move the cursor without fetching.
 
-        Raises: IncompleteFile: that is past the end. BadFile: no real header skips so far.
+        Raises: IncompleteFile: beyond the end. BadFile: larger than any real header skips.
         """
         if count > _MAX_SKIP_BYTES:
             raise BadFile(self.source.name, f"a length of {count} bytes is impossible here", self.tell())
@@ -162,13 +162,13 @@ class Window:
         return int(value)
 
     def take(self, count: int) -> bytes:
-        """The next `count` bytes; the caller has bounded `count`."""
+        """The next `count` bytes; the caller must limit `count`."""
         self.need(count)
         self.index += count
         return self.buffer[self.index - count : self.index]
 
     def skip_strings(self, count: int) -> None:
-        """Pass `count` length-prefixed strings by reading only their lengths. About 0.1 µs a string."""
+        """Skip `count` length-prefixed strings, reading only their lengths. About 0.1 µs per string."""
         unpack = _U64.unpack_from
         done = 0
         while done < count:
@@ -181,9 +181,9 @@ class Window:
 
 
 def mapped_bytes(path: str, offset: int, nbytes: int) -> "np.ndarray[Any, Any]":
-    """Bytes of a file as a read-only map, shape (nbytes,) uint8.
+    """Bytes of a file as a read-only memory map, shape (nbytes,) uint8.
 
-    Only for child processes: a file that shrinks while mapped kills the process that touches it.
+    Only for child processes: if a mapped file shrinks, a process that reads it is killed.
     """
     import numpy as np  # noqa: PLC0415 - whoever reads headers only does without
 

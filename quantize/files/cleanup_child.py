@@ -1,6 +1,6 @@
-"""Removes unfinished files when the process that makes them is killed: paths come in on stdin, one a line.
+"""Removes unfinished files if the process that writes them is killed; reads paths from stdin, one per line.
 
-The line "done" means that nothing is left to remove; the end of input without it means that the writer died.
+The line "done" means that no file is left to remove. End of input without it means that the writer died.
 """
 
 import signal
@@ -8,14 +8,14 @@ import sys
 import time
 from pathlib import Path
 
-# A dying job's children end within this time; a file must not reappear after it was removed.
+# The child processes of a dying job end within this time; a removed file must not reappear.
 _CHILDREN_END_S = 2.0
 
 
 def main() -> int:
     """Read until the writer is done or gone."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the writer decides; its end is what counts
+        signal.signal(number, signal.SIG_IGN)  # only the end of the writer counts
     paths = []
     for line in sys.stdin:
         if line == "done\n":

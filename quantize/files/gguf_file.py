@@ -1,8 +1,8 @@
-"""Reading the header of a GGUF file (versions 2 and 3) without trusting a single number in it.
+"""Reads the header of a GGUF file (versions 2 and 3) and treats every number in it as untrusted.
 
-Every count, length, type, offset and size is checked against the limits below and against the file, in the
-way llama.cpp's own loader does or more strictly, before native code sees the file. Nothing large is kept:
-arrays of tokens are passed over by their lengths and decoded only when asked for.
+Every count, length, type, offset and size is checked against the limits below and against the file. The checks are
+at least as strict as llama.cpp's loader and run before native code sees the file. Nothing large stays in memory:
+token arrays are skipped by their lengths and decoded only on request.
 """
 
 import math
@@ -42,16 +42,16 @@ __all__ = [
 _MAGIC = b"GGUF"
 _DEFAULT_ALIGNMENT = 32
 _FIRST_BYTES = 64 * 1024
-_FIRST_FETCH_BYTES = 16 * 1024  # up to the vocabulary, where the file is known to be skipped
+_FIRST_FETCH_BYTES = 16 * 1024  # up to the vocabulary, if it will be skipped
 _MAX_DIMS = 4  # GGML_MAX_DIMS
 _MAX_NAME_BYTES = 63  # GGML_MAX_NAME - 1
 _MAX_KEY_BYTES = 65535  # the format's own limit
 
 
 def read_gguf(path: str | os.PathLike[str], limits: Limits = LIMITS) -> GgufFile:
-    """Read and check the header of a local file; arrays stay lazy and reopen it.
+    """Read and check the header of a local file; arrays stay lazy and reopen the file.
 
-    Raises: Unreadable. BadFile: it breaks the format or a limit. IncompleteFile: data is missing at the end.
+    Raises: Unreadable. BadFile: it violates the format or a limit. IncompleteFile: data is missing at the end.
     """
     source = FileSource(path)
     try:
@@ -61,7 +61,7 @@ def read_gguf(path: str | os.PathLike[str], limits: Limits = LIMITS) -> GgufFile
 
 
 class ReopenedFile(msgspec.Struct, frozen=True):
-    """A file that is opened for each read, so that no descriptor is held between them."""
+    """A file that is opened for each read, so that no descriptor stays open in between."""
 
     name: str
     size: int
@@ -81,10 +81,10 @@ def read_gguf_source(
 ) -> GgufFile:
     """Read and check a header from any source.
 
-    `cached_arrays` are entries of a file believed to share its vocabulary (another quantization in the same
-    repository): where an array of strings has the same key and count, it and the large arrays that followed it
-    there are passed over at once, without fetching them. The rest must then still parse and account for the
-    whole file, or BadFile is raised: read again without the hint.
+    `cached_arrays` are entries of a file that probably has the same vocabulary (another quantization in the same
+    repository). If a string array has the same key and count, it and the following large arrays are skipped
+    together without fetching them. The rest must then still parse and account for the whole file, otherwise BadFile
+    is raised: read again without the hint.
     """
     window = Window(source, limits.fetched_bytes, _FIRST_FETCH_BYTES if cached_arrays else _FIRST_BYTES)
     if window.take(4) != _MAGIC:
@@ -121,7 +121,7 @@ def read_gguf_source(
 
 
 class _MetadataReader:
-    """Key-value pairs, one at a time, within a budget of strings and text."""
+    """Reads key-value pairs one at a time, with limits for strings and text."""
 
     def __init__(
         self, window: Window, limits: Limits, lazy_source: ByteSource, cached_arrays: Mapping[str, Entry]
@@ -137,7 +137,7 @@ class _MetadataReader:
         self._text_left = limits.text_bytes
 
     def read_pair(self) -> None:
-        """The next key and its value."""
+        """Read the next key and its value."""
         window = self._window
         at = window.tell()
         key = self._key(at)
@@ -220,9 +220,9 @@ class _MetadataReader:
         return LazyArray(ValueType.STRING, count, start, window.tell() - start, self._lazy_source)
 
     def _skip_run(self, last: Entry, shift: int) -> None:
-        """Pass over the large arrays that follow `last` in the known file, with their keys, in one step.
+        """Skip the large arrays that follow `last` in the known file, with their keys, in one step.
 
-        In this file everything lies `shift` bytes further on.
+        In this file all positions are `shift` bytes larger.
         """
         self.skipped_unread = True
         end = last.offset + last.nbytes
@@ -268,7 +268,7 @@ class _Layout(msgspec.Struct, frozen=True):
 
 
 def _read_tensors(window: Window, count: int, alignment: int, name: str) -> _Layout:
-    """The tensor table, whose offsets must follow each other without gap or overlap, as llama.cpp demands."""
+    """Read the tensor table; offsets must follow each other without gap or overlap, as llama.cpp requires."""
     rows: list[tuple[str, tuple[int, ...], GgmlType, int, int]] = []
     seen: set[str] = set()
     expected = 0
@@ -319,7 +319,7 @@ def _tensor_row(window: Window, at: int) -> tuple[str, tuple[int, ...], GgmlType
 def _tensor_bytes(source: str, name: str, shape: tuple[int, ...], ggml_type: GgmlType, at: int) -> int:
     block, size = BLOCK_SIZES[ggml_type]
     num_values = math.prod(shape)
-    # 2^56 values: far above any model, far below what wraps in 64-bit arithmetic downstream.
+    # 2^56 values: far above any model, far below an overflow of 64-bit arithmetic in later code.
     if num_values > 1 << 56 or max(shape, default=0) > 1 << 56:
         raise BadFile(source, f"tensor {name!r} has an impossible shape {shape}", at)
     if (shape[0] if shape else 1) % block:

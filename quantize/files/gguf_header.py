@@ -1,4 +1,4 @@
-"""What a checked GGUF header is made of."""
+"""Data types of a checked GGUF header."""
 
 import math
 import struct
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """How much a header may ask for. Real files: about 60 keys, 3,000 tensors, 600,000 strings, 20 MB.
+    """Limits for a header. Real files: about 60 keys, 3,000 tensors, 600,000 strings, 20 MB.
 
-    Measured: with every limit used up at once a header takes under 1 s and 100 MB (docs/log.md, library).
+    Measured: a header that reaches every limit takes under 1 s and 100 MB (docs/log.md, library).
     """
 
     keys: int = 8192
@@ -69,7 +69,7 @@ SCALARS: dict[int, struct.Struct] = {
 
 @dataclass(frozen=True, slots=True)
 class LazyArray:
-    """An array left in the file: `count` elements in `nbytes` bytes from absolute `offset`."""
+    """An array that stays in the file: `count` elements in `nbytes` bytes from absolute `offset`."""
 
     element_type: ValueType
     count: int
@@ -83,7 +83,7 @@ class LazyArray:
     def strings(self) -> list[bytes]:
         """Decode an array of strings, as raw bytes (vocabularies are not always UTF-8).
 
-        Raises: BadFile: it holds something else, or the file changed. Unreadable.
+        Raises: BadFile: other elements, or the file changed. Unreadable.
         """
         if self.element_type is not ValueType.STRING:
             raise BadFile(self.source.name, f"expected strings, found {self.element_type.name}", self.offset)
@@ -117,7 +117,7 @@ Value = bool | int | float | str | tuple[bool | int | float | str, ...] | LazyAr
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """Where one metadata value is and how it is typed; `element_type` is None unless it is an array."""
+    """Position and type of one metadata value; `element_type` is None unless it is an array."""
 
     value_type: ValueType
     element_type: ValueType | None
@@ -143,7 +143,7 @@ class TensorInfo(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """A checked header. Tensor data begins at `data_offset`; the last tensor's ends at `end`."""
+    """A checked header. Tensor data starts at `data_offset`; the last tensor's data ends at `end`."""
 
     name: str
     file_bytes: int
@@ -166,7 +166,7 @@ class GgufFile:
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
     def arch_int(self, key: str) -> int | None:
-        """`<architecture>.<key>` if it is a whole number; the largest of an array of them (one a layer)."""
+        """`<architecture>.<key>` as an integer, else None; for an array (one value per layer) the largest."""
         value = self.arch_value(key)
         if isinstance(value, tuple):
             numbers = [v for v in value if isinstance(v, int) and not isinstance(v, bool)]
@@ -174,5 +174,5 @@ class GgufFile:
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
     def tensor_bytes(self, tensor: TensorInfo) -> "np.ndarray[Any, Any]":
-        """The data as `mapped_bytes` gives it."""
+        """The tensor's data, see `mapped_bytes`."""
         return mapped_bytes(self.name, tensor.offset, tensor.nbytes)

@@ -1,4 +1,4 @@
-"""A GGUF model in one file or several: finding the parts, checking that they belong together."""
+"""Reads a GGUF model in one or several files: finds the parts and checks that they belong together."""
 
 import os
 import re
@@ -15,7 +15,7 @@ _MAX_PARTS = 512
 
 
 class SplitName(msgspec.Struct, frozen=True):
-    """`stem-00002-of-00005.gguf` taken apart; `number` counts from 1."""
+    """The components of a name like `stem-00002-of-00005.gguf`; `number` counts from 1."""
 
     stem: str
     number: int
@@ -27,7 +27,7 @@ class SplitName(msgspec.Struct, frozen=True):
 
 
 def parse_split_name(file_name: str) -> SplitName | None:
-    """The parts of a split file's name, or None if it is the name of a whole file."""
+    """The components of a split file's name, or None for the name of a whole file."""
     match = _SPLIT_NAME.fullmatch(file_name)
     if match is None:
         return None
@@ -36,13 +36,13 @@ def parse_split_name(file_name: str) -> SplitName | None:
 
 
 def model_files(path: Path) -> tuple[Path, ...]:
-    """The files of a model, of which `path` is the only or the first one."""
+    """The files of a model; `path` is the only one or the first."""
     name = parse_split_name(path.name)
     return (path,) if name is None else tuple(path.with_name(name.part(n)) for n in range(1, name.count + 1))
 
 
 class GgufModel(msgspec.Struct, frozen=True):
-    """Every part of one model; the first one's metadata speaks for all."""
+    """All parts of one model; the first part's metadata applies to all."""
 
     parts: tuple[GgufFile, ...]
 
@@ -72,7 +72,7 @@ class GgufModel(msgspec.Struct, frozen=True):
 
 
 def read_gguf_model(path: str | os.PathLike[str]) -> GgufModel:
-    """Read the header of a file and, if it is one part of several, of all the others beside it.
+    """Read the header of a file and, if it is part of a split model, of all other parts in its folder.
 
     Raises: IncompleteFile: a part or its end is missing. BadFile. Unreadable.
     """
@@ -94,7 +94,7 @@ def read_gguf_model(path: str | os.PathLike[str]) -> GgufModel:
 
 
 class MissingParts(IncompleteFile):
-    """Some parts of a split model are not there; `missing` are their file names."""
+    """Some parts of a split model are missing; `missing` are their file names."""
 
     code = "missing_parts"
 

@@ -1,4 +1,4 @@
-"""Writing GGUF version 3: a header whose size is known before any tensor is made, then the data."""
+"""Writes GGUF version 3: first a header, whose size is known before any tensor data exists, then the data."""
 
 import os
 import struct
@@ -27,21 +27,21 @@ _CODES = {
     ValueType.INT64: "q",
     ValueType.FLOAT64: "d",
 }
-# Of the file they were in, not of the model.
+# Keys that describe the source file, not the model.
 _DROPPED_KEYS = frozenset({"split.no", "split.count", "split.tensors.count", "general.alignment"})
 
 Scalar = bool | int | float | str | bytes
 
 
 class MetaValue(msgspec.Struct, frozen=True):
-    """One metadata value, encoded: its type id (with element type and count for arrays) and its bytes."""
+    """One encoded metadata value: its type id (with element type and count for arrays) and its bytes."""
 
     type_id: ValueType
     raw: bytes
 
 
 class TensorSlot(msgspec.Struct, frozen=True):
-    """A tensor to be written: ggml shape (row length first) and type; its bytes follow from them."""
+    """A tensor to write: ggml shape (row length first) and type, which determine its size."""
 
     name: str
     shape: tuple[int, ...]
@@ -57,7 +57,7 @@ class TensorSlot(msgspec.Struct, frozen=True):
 
 
 def scalar(value: Scalar, type_id: ValueType | None = None) -> MetaValue:
-    """Encode one value; whole numbers become UINT32 and fractions FLOAT32 unless `type_id` says otherwise."""
+    """Encode one value. Without `type_id`, integers become UINT32 and floats FLOAT32."""
     if isinstance(value, str | bytes):
         return MetaValue(ValueType.STRING, _string(value))
     if type_id is None:
@@ -77,7 +77,7 @@ def array(values: Sequence[Scalar] | np.ndarray[Any, Any], element: ValueType) -
 
 
 def copied_metadata(source: GgufFile) -> dict[str, MetaValue]:
-    """All metadata of a file, byte for byte, without the keys about shards and alignment."""
+    """All metadata of a file, byte for byte, except the keys about shards and alignment."""
     result: dict[str, MetaValue] = {}
     with FileSource(source.name) as reader:
         for key, entry in source.entries.items():
@@ -96,7 +96,7 @@ def padded(num_bytes: int) -> int:
 
 
 def header(metadata: Mapping[str, MetaValue], tensors: Sequence[TensorSlot]) -> bytes:
-    """Everything before the tensor data, padded. Its length depends on no tensor's type."""
+    """Everything before the tensor data, padded. Its length does not depend on the tensors' types."""
     parts = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(metadata))]
     for key, value in metadata.items():
         parts += [_string(key), struct.pack("<I", value.type_id), value.raw]
@@ -118,9 +118,9 @@ def file_bytes(header_bytes: int, tensors: Iterable[TensorSlot]) -> int:
 
 
 class GgufWriter:
-    """Writes the header at once, then every tensor in its place, in order.
+    """Writes the header immediately, then every tensor in order.
 
-    Raises: OSError: the system's own, from any call. ValueError: a tensor of the wrong name or size.
+    Raises: OSError: any system error, from any call. ValueError: a tensor with the wrong name or size.
     """
 
     def __init__(self, path: Path, metadata: Mapping[str, MetaValue], tensors: Sequence[TensorSlot]) -> None:
@@ -132,7 +132,7 @@ class GgufWriter:
         self._file.write(head)
 
     def write(self, name: str, chunks: Iterable[bytes | np.ndarray[Any, Any]]) -> int:
-        """Write the next tensor from its pieces; returns the bytes of its data."""
+        """Write the next tensor from chunks; returns the bytes of its data."""
         slot = self._slots[self._next]
         written = 0
         for chunk in chunks:

@@ -1,4 +1,4 @@
-"""Headers of GGUF files that were read a moment ago: a vocabulary takes longer to pass than all the rest of one."""
+"""Caches GGUF headers that were just read: skipping the vocabulary takes most of the reading time."""
 
 import os
 import threading
@@ -8,9 +8,10 @@ from typing import Final
 
 from quantize.files.gguf_split import GgufModel, parse_split_name, read_gguf_model
 
-# A start asks for the header of its model three times: for the list, the placement and the memory it takes.
+# A start reads the header of its model three times: for the list, the placement and the memory estimate.
 MAX_ENTRIES: Final = 4
-# What changed so lately may change again without another time: file systems' clocks tick in milliseconds or in 2 s.
+# A file changed this recently may change again with the same timestamp: file systems have a resolution of
+# milliseconds up to 2 s.
 SETTLED_S: Final = 3.0
 
 _State = tuple[int, ...]
@@ -19,11 +20,13 @@ _lock = threading.Lock()
 
 
 def cached_gguf_model(path: str | os.PathLike[str]) -> GgufModel:
-    """As `read_gguf_model`, from memory for as long as the file is the one that was read. Shared: change nothing.
+    """`read_gguf_model` with a cache that is valid while the file is unchanged.
 
-    A model of several files is always read.
+    The result is shared: do not modify it.
 
-    Raises: as `read_gguf_model`.
+    Split models are not cached.
+
+    Raises: same as `read_gguf_model`.
     """
     name = os.path.abspath(path)  # noqa: PTH100 - pathlib has none that leaves links alone
     before = None if parse_split_name(os.path.basename(name)) is not None else _state(name)  # noqa: PTH119 - as above
@@ -45,7 +48,7 @@ def cached_gguf_model(path: str | os.PathLike[str]) -> GgufModel:
 
 
 def _state(name: str) -> _State | None:
-    """What tells one state of a file from another; None: it is not there, or changed too lately to tell."""
+    """Identifies the state of a file; None if it is missing or changed too recently."""
     try:
         found = os.stat(name)  # noqa: PTH116 - as above
     except OSError:

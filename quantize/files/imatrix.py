@@ -1,4 +1,4 @@
-"""Importance matrices in llama.cpp's GGUF format: written for its tools, read from them."""
+"""Reads and writes importance matrices in llama.cpp's GGUF format."""
 
 import os
 from collections.abc import Mapping
@@ -16,13 +16,16 @@ _COUNTS = ".counts"
 
 
 class Importance(msgspec.Struct, frozen=True):
-    """One tensor's inputs: `sums` (matrices, row_values) of squares over `counts` (matrices,) tokens."""
+    """Statistics of one tensor's inputs.
+
+    `sums` (matrices, row_values) are sums of squares over `counts` (matrices,) tokens.
+    """
 
     sums: npt.NDArray[np.float32]
     counts: npt.NDArray[np.float32]
 
     def mean(self, matrix: int = 0) -> npt.NDArray[np.float32]:
-        """(row_values,) mean squares, as llama-quantize uses them: 1 everywhere for what was never seen."""
+        """(row_values,) mean squares, as llama-quantize uses them: 1 everywhere if there were no inputs."""
         index = min(matrix, len(self.counts) - 1)
         if self.counts[index] <= 0:
             return np.ones(self.sums.shape[1], np.float32)
@@ -31,13 +34,13 @@ class Importance(msgspec.Struct, frozen=True):
 
 
 def write_imatrix(path: Path, entries: Mapping[str, Importance], dataset: str, chunk_tokens: int) -> None:
-    """Write a file that llama-quantize takes with --imatrix; whole or not at all."""
+    """Write a file for llama-quantize's --imatrix, completely or not at all."""
     import gguf  # noqa: PLC0415  a tenth of the start of the children, of which none writes one
 
     chunks = max((int(e.counts.max()) // chunk_tokens for e in entries.values()), default=0)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     writer = gguf.GGUFWriter(str(partial), "")
-    # The format has a type but no architecture; GGUFWriter adds one, which readers pass over.
+    # The format has a type but no architecture; GGUFWriter adds one, which readers ignore.
     writer.add_string("general.type", "imatrix")
     writer.add_array("imatrix.datasets", [dataset])
     writer.add_uint32("imatrix.chunk_count", chunks)
@@ -58,8 +61,8 @@ def write_imatrix(path: Path, entries: Mapping[str, Importance], dataset: str, c
 def read_imatrix(path: Path) -> dict[str, Importance]:
     """Read llama.cpp's imatrix GGUF.
 
-    Raises: BadFile: not an imatrix, shapes that do not belong together, or values that are not finite.
-    Unreadable. IncompleteFile.
+    Raises: BadFile: not an imatrix, shapes that do not match, or values that are not finite. Unreadable.
+    IncompleteFile.
     """
     file = read_gguf(path)
     if file.metadata.get("general.type") != "imatrix":

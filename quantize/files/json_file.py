@@ -1,4 +1,4 @@
-"""A JSON file of a model's folder, which nobody has checked yet."""
+"""Reads an untrusted JSON file of a model's folder."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from quantize.files.byte_source import FileSource
 
 
 def read_json(path: Path, most_bytes: int) -> dict[str, Any]:
-    """A JSON object. Raises: Unreadable. BadFile: it is longer than `most_bytes`, or broken."""
+    """Read a JSON object. Raises: Unreadable. BadFile: it is larger than `most_bytes`, or invalid."""
     with FileSource(path) as source:
         if source.size > most_bytes:
             raise BadFile(str(path), f"{source.size} bytes of JSON; at most {most_bytes} are read")

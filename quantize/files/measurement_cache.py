@@ -1,4 +1,4 @@
-"""How much of earlier measurements stays: the folders used last, within a share of the disk."""
+"""Limits the measurement cache: the most recently used folders stay, within a fraction of the disk."""
 
 import os
 import re
@@ -9,22 +9,23 @@ from pathlib import Path
 
 import psutil
 
-_FOLDER = re.compile(r"[0-9a-f]{24}")  # as `work_folder` names them
-_MOST_FRAC = 0.1  # of the disk; the folder used last stays whatever it takes
+_FOLDER = re.compile(r"[0-9a-f]{24}")  # as `measurement_folder` names them
+_MOST_FRAC = 0.1  # of the disk; the most recently used folder always stays
 _MOST_FOLDERS = 50
-_MOST_HASHES = 1000  # of some 70 bytes
-_MOST_TEXTS = 20  # of eight bytes a token
-TOKENS = "tokens"  # the folder of texts that were spelled in tokens
+_MOST_HASHES = 1000  # of some 70 bytes each
+_MOST_TEXTS = 20  # of eight bytes per token
+TOKENS = "tokens"  # the folder of tokenized texts
 
 
 @contextmanager
 def bounded(
     cache_dir: Path, most_bytes: int | None = None, most: int = _MOST_FOLDERS, *, writes: bool = True
 ) -> Iterator[None]:
-    """For the time of a job: after it the oldest measurements are removed, unless another job continues here.
+    """Remove the oldest measurements after a job, unless another job uses the cache.
 
-    `most_bytes` None: a share of the disk. A job that only looks (`writes=False`) changes nothing.
-    Raises: OSError: the cache cannot be written to.
+    `most_bytes` None: a fraction of the disk. A read-only job (`writes=False`) removes nothing.
+
+    Raises: OSError: the cache is not writable.
     """
     if not writes:
         yield
@@ -37,13 +38,13 @@ def bounded(
         yield
     finally:
         mine.unlink(missing_ok=True)
-        with suppress(OSError):  # what cannot be removed now is removed after the next job
+        with suppress(OSError):  # if removing fails, the next job tries again
             if not _others(marks):
                 _clear(cache_dir, most_bytes, most)
 
 
 def _others(marks: Path) -> bool:
-    """Whether another process is at work on what is here; marks of dead ones are removed."""
+    """Whether another process uses the cache; removes marks of ended processes."""
     found = False
     for mark in marks.iterdir():
         if mark.name.isdecimal() and psutil.pid_exists(int(mark.name)):

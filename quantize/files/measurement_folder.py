@@ -1,4 +1,4 @@
-"""Where a measurement keeps its parts: by content hash, each written whole or not at all."""
+"""Stores the parts of a measurement by content hash; each is written completely or not at all."""
 
 import errno
 import os
@@ -23,15 +23,15 @@ from quantize.measurements import MeasureRequest
 
 _HASH_CHUNK = 1 << 22
 _FULL_BYTES = 1 << 20
-_VERSION = 8  # raised when the meaning of a cached part changes
+_VERSION = 8  # increase when the meaning of a cached part changes
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """Weights that multiply the same input: their second moments are one matrix (one for each expert).
+    """Weights that multiply the same input and therefore share one Hessian (one per expert).
 
-    `name` is the first of them; `tied` marks an embedding table that is the output head too; `seen` is False for a
-    table that is only looked up, which has no input to measure. `input_node` names the node of the graph that
-    is the input, where that is known by name.
+    `name` is the first of them. `tied` marks an embedding table that is also the output head. `seen` is False for a
+    table that is only looked up and has no input to measure. `input_node` is the name of the input's node in the
+    graph, if it is known.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def moment_bytes(self) -> int:
-        """Bytes of its second moments."""
+        """Bytes of its Hessians."""
         return 4 * self.width * self.width * self.experts if self.seen else 0
 
 
@@ -61,9 +61,9 @@ class WorkFolder:
 
     @classmethod
     def open(cls, request: MeasureRequest) -> "WorkFolder":
-        """The folder for a request, made if it is not there.
+        """The folder for a request; it is created if missing.
 
-        Raises: Unreadable. SourceChanged: source or text are no longer what they were. OSError: it cannot be made.
+        Raises: Unreadable. SourceChanged: source or text have changed. OSError: the folder cannot be created.
         """
         read = tuple((p, identity_of(p)) for p in (*model_files(request.source), request.calibration))
         source, text = model_sha256(request.source, request.cache_dir), file_sha256(request.calibration)
@@ -78,12 +78,12 @@ class WorkFolder:
         path = request.cache_dir / key
         for part in ("moments", "errors", "packed"):
             (path / part).mkdir(parents=True, exist_ok=True)
-        os.utime(path)  # which measurements are kept goes by when they were used
+        os.utime(path)  # the cache is pruned by time of use
         return cls(path, source, text, read)
 
     @contextmanager
     def keeping(self, path: Path) -> Iterator[Path]:
-        """`writing_whole` for a part, which is not kept where what it was made of has changed since.
+        """`writing_whole` for a part; it is discarded if its source or text has changed meanwhile.
 
         Raises: SourceChanged: source or text. DiskFull.
         """
@@ -94,12 +94,12 @@ class WorkFolder:
                     raise SourceChanged(str(read))
 
     def keep_json(self, path: Path, value: Any) -> None:
-        """Write a part. Raises: SourceChanged, DiskFull: as `keeping`."""
+        """Write a part as JSON. Raises: SourceChanged, DiskFull: same as `keeping`."""
         with self.keeping(path) as partial:
             partial.write_bytes(msgspec.json.encode(value))
 
     def keep_array(self, path: Path, array: npt.NDArray[Any]) -> None:
-        """Write a part as .npy. Raises: SourceChanged, DiskFull: as `keeping`."""
+        """Write a part as .npy. Raises: SourceChanged, DiskFull: same as `keeping`."""
         with self.keeping(path) as partial, partial.open("wb") as file:
             np.save(file, array)
 
@@ -115,7 +115,7 @@ class WorkFolder:
 
     @contextmanager
     def swept(self) -> Iterator[None]:
-        """Without unfinished parts of processes that ended, before and after: a child that dies leaves its own."""
+        """Run `sweep` before and after the block, because a crashed child process leaves unfinished parts."""
         self.sweep()
         try:
             yield
@@ -124,7 +124,7 @@ class WorkFolder:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A folder of this process for the time of the `with`, on the disk of the cache."""
+        """A temporary folder of this process on the cache's disk, for the duration of the block."""
         path = self.path / f"scratch-{token_hex(4)}.{os.getpid()}.partial"
         path.mkdir()
         try:
@@ -142,17 +142,17 @@ class WorkFolder:
         return self.path / "imatrix.gguf"
 
     def groups(self) -> tuple[Group, ...] | None:
-        """What the survey found, in the order of the model; None before it ran."""
+        """The groups found by the survey, in the model's order; None before the survey."""
         raw = read_json(self.path / "groups.json")
         return None if raw is None else msgspec.convert(raw, learned(tuple[Group, ...]))
 
     def moments(self, group: Group) -> npt.NDArray[np.float32] | None:
-        """(experts, width, width) mean outer products of the inputs, mapped; None if they are not there."""
+        """(experts, width, width) mean outer products of the inputs, memory-mapped; None if missing."""
         path = self.part("moments", group.name, ".npy")
         return np.load(path, mmap_mode="r") if path.exists() else None
 
     def diagonals(self, group: Group) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]] | None:
-        """(experts, width) mean squares of the inputs and (experts,) tokens they rest on; kept for good."""
+        """(experts, width) mean squares of the inputs and (experts,) their token counts; never removed."""
         path = self.part("moments", group.name, ".diagonal.npz")
         if not path.exists():
             return None
@@ -160,7 +160,7 @@ class WorkFolder:
             return stored["mean"], stored["tokens"]
 
     def peaks(self, group: Group) -> dict[int, npt.NDArray[np.float32]]:
-        """By length of block: (experts, blocks) mean squares of the largest value in each block of the inputs."""
+        """By block length: (experts, blocks) mean squares of the largest value in each block of the inputs."""
         path = self.part("moments", group.name, ".diagonal.npz")
         if not path.exists():
             return {}
@@ -168,17 +168,17 @@ class WorkFolder:
             return {int(k.removeprefix("peaks")): stored[k] for k in stored.files if k.startswith("peaks")}
 
     def tokens(self, group: Group, expert: int) -> int | None:
-        """Tokens that the second moments of one expert rest on; None if they are not there."""
+        """Number of tokens behind one expert's Hessian; None if missing."""
         found = self.diagonals(group)
         return None if found is None else int(found[1][expert])
 
     def drop_moments(self, group: Group) -> None:
-        """Free the disk they take; they can be measured again."""
+        """Delete the group's Hessians to free disk space; they can be measured again."""
         self.part("moments", group.name, ".npy").unlink(missing_ok=True)
 
 
 def hash_is_cached(path: Path, cache_dir: Path) -> bool:
-    """Whether `model_sha256` would answer from the cache: a file never hashed was never measured either."""
+    """Whether `model_sha256` would use the cache. A file without a cached hash was never measured."""
     try:
         return all(_remembered(p, cache_dir).exists() for p in model_files(path))
     except Unreadable:
@@ -186,7 +186,7 @@ def hash_is_cached(path: Path, cache_dir: Path) -> bool:
 
 
 def identity_of(path: Path) -> str:
-    """What of a file changes when its bytes do. Raises: Unreadable."""
+    """A string that changes when the file's bytes change. Raises: Unreadable."""
     try:
         stat = path.stat()
     except OSError as error:
@@ -199,7 +199,7 @@ def _remembered(path: Path, cache_dir: Path) -> Path:
 
 
 def model_sha256(path: Path, cache_dir: Path | None = None) -> str:
-    """SHA-256 of a model's file; of the hashes of all of them, one after the other, where there are several.
+    """SHA-256 of a model's file; for several files, the SHA-256 of their concatenated hashes.
 
     Raises: Unreadable.
     """
@@ -208,7 +208,7 @@ def model_sha256(path: Path, cache_dir: Path | None = None) -> str:
 
 
 def file_sha256(path: Path, cache_dir: Path | None = None) -> str:
-    """SHA-256 of a file; with `cache_dir`, remembered there by path, size and time of change.
+    """SHA-256 of a file; with `cache_dir`, it is cached by path, size and modification time.
 
     Raises: Unreadable.
     """
@@ -232,7 +232,7 @@ def file_sha256(path: Path, cache_dir: Path | None = None) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a file; None if it is not there or not whole."""
+    """The value in a file; None if it is missing or incomplete."""
     try:
         return msgspec.json.decode(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -240,32 +240,32 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value so that a reader finds all of it or nothing. Raises: DiskFull."""
+    """Write a value as JSON so that a reader sees all of it or nothing. Raises: DiskFull."""
     write_whole(path, msgspec.json.encode(value))
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write bytes so that a reader finds all of them or nothing. Raises: DiskFull."""
+    """Write bytes so that a reader sees all of them or nothing. Raises: DiskFull."""
     with writing_whole(path) as partial:
         partial.write_bytes(data)
 
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:
-    """Write an array as .npy, whole or not at all. Raises: DiskFull."""
+    """Write an array as .npy, completely or not at all. Raises: DiskFull."""
     with writing_whole(path) as partial, partial.open("wb") as file:
         np.save(file, array)
 
 
 @contextmanager
 def writing_whole(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path` that becomes it if all goes well, and is gone if not. Raises: DiskFull."""
+    """Yield a temporary path next to `path`; rename it on success, remove it on failure. Raises: DiskFull."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         yield partial
         partial.replace(path)
     except OSError as error:
         free = shutil.disk_usage(path.parent).free
-        # numpy tells of a short write without a number.
+        # numpy reports a short write without an error number.
         if error.errno == errno.ENOSPC or (error.errno is None and free < _FULL_BYTES):
             have = partial.stat().st_size if partial.exists() else 0
             raise DiskFull(str(path), have + 1, free) from error

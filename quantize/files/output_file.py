@@ -1,4 +1,4 @@
-"""The output's way into the world: a temporary name, room on the disk, a check, and only then its own name."""
+"""Writes an output safely: temporary name, disk space check, verification, and only then the final name."""
 
 import contextlib
 import os
@@ -18,16 +18,16 @@ from quantize.errors import BadFile, DiskFull, InvalidOption, NotWritable
 from quantize.files.gguf_file import read_gguf
 
 _PARTIAL = re.compile(r"\..+\.(?P<pid>\d+)\.(?P<kind>[a-z]+)\.partial")
-# What a disk must have left after the job: a full system disk breaks more than this one.
+# Free space to leave on the disk after the job: a full system disk breaks other programs.
 _DISK_RESERVE_BYTES = 64 * 1024 * 1024
 
 
 class Output:
-    """Where a job writes. Leaving the block removes every unfinished file, also after an error.
+    """The output files of a job. Leaving the block removes every unfinished file, even after an error.
 
-    A second process watches this one and removes them if it is killed. What both leave behind when both are
-    killed (a power cut) is removed by the next job in the same folder. Where nothing is to be written
-    (`writes=False`), the folder is looked at and left as it is; it need not be there yet.
+    A second process watches this one and removes the files if it is killed. If both are killed (a power failure),
+    the next job in the same folder removes the files. With `writes=False` the folder is checked and not changed; it
+    may be missing.
     """
 
     def __init__(self, path: Path, *, overwrite: bool = False, writes: bool = True) -> None:
@@ -37,7 +37,10 @@ class Output:
         self._guard: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
-        """Raises: InvalidOption: the file exists. NotWritable: the folder is missing or read-only."""
+        """Check the folder. Raises: InvalidOption: the file exists.
+
+        NotWritable: the folder is missing or read-only.
+        """
         if not self._writes:
             _check_folder(self.path.parent)
             return self
@@ -67,31 +70,31 @@ class Output:
                 self._guard.stdin.write("done\n")
                 self._guard.stdin.close()
             except OSError:
-                pass  # it is gone already; nothing is left to guard
+                pass  # it has already ended; nothing is left to guard
             self._guard.wait()
 
     def partial(self, kind: str) -> Path:
-        """The temporary name of one of the job's files; it is removed in the end whatever happens."""
+        """The temporary path of one of the job's files; it is always removed at the end."""
         path = self.path.with_name(f".{self.path.name}.{os.getpid()}.{kind}.partial")
         if path not in self._partials:
             self._partials.append(path)
             if self._guard is not None and not _send_paths(self._guard, [path]):
-                # Somebody ended it: another one takes its place and learns of all files.
+                # The guard was ended: start another one and send it all files.
                 self._guard.wait()
                 self._guard = _new_guard()
                 _send_paths(self._guard, self._partials)
         return path
 
     def require_disk(self, needed_bytes: int) -> None:
-        """Raises: DiskFull: the folder's disk has less free than that and a reserve."""
+        """Check the free space. Raises: DiskFull: the folder's disk has less than `needed_bytes` plus a reserve."""
         free = shutil.disk_usage(self.path.parent).free
         if free < needed_bytes + min(_DISK_RESERVE_BYTES, needed_bytes):
             raise DiskFull(str(self.path.parent), needed_bytes, free)
 
     def publish(self, partial: Path, types: dict[str, str]) -> None:
-        """Check a finished file and give it its name.
+        """Check a finished file and give it its final name.
 
-        Raises: BadFile: it is not what was planned. InvalidOption: another job made the same file meanwhile.
+        Raises: BadFile: it differs from the plan. InvalidOption: another job created the same file meanwhile.
         """
         check_written(partial, types)
         with partial.open("rb") as file:
@@ -104,14 +107,14 @@ class Output:
         except FileExistsError as error:
             raise InvalidOption("OUT", f"{self.path} was made by another job meanwhile") from error
         except OSError:
-            # No hard links on this file system: the check and the rename are two steps there.
+            # The file system has no hard links, so the check and the rename are two steps.
             if self.path.exists():
                 raise InvalidOption("OUT", f"{self.path} was made by another job meanwhile") from None
             partial.rename(self.path)
 
 
 def _check_folder(folder: Path) -> None:
-    """Raises: NotWritable: the folder, or the nearest one above it that is there, takes no file."""
+    """Check write access. Raises: NotWritable: the folder, or its nearest existing parent, is not writable."""
     there = next(each for each in (folder, *folder.parents) if each.exists())
     if not there.is_dir():
         raise NotWritable(str(there), "it is no folder")
@@ -120,7 +123,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def check_written(path: Path, types: dict[str, str]) -> None:
-    """Raises: BadFile: not exactly the tensors of `types`, or bytes missing or left over."""
+    """Check a written file. Raises: BadFile: tensors differ from `types`, or bytes are missing or left over."""
     file = read_gguf(path)
     found = {t.name: t.ggml_type.name for t in file.tensors}
     if found != types:
@@ -131,7 +134,7 @@ def check_written(path: Path, types: dict[str, str]) -> None:
 
 
 def write_beside(path: Path, raw: bytes, kind: str) -> None:
-    """Write a small file, whole or not at all, under a name that `sweep` knows until then. Raises: OSError."""
+    """Write a small file completely or not at all, with a temporary name that `sweep` knows. Raises: OSError."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.{kind}.partial")
     try:
         partial.write_bytes(raw)
@@ -141,7 +144,7 @@ def write_beside(path: Path, raw: bytes, kind: str) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove unfinished files of processes that are gone."""
+    """Remove unfinished files of processes that have ended."""
     for path in folder.glob(".*.partial"):
         match = _PARTIAL.fullmatch(path.name)
         if match and not psutil.pid_exists(int(match["pid"])):
@@ -161,13 +164,13 @@ def _new_guard() -> "subprocess.Popen[str]":
 
 
 def _send_paths(guard: "subprocess.Popen[str]", paths: Sequence[Path]) -> bool:
-    """Name files to the guard; False: it is gone."""
+    """Send paths to the guard; returns False if it has ended."""
     assert guard.stdin is not None
     try:
         guard.stdin.write("".join(f"{path}\n" for path in paths))
         guard.stdin.flush()
     except OSError:
         with contextlib.suppress(OSError):
-            guard.stdin.close()  # what it did not take is given up
+            guard.stdin.close()  # drop the unsent input
         return False
     return True

@@ -1,19 +1,19 @@
-"""What a quantized file says about its own making, in a metadata value whose length never changes."""
+"""Stores how a quantized file was made, in a metadata value of fixed length."""
 
 import msgspec
 
 from devices.msgspec_lock import learned
 
 KEY = "tessera.quantization"
-# Room for the JSON below; the rest is filled with spaces, so that measurements can be written in afterwards.
+# Space for the JSON below; padded with spaces, so that measurements can be added afterwards.
 _BYTES = 768
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Hashes, figures and choices; KL divergences in nats a token on held-out text.
+    """Hashes, measurements and settings; KL divergences in nats per token on held-out text.
 
-    `smoothed`: channels of its inputs are scaled, so that adapters made for the source must be scaled too. `gate`:
-    the task it was asked, and cases passed by the source and by it (`certify 31>30/34`).
+    `smoothed` means that channels of the inputs are scaled, so LoRA adapters made for the source must be scaled
+    too. `gate` is the quality gate's task, and the cases passed by the source and by the file (`certify 31>30/34`).
     """
 
     version: int = 1
@@ -47,12 +47,12 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def blank() -> bytes:
-    """The place before anything is known."""
+    """The reserved space before measurements exist."""
     return b"{}".ljust(_BYTES)
 
 
 def read_provenance(text: str) -> Provenance | None:
-    """What a file says; None if it is no such text."""
+    """Decode the metadata value; None if it is not valid."""
     try:
         return msgspec.json.decode(text.encode(), type=learned(Provenance))
     except (ValueError, RecursionError):
@@ -60,5 +60,5 @@ def read_provenance(text: str) -> Provenance | None:
 
 
 def provenance_bytes() -> int:
-    """At most what the entry adds to a header, with its key, type, length and alignment."""
+    """Maximum size of the entry in a header, with its key, type, length and alignment."""
     return _BYTES + len(KEY) + 8 + 4 + 8 + 32

@@ -1,4 +1,4 @@
-"""Reading safetensors headers and sharded indexes without trusting them; pickles are refused unread."""
+"""Reads safetensors headers and sharded indexes as untrusted input; rejects pickles without reading them."""
 
 import json
 import math
@@ -64,7 +64,7 @@ class SafetensorsFile:
     tensors: tuple[SafetensorInfo, ...] = field(repr=False)
 
     def tensor_bytes(self, tensor: SafetensorInfo) -> "np.ndarray[Any, Any]":
-        """The data as `mapped_bytes` gives it."""
+        """The tensor's data, see `mapped_bytes`."""
         return mapped_bytes(self.name, tensor.offset, tensor.nbytes)
 
 
@@ -85,7 +85,7 @@ class SafetensorsModel(msgspec.Struct, frozen=True):
 
 
 def refuse_pickle(path: str | os.PathLike[str]) -> None:
-    """Raise RefusedFormat if the name or the first bytes are those of a pickle or of a zip of pickles."""
+    """Reject pickles and zip files of pickles by name or first bytes. Raises: RefusedFormat."""
     path = Path(path)
     reason = "pickled weights can run code when read; use the safetensors or GGUF files of this model"
     if path.suffix.lower() in _PICKLES:
@@ -104,7 +104,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
 
 
 def read_safetensors_source(source: ByteSource) -> SafetensorsFile:
-    """The same from any source. The data must be covered exactly: no gap, no overlap, nothing left over."""
+    """Read and check a header from any source. Data must be covered exactly: no gap, overlap or remaining bytes."""
     name = source.name
     head = source.read_at(0, 8)
     if len(head) < _LENGTH_BYTES:
@@ -135,7 +135,7 @@ def read_safetensors_source(source: ByteSource) -> SafetensorsFile:
 
 
 def _parse(name: str, raw: bytes) -> dict[str, Any]:
-    # What is built from the text is bounded by counting its containers and items before it is parsed.
+    # Count containers and items before parsing, to limit the memory of the parsed objects.
     if raw.count(b"{") + raw.count(b"[") > 3 * _MAX_TENSORS + 2 or raw.count(b",") > 12 * _MAX_TENSORS:
         raise BadFile(name, f"more than {_MAX_TENSORS} tensors")
     if not raw.startswith(b"{"):
@@ -187,10 +187,10 @@ class _Index(msgspec.Struct):
 
 
 def safe_member(folder: Path, member: str, root: Path | None = None) -> Path:
-    """The path of a file that an untrusted index names in `folder`: a plain name, staying below `root`.
+    """The path of a file that an untrusted index names in `folder`: a plain name that stays within `root`.
 
-    `root` (default `folder`) is how far symbolic links may lead: a Hugging Face snapshot links into the blobs
-    of its own repository folder. Raises: BadFile: it leads anywhere else; nothing was opened.
+    `root` (default `folder`) limits symbolic links: a Hugging Face snapshot links into the blobs of its repository
+    folder. Raises: BadFile: it leads anywhere else; nothing was opened.
     """
     plain = (
         bool(member)
@@ -208,7 +208,7 @@ def safe_member(folder: Path, member: str, root: Path | None = None) -> Path:
 
 
 def read_index(path: str | os.PathLike[str]) -> dict[str, str]:
-    """The `weight_map` of an index file: tensor name to file name, the latter not yet checked."""
+    """The `weight_map` of an index file: unchecked file names by tensor name."""
     with FileSource(path) as source:
         if source.size > _MAX_INDEX_BYTES:
             raise BadFile(source.name, f"an index of {source.size} bytes; at most {_MAX_INDEX_BYTES} are read")
@@ -222,9 +222,9 @@ def read_index(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def read_safetensors_folder(folder: str | os.PathLike[str], root: Path | None = None) -> SafetensorsModel:
-    """Read every shard of a model folder; what the index promises and what the shards hold must agree.
+    """Read every shard of a model folder; the index and the shards must agree.
 
-    Raises: IncompleteFile: a shard is missing or cut. RefusedFormat: only pickles. BadFile. Unreadable.
+    Raises: IncompleteFile: a shard is missing or truncated. RefusedFormat: only pickles. BadFile. Unreadable.
     """
     folder = Path(folder)
     index = folder / INDEX_NAME

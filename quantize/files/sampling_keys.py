@@ -1,20 +1,20 @@
-"""The fields of sampling, one row each: bounds, defaults of other programs, names in files and on other servers."""
+"""Sampling fields, one row each: bounds, defaults of other programs, names in files and on other servers."""
 
 import math
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 Value = float | int
-# A field whose lower bound is excluded is at least this where a file or the user decides it.
+# Minimum for fields with an excluded lower bound, if a file or the user sets the value.
 _LEAST: Final = 0.001
 
 
 class SamplingField(NamedTuple):
-    """`above`: the minimum itself is excluded; `neutral` switches the field off.
+    """One sampling field. `above` excludes the minimum itself; `neutral` switches the field off.
 
     `gguf` is its name in a GGUF file (`general.sampling.*`), `hf` in transformers' generation_config.json, `vllm`
-    in requests to vLLM and SGLang; `openai`: it is in OpenAI's protocol, so that every server takes it. `llama_cpp`
-    and `ollama` are their defaults.
+    in requests to vLLM and SGLang. `openai` means that it is in OpenAI's protocol and every server supports it.
+    `llama_cpp` and `ollama` are their defaults.
     """
 
     minimum: float
@@ -30,8 +30,8 @@ class SamplingField(NamedTuple):
     ollama: Value | None = None
 
 
-# Those that others than a request may decide, in the order in which they are shown.
-# Source: llama.cpp, common/common.h, struct common_params_sampling; vLLM SamplingParams; SGLang sampling_params.md.
+# Fields that files and settings can set, not only requests, in display order. Source: llama.cpp, common/common.h,
+# struct common_params_sampling; vLLM SamplingParams; SGLang sampling_params.md.
 SAMPLING: Final[Mapping[str, SamplingField]] = {
     "temperature": SamplingField(
         0, 5, neutral=1, gguf="temp", hf="temperature", openai=True, llama_cpp=0.8, ollama=0.8
@@ -62,7 +62,7 @@ GENERATION_CONFIG_NAMES: Final = {row.hf: name for name, row in SAMPLING.items()
 
 
 def checked(values: Mapping[str, object], names: Mapping[str, str]) -> dict[str, Value]:
-    """What a stranger's file recommends, under our names; what is no number or out of bounds is left out."""
+    """Recommended values of an untrusted file, under Tessera's names; invalid values are omitted."""
     found: dict[str, Value] = {}
     for theirs, ours in names.items():
         value = values.get(theirs)
@@ -77,5 +77,5 @@ def checked(values: Mapping[str, object], names: Mapping[str, str]) -> dict[str,
 
 
 def from_gguf(metadata: Mapping[str, object]) -> dict[str, Value]:
-    """What a GGUF file's header recommends."""
+    """The values that a GGUF file's header recommends."""
     return checked(metadata, {f"general.sampling.{theirs}": ours for theirs, ours in GGUF_NAMES.items()})

@@ -1,4 +1,4 @@
-"""Rows of weights to packed blocks and back, by ggml's own reference code."""
+"""Packs rows of weights into blocks and unpacks them, with ggml's own reference code."""
 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,7 @@ Blocks = npt.NDArray[np.uint8]
 Weights = npt.NDArray[np.float32]
 
 _TO_FLOAT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
-_CHUNK_VALUES = 1 << 20  # what one thread takes at a time: about 4 MB of float32
+_CHUNK_VALUES = 1 << 20  # values per thread at a time: about 4 MB of float32
 
 
 class _TypeTraits(ctypes.Structure):
@@ -34,7 +34,7 @@ class _TypeTraits(ctypes.Structure):
 
 
 class TypeTraits(msgspec.Struct, frozen=True):
-    """What ggml says of a type: `block_values` weights take `block_bytes` bytes."""
+    """ggml's facts about a type: `block_values` weights take `block_bytes` bytes."""
 
     qtype: str
     type_id: int
@@ -51,7 +51,7 @@ class TypeTraits(msgspec.Struct, frozen=True):
 
 @cache
 def type_traits(qtype: str) -> TypeTraits:
-    """Facts about a type by its GGML name ("Q4_K"). Raises: ValueError: ggml knows no such type."""
+    """Facts about a type by its GGML name ("Q4_K"). Raises: ValueError: ggml does not know the type."""
     try:
         type_id = int(GgmlType[qtype])
     except KeyError as error:
@@ -70,10 +70,10 @@ def type_traits(qtype: str) -> TypeTraits:
 
 
 def quantize_rows(weights: Weights, qtype: str, importance: Weights | None = None, *, threads: int = 1) -> Blocks:
-    """Round rows of weights into packed blocks, exactly as llama-quantize does.
+    """Round rows of weights to packed blocks, exactly as llama-quantize does.
 
     Args: weights: (rows, row_values) float32. importance: (row_values,) non-negative weights of the columns, shared
-    by all rows. threads: rows are shared out over so many threads; the result does not depend on it.
+    by all rows. threads: number of threads that share the rows; the result does not depend on it.
     Returns: (rows, row_bytes) uint8.
     Raises: ValueError: shapes do not fit, a value is not finite, or the type needs an importance and has none.
     """
@@ -83,7 +83,7 @@ def quantize_rows(weights: Weights, qtype: str, importance: Weights | None = Non
     source = np.ascontiguousarray(weights)
     rows, width = source.shape
     out = np.empty((rows, traits.row_bytes(width)), np.uint8)
-    # ggml aborts the process on some non-finite values and on a missing importance: never let it see them.
+    # ggml aborts the process on some non-finite values and on a missing importance, so check both first.
     if not np.isfinite(source).all():
         raise ValueError("weights are not finite")
     scale = None
@@ -117,11 +117,11 @@ def quantize_rows(weights: Weights, qtype: str, importance: Weights | None = Non
 
 
 def dequantize_rows(blocks: Blocks, qtype: str, row_values: int, *, threads: int = 1) -> Weights:
-    """Expand packed rows to float32.
+    """Unpack rows to float32.
 
     Args: blocks: (rows, row_bytes) uint8.
     Returns: (rows, row_values) float32.
-    Raises: ValueError: the bytes of a row are not those of `row_values` weights.
+    Raises: ValueError: a row's bytes do not match `row_values` weights.
     """
     traits = type_traits(qtype)
     if blocks.ndim != 2 or blocks.dtype != np.uint8:  # noqa: PLR2004  rows and bytes
@@ -156,7 +156,7 @@ def _raw_traits(type_id: int) -> Any:
 
 
 def _share_out(run: Any, starts: range, threads: int) -> None:
-    """Call `run` for each start; ggml lets go of the interpreter lock, so threads are enough."""
+    """Call `run` for each start; ggml releases the interpreter lock, so threads are enough."""
     if threads <= 1 or len(starts) == 1:
         for first in starts:
             run(first)

@@ -1,4 +1,4 @@
-"""Text as windows of tokens."""
+"""Splits a text into windows of tokens."""
 
 import os
 from contextlib import suppress
@@ -21,7 +21,7 @@ _MIN_WINDOWS = 4
 
 
 class TextTooShort(InputFault):
-    """A text has too few tokens to measure with; both counts."""
+    """A text has too few tokens for measuring; holds both counts."""
 
     code = "text_too_short"
 
@@ -41,14 +41,15 @@ def read_windows(
     spread: bool = False,
     cache_dir: Path | None = None,
 ) -> Tokens:
-    """A text cut into windows of tokens, (count, window).
+    """A text as windows of tokens, (count, window).
 
-    Special tokens written in the text are such tokens in every second window, as in a chat, and plain characters in
-    the others, as in a quotation: a file must be good at both, and llama.cpp's tools judge it by the second.
-    A model that wants a BOS gets it at the start of every window. `spread` takes windows from the whole text
-    instead of its beginning, where there are more than `max_tokens` allow. With `cache_dir` the text is spelled in
-    tokens once for all steps of a job, and all models of a vocabulary.
-    Raises: TextTooShort. Unreadable: it is not there, or not UTF-8.
+    Every second window parses special tokens in the text as such, as in a chat. The others treat them as plain
+    characters, as in a quotation. A file must be good at both; llama.cpp's tools only evaluate the second. If the
+    model uses a BOS token, every window starts with it. `spread` takes windows from the whole text instead of its
+    start, if there are more than `max_tokens` allow. With `cache_dir` the text is tokenized once for all steps of a
+    job and all models with the same vocabulary.
+
+    Raises: TextTooShort. Unreadable: the file is missing or not UTF-8.
     """
     try:
         content = text.read_text(encoding="utf-8")
@@ -71,22 +72,22 @@ def read_windows(
 
 
 def _spelled(model: ReferenceModel, content: str) -> list[Tokens]:
-    """The tokens of a text, special ones as such and as plain characters."""
+    """The tokens of a text, with special tokens parsed and with special tokens as plain characters."""
     return [model.tokenize(content, parse_special=special) for special in (True, False)]
 
 
 def _spelled_once(model: ReferenceModel, content: str, cache_dir: Path) -> list[Tokens]:
-    """The same, kept in the cache by text, vocabulary and llama.cpp."""
+    """Like `_spelled`, cached by text, vocabulary and llama.cpp version."""
     path = cache_dir / TOKENS / f"{sha256(f'{model.vocabulary} {content}'.encode()).hexdigest()[:32]}.npz"
     with (
         suppress(OSError, ValueError, KeyError, EOFError, BadZipFile),
         np.load(BytesIO(path.read_bytes())) as stored,
     ):
         found = [stored["special"], stored["plain"]]
-        os.utime(path)  # which of them stay goes by when they were used
+        os.utime(path)  # the cache is pruned by time of use
         return found
     special, plain = _spelled(model, content)
-    with suppress(OSError, DiskFull):  # it is spelled again
+    with suppress(OSError, DiskFull):  # otherwise it is tokenized again next time
         path.parent.mkdir(parents=True, exist_ok=True)
         with writing_whole(path) as partial, partial.open("wb") as file:
             np.savez(file, special=special, plain=plain)

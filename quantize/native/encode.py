@@ -1,4 +1,4 @@
-"""Tensors of a source in another type, by ggml's own rounding, in chunks of bounded size; for child processes."""
+"""Rounds a source's tensors to another type with ggml, in chunks of limited size; for child processes."""
 
 import ctypes
 from collections import deque
@@ -20,7 +20,8 @@ from quantize.native.source_weights import SourceWeights
 
 Blocks = npt.NDArray[np.uint8]
 
-# Values one thread takes at a time: 8 MB as float32. Small enough for many threads, large enough to hide Python.
+# Values per thread at a time: 8 MB as float32. Small enough for many threads, large enough to hide Python's
+# overhead.
 _CHUNK_VALUES = 1 << 21
 _FLOATS: dict[GgmlType, np.dtype[Any]] = {GgmlType.F32: np.dtype("<f4"), GgmlType.F16: np.dtype("<f2")}
 
@@ -28,10 +29,11 @@ _FLOATS: dict[GgmlType, np.dtype[Any]] = {GgmlType.F32: np.dtype("<f4"), GgmlTyp
 def encoded(
     source: SourceWeights, name: str, qtype: str, importance: Importance | None, threads: int
 ) -> Iterator[Blocks]:
-    """A tensor's rows at `qtype`, in order, each chunk (rows, row_bytes) uint8.
+    """A tensor's rows in type `qtype`, in order, as chunks of (rows, row_bytes) uint8.
 
-    The bytes are those llama-quantize writes with the same importance matrix; they do not depend on `threads`.
-    Raises: BadFile: a value is not finite (the tensor is named). ValueError: the type cannot be had.
+    llama-quantize writes the same bytes with the same importance matrix; they do not depend on `threads`.
+
+    Raises: BadFile: a value is not finite (the error names the tensor). ValueError: the type is not possible.
     """
     matrices, rows, width = source.shape(name)
     if importance is not None and importance.sums.shape[1] != width:
@@ -59,7 +61,7 @@ def encoded(
 
 
 def copied(part: GgufFile, tensor: TensorInfo) -> Iterator[Blocks]:
-    """A tensor's bytes as they are. Raises: BadFile: a float among them is not finite (the tensor is named)."""
+    """A tensor's unchanged bytes. Raises: BadFile: a float value is not finite (the error names the tensor)."""
     raw = part.tensor_bytes(tensor)
     dtype = _FLOATS.get(tensor.ggml_type)
     step = _CHUNK_VALUES * 4
@@ -71,7 +73,10 @@ def copied(part: GgufFile, tensor: TensorInfo) -> Iterator[Blocks]:
 
 
 def tokenize(path: Path, texts: list[str]) -> list[list[int]] | None:
-    """Token ids of each text, special tokens parsed, nothing added. None: llama.cpp refuses the vocabulary."""
+    """Token ids of each text, with special tokens parsed and nothing added.
+
+    Returns None if llama.cpp does not accept the vocabulary.
+    """
     lib = llama()
     params = lib.llama_model_default_params()
     params.vocab_only = True

@@ -1,4 +1,4 @@
-"""One evaluation context of a loaded model; several of them can run side by side on the same weights."""
+"""An evaluation context of a loaded model; several contexts can run in parallel on the same weights."""
 
 import ctypes
 from typing import Any
@@ -18,7 +18,7 @@ Logits = npt.NDArray[np.float32]
 
 
 class LoadFailed(EnvironmentFault):
-    """llama.cpp would not load the file, make a context for it or evaluate it; `path` and the step that failed."""
+    """llama.cpp could not load or evaluate the file, or create a context; holds `path` and the failed step."""
 
     code = "model_failed"
 
@@ -29,9 +29,9 @@ class LoadFailed(EnvironmentFault):
 
 
 class EvalContext:
-    """A context of `batch_windows` sequences of `window` tokens each, for one thread at a time.
+    """A context for `batch_windows` sequences of `window` tokens each, used by one thread at a time.
 
-    `kv_types` are those of its cache, K and V; None: llama.cpp's own.
+    `kv_types` are the KV cache types of K and V; None: llama.cpp's default.
 
     Raises: LoadFailed.
     """
@@ -63,7 +63,7 @@ class EvalContext:
         params.n_threads_batch = threads
         params.no_perf = True
         if kv_types is not None:
-            # The fused kernel is the only one that reads a coarser V; the float reference goes through the same.
+            # Only the flash-attention kernel reads a quantized V; the float reference uses the same kernel.
             params.type_k, params.type_v = (GgmlType[t.upper()] for t in kv_types)
             params.flash_attn_type = _FLASH_ATTENTION_ON
         self._callback = self._lib.ggml_backend_sched_eval_callback(self._on_node)
@@ -86,12 +86,12 @@ class EvalContext:
         *,
         drop_logits: bool = False,
     ) -> Logits:
-        """Evaluate windows side by side, each from an empty cache.
+        """Evaluate windows in parallel, each from an empty cache.
 
         Args: windows: (count, window) with count ≤ `batch_windows`. keep: (window,) positions whose logits are
-        wanted; None: none of them (one is computed and dropped). drop_logits: compute them only for `tap` to see.
+        returned; None: none of them (one is computed and dropped). drop_logits: compute them only for `tap`.
         Returns: (count, kept, num_vocab) float32, a copy.
-        Raises: LoadFailed: evaluation failed. Whatever `tap` raised.
+        Raises: LoadFailed: evaluation failed. Any error of `tap`.
         """
         count, length = windows.shape
         if length > self.window or count > self.batch_windows:
@@ -139,7 +139,7 @@ class EvalContext:
         return flat.reshape(count, num_rows, self.num_vocab).copy()
 
     def _on_node(self, address: int, ask: bool, user_data: object) -> bool:
-        """Called by the scheduler for every node; an exception here would be swallowed, so it is kept."""
+        """Called by the scheduler for every node. C code would drop an exception, so it is stored for `run`."""
         del user_data
         try:
             if self._tap is None or self._tap_error is not None:

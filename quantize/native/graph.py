@@ -1,4 +1,4 @@
-"""Reading a tensor of a running graph: its name, shape, sources and values, from inside the evaluation callback."""
+"""Reads a tensor of a running graph inside the evaluation callback: its name, shape, sources and values."""
 
 import ctypes
 from functools import cache
@@ -17,7 +17,7 @@ _TYPE_F32: Final = 0
 
 
 class GgmlTensor(ctypes.Structure):
-    """Source: ggml.h, struct ggml_tensor, of the pinned llama.cpp commit. Pointers are plain addresses."""
+    """Source: ggml.h, struct ggml_tensor, at the pinned llama.cpp commit. Pointers are plain addresses."""
 
     _fields_ = (
         ("type", ctypes.c_int),
@@ -53,18 +53,18 @@ def op_id(name: str) -> int:
 
 
 def tensor_at(address: int) -> GgmlTensor:
-    """The structure at an address that llama.cpp handed out; valid as long as the graph it belongs to."""
+    """The structure at an address from llama.cpp; valid as long as its graph."""
     return GgmlTensor.from_address(address)
 
 
 def name_of(tensor: GgmlTensor) -> str:
-    """The tensor's name; llama.cpp names weights as their file does."""
+    """The tensor's name; llama.cpp uses the names in the file for weights."""
     raw: bytes = tensor.name
     return raw.decode(errors="replace")
 
 
 def num_bytes(tensor: GgmlTensor) -> int:
-    """Bytes the tensor's data spans, views and padding between rows included."""
+    """Size of the tensor's data in bytes, including views and padding between rows."""
     nbytes = ggml_base().ggml_nbytes
     nbytes.restype = ctypes.c_size_t
     nbytes.argtypes = [ctypes.c_void_p]
@@ -72,14 +72,14 @@ def num_bytes(tensor: GgmlTensor) -> int:
 
 
 def read_bytes(tensor: GgmlTensor) -> npt.NDArray[np.uint8]:
-    """A copy of the tensor's bytes, from whatever device holds them."""
+    """A copy of the tensor's bytes, from any device."""
     out = np.empty(num_bytes(tensor), np.uint8)
     _backend().ggml_backend_tensor_get(ctypes.addressof(tensor), out.ctypes.data, 0, out.nbytes)
     return out
 
 
 def write_bytes(tensor: GgmlTensor, values: npt.NDArray[np.uint8]) -> None:
-    """Overwrite the tensor in place. Raises: ValueError: the bytes are not exactly as many as it has."""
+    """Overwrite the tensor in place. Raises: ValueError: the number of bytes differs from the tensor's."""
     source = np.ascontiguousarray(values).reshape(-1)
     if source.dtype != np.uint8 or source.nbytes != num_bytes(tensor):
         raise ValueError(f"{source.nbytes} bytes for a tensor of {num_bytes(tensor)}")
@@ -87,7 +87,7 @@ def write_bytes(tensor: GgmlTensor, values: npt.NDArray[np.uint8]) -> None:
 
 
 def read_floats(tensor: GgmlTensor) -> npt.NDArray[np.float32]:
-    """A float32 tensor as (ne3, ne2, ne1, ne0); a view of host memory where it is there, else a copy.
+    """A float32 tensor as (ne3, ne2, ne1, ne0): a view if it is in host memory, else a copy.
 
     A view is valid only until the callback returns. Raises: ValueError: the tensor is not float32.
     """
@@ -105,7 +105,7 @@ def read_floats(tensor: GgmlTensor) -> npt.NDArray[np.float32]:
 
 
 def read_ints(tensor: GgmlTensor) -> npt.NDArray[np.int32]:
-    """An int32 tensor as (ne3, ne2, ne1, ne0), copied."""
+    """A copy of an int32 tensor as (ne3, ne2, ne1, ne0)."""
     raw = read_bytes(tensor)
     shape = tuple(reversed(tensor.ne[:]))
     strides = tuple(reversed(tensor.nb[:]))

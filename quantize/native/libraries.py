@@ -1,4 +1,4 @@
-"""Finding and loading the native libraries of the installed llama-cpp-python."""
+"""Finds and loads the native libraries of the installed llama-cpp-python."""
 
 import ctypes
 import sys
@@ -15,12 +15,12 @@ from quantize.reproducible_math import cpu_library
 
 @cache
 def library_dir() -> Path:
-    """The folder that holds libllama, libggml-base and the backend plugins.
+    """The folder of libllama, libggml-base and the backend plugins.
 
     Raises: ModuleNotFoundError: llama-cpp-python is not installed.
     """
     spec = find_spec("llama_cpp")
-    # A process that runs models holds the package without its `__init__`, hence without an origin.
+    # A process that runs models loads the package without its `__init__`, so it has no origin.
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("llama_cpp")
     return Path(spec.submodule_search_locations[0]) / "lib"
@@ -41,18 +41,19 @@ def ggml_base() -> ctypes.CDLL:
 
 @cache
 def llama_identity() -> str:
-    """Changes when another libllama is installed."""
+    """An identifier that changes when another libllama is installed."""
     own = (p for p in library_dir().iterdir() if p.name.split(".")[0].removeprefix("lib") == "llama")
     return " ".join(identity_of(p) for p in sorted(own))
 
 
 @cache
 def llama() -> ModuleType:
-    """The low-level bindings of libllama with every backend plugin loaded and the log silenced.
+    """The low-level bindings of libllama, with all backend plugins loaded and the log silenced.
 
-    Where one CPU library is to compute alone, no other is loaded, no GPU's either.
-    Once a process: `llama_backend_init` is not undone.
-    Raises: OSError: that library cannot be used here.
+    If a CPU library is selected (`cpu_library`), no other backend is loaded, not even a GPU's. Called once per
+    process, because `llama_backend_init` is not undone.
+
+    Raises: OSError: the selected library does not work on this computer.
     """
     llama_cpp = low_level_bindings(library_dir().parent)
     llama_cpp.llama_log_set(_LOG, None)
@@ -75,11 +76,12 @@ def llama() -> ModuleType:
 
 
 def _print_errors(level: int, text: bytes, user_data: object) -> None:
-    """Pass on errors only; the rest is of use to nobody but developers of llama.cpp."""
+    """Print errors only; the other messages are useful only to llama.cpp developers."""
     del user_data
     if level == _LOG_ERROR:
         sys.stderr.write(text.decode(errors="replace"))
 
 
 _LOG_ERROR = 4  # Source: ggml.h, enum ggml_log_level
-_LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_print_errors)  # never collected
+# a reference, so that it is not garbage-collected
+_LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_print_errors)

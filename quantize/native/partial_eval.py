@@ -1,4 +1,4 @@
-"""Evaluating a part of a model: from the residual stream before a layer, as an earlier run left it."""
+"""Evaluates a part of a model, starting from the residual stream that an earlier run stored before a layer."""
 
 from collections.abc import Sequence
 
@@ -13,17 +13,17 @@ Floats = npt.NDArray[np.float32]
 
 
 class GraphDiffers(Exception):
-    """A graph is not the one its cuts were found in; the node that was expected and the one that is there."""
+    """A graph differs from the one in which the split points were found; holds the expected and the actual node."""
 
     def __init__(self, expected: str, found: str) -> None:
         super().__init__(f"the graph has {found!r} where {expected!r} was")
 
 
 class NullTap(NodeTap):
-    """Reads nothing, so that a graph is computed to its end."""
+    """Reads nothing; the graph is computed to its end."""
 
     def asks(self, address: int, node: GgmlTensor) -> bool:
-        """Never."""
+        """Always False."""
         del address, node
         return False
 
@@ -33,10 +33,10 @@ class NullTap(NodeTap):
 
 
 class PartTap(NodeTap):
-    """Leaves out what lies before a cut, whose values are given, and reads the values at other cuts.
+    """Skips the graph before a split point, whose values are given, and reads the values at other split points.
 
     `inner` sees the nodes after the start. The graph ends when `inner` ends it, but not before the last value is
-    read; without `inner` it ends there. `found` has the values by layer, (tokens, width), copied.
+    read. Without `inner` it ends there. `found` has a copy of the values by layer, (tokens, width).
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class PartTap(NodeTap):
         self._asked: dict[int, tuple[Cut | None, bool]] = {}
 
     def asks(self, address: int, node: GgmlTensor) -> bool:
-        """Leave nodes before the start out; pass later ones on."""
+        """Skip nodes before the start; forward later ones."""
         index = self._next
         self._next += 1
         if self._start is not None and index <= self._start[0].index:
@@ -71,7 +71,7 @@ class PartTap(NodeTap):
         return True
 
     def takes(self, address: int, node: GgmlTensor) -> bool:
-        """Put the given values in, or read what was asked for."""
+        """Write the given values, or read the requested ones."""
         if self._start is not None and address not in self._asked:
             values = np.ascontiguousarray(self._start[1], np.float32)
             restore(self._silenced)
@@ -90,7 +90,7 @@ class PartTap(NodeTap):
         return self._inner is not None or bool(self._reads)
 
     def ended(self) -> None:
-        """Undo what an evaluation that broke off left."""
+        """Clean up after an interrupted evaluation."""
         restore(self._silenced)
 
 

@@ -1,4 +1,4 @@
-"""A model loaded by llama.cpp whose insides can be watched and whose weights can be swapped in place."""
+"""A model loaded by llama.cpp, with hooks into its graph and weights that can be swapped in place."""
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
@@ -24,18 +24,19 @@ from quantize.native.split_points import Cuts, GraphTap, find_cuts
 P = TypeVar("P")
 T = TypeVar("T")
 
-# Memory that contexts side by side may take together, and the bytes a context takes for each token of its window
-# times those of the vocabulary: logits once in ggml's buffer and once copied.
-# Contexts of one thread each never wait for each other. Measured: docs/log.md, "GPTQ rounding" ("Lanes").
+# Memory limit for all parallel contexts together, and the bytes of a context per token of its window and per
+# vocabulary entry: logits once in ggml's buffer and once as a copy. Contexts with one thread each never wait for
+# each other. Measured: docs/log.md, "GPTQ rounding" ("Lanes").
 _CONTEXTS_BYTES = 2 << 30
 _LOGIT_BYTES = 8
 
 
 class ReferenceModel:
-    """One loaded model, and as many contexts for it as run well side by side.
+    """A loaded model with as many contexts as run well in parallel.
 
-    Use in a child process: llama.cpp may end the process on a file it dislikes.
-    Args: max_contexts: an upper bound for `num_contexts`, where each needs memory of its own.
+    Use it in a child process: llama.cpp may end the process on an invalid file.
+
+    Args: max_contexts: an upper limit for `num_contexts`, if each one needs separate memory.
     Raises: LoadFailed.
     """
 
@@ -54,7 +55,7 @@ class ReferenceModel:
         self._contexts: list[EvalContext] = []
         self._gpu_layers = gpu_layers
         params = self._lib.llama_model_default_params()
-        # In memory of our own, in ggml's plain layout: so that weights may be overwritten.
+        # Load into allocated memory in ggml's plain layout, so that weights can be overwritten.
         params.load_mode = self._lib.LLAMA_LOAD_MODE_NONE
         params.use_extra_bufts = False
         params.n_gpu_layers = gpu_layers
@@ -85,11 +86,11 @@ class ReferenceModel:
 
     @cached_property
     def vocabulary(self) -> str:
-        """What spells texts alike: a hash of what the header says of tokens, and of the llama.cpp that reads it."""
+        """Identifies the tokenization: a hash of the header's token data and of the llama.cpp version."""
         head = read_gguf_model(self._path).parts[0]
         digest = sha256(llama_identity().encode())
         with FileSource(head.name) as source:
-            # llama.cpp spells in its own way for models of some names.
+            # llama.cpp chooses some tokenizers by the model's name.
             for key in (k for k in head.entries if k.startswith(("tokenizer.", "general."))):
                 entry = head.entries[key]
                 digest.update(f"{key} {entry.value_type} ".encode())
@@ -98,11 +99,11 @@ class ReferenceModel:
 
     @property
     def trained_context(self) -> int:
-        """Tokens of context the model was trained with."""
+        """The context length that the model was trained with."""
         return int(self._lib.llama_model_n_ctx_train(self._model))
 
     def open_context(self, *, window: int, threads: int, kv_types: tuple[str, str]) -> EvalContext:
-        """One more context on the same weights, whose cache is of these types; the caller closes it."""
+        """Another context on the same weights, with these KV cache types; the caller closes it."""
         return EvalContext(
             self._model,
             str(self._path),
@@ -115,7 +116,7 @@ class ReferenceModel:
 
     @property
     def num_contexts(self) -> int:
-        """How many parts `side_by_side` works on at once."""
+        """Number of parts that `side_by_side` processes in parallel."""
         return len(self._contexts)
 
     def close(self) -> None:
@@ -135,7 +136,7 @@ class ReferenceModel:
         self.close()
 
     def tokenize(self, text: str, *, parse_special: bool = True) -> Tokens:
-        """Token ids of a text, without a BOS; `parse_special`: tokens like <|im_end|> in it count as such."""
+        """Token ids of a text, without a BOS. With `parse_special`, tokens like <|im_end|> are parsed as such."""
         raw = text.encode()
         size = len(raw) + 8
         out = (ctypes.c_int32 * size)()
@@ -146,7 +147,7 @@ class ReferenceModel:
 
     @property
     def bos(self) -> int | None:
-        """The token this model wants at the start of a text, if it wants one."""
+        """The BOS token for the start of a text, or None if the model uses none."""
         if not self._lib.llama_vocab_get_add_bos(self._vocab):
             return None
         token = int(self._lib.llama_vocab_bos(self._vocab))
@@ -160,11 +161,11 @@ class ReferenceModel:
         *,
         drop_logits: bool = False,
     ) -> Logits:
-        """Evaluate windows, as `EvalContext.run` does."""
+        """Evaluate windows with the first context; see `EvalContext.run`."""
         return self._contexts[0].run(windows, keep, tap, drop_logits=drop_logits)
 
     def cuts(self) -> Cuts:
-        """Where an evaluation of one whole window can begin; nowhere else where parts are on a GPU."""
+        """Split points for evaluations of one whole window; none with layers on a GPU."""
         if self._gpu_layers:
             return find_cuts([])
         window = self._contexts[0].window
@@ -173,9 +174,9 @@ class ReferenceModel:
         return find_cuts(tap.nodes)
 
     def side_by_side(self, parts: Sequence[P], work: Callable[[EvalContext, int, P], T]) -> Iterator[T]:
-        """Answers of `work(context, index of the context, part)`, in the order of the parts.
+        """Results of `work(context, index of the context, part)`, in the order of the parts.
 
-        As many at once as there are contexts, and a part is always in the same context: nothing depends on timing.
+        All contexts work in parallel. A part always gets the same context, so the result does not depend on timing.
         """
         if len(self._contexts) == 1:
             for part in parts:
@@ -188,12 +189,12 @@ class ReferenceModel:
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """Names of the weights that take part in multiplications or lookups, in the order of use."""
+        """Names of the weights used in multiplications or lookups, in order of use."""
         return tuple(self._weights)
 
     @contextmanager
     def swapped(self, values: dict[str, npt.NDArray[np.uint8]]) -> Iterator[None]:
-        """Weights replaced by other bytes of their own type for the time of the `with`; then exactly as before."""
+        """Replace weights with other bytes of the same type within the `with` block; restores them exactly."""
         addresses = [(address, data) for name, data in values.items() for address in self._weights[name]]
         saved = [(address, read_bytes(tensor_at(address))) for address, _ in addresses]
         try:
@@ -206,16 +207,16 @@ class ReferenceModel:
 
 
 class _WeightTap(NodeTap):
-    """Learns where the weights are. Reads no values.
+    """Finds the addresses of the weights. Reads no values.
 
-    With layers on a GPU a table that is also the head is there twice: where rows are looked up and as a matrix.
+    With layers on a GPU, a table that is also the head exists twice: for row lookups and as a matrix.
     """
 
     def __init__(self) -> None:
         self.weights: dict[str, list[int]] = {}
 
     def asks(self, address: int, node: GgmlTensor) -> bool:
-        """Note the weight of a multiplication or lookup; never ask for values."""
+        """Record the weight of a multiplication or lookup; never requests values."""
         del address
         if node.op in (op_id("MUL_MAT"), op_id("MUL_MAT_ID"), op_id("GET_ROWS")) and node.src[0]:
             name = tensor_at(node.src[0]).name.decode(errors="replace")

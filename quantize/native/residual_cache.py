@@ -1,4 +1,4 @@
-"""The residual stream before a layer, for every window of a text, kept on disk between evaluations."""
+"""Stores the residual stream before a layer on disk, for every window of a text."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class Streams:
-    """A folder of arrays (tokens, width), float32: one file for each layer and window."""
+    """A folder of arrays (tokens, width), float32: one file per layer and window."""
 
     def __init__(self, folder: Path, windows: int) -> None:
         self._folder = folder
@@ -20,21 +20,21 @@ class Streams:
         folder.mkdir(exist_ok=True)
 
     def last_before(self, cuts: Cuts, name: str) -> Cut | None:
-        """The last cut before a weight or node whose stream is here for every window."""
+        """The last split point before a weight or node whose stream is stored for every window."""
         whole = [n for n in cuts.by_layer if all(self._path(n, w).exists() for w in range(self._windows))]
         return cuts.before(name, whole)
 
     def read(self, cut: Cut, window: int) -> Floats:
-        """What one window has before a layer."""
+        """The stored stream of one window before a layer."""
         values: Floats = np.load(self._path(cut.layer, window))
         return values
 
     def write(self, cut: Cut, window: int, values: Floats) -> None:
-        """Keep what one window has. Raises: DiskFull."""
+        """Store one window's stream. Raises: DiskFull."""
         write_array(self._path(cut.layer, window), values)
 
     def keep(self, cut: Cut | None) -> None:
-        """Remove all others."""
+        """Remove all streams except those of this split point."""
         for path in self._folder.glob("*.npy"):
             if cut is None or not path.name.startswith(f"{cut.layer}."):
                 path.unlink(missing_ok=True)

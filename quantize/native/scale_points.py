@@ -1,4 +1,4 @@
-"""Places where a channel can be made smaller before a product and larger in its weights, and nothing changes."""
+"""Finds the scale points: inputs whose channels can be scaled down while their weights are scaled up."""
 
 import msgspec
 
@@ -6,14 +6,14 @@ from quantize.native.graph import GgmlTensor, name_of, op_id, tensor_at
 from quantize.native.graph_hooks import NodeTap
 
 _MAX_SRC = 10
-# What embeddings are read from as well. Source: llama.cpp, src/models.
+# Embeddings are read from this node too. Source: llama.cpp, src/models.
 _ANSWER = "result_norm"
 
 
 class Seam(msgspec.Struct, frozen=True, kw_only=True):
-    """An input of `width` channels: the weights `readers` multiply it, `maker` decides how large each channel is.
+    """An input of `width` channels: the weights `readers` multiply it, `maker` determines the size of each channel.
 
-    `maker` is the weight of a norm, or the matrix whose product a gate is multiplied with, a row a channel.
+    `maker` is the weight of a norm, or the matrix (one row per channel) whose product is multiplied by a gate.
     """
 
     maker: str
@@ -22,7 +22,7 @@ class Seam(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Node(msgspec.Struct, frozen=True):
-    """A node of a graph: its address, operation and row length; addresses and names of its sources."""
+    """A node of a graph: its address, operation and row length, and the addresses and names of its sources."""
 
     address: int
     op: int
@@ -33,13 +33,13 @@ class _Node(msgspec.Struct, frozen=True):
 
 
 class SeamTap(NodeTap):
-    """Notes every node of a graph; reads no values."""
+    """Records every node of a graph; reads no values."""
 
     def __init__(self) -> None:
         self._nodes: list[_Node] = []
 
     def asks(self, address: int, node: GgmlTensor) -> bool:
-        """Note it."""
+        """Record the node."""
         reads = tuple(int(a) for a in node.src[:_MAX_SRC] if a)
         names = tuple(name_of(tensor_at(a)) for a in reads)
         self._nodes.append(_Node(address, int(node.op), int(node.ne[0]), name_of(node), reads, names))
@@ -50,7 +50,7 @@ class SeamTap(NodeTap):
         raise NotImplementedError
 
     def seams(self) -> tuple[Seam, ...]:
-        """All of them, in order. Weights that take part twice are left alone: they would have to change twice."""
+        """All scale points, in order. Skips weights that are used twice: they would have to be scaled twice."""
         readers: dict[int, list[_Node]] = {}
         uses: dict[str, int] = {}
         for node in self._nodes:
@@ -68,7 +68,7 @@ class SeamTap(NodeTap):
 
 
 def _maker(node: _Node, made: dict[int, _Node], readers: dict[int, list[_Node]]) -> str:
-    """The weight that a node's channels are proportional to; empty: there is none, or others see it too."""
+    """The weight that a node's channels are proportional to; empty if there is none or other nodes read it too."""
     if node.name.startswith(_ANSWER):
         return ""
     if node.op == op_id("MUL"):
@@ -85,7 +85,7 @@ def _maker(node: _Node, made: dict[int, _Node], readers: dict[int, list[_Node]])
 
 
 def _products(node: _Node, readers: dict[int, list[_Node]]) -> list[str] | None:
-    """The weights that multiply what a node makes; None where anything else reads it."""
+    """The weights that multiply a node's output; None if any other node reads it."""
     found: list[str] = []
     for reader in readers.get(node.address, ()):
         if reader.op in {op_id("MUL_MAT"), op_id("MUL_MAT_ID")} and reader.reads[1] == node.address:

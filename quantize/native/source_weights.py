@@ -1,4 +1,4 @@
-"""The weights of a model file as float32 rows, whatever type they are stored in."""
+"""Reads the weights of a model file as float32 rows, from any stored type."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class SourceWeights:
-    """Tensors of a GGUF model by name. Only for child processes: the file is mapped."""
+    """Tensors of a GGUF model by name. Only for child processes, because the file is memory-mapped."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -28,24 +28,24 @@ class SourceWeights:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every tensor, in file order."""
+        """All tensor names, in file order."""
         return tuple(self._tensors)
 
     def info(self, name: str) -> TensorInfo:
-        """Shape and type. Raises: BadFile: there is no such tensor."""
+        """Shape and type of a tensor. Raises: BadFile: no such tensor."""
         if name not in self._tensors:
             raise BadFile(str(self.path), f"it has no tensor {name!r}")
         return self._tensors[name][1]
 
     def shape(self, name: str) -> tuple[int, int, int]:
-        """(matrices, rows of each, row_values); a tensor of one matrix has `matrices` 1."""
+        """(matrices, rows per matrix, row_values); a tensor with a single matrix has `matrices` 1."""
         width, rows, *outer = (*self.info(name).shape, 1)
         return int(np.prod(outer, dtype=np.int64)), rows, width
 
     def rows(self, name: str, matrix: int = 0, picked: npt.NDArray[np.intp] | slice | None = None) -> Floats:
         """Rows of one matrix of a tensor as (rows, row_values) float32.
 
-        Raises: BadFile: a value is not finite (the tensor is named), or there is no such tensor.
+        Raises: BadFile: a value is not finite (the error names the tensor), or no such tensor.
         """
         info = self.info(name)
         part = self._tensors[name][0]
@@ -61,17 +61,17 @@ class SourceWeights:
         return values
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
-        """A tensor's bytes as they are stored, mapped. Raises: BadFile: there is no such tensor."""
+        """A tensor's bytes as stored, memory-mapped. Raises: BadFile: no such tensor."""
         info = self.info(name)
         stored: npt.NDArray[np.uint8] = self._tensors[name][0].tensor_bytes(info)
         return stored
 
     def source_qtype(self, name: str) -> str:
-        """The GGML type a tensor is stored in."""
+        """The GGML type in which a tensor is stored."""
         return self.info(name).ggml_type.name
 
 
 def quantizable(source: SourceWeights, name: str) -> bool:
-    """Whether llama.cpp would store a tensor in blocks at all."""
+    """Whether llama.cpp quantizes this tensor."""
     info = source.info(name)
     return allows_quantization(TensorSpec(name, info.shape, info.ggml_type.name))

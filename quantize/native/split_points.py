@@ -1,4 +1,7 @@
-"""Places where a graph can be begun in the middle: where the residual stream says all of what was before."""
+"""Finds split points, the nodes of a graph where an evaluation can start.
+
+At these nodes the residual stream contains the results of everything before them.
+"""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -12,15 +15,15 @@ _LAYER = re.compile(r"^blk\.(\d+)\.")
 _PARAMETER = re.compile(r"\.(weight|bias)$")
 _TYPE_F32 = 0
 _MAX_SRC = 10
-# How far before a layer's first weight the node that feeds it is looked for: a norm and a few views lie between.
+# Maximum distance between a layer's first weight and the node that feeds it: a norm and a few views lie between.
 _NEAR = 12
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything after node `index` of a graph needs only that one and `shared` of the nodes before it.
+    """A split point: everything after node `index` needs only that node and the nodes in `shared` from before it.
 
-    `layer` is the first one that comes after; the node's values are (tokens, `width`) float32. Those of
-    `shared` multiply nothing and take no weights: what all layers share, as a mask in another type.
+    `layer` is the first layer after it; the node's values are (tokens, `width`) float32. The nodes in `shared`
+    multiply nothing and use no weights. They are what all layers share, such as a mask in another type.
     """
 
     layer: int
@@ -31,9 +34,10 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """What cuts are found by. `storage` is the address of the memory written to, `reads` those it is computed from.
+    """The properties of a node for finding split points.
 
-    `stream` says whether it could be the residual stream, `uses` the weights it takes.
+    `storage` is the address of the memory it writes to, `reads` the addresses it is computed from. `stream` tells
+    whether it could be the residual stream; `uses` are the weights it takes.
     """
 
     name: str
@@ -47,25 +51,25 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def layers(self) -> set[int]:
-        """The layers whose weights it takes."""
+        """The layers whose weights it uses."""
         return {int(m[1]) for m in map(_LAYER.match, self.uses) if m}
 
 
 class Cuts(msgspec.Struct, frozen=True, kw_only=True):
-    """The cuts of a graph by layer, and the first node of each name or that uses a weight of that name."""
+    """The split points of a graph by layer, and the first node with each name or using a weight of that name."""
 
     by_layer: dict[int, Cut]
     first: dict[str, int]
 
     def before(self, name: str, among: Collection[int] | None = None) -> Cut | None:
-        """The last cut before a weight is used or a node computed; of those of some layers, if told."""
+        """The last split point before a weight is used or a node is computed, optionally among some layers."""
         index = self.first.get(name, -1)
         found = [c for n, c in self.by_layer.items() if c.index < index and (among is None or n in among)]
         return max(found, key=lambda c: c.index, default=None)
 
 
 class GraphTap(NodeTap):
-    """Notes every node of a graph and computes none of them: the evaluation's results mean nothing."""
+    """Records every node of a graph and computes none; the evaluation's results are meaningless."""
 
     def __init__(self, tokens: int) -> None:
         self.nodes: list[Node] = []
@@ -73,7 +77,7 @@ class GraphTap(NodeTap):
         self._silenced: list[tuple[GgmlTensor, int]] = []
 
     def asks(self, address: int, node: GgmlTensor) -> bool:
-        """Note it, and leave it out."""
+        """Record the node and skip it."""
         sources = [tensor_at(a) for a in node.src[:_MAX_SRC] if a]
         names = [name_of(s) for s in sources]
         self.nodes.append(
@@ -98,25 +102,25 @@ class GraphTap(NodeTap):
         raise NotImplementedError
 
     def ended(self) -> None:
-        """Give the nodes back what they do."""
+        """Restore the operations of the nodes."""
         restore(self._silenced)
 
 
 def silence(node: GgmlTensor, into: list[tuple[GgmlTensor, int]]) -> None:
-    """Have a node left out when its graph is computed, until `restore`."""
+    """Skip a node when its graph is computed, until `restore`."""
     into.append((node, int(node.op)))
-    node.op = 0  # Source: ggml.h, GGML_OP_NONE: every backend passes over it
+    node.op = 0  # Source: ggml.h, GGML_OP_NONE: every backend skips it
 
 
 def restore(silenced: list[tuple[GgmlTensor, int]]) -> None:
-    """Undo `silence`: llama.cpp may use the graph again."""
+    """Undo `silence`, because llama.cpp may use the graph again."""
     for node, op in silenced:
         node.op = op
     silenced.clear()
 
 
 def find_cuts(nodes: Sequence[Node]) -> Cuts:
-    """Cuts by layer, for layers from the second on before which there is one."""
+    """The split points by layer, for layers from the second on that have one."""
     first: dict[str, int] = {}
     for index, node in enumerate(nodes):
         for name in (node.name, *node.uses):
@@ -141,12 +145,12 @@ def find_cuts(nodes: Sequence[Node]) -> Cuts:
 
 
 def _cut_at(nodes: Sequence[Node], touching: Mapping[int, list[int]], index: int, layer: int) -> Cut | None:
-    """The cut at one node, if what follows needs nothing else before it that is dear."""
+    """The split point at one node, if the following nodes need no other expensive node before it."""
     node = nodes[index]
     if not node.stream or any(min(later.layers, default=layer) < layer for later in nodes[index + 1 :]):
         return None
     shared: set[int] = set()
-    # Whoever touches memory that is read is needed: a cache is written by one node and read by another.
+    # Every node that touches a memory area that is read is needed: one node writes a cache and another reads it.
     pending = [s for later in nodes[index + 1 :] for s in (later.storage, *later.reads)]
     seen = {node.address}
     while pending:
