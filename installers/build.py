@@ -2,8 +2,8 @@
 
     python installers/build.py TARGET [--out FOLDER] [--with-model FILE] [--pack FILE ...] [--jobs N]
 
-Targets: folder (the program alone), deb, run (Linux), nsis (Windows). Two builds from the same source by the same
-compiler and Python give the same bytes. `--with-model` puts a GGUF file inside, `--pack` a kernel pack beside those
+Targets: folder (the program alone), deb, run (Linux), nsis (Windows). Two builds of the same source with the same
+compiler and Python give the same bytes. `--with-model` includes a GGUF file; `--pack` adds a kernel pack to those
 of this platform in assets/kernels.
 """
 
@@ -24,12 +24,12 @@ TARGETS = ("folder", "deb", "run", "nsis")
 
 
 def version() -> str:
-    """The program's version, from its one place."""
+    """The program's version, from engine/core/version.py."""
     return str(runpy.run_path(str(ROOT / "engine" / "core" / "version.py"))["__version__"])
 
 
 def main() -> int:
-    """Build, then say what it weighs."""
+    """Build the package, then print its sizes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", choices=TARGETS)
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "installers")
@@ -50,7 +50,7 @@ def main() -> int:
     for archive in options.pack:
         from devices.kernel_packs.store import PackStore
 
-        pack = PackStore(options.work / "packs").add(archive)  # refuses what is no sound pack
+        pack = PackStore(options.work / "packs").add(archive)  # refuses an invalid pack
         name = f"{pack.manifest.name}-{pack.manifest.version}.tar.xz"
         (program / "_internal" / "assets" / "kernels").mkdir(parents=True, exist_ok=True)
         shutil.copy(archive, program / "_internal" / "assets" / "kernels" / name)

@@ -1,6 +1,6 @@
-"""Build the documentation as a site: `python3 installers/docs_site.py [FOLDER]`, default build/site.
+"""Build the documentation site: `python3 installers/docs_site.py [FOLDER]`, default build/site.
 
-Creates an environment with the locked tools on first use. mkdocs uses this file as its hook: the front page is
+Creates an environment with the locked tools on first use. mkdocs uses this file as a hook: the front page is
 README.md. `python installers/docs_site.py --pages`, in the program's own environment, writes the generated pages:
 the command line from Click, settings and environment variables from their tables, troubleshooting from the texts of
 `tessera doctor` and the table of errors.
@@ -30,7 +30,7 @@ _BACKENDS: Final = (
 
 
 def front_page() -> str:
-    """README.md, with its links as they are from within docs."""
+    """README.md with links adapted to the docs folder."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").replace("](docs/", "](")
     return REPOSITORY_ONLY.sub(lambda found: found[0] if (ROOT / "docs" / found[1]).exists() else "]", text)
 
@@ -74,7 +74,7 @@ def command_page() -> str:
     return "\n".join(start).rstrip() + "\n"
 
 
-# Variables that are no settings: name and meaning.
+# Environment variables that are not settings: name and meaning.
 VARIABLES: Final = (
     ("TESSERA_HOME", "the folder for settings, models, chats, cache and logs"),
     ("TESSERA_API_KEY", "the key that a public server asks for, and that clients of Tessera send"),
@@ -136,7 +136,7 @@ def errors_table() -> list[str]:
 
 
 def remedies_page() -> str:
-    """What keeps a backend from running, and the step that helps, on each system."""
+    """docs/troubleshooting.md: API errors, and the steps for backends that do not run, by system."""
     sys.path.insert(0, str(ROOT))
     from devices.install_hints import missing_backend, no_device
 
@@ -167,8 +167,8 @@ def remedies_page() -> str:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """A hook of mkdocs: the front page."""
-    files_of = importlib.import_module("mkdocs.structure.files").File  # nothing but mkdocs' own environment has it
+    """Hook of mkdocs: add the front page and the search shim."""
+    files_of = importlib.import_module("mkdocs.structure.files").File  # only installed in mkdocs' own environment
     files.append(files_of.generated(config, "index.md", content=front_page()))
     for name in (SHIM, "iframe-worker-LICENSE"):
         text = (ROOT / "installers" / "site" / name).read_text(encoding="utf-8")
@@ -177,7 +177,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """A hook of mkdocs: links to files that are in the repository only become plain text."""
+    """Hook of mkdocs: turn links to files outside of docs into plain text."""
     folder = (ROOT / "docs" / page.file.src_uri).parent
 
     def kept(found: re.Match[str]) -> str:
@@ -188,7 +188,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """A hook of mkdocs: what searches pages opened as files lies beside them, not elsewhere."""
+    """Hook of mkdocs: load the search shim from the site itself, so that search works without a network."""
     del config
     up = "../" * page.file.dest_uri.count("/")
     return re.sub(r"https://[^\"' ]*iframe-worker[^\"' ]*", f"{up}assets/{SHIM}", output)
@@ -238,7 +238,7 @@ PAGES: Final = {
 
 
 def main() -> int:
-    """Build, and fail on a dead link; with --pages write the generated pages."""
+    """Build the site and fail on dead links; with --pages, write the generated pages."""
     if sys.argv[1:] == ["--pages"]:
         for name, page in PAGES.items():
             (ROOT / "docs" / name).write_text(page(), encoding="utf-8")

@@ -1,8 +1,8 @@
-"""`python installers/sbom.py [FILE]`: what is installed, as a CycloneDX 1.6 bill of materials. Needs no network.
+"""`python installers/sbom.py [FILE]`: write a CycloneDX 1.6 bill of materials. Needs no network.
 
-Components are the packages that `tessera` needs in the present environment, with licence and the hashes of the lock
-file that they were installed from, and the model that comes along. Exit code 1: a licence is unknown or not kept
-with ours, or a package is not in the lock.
+Components are the packages that `tessera` needs in the current environment, with licence and the hashes from their
+lock file, and the bundled model. Exit code 1: a licence is unknown or incompatible with Tessera's, or a package is
+not in the lock.
 """
 
 import hashlib
@@ -24,15 +24,15 @@ from app.licences import UNSAID, Component, packages  # noqa: E402
 from engine.core.version import __version__  # noqa: E402
 
 LOCKS: Final = ("desktop", "llama", "model")
-# Licences that ask more of the whole program than Apache-2.0 grants. LGPL, MPL and EPL are kept file by file; of
-# several that are offered one is enough.
+# Licences that demand more of the whole program than Apache-2.0. LGPL, MPL and EPL apply per file. If a package
+# offers several licences, one compatible licence is enough.
 NOT_KEPT: Final = re.compile(r"(?<!L)GPL|AGPL|SSPL|BUSL|Commons Clause|Proprietary", re.IGNORECASE)
 _LINE: Final = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)(?:\s*;([^\\]*))?")
 _HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
 def locked(locks: Iterable[str] = LOCKS) -> dict[str, tuple[str, list[str]]]:
-    """Name: version and SHA-256 of every file that may be installed for it, under this Python on this system."""
+    """Package name to version and SHA-256 of every file that may be installed, for this Python and system."""
     found: dict[str, tuple[str, list[str]]] = {}
     for lock in locks:
         path = ROOT / "installers" / "lock" / f"{lock}.txt"
@@ -48,13 +48,13 @@ def locked(locks: Iterable[str] = LOCKS) -> dict[str, tuple[str, list[str]]]:
 
 
 def asked_for() -> list[str]:
-    """The requirements of this source tree, the window's among them: what is installed may be older."""
+    """The requirements in pyproject.toml, including those of the window; the installed metadata may be older."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return [*project["dependencies"], *project["optional-dependencies"]["gui"]]
 
 
 def component(part: Component, hashes: list[str]) -> dict[str, Any]:
-    """One package as CycloneDX has it."""
+    """One package as a CycloneDX component."""
     name, version = canonicalize_name(part.name), part.version
     purl = f"pkg:pypi/{name}@{version}"
     body: dict[str, Any] = {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
@@ -67,7 +67,7 @@ def component(part: Component, hashes: list[str]) -> dict[str, Any]:
 
 
 def models() -> Iterator[dict[str, Any]]:
-    """The models that are part of the program."""
+    """The bundled models as CycloneDX components."""
     for path in sorted((ROOT / "assets" / "models").glob("*.gguf")):
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         ref = f"model:{path.stem}"
@@ -78,7 +78,7 @@ def models() -> Iterator[dict[str, Any]]:
 
 
 def bill() -> tuple[dict[str, Any], list[str]]:
-    """The bill of materials, and what is wrong with it."""
+    """The bill of materials, and a list of its problems."""
     lock, problems, components = locked(), [], []
     for part in sorted(packages(asked_for()), key=lambda part: canonicalize_name(part.name)):
         name = canonicalize_name(part.name)

@@ -1,1 +1,1 @@
-"""Setting up a machine for Tessera: standard library only, because nothing is installed yet."""
+"""Sets up a computer for Tessera. Standard library only, because nothing is installed yet."""

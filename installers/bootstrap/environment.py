@@ -1,4 +1,4 @@
-"""Makes `.venv`: system packages, locked Python packages, llama.cpp, and Tessera itself."""
+"""Builds `.venv`: system packages, locked Python packages, llama.cpp, and Tessera itself."""
 
 import os
 import re
@@ -9,7 +9,7 @@ import time
 from installers.bootstrap import kernels, model, system
 from installers.bootstrap.progress import is_terminal, redraw, show
 
-# The first start of a GPU's driver compiles; a driver that hangs must not end a set-up that is done.
+# The first start of a GPU driver compiles shaders; a driver that hangs must not fail a finished setup.
 LOOK_S = 180.0
 _PACKAGE = re.compile(r"^Collecting (\S+)")
 
@@ -25,7 +25,7 @@ def make(
     chat_model: bool,
     tests: bool = False,
 ) -> int:
-    """Make or mend the environment; returns an exit code. Safe to repeat after any interruption."""
+    """Build or repair the environment; returns an exit code. Safe to repeat after any interruption."""
     started = time.monotonic()
     show("Setting up Tessera (once). This takes about four minutes on two cores, most of it compiling llama.cpp.")
     python = os.path.join(venv, "Scripts", "python.exe") if os.name == "nt" else os.path.join(venv, "bin", "python")
@@ -36,7 +36,7 @@ def make(
     try:
         _say(1, "making the environment")
         if not made:
-            # What is left of an earlier try, or of a Python that the system no longer has, would stay without pip.
+            # An incomplete environment, or one of a Python that was removed, would otherwise stay without pip.
             subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
         also = "; meanwhile the chat model, 93 MB" if chat_model else ""
         _say(2, f"installing packages{also}")
@@ -62,7 +62,7 @@ def make(
 
 
 def _gpu_lines(python: str, root: str) -> list[str]:
-    """Which GPU was found and which kernels it uses, after the kernels that came along were installed for it."""
+    """Lines about the GPU and its kernels, after the bundled kernels were installed for it."""
     environment = {**os.environ, "PYTHONPATH": root}
     try:
         done = subprocess.run(
@@ -79,7 +79,7 @@ def _gpu_lines(python: str, root: str) -> list[str]:
 
 
 def has_pip(python: str) -> bool:
-    """The interpreter of an environment starts and can install packages."""
+    """Return whether an environment's interpreter starts and has pip."""
     try:
         return subprocess.run([python, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0
     except OSError:
@@ -91,9 +91,9 @@ def _say(step: int, text: str) -> None:
 
 
 def _install(python: str, locks: list[str]) -> None:
-    """Install the locked packages, counting them as they come.
+    """Install the locked packages and show a count.
 
-    Raises: RuntimeError: pip failed; its last lines are in the message.
+    Raises: RuntimeError: pip failed; the message has its last lines.
     """
     total = 0
     for lock in locks:

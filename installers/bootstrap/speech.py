@@ -1,4 +1,4 @@
-"""The speech model, Moonshine tiny and Silero's voice detector: their files from two locked wheels, verified."""
+"""The speech model, Moonshine tiny, and Silero's voice activity detector: files of two locked wheels, verified."""
 
 import contextlib
 import hashlib
@@ -9,7 +9,8 @@ import zipfile
 
 from installers.bootstrap import model
 
-# Name here: (its end in the wheels, bytes, SHA-256). Only these files are taken out; nothing is installed.
+# Name in the installation: (end of the path in the wheel, bytes, SHA-256). Only these files are extracted; the
+# wheels are not installed.
 FILES = {
     "encoder_model.ort": (
         "tiny-en/encoder_model.ort",
@@ -32,24 +33,24 @@ FILES = {
         "7ed98ddbad84ccac4cd0aeb3099049280713df825c610a8ed34543318f1b2c49",
     ),
 }
-# The first wheel is of Linux, and its files are the same for every system.
+# The first wheel is for Linux; its model files are the same for every system.
 ANY_SYSTEM = ("--platform", "manylinux_2_35_x86_64", "--implementation", "py", "--abi", "none")
 
 
 def folder(venv: str) -> str:
-    """Where the speech model of an installation is; engine/core/paths.py looks there."""
+    """Folder of an installation's speech model; engine/core/paths.py reads it."""
     return os.path.join(venv, "share", "tessera", "speech")
 
 
 def is_here(venv: str) -> bool:
-    """Every file is there and right."""
+    """Return whether all files exist and are correct."""
     return all(_is_right(os.path.join(folder(venv), name), name) for name in FILES)
 
 
 def fetch(python: str, lock: str, venv: str, wheels: "str | None" = None) -> str:
-    """Put the verified files into the installation; returns their folder.
+    """Install the verified files; returns their folder.
 
-    Raises: RuntimeError: no index answered, or what came are not the pinned files; nothing is kept then.
+    Raises: RuntimeError: no index responded, or a file is not the pinned one; nothing is stored then.
     """
     place = folder(venv)
     os.makedirs(place, exist_ok=True)

@@ -1,4 +1,4 @@
-"""System packages Tessera needs and does not find, and the one line that installs them."""
+"""Finds missing system packages, and the command that installs them."""
 
 import ctypes.util
 import os
@@ -9,13 +9,13 @@ from importlib.util import find_spec
 
 from installers.bootstrap.progress import show
 
-# need: (what is looked for, apt, dnf, pacman). Shared libraries are named by soname.
+# need: (programs, any of which is enough, (apt, dnf, pacman)). Shared libraries are listed by soname.
 _TOOLS = {
     "a C++ compiler": (("g++", "clang++"), ("g++", "gcc-c++", "gcc")),
     "a C compiler": (("gcc", "clang"), ("gcc", "gcc", "gcc")),
 }
-# What the walks through the window (tests/gui/walk) need: an X server without a monitor, a window manager, a hand.
-# The tests of the sandbox need a sandbox.
+# The window tests (tests/gui/walk) need a virtual X server, a window manager and xdotool. The sandbox tests need
+# bubblewrap.
 _TEST_TOOLS = {
     "an X server for tests": (("Xvfb",), ("xvfb", "xorg-x11-server-Xvfb", "xorg-server-xvfb")),
     "a window manager for tests": (("openbox",), ("openbox", "openbox", "openbox")),
@@ -70,9 +70,9 @@ def _known_libraries() -> str:
 def missing(
     *, gui: bool, compiler: bool, tests: bool = False, venv: bool = True
 ) -> dict[str, tuple[str, str, str]]:
-    """Needs that this Linux machine does not meet, each with its apt, dnf and pacman package.
+    """Needs that this Linux system does not meet, each with its apt, dnf and pacman package.
 
-    venv: an environment has to be made, for which Debian and Ubuntu have a package of their own.
+    venv: an environment must be created, for which Debian and Ubuntu have a separate package.
     """
     found: dict[str, tuple[str, str, str]] = {}
     if venv and sys.base_prefix == "/usr" and find_spec("ensurepip") is None:
@@ -93,7 +93,7 @@ def missing(
 
 
 def install_line(needs: dict[str, tuple[str, str, str]]) -> str | None:
-    """The one command that installs the packages, or None where no known manager is present."""
+    """One command that installs the packages, or None if no known package manager is installed."""
     for manager, (column, template) in _MANAGERS.items():
         if shutil.which(manager):
             packages = sorted({packages[column] for packages in needs.values()})
@@ -102,16 +102,16 @@ def install_line(needs: dict[str, tuple[str, str, str]]) -> str | None:
 
 
 def _as_root(line: str) -> str:
-    """The line as this user has to type it; a fresh Debian has no sudo."""
+    """The command for this user to type; a fresh Debian has no sudo."""
     if os.geteuid() == 0:
         return line
     return f"sudo {line}" if shutil.which("sudo") or not shutil.which("su") else f"su -c '{line}'"
 
 
 def provide(*, gui: bool, compiler: bool, allowed: bool, tests: bool = False, venv: bool = True) -> bool:
-    """Make sure the system packages are there; False when the user has to act first.
+    """Check the system packages; False if the user must act first.
 
-    As root the line is announced and run, unless not `allowed`; otherwise it is printed.
+    As root, the install command is shown and run, unless not `allowed`; otherwise it is only shown.
     """
     if sys.platform == "darwin":
         return _provide_macos(compiler=compiler)

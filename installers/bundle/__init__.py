@@ -1,1 +1,1 @@
-"""The program as one folder that needs no Python: made by PyInstaller, wrapped by the packages of each system."""
+"""The program as one folder that needs no Python: built by PyInstaller, wrapped by the packages of each system."""

@@ -1,7 +1,7 @@
-"""Whose work every file of the bundle is: what no Python package's metadata tells of is listed with its licence.
+"""Finds the origin of every file in the bundle; lists parts without Python package metadata with their licence.
 
-Python itself, PyInstaller's start program and libraries of the building system's packages end up in the program's
-folder. A file that belongs to nobody known stops the build, so that nothing is given away without its licence.
+Python itself, PyInstaller's bootloader and libraries of the build system's packages end up in the program's folder.
+A file of unknown origin stops the build, so that nothing is distributed without its licence.
 """
 
 import os
@@ -22,14 +22,14 @@ from app.licences import UNSAID, Component
 DOCUMENTS: Final = Path("/usr/share/doc")
 _LICENCE_LINE: Final = re.compile(r"^License: *(\S.*)$", re.MULTILINE)
 _LISTED: Final = re.compile(r"^(\S+): (/\S+)$", re.MULTILINE)
-# Parts of the build environment whose files are not the program's; setuptools' shim is left out of the bundle.
+# A build tool whose bootloader is in the bundle.
 BOOTLOADER: Final = "pyinstaller"
 
 
 def brought(files: Iterable[Path], own: tuple[Path, ...], known: set[str]) -> list[Component]:
-    """The parts behind the files beyond the packages in `known` (canonical names) and our `own` folders.
+    """The components of files outside of the packages in `known` (canonical names) and Tessera's `own` folders.
 
-    Raises: RuntimeError: a file is of a package that is not known, or of nobody.
+    Raises: RuntimeError: a file belongs to an unlisted package, or to none.
     """
     site = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
     python = {Path(p).resolve() for p in (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))}
@@ -52,13 +52,13 @@ def brought(files: Iterable[Path], own: tuple[Path, ...], known: set[str]) -> li
 
 
 def _is_python(file: Path) -> bool:
-    """The interpreter's own library, which lies outside the folder of its modules."""
+    """Return whether the file is the interpreter's own library, which is outside of its module folder."""
     names = (sysconfig.get_config_var("LDLIBRARY"), sysconfig.get_config_var("INSTSONAME"))
     return file.name in names or (Path(sys.base_prefix).resolve() in file.parents and sys.platform != "linux")
 
 
 def _is_windows(file: Path) -> bool:
-    """A library of Windows itself, which Microsoft's terms let programs bring along."""
+    """Return whether the file is a Windows library, which Microsoft's terms allow programs to redistribute."""
     return sys.platform == "win32" and Path(os.environ["SYSTEMROOT"]).resolve() in file.parents
 
 
@@ -67,15 +67,15 @@ def _owners() -> dict[str, str]:
     for dist in metadata.distributions():
         name, folder = canonicalize_name(dist.metadata["Name"]), str(dist.locate_file(""))
         for file in dist.files or ():
-            found[os.path.join(folder, file)] = name  # as text: there are ten thousands
+            found[os.path.join(folder, file)] = name  # as strings, because there are tens of thousands
     return found
 
 
 def _debian(files: set[Path]) -> tuple[list[Component], list[str]]:
-    """Debian's packages of the files with their copyright files; the files that are of none."""
+    """Components of the Debian packages that own the files; and the files without a package."""
     packages, strangers = set(), []
     for file in sorted(files):
-        # With merged folders dpkg knows a library below /lib or /usr/lib, whichever its package was built for.
+        # With merged /usr, dpkg knows a library below /lib or /usr/lib, depending on how its package was built.
         names = [str(file), str(file).removeprefix("/usr"), f"/usr{file}"]
         try:
             said = subprocess.run(["dpkg", "-S", *names], capture_output=True, text=True, check=False).stdout
@@ -104,7 +104,7 @@ def _python() -> Component:
         if (place / "LICENSE.txt").exists():
             text = (place / "LICENSE.txt").read_text(encoding="utf-8")
             break
-    else:  # a distribution's Python has it among its documents
+    else:  # a distribution's Python has it in its documentation folder
         for file in DOCUMENTS.glob(f"python3.{sys.version_info.minor}*/copyright"):
             text = file.read_text(encoding="utf-8", errors="replace")
     if not text:
@@ -127,6 +127,6 @@ def _bootloader() -> Component:
 
 
 def written(parts: list[Component], target: Path) -> Path:
-    """The parts as the program reads them."""
+    """Write the components as the JSON file that the program reads."""
     target.write_bytes(msgspec.json.format(msgspec.json.encode(parts), indent=1))
     return target

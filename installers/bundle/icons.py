@@ -1,8 +1,8 @@
-"""The program's icon in the forms that Windows and macOS want, drawn from the one SVG.
+"""The program's icon in the formats of Windows and macOS, rendered from one SVG.
 
     python -m installers.bundle.icons FOLDER
 
-Writes tessera.png, tessera.ico and tessera.icns. Runs where PySide6 is installed, needs no screen.
+Writes tessera.png, tessera.ico and tessera.icns. Needs PySide6 but no display.
 """
 
 import os
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final
 
 SVG: Final = Path(__file__).resolve().parents[2] / "assets" / "icons" / "tessera.svg"
-# Windows takes the nearest of these; 256 is written as 0. Source: the ICONDIRENTRY structure.
+# Windows uses the nearest of these sizes; 256 is written as 0. Source: the ICONDIRENTRY structure.
 ICO_SIZES: Final = (16, 24, 32, 48, 64, 128, 256)
-# Sizes by type, as PNG. Source: the icns format as Apple's iconutil writes it.
+# PNG size by icon type. Source: the icns format as Apple's iconutil writes it.
 ICNS_TYPES: Final = {"ic07": 128, "ic08": 256, "ic09": 512, "ic10": 1024, "ic11": 32, "ic12": 64}
 
 
@@ -26,7 +26,7 @@ def png(size: int) -> bytes:
     from PySide6.QtSvg import QSvgRenderer
     from PySide6.QtWidgets import QApplication
 
-    # The kind that the window has: both may be in one process, as in a test run.
+    # The same class as the window's: a test run may have both in one process.
     application = QApplication.instance() or QApplication([])
     image = QImage(size, size, QImage.Format.Format_ARGB32)
     image.fill(0)
@@ -41,7 +41,7 @@ def png(size: int) -> bytes:
 
 
 def ico() -> bytes:
-    """All of ICO_SIZES in one file."""
+    """An .ico file with all ICO_SIZES."""
     images = [(size, png(size)) for size in ICO_SIZES]
     head = struct.pack("<HHH", 0, 1, len(images))
     at = len(head) + 16 * len(images)
@@ -53,7 +53,7 @@ def ico() -> bytes:
 
 
 def icns() -> bytes:
-    """All of ICNS_TYPES in one file."""
+    """An .icns file with all ICNS_TYPES."""
     body = b""
     for kind, size in ICNS_TYPES.items():
         data = png(size)
@@ -62,7 +62,7 @@ def icns() -> bytes:
 
 
 def write(folder: Path) -> None:
-    """The three files."""
+    """Write the three icon files to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tessera.png").write_bytes(png(512))
     (folder / "tessera.ico").write_bytes(ico())

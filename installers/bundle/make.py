@@ -1,4 +1,4 @@
-"""Make the folder of the installed program: locked packages, portable kernels, PyInstaller."""
+"""Builds the folder of the installed program: locked packages, portable kernels, PyInstaller."""
 
 import hashlib
 import os
@@ -14,31 +14,32 @@ from installers.bootstrap import kernels
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 LOCKS: Final = ROOT / "installers" / "lock"
-# Every x86 level as a plugin of its own, chosen when a model is loaded; nothing depends on the build machine's CPU.
+# Every x86 level as a separate plugin, chosen when a model is loaded, so that the build machine's CPU does not
+# matter.
 PORTABLE: Final = (
     "GGML_BACKEND_DL=ON", "GGML_NATIVE=OFF", "GGML_CPU_ALL_VARIANTS=ON", "GGML_RPC=ON",
     "CMAKE_INSTALL_BINDIR=llama_cpp/lib", "CMAKE_INSTALL_LIBDIR=llama_cpp/lib",
     "CMAKE_INSTALL_INCLUDEDIR=llama_cpp/include", "CMAKE_INSTALL_RPATH=$ORIGIN",
 )  # fmt: skip
-# A library keeps its bytes where nothing worth mentioning is in it for debuggers.
+# A library is replaced by its stripped copy only if that saves at least this much.
 LEAST_GAIN_BYTES: Final = 64 << 10
-# 1 January 2026: what archives and compiled files are dated with, unless SOURCE_DATE_EPOCH says otherwise.
+# 1 January 2026: the date of archives and compiled files, unless SOURCE_DATE_EPOCH is set.
 EPOCH: Final = "1767225600"
 
 
 def environment() -> dict[str, str]:
-    """With what makes two builds alike: one date, one order of hashes."""
+    """Environment variables for reproducible builds: one date, one hash order."""
     return {"SOURCE_DATE_EPOCH": EPOCH, **os.environ, "PYTHONHASHSEED": "0"}
 
 
 def _made_from(*names: str) -> str:
-    """What tells whether something made earlier is still right: these locks and the options of the kernels."""
+    """A hash of these locks, the kernel options and sources; an earlier build with the same hash is reused."""
     parts = [*PORTABLE, kernels.tiles_sources(), *((LOCKS / name).read_text("utf-8") for name in names)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def python_in(work: Path) -> Path:
-    """The interpreter of an environment with the locked packages and PyInstaller, made once below `work`."""
+    """The interpreter of an environment with the locked packages and PyInstaller, created once below `work`."""
     folder = work / "venv"
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     mark, made_from = folder / "complete", _made_from("desktop.txt", "build.txt", "bundle.txt")
@@ -53,7 +54,7 @@ def python_in(work: Path) -> Path:
 
 
 def portable_wheel(python: Path, work: Path, jobs: int) -> Path:
-    """llama-cpp-python for every processor of this architecture, built once below `work`."""
+    """A llama-cpp-python wheel for every CPU of this architecture, built once below `work`."""
     folder = work / f"wheel-{_made_from('build.txt', 'llama.txt')}"
     if found := list(folder.glob("llama_cpp_python-*.whl")):
         return found[0]
@@ -63,9 +64,9 @@ def portable_wheel(python: Path, work: Path, jobs: int) -> Path:
     env["CMAKE_ARGS"] = " ".join((*(f"-D{flag}" for flag in PORTABLE), kernels.included_files()))
     env["CMAKE_BUILD_PARALLEL_LEVEL"] = str(jobs)
     env["PATH"] = f"{python.parent}{os.pathsep}{env['PATH']}"
-    # The sources' CMake files ask git for a commit: an answer of a repository around the work folder is none.
+    # The sources' CMake files query git for a commit; stop git from finding a repository above the work folder.
     env["GIT_CEILING_DIRECTORIES"] = str(sources)
-    if os.name != "nt":  # assertions name their file: as it is called below the sources, wherever those lie
+    if os.name != "nt":  # assertions contain their file's path: make it independent of the work folder
         env["CFLAGS"] = env["CXXFLAGS"] = f"-ffile-prefix-map={sources}= -ffile-prefix-map={kernels.TILES}=tiles"
     pip = [str(python), "-m", "pip"]
     lock = ["--require-hashes", "-r", str(LOCKS / "llama.txt"), "-d", str(sources)]
@@ -82,7 +83,7 @@ def portable_wheel(python: Path, work: Path, jobs: int) -> Path:
 
 
 def bundle(work: Path, *, jobs: int) -> Path:
-    """The program's folder, `tessera` below `work`/bundle."""
+    """Build the program's folder, `tessera` below `work`/bundle."""
     print("[1/3] locked packages", flush=True)
     python = python_in(work)
     print("[2/3] kernels for every processor", flush=True)
@@ -116,7 +117,7 @@ def bundle(work: Path, *, jobs: int) -> Path:
 
 
 def _forget_scripts(folder: Path) -> None:
-    """Lists of installed files name scripts that begin with the build environment's path, and are not brought."""
+    """Remove scripts from the lists of installed files: their paths are outside of the bundle."""
     for path in folder.glob("*.dist-info/RECORD"):
         lines = path.read_text("utf-8").splitlines(keepends=True)
         kept = [line for line in lines if not line.startswith("../") and "/direct_url.json," not in line]
@@ -124,9 +125,9 @@ def _forget_scripts(folder: Path) -> None:
 
 
 def _strip(folder: Path) -> None:
-    """Take out symbols that only debuggers read: 55 MB of what the wheels and Python itself bring.
+    """Strip symbols that only debuggers use: 55 MB in the wheels' and Python's libraries.
 
-    Libraries below NAME.libs were rewritten by auditwheel, whose layout strip does not always keep loadable.
+    Libraries below NAME.libs are skipped: auditwheel rewrote them, and strip does not always keep them loadable.
     """
     for path in sorted(folder.rglob("*.so*")):
         if path.is_symlink() or not path.is_file() or path.parent.name.endswith(".libs"):
@@ -144,7 +145,7 @@ def _strip(folder: Path) -> None:
 
 
 def _link_copies(folder: Path) -> None:
-    """A wheel holds each library three times, under its name and its versions: one stays, links name the others."""
+    """Replace a wheel's copies of a library (one per version name) by links to one file."""
     if sys.platform == "win32" or not folder.is_dir():
         return
     first: dict[bytes, Path] = {}
@@ -158,7 +159,7 @@ def _link_copies(folder: Path) -> None:
 
 
 def sizes(folder: Path) -> list[tuple[str, int]]:
-    """Bytes by part, largest first: the packages in the program's folder, small ones together."""
+    """Bytes per part, largest first: the packages in the program's folder, small ones combined."""
     inside = folder / "_internal"
     found = {}
     for path in [*inside.iterdir(), folder / "tessera"]:

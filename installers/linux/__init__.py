@@ -1,1 +1,1 @@
-"""What a Linux desktop wants to know of the program, and the packages for it."""
+"""Linux packages, and the desktop integration files for them."""

@@ -1,4 +1,4 @@
-"""The man page and the shells' completions, from the commands themselves."""
+"""The man page and the shell completions, generated from the commands."""
 
 import click
 from click.shell_completion import BashComplete, FishComplete, ZshComplete
@@ -13,7 +13,7 @@ _SHELLS: dict[str, type[BashComplete] | type[ZshComplete] | type[FishComplete]] 
 
 
 def manual(version: str) -> str:
-    """`tessera(1)` as roff."""
+    """The man page `tessera(1)` as roff."""
     lines = [f'.TH TESSERA 1 "" "Tessera {version}" "User Commands"', ".SH NAME"]
     lines += [
         "tessera \\- run open AI models on this computer",
@@ -38,7 +38,7 @@ def manual(version: str) -> str:
 
 
 def completion(shell: str) -> str:
-    """The script that a shell (bash, zsh, fish) reads to complete the command."""
+    """The completion script for a shell (bash, zsh, fish)."""
     assert isinstance(cli, click.Group)
     source: str = _SHELLS[shell](cli, {}, "tessera", "_TESSERA_COMPLETE").source()
     return source

@@ -1,4 +1,4 @@
-"""The .deb and the self-extracting .run, from the program's folder."""
+"""Builds the .deb and the self-extracting .run from the program's folder."""
 
 import gzip
 import io
@@ -17,7 +17,7 @@ from installers.linux.manual import completion, manual
 
 ID: Final = "io.github.tessera.Tessera"
 HERE: Final = Path(__file__).parent
-# Libraries that PySide6 and ggml take from the system. Source: NEEDED entries that the folder does not hold itself.
+# System libraries that PySide6 and ggml need. Source: NEEDED entries that the folder itself does not contain.
 # Debian 13 renamed GLib's package for 64-bit times; the old name comes second.
 DEPENDS: Final = (
     "libc6 (>= 2.34)", "libstdc++6 (>= 12)", "libgcc-s1", "zlib1g", "libzstd1", "libexpat1", "libgl1",
@@ -51,12 +51,12 @@ fi
 
 
 def tree(program: Path, target: Path, version: str) -> None:
-    """The files of the package below `target`, as they lie on a system."""
+    """Write the package's files below `target`, in their installed layout."""
     shutil.copytree(program, target / "usr/lib/tessera", symlinks=True)
     for path in (target / "usr/lib/tessera").rglob("*"):
-        if path.is_file() and not path.is_symlink():  # wheels mark libraries and even texts as programs
+        if path.is_file() and not path.is_symlink():  # wheels mark libraries and even texts as executable
             path.chmod(0o755 if _is_program(path) else 0o644)
-        elif path.is_dir() and not path.is_symlink():  # a kernel pack was unpacked for its builder alone
+        elif path.is_dir() and not path.is_symlink():  # kernel packs are unpacked with owner-only permissions
             path.chmod(0o755)
     share = target / "usr/share"
     (target / "usr/bin").mkdir(parents=True)
@@ -158,7 +158,7 @@ exit 0
 
 
 def run_file(program: Path, out: Path, version: str, work: Path) -> Path:
-    """A shell script that holds the files of the package: for any Linux with glibc 2.34 or newer."""
+    """A self-extracting shell script with the package's files, for any Linux with glibc 2.34 or newer."""
     root = work / "run"
     shutil.rmtree(root, ignore_errors=True)
     tree(program, root, version)

@@ -3,12 +3,12 @@
     python installers/packs/build.py NAME [--work FOLDER] [--out FOLDER] [--packages] [--jobs N] [--compare FILE]
     python installers/packs/build.py --list
 
-Writes NAME-VERSION.tar.xz: the plugin and its manifest (ggml's version, a hash of its headers, SHA-256), with
-fixed times and order, so that two builds by the same compiler have the same bytes. `--packages` takes glslc and new
-enough Vulkan headers, or OpenCL for OpenVINO, from Debian packages that are unpacked below FOLDER; nothing is
-installed. The versions for Vulkan are locked; `--mirror ADDRESS` names an archive that still has them, `--newest`
-takes the present ones. `--compare FILE` ends with 1 where the result is not that file, byte for byte. Install the
-result with `tessera kernels install FILE`.
+Writes NAME-VERSION.tar.xz: the plugin and its manifest (ggml's version, a hash of its headers, SHA-256). Times and
+file order are fixed, so two builds with the same compiler have the same bytes. `--packages` uses glslc and recent
+Vulkan headers, or OpenCL for OpenVINO, from Debian packages that are unpacked below FOLDER; nothing is installed.
+The versions for Vulkan are locked; `--mirror ADDRESS` names an archive that still has them, `--newest` uses the
+current ones. `--compare FILE` exits with 1 if the result differs from that file in any byte. Install the result
+with `tessera kernels install FILE`.
 """
 
 import argparse
@@ -33,14 +33,14 @@ from devices.kernel_packs.manifest import FORMAT, NAME, Manifest, PackFile, pars
 from installers.packs import openvino, toolchain  # noqa: E402
 from installers.packs.recipes import RECIPES, Recipe  # noqa: E402
 
-# The oldest date an archive may hold; SOURCE_DATE_EPOCH overrides.
+# The oldest date that an archive may hold (1980-01-01); SOURCE_DATE_EPOCH overrides it.
 EPOCH = 315532800
-# The oldest glibc that the program's other libraries run with. Source: the tags of PySide6's wheels.
+# The oldest glibc that the program's other libraries support. Source: the tags of PySide6's wheels.
 NEWEST_GLIBC = (2, 34)
-# A dictionary larger than the library finds what shaders have in common: 6 MiB less than the preset's 8 MiB.
+# A dictionary larger than the library finds repetitions between shaders: 6 MiB less than the preset's 8 MiB.
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 64 << 20}]
 LICENCES = ROOT / "assets" / "licences"
-# What a pack is made of besides llama.cpp, by backend. Source: the licence files of the packages.
+# Licences of a pack in addition to its own code, by backend. Source: the licence files of the packages.
 LICENCE_WORDS = {"vulkan": "llama.cpp: MIT; Vulkan headers: Apache-2.0 OR MIT; SPIR-V headers: MIT"}
 COMMON = (
     "CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=ON", "GGML_BACKEND_DL=ON", "GGML_NATIVE=OFF", "GGML_RPC=OFF",
@@ -54,14 +54,14 @@ set(CMAKE_CXX_COMPILER x86_64-w64-mingw32-g++-posix)
 set(CMAKE_RC_COMPILER x86_64-w64-mingw32-windres)
 set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
 """
-# Windows' headers of mingw-w64 10 (Debian 12) lack what ggml-cpu.c keeps threads from being parked with.
+# The Windows headers of mingw-w64 10 (Debian 12) lack the thread power throttling API that ggml-cpu.c uses.
 MINGW_ADDITIONS = """#if defined(__MINGW32__) && !defined(THREAD_POWER_THROTTLING_CURRENT_VERSION)
 typedef struct { unsigned long Version, ControlMask, StateMask; } THREAD_POWER_THROTTLING_STATE;
 #define THREAD_POWER_THROTTLING_CURRENT_VERSION 1
 #define THREAD_POWER_THROTTLING_EXECUTION_SPEED 1
 #endif
 """
-# Functions of Vulkan 1.1 that ggml calls by name; the loader of every driver exports them.
+# Functions of Vulkan 1.1 that ggml calls by name; every driver's loader exports them.
 VULKAN_IMPORTS = (
     "LIBRARY vulkan-1.dll\nEXPORTS\nvkGetInstanceProcAddr\nvkGetDeviceProcAddr\n"
     "vkGetPhysicalDeviceFeatures2\nvkCmdCopyBuffer\n"
@@ -69,14 +69,14 @@ VULKAN_IMPORTS = (
 
 
 def ggml_version(tree: Path) -> str:
-    """Ggml's version, as its CMake file numbers it."""
+    """The version of ggml, from its CMake file."""
     text = (tree / "ggml" / "CMakeLists.txt").read_text(encoding="utf-8")
     parts = [re.search(rf"set\(GGML_VERSION_{part} (\d+)\)", text) for part in ("MAJOR", "MINOR", "PATCH")]
     return ".".join(part[1] for part in parts if part)
 
 
 def compile_plugin(recipe: Recipe, work: Path, extra: list[str], env: dict[str, str], jobs: int) -> list[Path]:
-    """The plugin's libraries, stripped. `extra`: CMake flags for this machine. Raises: CalledProcessError."""
+    """The plugin's libraries, stripped. `extra`: CMake flags for this computer. Raises: CalledProcessError."""
     tree, made = toolchain.source_tree(work), work / f"build-{recipe.name}"
     flags = [f"-D{flag}" for flag in (*COMMON, *recipe.flags)] + extra
     strip = ["strip", "--strip-unneeded"]
@@ -84,7 +84,7 @@ def compile_plugin(recipe: Recipe, work: Path, extra: list[str], env: dict[str, 
         flags += _mingw(work, env)
         strip[0] = "x86_64-w64-mingw32-strip"
     if recipe.toolchain != "msvc":
-        # Paths of the build machine would make every build differ.
+        # Remap paths of the build machine; otherwise every build differs.
         remap = f"-ffile-prefix-map={work}=work -ffile-prefix-map={made}=build -ffile-prefix-map={tree}=llama.cpp"
         remap += " -ffunction-sections -fdata-sections"
         if recipe.toolchain == "mingw" and not _mingw_knows_throttling():
@@ -93,7 +93,7 @@ def compile_plugin(recipe: Recipe, work: Path, extra: list[str], env: dict[str, 
             remap += f" -include {additions}"
         flags += [f"-DCMAKE_C_FLAGS={remap}", f"-DCMAKE_CXX_FLAGS={remap}"]
     if recipe.toolchain == "native":
-        # libstdc++ and libgcc stay shared: the static ones of Debian 12 ask for glibc 2.36.
+        # libstdc++ and libgcc stay shared: Debian 12's static ones need glibc 2.36.
         small = "-Wl,--gc-sections -Wl,--build-id=none"
         flags.append(f"-DCMAKE_MODULE_LINKER_FLAGS_RELEASE={small}")
     flags.append("-DCMAKE_SKIP_RPATH=ON")
@@ -121,18 +121,18 @@ def _mingw_knows_throttling() -> bool:
 
 
 def _mingw(work: Path, env: dict[str, str]) -> list[str]:
-    """The toolchain file, and an import library of the system's Vulkan loader."""
+    """CMake flags for mingw-w64: the toolchain file, and an import library of the system's Vulkan loader."""
     chain, imports = work / "mingw.cmake", work / "vulkan-1.def"
     _write(chain, MINGW)
     _write(imports, VULKAN_IMPORTS)
     library = work / "libvulkan-1.a"
     subprocess.run(["x86_64-w64-mingw32-dlltool", "-d", str(imports), "-l", str(library)], env=env, check=True)
-    # Without the last words ggml-base.dll would offer libgcc's functions to the plugins, which have their own.
+    # Without --exclude-libs, ggml-base.dll would export libgcc's functions to the plugins, which have their own.
     static = "-static-libgcc -static-libstdc++ -Wl,-Bstatic,--whole-archive -lwinpthread -Wl,--no-whole-archive"
     static += " -Wl,--exclude-libs,ALL"
     return [
         f"-DCMAKE_TOOLCHAIN_FILE={chain}",
-        "-DGGML_OPENMP=OFF",  # libgomp-1.dll is on no Windows; ggml has threads of its own
+        "-DGGML_OPENMP=OFF",  # Windows has no libgomp-1.dll; ggml has its own threads
         f"-DVulkan_LIBRARY={library}",
         f"-DCMAKE_SHARED_LINKER_FLAGS={static}",
         f"-DCMAKE_MODULE_LINKER_FLAGS={static}",
@@ -140,13 +140,13 @@ def _mingw(work: Path, env: dict[str, str]) -> list[str]:
 
 
 def _write(path: Path, text: str) -> None:
-    """As it is already, a file keeps its time: every object was compiled after it."""
+    """Write a file only if its content changed: a new time would recompile every object."""
     if not path.exists() or path.read_text(encoding="ascii") != text:
         path.write_text(text, encoding="ascii")
 
 
 def glibc_needed(libraries: list[Path]) -> str:
-    """The newest glibc that any of the libraries asks for; empty for Windows."""
+    """The newest glibc version that any of the libraries needs; empty for Windows."""
     newest: tuple[int, ...] = ()
     for path in libraries:
         if ".so" in path.name:
@@ -157,20 +157,20 @@ def glibc_needed(libraries: list[Path]) -> str:
 
 
 def engine_commit(tree: Path) -> str:
-    """The commit of llama.cpp that the locked archive ships; empty where it does not say."""
+    """The llama.cpp commit of the locked archive; empty if it is not recorded."""
     head = tree.parents[1] / ".git" / "modules" / "vendor" / "llama.cpp" / "HEAD"
     found = head.read_text(encoding="ascii").strip() if head.is_file() else ""
     return found if re.fullmatch(r"[0-9a-f]{40}", found) else ""
 
 
 def shader_compiler(env: dict[str, str]) -> str:
-    """The versions of glslc and of glslang in it, on one line."""
+    """The versions of glslc and of its glslang, on one line."""
     told = subprocess.run(["glslc", "--version"], env=env, capture_output=True, text=True, check=True).stdout
     return ", ".join(line.strip() for line in told.splitlines() if re.match(r"(shaderc|glslang) ", line))
 
 
 def describe(recipe: Recipe, tree: Path, libraries: list[Path], env: dict[str, str]) -> Manifest:
-    """The manifest of what was built."""
+    """The manifest of the built libraries."""
     files = tuple(
         PackFile(name=p.name, num_bytes=p.stat().st_size, sha256=hashlib.sha256(p.read_bytes()).hexdigest())
         for p in libraries
@@ -206,7 +206,7 @@ def describe(recipe: Recipe, tree: Path, libraries: list[Path], env: dict[str, s
 
 
 def write_archive(manifest: Manifest, libraries: list[Path], target: Path) -> None:
-    """A .tar.xz whose bytes depend on the contents only."""
+    """Write a .tar.xz whose bytes depend only on the contents."""
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH", EPOCH))
     partial = target.with_suffix(".part")
     with lzma.open(partial, "wb", filters=FILTERS) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
@@ -275,7 +275,7 @@ def main() -> int:
 
 
 def compare(built: Path, kept: Path) -> int:
-    """0 where both files are the same, byte for byte; 1 after printing what their manifests say differently."""
+    """Return 0 if both files have the same bytes; else print the manifest differences and return 1."""
     if built.read_bytes() == kept.read_bytes():
         print(f"{kept.name} is what the sources give, byte for byte")
         return 0

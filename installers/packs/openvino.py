@@ -1,7 +1,7 @@
-"""What the OpenVINO pack is built against and brings along: Intel's runtime from its wheel, and an OpenCL loader.
+"""Intel's OpenVINO runtime from its wheel, and an OpenCL loader, for the OpenVINO pack.
 
-The wheel carries headers, CMake files and the plugins for CPU, GPU and NPU. ggml's backend links the runtime and
-libOpenCL, so a pack holds both beside the backend's library and looks for them there.
+The wheel contains headers, CMake files and the plugins for CPU, GPU and NPU. ggml's backend links the runtime and
+libOpenCL, so a pack contains both in the folder of the backend's library, which loads them from there.
 """
 
 import shutil
@@ -19,7 +19,7 @@ OPENCL_PACKAGES: Final = (
     "opencl-c-headers",
     "opencl-clhpp-headers",
 )
-# Frontends for other file formats, TBB's allocator and the automatic device choice stay behind.
+# Without frontends for other file formats, TBB's allocator and the automatic device selection.
 LIBRARIES: Final = (
     "libopenvino.so.*",
     "libopenvino_c.so.*",
@@ -64,10 +64,10 @@ def unpack_opencl(work: Path) -> Path:
 
 
 def cmake_flags(wheel: Path, opencl: Path | None) -> list[str]:
-    """Where CMake finds both; `opencl` None: installed in the system."""
+    """CMake flags for both; `opencl` is None if OpenCL is installed in the system."""
     flags = [f"-DOpenVINO_DIR={wheel / 'openvino' / 'cmake'}"]
     if sys.platform != "win32":
-        # The pack's own libraries lie beside the plugin.
+        # The pack's libraries are in the plugin's folder.
         flags += [f"-DCMAKE_{kind}_LINKER_FLAGS=-Wl,-rpath,'$ORIGIN'" for kind in ("SHARED", "MODULE")]
     if opencl is not None:
         flags += [
@@ -78,7 +78,7 @@ def cmake_flags(wheel: Path, opencl: Path | None) -> list[str]:
 
 
 def collect(wheel: Path, opencl: Path | None, target: Path) -> list[Path]:
-    """The libraries and licences that go into the pack, copied into `target`."""
+    """The libraries and licences of the pack, copied into `target`."""
     target.mkdir(parents=True, exist_ok=True)
     libraries = wheel / "openvino" / "libs"
     patterns = WINDOWS_LIBRARIES if sys.platform == "win32" else LIBRARIES

@@ -1,4 +1,4 @@
-"""What each pack is built with. A recipe that was never run says so in `tried`."""
+"""Build recipes of the kernel packs. `tried` says whether a recipe was ever run."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,12 +6,12 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One pack: ggml's backend and CMake `target`, its `flags`, the `tools` it takes, and what it `needs`.
+    """One pack: ggml's backend and CMake `target`, its `flags`, the `tools` for building, and what it `needs`.
 
-    `needs` are libraries of the machine that uses the pack, each with the words that say how to get it. `toolchain`
-    is the CMake toolchain: the machine's own compiler, mingw-w64 for Windows, or Microsoft's on Windows (the
-    runtime it links is C++ of that compiler). `refused` are versions of a tool that make bad kernels: the tool, a
-    pattern of what its `--version` prints, and why. `oldest` is the oldest version of a tool.
+    `needs` maps libraries on the user's computer to a text on how to get them. `toolchain` is the CMake toolchain:
+    the computer's own compiler, mingw-w64 for Windows, or Microsoft's on Windows (it links that compiler's C++
+    runtime). `refused` are tool versions that build faulty kernels: the tool, a pattern of its `--version` output,
+    and the reason. `oldest` is the minimum version of a tool.
     """
 
     name: str
@@ -30,14 +30,14 @@ class Recipe:
 _VULKAN_LINUX = "a Vulkan driver: mesa-vulkan-drivers (AMD, Intel) or NVIDIA's own, with libvulkan1"
 _VULKAN_WINDOWS = "a Vulkan driver: the GPU maker's current driver brings it"
 
-# Turing to Blackwell, as llama.cpp's own builds: the last of each row runs on newer chips of its generation.
+# Turing to Blackwell, like llama.cpp's own builds: the last target of each generation also runs on its newer chips.
 _CUDA_TARGETS = "75-virtual;80-virtual;86-real;89-real;120a-real"
 _CUDA_WORDS = "CUDA's runtime: pip install nvidia-cuda-runtime nvidia-cublas, or the CUDA toolkit"
 _CUDA_RUNTIME = dict.fromkeys(("libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13"), _CUDA_WORDS)
 _CUDA_BAD = ("nvcc", r"V13\.2\.(51|78)\b", "it miscompiles IQ1_S, IQ2_S and IQ3_S; take 13.0, 13.1 or 13.2.2")
 _ROCM_RUNTIME = dict.fromkeys(("libamdhip64.so.7", "libhipblas.so.3", "librocblas.so.5"), "ROCm 7.14 or newer")
-# Without gfx1201: with ROCm 7.14 it hangs while it generates, until a reboot. rocWMMA's attention stays off: on
-# gfx1151 it nearly halves the speed of prompts. Source: ROCm/legacy-rocm-build#6630; llama.cpp, pull request 24562.
+# Without gfx1201, which hangs during generation with ROCm 7.14 until a reboot. rocWMMA's attention stays off: on
+# gfx1151 it nearly halves prefill speed. Source: ROCm/legacy-rocm-build#6630; llama.cpp, pull request 24562.
 _ROCM_TARGETS = "gfx1100;gfx1103;gfx1150;gfx1151;gfx1152;gfx1200"
 
 RECIPES: Final[dict[str, Recipe]] = {

@@ -1,4 +1,4 @@
-"""Sources, tools and headers of a build: the locked archive, and Debian packages unpacked beside where wanted."""
+"""Sources, tools and headers of a build: the locked archive, and Debian packages that are unpacked on request."""
 
 import hashlib
 import os
@@ -16,19 +16,19 @@ from installers.packs.recipes import Recipe
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 LOCK: Final = ROOT / "installers" / "lock" / "llama.txt"
-# The Debian packages that make the Vulkan pack: name, version, SHA-256. Another version makes another pack.
+# Debian packages for the Vulkan pack: name, version, SHA-256. Other versions produce a different pack.
 PACKAGES_LOCK: Final = ROOT / "installers" / "lock" / "vulkan.txt"
 TOOLS: Final = ("libvulkan1",)
-# Mesa's software driver, to try what was built.
+# Mesa's software driver, to test the result.
 SOFTWARE_DRIVER: Final = ("mesa-vulkan-drivers", "libllvm15", "libdrm2", "libdrm-amdgpu1")
-# ggml's Vulkan backend needs types of 1.4; Debian 12 has 1.3.239.
+# ggml's Vulkan backend needs types of Vulkan 1.4; Debian 12 has 1.3.239.
 NEWER_PACKAGES: Final = ("libvulkan-dev", "spirv-headers")
-# Debian 12's glslc (2023.2) leaves out the shaders of matrix units and of integer dot products without an error,
-# Debian 13's (2025.2) those of bfloat16. A newer one runs with its own C library and loader.
+# Debian 12's glslc (2023.2) silently omits the shaders for matrix units and integer dot products, Debian 13's
+# (2025.2) those for bfloat16. A newer glslc runs with its own C library and loader.
 SHADER_COMPILER: Final = ("glslc", "libshaderc1", "libstdc++6", "libgcc-s1", "libc6")
 NEWER_SUITE: Final = "forky"
-# glslc that copies what it compiled before with the same words; only the output's name does not count. A call that
-# writes a list of dependencies, which names the output, is not answered from there.
+# A glslc wrapper that caches compiled shaders by command line, ignoring the output's name. Calls that write a
+# dependency list, which contains the output's name, are not cached.
 KEEPING_GLSLC: Final = """#!/bin/sh
 glslc() { @GLSLC@ "$@"; }
 output=- previous=
@@ -47,7 +47,7 @@ fi
 
 
 def source_tree(work: Path) -> Path:
-    """llama.cpp's sources as the locked llama-cpp-python ships them, unpacked below `work` once."""
+    """llama.cpp's sources from the locked llama-cpp-python, unpacked below `work` once."""
     sources = work / "sources"
     if not list(sources.glob("llama_cpp_python-*/vendor/llama.cpp")):
         pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "llama-cpp-python"]
@@ -65,11 +65,11 @@ def locked_packages() -> dict[str, tuple[str, str]]:
 
 
 def unpack_packages(folder: Path, driver: bool = False, mirror: str | None = None, newest: bool = False) -> Path:
-    """Download and unpack the Debian packages below `folder`; returns the root they lie in. Nothing is installed.
+    """Download and unpack the Debian packages below `folder`; returns their root folder. Nothing is installed.
 
-    `driver` adds Mesa's software driver. `mirror` is an address of Debian's archive that still has the locked
-    versions, such as a snapshot; None: the one this machine uses. `newest` takes what the suite has now.
-    Raises: CalledProcessError: the mirror has none of that version. ValueError: it has other bytes.
+    `driver` adds Mesa's software driver. `mirror` is the URL of a Debian archive that still has the locked
+    versions, such as a snapshot; None: this computer's mirror. `newest` uses the suite's current versions.
+    Raises: CalledProcessError: the mirror does not have that version. ValueError: a package has other bytes.
     """
     root, lists = folder / "root", folder / "apt"
     wanted = root / ("usr/share/vulkan/icd.d" if driver else "usr/include/spirv")
@@ -105,7 +105,7 @@ def unpack_packages(folder: Path, driver: bool = False, mirror: str | None = Non
 
 
 def _check_package(place: Path, name: str, locked: dict[str, tuple[str, str]]) -> None:
-    """Compare a downloaded package with the lock; without one print the line for it."""
+    """Compare a downloaded package with the lock; without a lock, print the line for it."""
     deb = next(place.glob(f"{name}_*.deb"))
     sha256 = hashlib.sha256(deb.read_bytes()).hexdigest()
     if not locked:
@@ -115,7 +115,7 @@ def _check_package(place: Path, name: str, locked: dict[str, tuple[str, str]]) -
 
 
 def _wrap_glslc(newer: Path, wrapper: Path) -> None:
-    """A script that runs the newer system's glslc with that system's loader and libraries."""
+    """Write a script that runs the newer suite's glslc with that suite's loader and libraries."""
     libraries = next((newer / "usr/lib").glob("*-linux-gnu"))
     loader = next(libraries.glob("ld-linux*.so.*"))
     wrapper.parent.mkdir(parents=True, exist_ok=True)
@@ -125,10 +125,11 @@ def _wrap_glslc(newer: Path, wrapper: Path) -> None:
 
 
 def kept_shaders(work: Path, tree: Path) -> dict[str, str]:
-    """For the environment of a build with the unpacked glslc: where compiled shaders are kept for the next one.
+    """Environment variables that enable the shader cache for a build with the unpacked glslc.
 
-    A compiled shader is the same for every platform and compiler of C++, and most of the work of a Vulkan pack. The
-    folder's name stands for the shaders' sources and glslc; what else decides is on glslc's command line.
+    A compiled shader is the same for every platform and C++ compiler, and compiling shaders is most of the work for
+    a Vulkan pack. The folder's name is a hash of the shader sources and glslc; all other inputs are on glslc's
+    command line.
     """
     named = hashlib.sha256()
     sources = tree / "ggml" / "src" / "ggml-vulkan" / "vulkan-shaders"
@@ -140,7 +141,7 @@ def kept_shaders(work: Path, tree: Path) -> dict[str, str]:
 
 
 def _mirror() -> str:
-    """The address this machine takes Debian's packages from."""
+    """URL of this computer's Debian mirror."""
     listed = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
     known = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
     found = next((address for address in known if address.rstrip("/").endswith("/debian")), None)
@@ -152,7 +153,7 @@ def _mirror() -> str:
 
 
 def environment(root: Path | None) -> dict[str, str]:
-    """The environment of a build or a trial, with unpacked packages in front."""
+    """Environment variables of a build or a test, with unpacked packages first."""
     env = dict(os.environ)
     if root is None:
         return env
@@ -177,7 +178,7 @@ def _absolute(library: str, folders: list[str]) -> str:
 
 
 def vulkan_flags(root: Path | None, *, windows: bool) -> list[str]:
-    """Where CMake finds Vulkan among unpacked packages; nothing for installed ones."""
+    """CMake flags for Vulkan from unpacked packages; empty if it is installed in the system."""
     if root is None:
         return []
     library = next((root / "usr/lib").glob("*-linux-gnu/libvulkan.so*"))
@@ -189,7 +190,7 @@ def vulkan_flags(root: Path | None, *, windows: bool) -> list[str]:
 
 
 def bad_tool(recipe: Recipe, env: dict[str, str]) -> str:
-    """Why a tool of this machine must not build the recipe; empty where none is known to be bad."""
+    """Why a tool on this computer must not build the recipe; empty if none is known to be faulty."""
     for tool, pattern, why in recipe.refused:
         if re.search(pattern, _version_text(tool, env)):
             return f"this {tool} builds bad kernels: {why}"
@@ -207,6 +208,6 @@ def _version_text(tool: str, env: dict[str, str]) -> str:
 
 
 def missing_tools(tools: tuple[str, ...], env: dict[str, str]) -> str:
-    """Which tools are on no path, in words; empty where all are there."""
+    """A message with the missing tools; empty if all exist."""
     missing = [tool for tool in tools if shutil.which(tool, path=env["PATH"]) is None]
     return f"it needs {', '.join(missing)}: install it, or pass --packages for glslc and headers" if missing else ""

@@ -1,1 +1,1 @@
-"""The Windows installer: an NSIS script around the program's folder. Compiled here, not run on Windows yet."""
+"""The Windows installer: an NSIS script for the program's folder. It compiles, but was not run on Windows yet."""

@@ -1,4 +1,4 @@
-"""The Windows installer, compiled by makensis from the program's folder."""
+"""Compiles the Windows installer from the program's folder with makensis."""
 
 import shutil
 import subprocess
@@ -8,7 +8,7 @@ HERE = Path(__file__).parent
 
 
 def nsis(program: Path, out: Path, version: str) -> Path:
-    """`tessera-VERSION-setup.exe` below `out`. Raises: RuntimeError: makensis is missing or refuses the script."""
+    """Build `tessera-VERSION-setup.exe` below `out`. Raises: RuntimeError: makensis is missing or fails."""
     if shutil.which("makensis") is None:
         raise RuntimeError("makensis was not found; install NSIS 3 (Debian: nsis)")
     target = out.resolve() / f"tessera-{version}-setup.exe"
