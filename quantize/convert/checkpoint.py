@@ -1,4 +1,4 @@
-"""A Hugging Face model folder: its configuration and its weights, read in chunks of bounded size."""
+"""A Hugging Face model folder: its configuration and its weights, read in chunks of limited size."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,16 +13,16 @@ from quantize.files.safetensors_file import SafetensorInfo, read_safetensors_fol
 
 Array = np.ndarray[Any, Any]
 
-# One chunk of a tensor in memory; with a float32 copy beside it the whole conversion stays far below 1 GB.
+# One chunk of a tensor in memory; with an additional float32 copy the whole conversion stays far below 1 GB.
 CHUNK_BYTES = 32 * 1024 * 1024
-# Configurations are a few kB; tokenizers of 256,000 tokens take about 35 MB.
+# Configurations are a few kB; tokenizers with 256,000 tokens take about 35 MB.
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 _MAX_TOKENIZER_BYTES = 96 * 1024 * 1024
 _DTYPES: dict[str, np.dtype[Any]] = {"F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F32": np.dtype("<f4")}
 
 
 class Checkpoint:
-    """Shards and JSON files of one folder. Nothing is read before it is asked for.
+    """Shards and JSON files of one folder. Tensor data is read only on request.
 
     Raises: BadFile, IncompleteFile, Unreadable, RefusedFormat: see safetensors_file.
     """
@@ -42,19 +42,19 @@ class Checkpoint:
         return tuple(self._where)
 
     def info(self, name: str) -> SafetensorInfo:
-        """What the header says of a tensor. Raises: BadFile: there is none of that name."""
+        """A tensor's header entry. Raises: BadFile: no such tensor."""
         if name not in self._where:
             raise BadFile(str(self.folder), f"the tensor {name!r} is missing")
         return self._where[name][1]
 
     def has(self, name: str) -> bool:
-        """Whether a tensor of that name is there."""
+        """Whether the tensor exists."""
         return name in self._where
 
     def rows(self, name: str, start: int, stop: int) -> Array:
-        """Rows of a tensor seen as (rows, last extent): F16, F32, or BF16 as its 16 bits in uint16.
+        """Rows of a tensor viewed as (rows, last extent): F16, F32, or BF16 as 16 bits in uint16.
 
-        Raises: UnsupportedModel: another type. IncompleteFile: the file ends before.
+        Raises: UnsupportedModel: another type. IncompleteFile: the file ends earlier.
         """
         file, info = self._where[name]
         dtype = _DTYPES.get(info.dtype)
@@ -71,7 +71,7 @@ class Checkpoint:
         return values.reshape(stop - start, width)
 
     def chunks(self, name: str, stop: int, group: int = 1) -> Iterator[Array]:
-        """The first `stop` rows in chunks of about CHUNK_BYTES, each a whole number of `group` rows."""
+        """The first `stop` rows in chunks of about CHUNK_BYTES, each a multiple of `group` rows."""
         info = self.info(name)
         row_bytes = max(1, info.nbytes // max(1, info.num_values // max(1, info.shape[-1])))
         step = max(group, CHUNK_BYTES // row_bytes // group * group)
@@ -79,7 +79,10 @@ class Checkpoint:
             yield self.rows(name, first, min(stop, first + step))
 
     def json_file(self, name: str, within: str = "") -> dict[str, Any]:
-        """A JSON object in the folder, or in one `within` it. Raises: BadFile: missing, too large or broken."""
+        """A JSON object in the folder, or in its subfolder `within`.
+
+        Raises: BadFile: missing, too large or invalid.
+        """
         path = safe_member(self.folder / within, name, getattr(self, "_root", None))
         if not path.is_file():
             raise BadFile(str(self.folder / within), f"{name} is missing")
@@ -87,12 +90,12 @@ class Checkpoint:
         return read_json(path, limit)
 
     def optional_json(self, name: str) -> dict[str, Any]:
-        """The same, empty if the file is not there."""
+        """A JSON object in the folder; empty if the file is missing."""
         return self.json_file(name) if (self.folder / name).is_file() else {}
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The language model's part of a configuration, with what is beside it."""
+    """The language model's part of a configuration, merged into the outer part."""
     inner = config.get("text_config")
     return {**config, **inner} if isinstance(inner, dict) else dict(config)
 

@@ -1,4 +1,4 @@
-"""What the decoder-only families have in common: names of tensors, shapes, rotary order, hyperparameters."""
+"""Common parts of the decoder-only families: tensor names, shapes, rotary order, hyperparameters."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-# Left out on purpose: recomputed by the runtime, or of another modality.
+# Omitted on purpose: recomputed by the runtime, or part of another modality.
 _DERIVED = re.compile(r"(rotary_emb\.inv_freq|masked_bias|attn\.bias)$")
 _OTHER_MODALITY = re.compile(
     r"(^|\.)(vision_tower|vision_model|visual|multi_modal_projector|audio_tower|audio_model)\."
@@ -43,10 +43,10 @@ _EXPERT = re.compile(r"^model\.layers\.(\d+)\.(.+)\.experts\.(\d+)\.([a-z0-9_]+)
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """How a family departs from the common names and values.
+    """A family's differences from the common names and values.
 
-    `layer_names` as LAYER. `rotary_heads`: heads of the rows of q and k that are stored in halves and must be
-    interleaved (empty: none). `shifted_norms`: one is added to every norm. `expert_names` maps an expert's parts
+    `layer_names` replaces LAYER. `rotary_heads`: number of heads in q and k whose rows are stored in halves and
+    must be interleaved (empty: none). `shifted_norms`: add one to every norm. `expert_names` maps an expert's parts
     to GGUF names. `ignores_window`: the runtime has no sliding windows for this architecture.
     """
 
@@ -60,7 +60,7 @@ class Rules(msgspec.Struct, frozen=True):
 
 
 def plain_name(name: str) -> str:
-    """A tensor's name without the wrapping of a model of several modalities."""
+    """A tensor's name without the prefix of multimodal models."""
     for prefix in ("model.language_model.", "language_model.model."):
         if name.startswith(prefix):
             return "model." + name.removeprefix(prefix)
@@ -76,9 +76,10 @@ def decoder_recipe(
     heads: bool = True,
     theta: float | None = 10_000.0,
 ) -> Recipe:
-    """What every decoder has; `name` is GGUF's of the architecture. `heads`: their length is written.
+    """The recipe that every decoder shares; `name` is GGUF's name of the architecture.
 
-    `theta` is the base of the rotary frequencies where the file names none; None: it is not written.
+    With `heads`, the key and value lengths of a head are also written. `theta` is the default base of the rotary
+    frequencies; with None it is not written.
     """
     tensors, notes = _tensors(source, config, rules or Rules())
     meta = Metadata(name)
@@ -92,9 +93,9 @@ def decoder_recipe(
 
 
 def _tensors(source: Checkpoint, config: Config, rules: Rules) -> tuple[list[OutTensor], list[str]]:
-    """Every tensor of the decoder, and notes on what was left out.
+    """All tensors of the decoder, and notes about omitted ones.
 
-    Raises: UnsupportedModel: a tensor no rule knows. BadWeights: a shape that cannot be.
+    Raises: UnsupportedModel: no rule for a tensor. BadWeights: an impossible shape.
     """
     tied = bool(config.get("tie_word_embeddings", False))
     found: list[OutTensor] = []
@@ -123,7 +124,7 @@ def _tensors(source: Checkpoint, config: Config, rules: Rules) -> tuple[list[Out
 
 
 def _window(config: Config) -> int:
-    """Tokens a sliding window covers, 0 where none is used within the context."""
+    """Size of the sliding window in tokens, 0 if none is used within the context."""
     window = int(config.get("sliding_window") or 0)
     within = window < int(config.get("max_position_embeddings") or 0)
     return window if within and config.get("use_sliding_window", True) else 0
@@ -209,7 +210,7 @@ def _wants_f32(target: str, shape: tuple[int, ...]) -> bool:
 
 
 def _order(tensor: OutTensor) -> tuple[int, str]:
-    """By layer, as llama.cpp reads; what stands outside the layers first."""
+    """Sort key: by layer, as llama.cpp reads; tensors outside the layers come first."""
     parts = tensor.name.split(".")
     return (int(parts[1]), tensor.name) if parts[0] == "blk" else (-1, tensor.name)
 
@@ -240,7 +241,7 @@ def to_f32(chunk: Array) -> Array:
 
 
 def _put_common(meta: Metadata, config: Config) -> None:
-    """Sizes and norms every family has. Raises: KeyError: the configuration lacks one."""
+    """Write the sizes and norms common to all families. Raises: KeyError: missing in the configuration."""
     meta.put(".block_count", int(config["num_hidden_layers"]))
     if config.get("max_position_embeddings") is not None:
         meta.put(".context_length", int(config["max_position_embeddings"]))
@@ -253,12 +254,12 @@ def _put_common(meta: Metadata, config: Config) -> None:
 
 
 def head_dim(config: Config) -> int:
-    """Values in one attention head."""
+    """Number of values in one attention head."""
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
 def rope(config: Config) -> dict[str, Any]:
-    """The parameters of the full-attention rotary embedding, whichever way the configuration spells them."""
+    """The parameters of the full-attention rotary embedding, from any of the configuration's formats."""
     raw = config.get("rope_parameters") or config.get("rope_scaling") or {}
     chosen = dict(raw.get("full_attention", raw)) if isinstance(raw, dict) else {}
     if "rope_type" not in chosen and chosen.get("type"):
@@ -270,7 +271,7 @@ def rope(config: Config) -> dict[str, Any]:
 
 
 def _put_rope(meta: Metadata, config: Config, default_theta: float) -> None:
-    """Base frequency and scaling. Raises: UnsupportedModel: a kind of scaling nobody knows."""
+    """Write base frequency and scaling. Raises: UnsupportedModel: an unknown kind of scaling."""
     params = rope(config)
     meta.put_float(".rope.freq_base", params.get("rope_theta", default_theta))
     kind = params.get("rope_type")

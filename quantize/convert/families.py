@@ -1,4 +1,4 @@
-"""The families this converter knows, by the name of the architecture in config.json."""
+"""The families that this converter supports, by the architecture's name in config.json."""
 
 import math
 import re
@@ -44,9 +44,9 @@ _ADDED: Final = frozenset({"position_embd.weight", "token_types.weight"})  # lla
 
 
 def bert(source: Checkpoint, config: Config) -> Recipe:
-    """How a checkpoint of this family becomes a GGUF file.
+    """The recipe for converting a BERT checkpoint to GGUF.
 
-    Raises: UnsupportedModel: an activation, positions or a head that llama.cpp's BERT does not have. BadFile.
+    Raises: UnsupportedModel: an activation, positions or a head that llama.cpp's BERT does not support. BadFile.
     """
     ranks = RANKER in config["architectures"]
     wanted = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
@@ -78,9 +78,9 @@ def bert(source: Checkpoint, config: Config) -> Recipe:
 
 
 def _target(full: str, *, ranks: bool) -> str | None:
-    """GGUF's name of a tensor; empty where it is derived, None where it is not needed.
+    """GGUF's name of a tensor; empty if it is derived, None if it is not needed.
 
-    Raises: UnsupportedModel: no rule knows it.
+    Raises: UnsupportedModel: no rule for it.
     """
     name = full.removeprefix("bert.")
     if name.endswith("position_ids"):
@@ -109,7 +109,7 @@ def _tensor(source: Checkpoint, full: str, name: str) -> OutTensor:
 
 
 def _check(source: Checkpoint, config: Config, found: set[str], *, ranks: bool) -> None:
-    """Raises: BadFile: a tensor is missing. UnsupportedModel: a head with several scores."""
+    """Check the tensors. Raises: BadFile: a tensor is missing. UnsupportedModel: a head with several scores."""
     needed = {f"{name}.weight" for name in _OUTER.values()}
     for layer in range(int(config["num_hidden_layers"])):
         needed |= {f"blk.{layer}.{name}.{ending}" for name in _LAYER.values() for ending in ("weight", "bias")}
@@ -124,7 +124,7 @@ def _check(source: Checkpoint, config: Config, found: set[str], *, ranks: bool) 
 
 
 def _pooling(source: Checkpoint) -> int:
-    """How rows become one, from the folder's sentence-transformers module, else the mean."""
+    """The pooling type from the folder's sentence-transformers module, by default the mean."""
     if not (source.folder / _POOLING / "config.json").is_file():
         return _MEAN
     pooling = source.json_file("config.json", _POOLING)
@@ -140,7 +140,7 @@ def _order(tensor: OutTensor) -> tuple[int, str]:
 
 
 def _llama(source: Checkpoint, config: Config, gguf_architecture: str = "llama") -> Recipe:
-    """Llama, Mistral and Mixtral, or a family that differs from them in name alone."""
+    """Llama, Mistral and Mixtral, or a family that differs only in name."""
     heads = int(config["num_attention_heads"])
     kv_heads = int(config.get("num_key_value_heads") or heads)
     num_experts = int(config.get("num_local_experts") or 0)
@@ -164,9 +164,9 @@ def _llama(source: Checkpoint, config: Config, gguf_architecture: str = "llama")
 
 
 def _rope_factors(config: Config) -> OutTensor:
-    """What each frequency is divided by in Llama 3.1 and later: one for short waves, `factor` for long ones."""
+    """Divisors of the rotary frequencies for Llama 3.1 and later: 1 for short waves, `factor` for long ones."""
     params, dim = rope(config), head_dim(config)
-    # In single precision throughout, as the reference computes them.
+    # In single precision, as in the reference implementation.
     one = np.float32(1.0)
     base, factor = np.float32(params.get("rope_theta", 10_000.0)), np.float32(params.get("factor", 8.0))
     low, high = np.float32(params.get("low_freq_factor", 1.0)), np.float32(params.get("high_freq_factor", 4.0))
@@ -217,7 +217,7 @@ def _qwen3_moe(source: Checkpoint, config: Config) -> Recipe:
 
 
 def _check_routing(source: Checkpoint, config: Config) -> None:
-    """Raises: UnsupportedModel: experts are used in a way the runtime has no setting for.
+    """Check the expert routing. Raises: UnsupportedModel: the runtime does not support it.
 
     Source: llama.cpp, src/models/qwen3moe.cpp: chosen experts are normalized, every layer has experts.
     """
@@ -227,11 +227,11 @@ def _check_routing(source: Checkpoint, config: Config) -> None:
         raise UnsupportedModel(str(source.folder), "some layers have no experts")
 
 
-_NO_ROPE_STEP = 4  # Source: llama.cpp, src/models/smollm3.cpp, which reads no such number from the file
+_NO_ROPE_STEP = 4  # Source: llama.cpp, src/models/smollm3.cpp, which does not read this number from the file
 
 
 def _smollm3(source: Checkpoint, config: Config) -> Recipe:
-    """SmolLM3: Llama whose every fourth layer has no rotary positions.
+    """SmolLM3: Llama with no rotary positions in every fourth layer.
 
     Raises: UnsupportedModel: llama.cpp would compute something else.
     """
@@ -257,10 +257,10 @@ LAYER_NAMES = {
 
 
 def check_attention_scale(source: Checkpoint, config: Config, large_layers: int) -> None:
-    """Raises: UnsupportedModel: attention is scaled in a way the runtime has no setting for.
+    """Check the attention scale. Raises: UnsupportedModel: the runtime does not support it.
 
-    llama.cpp divides by the root of the head's length, in the largest model of a generation (by its number of
-    layers) by that of width over heads. Source: src/models/gemma2.cpp, gemma3.cpp.
+    llama.cpp divides by the square root of the head length. In the largest model of a generation (identified by its
+    number of layers) it uses width / heads instead. Source: src/models/gemma2.cpp, gemma3.cpp.
     """
     wanted = float(config.get("query_pre_attn_scalar", 256.0))
     large = int(config["num_hidden_layers"]) == large_layers
@@ -271,7 +271,7 @@ def check_attention_scale(source: Checkpoint, config: Config, large_layers: int)
 
 
 def _gemma2(source: Checkpoint, config: Config) -> Recipe:
-    """Gemma 2: soft caps, sliding windows, norms before and after each part, stored less one.
+    """Gemma 2: soft caps, sliding windows, norms before and after each part, stored minus one.
 
     The head is always the embedding.
     """
@@ -280,14 +280,14 @@ def _gemma2(source: Checkpoint, config: Config) -> Recipe:
     rules = Rules(layer_names=LAYER_NAMES, shifted_norms=True, ignores_window=False)
     made = decoder_recipe(source, config, "gemma2", rules, theta=None)
     meta = made.metadata
-    # Defaults: what transformers' Gemma2Config takes where the file is silent.
+    # Defaults of transformers' Gemma2Config.
     meta.put_float(".attn_logit_softcapping", config.get("attn_logit_softcapping", 50.0))
     meta.put_float(".final_logit_softcapping", config.get("final_logit_softcapping", 30.0))
     meta.put(".attention.sliding_window", int(config.get("sliding_window", 4096)))
     return made
 
 
-# What transformers' Gemma3TextConfig takes where the file is silent.
+# Defaults of transformers' Gemma3TextConfig.
 _DEFAULTS: dict[str, Any] = {
     "hidden_size": 2304,
     "intermediate_size": 9216,
@@ -304,7 +304,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def _gemma3(source: Checkpoint, config: Config) -> Recipe:
-    """Gemma 3: as Gemma 2 without soft caps, with norms on q and k and two rotary bases.
+    """Gemma 3: like Gemma 2 without soft caps, with norms on q and k and two rotary bases.
 
     Text only; rows beyond the vocabulary are dropped.
     """
@@ -341,7 +341,7 @@ def _phi3(source: Checkpoint, config: Config) -> Recipe:
     meta.put(".rope.scaling.original_context_length", original)
     meta.put(".rope.dimension_count", rotary)
     meta.put_float(".rope.freq_base", params.get("rope_theta", 10_000.0))
-    # Zero tells Phi-4, which has no window, from the others.
+    # llama.cpp recognizes Phi-4, which has no window, by the zero.
     meta.put(".attention.sliding_window", int(config.get("sliding_window") or 0))
     if params.get("long_factor"):
         meta.put_float(".rope.scaling.attn_factor", _attention_factor(config, original))
@@ -350,7 +350,7 @@ def _phi3(source: Checkpoint, config: Config) -> Recipe:
 
 
 def _attention_factor(config: Config, original: int) -> float:
-    """How much attention is sharpened for the longer context."""
+    """The attention scaling factor for the longer context."""
     scale = int(config["max_position_embeddings"]) / original
     kind = str(rope(config).get("rope_type", "")).lower()
     if scale <= 1:
@@ -395,8 +395,8 @@ SUPPORTED = tuple(sorted(_BY_NAME))
 def architecture(source: Checkpoint) -> str:
     """The architecture's name.
 
-    Raises: ConverterNeeded: only llama.cpp's converter knows it. UnsupportedModel: nobody does, or its weights are
-    already quantized.
+    Raises: ConverterNeeded: only llama.cpp's converter supports it. UnsupportedModel: no converter supports it, or
+    its weights are already quantized.
     """
     names = source.config.get("architectures") or []
     name = names[0] if isinstance(names, list) and names else None
@@ -412,7 +412,10 @@ def architecture(source: Checkpoint) -> str:
 
 
 def model_recipe(source: Checkpoint) -> Recipe:
-    """How this folder becomes a GGUF file. Raises: UnsupportedModel. BadFile, BadWeights: it is damaged."""
+    """The recipe for converting this folder to GGUF. Raises: UnsupportedModel.
+
+    BadFile, BadWeights: it is corrupt.
+    """
     name = architecture(source)
     try:
         return _BY_NAME[name](source, text_config(source.config))

@@ -1,4 +1,4 @@
-"""Converting a Hugging Face folder: recipe, vocabulary and general facts put together, tensors streamed out."""
+"""Converts a Hugging Face folder: combines recipe, vocabulary and general metadata, and streams the tensors."""
 
 import contextlib
 import struct
@@ -32,16 +32,16 @@ from quantize.measurements import Step
 from quantize.native.encode import tokenize
 from quantize.types import FloatType, ModelSpec, TensorSpec
 
-# llama.cpp's numbers for files that are mostly of one float type.
+# llama.cpp's file type numbers for files that are mostly of one float type.
 _FILE_TYPES = {GgmlType.F32: 0, GgmlType.F16: 1, GgmlType.BF16: 32}
 _QUANTIZATION_VERSION = 2  # Source: ggml.h, GGML_QNT_VERSION
 
 
 class ConvertRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Write the model in `folder` as GGUF to `out`, which must not exist. `root` bounds where links may lead.
+    """Write the model in `folder` as GGUF to `out`, which must not exist. `root` limits symbolic links.
 
-    `header_only` is for `prepare`: leave the header at `out`, with a hole where the weights would be.
-    `float_type` "auto" keeps BF16 and F16 as they are and makes F16 of F32 (BF16 where F16 would overflow).
+    `header_only` is for `prepare`: write the header to `out`, with a hole instead of the weights. `float_type`
+    "auto" keeps BF16 and F16 unchanged and converts F32 to F16 (BF16 if F16 would overflow).
     """
 
     folder: Path
@@ -52,7 +52,7 @@ class ConvertRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Converted(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written; `pretokenizer` as llama.cpp calls it; `notes` tell what was left out."""
+    """Result of a conversion. `pretokenizer` is llama.cpp's name; `notes` describe what was omitted."""
 
     architecture: str
     float_type: str
@@ -63,7 +63,7 @@ class Converted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """What a converted file would be: its size, and all that a plan needs to know."""
+    """Properties of the converted file before it is written: its size, and everything that a plan needs."""
 
     float_type: str
     file_bytes: int
@@ -74,13 +74,14 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 def convert(request: ConvertRequest, send: Step) -> Converted:
     """Convert a folder.
 
+    If an error is raised, the output stays unfinished and the caller removes it.
+
     Raises: UnsupportedModel, BadWeights (names the tensor), BadFile, IncompleteFile; OSError from writing.
-    The output is left unfinished then; the caller removes it.
     """
     source = Checkpoint(request.folder, request.root)
     with _described_by(source.folder):
         recipe, pre = _complete_recipe(source)
-        header(recipe.metadata, [])  # what cannot be written is noticed before the tensors are
+        header(recipe.metadata, [])  # detect errors in the metadata before writing the tensors
     qtype = _float_type(source, request.float_type)
     while True:
         try:
@@ -104,7 +105,7 @@ def convert(request: ConvertRequest, send: Step) -> Converted:
 
 
 def prepare(request: ConvertRequest, send: Step) -> Prepared:
-    """What `convert` would write, without writing it. Raises: as `convert`."""
+    """Describe the output of `convert` without writing it. Raises: same as `convert`."""
     send(0.0, 1.0, "")
     source = Checkpoint(request.folder, request.root)
     with _described_by(source.folder):
@@ -135,9 +136,9 @@ def prepare(request: ConvertRequest, send: Step) -> Prepared:
 
 @contextlib.contextmanager
 def _described_by(folder: Path) -> Iterator[None]:
-    """Read a folder's JSON files, which come from anywhere and may hold anything in the place of anything.
+    """Read a folder's untrusted JSON files, whose values may have any type.
 
-    Raises: BadFile: a value is of a kind or size that no model has; the cause is kept for `--debug`.
+    Raises: BadFile: a value has an invalid type or size; the cause is kept for `--debug`.
     """
     try:
         yield
@@ -175,7 +176,7 @@ def _complete_recipe(source: Checkpoint) -> tuple[Recipe, str]:
 
 
 def _put_general(recipe: Recipe, source: Checkpoint) -> None:
-    """Name, size label, licence and lineage, from the folder's name and model card."""
+    """Write name, size label, licence and lineage, from the folder's name and model card."""
     sizes = [int(np.prod(t.shape, dtype=np.int64)) for t in recipe.tensors]
     total = sum(sizes)
     stacks = [(t, n) for t, n in zip(recipe.tensors, sizes, strict=True) if "_exps." in t.name]
@@ -189,7 +190,7 @@ def _put_general(recipe: Recipe, source: Checkpoint) -> None:
         facts.size_label = gguf.size_label(total, total - in_experts, in_experts // count if count else 0, count)
     writer = gguf.GGUFWriter(None, recipe.metadata.architecture)
     writer.add_type("model")
-    # gguf takes what the publisher's generation_config.json holds unchecked, and misses the repeat penalty.
+    # gguf copies the values of generation_config.json unchecked, and omits the repeat penalty.
     recommended = checked(source.optional_json("generation_config.json"), GENERATION_CONFIG_NAMES)
     for theirs, ours in GGUF_NAMES.items():
         setattr(facts, f"sampling_{theirs}", recommended.get(ours))
@@ -198,7 +199,7 @@ def _put_general(recipe: Recipe, source: Checkpoint) -> None:
 
 
 def _put_family_quirks(recipe: Recipe, source: Checkpoint, vocab: Vocabulary, stated: int) -> None:
-    """Settings of the tokenizer that only some families need. Source: llama.cpp, conversion/{llama,gemma}.py."""
+    """Write tokenizer settings of some families. Source: llama.cpp, conversion/{llama,gemma}.py."""
     meta = recipe.metadata
     prefix: Any = source.optional_json("tokenizer_config.json").get("add_prefix_space")
     if meta.architecture.startswith("gemma") and vocab.model == "llama":
@@ -271,9 +272,9 @@ def _encoded(source: Checkpoint, tensor: OutTensor, qtype: GgmlType) -> Iterator
             yield narrow
 
 
-# Which of llama.cpp's pre-tokenizers splits text as this tokenizer does: looked up, deduced, and always tried.
+# Finds the llama.cpp pre-tokenizer that splits text like this tokenizer: looked up or deduced, and always tested.
 
-# Which of llama.cpp's pre-tokenizers a tokenizer is, by the hash of what it makes of one test text.
+# llama.cpp's pre-tokenizers by the hash of a tokenizer's output for one test text.
 #
 # Source: llama.cpp, conversion/base.py (get_vocab_base_pre), at the commit of llama-cpp-python 0.3.36.
 
@@ -376,7 +377,7 @@ BY_HASH: dict[str, str] = {
     "653660222fb704f61cbf2b618a8ae6502b7f8b20c980f9a5de07ed78e13319cd": "ufakzeka",
 }
 
-# What the hashes were made of: spaces, numbers, scripts, contractions, emoji.
+# The text behind the hashes: spaces, numbers, scripts, contractions, emoji.
 TEST_TEXT = (
     "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n\U0001f680 (normal) \U0001f636\u200d\U0001f32b"
     "\ufe0f (multiple emojis concatenated) \u2705 \U0001f999\U0001f999 3 33 333 3"
@@ -389,7 +390,7 @@ TEST_TEXT = (
     "me tea? We'Ve a'lL"
 )
 
-# What tokenizer.json says, in the order found there: the first whose parts all occur is the likeliest.
+# Signs in tokenizer.json, checked in this order: the first entry whose parts all occur is the most likely.
 _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((r"\p{Lu}\p{Lt}", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", r"\p{N}{1,3}"), "gpt-4o"),
     ((r"\p{Lu}\p{Lt}", r"[\r\n/]*"), "tekken"),
@@ -402,14 +403,14 @@ _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("Punctuation", "ByteLevel use_regex", "Digits"), "falcon"),
     (("ByteLevel use_regex",), "gpt-2"),
 )
-# One name of each splitting llama.cpp knows, commonest first.
+# One name for each splitting that llama.cpp supports, most common first.
 _DISTINCT = (
     "llama-bpe", "qwen2", "gpt-2", "gpt-4o", "tekken", "smollm", "qwen35", "deepseek-v3", "deepseek-llm",
     "deepseek-coder", "falcon", "stablelm2", "chatglm-bpe", "smaug-bpe", "seed-coder", "bailingmoe", "minicpm5",
     "spark2_5", "exaone-moe", "laguna", "ufakzeka", "superbpe", "viking", "poro-chat", "tiny_aya", "afmoe",
     "kimi-k2", "youtu", "granite-embed-multi-97m", "jais-2", "chameleon", "gemma4", "default",
 )  # fmt: skip
-# Beside the test text: code, other scripts, runs of spaces and digits, contractions, line ends.
+# In addition to the test text: code, other scripts, runs of spaces and digits, contractions, line ends.
 TRIALS = (
     TEST_TEXT,
     "def f(x):\n    return x**2 + 3.14  # it's 100% done\n\n\n\treturn\r\n",
@@ -422,9 +423,9 @@ TRIALS = (
 
 
 def choose(tokenizer: Tokenizer, data: dict[str, Any], meta: Metadata) -> str:
-    """The pre-tokenizer with which llama.cpp gives the same ids as `tokenizer` on every trial text.
+    """The llama.cpp pre-tokenizer that gives the same ids as `tokenizer` on every test text.
 
-    `meta` must hold the rest of the vocabulary. Raises: UnsupportedModel: none does.
+    `meta` must contain the rest of the vocabulary. Raises: UnsupportedModel: no pre-tokenizer matches.
     """
     wanted = [tokenizer.encode(text, add_special_tokens=False).ids for text in TRIALS]
     with TemporaryDirectory(prefix="vocabulary-") as folder:
@@ -442,7 +443,7 @@ def choose(tokenizer: Tokenizer, data: dict[str, Any], meta: Metadata) -> str:
 
 
 def candidates(tokenizer: Tokenizer, data: dict[str, Any]) -> Iterator[str]:
-    """Names to try, likeliest first, each once: the known hash, what tokenizer.json says, everything else."""
+    """Names to try, most likely first, each once: the known hash, tokenizer.json, all others."""
     seen: set[str] = set()
     by_hash = BY_HASH.get(sha256(str(tokenizer.encode(TEST_TEXT).ids).encode()).hexdigest())
     for name in (by_hash, deduced(data), *_DISTINCT):
@@ -452,13 +453,13 @@ def candidates(tokenizer: Tokenizer, data: dict[str, Any]) -> Iterator[str]:
 
 
 def deduced(data: dict[str, Any]) -> str | None:
-    """What the pre-tokenizer described in tokenizer.json is called in llama.cpp, if its parts are known."""
+    """llama.cpp's name for the pre-tokenizer described in tokenizer.json, or None if its parts are unknown."""
     parts = " ".join(_parts(data.get("pre_tokenizer")))
     return next((name for signs, name in _SIGNS if all(sign in parts for sign in signs)), None)
 
 
 def _parts(node: Any) -> Iterator[str]:
-    """Kinds, settings and patterns of a pre-tokenizer, flattened."""
+    """Kinds, settings and patterns of a pre-tokenizer, as a flat sequence."""
     if not isinstance(node, dict):
         return
     for child in node.get("pretokenizers", ()):

@@ -1,7 +1,7 @@
-"""What llama.cpp's own converter may be given: the architectures it knows, and a folder without programs in it.
+"""Prepares input for llama.cpp's own converter: its list of architectures, and a folder without programs.
 
-It runs elsewhere (engine.library.converter). `assets/converter/architectures.txt` is the list of the pinned source
-archive, read from it by `architectures_in`.
+The converter runs in engine.library.converter. `assets/converter/architectures.txt` is the list of the pinned
+source archive, read from it by `architectures_in`.
 """
 
 import ast
@@ -19,9 +19,9 @@ from quantize.files.safetensors_file import safe_member
 ASSETS: Final = Path(__file__).resolve().parents[2] / "assets" / "converter"
 # The name of the table in llama.cpp's conversion/__init__.py.
 _TABLE: Final = "TEXT_MODEL_MAP"
-# What describes a model; everything else of a folder (programs, pickles, pictures) stays where it is.
+# Files that describe a model; other files of a folder (programs, pickles, images) are not copied.
 _SUFFIXES: Final = frozenset({".json", ".jinja", ".model", ".safetensors", ".tiktoken", ".txt"})
-# Files that may name a program of the publisher under this key.
+# Files that may name a publisher's program under this key.
 _DESCRIBING: Final = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 _PROGRAMS: Final = "auto_map"
 _MAX_JSON_BYTES: Final = 4 * 1024 * 1024
@@ -29,9 +29,9 @@ _MAX_FILES: Final = 2000
 
 
 def architectures_in(source: str) -> tuple[str, ...]:
-    """The architectures of language models that a conversion/__init__.py registers; nothing of it is run.
+    """The language model architectures that a conversion/__init__.py registers; the file is not executed.
 
-    Raises: ValueError: it holds no such table.
+    Raises: ValueError: it contains no such table.
     """
     for node in ast.parse(source).body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == _TABLE:
@@ -43,7 +43,7 @@ def architectures_in(source: str) -> tuple[str, ...]:
 
 @functools.cache
 def supported_architectures() -> frozenset[str]:
-    """Those of the pinned converter."""
+    """The architectures of the pinned converter."""
     return frozenset((ASSETS / "architectures.txt").read_text(encoding="ascii").split())
 
 
@@ -57,10 +57,10 @@ class Staged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stage(source: Path, into: Path, root: Path | None = None) -> Staged:
-    """Lay out in `into` what the converter may read of a model's folder: no programs, no pickles, no links outside.
+    """Create in `into` the files that the converter may read: no programs, no pickles, no links outside.
 
-    Raises: BadFile, IncompleteFile, RefusedFormat, Unreadable: the folder's fault. UnsupportedModel: its tokenizer
-    is a program of the publisher's.
+    Raises: BadFile, IncompleteFile, RefusedFormat, Unreadable: the folder is invalid. UnsupportedModel: its
+    tokenizer is a publisher's program.
     """
     checked = Checkpoint(source, root)
     notes = []
@@ -84,7 +84,7 @@ def stage(source: Path, into: Path, root: Path | None = None) -> Staged:
 
 
 def _copied(source: Path, name: str, into: Path, root: Path | None) -> bool:
-    """Copy a description without the programs it names; True: it named some."""
+    """Copy a description without the programs that it names; returns whether it named any."""
     given = read_json(safe_member(source, name, root), _MAX_JSON_BYTES)
     named = given.pop(_PROGRAMS, None)
     if (
@@ -100,7 +100,7 @@ def _copied(source: Path, name: str, into: Path, root: Path | None) -> bool:
 
 
 def _pooling(source: Path, into: Path) -> None:
-    """How an embedding model pools, which sentence-transformers keeps in a folder of its own."""
+    """Copy an embedding model's pooling, which sentence-transformers stores in a separate folder."""
     for config in sorted(source.glob("*_Pooling/config.json")):
         name = config.parent.name
         if config.resolve().is_relative_to(source.resolve()):

@@ -1,4 +1,4 @@
-"""What a family says about its model: metadata, and where every tensor's values come from."""
+"""A family's description of a model: metadata, and the source of every tensor's values."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Metadata(dict[str, MetaValue]):
-    """Metadata of one model; keys with a leading dot get the architecture in front."""
+    """Metadata of one model; keys with a leading dot get the architecture as prefix."""
 
     def __init__(self, architecture: str) -> None:
         super().__init__()
@@ -21,15 +21,15 @@ class Metadata(dict[str, MetaValue]):
         self.put("general.architecture", architecture)
 
     def put(self, key: str, value: Scalar, type_id: ValueType | None = None) -> None:
-        """One value: text, UINT32 for whole numbers, FLOAT32 for fractions, unless typed."""
+        """Store one value: text, UINT32 for integers, FLOAT32 for floats, unless `type_id` is given."""
         self[self._full(key)] = scalar(value, type_id)
 
     def put_float(self, key: str, value: float) -> None:
-        """One FLOAT32, also from a whole number."""
+        """Store one FLOAT32, also from an integer."""
         self.put(key, float(value), ValueType.FLOAT32)
 
     def put_array(self, key: str, values: list[Any] | Array, element: ValueType) -> None:
-        """An array of one element type."""
+        """Store an array of one element type."""
         self[self._full(key)] = array(values, element)
 
     def _full(self, key: str) -> str:
@@ -40,8 +40,8 @@ class Metadata(dict[str, MetaValue]):
 class OutTensor:
     """A tensor to write: `shape` in ggml order; `chunks` yields its rows in order.
 
-    Pieces are (rows, shape[0]) arrays of float16, float32 or bfloat16 bits in uint16. `keep_f32`: norms, biases
-    and routers, which llama.cpp wants in float32.
+    Chunks are (rows, shape[0]) arrays of float16, float32 or bfloat16 bits in uint16. `keep_f32` marks norms,
+    biases and routers, which llama.cpp requires in float32.
     """
 
     name: str
@@ -52,7 +52,7 @@ class OutTensor:
 
 @dataclass
 class Recipe:
-    """All that is needed to write a model; `notes` tell what was left out and why."""
+    """Everything needed to write a model; `notes` describe what was omitted and why."""
 
     metadata: Metadata
     tensors: list[OutTensor]

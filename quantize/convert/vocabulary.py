@@ -1,4 +1,4 @@
-"""The tokenizer's part of a model file: tokens, kinds, scores or merges, special tokens, chat template."""
+"""Reads the tokenizer of a model: tokens, kinds, scores or merges, special tokens, chat template."""
 
 import re
 import struct
@@ -27,7 +27,7 @@ _MAX_TEMPLATE_BYTES = 1024 * 1024
 
 @dataclass
 class Vocabulary:
-    """Tokens in order of their ids. `model` is GGUF's word: "gpt2" (BPE), "llama" (SentencePiece), "bert"."""
+    """Tokens ordered by id. `model` is GGUF's name: "gpt2" (BPE), "llama" (SentencePiece), "bert"."""
 
     model: str
     tokens: list[bytes] = field(default_factory=list)
@@ -44,8 +44,8 @@ class Vocabulary:
 def read_vocabulary(source: Checkpoint, vocab_size: int, *, phi: bool = False, bert: bool = False) -> Vocabulary:
     """The vocabulary of a folder, padded to `vocab_size` tokens.
 
-    `phi`: added tokens that are not special are the user's even where they look special. `bert`: may be WordPiece.
-    Raises: BadFile: no tokenizer, or a broken one. UnsupportedModel: an algorithm llama.cpp lacks here.
+    `phi`: added tokens that are not marked special are user-defined even if they look special. `bert`: WordPiece is
+    allowed. Raises: BadFile: no tokenizer, or an invalid one. UnsupportedModel: llama.cpp lacks the algorithm.
     """
     config = source.optional_json("tokenizer_config.json")
     model_file = source.folder / "tokenizer.model"
@@ -69,7 +69,7 @@ def read_vocabulary(source: Checkpoint, vocab_size: int, *, phi: bool = False, b
 
 
 def vocabulary_size(source: Checkpoint, stated: int) -> int:
-    """How many tokens the tokenizer really has (Gemma 3 pads its embedding beyond them)."""
+    """Real number of tokens in the tokenizer (Gemma 3 pads its embedding beyond them)."""
     model_file = source.folder / "tokenizer.model"
     if model_file.is_file() and _is_protobuf(model_file):
         return stated
@@ -78,16 +78,16 @@ def vocabulary_size(source: Checkpoint, stated: int) -> int:
 
 
 def open_tokenizer(source: Checkpoint) -> Tokenizer:
-    """Hugging Face's own tokenizer of the folder. Raises: BadFile: tokenizer.json is missing or broken."""
-    source.json_file("tokenizer.json")  # bounds its size first
+    """The folder's Hugging Face tokenizer. Raises: BadFile: tokenizer.json is missing or invalid."""
+    source.json_file("tokenizer.json")  # checks its size first
     try:
         return Tokenizer.from_file(str(source.folder / "tokenizer.json"))
-    except Exception as error:  # the library raises nothing more precise
+    except Exception as error:  # the library raises no more specific type
         raise BadFile(str(source.folder / "tokenizer.json"), f"no tokenizer: {str(error)[:200]}") from error
 
 
 def put_vocabulary(meta: Metadata, source: Checkpoint, vocab: Vocabulary, pre: str) -> None:
-    """Write everything about the tokenizer into the metadata."""
+    """Write all tokenizer data into the metadata."""
     meta.put("tokenizer.ggml.model", vocab.model)
     meta.put("tokenizer.ggml.pre", pre)
     meta.put_array("tokenizer.ggml.tokens", vocab.tokens, ValueType.STRING)
@@ -106,7 +106,10 @@ def _is_protobuf(path: Path) -> bool:
 
 
 def looks_special(text: str) -> bool:
-    """Some folders leave control tokens unmarked. Source: llama.cpp, does_token_look_special."""
+    """Whether a token looks like a control token. Some folders do not mark them.
+
+    Source: llama.cpp, does_token_look_special.
+    """
     bars = any(text.startswith(f"<{bar}") and text.endswith(f"{bar}>") for bar in ("|", "\uff5c"))
     return text in _LOOK_SPECIAL or bars or (text.startswith("<unused") and text.endswith(">"))
 
@@ -115,7 +118,7 @@ def _from_sentencepiece(source: Checkpoint, path: Path, vocab_size: int, *, phi:
     vocab = _padded("llama", vocab_size)
     for number, (text, score, kind) in enumerate(read_pieces(path)):
         if number < vocab_size:
-            # llama.cpp's converter takes only what the folder's JSON adds as the user's own.
+            # llama.cpp's converter takes user-defined tokens only from the folder's JSON files.
             vocab.set(number, text, TokenType.NORMAL if kind is TokenType.USER_DEFINED else kind, score)
     for name, number in source.optional_json("added_tokens.json").items():
         if isinstance(number, int) and 0 <= number < vocab_size:
@@ -134,15 +137,15 @@ def _from_sentencepiece(source: Checkpoint, path: Path, vocab_size: int, *, phi:
 def _added(text: str, *, special: bool, trust_looks: bool = True) -> tuple[bytes, int]:
     if special or (trust_looks and looks_special(text)):
         return text.encode(), TokenType.CONTROL
-    # llama.cpp compares user-defined tokens with text in which spaces are spaces.
+    # llama.cpp compares user-defined tokens with text that contains normal spaces.
     return (text.replace("\u2581", " ") if trust_looks else text).encode(), TokenType.USER_DEFINED
 
 
 def _from_merged_sentencepiece(data: dict[str, Any], vocab_size: int) -> Vocabulary:
-    """A SentencePiece vocabulary that was kept only as merges.
+    """A SentencePiece vocabulary that is stored only as merges.
 
-    llama.cpp joins the pair with the highest score, Hugging Face the pair merged first: the rank of the merge
-    that makes a token, negated, is its score.
+    llama.cpp joins the pair with the highest score, Hugging Face the pair with the earliest merge. A token's score
+    is therefore the negated rank of the merge that creates it.
     """
     rank: dict[str, int] = {}
     for number, merge in enumerate(data["model"].get("merges", [])):
@@ -181,9 +184,9 @@ def _from_bpe(source: Checkpoint, vocab_size: int) -> Vocabulary:
 
 
 def _from_wordpiece(source: Checkpoint, data: dict[str, Any], vocab_size: int) -> Vocabulary:
-    """BERT's pieces: GGUF marks the beginnings of words where WordPiece marks what continues them.
+    """BERT's pieces: GGUF marks word beginnings, WordPiece marks continuations.
 
-    Raises: UnsupportedModel: text is not lowered as llama.cpp's tokenizer does it.
+    Raises: UnsupportedModel: text is not lowercased in the way of llama.cpp's tokenizer.
     """
     normalizer = data.get("normalizer") or {}
     if not normalizer.get("lowercase") or normalizer.get("strip_accents") is False:
@@ -223,7 +226,7 @@ def _put_special(meta: Metadata, folder: Path, num_tokens: int, *, load_merges: 
 
 
 def put_written(meta: Metadata, writer: Any) -> None:
-    """Copy what a GGUFWriter of the gguf library collected."""
+    """Copy the metadata collected by the gguf library's GGUFWriter."""
     for key, value in writer.kv_data[0].items():
         if key == "general.architecture":
             continue
@@ -237,14 +240,14 @@ def put_written(meta: Metadata, writer: Any) -> None:
 
 
 def _element(items: list[Any]) -> ValueType:
-    """The element type the gguf library takes for a list."""
+    """The element type that the gguf library uses for a list."""
     if not items:
         raise msgspec.ValidationError("an empty list has no type")
     kinds = {str: ValueType.STRING, bytes: ValueType.STRING, bool: ValueType.BOOL, float: ValueType.FLOAT32}
     return kinds.get(type(items[0]), ValueType.INT32)
 
 
-# The vocabulary of a SentencePiece model file, read without the sentencepiece library.
+# Reads the vocabulary of a SentencePiece model file without the sentencepiece library.
 #
 # Source of the field numbers: sentencepiece_model.proto (ModelProto.pieces = 1; piece = 1, score = 2, type = 3).
 
@@ -254,7 +257,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class TokenType(IntEnum):
-    """Kinds of tokens; SentencePiece's numbers are GGUF's."""
+    """Kinds of tokens; SentencePiece and GGUF use the same numbers."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -268,7 +271,7 @@ Piece = tuple[bytes, float, TokenType]
 
 
 def read_pieces(path: Path) -> list[Piece]:
-    """Text, score and kind of every piece. Raises: BadFile: it is no SentencePiece model. Unreadable."""
+    """Text, score and kind of every piece. Raises: BadFile: not a SentencePiece model. Unreadable."""
     with FileSource(path) as source:
         if source.size > _MAX_BYTES:
             raise BadFile(str(path), f"{source.size} bytes; at most {_MAX_BYTES} are read")
@@ -301,7 +304,7 @@ def _piece(raw: bytes) -> Piece:
 
 
 def _fields(raw: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """(field number, wire type, value) of a message; numbers come as little-endian bytes."""
+    """(field number, wire type, value) of a message; numbers are returned as little-endian bytes."""
     at, end = 0, len(raw)
     while at < end:
         tag, at = _varint(raw, at)

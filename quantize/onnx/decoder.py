@@ -1,4 +1,4 @@
-"""The graph of a Llama, Qwen2 or Qwen3 decoder in the operators ONNX Runtime has fast kernels for."""
+"""The graph of a Llama, Qwen2 or Qwen3 decoder, built from operators with fast ONNX Runtime kernels."""
 
 import math
 from typing import Any
@@ -19,7 +19,7 @@ _FLOAT = 1  # onnx.TensorProto.FLOAT
 
 
 class DecoderShape(msgspec.Struct, frozen=True):
-    """Dimensions of the model, in values; `rope_factor` divides every position (1: not at all)."""
+    """Dimensions of the model, in values; `rope_factor` divides every position (1: no change)."""
 
     architecture: str
     layers: int
@@ -37,7 +37,7 @@ class DecoderShape(msgspec.Struct, frozen=True):
 def decoder_shape(model: GgufModel) -> DecoderShape:
     """Dimensions from the header.
 
-    Raises: UnsupportedModel: another architecture, experts, or a rotary embedding that is not known here.
+    Raises: UnsupportedModel: another architecture, experts, or an unknown rotary embedding.
     """
     head = model.parts[0]
     if head.architecture not in ARCHITECTURES:
@@ -83,7 +83,7 @@ def decoder_shape(model: GgufModel) -> DecoderShape:
 
 
 class DecoderGraph:
-    """Builds the graph of one model. `requantized` names the tensors that were not kept exactly, by type."""
+    """Builds the graph of one model. `requantized` lists the tensors that are not exact, by type."""
 
     def __init__(
         self, model: GgufModel, shape: DecoderShape, graph: GraphWriter, accuracy_level: int, *, all_logits: bool
@@ -115,7 +115,7 @@ class DecoderGraph:
         normed, _ = self._add_norm(hidden, delta, "output_norm.weight")
         width: int | str = "tokens"
         if not self._all_logits:
-            # Only the newest position is ever sampled from: no (tokens, vocabulary) matrix in prefill.
+            # Only the newest position is sampled: avoids a (tokens, vocabulary) matrix in prefill.
             width = 1
             bounds = [self._ints("minus_one", -1), self._ints("end", 2**31), self._ints("one", 1)]
             normed = g.node("Slice", [normed, *bounds])
@@ -170,7 +170,7 @@ class DecoderGraph:
         return info.ggml_type.name in PLAIN
 
     def _plain_matrix(self, name: str) -> str:
-        """A float matrix (rows, row_values) as float32, kept in 16 bits in the file where it was."""
+        """A float matrix (rows, row_values) as float32; 16-bit sources stay 16-bit in the file."""
         g = self._graph
         part, info = self._find(name)
         values = plain(part.tensor_bytes(info), info.ggml_type.name, tuple(reversed(info.shape)), name)
@@ -187,7 +187,7 @@ class DecoderGraph:
             self.resident_bytes += self._find(name)[1].nbytes
             rows = g.node("Gather", [self._plain_matrix(name), ids], axis=0)
             return g.node("Cast", [rows], to=_FLOAT)
-        # The rows are unpacked by plain operators, so that a tied head can share the packed matrix.
+        # Plain operators unpack the rows, so that a tied head can share the packed matrix.
         weights, packed, scales = self._packed(name)
         codes = g.node("Gather", [packed, ids], axis=0)
         if weights.bits == 4:  # noqa: PLR2004 - two codes a byte
@@ -210,7 +210,8 @@ class DecoderGraph:
             made = g.node("MatMul", [x, matrix])
         else:
             weights, packed, scales = self._packed(name)
-            self.resident_bytes += 2 * (weights.packed.nbytes + weights.scales.nbytes)  # and as the kernels want it
+            # plus a copy in the kernels' layout
+            self.resident_bytes += 2 * (weights.packed.nbytes + weights.scales.nbytes)
             rows, per_row = weights.scales.shape
             made = g.node(
                 "MatMulNBits",
@@ -247,7 +248,7 @@ class DecoderGraph:
         return made[0], made[3]
 
     def _head_norm(self, x: str, weight: str, heads: int) -> str:
-        """Qwen3 normalizes each head's query and key."""
+        """Normalize each head's query or key (Qwen3); other models pass through."""
         if weight not in self._tensors:
             return x
         g, dim = self._graph, self._shape.head_dim
@@ -273,7 +274,7 @@ class DecoderGraph:
             kv_num_heads=s.kv_heads,
             scale=float(s.head_dim**-0.5),
             do_rotary=1,
-            # GGUF stores Llama's queries and keys with neighbouring pairs, the others' with halves.
+            # GGUF stores Llama's queries and keys as neighbouring pairs, those of other models as halves.
             rotary_interleaved=int(s.architecture == "llama"),
         )
         return self._linear(mixed, f"{at}attn_output.weight", f"{at}attn_output.bias")

@@ -1,4 +1,4 @@
-"""A BERT of a GGUF file as the encoder folder that sentence-transformers' exports look like."""
+"""Converts a BERT model in GGUF to an encoder folder in the format of sentence-transformers' exports."""
 
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ ARCHITECTURE: Final = "bert"
 MEAN: Final = 1  # Source: llama.h, enum llama_pooling_type
 _CLS: Final = 2
 _RANK: Final = 4
-# What the score of a place that is only padding is lowered by: no probability is left, in 16 bits too.
+# Subtracted from the scores of padding: the probability becomes zero, in 16 bits too.
 _MASKED: Final = 100.0
 _FLOAT: Final = 1  # Source: onnx.proto, TensorProto.DataType
 _WORD_BEGINS: Final = "\u2581"
@@ -38,12 +38,12 @@ class EncoderShape(msgspec.Struct, frozen=True):
 
     @property
     def ranks(self) -> bool:
-        """It scores a document for a query."""
+        """Whether it is a reranker, which scores a document for a query."""
         return self.pooling == _RANK
 
 
 def encoder_shape(model: GgufModel) -> EncoderShape:
-    """Dimensions from the header. Raises: UnsupportedModel: one is missing, or the pooling is another."""
+    """Dimensions from the header. Raises: UnsupportedModel: one is missing, or unsupported pooling."""
     head = model.parts[0]
 
     def whole(key: str) -> int:
@@ -67,14 +67,14 @@ def encoder_shape(model: GgufModel) -> EncoderShape:
 
 
 class EncoderTensors:
-    """The weights of an encoder's file, unpacked by name."""
+    """The weights of an encoder's file, dequantized by name."""
 
     def __init__(self, model: GgufModel) -> None:
         self._tensors = {info.name: (part, info) for part, info in model.tensors()}
         self._name = model.parts[0].name
 
     def values(self, name: str) -> Floats:
-        """A tensor, its rows first. Raises: BadFile: it is missing, or not finite."""
+        """A tensor, rows first. Raises: BadFile: it is missing, or not finite."""
         if name not in self._tensors:
             raise BadFile(self._name, f"the tensor {name} is missing")
         part, info = self._tensors[name]
@@ -86,7 +86,7 @@ class EncoderTensors:
 
 
 class EncoderGraph:
-    """Builds the graph. Weights are float32: half of an encoder is its vocabulary, and texts are short."""
+    """Builds the graph with float32 weights: half of an encoder is its vocabulary, and texts are short."""
 
     def __init__(
         self,
@@ -97,9 +97,11 @@ class EncoderGraph:
         *,
         contrib: bool = True,
     ) -> None:
-        """`tokens`: one text of exactly so many at once, in operators that compilers of NPUs take (None: open).
+        """Create a builder.
 
-        Without `contrib` operators of ONNX alone are written; with open sizes they are needed.
+        With `tokens`, the graph takes one text of exactly that many tokens, in operators that NPU compilers
+        support. None leaves the sizes open. Without `contrib` only standard ONNX operators are used; open sizes
+        need `contrib`.
         """
         self._contrib = contrib
         self._tokens = tokens
@@ -109,7 +111,7 @@ class EncoderGraph:
         self.n_params = 0
 
     def build(self) -> None:
-        """Every node, from token ids to rows or to a score. Raises: BadFile: a tensor is missing."""
+        """Write all nodes, from token ids to rows or to a score. Raises: BadFile: a tensor is missing."""
         g, shape = self._graph, self._shape
         dims, whole = (("batch", "tokens"), "int64") if self._tokens is None else ((1, self._tokens), "int32")
         ids, mask, kinds = (g.input(n, whole, dims) for n in ("input_ids", "attention_mask", "token_type_ids"))
@@ -148,7 +150,7 @@ class EncoderGraph:
         return g.node("Mul", [g.node("Mul", [x, share]), half])
 
     def _positions(self, ids: str) -> str:
-        """The rows of the first positions: as many as there are ids."""
+        """The rows of the first positions, one per id."""
         g = self._graph
         if self._tokens is not None:
             rows = self._values("position_embd.weight")[None, : self._tokens]
@@ -218,7 +220,7 @@ def pooling_config(shape: EncoderShape) -> dict[str, Any]:
 
 
 def wordpiece_json(model: GgufModel) -> dict[str, Any]:
-    """The content of `tokenizer.json`: WordPiece as Hugging Face spells it.
+    """The content of `tokenizer.json`: WordPiece in Hugging Face's format.
 
     Raises: UnsupportedModel: another vocabulary.
     """

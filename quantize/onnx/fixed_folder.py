@@ -1,8 +1,8 @@
-"""A GGUF decoder as a folder of fixed-shape graphs: `prefill.onnx` and `decode.onnx` over one file of weights.
+"""Converts a GGUF decoder to fixed-shape graphs: `prefill.onnx` and `decode.onnx` with one file of weights.
 
-The last token of a prompt goes through `decode.onnx`, so `prefill.onnx` has no head. `fixed.json` holds the sizes
-and the scales of all that goes in and out; `embedding.bin` the rows of the tokens in float16; `first.bin` the codes
-of the first token's keys and values.
+`decode.onnx` processes the last token of a prompt, so `prefill.onnx` has no head. `fixed.json` holds the sizes and
+the scales of all inputs and outputs, `embedding.bin` the token rows in float16, and `first.bin` the codes of the
+first token's keys and values.
 """
 
 import os
@@ -21,13 +21,13 @@ from quantize.onnx.graph import GraphWriter
 from quantize.onnx.static_shapes import MASKED, FixedShape, FixedWeights, Floats, walk
 from quantize.types import CALIBRATION
 
-# Computing the steps of a fixed decoder in float32, and the range that each step's values have on a text.
+# Computes the steps of a fixed decoder in float32, and records the range of each step's values on a text.
 
 Range = tuple[float, float]
 
 
 class FixedNumbers:
-    """Implements `Steps` over arrays. `ranges` has the least and greatest value of every step seen so far."""
+    """Implements `Steps` on arrays. `ranges` has the minimum and maximum of every step so far."""
 
     def __init__(self, weights: FixedWeights) -> None:
         self._weights = weights
@@ -42,7 +42,7 @@ class FixedNumbers:
         self._epsilon = 0.0
 
     def run(self, shape: FixedShape, inputs: dict[str, Any], positions: Any) -> dict[str, Floats]:
-        """One pass; returns the outputs, and the new keys and values under `blk.N.keys` and `blk.N.values`."""
+        """Run one pass; returns the outputs, and the new keys and values as `blk.N.keys` and `blk.N.values`."""
         self._inputs, self._positions, self._epsilon = inputs, positions, shape.model.epsilon
         self.outputs, self.new = {}, {}
         walk(self, shape, self._weights)
@@ -69,7 +69,7 @@ class FixedNumbers:
         return self._note(name, x @ self._weight(weight).T)
 
     def shifted(self, name: str, x: Floats, bias: str) -> Floats:
-        """Add one value a column."""
+        """Add one value per column."""
         return self._note(name, x + self._weight(bias))
 
     def norm(self, name: str, x: Floats, weight: str) -> Floats:
@@ -94,20 +94,20 @@ class FixedNumbers:
         return self._note(name, a @ b)
 
     def reshape(self, _name: str, x: Floats, shape: tuple[int, ...]) -> Floats:
-        """The same values."""
+        """Reshape without changing values."""
         return x.reshape(shape)
 
     def transpose(self, _name: str, x: Floats, order: tuple[int, ...]) -> Floats:
-        """The same values."""
+        """Transpose without changing values."""
         return x.transpose(order)
 
     def halves(self, _name: str, x: Floats) -> tuple[Floats, Floats]:
-        """Of the last axis."""
+        """Split the last axis into halves."""
         middle = x.shape[-1] // 2
         return x[..., :middle], x[..., middle:]
 
     def join(self, name: str, parts: tuple[Floats, ...], axis: int) -> Floats:
-        """One behind the other."""
+        """Concatenate along an axis."""
         return self._note(name, np.concatenate(parts, axis))
 
     def rows(self, name: str, table: str) -> Floats:
@@ -115,20 +115,21 @@ class FixedNumbers:
         return self._note(name, self._values[table][self._positions])
 
     def cached(self, name: str, new: Floats, past: Floats, axis: int) -> Floats:
-        """The past, and what is new behind it."""
+        """Concatenate the past and the new values."""
         self.new[name] = self._note(name, new)
         return np.concatenate((past, new), axis)
 
     def output(self, name: str, x: Floats) -> None:
-        """A result."""
+        """Store a result."""
         self.outputs[name] = x
 
 
 def first_token(weights: FixedWeights, shape: FixedShape, token: int) -> tuple[FixedNumbers, dict[str, Floats]]:
-    """What computes, and the keys and values of the one token that every sequence begins with.
+    """The calculator, and the keys and values of the token that starts every sequence.
 
-    Models give the first token values a thousand times larger than all others (an attention sink), which would take
-    all 16 bits for themselves: it is computed here once, in float32, and comes to the graphs from the cache.
+    Models give the first token values a thousand times larger than all others (an attention sink), which would use
+    up the whole 16-bit range. They are therefore computed here once, in float32, and the graphs read them from the
+    cache.
     """
     numbers, m = FixedNumbers(weights), shape.model
     table = weights.get("token_embd.weight")
@@ -150,7 +151,7 @@ def _empty(m: Any) -> dict[str, Any]:
 def calibrate(
     weights: FixedWeights, shape: FixedShape, begin: int, sequences: list[list[int]]
 ) -> tuple[dict[str, Range], dict[str, Floats]]:
-    """Ranges of every step over token sequences that follow the token `begin`, and that token's keys and values."""
+    """Ranges of every step over token sequences after the token `begin`, and that token's keys and values."""
     numbers, first = first_token(weights, shape, begin)
     table = weights.get("token_embd.weight")
     m = shape.model
@@ -169,19 +170,19 @@ def calibrate(
     return numbers.ranges | {"hidden": (low, high), "mask": (MASKED, 0.0)}, first
 
 
-# Writing the steps of a fixed decoder as a quantized ONNX graph, as the compiler of Qualcomm's NPU takes it.
+# Writes the steps of a fixed decoder as a quantized ONNX graph for the compiler of Qualcomm's NPU.
 #
-# Activations have 16 bits and one scale a step, weights 8 or 4 bits and one scale a row, cached keys and values 8
-# bits. Every value that enters or leaves the graph is an integer: nothing is left for the CPU. Source: ONNX
-# Runtime, QNN execution provider (node units of DequantizeLinear, operator, QuantizeLinear), and AIMET.
+# Activations have 16 bits and one scale per step, weights 8 or 4 bits and one scale per row, cached keys and values
+# 8 bits. All inputs and outputs of the graph are integers, so no work is left for the CPU. Source: ONNX Runtime,
+# QNN execution provider (node units of DequantizeLinear, operator, QuantizeLinear), and AIMET.
 
 _TOP: Final = {"uint16": 65535, "uint8": 255}
-# Ranges are widened by this on both sides: other texts reach a little further than those of the calibration.
+# Margin added to ranges on both sides: other texts have slightly larger values than the calibration text.
 _SLACK: Final = 0.05
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True):
-    """A value is scale * (code - zero); codes are uint16 or uint8."""
+    """Quantization of a value: scale * (code - zero), with uint16 or uint8 codes."""
 
     scale: float
     zero: int
@@ -198,7 +199,7 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scale_of(found: Range, kind: str = "uint16", slack: float = _SLACK) -> Scale:
-    """The scale for a range; zero is always among its values."""
+    """The scale for a range; zero is always within it."""
     low, high = min(0.0, found[0]), max(0.0, found[1])
     low, high = low * (1 + slack), high * (1 + slack)
     scale = max((high - low) / _TOP[kind], 1e-9)
@@ -206,7 +207,7 @@ def scale_of(found: Range, kind: str = "uint16", slack: float = _SLACK) -> Scale
 
 
 class _Value(msgspec.Struct, frozen=True):
-    """`name` is the tensor behind DequantizeLinear, `codes` the one before it."""
+    """`name` is the tensor after DequantizeLinear, `codes` the one before it."""
 
     name: str
     codes: str
@@ -214,7 +215,7 @@ class _Value(msgspec.Struct, frozen=True):
 
 
 class FixedGraph:
-    """Implements `Steps` over nodes. `scales` are those of the graph's inputs and outputs, by their names."""
+    """Implements `Steps` with nodes. `scales` are those of the graph's inputs and outputs, by name."""
 
     def __init__(
         self, graph: GraphWriter, weights: FixedWeights, ranges: Mapping[str, Range], shape: FixedShape, bits: int
@@ -249,7 +250,7 @@ class FixedGraph:
         return self._rounded(self._graph.node(op, inputs, **facts), scale_of(self._ranges[name]))
 
     def _moved(self, x: _Value, op: str, inputs: list[str], **facts: Any) -> _Value:
-        """A step that moves values about keeps their codes."""
+        """Add a node that only moves values and keeps their codes."""
         return self._rounded(self._graph.node(op, inputs, **facts), x.scale)
 
     def input(self, name: str, shape: tuple[int, ...]) -> _Value:
@@ -277,15 +278,15 @@ class FixedGraph:
         return g.node("DequantizeLinear", [stored, g.constant(f"{key}.scale", scales), zero], axis=1)
 
     def linear(self, name: str, x: _Value, weight: str) -> _Value:
-        """A product with a matrix of the model."""
+        """Multiply by a matrix of the model."""
         return self._step(name, "MatMul", [x.name, self._matrix(weight)])
 
     def shifted(self, name: str, x: _Value, bias: str) -> _Value:
-        """Add one value a column."""
+        """Add one value per column."""
         return self._step(name, "Add", [x.name, self._small(bias).name])
 
     def _small(self, name: str) -> _Value:
-        """One value a column, in 16 bits."""
+        """One value per column, in 16 bits."""
         values = self._weights.get(name)
         scale = scale_of((float(values.min()), float(values.max())), slack=0.0)
         return self._value(self._graph.constant(name, scale.codes(values)), scale)
@@ -310,16 +311,16 @@ class FixedGraph:
         return self._step(name, "MatMul", [a.name, b.name])
 
     def reshape(self, _name: str, x: _Value, shape: tuple[int, ...]) -> _Value:
-        """The same values."""
+        """Reshape without changing values."""
         wanted = self._graph.constant("shape." + "x".join(map(str, shape)), np.array(shape, np.int64))
         return self._moved(x, "Reshape", [x.name, wanted])
 
     def transpose(self, _name: str, x: _Value, order: tuple[int, ...]) -> _Value:
-        """The same values."""
+        """Transpose without changing values."""
         return self._moved(x, "Transpose", [x.name], perm=list(order))
 
     def halves(self, _name: str, x: _Value) -> tuple[_Value, _Value]:
-        """Of the last axis."""
+        """Split the last axis into halves."""
         g, half = self._graph, self._shape.model.head_dim // 2
         axis = g.constant("const.axis3", np.array([3], np.int64))
         found = []
@@ -329,7 +330,7 @@ class FixedGraph:
         return found[0], found[1]
 
     def join(self, name: str, parts: tuple[_Value, ...], axis: int) -> _Value:
-        """One behind the other."""
+        """Concatenate along an axis."""
         return self._step(name, "Concat", [p.name for p in parts], axis=axis)
 
     def rows(self, _name: str, table: str) -> _Value:
@@ -339,7 +340,7 @@ class FixedGraph:
         return self._moved(stored, "Gather", [stored.name, self._positions], axis=0)
 
     def cached(self, name: str, new: _Value, past: _Value, axis: int) -> _Value:
-        """The past in 8 bits, and what is new behind it; the new part is an output."""
+        """Concatenate the 8-bit past and the new values; the new part is an output."""
         scale = self._cache_scale(name)
         layer, which = name.split(".")[1:]
         out = f"new.{layer}.{which.removesuffix('s')}"
@@ -351,7 +352,7 @@ class FixedGraph:
         return self._moved(added, "Concat", [past.name, added.name], axis=axis)
 
     def output(self, name: str, x: _Value) -> None:
-        """A result of integer codes."""
+        """Declare an output of integer codes."""
         m = self._shape.model
         self._graph.output(name, x.scale.kind, (1, self._shape.tokens, m.vocab))
         self._graph.rename(x.codes, name)
@@ -362,14 +363,14 @@ FACTS: Final = "fixed.json"
 DATA: Final = "fixed.onnx.data"
 GRAPHS: Final = ("prefill", "decode")
 CHUNK_TOKENS: Final = 64
-# RMSNormalization is an operator of its own from this opset on.
+# RMSNormalization exists as a separate operator from this opset on.
 OPSET: Final = 23
-# Enough for the ranges of activations: sequences and their tokens.
+# Number and length of sequences; enough for the ranges of activations.
 _SEQUENCES, _LENGTH = 6, 128
 
 
 class FixedFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the runner needs beside the graphs. `past` cells are cached, the first of them for the token `begin`."""
+    """Data for the runner in addition to the graphs. `past` cells are cached, the first for the token `begin`."""
 
     format: int = 1
     architecture: str
@@ -390,9 +391,9 @@ class FixedFacts(msgspec.Struct, frozen=True, kw_only=True):
 def write_fixed(
     model: GgufModel, folder: Path, tokenizer_json: str, ends: list[int], *, past: int = 512, bits: int = 8
 ) -> FixedFacts:
-    """Write the graphs and what belongs to them into `folder`, which exists.
+    """Write the graphs and their files into `folder`, which must exist.
 
-    Raises: UnsupportedModel: a part of the model has no fixed form here. InvalidOption: `past` or `bits`. BadFile.
+    Raises: UnsupportedModel: a part of the model has no fixed-shape form. InvalidOption: `past` or `bits`. BadFile.
     """
     shape = decoder_shape(model)
     if bits not in (4, 8):
@@ -402,7 +403,7 @@ def write_fixed(
             "--context", f"{past} tokens is not between {CHUNK_TOKENS} and the model's {shape.context}"
         )
     weights = FixedWeights(model, shape)
-    # A family without a token that begins a text (some of Qwen's files) separates texts by the one that ends them.
+    # Families without a BOS token (some of Qwen's files) separate texts with the EOS token.
     ending = model.metadata.get("tokenizer.ggml.eos_token_id")
     begin = model.metadata.get("tokenizer.ggml.bos_token_id", ending)
     if not isinstance(begin, int) or not 0 <= begin < shape.vocab:

@@ -1,4 +1,4 @@
-"""A GGUF file to a folder that ONNX Runtime GenAI loads."""
+"""Converts a GGUF file to a folder for ONNX Runtime GenAI."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ from quantize.onnx.tokenizer import end_tokens, tokenizer_config, tokenizer_json
 GRAPH_NAME: Final = "model.onnx"
 DATA_NAME: Final = "model.onnx.data"
 _DATA: Final = (DATA_NAME, DATA)
-# What is written is told by this number: a folder of another one is written again.
+# Version of the output format; folders of another version are written again.
 FORMAT: Final = 1
 FACTS_NAME: Final = "tessera.json"
 _MAX_FACTS_BYTES: Final = 1 << 20
@@ -49,7 +49,9 @@ def convert_gguf(
     all_logits: bool = False,
     fixed: FixedOptions | None = None,
 ) -> Converted:
-    """Convert one model. The folder appears only when it is whole. Call in a child process: the file is mapped.
+    """Convert one model. The folder appears only when it is complete.
+
+    Call it in a child process, because the file is memory-mapped.
 
     Raises: InvalidOption: the folder exists. BadFile, UnsupportedModel: the file cannot be converted. DiskFull.
     """
@@ -74,7 +76,7 @@ def convert_gguf(
             return _write(model, shape, tokenizer, partial, accuracy_level, all_logits=all_logits, key=key)
 
     free = shutil.disk_usage(folder.parent).free
-    if free < 2 * model.file_bytes:  # the widest: a small type re-quantized to eight bits, an encoder in float32
+    if free < 2 * model.file_bytes:  # the largest cases: a small type re-quantized to 8 bits, an encoder in float32
         raise DiskFull(str(folder.parent), 2 * model.file_bytes, free)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.onnx.partial")
     partial.mkdir()
@@ -88,7 +90,7 @@ def convert_gguf(
 
 
 def cache_key(model: GgufModel, accuracy_level: int, *, all_logits: bool, fixed: FixedOptions | None = None) -> str:
-    """Changes with anything the folder depends on: every byte of the source, the options and the format."""
+    """A key that depends on every byte of the source, the options and the format."""
     digest = hashlib.sha256(f"{FORMAT} {accuracy_level} {all_logits}{fixed or ''}".encode())
     for part in model.parts:
         with Path(part.name).open("rb") as file:
@@ -97,7 +99,7 @@ def cache_key(model: GgufModel, accuracy_level: int, *, all_logits: bool, fixed:
 
 
 def _existing(folder: Path, key: str) -> Converted:
-    """The folder, if it was made from the same file. Raises: InvalidOption."""
+    """The existing folder, if it was made from the same file. Raises: InvalidOption."""
     try:
         facts = json.loads((folder / FACTS_NAME).read_bytes()[:_MAX_FACTS_BYTES])
     except (OSError, ValueError):
@@ -150,7 +152,7 @@ def _write(
 
 
 def _write_texts(model: GgufModel, shape: DecoderShape, tokenizer: dict[str, Any], folder: Path) -> None:
-    """Vocabulary, marks, sampling and sizes."""
+    """Write vocabulary, special tokens, sampling and sizes."""
     head = model.parts[0]
     _write_json(folder / "tokenizer.json", tokenizer)
     _write_json(folder / "tokenizer_config.json", tokenizer_config(head))
@@ -227,7 +229,7 @@ def _write_encoder(
 
 
 def _mix(model: GgufModel) -> str:
-    """The type that holds most of the weights."""
+    """The type with most of the weights."""
     sizes: dict[str, int] = {}
     for _, tensor in model.tensors():
         sizes[tensor.ggml_type.name] = sizes.get(tensor.ggml_type.name, 0) + tensor.nbytes

@@ -1,4 +1,4 @@
-"""Writing one ONNX graph: nodes in memory, weights straight to the file beside it."""
+"""Writes one ONNX graph: nodes stay in memory, weights go directly to a separate file."""
 
 import math
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto, TensorProto, helper
 
-# Weights are mapped at these borders. Source: ONNX external data documentation (page size and more).
+# Weights are memory-mapped at multiples of this. Source: ONNX external data documentation (page size and more).
 _ALIGNMENT = 4096
-# Smaller constants stay in the graph, where shape inference can see them.
+# Smaller constants stay in the graph, where shape inference can read them.
 _INLINE_BYTES = 1024
 _OPSET = 21
 _IR_VERSION = 10
@@ -28,12 +28,12 @@ _KINDS = {
 
 
 class GraphWriter:
-    """Collects nodes and constants; every method returns the name of what it made."""
+    """Collects nodes and constants; most methods return the name of the new value."""
 
     def __init__(
         self, data: BinaryIO, data_name: str, opset: int = _OPSET, before: "GraphWriter | None" = None
     ) -> None:
-        """`before` wrote to the same file: what it stored there is not stored again."""
+        """Create a writer. `before` wrote to the same file; its weights are not stored again."""
         self._opset = opset
         self._data = data
         self._data_name = data_name
@@ -46,7 +46,7 @@ class GraphWriter:
         self._count = 0
 
     def input(self, name: str, kind: str, shape: Sequence[int | str]) -> str:
-        """An input of the graph."""
+        """Declare an input of the graph."""
         self._inputs.append(helper.make_tensor_value_info(name, _KINDS[kind], list(shape)))
         return name
 
@@ -56,7 +56,7 @@ class GraphWriter:
         return name
 
     def constant(self, name: str, values: npt.NDArray[Any], kind: str = "") -> str:
-        """Weights or a small constant, stored once under its name. `kind` int4 packs int8 codes of -8 to 7."""
+        """Store weights or a small constant once under a name. `kind` int4 packs int8 codes from -8 to 7."""
         if name in self._constants:
             return name
         dims, number = values.shape, _KINDS[kind or values.dtype.name]
@@ -80,20 +80,20 @@ class GraphWriter:
     def node(
         self, op: str, inputs: Sequence[str], *, out: str | None = None, domain: str = "", **facts: Any
     ) -> str:
-        """A node with one result."""
+        """Add a node with one result."""
         return self.nodes(op, inputs, (out or self._fresh(op),), domain=domain, **facts)[0]
 
     def nodes(
         self, op: str, inputs: Sequence[str], outs: Sequence[str], *, domain: str = "", **facts: Any
     ) -> tuple[str, ...]:
-        """A node with several results; an empty name is one not wanted."""
+        """Add a node with several results; an empty name skips a result."""
         self._nodes.append(
             helper.make_node(op, list(inputs), list(outs), name=self._fresh(op), domain=domain, **facts)
         )
         return tuple(outs)
 
     def rename(self, before: str, after: str) -> None:
-        """Another name for what a node makes, wherever it is used."""
+        """Rename a node's result everywhere it is used."""
         for node in self._nodes:
             for names in (node.input, node.output):
                 for i, name in enumerate(names):
@@ -116,7 +116,7 @@ class GraphWriter:
 
 
 def _packed(codes: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Two codes of four bits a byte, the first in the low half. Source: ONNX, INT4."""
+    """Pack two 4-bit codes per byte, the first in the low half. Source: ONNX, INT4."""
     flat = (codes.reshape(-1) & 15).astype(np.uint8)
     flat = np.append(flat, np.zeros(len(flat) % 2, np.uint8))
     found: npt.NDArray[Any] = flat[0::2] | (flat[1::2] << 4)

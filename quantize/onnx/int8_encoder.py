@@ -1,7 +1,7 @@
-"""A BERT's layers as one small graph that multiplies in 8 bits, for many texts that need not be exact.
+"""A BERT's layers as one small 8-bit graph, for embedding many texts when exact results are not needed.
 
-Weights have a scale for each row, activations one for each text (dynamic quantization); everything between the
-products is float32. The graph reads the sum of the three embeddings, which are looked up outside of it.
+Weights have one scale per row, activations one scale per text (dynamic quantization). Everything between the
+products is float32. The input of the graph is the sum of the three embeddings, which are looked up outside of it.
 """
 
 from pathlib import Path
@@ -20,21 +20,24 @@ INPUT: Final = "rows"
 OUTPUT: Final = "pooled"
 _OPSETS: Final = {"": 21, "com.microsoft": 1}
 _IR_VERSION: Final = 10
-_MOST: Final = 127  # of a signed byte, so that -128 is not needed
+_MOST: Final = 127  # maximum of a signed byte; -128 is not used
 _KINDS: Final = {"float32": TensorProto.FLOAT, "int8": TensorProto.INT8, "int64": TensorProto.INT64}
 
 Floats = npt.NDArray[np.float32]
 
 
 class QuickEncoder(msgspec.Struct, frozen=True):
-    """`graph` turns rows (1, tokens, embd) float32 into one of (1, embd); `words` and `positions` embed."""
+    """`graph` turns rows (1, tokens, embd) float32 into one row (1, embd).
+
+    `words` and `positions` are embeddings.
+    """
 
     graph: bytes
     words: npt.NDArray[np.float16]
     positions: Floats
 
     def rows(self, tokens: list[int]) -> Floats:
-        """What the graph reads of a text, (1, tokens, embd)."""
+        """The graph's input for a text, (1, tokens, embd)."""
         rows: Floats = self.words[tokens].astype(np.float32) + self.positions[: len(tokens)]
         return rows[None]
 
@@ -42,7 +45,8 @@ class QuickEncoder(msgspec.Struct, frozen=True):
 def quick_encoder(path: Path) -> QuickEncoder:
     """The encoder of a GGUF file.
 
-    Raises: UnsupportedModel: no BERT that embeds. BadFile: a tensor is missing, of another shape or not finite.
+    Raises: UnsupportedModel: not a BERT embedding model. BadFile: a tensor is missing, has another shape or is not
+    finite.
     """
     model = read_gguf_model(path)
     shape = encoder_shape(model)
@@ -66,7 +70,7 @@ class _Builder:
             at = f"blk.{layer}."
             together = self._product(x, [f"{at}attn_{n}" for n in "qkv"])
             q, k, v = self._parts("Split", [together, thirds], 3, axis=-1)
-            # One text, nothing padded: without a mask ONNX Runtime fuses the softmax with both products.
+            # One text without padding: without a mask ONNX Runtime fuses the softmax with both products.
             mixed = self._node("MultiHeadAttention", [q, k, v], own=True, num_heads=shape.heads)
             x = self._added(self._product(mixed, [f"{at}attn_output"]), x, f"{at}attn_output_norm")
             wide = self._node("Gelu", [self._product(x, [f"{at}ffn_up"])], own=True)
@@ -96,7 +100,7 @@ class _Builder:
         return written
 
     def _product(self, x: str, names: list[str]) -> str:
-        """X times the transposed matrices of these names side by side, with their biases."""
+        """Compute x @ concat(weights).T + concat(biases) in 8 bits."""
         values = np.concatenate([self._values(f"{name}.weight") for name in names])
         scales = np.abs(values).max(axis=1) / np.float32(_MOST)
         scales[scales == 0] = 1
@@ -114,7 +118,7 @@ class _Builder:
         return [self._weight(f"{name}.{part}", self._values(f"{name}.{part}")) for part in ("weight", "bias")]
 
     def _node(self, op: str, inputs: list[str], *, own: bool = False, out: str = "", **facts: Any) -> str:
-        """A node with one result; `own`: an operator of ONNX Runtime's own."""
+        """Add a node with one result; `own` marks an operator specific to ONNX Runtime."""
         return self._parts(op, inputs, 1, own=own, out=out, **facts)[0]
 
     def _parts(

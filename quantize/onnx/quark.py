@@ -1,8 +1,8 @@
-"""An encoder in the form that AMD's Ryzen AI documents ask for, quantized by AMD's Quark. Experimental: untried.
+"""Exports an encoder in the form of AMD's Ryzen AI documentation, quantized by AMD's Quark. Experimental: untested.
 
-Fixed shapes, opset 17, plain operators; calibrated on Tessera's own text. Quark wants another version of onnx than
-Tessera, so it runs in an environment of its own: `TESSERA_QUARK_PYTHON` names its Python. Source of the form: Ryzen
-AI Software 1.4 to 1.8, "Model Compilation and Deployment" (opset 17) and "Model Quantization".
+Fixed shapes, opset 17, plain operators; calibrated on Tessera's calibration text. Quark needs another version of
+onnx than Tessera, so it runs in a separate environment: `TESSERA_QUARK_PYTHON` names its Python. Source of the
+form: Ryzen AI Software 1.4 to 1.8, "Model Compilation and Deployment" (opset 17) and "Model Quantization".
 """
 
 import importlib.util
@@ -28,7 +28,7 @@ from quantize.types import CALIBRATION
 Form = Literal["a8w8", "a16w8", "bf16", "xint8", "float"]
 OPSET: Final = 17
 UNTRIED: Final = "experimental: no AMD NPU was tried by this project"
-# Texts for the ranges of activations; Quark keeps what each gives in memory.
+# Texts for the ranges of activations; Quark stores the results of each in memory.
 _TEXTS: Final = 32
 _TIMEOUT_S: Final = 1800.0
 _CHILD: Final = """
@@ -52,11 +52,11 @@ quark.ModelQuantizer(config).quantize_model(source, out, Texts(texts))
 
 
 class QuarkFailed(TesseraError):
-    """Quark is not here, or failed; the message says which and what to do."""
+    """Quark is missing or failed; the message says which, and what to do."""
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written."""
+    """Result of an export."""
 
     folder: str
     form: Form
@@ -65,7 +65,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def quark_python() -> str:
-    """The Python that has Quark. Raises: QuarkFailed: none."""
+    """Path of a Python that has Quark. Raises: QuarkFailed: none."""
     named = os.environ.get("TESSERA_QUARK_PYTHON")
     if named:
         if Path(named).is_file():
@@ -80,10 +80,11 @@ def quark_python() -> str:
 
 
 def export(source: Path, out: Path, *, tokens: int = 128, form: Form = "float") -> Exported:
-    """Write the folder of an embedding or rerank model for AMD's compiler; it appears only when it is whole.
+    """Write an embedding or rerank model as a folder for AMD's compiler; it appears only when it is complete.
 
-    `form` float leaves the quantizing to that compiler (it makes 16-bit floats).
-    Raises: InvalidOption: the folder exists. UnsupportedModel, BadFile: no encoder. QuarkFailed.
+    With `form` float, AMD's compiler quantizes (to 16-bit floats).
+
+    Raises: InvalidOption: the folder exists. UnsupportedModel, BadFile: not an encoder. QuarkFailed.
     """
     if out.exists():
         raise InvalidOption("OUT", f"{out} exists already; choose another name")

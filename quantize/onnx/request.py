@@ -1,24 +1,24 @@
-"""What is asked of a conversion to ONNX, and what comes out of it."""
+"""Request and result of a conversion to ONNX."""
 
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-# MatMulNBits with activations in 8 bits, as llama.cpp computes; 0 keeps them in float32 and is slower.
-# Source: ONNX Runtime, ContribOperators.md, MatMulNBits.
+# accuracy_level of MatMulNBits: 8-bit activations, as in llama.cpp; 0 keeps them in float32 and is slower. Source:
+# ONNX Runtime, ContribOperators.md, MatMulNBits.
 FAST: Final = 4
 EXACT: Final = 0
 
 
-# What a speech model's folder of fixed shapes is known by.
+# File that identifies a speech model's folder of fixed shapes.
 SPEECH_FACTS: Final = "speech.json"
 
 
 class FixedOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Graphs of fixed shapes for an NPU's compiler: `context` tokens in all, weights of 8 or 4 `bits`.
+    """Graphs of fixed shapes for an NPU's compiler: a context of `context` tokens, weights of 8 or 4 `bits`.
 
-    A speech model gets `seconds` of sound at once instead.
+    For a speech model, `seconds` is the length of audio per run instead.
     """
 
     context: int = 512
@@ -27,10 +27,10 @@ class FixedOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OnnxRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Convert `source` (a GGUF file) to `out` (a folder that is not there, or was made from the same file).
+    """Convert `source` (a GGUF file) to `out` (a folder that is missing, or was made from the same file).
 
-    `all_logits` gives logits of every position, which verifying drafts needs; prefill takes longer then.
-    `fixed` asks for quantized graphs of fixed shapes instead.
+    `all_logits` returns logits of every position, which speculative decoding needs; prefill is slower then. `fixed`
+    requests quantized graphs of fixed shapes instead.
     """
 
     source: Path
@@ -41,9 +41,9 @@ class OnnxRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Converted(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written. `notices` say, for people, what is not exactly as in the source.
+    """Result of a conversion. `notices` tell the user what differs from the source.
 
-    `cached` says that the folder had been made from the same file before and was left as it was.
+    `cached` means that the folder already existed, made from the same file, and was not changed.
     """
 
     folder: str

@@ -1,9 +1,9 @@
-"""A Moonshine model as two graphs of fixed shapes, for compilers of NPUs: `hear` reads sound, `say` writes a token.
+"""A Moonshine model as two fixed-shape graphs for NPU compilers: `hear` reads audio, `say` writes a token.
 
-Sound that is shorter than the graph's is filled up with silence; what that adds is kept out of the norm over the
-whole sound and out of attention, so the numbers are those of the sound alone. `hear` also computes the keys and
-values of the attention to it, once. Operators are plain ones over 32-bit floats, which the compilers turn into 16
-bits. Source of the architecture: Moonshine (Jeffries et al., 2024), and the graphs that its authors publish.
+Audio shorter than the graph's length is padded with silence. The padding is excluded from the norm over the whole
+audio and from attention, so the results are the same as without padding. `hear` also computes the keys and values
+for cross-attention once. The graphs use plain operators on 32-bit floats, which the compilers convert to 16 bits.
+Source of the architecture: Moonshine (Jeffries et al., 2024), and the graphs that its authors publish.
 """
 
 import math
@@ -33,7 +33,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class SpeechShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of both graphs: `samples` of sound, `frames` behind the convolutions, `tokens` that can be written."""
+    """Sizes of both graphs: `samples` of audio, `frames` after the convolutions, maximum number of `tokens`."""
 
     format: int = 1
     samples: int
@@ -50,14 +50,14 @@ class SpeechShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def frames_of(samples: int) -> tuple[int, int]:
-    """Frames behind the first convolution, and behind all three, of so many samples."""
+    """Number of frames after the first convolution, and after all three."""
     first = (samples - _WIDTHS[0]) // STRIDES[0] + 1
     second = (first - _WIDTHS[1]) // STRIDES[1] + 1
     return first, (second - _WIDTHS[2]) // STRIDES[2] + 1
 
 
 def rotary_rows(shape: SpeechShape, count: int) -> tuple[Floats, Floats]:
-    """Cosines and sines of the first `count` positions, with each head's halves apart."""
+    """Cosines and sines of the first `count` positions, with each head's halves separated."""
     half = shape.rotary // 2
     angles = np.arange(count)[:, None] * shape.base ** -(np.arange(half) / half)
     unrotated = np.zeros((count, shape.head_dim - shape.rotary))
@@ -66,9 +66,9 @@ def rotary_rows(shape: SpeechShape, count: int) -> tuple[Floats, Floats]:
 
 
 def write_speech(weights: Mapping[str, Floats], folder: Path, *, seconds: float, tokens: int) -> SpeechShape:
-    """Write both graphs, their weights, the embedding and the facts into `folder`, which exists.
+    """Write both graphs, their weights, the embedding and the facts into `folder`, which must exist.
 
-    `weights` are named as by `layer_weights`. Raises: UnsupportedModel: one is missing or of another size.
+    `weights` use the names of `layer_weights`. Raises: UnsupportedModel: one is missing or has another size.
     """
     shape = _shape(weights, seconds, tokens)
     with (folder / DATA).open("wb") as data:
@@ -92,7 +92,7 @@ def _shape(weights: Mapping[str, Floats], seconds: float, tokens: int) -> Speech
     if missing or not layers:
         raise UnsupportedModel("the speech model", f"it has no {[*missing, 'layers'][0]}")
     embd, heads = weights["embedding"].shape[1], 8
-    # Whole units of the first convolution.
+    # A multiple of the first convolution's stride.
     samples = math.ceil(seconds * RATE / STRIDES[0]) * STRIDES[0] + STRIDES[0]
     first, frames = frames_of(samples)
     rotary = 2 * weights["frequencies"].size
@@ -112,13 +112,13 @@ def _shape(weights: Mapping[str, Floats], seconds: float, tokens: int) -> Speech
 
 
 def _base(frequencies: Floats) -> float:
-    """The number whose powers the frequencies are."""
+    """The base of the frequencies, which are its powers."""
     flat = frequencies.reshape(-1).astype(np.float64)
     return float(round(flat[1] ** -len(flat)))
 
 
 def layer_weights(layers: int) -> Iterator[str]:
-    """Names of the matrices that `write_speech` wants beside convolutions, embedding and head."""
+    """Names of the matrices that `write_speech` needs in addition to convolutions, embedding and head."""
     for layer in range(layers):
         for side, attentions in (("encoder", ("self_attn",)), ("decoder", ("self_attn", "encoder_attn"))):
             for attention in attentions:
@@ -128,7 +128,7 @@ def layer_weights(layers: int) -> Iterator[str]:
 
 
 class _Graph:
-    """What both graphs share."""
+    """Common code of both graphs."""
 
     def __init__(self, graph: GraphWriter, weights: Mapping[str, Floats], shape: SpeechShape) -> None:
         self._g = graph
@@ -154,7 +154,7 @@ class _Graph:
         return self._g.node("Add", [made, self._constant(bias, self._weight(bias))])
 
     def _matrix(self, name: str) -> Floats:
-        """(inputs, outputs); queries hold the scale of the scores, and turned heads have their halves apart."""
+        """(inputs, outputs); includes the score scale in queries, and separates the halves of rotated heads."""
         matrix, s = self._weight(name), self._shape
         if name.endswith((".self_attn.q_proj", ".self_attn.k_proj")):
             heads = matrix.reshape(-1, s.heads, s.head_dim)
@@ -200,7 +200,7 @@ class _Graph:
 
 
 class _EncoderGraph(_Graph):
-    """Sound to the keys and values that every written token attends to."""
+    """Computes from audio the keys and values that every written token attends to."""
 
     def build(self) -> None:
         g, s = self._g, self._shape
@@ -231,13 +231,13 @@ class _EncoderGraph(_Graph):
                 g.rename(made, g.output(f"heard.{layer}.{which}", "float32", dims))
 
     def _front(self, sound: str, weights: str) -> str:
-        """Three convolutions with a norm over the whole sound between them, (1, frames, embd)."""
+        """Three convolutions, with a norm over the whole audio in between, (1, frames, embd)."""
         g, s = self._g, self._shape
         step, blocks = STRIDES[0], s.samples // STRIDES[0]
         rows = g.node("Reshape", [sound, self._sizes(1, blocks, step)])
         axis = g.constant("axis1", np.array([1], np.int64))
         near, far = (g.node("Slice", [rows, self._sizes(a), self._sizes(a + s.first), axis]) for a in (0, 1))
-        # A window of 127 samples every 64 is two neighbouring blocks, the last sample aside.
+        # A window of 127 samples every 64 samples is two neighbouring blocks without the last sample.
         kernel = np.pad(self._weight("conv1")[:, 0, :], ((0, 0), (0, 2 * step - _WIDTHS[0]))).T
         windows = g.node("Concat", [near, far], axis=2)
         x = g.node("Tanh", [g.node("MatMul", [windows, self._constant("conv1", kernel)])])
@@ -255,13 +255,13 @@ class _EncoderGraph(_Graph):
         return g.node("Transpose", [x], perm=[0, 2, 1])
 
     def _over_all(self, x: str, weights: str) -> str:
-        """The mean over the frames that are sound, and over channels: (1, 1, 1)."""
+        """The mean over the frames that contain audio, and over channels: (1, 1, 1)."""
         last = self._g.constant("last", np.array([-1], np.int64))
         return self._g.node("ReduceMean", [self._g.node("MatMul", [weights, x]), last], keepdims=1)
 
 
 class _DecoderGraph(_Graph):
-    """One token behind those that were written, over what was heard."""
+    """Computes one token after the written ones, with attention to the audio."""
 
     def build(self) -> None:
         g, s = self._g, self._shape
@@ -298,7 +298,7 @@ class _DecoderGraph(_Graph):
         g.rename(made, g.output("logits", "float32", (1, 1, s.vocab)))
 
     def _gated(self, x: str, at: str) -> str:
-        """SiLU of the second half of a wide layer times its first."""
+        """SiLU of the second half of a wide layer, multiplied by its first half."""
         g = self._g
         wide = self._weight(f"{at}.fc1").shape[1] // 2
         both = self._linear(x, f"{at}.fc1")

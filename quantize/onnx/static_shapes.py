@@ -1,9 +1,9 @@
-"""A decoder with fixed shapes, as compilers of NPUs want it: one walk over the model for every way of computing.
+"""A decoder with fixed shapes for NPU compilers: one walk over the model for all kinds of computation.
 
-`walk` names every step. `FixedNumbers` (fixed_numbers.py) computes the steps and notes the range of each;
-`FixedGraph` (fixed_graph.py) writes them as a quantized ONNX graph. Tokens are looked up by the caller; keys and
-values of `past` tokens come in and those of the `tokens` new ones go out, keys transposed; positions pick rows of
-constant tables.
+`walk` names every step. `FixedNumbers` (fixed_folder.py) computes the steps and records the range of each;
+`FixedGraph` (fixed_folder.py) writes them as a quantized ONNX graph. The caller looks up the token embeddings. Keys
+and values of `past` tokens are inputs, and those of the `tokens` new ones are outputs, with transposed keys.
+Positions select rows of constant tables.
 """
 
 from typing import Any, Final, Protocol
@@ -19,13 +19,13 @@ from quantize.onnx.decoder import DecoderShape
 from quantize.onnx.weights import PLAIN, dequantized, plain
 
 Floats = npt.NDArray[np.float32]
-# What a masked score is lowered by: enough for a probability of zero, little enough to keep 16 bits fine.
+# Subtracted from masked scores: enough for a probability of zero, small enough for a fine 16-bit scale.
 MASKED: Final = -100.0
 _BIASES: Final = (".attn_q.bias", ".attn_k.bias", ".attn_v.bias")
 
 
 class FixedShape(msgspec.Struct, frozen=True):
-    """One graph: it reads `tokens` at once behind `past` cached ones; `head`: it ends with logits."""
+    """One graph: it reads `tokens` at a time after `past` cached ones. With `head` it ends with logits."""
 
     model: DecoderShape
     tokens: int
@@ -34,12 +34,12 @@ class FixedShape(msgspec.Struct, frozen=True):
 
     @property
     def group(self) -> int:
-        """Query heads that share a key head."""
+        """Query heads per key head."""
         return self.model.heads // self.model.kv_heads
 
 
 class Steps(Protocol):
-    """How steps are carried out; a value is what the implementation makes of it. `name` is the step's."""
+    """Carries out the steps; an implementation defines its type of values. `name` is the step's name."""
 
     def input(self, name: str, shape: tuple[int, ...]) -> Any: ...
     def linear(self, name: str, x: Any, weight: str) -> Any: ...
@@ -58,7 +58,7 @@ class Steps(Protocol):
 
 
 class FixedWeights:
-    """The model's matrices as float32 (rows, row_values), queries and keys with each head's halves apart."""
+    """The model's matrices as float32 (rows, row_values), with the halves of each query and key head separated."""
 
     def __init__(self, model: GgufModel, shape: DecoderShape) -> None:
         self._tensors: dict[str, tuple[GgufFile, TensorInfo]] = {t.name: (part, t) for part, t in model.tensors()}
@@ -73,7 +73,7 @@ class FixedWeights:
         return name in self._tensors
 
     def get(self, name: str) -> Floats:
-        """A tensor. Raises: UnsupportedModel: there is none of that name. BadFile."""
+        """A tensor. Raises: UnsupportedModel: no such tensor. BadFile."""
         if name not in self._tensors:
             raise UnsupportedModel(self._name, f"it has no tensor {name}")
         part, info = self._tensors[name]
@@ -85,7 +85,7 @@ class FixedWeights:
         found = np.asarray(values, np.float32)
         if name.endswith(("attn_q.weight", "attn_q.bias")):
             found = self._halves(found, self._shape.heads)
-        # The scale of the scores is the queries', behind the norm of their heads where there is one.
+        # The queries include the score scale; if their heads have a norm, the norm's weight does.
         if name.endswith("attn_q_norm.weight" if self._head_norms else ("attn_q.weight", "attn_q.bias")):
             return found * np.float32(self._shape.head_dim**-0.5)
         if name.endswith("attn_q.weight"):
@@ -93,14 +93,14 @@ class FixedWeights:
         return self._halves(found, self._shape.kv_heads) if name.endswith("attn_k.weight") else found
 
     def _halves(self, matrix: Floats, heads: int) -> Floats:
-        """GGUF stores Llama's queries and keys with neighbouring pairs, the others' with halves."""
+        """Convert Llama's neighbouring pairs of queries and keys to halves; other models have halves already."""
         if self._shape.architecture != "llama":
             return matrix
         paired = matrix.reshape(heads, self._shape.head_dim // 2, 2, -1)
         return np.ascontiguousarray(paired.transpose(0, 2, 1, 3)).reshape(matrix.shape)
 
     def head(self) -> str:
-        """The matrix of the logits: the embedding where they share one."""
+        """The matrix of the logits; the embedding if it is tied."""
         return "output.weight" if "output.weight" in self._tensors else "token_embd.weight"
 
     def rotary(self) -> tuple[Floats, Floats]:
@@ -114,7 +114,7 @@ class FixedWeights:
 
 
 def walk(steps: Steps, shape: FixedShape, weights: FixedWeights) -> None:
-    """Every step of one graph, in order. The names of equal steps are equal in every graph of a model."""
+    """Run every step of one graph, in order. Equal steps have the same name in every graph of a model."""
     s, t, c = shape.model, shape.tokens, shape.past
     half, rows = s.head_dim // 2, shape.group * t
     x = steps.input("hidden", (1, t, s.embd))

@@ -1,4 +1,4 @@
-"""A GGUF vocabulary as `tokenizer.json`, so that the same text gives the same ids in both runtimes."""
+"""Converts a GGUF vocabulary to `tokenizer.json`, so that a text gets the same ids in both runtimes."""
 
 from typing import Any, Final
 
@@ -7,14 +7,15 @@ import numpy as np
 from quantize.errors import BadFile, UnsupportedModel
 from quantize.files.gguf_header import GgufFile, LazyArray
 
-# How llama.cpp splits text before merging. Source: llama.cpp, llama-vocab.cpp (regex_exprs), as one pattern each.
+# llama.cpp's splitting of text before merging. Source: llama.cpp, llama-vocab.cpp (regex_exprs), as one pattern
+# each.
 _GPT4_STYLE: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _SPLITS: Final[dict[str, str | None]] = {
-    "gpt-2": None,  # the byte-level pre-tokenizer's own
-    "smollm": None,  # the same behind single digits
+    "gpt-2": None,  # the byte-level pre-tokenizer's default
+    "smollm": None,  # the same after splitting single digits
     "qwen2": _GPT4_STYLE.format(digits=r"\p{N}"),
     "deepseek-r1-qwen": _GPT4_STYLE.format(digits=r"\p{N}"),
     "llama-bpe": _GPT4_STYLE.format(digits=r"\p{N}{1,3}"),
@@ -28,7 +29,7 @@ _MERGE_IGNORED: Final = ("llama-bpe", "llama3")
 def tokenizer_json(head: GgufFile) -> dict[str, Any]:
     """The content of `tokenizer.json`.
 
-    Raises: UnsupportedModel: a vocabulary that is no byte-level BPE of a known splitting.
+    Raises: UnsupportedModel: not a byte-level BPE vocabulary with a known splitting.
     """
     meta = head.metadata
     kind, pre = meta.get("tokenizer.ggml.model"), str(meta.get("tokenizer.ggml.pre", "gpt-2"))
@@ -76,7 +77,7 @@ def tokenizer_json(head: GgufFile) -> dict[str, Any]:
 
 
 def tokenizer_config(head: GgufFile) -> dict[str, Any]:
-    """The content of `tokenizer_config.json`: marks by name, fill-in-the-middle ones included."""
+    """The content of `tokenizer_config.json`: special tokens by name, including those for fill-in-the-middle."""
     tokens = texts(head, "tokenizer.ggml.tokens")
     named = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding"}
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": adds_bos(head)}
@@ -98,24 +99,24 @@ def tokenizer_config(head: GgufFile) -> dict[str, Any]:
 
 
 def adds_bos(head: GgufFile) -> bool:
-    """Whether a text begins with the BOS token."""
+    """Whether a text starts with the BOS token."""
     default = head.metadata.get("tokenizer.ggml.pre") in _MERGE_IGNORED
     return bool(head.metadata.get("tokenizer.ggml.add_bos_token", default))
 
 
 def end_tokens(head: GgufFile) -> list[int]:
-    """Tokens that end an answer."""
+    """Tokens that end a response."""
     keys = ("eos", "eot", "eom")
     found = [head.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in keys]
     tokens = texts(head, "tokenizer.ggml.tokens")
-    # As llama.cpp does: these end a turn whatever the header says. Source: llama-vocab.cpp, special_eog_ids.
+    # As in llama.cpp: these end a turn regardless of the header. Source: llama-vocab.cpp, special_eog_ids.
     marks = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>"}
     named = [i for i, token in enumerate(tokens) if token in marks]
     return list(dict.fromkeys([t for t in found if isinstance(t, int) and 0 <= t < len(tokens)] + named))
 
 
 def token_types(head: GgufFile, count: int) -> np.ndarray[Any, Any]:
-    """The type of each token, shape (count,). Raises: BadFile: there are not as many as tokens."""
+    """The type of each token, shape (count,). Raises: BadFile: their number differs from the tokens'."""
     value = head.metadata.get("tokenizer.ggml.token_type")
     types = (
         value.numbers() if isinstance(value, LazyArray) else np.array(value if value is not None else [1] * count)
@@ -126,7 +127,7 @@ def token_types(head: GgufFile, count: int) -> np.ndarray[Any, Any]:
 
 
 def texts(head: GgufFile, key: str) -> list[str]:
-    """The strings of an array. Raises: UnsupportedModel: there is none."""
+    """The strings of an array. Raises: UnsupportedModel: the key is missing."""
     value = head.metadata.get(key)
     if isinstance(value, LazyArray):
         return [text.decode("utf-8", "replace") for text in value.strings()]
@@ -146,7 +147,7 @@ def _pre_tokenizer(pattern: str | None, *, digits: bool) -> dict[str, Any]:
 
 
 def _begin(head: GgufFile, tokens: list[str]) -> dict[str, Any] | None:
-    """A post-processor that puts the BOS token first, for models that want it."""
+    """A post-processor that adds the BOS token, or None if the model uses none."""
     at = head.metadata.get("tokenizer.ggml.bos_token_id")
     if not adds_bos(head) or not isinstance(at, int) or not 0 <= at < len(tokens):
         return None

@@ -1,4 +1,4 @@
-"""Packed GGUF weights in the forms ONNX Runtime computes with; exact, or re-quantized to 8 bits and said so."""
+"""Converts packed GGUF weights to ONNX Runtime's formats: exact, or re-quantized to 8 bits with a notice."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,17 +13,17 @@ from quantize.ggml_types import GgmlType
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
-# Values that share a scale in Q4_0, Q8_0 and in what other types are re-quantized to.
+# Values per scale in Q4_0, Q8_0 and in re-quantized weights.
 BLOCK_VALUES = 32
-# Types whose values float32 holds as they are.
+# Types whose values float32 represents exactly.
 PLAIN = ("F32", "F16", "BF16")
 
 
 class BlockWeights(msgspec.Struct, frozen=True):
-    """A matrix of shape (rows, row_values) in blocks of 32 or 16 values, as `MatMulNBits` reads it.
+    """A matrix of shape (rows, row_values) in blocks of 32 or 16 values, in the format of `MatMulNBits`.
 
-    `packed` is (rows, blocks, block_values * bits / 8) uint8, low nibble first; `scales` (rows, blocks) float32.
-    A value is scale * (code - zero), the zero being 8 for four bits and 128 for eight.
+    `packed` is (rows, blocks, block_values * bits / 8) uint8, low nibble first; `scales` (rows, blocks) float32. A
+    value is scale * (code - zero), where zero is 8 for four bits and 128 for eight.
     """
 
     bits: int
@@ -32,12 +32,12 @@ class BlockWeights(msgspec.Struct, frozen=True):
 
     @property
     def zero(self) -> int:
-        """The code that stands for 0."""
+        """The code for the value 0."""
         return 1 << (self.bits - 1)
 
     @property
     def block_values(self) -> int:
-        """Values that share a scale."""
+        """Values per scale."""
         return int(self.packed.shape[2]) * 8 // self.bits
 
     def values(self) -> Floats:
@@ -51,12 +51,12 @@ class BlockWeights(msgspec.Struct, frozen=True):
 
 
 def is_exact(qtype: str) -> bool:
-    """Whether `blocks` or `plain` keep every value of this GGML type."""
+    """Whether `blocks` or `plain` represent every value of this GGML type exactly."""
     return qtype in PLAIN or qtype in _UNPACKERS
 
 
 def plain(raw: Bytes, qtype: str, shape: tuple[int, ...], name: str) -> npt.NDArray[Any]:
-    """Unpacked values: float16 for F16, else float32.
+    """Dequantized values: float16 for F16, else float32.
 
     Raises: BadFile: a value is not finite.
     """
@@ -67,9 +67,9 @@ def plain(raw: Bytes, qtype: str, shape: tuple[int, ...], name: str) -> npt.NDAr
 
 
 def blocks(raw: Bytes, qtype: str, rows: int, row_values: int, name: str) -> BlockWeights:
-    """A block-quantized matrix. Other types than Q4_0, Q8_0 and Q6_K are re-quantized to eight bits.
+    """A block-quantized matrix. Types other than Q4_0, Q8_0 and Q6_K are re-quantized to 8 bits.
 
-    Raises: BadFile: a scale or a value is not finite, or a row is no whole number of blocks.
+    Raises: BadFile: a scale or a value is not finite, or a row is not a whole number of blocks.
     """
     if row_values % BLOCK_VALUES:
         raise BadFile(name, f"rows of {row_values} values are no multiple of {BLOCK_VALUES}")
@@ -95,7 +95,7 @@ def _four_bits(cells: Bytes, name: str) -> BlockWeights:
 
 
 def _six_bits(cells: Bytes, name: str) -> BlockWeights:
-    """Q6_K as 8 bits in blocks of 16: float32 holds the product of both its scales exactly.
+    """Q6_K as 8 bits in blocks of 16: float32 represents the product of both scales exactly.
 
     `cells` (rows, super-blocks, 210). Source: ggml-quants.c, dequantize_row_q6_K.
     """
@@ -112,7 +112,7 @@ def _six_bits(cells: Bytes, name: str) -> BlockWeights:
     return BlockWeights(8, np.ascontiguousarray(codes), scales)
 
 
-# What keeps every value: the other types are unpacked and rounded to eight bits.
+# Exact conversions; the other types are dequantized and rounded to 8 bits.
 _UNPACKERS: dict[str, Callable[[Bytes, str], BlockWeights]] = {
     "Q8_0": _eight_bits,
     "Q4_0": _four_bits,
@@ -121,7 +121,7 @@ _UNPACKERS: dict[str, Callable[[Bytes, str], BlockWeights]] = {
 
 
 def requantized(values: Floats) -> BlockWeights:
-    """Float weights (rows, row_values) as eight-bit blocks; the error is at most half a step, max/254."""
+    """Float weights (rows, row_values) as 8-bit blocks; the error is at most half a step, max/254."""
     cells = values.reshape(len(values), -1, BLOCK_VALUES)
     scales = np.abs(cells).max(axis=-1) / np.float32(127)
     inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)
@@ -132,7 +132,7 @@ def requantized(values: Floats) -> BlockWeights:
 def dequantized(raw: Bytes, qtype: str, row_values: int) -> Floats:
     """Values of any GGML type as (rows, row_values) float32.
 
-    Raises: BadFile: the type is one that cannot be unpacked here.
+    Raises: BadFile: gguf cannot dequantize this type.
     """
     kind = gguf.GGMLQuantizationType[qtype]
     block, size = gguf.GGML_QUANT_SIZES[kind]
