@@ -65,7 +65,7 @@ __all__ = [
 
 
 class Machine(types.Machine, frozen=True, kw_only=True):
-    """GET /tessera/v1/devices: all known facts about this computer; `build` names the installed CPU kernels."""
+    """GET /tessera/v1/devices: all known facts about this computer; `build` lists the installed kernels."""
 
     build: str = ""
 

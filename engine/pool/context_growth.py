@@ -15,7 +15,8 @@ from engine.runner.protocol import ContextWanted, LoadSettings, Resized
 
 log = logging.getLogger(__name__)
 
-# Tokens reserved for the response when a context grows. Source: runner/llama/batch/admission.py, twice its value.
+# Tokens reserved for the response when a context grows. Source: twice ANSWER_RESERVE of
+# runner/llama/batch/admission.py.
 ANSWER_TOKENS: Final = 1024
 # Context lengths are multiples of llama.cpp's block size. Source: llama-context.cpp, GGML_PAD(n_ctx, 256).
 STEP: Final = 256

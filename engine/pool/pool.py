@@ -447,8 +447,7 @@ class Pool:
                     log.info("unloading model=%s idle for its time to live", model.id)
                     try:
                         await self.unload(model.id)
-                    # for example no file descriptor or no disk space: the next round retries
-                    except (TesseraError, OSError) as error:
+                    except (TesseraError, OSError) as error:  # for example no disk space: retry in the next round
                         log.warning("model=%s could not be unloaded: %s", model.id, error)
                 elif model.pending and model.idle:  # the settings were changed during the load
                     self._on_answered(model)
@@ -540,8 +539,8 @@ class Pool:
     async def _end(self, model: LoadedModel, runner: Runner) -> None:
         async with model.lock:
             if model.ready:
-                # Record the memory use. Do not delay the unload if the system has no file descriptor for the
-                # request.
+                # Record the memory use; do not delay the unload if this fails, for example without file
+                # descriptors.
                 with contextlib.suppress(TesseraError, TimeoutError, OSError):
                     stats = await asyncio.wait_for(runner.stats(), STATS_S)
                     await self._admission.unloading(model.id, stats.cache_ram_bytes)

@@ -154,20 +154,19 @@ class LateRoutes:
     async def ready_when_idle(self, busy: Callable[[], bool]) -> None:
         """Create the application as soon as no request is running."""
         await asyncio.sleep(AFTER_S)
-        while busy():  # noqa: ASYNC110 - several things end it, none of which should know of this
+        while busy():  # noqa: ASYNC110 - several independent events end it
             await asyncio.sleep(IDLE_LOOK_S)
         while True:
             try:
                 await self.ready()
-            # for example no file descriptor: the next request retries, and so does this loop
-            except OSError as error:
+            except OSError as error:  # for example no file descriptor: retry later
                 log.warning("the other routes are not there yet: %s", error)
                 await asyncio.sleep(AGAIN_S)
             else:
                 return
 
 
-# The HTTP application: middleware, error responses, the early routes and, behind them, all others.
+# The HTTP application: middleware, error responses, the early routes, then all other routes.
 
 LOOK_S: Final = 5.0
 # A body of 60 MB left 52 MB in the C library's heap permanently, 500,000 messages 20 MB more (docs/log.md,
@@ -225,7 +224,7 @@ class AccessCheck:
                 await refuse(scope, receive, send, 429, error.code, str(error), wait)
                 return
             except BadKeyFile as error:
-                log.error("%s", error)  # noqa: TRY400 - the words say all; a trace would only bury them
+                log.error("%s", error)  # noqa: TRY400 - the message is complete; a traceback would hide it
                 await refuse(scope, receive, send, 503, error.code, "The server's file of API keys cannot be read.")
                 return
         await self._app(scope, receive, send)
@@ -242,7 +241,7 @@ def create_app(
     def build() -> ASGIApp:
         gc.disable()  # collection during the imports took 1/6 of their time and freed nothing
         try:
-            from engine.server.all_routes import every_route  # noqa: PLC0415 - must not hold up a first answer
+            from engine.server.all_routes import every_route  # noqa: PLC0415 - must not delay the first response
 
             before_late()
             return every_route(state)
@@ -526,7 +525,7 @@ def assemble(
     state.metrics.registry.register(utilization)
 
     def before_late() -> None:
-        from engine.server.job_kinds import register  # noqa: PLC0415 - only routes that come late start jobs
+        from engine.server.job_kinds import register  # noqa: PLC0415 - only late routes start jobs
 
         state.bench_service = register(jobs, options.paths, side.placer, side.admission, options.named_tasks)
 

@@ -1,11 +1,11 @@
-"""Routes that take and return structs of engine.api: decoded and encoded by msgspec, described on the OpenAPI page.
+"""Routes that take and return structs of engine.api. They use msgspec and are described on the OpenAPI page.
 
-An endpoint names both in its signature:
+An endpoint names both structs in its signature:
 
     @router.post("/models/pull", status_code=202)
     async def pull(request: Request, body: PullRequest) -> Job: ...
 
-The parameter that is a struct is read from the request's body; one whose fields all have defaults may be left out.
+The struct parameter is read from the request's body. The body is optional if all fields have defaults.
 """
 
 import inspect

@@ -26,8 +26,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
     start a separate server. A model is unloaded after `ttl_s` without a request (None: never).
     `containers`, `apps` and `local_pages` are the switches of `Callers`.
     `model` is loaded at start; a private server loads it only if it exists. `lora` are pairs of model and adapter
-    file, loaded together and used by requests for that model name. `draft` is the default draft model for all
-    models with its vocabulary. `named_tasks` are tasks for the quality gate of a quantization.
+    file: the adapter is loaded with the model and used by requests that name it. `draft` is the default draft model
+    for all models with its vocabulary. `named_tasks` are tasks for the quality gate of a quantization.
     """
 
     host: str = DEFAULT_HOST

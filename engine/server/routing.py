@@ -70,7 +70,7 @@ class EarlyRouter:
         """The routes for FastAPI."""
         from fastapi import APIRouter  # noqa: PLC0415 - see above
 
-        from engine.server.body import openapi_body  # noqa: PLC0415 - the schemas are made for the page only
+        from engine.server.body import openapi_body  # noqa: PLC0415 - schemas are needed only for the page
 
         router = APIRouter()
         for route in self._routes:

@@ -66,8 +66,7 @@ class Utilization(Collector):
                     self._ring.append(usage)
                 if self.also is not None:
                     await self.also()
-            # for example a removed device or no file descriptor: the next sample may work again
-            except OSError as error:
+            except OSError as error:  # for example a removed device: retry later
                 log.warning("no usage sample: %s", error)
 
     async def fresh(self, least_s: float) -> None:

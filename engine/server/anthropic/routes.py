@@ -256,7 +256,7 @@ class BlockStream:
             "usage": usage(counts),
         }
 
-    def feed(self, item: ChatEvent) -> bytes:  # noqa: PLR0911 - one return for each kind of event
+    def feed(self, item: ChatEvent) -> bytes:  # noqa: PLR0911 - one return per kind of event
         """The encoded events for this chat event."""
         if isinstance(item, TextDelta):
             return self._grow("text", "text", "text_delta", item.text)

@@ -58,7 +58,7 @@ async def fetch_converter(request: Request) -> Job:
 @router.delete("/converter")
 async def remove_converter(request: Request) -> ConverterRemoved:
     """Delete llama.cpp's converter and its packages; refused while a conversion runs."""
-    from engine.library.converter.environment import remove  # noqa: PLC0415 - not while the server starts
+    from engine.library.converter.environment import remove  # noqa: PLC0415 - slow import, not needed at start
 
     jobs = server_state(request).jobs
     if any(job.kind is JobKind.CONVERT and job.state in {"queued", "running"} for job in jobs.jobs()):

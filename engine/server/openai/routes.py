@@ -57,7 +57,7 @@ async def _asked(request: Request, body: ChatRequest) -> "Asked | None":
     """The collection that the request names. Raises: NoCollection."""
     if body.collection is None:
         return None
-    from engine.server.documents.rag import Asked  # noqa: PLC0415 - most chats ask no collection
+    from engine.server.documents.rag import Asked  # noqa: PLC0415 - most chats use no collection
 
     service = await server_state(request).collection_service()
     if isinstance(body.collection, str):
@@ -120,7 +120,7 @@ def claimed(
     """The reproducibility tracker of a deterministic request. Raises: InputFault: a receipt is not possible."""
     if not body.deterministic and not body.receipt:
         return None
-    from engine.server.openai.receipts import Claim  # noqa: PLC0415 - most first answers do not need it
+    from engine.server.openai.receipts import Claim  # noqa: PLC0415 - the first response rarely needs it
 
     return Claim(state, model, body, template)
 
@@ -168,7 +168,7 @@ async def _loading(
         yield writer.chunk(0, stream.ROLE_DELTA)
 
 
-async def _stream(  # noqa: C901, PLR0912 - one branch for each kind of event
+async def _stream(  # noqa: C901, PLR0912 - one branch per kind of event
     state: ServerState, body: ChatRequest, ticket: QueueTicket, asked: "Asked | None" = None
 ) -> AsyncGenerator[bytes, None]:
     writer = stream.ChunkWriter("chat.completion.chunk", new_id("chatcmpl"), body.model)
