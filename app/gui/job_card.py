@@ -174,9 +174,8 @@ def tr(text: str) -> str:
 
 
 # Quantization progress as one bar and six named steps.
-# Phases of quantize.job.execute and of its workers, grouped by step.
 
-# Phases of quantize.job.execute and of its workers by step.
+# Phases of quantize.job.execute and of its workers, grouped by step.
 _QUANTIZE_STEPS: tuple[tuple[str, frozenset[str]], ...] = (
     ("reading the model", frozenset({"read", "hash", "convert", "prepare", ""})),
     ("learning how it is used", frozenset({"smooth", "survey", "moments"})),

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     import psutil
 
 # The server process of this window, or of an earlier window that was killed before it stopped its server.
-# A server that shuts down cancels its work and removes partial files, which takes a while on a busy computer.
 
-# A server that ends takes its work along and leaves no half files; on a busy computer that takes a while.
+# A server that shuts down cancels its work and removes partial files, which takes a while on a busy computer.
 _END_S = 20.0
 # Two reads of one process's start time differ by less than this. A process id is not reused within this time.
 _SAME_START_S = 1.0
@@ -208,7 +207,8 @@ class ServerLink(Routes):
                     break
                 time.sleep(0.05)
             late = f"It gave no answer within {START_S:.0f} s. " if self._process.alive else ""
-            reason = f"{late}{self._log_tail()}"  # read before the end: shutdown messages explain nothing
+            # Read the log before the process ends: its shutdown messages do not explain the delay.
+            reason = f"{late}{self._log_tail()}"
             self._end_process()
             raise ServerNotStarted(reason)
 

@@ -21,9 +21,8 @@ from app.gui.widgets.virtual_list import Column, ColumnItem
 from app.tools.types import shown_text
 
 # A scrolling column of messages with a button that scrolls to the end.
-# Height estimates before layout, in pixels. Measured: a line of body text holds about 95 characters.
 
-# Pixels of a message before it is laid out: measured, a line of body text holds about 95 characters.
+# Height estimates before layout, in pixels. Measured: a line of body text holds about 95 characters.
 _LINE_CHARACTERS, _LINE_PIXELS, _MESSAGE_PIXELS = 95, 23, 84
 
 

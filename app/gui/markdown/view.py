@@ -28,8 +28,8 @@ _OPENABLE = frozenset({"http", "https", "mailto"})
 _DIAGRAMS = frozenset({"mermaid", "plantuml", "graphviz", "dot"})  # languages rendered as diagrams elsewhere
 _COPIED_MS = 1500
 _FORMULAS_MS = 100  # formulas that arrive within this time are shown together
-# A text that is larger than this and takes longer than one frame to lay out is laid out less often than text
-# arrives. Otherwise a list of thousands of items would block the window.
+# A text that is larger than this, and slower to lay out than one frame, is laid out less often than text arrives.
+# Otherwise a list of thousands of items would block the window.
 _LARGE = 1024  # characters
 _LONG_S = 0.016
 _SHARE = 4  # wait this many times the last layout time, to leave time for other events
