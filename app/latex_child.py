@@ -27,7 +27,7 @@ def main() -> None:
         asked = json.loads(line)
         try:
             answer = draw(asked["latex"], asked["size"], asked["colour"], display=asked["display"])
-        except Exception:  # noqa: BLE001 - whatever a formula does to its reader, it stays text
+        except Exception:  # noqa: BLE001 - a formula that fails stays text
             answer = {}
         sys.stdout.write(json.dumps({"key": asked["key"], **answer}) + "\n")
         sys.stdout.flush()

@@ -108,7 +108,7 @@ def _licence(facts: metadata.PackageMetadata) -> str:
     if licence := TABLE.get(canonicalize_name(facts["Name"])) or _field(facts, "License-Expression"):
         return licence
     words = _field(facts, "License").strip()
-    if words and "\n" not in words and len(words) < 80:  # noqa: PLR2004 - longer is the text itself
+    if words and "\n" not in words and len(words) < 80:  # noqa: PLR2004 - a longer value is the text itself
         return words
     classes = [c.rpartition(" :: ")[2] for c in facts.get_all("Classifier") or () if c.startswith("License ::")]
     return " OR ".join(c for c in classes if c != "OSI Approved")

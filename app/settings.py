@@ -441,7 +441,7 @@ def save(settings: Settings, path: Path | None = None, names: Collection[str] | 
 
 def _document(path: Path) -> "TOMLDocument":
     """Parse the file for editing; an empty document if it does not exist."""
-    import tomlkit  # noqa: PLC0415 - reading needs it not, and every start reads
+    import tomlkit  # noqa: PLC0415 - not needed for reading, which every start does
 
     try:
         return tomlkit.parse(path.read_bytes().decode("utf-8"))

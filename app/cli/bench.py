@@ -139,7 +139,7 @@ def _history(model: str | None, *, as_json: bool) -> None:
 
 
 def _show(report: "Report", before: "Report | None") -> None:
-    from app.cli.console import console, escape, table  # noqa: PLC0415 - only for people
+    from app.cli.console import console, escape, table  # noqa: PLC0415 - not for JSON
 
     out = console()
     name = escape(f"{report.model}: {report.description}")

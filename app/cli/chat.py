@@ -113,7 +113,7 @@ def command(
     def converse(client: "ChatClient", chosen: str) -> None:
         opened = _opened(tools) if tools else None
         try:
-            from app.cli.conversation import Conversation  # noqa: PLC0415 - our own server starts beside it
+            from app.cli.conversation import Conversation  # noqa: PLC0415 - a private server starts meanwhile
 
             chat = Conversation(client, chosen, system, options, opened, receipt)
             for path in (*files, *images):
@@ -158,7 +158,7 @@ def _prompt(words: tuple[str, ...], prompt: str | None) -> str | None:
 
 
 def _check(client: "ChatClient", model: str) -> None:
-    """Raises: ApiError: there is no such model; if the name looks like a prompt, show the correct command."""
+    """Check that the model exists; if its name looks like a prompt, print the right command. Raises: ApiError."""
     from app.client import ApiError  # noqa: PLC0415 - see command
 
     try:

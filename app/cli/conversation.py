@@ -116,7 +116,7 @@ class Conversation:
 
     def _turn(self, read: Callable[[], str]) -> bool:
         """Read a message or command and handle it; False ends the conversation."""
-        from app.client import ApiError  # noqa: PLC0415 - our own server starts beside it
+        from app.client import ApiError  # noqa: PLC0415 - a private server starts meanwhile
 
         try:
             line = read()

@@ -72,7 +72,7 @@ def _piped_message() -> str:
 
 
 def _terminal_reader(history: str, completions: Completions) -> Callable[[], str]:
-    from prompt_toolkit import PromptSession  # noqa: PLC0415 - a pipe needs it not
+    from prompt_toolkit import PromptSession  # noqa: PLC0415 - not needed for a pipe
     from prompt_toolkit.completion import NestedCompleter, PathCompleter  # noqa: PLC0415
     from prompt_toolkit.output import create_output  # noqa: PLC0415
 

@@ -100,7 +100,7 @@ def gate_of(given: str | None) -> str | None:
 
 
 def check_plan(plan: Path | None, keys: list[str]) -> None:
-    """Raises: click.UsageError: keys without a plan. ClickException: the plan is not signed by one of the keys."""
+    """Verify a plan's signature. Raises: click.UsageError: no plan. ClickException: no key signed it."""
     from app.kernel_pack_index import check_signature  # noqa: PLC0415 - cryptography is slow to import
     from devices.errors import PackRefused  # noqa: PLC0415
 

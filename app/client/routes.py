@@ -344,7 +344,7 @@ class Routes(ChatRoutes, JobRoutes):
         """Unload a model from memory."""
         return self.post(f"{OURS}/models/{path_part(model)}/unload", Unloaded)
 
-    # ------------------------------------------------------------------ other servers
+    # ------------------------------------------------------------------ upstream servers
 
     def upstreams(self, *, check: bool = False) -> Upstreams:
         """Upstream servers and their rules; `check` probes each of them now."""

@@ -27,7 +27,7 @@ _TYPES: Final = {"dict": "object", "float": "number", "tuple": "array", "list": 
 
 
 def cases(wheel: Path, per_category: int = PER_CATEGORY) -> list[Case]:
-    """The fixed sample; the same for every run with the same `per_category`."""
+    """A fixed sample at equal distances; the same for every run with the same `per_category`."""
     made = []
     for category, name in CATEGORIES.items():
         rows = _lines(wheel, f"{_DATA}/BFCL_v4_{name}.json")

@@ -16,7 +16,7 @@ _PROBLEM_PROMPT, _PROBLEM_ANSWER = 130, 160
 
 
 def _certify() -> "TaskSet":
-    from app.evals.tool_calls.suite import suite  # noqa: PLC0415 - a server that starts imports this file
+    from app.evals.tool_calls.suite import suite  # noqa: PLC0415 - every server start imports this file
     from engine.job_kinds.quantize.tasks import TaskSet  # noqa: PLC0415
     from quantize.job.gate import GateTask  # noqa: PLC0415
 

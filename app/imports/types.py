@@ -59,7 +59,7 @@ class Branches:
         return None
 
     def ordered(self) -> tuple[Message, ...]:
-        """All messages, each after its parent. Nodes in a cycle get no parent."""
+        """All messages, each after its parent. In a cycle, the first node gets no parent."""
         done: dict[str, Message] = {}
         for key in self.rows:
             chain: list[str] = []

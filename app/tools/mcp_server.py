@@ -101,7 +101,7 @@ class McpServer:
             return future.result()
         except CancelledError:
             return ToolOutcome("Cancelled by the person.", ok=False)
-        except Exception as error:  # noqa: BLE001 - whatever a foreign server breaks is told to the model
+        except Exception as error:  # noqa: BLE001 - any server error becomes a result for the model
             self.alive = getattr(getattr(error, "error", None), "code", _LOST) != _LOST
             return ToolOutcome(f"The MCP server failed: {shown_text(_reason(error))[:400]}", ok=False)
         finally:
@@ -368,7 +368,7 @@ async def _listen(stream: Any, errors: bytearray) -> None:
 
 async def _end(process: Any) -> None:
     """Close stdin, wait briefly, then kill the process and its children."""
-    from devices.child import kill_group  # noqa: PLC0415 - beside its only use
+    from devices.child import kill_group  # noqa: PLC0415 - next to its only use
 
     if process.stdin is not None:
         await process.stdin.aclose()

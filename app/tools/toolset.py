@@ -56,7 +56,7 @@ class ServerSource:
         if self._server.changed:
             try:
                 self._server.learn()
-            except Exception:  # noqa: BLE001 - whatever a foreign server breaks
+            except Exception:  # noqa: BLE001 - a server may cause any error
                 self._server.specs = ()
 
     def call(self, tool: str, arguments: dict[str, Any]) -> ToolOutcome:

@@ -114,7 +114,7 @@ def _bubblewrapped(argv: Sequence[str], folder: Path, openings: Openings, progra
     for system in landlock.SYSTEM_FOLDERS:
         options += ["--ro-bind-try", system, system]
     options += ["--proc", "/proc", "--dev", "/dev"]
-    for scratch in ("/tmp", "/var/tmp", "/run"):  # noqa: S108 - the sandbox's own, in memory
+    for scratch in ("/tmp", "/var/tmp", "/run"):  # noqa: S108 - tmpfs inside the sandbox
         options += ["--size", str(_MEMORY_DISK_BYTES), "--tmpfs", scratch]
     if openings.network:  # for DNS resolution
         options += ["--ro-bind-try", "/run/systemd/resolve", "/run/systemd/resolve"]
@@ -174,7 +174,7 @@ def guarded(folder: Path) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def _held(repository: Path) -> Iterator[None]:
-    """Create `hooks`, and a `commondir` that names the repository itself, which is git's default without one."""
+    """Ensure during the block that `hooks` exists, and a `commondir` with git's default content."""
     if repository.is_symlink() or not repository.is_dir():
         yield
         return

@@ -60,5 +60,5 @@ class Context:
         return sum(item.num_tokens for item in self.items)
 
     def rendered(self) -> str:
-        """All pieces as one text."""
+        """All items as one text."""
         return "\n".join(item.rendered() for item in self.items)
