@@ -17,7 +17,7 @@ from app.gui.chat.project_of_chat import ProjectOfChat
 from app.gui.chat.request import branch_body, estimate_message, estimate_tokens, rendered
 from app.gui.reasons import error_message
 
-# Delay after a response, so that a user who replies immediately is not slowed down.
+# Delay after a response. Summarizing must not slow down a user who replies immediately.
 _IDLE_MS = 1500
 # Minimum fraction of the context to reserve for a response.
 _ANSWER = 0.15
@@ -25,7 +25,7 @@ _MARGIN = 0.05
 
 
 class Compactor(QObject):
-    """`changed`: the summaries changed. `noticed`: a message for the banner."""
+    """Creates and edits summaries. `changed`: the summaries changed. `noticed`: a message for the banner."""
 
     changed = Signal()
     noticed = Signal(str)

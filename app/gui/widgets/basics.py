@@ -1,4 +1,4 @@
-"""Labels, buttons, cards and banners with the kinds of the style sheet."""
+"""Labels, buttons, cards and banners in the style sheet's kinds."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -188,8 +188,7 @@ def rule() -> QFrame:
 def when_released(owner: QObject, run: Callable[[], object]) -> None:
     """Call `run` now, or after release if a mouse button is pressed.
 
-    Rebuilding a widget between press and release would lose the click. `run` should show the state at the time of
-    the call.
+    Rebuilding a widget between press and release would lose the click. `run` should use the newest state.
     """
     if QGuiApplication.mouseButtons() == Qt.MouseButton.NoButton:
         run()
