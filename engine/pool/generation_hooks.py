@@ -53,7 +53,7 @@ class GenerationHooks:
                         observe(admission, model, event, max(1, at_once()))
                         is_reported = True
                         if self.metered is not None:
-                            event = await self.metered(model, event)  # noqa: PLW2901 - the same event with its energy
+                            event = await self.metered(model, event)  # noqa: PLW2901 - adds the energy
                         if self.finished is not None:
                             self.finished(model, event.usage, event.timings)
                     yield event

@@ -33,7 +33,7 @@ class FirstModel:
         try:
             await pool.acquire(self._name, on_progress=lambda _: self._begun.set())
         except TesseraError as error:
-            log.error("model=%s is not loaded at the start: %s", self._name, error)  # noqa: TRY400 - the message is complete
+            log.error("model=%s is not loaded at the start: %s", self._name, error)  # noqa: TRY400 - says all
 
     async def with_runner(self) -> None:
         """Wait until a runner loads the model and this process is free again, at most PLACED_S."""

@@ -57,7 +57,7 @@ def open_model_side(options: ServeOptions, spare: SpareRunner) -> ModelSide:
         if engine == REMOTE:
             return links.runner(path)
         if engine == EXTERNAL:
-            from engine.upstreams.external import ExternalRunner  # noqa: PLC0415 - few models use an external program
+            from engine.upstreams.external import ExternalRunner  # noqa: PLC0415 - few models use it
 
             return ExternalRunner()
         if engine == SPREAD:
