@@ -284,7 +284,7 @@ _MAX_ERROR_BYTES: Final = 2000
 
 
 async def bounded_lines(stream: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """Yield whole lines; a line longer than MAX_LINE_BYTES is skipped and never buffered."""
+    """Yield whole lines; skip a line longer than MAX_LINE_BYTES."""
     line, skipping = bytearray(), False
     async for chunk in stream:
         *ended, partial = chunk.split(b"\n")

@@ -410,7 +410,8 @@ def _starts_nothing(section: str, line: str) -> bool:
 
 # Folder names that mean programs only; of other folders on PATH only the programs are shown.
 _PROGRAM_FOLDERS: Final = frozenset({"bin", "sbin", "shims", "scripts"})
-# What programs in PREFIX/bin need. Not `share`: in a home folder it contains data of many programs.
+# Folders and files in PREFIX that programs in PREFIX/bin need. Not `share`: in a home folder it contains data of
+# many programs.
 _BESIDE_PROGRAMS: Final = ("lib", "lib64", "libexec", "include", "pyvenv.cfg")
 # Folders of user data, by variable and with the default below the home folder.
 _DATA_FOLDERS: Final = {

@@ -184,7 +184,7 @@ class VectorIndex:
 
 
 def _unit(vectors: Sequence[Sequence[float]], count: int) -> npt.NDArray[np.float32]:
-    """Normalize vectors to float32 of (count, width). Raises: ValueError: wrong count, or different widths."""
+    """Normalize to length 1: float32 of (count, width). Raises: ValueError: wrong count, or different widths."""
     rows = np.asarray(vectors, dtype=np.float32)
     if rows.ndim != 2 or len(rows) != count:  # noqa: PLR2004 - rows and columns
         raise ValueError(f"the server gave no {count} vectors of one width")
