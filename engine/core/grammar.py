@@ -48,7 +48,7 @@ def lark_of_gbnf(source: str) -> str:
     """
     try:
         return str(any_to_lark(source))
-    except Exception as error:  # noqa: BLE001 - the converter raises whatever its own parser stumbles over
+    except Exception as error:  # noqa: BLE001 - the converter raises any parser error
         raise ConstraintRefused(f"not GBNF: {error}") from None
 
 

@@ -318,7 +318,7 @@ class RunnerProcess:
                     await asyncio.sleep(GATHER_S)
         except ConnectionError:
             pass
-        except Exception as error:  # noqa: BLE001 - whatever it sent, this child can no longer be trusted
+        except Exception as error:  # noqa: BLE001 - after any error this child cannot be trusted
             reason = f"the runner sent an unreadable frame: {error}"
             self.kill()
         await self._on_exit(reason)

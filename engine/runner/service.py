@@ -79,7 +79,7 @@ class RunnerService(Generic[V]):
         """Stop a step that runs for this request alone. Called on the control thread."""
         raise NotImplementedError
 
-    def _answer_now(self, message: protocol.ToRunner) -> bool:  # noqa: ARG002 - most answer nothing so
+    def _answer_now(self, message: protocol.ToRunner) -> bool:  # noqa: ARG002 - most runners handle none here
         """Handle messages that need no queueing; return True if handled. Called on the control thread."""
         return False
 
@@ -111,7 +111,7 @@ class RunnerService(Generic[V]):
                         self._cancel_now(message.id)
                     if message is not None and not self._answer_now(message):
                         self._inbox.put(message)
-        except Exception as error:  # noqa: BLE001 - a broken peer must end the process, whatever broke
+        except Exception as error:  # noqa: BLE001 - any error of the peer must end the process
             sys.stderr.write(f"control channel: {error!r}\n")
             self._leave(4)
 

@@ -112,7 +112,7 @@ class Texts:
                         id=message.id, code="invalid_request", message=str(error), param="response_format"
                     )
                 )
-            except Exception as error:  # noqa: BLE001 - one text must not end the thread for all
+            except Exception as error:  # noqa: BLE001 - one text must not end the thread
                 sys.stderr.write(f"tokenizing: {error!r}\n")
                 self._send(
                     protocol.Fault(id=message.id, code="internal", message="The text could not be tokenized.")

@@ -53,7 +53,7 @@ class ConstraintCompiler:
 
         Raises: ConstraintRefused: the grammar is wrong or exceeds llguidance's limits.
         """
-        import llguidance  # noqa: PLC0415 - no first answer waits for it
+        import llguidance  # noqa: PLC0415 - the first response does not need it
 
         from engine.core.grammar import grammar_of, limits  # noqa: PLC0415 - it needs llguidance
 

@@ -93,7 +93,7 @@ class Sampler(abc.ABC):
     def _choose(self, row: Any, best: int) -> int:
         """Return the token for an adjusted row whose most likely token is `best`. Raises: NotFinite."""
 
-    def close(self) -> None:  # noqa: B027 - most hold nothing native
+    def close(self) -> None:  # noqa: B027 - most have no native memory
         """Free native memory."""
 
 

@@ -1,4 +1,4 @@
-"""Child process: a load that allocates nothing, to learn what a real one would take. Prints one JSON line.
+"""Child process: loads a model without allocating, to estimate a real load's memory. Prints one JSON line.
 
 Usage: python -m engine.runner.llama.memory_probe SETTINGS_JSON
 """
@@ -29,15 +29,15 @@ from engine.runner.protocol import LoadSettings
 MIB = 1 << 20
 STAND_IN_S = 10.0
 CACHE = re.compile(r"(llama_kv_cache\w*|llama_memory_recurrent): size = +([0-9.]+) MiB")
-# A worker's buffers carry its address in brackets.
+# A worker's buffers have its address in brackets.
 BUFFER = re.compile(r"([A-Za-z0-9_]+)(?:\[[^\]]*\])? +(compute|output) buffer size = +([0-9.]+) MiB")
 
 
 def sizes(log: str) -> dict[str, Any]:
-    """Cache, output and compute sizes in llama.cpp's log, in bytes.
+    """Return cache, output and compute sizes from llama.cpp's log, in bytes.
 
-    With nothing allocated its lines about buffers read 0 for weights and caches, but the summary line of each
-    cache, the output buffer and the graph's compute buffers are real. Of repeated reservations the last counts.
+    Without allocation its lines about buffers show 0 for weights and caches, but the summary line of each cache,
+    the output buffer and the graph's compute buffers are real. Of repeated reservations the last counts.
     """
     found: dict[str, Any] = {"kv_bytes": 0, "recurrent_bytes": 0, "output_bytes": 0, "compute_bytes": {}}
     for kind, mib in CACHE.findall(log):
@@ -52,11 +52,11 @@ def sizes(log: str) -> dict[str, Any]:
 
 
 def stand_ins(settings: LoadSettings) -> list[str]:
-    """Addresses of workers on this machine that stand for those far away, for as long as this process lives.
+    """Return addresses of local workers that replace the remote ones; they live as long as this process.
 
-    Nothing is allocated, so they hold nothing, and no link is needed to learn what would lie on them.
+    Nothing is allocated, so they need no memory, and no connection is needed to estimate the remote part.
     """
-    # Only here: a dry run weighs what a runner weighs, which has none of them.
+    # Import these only here: the probe must have the memory of a runner, which does not import them.
     import atexit  # noqa: PLC0415
     import socket  # noqa: PLC0415
     import subprocess  # noqa: PLC0415
@@ -81,9 +81,9 @@ def stand_ins(settings: LoadSettings) -> list[str]:
 
 
 def dry_run(settings: LoadSettings) -> dict[str, Any]:
-    """Load without allocating, and report what llama.cpp would have taken.
+    """Load without allocating, and report what llama.cpp would have allocated.
 
-    A second context without room for drafts tells how much of the scratch memory ordinary use never touches.
+    A second context without space for drafts shows how much of the scratch memory normal use never touches.
     """
     started = time.monotonic()
     api = start_backends(tiles=settings.tiles)
@@ -98,7 +98,7 @@ def dry_run(settings: LoadSettings) -> dict[str, Any]:
     report = sizes("".join(lines))
     vocabulary = LlamaVocabulary(api, loaded.vocab)
     constraints = ConstraintCompiler(vocabulary)
-    with contextlib.suppress(ConstraintRefused):  # the runner builds the same token table behind every load
+    with contextlib.suppress(ConstraintRefused):  # the runner builds the same token table after every load
         constraints.compile(Constraint(kind="regex", source="x"))
     held = process_memory(os.getpid())
     loaded.close()
@@ -114,8 +114,8 @@ def dry_run(settings: LoadSettings) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print the report, or why there is none."""
-    assert service is not None  # imported so that this process weighs what a runner weighs
+    """Print the report, or the error."""
+    assert service is not None  # imported so that this process has the memory of a runner
     return answer_with(
         lambda: dry_run(msgspec.json.decode(sys.argv[1].encode(), type=learned(LoadSettings))),
         *(KernelsMissing, NoWorker, llama_model.LoadFailed, msgspec.DecodeError),

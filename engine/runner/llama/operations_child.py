@@ -1,7 +1,7 @@
-"""Child process: which operations of a device differ from the CPU's, for a model with which the whole differs.
+"""Child process: finds a device's operations that differ from the CPU's, for a model with a wrong output.
 
-Usage: python -m engine.runner.llama.operations_child SETTINGS_JSON. Prints one JSON line. A device that is wrong
-may also end or hang it: the parent waits for so long and no longer.
+Usage: python -m engine.runner.llama.operations_child SETTINGS_JSON. Prints one JSON line. A faulty device may also
+crash or hang this process, so the parent has a timeout.
 """
 
 import sys
@@ -22,7 +22,7 @@ CONTEXT = 256
 
 
 def compare(api: Any, settings: LoadSettings) -> list[Operation]:
-    """A prompt and single tokens, node by node. Raises: LoadFailed, KernelsMissing, ValueError."""
+    """Compare the nodes of a prompt and single tokens. Raises: LoadFailed, KernelsMissing, ValueError."""
     at = msgspec.structs.replace(
         settings, n_ctx=min(settings.n_ctx, CONTEXT), kv_cells=0, n_parallel=1, lora=(), mtp=False, max_rollback=0,
         draft_path=None, mmproj_path=None, reference_path=None,
@@ -37,7 +37,7 @@ def compare(api: Any, settings: LoadSettings) -> list[Operation]:
 
 
 def main() -> int:
-    """Print what was found."""
+    """Print the results."""
     try:
         settings = msgspec.json.decode(sys.argv[1].encode(), type=learned(LoadSettings))
         found = compare(start_backends(settings.devices), settings)

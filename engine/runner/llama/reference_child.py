@@ -1,4 +1,4 @@
-"""Child process: what the CPU computes for a model, as the reference a device is compared with.
+"""Child process: computes a model's reference results on the CPU, for the comparison with a device.
 
 Usage: python -m engine.runner.llama.reference_child SETTINGS_JSON TARGET. Prints one JSON line.
 """
@@ -24,9 +24,9 @@ CONTEXT = 256
 
 
 def reference_settings(settings: LoadSettings) -> LoadSettings:
-    """The same model on the CPU's plain kernels, with as little context as the comparison needs.
+    """Return settings for the CPU's plain kernels, with as little context as the comparison needs.
 
-    The cache keeps its types: what they lose is chosen, not a fault of the device.
+    The cache keeps its types: their loss is chosen by the user and not a fault of the device.
     """
     return msgspec.structs.replace(
         settings, n_ctx=min(settings.n_ctx, CONTEXT), kv_cells=0, n_parallel=1, n_gpu_layers=0, devices=(),
@@ -37,9 +37,9 @@ def reference_settings(settings: LoadSettings) -> LoadSettings:
 
 
 def compute(api: Any, settings: LoadSettings) -> Reference:
-    """The reference, with the noise of the CPU's other attention kernels where the cache's type permits them.
+    """Return the reference, with the noise of the CPU's other attention kernels if the cache type allows it.
 
-    Raises: LoadFailed. ValueError: the CPU itself computes no numbers.
+    Raises: LoadFailed. ValueError: the CPU's own results are not finite.
     """
     found: Reference | None = None
     plain = settings.type_v in {"f16", "bf16", "f32"}
@@ -60,7 +60,7 @@ def compute(api: Any, settings: LoadSettings) -> Reference:
 
 
 def main() -> int:
-    """Write the reference, whole or not at all."""
+    """Write the reference atomically."""
     started = time.monotonic()
     target = Path(sys.argv[2])
     try:

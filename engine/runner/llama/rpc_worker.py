@@ -1,7 +1,7 @@
-"""Child process: this machine's devices for models of another machine, on loopback.
+"""Child process: serves this machine's devices to another machine, on loopback.
 
-Usage: python -m engine.runner.llama.rpc_worker PORT THREADS [attached], or describe, which prints one JSON line.
-An attached one ends when its input is closed, so that it does not outlive who started it.
+Usage: python -m engine.runner.llama.rpc_worker PORT THREADS [attached], or describe, which prints one JSON line. An
+attached worker exits when its input is closed, so that it does not outlive its parent.
 """
 
 import os

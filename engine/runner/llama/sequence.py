@@ -1,4 +1,4 @@
-"""A request with its cells, images and drafts."""
+"""A request in llama.cpp, with its cells, images and drafts."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,9 +12,10 @@ from engine.runner.llama.cache.prefix_index import Key
 from engine.runner.llama.vision.vision import Media
 from engine.runner.load_limits import STEADY_ROWS
 
-# How often the progress of a prefill is sent: what a person can follow.
+# Interval of prefill progress events, short enough for a progress display.
 PROGRESS_S: Final = 0.2
-# An answer that comes this close to the end of a context asks for a larger one: what is decided takes milliseconds.
+# A response this near to the end of a context requests a larger one in advance, because deciding takes
+# milliseconds.
 ASK_AHEAD: Final = 64
 
 
@@ -22,11 +23,11 @@ ASK_AHEAD: Final = 64
 class LlamaSequence(Sequence):
     """One generation in llama.cpp's cache.
 
-    `cache` is set while the sequence holds cells; `len(cache.tokens)` of `tokens` are computed. `media` are the
-    images among the prompt's tokens. `forgotten` tokens were taken out of the middle by a context shift.
-    `most` is what `limit` would be in the largest context that this model may have; `asked` for a larger one.
-    `scored` rows of the running step, from `row` on, belong to its prompt. While it is `steady` it has run alone,
-    in steps whose shapes depend on nothing but its own tokens.
+    `cache` is set while the sequence has cells; `len(cache.tokens)` of `tokens` are computed. `media` are the
+    images in the prompt. `forgotten` tokens were removed from the middle by a context shift. `most` is the `limit`
+    in the largest context that this model may have; `asked` is set after a request for a larger one. `scored` rows
+    of the current step, from `row` on, belong to its prompt. While `steady` it has run alone, in steps whose shapes
+    depend only on its own tokens.
     """
 
     media: Media | None = None
@@ -44,9 +45,9 @@ class LlamaSequence(Sequence):
 
     @property
     def repeatable(self) -> bool:
-        """The client expects the same answer each time, or prepares one that shall be so.
+        """Whether the client expects the same response each time, or prepares such a request.
 
-        Other side and background work shall not evict chats, nor compute their texts again.
+        Other side and background requests must not evict chats or make them compute their texts again.
         """
         request = self.request
         chosen = request.sampling.seed is not None or (self.sampler.greedy and request.repeats)
@@ -54,56 +55,56 @@ class LlamaSequence(Sequence):
         return chosen and (prepares or request.priority in {"interactive", "batch"})
 
     def unsteady(self) -> None:
-        """Another one runs beside it from now on."""
+        """Note that another request now runs at the same time."""
         if self.steady:
             self.steady, self.balance = False, DraftBalance()  # counted in steps so far, from now on in seconds
 
     def until_steady(self, start: int) -> int:
-        """Rows from there to where the steady step ends."""
+        """Return the number of rows from `start` to the end of the steady step."""
         spans = self.media.spans if self.media is not None else ()
         begin = max((span.end for span in spans if span.end <= start), default=0)
         return STEADY_ROWS - (start - begin) % STEADY_ROWS
 
     @property
     def n_generated(self) -> int:
-        """Tokens of the answer so far."""
+        """Number of response tokens so far."""
         return len(self.tokens) + self.forgotten - self.n_prompt
 
     @property
     def over(self) -> bool:
-        """The answer has its full length, or leads nowhere; at the end of a context that may grow it waits."""
+        """Whether the response has its full length or the loop guard ended it; it waits if the context may grow."""
         return self.runaway is not None if self.waits_for_room else super().over
 
     @property
     def waits_for_room(self) -> bool:
-        """The context is full, and whether it grows is not decided."""
+        """Whether the context is full and the decision about its growth is pending."""
         return self.asked and self.limit <= len(self.tokens) < self.most
 
     def lacks_room(self) -> bool:
-        """Whether it should ask for a larger context now, ahead of the end of this one."""
+        """Whether it should request a larger context now, before the end of this one."""
         near = self.limit < self.most and len(self.tokens) >= self.limit - ASK_AHEAD and self.n_generated > 0
         return near and not self.asked
 
     @property
     def shareable(self) -> list[int]:
-        """Tokens whose cells may come from other requests; none if the client wants the prompt computed anew."""
+        """Tokens whose cells may come from other requests; empty if the client disabled the prompt cache."""
         return self.tokens if self.request.cache_prompt else []
 
     @property
     def n_missing(self) -> int:
-        """Tokens whose keys and values are not in the cache yet."""
+        """Number of tokens whose keys and values are not in the cache yet."""
         return len(self.tokens) - (len(self.cache.tokens) if self.cache else 0)
 
     @property
     def decoding(self) -> bool:
-        """All but the newest token are computed and an answer has begun."""
+        """Whether all but the newest token are computed and generation has started."""
         return self.n_generated > 0 and self.n_missing == 1
 
     @property
     def key(self) -> Key:
-        """Sequences of one key may share computed prefixes; where images shift positions, nobody may.
+        """Sequences with the same key may share computed prefixes; if images shift positions, none may.
 
-        How long a prompt takes, and `cached_tokens`, would tell one owner what another one has sent.
+        Otherwise the prefill time and `cached_tokens` would reveal to one owner what another one has sent.
         """
         request = self.request
         owned: Key = (*request.lora, (f"owner {request.owner}", 0.0)) if request.owner else request.lora
@@ -111,26 +112,26 @@ class LlamaSequence(Sequence):
 
     @property
     def shifted(self) -> bool:
-        """Positions differ from indices into `tokens`: its cells can neither be shared nor cut."""
+        """Whether positions differ from indices of `tokens`, so that cells can be neither shared nor truncated."""
         return self.media is not None and self.media.shifted
 
     @property
     def may_draft(self) -> bool:
-        """Tokens may be drafted for it: neither texts nor draft models say what follows images or a cut."""
+        """Whether to draft tokens: drafters cannot predict what follows images or a context shift."""
         return self.media is None and not self.forgotten and self.request.speculate is not False
 
     def position(self, index: int) -> int:
-        """The position that the model counts for one of `tokens`."""
+        """Return the model's position for an index into `tokens`."""
         return index if self.media is None else self.media.position(index)
 
     def close(self) -> None:
-        """Free what is native."""
+        """Free native memory."""
         super().close()
         if self.media is not None:
             self.media.close()
 
     def progress(self, now: float) -> PromptProgress | None:
-        """How much of the prompt is computed, where that was asked for, is due and is not the whole."""
+        """Return the prefill progress if it is requested, due, and not complete; else None."""
         if (
             not self.request.progress
             or self.n_generated
@@ -144,7 +145,7 @@ class LlamaSequence(Sequence):
 
 
 def prefill_progress(sequences: Iterable[LlamaSequence], now: float) -> Iterator[tuple[int, Event]]:
-    """The progress events that are due, for clients that asked for them."""
+    """Yield the progress events that are due."""
     for sequence in sequences:
         progress = sequence.progress(now)
         if progress is not None:
@@ -152,6 +153,6 @@ def prefill_progress(sequences: Iterable[LlamaSequence], now: float) -> Iterator
 
 
 def begun_for_watchers(outputs: Iterable[object], sequences: Iterable[LlamaSequence]) -> bool:
-    """Whether a client that asked for progress gets the start of its request before the step, which may be long."""
+    """Whether a client that wants progress must get its start event before the step, which may be long."""
     watched = {sequence.id for sequence in sequences if sequence.request.progress}
     return any(isinstance(o, tuple) and o[0] in watched and isinstance(o[1], Started) for o in outputs)

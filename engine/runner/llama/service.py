@@ -52,11 +52,12 @@ from engine.runner.tokenizer_threads import Prompt, too_long
 if TYPE_CHECKING:
     from engine.runner.llama.experts.load import StreamedExperts
 
-# Requests of one program follow each other faster than this; idle prefixes are copied out of the cells then.
+# Requests of one program follow each other faster than this; after this pause, idle prefixes are copied to the
+# store.
 SETTLE_S: Final = 0.05
-# A conversation pauses this long between turns at least; its state is written to disk then.
+# Minimum pause between requests of a conversation; after it, its state is written to disk.
 PERSIST_AFTER_S: Final = 1.0
-# While all answers wait for a larger context, which the server decides about, messages are looked for this often.
+# Interval of checks for messages while all requests wait for the server's decision about a larger context.
 STALLED_S: Final = 0.002
 
 
@@ -94,12 +95,12 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             self._abort.pull()
 
     def _get_ready(self) -> None:
-        """Map llama.cpp's libraries. No backend is started: that could wake a GPU nobody asked for."""
-        with contextlib.suppress(KernelsMissing):  # a load says so
+        """Load llama.cpp's libraries. No backend is started: that could wake a GPU that is not needed."""
+        with contextlib.suppress(KernelsMissing):  # a load reports it
             load_api()
 
     def _send_check(self, settings: protocol.LoadSettings) -> None:
-        """The check's first prompt is what OpenVINO compiles the graph for, or takes it from its cache for."""
+        """Report the check phase: OpenVINO compiles the graph at the first prompt, or takes it from its cache."""
         phase = protocol.COMPILING if openvino.target_of(settings.devices) else "check"
         self._channel.send(protocol.Progress(phase=phase, fraction=1.0))
 
@@ -163,7 +164,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         return True
 
     def _load_projector(self, loaded: llama_model.LoadedModel, projector: str) -> None:
-        """Load the projector. One that does not fit, perhaps another model's, leaves a model of text only."""
+        """Load the projector. If it does not fit, perhaps because it is another model's, only text is served."""
         try:
             self._vision = Vision(loaded, projector)
         except llama_model.LoadFailed as error:
@@ -195,7 +196,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                     self._send_outputs(self._exact.step())
             except EngineBroken as error:
                 self._channel.send(protocol.Fault(code="engine_broken", message=str(error)))
-                sys.stderr.write(f"{error}\n")  # the server tells the last line
+                sys.stderr.write(f"{error}\n")  # the server reports the last line
                 return 5
             finally:
                 if self._step_started:
@@ -208,7 +209,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                     self._channel.send(answer)
 
     def _ask_for_room(self, scheduler: Scheduler) -> None:
-        """Tell the server which requests need a larger context; where nothing else runs, wait for what it says."""
+        """Send requests for a larger context to the server; if nothing else runs, wait for its reply."""
         for worker in (scheduler, self._exact):
             if worker is not None:
                 for wanted in worker.take_wanted():
@@ -217,7 +218,10 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             time.sleep(STALLED_S)
 
     def _wait(self, scheduler: Scheduler) -> protocol.ToRunner | Prompt:
-        """The next message; pauses are used for what later requests need, longer ones to write prefixes to disk."""
+        """Return the next message.
+
+        Short pauses are used to prepare later requests, longer ones to write prefixes.
+        """
 
         def settle() -> None:
             scheduler.on_idle(self._inbox.empty)
@@ -286,7 +290,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                 self._exact.keep_context(message.id)
 
     def _resize(self, message: protocol.Resize, scheduler: Scheduler) -> None:
-        """Make the context larger or smaller, between two steps; that of deterministic requests follows."""
+        """Resize the context between two steps, then that of deterministic requests."""
         assert self._loaded is not None
         assert self._abort is not None
         begun = time.monotonic()
@@ -322,7 +326,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         constraint: TokenConstraint | None,
         scheduler: Scheduler,
     ) -> None:
-        """Queue a request with its tokens; without: ids were sent, or images are among the text."""
+        """Queue a request. `tokens` is None if the prompt consists of ids or contains images."""
         request = message.request
         assert self._loaded is not None
         if self._loaded.settings.embeddings:
@@ -358,7 +362,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             self._channel.send(refused)
 
     def _for_exact(self, request_id: int, request: GenerationRequest) -> ExactScheduler | protocol.Fault:
-        """The scheduler of deterministic requests, whose context is made with the first of them."""
+        """Return the scheduler of deterministic requests; its context is created with the first of them."""
         assert self._loaded is not None
         assert self._vocabulary is not None
         assert self._adapters is not None
@@ -375,7 +379,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         return protocol.Fault(id=request_id, code="invalid_request", message=problem, param="deterministic")
 
     def _encode_images(self, request: GenerationRequest) -> tuple[list[int], Media]:
-        """The prompt's tokens with its images among them. Raises: ImageRefused, TooManyTokens."""
+        """Return the prompt's tokens, including its images. Raises: ImageRefused, TooManyTokens."""
         if self._vision is None:
             raise ImageRefused(self._vision_error)
         assert self._vocabulary is not None
@@ -399,7 +403,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             self._channel.send(fault)
 
     def _stats(self, stats_id: int, scheduler: Scheduler) -> protocol.Stats:
-        import psutil  # noqa: PLC0415 - .013 s that a first token would wait for
+        import psutil  # noqa: PLC0415 - takes 0.013 s before the first token
 
         both = [scheduler, *([self._exact] if self._exact is not None else [])]
         return protocol.Stats(
@@ -423,19 +427,19 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
 
 
 def _code_of(error: Exception) -> str:
-    """The code of a load's fault."""
+    """Return the fault code of a load error."""
     if isinstance(error, SelfCheckFailed):
         return "self_check_failed"
     return "file_refused" if isinstance(error, llama_model.FileRefused) else "load_failed"
 
 
-# What a load of a model needs beside its weights: kept prefixes, a comparison, what drafts, its experts.
+# Parts of a load besides the weights: stored prefixes, the device check, the drafter, the experts.
 
 
 def load(
     api: Any, settings: protocol.LoadSettings, on_progress: Callable[[float], bool], phases: Phases
 ) -> "tuple[llama_model.LoadedModel, StreamedExperts | None]":
-    """The model with its context, and its experts where they are streamed. Raises: LoadFailed."""
+    """Load the model with its context, and its experts if they are streamed. Raises: LoadFailed."""
     if not settings.expert_bytes:
         return llama_model.load(api, settings, on_progress, phases), None
     from engine.runner.llama.experts.expert_cache import CannotStream  # noqa: PLC0415 - as above
@@ -453,7 +457,7 @@ def load(
 
 
 def prefix_store(api: Any, loaded: llama_model.LoadedModel) -> PrefixStore:
-    """The store for this model's prefixes: only states of the same file, cache types and build fit."""
+    """Return the store for this model's prefixes: only states of the same file, cache types and build match."""
     settings = loaded.settings
     path = Path(settings.path)
     build = api.llama_version().decode()
@@ -469,7 +473,7 @@ def prefix_store(api: Any, loaded: llama_model.LoadedModel) -> PrefixStore:
 
 
 def compared(loaded: llama_model.LoadedModel, vocabulary: LlamaVocabulary) -> DeviceCheck | None:
-    """How the device compares with the CPU; None where no comparison is wanted or its reference is of no use.
+    """Return the comparison of the device with the CPU; None without a usable reference.
 
     Raises: DeviceWrong.
     """
@@ -477,7 +481,8 @@ def compared(loaded: llama_model.LoadedModel, vocabulary: LlamaVocabulary) -> De
     expected = read_reference(Path(path)) if path else None
     if expected is None:
         return None
-    compiled = bool(openvino.target_of(loaded.settings.devices))  # whole graphs; a node alone is another program
+    # graphs are compiled as a whole; a single node would be another program
+    compiled = bool(openvino.target_of(loaded.settings.devices))
     floor = WRONG_KLD_MEAN_BFLOAT if compiled else WRONG_KLD_MEAN
     try:
         return checked(expected, loaded, vocabulary, floor, whole=compiled)
@@ -487,7 +492,7 @@ def compared(loaded: llama_model.LoadedModel, vocabulary: LlamaVocabulary) -> De
 
 
 def model_drafter(loaded: llama_model.LoadedModel, vocabulary: LlamaVocabulary) -> ModelDrafter | None:
-    """What drafts: a draft model that was asked for, else the model's own head, where that can be used."""
+    """Return the drafter: the configured draft model, else the model's own MTP head if it is usable, else None."""
     settings = loaded.settings
     if settings.draft_path:
         return DraftModel.load(loaded.api, settings, vocabulary)

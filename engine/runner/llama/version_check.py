@@ -1,4 +1,4 @@
-"""Child process: does another version of llama-cpp-python belong together, and compute what the reference says?
+"""Child process: checks another version of llama-cpp-python for consistency and against the reference.
 
 Usage: python -m engine.runner.llama.version_check SETTINGS_JSON REFERENCE, under TESSERA_ENGINE_VERSION. Prints one
 JSON line: `{"error": …}`, or a DeviceCheck.
@@ -23,7 +23,7 @@ from engine.runner.protocol import LoadSettings
 
 
 def check(settings: LoadSettings, reference: Path) -> dict[str, Any]:
-    """The comparison, or why there is none. Structs come first: with foreign ones any call may write anywhere."""
+    """Return the comparison or an error. Structs are checked first: with wrong ones any call may write anywhere."""
     found = problems(load_api())
     if found:
         return {"error": f"its structs are not those it is called with: {'; '.join(found)}"}
@@ -44,7 +44,7 @@ def check(settings: LoadSettings, reference: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print the answer."""
+    """Print the result."""
     try:
         settings = msgspec.json.decode(sys.argv[1].encode(), type=learned(LoadSettings))
         answer = check(settings, Path(sys.argv[2]))

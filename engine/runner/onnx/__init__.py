@@ -1,1 +1,1 @@
-"""The ONNX Runtime runner: generation through onnxruntime-genai, encoders through plain onnxruntime."""
+"""The ONNX Runtime runner: generation with onnxruntime-genai, encoders with plain onnxruntime."""

@@ -1,4 +1,4 @@
-"""Embeddings and rerank scores of encoder graphs through plain ONNX Runtime, one bounded batch at a time."""
+"""Embeddings and rerank scores of encoder graphs with plain ONNX Runtime, one limited batch per step."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -17,12 +17,12 @@ from engine.runner.onnx.vocabulary import FolderVocabulary
 from engine.runner.protocol import Embed, Embedded, Fault, LoadSettings
 from engine.runner.truncation import shortened
 
-# Texts of one run; those of similar length share one, so that little is padding.
+# Texts per run; texts of similar length share one, so that there is little padding.
 BATCH: Final = 16
 DEFAULT_LIMIT: Final = 512
-# Inputs of encoders by the usual export's names; a graph that wants another cannot be fed.
+# Input names of the usual encoder exports; graphs with other inputs are not supported.
 _KNOWN_INPUTS: Final = frozenset({"input_ids", "attention_mask", "token_type_ids"})
-# A pooled output is taken as it is; per-token rows are pooled here.
+# A pooled output is used directly; per-token rows are pooled here.
 _POOLED: Final = ("sentence_embedding", "pooler_output_normalized", "embedding", "embeddings")
 _PAIR: Final = 2
 
@@ -39,10 +39,10 @@ class _Job:
 
 
 class Encoder:
-    """Owns the session. All calls from one thread; `step` is one run."""
+    """Owns the session. All calls come from one thread; `step` is one run."""
 
     def __init__(self, settings: LoadSettings, folder: OnnxFolder, graphs: list[Any]) -> None:
-        """Raises: LoadFailed."""
+        """Load the session and test it. Raises: LoadFailed."""
         self._folder = folder
         self._settings = settings
         self._params = sum(count_parameters(graph) for graph in graphs)
@@ -57,7 +57,7 @@ class Encoder:
         given = self._session.get_inputs()
         self._inputs = {i.name for i in given}
         self._kind = np.int32 if any(i.type == "tensor(int32)" for i in given) else np.int64
-        # A graph of fixed shapes takes one text of so many tokens at once.
+        # A graph of fixed shapes takes one text of this many tokens per run.
         wide: list[Any] = next((i.shape for i in given if i.name == "input_ids"), [])
         self._fixed = wide[1] if len(wide) == _PAIR and isinstance(wide[1], int) else 0
         if self._fixed:
@@ -77,11 +77,11 @@ class Encoder:
 
     @property
     def busy(self) -> bool:
-        """Something waits to be embedded."""
+        """Whether any job is queued."""
         return bool(self._jobs)
 
     def facts(self) -> ModelFacts:
-        """What the server shows about the loaded model."""
+        """Return the facts that the server shows about the loaded model."""
         folder = self._folder
         return ModelFacts(
             architecture=folder.architecture,
@@ -104,7 +104,7 @@ class Encoder:
         )
 
     def add(self, message: Embed) -> Fault | None:
-        """Queue a message; a Fault says why it cannot run."""
+        """Queue a message; return a Fault if it cannot run."""
         if message.query is not None and not self.ranks:
             return _refused(message.id, "This model has no ranking head; load a reranker.", "model")
         if message.query is None and self.ranks:
@@ -132,7 +132,7 @@ class Encoder:
         return None
 
     def _cut(self, ids: list[int], kinds: list[int]) -> tuple[list[int], list[int]]:
-        """What of one input fits, with its closing token."""
+        """Truncate one input to the limit, but keep its closing token."""
         if len(ids) <= self.limit:
             return ids, kinds
         return shortened(ids, self.limit, self.vocabulary.control), kinds[: self.limit]
@@ -145,18 +145,18 @@ class Encoder:
         return ""
 
     def cancel(self, job_id: int) -> None:
-        """Forget a job that nobody waits for any more."""
+        """Drop a cancelled job."""
         self._jobs = deque(job for job in self._jobs if job.id != job_id)
 
     def step(self) -> Embedded | Fault | None:
-        """One run; the answer once a job is complete."""
+        """Run one batch; return the result when a job is complete."""
         if not self._jobs:
             return None
         job = self._jobs[0]
         chosen = job.order[job.done : job.done + BATCH]
         try:
             rows = self._run([job.inputs[i] for i in chosen])
-        except Exception as error:  # noqa: BLE001 - the library raises what ONNX Runtime threw
+        except Exception as error:  # noqa: BLE001 - the library raises any ONNX Runtime error
             self._jobs.popleft()
             return Fault(id=job.id, code="engine_failed", message=libraries.reason(error))
         if not np.isfinite(rows).all():
@@ -167,7 +167,7 @@ class Encoder:
         job.vectors.update(zip(chosen, rows.astype("<f4"), strict=True))
         job.done += len(chosen)
         if job.done < len(job.inputs):
-            self._jobs.rotate(-1)  # a long job lets a short one in between
+            self._jobs.rotate(-1)  # let short jobs run between the steps of a long one
             return None
         self._jobs.popleft()
         vectors = [job.vectors[i].tobytes() for i in range(len(job.inputs))]
@@ -187,7 +187,7 @@ class Encoder:
         return list(encoding.ids), list(encoding.type_ids)
 
     def _run(self, rows: list[tuple[list[int], list[int]]]) -> Any:
-        """Pooled rows, (texts, width) float32."""
+        """Return pooled rows, (texts, width) float32."""
         if self._fixed and len(rows) > 1:
             return np.concatenate([self._run([row]) for row in rows])
         longest = self._fixed or max(len(ids) for ids, _ in rows)
@@ -208,7 +208,7 @@ class Encoder:
 
 
 def _session(settings: LoadSettings, folder: OnnxFolder) -> tuple[Any, str, str]:
-    """The session, its provider, and the share of operators when it is not the CPU."""
+    """Return the session, its provider, and the share of operators if it is not the CPU."""
     try:
         ort = libraries.onnxruntime()
     except (ImportError, OSError) as error:

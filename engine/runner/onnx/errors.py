@@ -1,12 +1,12 @@
-"""What can go wrong between a folder and a runner that serves it."""
+"""Errors of loading a folder and serving requests."""
 
 
 class LoadFailed(Exception):
-    """The folder, its graph or the wished provider was refused; the message says why and what to do."""
+    """The folder, its graph or the requested provider was refused; the message gives the reason and a remedy."""
 
 
 class UnsupportedParameter(Exception):
-    """A request asks for something this runner does not do; `param` names it."""
+    """A request needs a feature that this runner does not have; `param` names it."""
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Sessions in which a provider takes the whole graph, or the load fails; what was compiled is kept."""
+"""Sessions in which one provider runs the whole graph, or the load fails; compiled graphs are cached."""
 
 import hashlib
 import time
@@ -10,7 +10,7 @@ from engine.message_catalog import sentence
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.providers import CPU, QNN, ProviderChoice, backend_options, count_operators, float_options
 
-# All of a graph goes to the NPU, and what goes in and out is its own integers. Source: ONNX Runtime, QNN provider.
+# The whole graph runs on the NPU, with integer inputs and outputs. Source: ONNX Runtime, QNN provider.
 _QNN_OPTIONS: Final = {"offload_graph_io_quantization": "0", "htp_graph_finalization_optimization_mode": "3"}
 
 
@@ -24,10 +24,11 @@ def whole_session(
     floats: bool = False,
     on_compile: Callable[[str], None] = lambda _: None,
 ) -> tuple[Any, str]:
-    """A session, and what to say of where its operators are. `floats`: the graph computes in 32-bit floats.
+    """Return a session, and a note about the placement of its operators.
 
-    `compiled` is where the compiled graph lies, or will. `on_compile` is called before a first compile.
-    Raises: LoadFailed: an operator would be left for the processor, or no device is here; what ONNX Runtime throws.
+    With `floats` the graph computes in 32-bit floats. `compiled` is the path of the cached compiled graph.
+    `on_compile` is called before a first compile. Raises: LoadFailed: an operator would run on the CPU, or there is
+    no device; any exception of ONNX Runtime.
     """
     if choice.adapter is None:
         return ort.InferenceSession(str(graph), options, providers=[CPU]), ""
@@ -77,7 +78,7 @@ def _devices(ort: Any, choice: ProviderChoice) -> list[Any]:
 
 
 def compiled_at(folder: Path | None, key: object, choice: ProviderChoice, name: str) -> Path | None:
-    """Where a compiled graph is kept in `folder`: by its content and shape (`key`) and the driver."""
+    """Return the path of a cached compiled graph in `folder`, by content and shape (`key`) and driver."""
     if folder is None or choice.library is None:
         return None
     library = Path(choice.library).stat()

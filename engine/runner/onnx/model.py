@@ -1,4 +1,4 @@
-"""Load one ONNX folder: checked first, then given to onnxruntime-genai on the wished provider."""
+"""Loads one ONNX folder: checks it, then opens it with onnxruntime-genai on the requested provider."""
 
 import json
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ CPU: Final = "CPUExecutionProvider"
 class LoadedFolder:
     """One loaded generating model. Owned by the scheduler's thread.
 
-    `all_logits` says that the graph gives logits of every position, so that drafts can be verified.
+    `all_logits`: the graph outputs logits of every position, so that drafts can be verified.
     """
 
     og: Any
@@ -39,14 +39,14 @@ class LoadedFolder:
     notes: list[str] = field(default_factory=list)
 
     def generator(self, max_length: int) -> Any:
-        """A sequence with room for that many tokens. Raises: RuntimeError: no memory for its cache."""
+        """Return a sequence with space for `max_length` tokens. Raises: RuntimeError: no memory for its cache."""
         params = self.og.GeneratorParams(self.model)
         params.set_search_options(max_length=max_length, do_sample=False, batch_size=1)
         return self.og.Generator(self.model, params)
 
 
 def read_checked(path: str) -> tuple[OnnxFolder, list[Any]]:
-    """The folder and its graphs without weights, every one checked. Raises: LoadFailed."""
+    """Return the folder and its graphs without weights, all checked. Raises: LoadFailed."""
     try:
         folder = read_folder(Path(path))
         return folder, [check_graph(graph, folder.path) for graph in folder.graphs]
@@ -105,7 +105,7 @@ def _session(settings: LoadSettings) -> dict[str, Any]:
 
 
 def _try(loaded: LoadedFolder) -> None:
-    """One token, so that the first request does not pay for page faults and a broken model is known at once."""
+    """Compute one token: the first request does not pay for page faults, and a broken model is found now."""
     try:
         generator = loaded.generator(min(loaded.n_ctx, 16))
         generator.append_tokens(np.array([loaded.folder.bos], np.int32))
@@ -119,7 +119,7 @@ def _try(loaded: LoadedFolder) -> None:
 
 
 def facts(loaded: LoadedFolder) -> ModelFacts:
-    """What the server and the window show about the loaded model."""
+    """Return the facts that the server and the window show about the loaded model."""
     folder, settings = loaded.folder, loaded.settings
     size = sum(p.stat().st_size for p in folder.path.iterdir() if p.is_file())
     return ModelFacts(

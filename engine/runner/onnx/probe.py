@@ -1,8 +1,8 @@
-"""Child process: load one execution provider, list its devices, print JSON. It may die or hang.
+"""Child process: loads one execution provider, lists its devices, prints JSON. It may crash or hang.
 
-Usage: python -m engine.runner.onnx.probe PROVIDER [LIBRARY [register|load]]. Without a library: what this build of
-ONNX Runtime brings. `register` makes it a plugin of ONNX Runtime; `load` only loads it, for libraries that
-onnxruntime-genai opens itself.
+Usage: python -m engine.runner.onnx.probe PROVIDER [LIBRARY [register|load]]. Without a library it probes the
+providers in this build of ONNX Runtime. `register` registers it as a plugin of ONNX Runtime; `load` only loads it,
+for libraries that onnxruntime-genai opens itself.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ from engine.runner import onnx_libraries as libraries
 
 
 def report(arguments: list[str]) -> dict[str, object]:
-    """What the provider is and which devices it found."""
+    """Return the provider's version, availability and devices."""
     ort = libraries.onnxruntime()
     provider, library, how = (*arguments, "", "")[:3]
     if how == "load":
@@ -34,10 +34,10 @@ def report(arguments: list[str]) -> dict[str, object]:
 
 
 def main() -> int:
-    """Print the report, or the reason there is none."""
+    """Print the report, or the error."""
     try:
         found = report(sys.argv[1:])
-    except Exception as error:  # noqa: BLE001 - whatever a vendor's library throws is the answer
+    except Exception as error:  # noqa: BLE001 - reports any error of a vendor's library
         write_answer({"error": libraries.reason(error)})
         return 1
     write_answer(found)

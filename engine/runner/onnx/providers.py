@@ -1,4 +1,4 @@
-"""Execution providers in the runner: which one is wished, registering its library, and what it really takes."""
+"""Execution providers in the runner: selects one, registers its library, and counts its operators."""
 
 import os
 import platform
@@ -19,7 +19,7 @@ QNN: Final = "QNNExecutionProvider"
 
 
 class ProviderChoice(msgspec.Struct, frozen=True):
-    """The provider a load is for. `pinned` by the user, else asked for by the folder's configuration."""
+    """The provider of a load. `pinned`: chosen by the user, otherwise by the folder's configuration."""
 
     name: str
     adapter: Adapter | None
@@ -28,18 +28,18 @@ class ProviderChoice(msgspec.Struct, frozen=True):
 
     @property
     def measurable(self) -> bool:
-        """Plain ONNX Runtime can tell what this provider takes; vendor folders are compiled whole."""
+        """Whether plain ONNX Runtime can count this provider's operators; vendor folders are compiled whole."""
         return self.adapter is not None and self.pinned
 
     def explain(self, reason: str) -> str:
-        """A failed load in words, with what to install when the provider is the reason."""
+        """Return a load error as text, with what to install if the provider is the cause."""
         if self.adapter is None:
             return f"ONNX Runtime could not load it: {reason}"
         return f"{self.adapter.title} could not load it: {reason}. {sentence(self.adapter.install)}"
 
 
 class Share(msgspec.Struct, frozen=True):
-    """How many of a graph's operators a provider took; `left` are the kinds it did not."""
+    """How many of a graph's operators a provider took; `left` are the types of the others."""
 
     provider: str
     placed: int
@@ -47,12 +47,12 @@ class Share(msgspec.Struct, frozen=True):
     left: tuple[str, ...] = ()
 
     def text(self) -> str:
-        """For the dispatch card."""
+        """Return the text for the placement card."""
         remaining = ", rest CPU" if self.placed < self.total else ""
         return f"{self.provider}: {self.placed} of {self.total} operators{remaining}"
 
     def refusal(self) -> str:
-        """Why a model that the provider does not take is not loaded."""
+        """Return why a model is not loaded if the provider does not take all of it."""
         return (
             f"{self.provider} takes {self.placed} of this model's {self.total} operators; the others "
             f"({', '.join(self.left[:6])}) would run on the CPU. Choose the CPU, allow that "
@@ -61,9 +61,9 @@ class Share(msgspec.Struct, frozen=True):
 
 
 def chosen_provider(settings: LoadSettings, folder: OnnxFolder) -> ProviderChoice:
-    """The pinned provider, or what the folder was compiled for, or the CPU.
+    """Return the pinned provider, else the one that the folder was compiled for, else the CPU.
 
-    Raises: LoadFailed: no such provider is known; a vendor's folder was pinned to something else.
+    Raises: LoadFailed: the provider is unknown; a vendor's folder was pinned to another one.
     """
     asked = [name for name in folder.providers if adapter_of(name) is not None]
     name = settings.provider or (asked[0] if asked else CPU)
@@ -85,7 +85,7 @@ def chosen_provider(settings: LoadSettings, folder: OnnxFolder) -> ProviderChoic
 
 
 def _brought(provider: str) -> bool:
-    """This build of ONNX Runtime has the provider inside, as vendors' own builds do."""
+    """Whether this build of ONNX Runtime includes the provider, as vendors' own builds do."""
     try:
         return provider in libraries.onnxruntime().get_available_providers()
     except (ImportError, OSError):
@@ -93,7 +93,7 @@ def _brought(provider: str) -> bool:
 
 
 def register_plugin(og: Any, choice: ProviderChoice, *, for_genai: bool = True) -> bool:
-    """Whether a plugin has to be registered; with onnxruntime-genai that is done here.
+    """Return whether a plugin must be registered; for onnxruntime-genai this registers it.
 
     Raises: LoadFailed: it does not load.
     """
@@ -108,7 +108,7 @@ def register_plugin(og: Any, choice: ProviderChoice, *, for_genai: bool = True) 
 
 
 def append_provider(config: Any, choice: ProviderChoice) -> None:
-    """Tell onnxruntime-genai which provider to use; a vendor's folder has said it already."""
+    """Set onnxruntime-genai's provider; a vendor's folder already names it."""
     if choice.name == CPU:
         config.clear_providers()
     elif choice.pinned and choice.adapter is not None:
@@ -119,7 +119,7 @@ def append_provider(config: Any, choice: ProviderChoice) -> None:
 
 
 def backend_options(choice: ProviderChoice) -> dict[str, str]:
-    """onnxruntime-genai gives QNN no device to guess its library from; it is beside the plugin."""
+    """Return the path of QNN's backend library, next to the plugin: onnxruntime-genai does not set it."""
     beside = Path(choice.library).parent if choice.library else None
     for name in ("libQnnHtp.so", "QnnHtp.dll"):
         if beside is not None and (beside / name).is_file():
@@ -128,9 +128,9 @@ def backend_options(choice: ProviderChoice) -> dict[str, str]:
 
 
 def share_of(folder: OnnxFolder, choice: ProviderChoice, *, plugin: bool) -> Share:
-    """Create a plain session on the provider and count where its operators went.
+    """Create a plain session on the provider and count its operators.
 
-    Raises: LoadFailed: ONNX Runtime has no such provider here, or it refuses the graph.
+    Raises: LoadFailed: this ONNX Runtime does not have the provider, or it refuses the graph.
     """
     ort = libraries.onnxruntime()
     assert choice.adapter is not None
@@ -147,9 +147,9 @@ def share_of(folder: OnnxFolder, choice: ProviderChoice, *, plugin: bool) -> Sha
 
 
 def open_session(ort: Any, options: Any, graph: str, choice: ProviderChoice, *, register: bool = False) -> Any:
-    """A plain session on the wished provider, the CPU behind it.
+    """Return a plain session on the requested provider, with the CPU as fallback.
 
-    Raises: LoadFailed: no such provider or device here. Whatever ONNX Runtime throws.
+    Raises: LoadFailed: no such provider or device. Any exception of ONNX Runtime.
     """
     if choice.adapter is None:
         return ort.InferenceSession(graph, options, providers=[CPU])
@@ -170,7 +170,7 @@ def open_session(ort: Any, options: Any, graph: str, choice: ProviderChoice, *, 
 
 
 def float_options(choice: ProviderChoice) -> dict[str, str]:
-    """Lets QNN compute floats in 16 bits, for which it must know the chip; the emulator on x86 plays an X Elite.
+    """Return options for 16-bit floats in QNN, which needs the chip: the emulator on x86 acts as an X Elite.
 
     Source: ONNX Runtime, QNN provider options; 60 is SC8380XP, whose NPU is of version 73.
     """
@@ -181,7 +181,7 @@ def float_options(choice: ProviderChoice) -> dict[str, str]:
 
 
 def count_operators(session: Any, provider: str) -> Share:
-    """Operators of the final graph by provider. `get_providers` would list one that took nothing."""
+    """Count operators of the final graph by provider. `get_providers` also lists providers without any."""
     placed = total = 0
     left: dict[str, None] = {}
     for part in session.get_provider_graph_assignment_info():

@@ -1,7 +1,7 @@
-"""The engine of the ONNX runner: each step gives every generating sequence one token and one prompt a piece.
+"""The ONNX runner's scheduler: a step gives each generating sequence one token, and one prompt a chunk.
 
-onnxruntime-genai keeps one generator a sequence; on a CPU it does not batch them. A finished sequence's generator
-stays as a prefix: a request that begins with the same tokens rewinds it and appends only what differs.
+onnxruntime-genai has one generator per sequence and does not batch them on a CPU. A finished sequence's generator
+stays as a prefix: a request with the same first tokens rolls it back and appends only the difference.
 """
 
 import time
@@ -26,15 +26,15 @@ from engine.runner.onnx.errors import UnsupportedParameter
 from engine.runner.onnx.model import LoadedFolder
 from engine.runner.protocol import Fault
 
-# Tokens of a prompt computed at once: others wait no longer, and a graph that gives all logits stays bounded.
+# Prompt tokens per step: limits the wait of other requests, and the size of a graph's output with all logits.
 CHUNK: Final = 256
-# Caches are allocated for their longest length; short answers share a few sizes so that they can be used again.
+# Caches are allocated for their longest length; short responses use a few sizes so that caches can be reused.
 SMALLEST_ROOM: Final = 512
 
 
 @dataclass
 class Slot:
-    """One generator: `tokens` are those in its cache, `room` how many it can hold, `key` who they belong to."""
+    """One generator: `tokens` are in its cache, `room` is the maximum number of tokens, `key` the owner."""
 
     generator: Any
     room: int
@@ -45,7 +45,7 @@ class Slot:
 
 
 class Scheduler(BaseScheduler[Sequence]):
-    """Owns the generators. `step` is the whole engine; everything else prepares or answers for it."""
+    """Owns the generators. `step` runs the engine; all other methods prepare it or report its state."""
 
     def __init__(self, loaded: LoadedFolder) -> None:
         super().__init__(loaded.vocabulary)
@@ -55,16 +55,16 @@ class Scheduler(BaseScheduler[Sequence]):
 
     @property
     def active(self) -> int:
-        """Sequences that hold a generator."""
+        """Number of sequences with a generator."""
         return len(self._running)
 
     @property
     def cells(self) -> tuple[int, int]:
-        """Tokens in caches, and tokens the caches were made for."""
+        """Number of tokens in caches, and capacity of the caches."""
         return sum(len(s.tokens) for s in self._slots), sum(s.room for s in self._slots)
 
     def prefilling(self, request_id: int) -> Any:
-        """The generator of the only running request while it is in prefill; else None."""
+        """Return the generator of the only running request while it is in prefill; else None."""
         found = self._running.get(request_id)
         return found[1].generator if found and len(self._running) == 1 and not found[0].n_generated else None
 
@@ -75,7 +75,7 @@ class Scheduler(BaseScheduler[Sequence]):
         tokens: list[int],
         constraint: TokenConstraint | None = None,
     ) -> Fault | None:
-        """Queue a tokenized request; a Fault says why it cannot run."""
+        """Queue a tokenized request; return a Fault if it cannot run."""
         exceeded = context_exceeded(request_id, len(tokens), self._loaded.n_ctx)
         if exceeded is not None:
             return exceeded
@@ -113,7 +113,7 @@ class Scheduler(BaseScheduler[Sequence]):
     # ------------------------------------------------------------------ one step
 
     def step(self) -> list[Output]:
-        """Admit, run, sample; returns what to send to the server."""
+        """Admit, run, sample; return the output to send to the server."""
         out: list[Output] = []
         self._end_cancelled(out)
         self._admit(out)
@@ -121,7 +121,7 @@ class Scheduler(BaseScheduler[Sequence]):
         prefilling = [pair for pair in running if pair[0].n_generated == 0]
         for sequence, slot in [pair for pair in running if pair[0].n_generated] + prefilling[:1]:
             self._advance(sequence, slot, out)
-        if len(prefilling) > 1:  # fairness: whoever read a piece now waits for the others
+        if len(prefilling) > 1:  # round robin: the prompt that was read now goes to the end
             first = prefilling[0][0].id
             if first in self._running:
                 self._running[first] = self._running.pop(first)
@@ -139,7 +139,7 @@ class Scheduler(BaseScheduler[Sequence]):
             sequence = self._waiting.popleft()
             try:
                 slot = self._slot_for(sequence)
-            except Exception as error:  # noqa: BLE001 - the library raises what ONNX Runtime threw
+            except Exception as error:  # noqa: BLE001 - the library raises any ONNX Runtime error
                 self._running.pop(sequence.id, None)
                 self._by_id.pop(sequence.id, None)
                 text = f"There is no room for this request's cache: {libraries.reason(error)}"
@@ -150,9 +150,9 @@ class Scheduler(BaseScheduler[Sequence]):
             self._admitted(sequence, len(slot.tokens), out)
 
     def _slot_for(self, sequence: Sequence) -> Slot:
-        """The idle generator with most of the prompt computed, else a new one, else the one idle for longest.
+        """Return the idle generator with the longest common prefix, else a new one, else the longest idle one.
 
-        What was computed for another owner does not count.
+        Prefixes of other owners do not count.
         """
         tokens, limit, key = sequence.tokens, sequence.limit, sequence.request.owner
 
@@ -163,7 +163,7 @@ class Scheduler(BaseScheduler[Sequence]):
         fitting = [s for s in idle if s.room >= limit]
         best = max(fitting, key=common, default=None)
         shared = common(best) if best is not None else 0
-        # The last token is appended again: after a rewind alone, the next output is not the model's.
+        # The last token is appended again: after a rollback alone, the next output is not the model's.
         keep = min(shared, len(tokens) - 1)
         full = len(self._slots) >= self._loaded.settings.n_parallel
         if best is not None and (keep > 0 or full):
@@ -196,8 +196,8 @@ class Scheduler(BaseScheduler[Sequence]):
             if len(slot.tokens) < len(sequence.tokens):
                 return
             rows = self._rows(slot, len(draft) + 1)
-        except Exception as error:  # noqa: BLE001 - the library raises what ONNX Runtime threw
-            self._slots.remove(slot)  # what is in its cache is not known any more
+        except Exception as error:  # noqa: BLE001 - the library raises any ONNX Runtime error
+            self._slots.remove(slot)  # the content of its cache is unknown now
             if sequence.cancelled:
                 self._end(sequence, "cancelled", out)
                 return
@@ -209,13 +209,13 @@ class Scheduler(BaseScheduler[Sequence]):
         self._sample(sequence, slot, rows, draft, out)
 
     def _rows(self, slot: Slot, count: int) -> Any:
-        """Logits of the last `count` positions, (count, n_vocab) float32, writable."""
+        """Return the logits of the last `count` positions, (count, n_vocab) float32, writable."""
         whole = slot.generator.get_output(self._loaded.folder.logits) if count > 1 else slot.generator.get_logits()
         rows = np.array(whole, np.float32).reshape(-1, np.shape(whole)[-1])
         return rows[-count:, : self._vocabulary.size]
 
     def _draft(self, sequence: Sequence) -> list[int]:
-        """Tokens that followed the same words earlier; only where the graph can check them."""
+        """Return an n-gram draft, only if the graph can verify it."""
         if not self._loaded.all_logits or sequence.request.speculate is False or len(self._running) > 1:
             return []
         return sequence.drafter.propose(min(sequence.limit - len(sequence.tokens) - 1, MAX_DRAFT))
@@ -242,7 +242,7 @@ class Scheduler(BaseScheduler[Sequence]):
             sequence.accepted += right
         sequence.drafter.observe(new)
         shared = _common(slot.tokens, sequence.tokens)
-        if shared < len(slot.tokens):  # draft tokens that were rejected
+        if shared < len(slot.tokens):  # rejected draft tokens
             self._rewind(slot, shared)
 
     def _forget(self, sequence: Sequence) -> None:
@@ -252,13 +252,13 @@ class Scheduler(BaseScheduler[Sequence]):
         found = self._running.pop(sequence.id, None)
         if found is not None:
             slot = found[1]
-            background = sequence.request.priority == "background"  # its cache is the first to be given to others
+            background = sequence.request.priority == "background"  # its cache is the first to be reused
             slot.owner, slot.last_used = None, 0.0 if background else time.monotonic()
         sequence.close()
 
 
 def _common(first: list[int], second: list[int]) -> int:
-    """Tokens that both begin with."""
+    """Number of equal leading tokens."""
     count = 0
     for a, b in zip(first, second, strict=False):
         if a != b:
@@ -267,7 +267,7 @@ def _common(first: list[int], second: list[int]) -> int:
     return count
 
 
-# llama.cpp runs XTC only on distributions with at least this many candidates above the threshold.
+# llama.cpp applies XTC only to distributions with at least this many candidates above the threshold.
 _XTC_MIN_TOKENS: Final = 2
 
 
@@ -361,7 +361,7 @@ def _top_n_sigma(logits: Any, p: SamplingParams, _random: Any) -> tuple[Any, Any
 
 
 def _xtc(logits: Any, p: SamplingParams, random: Any) -> tuple[Any, Any]:
-    """Now and then, leave out all but the least probable of the likely tokens."""
+    """With the given probability, drop all but the least probable of the likely tokens."""
     if p.xtc_probability <= 0 or p.xtc_threshold > 0.5 or random.random() > p.xtc_probability:  # noqa: PLR2004
         return _all(logits)
     likely = int((_probabilities(logits) >= p.xtc_threshold).sum())
@@ -370,7 +370,7 @@ def _xtc(logits: Any, p: SamplingParams, random: Any) -> tuple[Any, Any]:
 
 
 def _temperature(logits: Any, p: SamplingParams, _random: Any) -> tuple[Any, Any]:
-    """Scaled logits; with a range, by the share of the largest entropy. Source: llama.cpp, temp_ext."""
+    """Scale logits; with a range, by entropy relative to its maximum. Source: llama.cpp, temp_ext."""
     temperature = p.temperature
     if p.dynatemp_range > 0 and len(logits) > 1:
         low, high = max(0.0, temperature - p.dynatemp_range), temperature + p.dynatemp_range

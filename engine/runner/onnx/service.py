@@ -1,4 +1,4 @@
-"""The ONNX runner: one folder in this process, its scheduler or its encoder."""
+"""The ONNX runner: one folder in this process, with its scheduler or its encoder."""
 
 import mmap
 import os
@@ -42,12 +42,12 @@ class OnnxRunner(RunnerService[FolderVocabulary]):
         self._encoder: Encoder | None = None
 
     def run(self) -> int:
-        """Serve; returns the exit code."""
+        """Serve; return the exit code."""
         os.environ.update(libraries.QUIET)
         return super().run()
 
     def _cancel_now(self, request_id: int) -> None:
-        """Stop a running session that only this request waits for; the generator is then thrown away."""
+        """Stop a running session that serves only this request; its generator is then discarded."""
         if self._scheduler is not None:
             generator = self._scheduler.prefilling(request_id)
             if generator is not None:
@@ -159,18 +159,17 @@ class OnnxRunner(RunnerService[FolderVocabulary]):
         )
 
 
-# Load a folder of fixed-shape graphs, on the CPU or on Qualcomm's NPU with its compiled graphs kept.
+# Loads a folder of fixed-shape graphs, on the CPU or on Qualcomm's NPU with cached compiled graphs.
 
-# Chaining fixed-shape graphs: pieces of a prompt, then one token a step, over a cache that the caller keeps.
-#
-# Graphs of an NPU have no open sizes: a prompt goes through `prefill` in pieces of the same length, the last one
-# filled up and masked; the last token and every further one go through `decode`. Keys and values are 8-bit codes.
+# Chains fixed-shape graphs: prompt chunks, then one token per step, with a cache in the caller's memory.
+# NPU graphs have no dynamic sizes: a prompt goes through `prefill` in chunks of one length, the last one padded and
+# masked. The last token and all later ones go through `decode`. Keys and values are 8-bit codes.
 
 _MAX_FACTS_BYTES: Final = 8 << 20
 
 
 def read_facts(folder: Path) -> FixedFacts:
-    """The folder's facts. Raises: LoadFailed."""
+    """Return the folder's facts. Raises: LoadFailed."""
     try:
         with (folder / FACTS).open("rb") as file:
             found = msgspec.json.decode(file.read(_MAX_FACTS_BYTES), type=learned(FixedFacts))
@@ -183,10 +182,10 @@ def read_facts(folder: Path) -> FixedFacts:
 
 
 class FixedDecoder:
-    """One sequence. `sessions` are those of GRAPHS; `room` tokens fit in all, the first of them the model's own."""
+    """One sequence. `sessions` are those of GRAPHS; `room` more tokens fit, and the first is the model's own."""
 
     def __init__(self, folder: Path, facts: FixedFacts, sessions: Sequence[Any]) -> None:
-        """Raises: LoadFailed: a file is missing or has another size than the facts say."""
+        """Raises: LoadFailed: a file is missing, or its size does not match the facts."""
         self._facts = f = facts
         self._sessions = dict(zip(GRAPHS, sessions, strict=True))
         self._names = {g: [o.name for o in s.get_outputs()] for g, s in self._sessions.items()}
@@ -208,21 +207,21 @@ class FixedDecoder:
 
     @property
     def room(self) -> int:
-        """Tokens that still fit behind what is there."""
+        """Number of tokens that still fit."""
         return self._facts.past - self.length
 
     def rewind(self, length: int) -> None:
-        """Keep the first `length` tokens; the model's own first one always stays."""
+        """Roll back to the first `length` tokens; the model's own first one always stays."""
         self.length = max(1, min(length, self.length))
 
     def read(self, ids: Sequence[int]) -> None:
-        """Take tokens into the cache. At most `room`."""
+        """Add tokens to the cache, at most `room`."""
         piece = self._facts.piece
         for at in range(0, len(ids), piece):
             self._run("prefill", ids[at : at + piece], piece)
 
     def step(self, token: int) -> Any:
-        """Take one token; returns the logits behind it, (vocabulary,) float32."""
+        """Process one token; return the logits after it, (vocabulary,) float32."""
         return self._facts.scales["logits"].values(self._run("decode", [token], 1)["logits"][0, 0])
 
     def _run(self, graph: str, ids: Sequence[int], width: int) -> dict[str, Any]:
@@ -247,7 +246,7 @@ class FixedDecoder:
 
 
 def _mapped(path: Path, kind: Any, shape: tuple[int, ...]) -> Any:
-    """A file as an array of this shape. Raises: LoadFailed."""
+    """Return a file as an array of this shape. Raises: LoadFailed."""
     try:
         with path.open("rb") as file:
             held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -257,7 +256,7 @@ def _mapped(path: Path, kind: Any, shape: tuple[int, ...]) -> Any:
 
 
 class FixedGenerator:
-    """A sequence as the scheduler wants it: tokens are appended, the last one's logits read, and taken back."""
+    """A sequence with the scheduler's interface: append tokens, read the last logits, roll back."""
 
     def __init__(self, decoder: FixedDecoder, begin: int) -> None:
         self._decoder = decoder
@@ -266,12 +265,12 @@ class FixedGenerator:
         self._row: Any = None
 
     def append_tokens(self, ids: Any) -> None:
-        """Take tokens. The model's own first one is in the cache already. Raises: ValueError: they do not fit."""
+        """Add tokens. The model's own first one is in the cache already. Raises: ValueError: they do not fit."""
         self._tokens += [int(i) for i in ids]
         fresh = self._tokens[self._decoder.length - self._before :]
         if len(fresh) > self._decoder.room:
             raise ValueError("the context is full")
-        if not fresh:  # nothing but the first token: its own logits were never kept
+        if not fresh:  # only the first token, whose logits are not stored
             self._row = self._decoder.step(self._begin)
             self._decoder.rewind(1)
             return
@@ -280,31 +279,31 @@ class FixedGenerator:
 
     @property
     def _before(self) -> int:
-        """Cells before the text's own tokens: one, unless the text begins as every sequence does."""
+        """Cells before the text's own tokens: one, unless the text starts with the model's first token."""
         return int(self._tokens[:1] != [self._begin])
 
     def get_logits(self) -> Any:
-        """Logits behind the last token, (1, 1, vocabulary)."""
+        """Return the logits after the last token, (1, 1, vocabulary)."""
         return self._row[None, None]
 
     def rewind_to(self, count: int) -> None:
-        """Keep the first `count` tokens."""
+        """Roll back to the first `count` tokens."""
         before, self._tokens = self._before, self._tokens[:count]
         self._decoder.rewind(count + before)
 
     def set_runtime_option(self, _name: str, _value: str) -> None:
-        """A piece is short; it is not interrupted."""
+        """Do nothing: a chunk is short and is not interrupted."""
 
 
 @dataclass
 class LoadedFixed(LoadedFolder):
-    """A loaded folder of fixed graphs. Every sequence has a cache of its own over the same two sessions."""
+    """A loaded folder of fixed graphs. Every sequence has a separate cache with the same two sessions."""
 
     facts: FixedFacts | None = None
     sessions: list[Any] = field(default_factory=list)
 
-    def generator(self, max_length: int) -> Any:  # noqa: ARG002 - its cache always has the graphs' length
-        """A sequence with a cache of its own."""
+    def generator(self, max_length: int) -> Any:  # noqa: ARG002 - the graphs fix its cache's length
+        """Return a sequence with a separate cache."""
         assert self.facts is not None
         return FixedGenerator(FixedDecoder(self.folder.path, self.facts, self.sessions), self.facts.begin)
 
@@ -315,7 +314,7 @@ def load(
     _graphs: list[Any],
     compiling: Callable[[float], None] = lambda _: None,
 ) -> LoadedFixed:
-    """Load the folder and sample one token from it. `compiling` gets how far a first compile is, 0 to 1.
+    """Load the folder and sample one token from it. `compiling` gets the progress of a first compile, 0 to 1.
 
     Raises: LoadFailed.
     """
@@ -336,7 +335,7 @@ def load(
         folder=folder,
         vocabulary=vocabulary,
         settings=settings,
-        # One cell is the first token's, which may not be among the text's.
+        # One cell is for the model's first token, which may not be in the text.
         n_ctx=min(settings.n_ctx, facts.past - 1),
         n_params=int(folder.own.get("n_params") or 0),
         all_logits=False,
@@ -361,7 +360,7 @@ def _session(
     notes: list[str],
     compiling: Callable[[float], None],
 ) -> Any:
-    """One graph's session. On the NPU nothing may stay behind, and what was compiled is kept and taken again."""
+    """Return one graph's session. An NPU must run the whole graph, and compiled graphs are cached."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = settings.n_threads or 1
     if choice.adapter is None:

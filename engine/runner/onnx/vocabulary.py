@@ -1,4 +1,4 @@
-"""Tokens to bytes and back from a folder's `tokenizer.json`, as the parts that runners share expect them."""
+"""Converts tokens to bytes and back with a folder's `tokenizer.json`."""
 
 import json
 from collections.abc import Callable
@@ -12,25 +12,25 @@ from engine.runner.onnx.errors import LoadFailed
 from engine.runner.text_limits import SLICE_BYTES, SLICE_LOSS, Stopped, TooManyTokens
 
 MAX_TOKENIZER_BYTES: Final = 64 << 20
-_SPACE: Final = "\u2581"  # SentencePiece writes spaces so
+_SPACE: Final = "\u2581"  # SentencePiece's character for spaces
 
 
 class FolderVocabulary(Vocabulary):
     """The vocabulary of an ONNX folder; see `Vocabulary` for the fields. Tokenizing is safe from any thread."""
 
-    spells = False  # normalizers may drop or join what they like
+    spells = False  # normalizers may remove or join any characters
 
     def __init__(self, path: Path, ends: list[int], num_logits: int) -> None:
         """`num_logits` is the width of the model's output, which may be padded beyond the tokens.
 
-        Raises: LoadFailed: the file is missing, too large or no tokenizer.
+        Raises: LoadFailed: the file is missing, too large or not a tokenizer.
         """
         text = _read(path)
         try:
             self._parsing = Tokenizer.from_str(text)
             self._plain = Tokenizer.from_str(text)
             described = json.loads(text)
-        except Exception as error:  # the library raises no narrower kind
+        except Exception as error:  # the library has no narrower exception
             raise LoadFailed(f"{path.name} is no tokenizer: {str(error)[:200]}") from error
         for tokenizer in (self._parsing, self._plain):
             tokenizer.no_truncation()
@@ -58,7 +58,7 @@ class FolderVocabulary(Vocabulary):
     ) -> list[int]:
         """Token ids of `text`; see `Vocabulary.tokenize`."""
         tokenizer = self._parsing if parse_special else self._plain
-        whole = text.encode("utf-8", "replace").decode()  # lone surrogates cannot cross into the library
+        whole = text.encode("utf-8", "replace").decode()  # the library does not accept lone surrogates
         if limit is not None and len(whole) > SLICE_BYTES:
             count = 0
             for begin in range(0, len(whole), SLICE_BYTES):
@@ -71,11 +71,11 @@ class FolderVocabulary(Vocabulary):
         return list(tokenizer.encode(whole, add_special_tokens=add_special).ids)
 
     def pair(self, query: str, document: str) -> Any:
-        """A query and a document as a reranker reads them: an encoding with ids and type ids."""
+        """Encode a query and a document for a reranker: ids and type ids."""
         return self._parsing.encode(query, document)
 
     def encoding(self, text: str) -> Any:
-        """One text as an encoder reads it."""
+        """Encode one text for an encoder."""
         return self._parsing.encode(text)
 
 
@@ -90,7 +90,7 @@ def _read(path: Path) -> str:
 
 
 def _piece_bytes(decoder: Any) -> Any:
-    """The function from a token's spelling to its bytes that this tokenizer's decoder stands for."""
+    """Return the function from a token's text to its bytes for this tokenizer's decoder."""
     if "ByteLevel" in json.dumps(decoder):
         table = _byte_characters()
         return lambda token: b"".join(table.get(c, c.encode()) for c in token)
@@ -109,7 +109,7 @@ def _piece_bytes(decoder: Any) -> Any:
 
 
 def _byte_characters() -> dict[str, bytes]:
-    """The character that stands for each byte in byte-level BPE. Source: GPT-2's published table."""
+    """Return the character for each byte in byte-level BPE. Source: GPT-2's published table."""
     shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(b): bytes([b]) for b in shown}
     hidden = (b for b in range(256) if b not in set(shown))

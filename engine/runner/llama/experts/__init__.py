@@ -1,1 +1,1 @@
-"""Experts of a mixture larger than memory: the used ones kept, the others read when a token asks for them."""
+"""Streams the experts of an MoE model larger than memory: used ones are cached, others read on demand."""

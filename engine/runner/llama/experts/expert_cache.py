@@ -1,8 +1,8 @@
-"""Which experts are in memory: those that are used often, and those that the layer in work asks for.
+"""Caches the experts that are used often, and those that the current layer needs.
 
-llama.cpp's scheduler reports each layer's routing before its experts are computed. What is not in memory then is
-read, in place of what was used least. What was not reported is read by the kernel, as any mapped file is: so what
-is computed never depends on this.
+llama.cpp's scheduler reports each layer's routing before its experts are computed. Missing experts are then read
+and replace the least used ones. If a routing was not reported, the kernel reads the pages as for any mapped file,
+so the results never depend on this cache.
 """
 
 import ctypes
@@ -26,16 +26,17 @@ from engine.runner.llama.native.tensor_layout import F32, Tensor, check_layout
 from engine.runner.protocol import ExpertStats
 from quantize.files.gguf_split import GgufModel
 
-# Threads that read experts: what is waited for first, then what will probably be asked for.
+# Threads that read experts: requested ones first, then those that will probably be requested.
 
 Part = Callable[..., None]
 
 
 @dataclass(slots=True, eq=False)
 class ReadJob:
-    """The read of one expert, by layer and number, in place of `victim`, and whether somebody waits for it.
+    """A job that reads one expert, given by layer and number, in place of `victim`.
 
-    `parts` get the number of the reader they run on. `prefetch`: nobody asked for it yet.
+    `parts` get the number of the reader they run on. `prefetch`: the expert is not requested yet. `urgent`: a step
+    waits for it.
     """
 
     expert: tuple[int, int]
@@ -51,10 +52,10 @@ class ReadJob:
 
 
 class Readers:
-    """A few threads. `failure` is the first thing that went wrong; nothing is read after it."""
+    """A few reader threads. `failure` is the first error; nothing is read after it."""
 
     def __init__(self, count: int, done: Callable[[ReadJob], None]) -> None:
-        """`done` is called behind the last part of each job, on the thread that read it."""
+        """Start the threads. `done` is called after the last part of each job, on the thread that read it."""
         self._done = done
         self._news = threading.Condition()
         self._urgent: deque[tuple[ReadJob, Part]] = deque()
@@ -70,17 +71,17 @@ class Readers:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits to be read."""
+        """Whether there is nothing to read."""
         return not self._urgent and not self._ahead
 
     def ahead(self, jobs: Iterable[ReadJob]) -> None:
-        """Read these when nothing is waited for."""
+        """Queue jobs to run when no urgent job waits."""
         with self._news:
             self._ahead.extend(jobs)
             self._news.notify_all()
 
     def cancel(self, which: Callable[[ReadJob], bool]) -> list[ReadJob]:
-        """Of what is to be read ahead and is not begun, do not read those; returns them."""
+        """Cancel queued prefetches that have not started and match `which`; return them."""
         with self._news:
             gone = [job for job in self._ahead if which(job)]
             for job in gone:
@@ -88,12 +89,12 @@ class Readers:
         return gone
 
     def last_ahead(self) -> ReadJob | None:
-        """Do not read what would be read last of all; returns it."""
+        """Cancel the last job of the prefetch queue; return it."""
         with self._news:
             return self._ahead.pop() if self._ahead else None
 
     def wait_for(self, jobs: list[ReadJob]) -> None:
-        """Read these before anything else, and return when they are read. Raises: `failure`."""
+        """Run these jobs before all others, and return when they are done. Raises: `failure`."""
         with self._news:
             for job in jobs:
                 job.urgent = True
@@ -108,7 +109,7 @@ class Readers:
             raise self.failure
 
     def close(self) -> None:
-        """End the threads; what is being read is read to its end."""
+        """End the threads; reads in progress are completed."""
         with self._news:
             self._ended = True
             self._urgent.clear()
@@ -153,11 +154,11 @@ class Readers:
 # Source: llama-graph.cpp, build_moe_ffn: the experts of each token, as a view of int32 (used, tokens).
 _ROUTING: Final = b"ffn_moe_topk-"
 _NAME_AT: Final = Tensor.name.offset
-# A step of more tokens is a piece of a prompt, which asks for most experts of every layer.
+# A step with more tokens is a prompt chunk, which requests most experts of every layer.
 _FEW_TOKENS: Final = 16
-# As many are ranked at a time to make room for others; to rank them takes as long as to read two pages.
+# Number of eviction candidates ranked per pass; a pass takes as long as reading two pages.
 _RANKED: Final = 64
-# Ranks of what is asked for are looked at in one layer of so many, and not before something is known.
+# Ranks of requested experts are recorded for one layer in this many, and only after the first tokens.
 _RANKED_EACH: Final = 5
 _LEARNING_TOKENS: Final = 64
 _Expert = tuple[int, int]
@@ -176,13 +177,14 @@ class _Counts:
 
 
 class ExpertStream:
-    """Experts of one load. Made before it, for its `callback`; `begin` when its file is mapped.
+    """Streams the experts of one load. Create it before the load, for its `callback`; call `begin` after it.
 
-    All contexts of the model must have the callback: while one of them computes a layer, no other's experts move.
+    All contexts of the model must have the callback: while one context computes a layer, experts do not move for
+    another one.
     """
 
     def __init__(self, api: Any) -> None:
-        """Raises: CannotStream: this program's tensors are not those that are known here."""
+        """Raises: CannotStream: this library's tensor layout is unknown."""
         try:
             check_layout(ggml(api))
         except KernelsMissing as error:
@@ -194,7 +196,7 @@ class ExpertStream:
         self._used_bytes = 0
 
     def begin(self, model: GgufModel, capacity_bytes: int, earlier: ExpertUse) -> None:
-        """Keep up to `capacity_bytes` of experts from now on, at first those that `earlier` use speaks for.
+        """Cache up to `capacity_bytes` of experts from now on, starting with the most used ones in `earlier`.
 
         Raises: CannotStream.
         """
@@ -236,11 +238,11 @@ class ExpertStream:
 
     @property
     def problem(self) -> str:
-        """Why the last step computed nothing of use; empty where all is well."""
+        """Why the last step's result is invalid; empty if it is valid."""
         return str(self._failure) if self._failure is not None else ""
 
     def stats(self) -> ExpertStats:
-        """Counts since the load."""
+        """Return the counts since the load."""
         counts = self._counts
         return ExpertStats(
             asked=counts.asked,
@@ -251,14 +253,14 @@ class ExpertStream:
         )
 
     def use(self) -> ExpertUse:
-        """What was asked for, with what was known before."""
+        """Return the usage statistics, including earlier ones."""
         if not self._begun:
             return ExpertUse()
         rows = zip(self._layers, self._score.tolist(), strict=True)
         return ExpertUse(tokens=self._tokens, layers=dict(rows), ranks=self._ranks.tolist())
 
     def close(self) -> None:
-        """End the readers. Copies stay as long as the model is mapped."""
+        """End the readers. Copies stay while the model is mapped."""
         if self._begun:
             self._begun = False
             self._readers.close()
@@ -268,14 +270,14 @@ class ExpertStream:
     # ------------------------------------------------------------------ routing
 
     def _on_node(self, address: int, ask: bool, _data: Any) -> bool:
-        """Of the scheduler: before a node, whether it is to be reported; behind it, whether to go on."""
+        """Callback of the scheduler: before a node, return whether to report it; after it, whether to continue."""
         if ask:
             return self._begun and ctypes.string_at(address + _NAME_AT, len(_ROUTING)) == _ROUTING
         if self._failure is not None:
             return False
         try:
             self._routed(Tensor.from_address(address))
-        except BaseException as error:  # noqa: BLE001 - must not cross into C; the step is refused behind its end
+        except BaseException as error:  # noqa: BLE001 - must not cross into C; the step fails afterwards
             self._failure = error
         return self._failure is None
 
@@ -301,7 +303,7 @@ class ExpertStream:
             self._prefetch(row + 1, self._predictor.predict(row, node, used))
 
     def _note(self, row: int, wanted: Any, counts: Any, tokens: int) -> None:
-        """Count what was asked for; a piece of a prompt as one token, for it reads what it needs once."""
+        """Count the requested experts; a prompt chunk counts as one token, because it reads each expert once."""
         few = tokens <= _FEW_TOKENS
         steps = tokens if few else 1
         self._noted += 1
@@ -314,7 +316,7 @@ class ExpertStream:
             self._tokens = self._tokens * fading + steps
 
     def _note_ranks(self, row: int, wanted: Any, counts: Any, steps: int) -> None:
-        """Where what is asked for stands among all before it counts; of equals the middle."""
+        """Record the ranks of the requested experts before they are counted; equal ones get the middle rank."""
         scores = self._score.ravel()
         mine = self._score[row, wanted][:, None]
         ranks = (scores > mine).sum(axis=1) + (scores == mine).sum(axis=1) / 2
@@ -322,7 +324,7 @@ class ExpertStream:
         np.add.at(self._ranks, (ranks * RANKS / scores.size).astype(int), counts)
 
     def _ensure_loaded(self, row: int, wanted: Any) -> None:
-        """Wait until the experts that a layer computes with are in memory."""
+        """Wait until the experts that a layer needs are in memory."""
         begun = time.monotonic()
         self._needed = (row, frozenset(wanted.tolist()))
         self._cancel_prefetches()
@@ -335,14 +337,14 @@ class ExpertStream:
             self._counts.waited_s += time.monotonic() - begun
 
     def _prefetch(self, row: int, experts: Iterable[int]) -> None:
-        """Read what the next layer will probably ask for while this one is computed, in this order."""
+        """Read the probable experts of the next layer while this one is computed, in this order."""
         absent = (e for e in experts if (row, e) not in self._coming)
         found = (self._absent_job((row, expert), prefetch=True) for expert in absent)
         self._prefetched = [job for job in found if job is not None]
         self._readers.ahead(self._prefetched)
 
     def _cancel_prefetches(self) -> None:
-        """Prefetches that are not begun: hits are asked for now, the others are cancelled."""
+        """End the current prefetches: those requested now stay, the others are cancelled if not started."""
         row, wanted = self._needed
         if not self._prefetched:
             return
@@ -354,24 +356,24 @@ class ExpertStream:
         self._prefetched = []
 
     def _forget(self, job: ReadJob) -> None:
-        """What was to be read is not: who was to make room for it stays."""
+        """Undo a cancelled job: its victim stays in memory."""
         del self._coming[job.expert]
         self._used_bytes -= self._sizes[job.expert[0]]
         if job.victim is not None:
             self._there[job.victim] = True
             self._used_bytes += self._sizes[job.victim[0]]
 
-    # ------------------------------------------------------------------ what is kept
+    # ------------------------------------------------------------------ cached experts
 
     def _absent_job(self, expert: _Expert, *, prefetch: bool = False) -> ReadJob | None:
-        """A job for an expert that is not coming; None also where it has come.
+        """Return a job for an expert that is neither in memory nor being read; None if it has just arrived.
 
-        Looked at in this order: a reader says that one is there before it says that it no longer comes.
+        The order of the checks matters: a reader marks an expert as present before it removes its job.
         """
         return None if self._there[expert] else self._read_job(expert, prefetch=prefetch)
 
     def _read_job(self, expert: _Expert, *, prefetch: bool = False) -> ReadJob | None:
-        """A job that reads an expert, in place of one that is used less; None where all are needed more."""
+        """Return a job that reads an expert in place of a less used one; None if all others are needed more."""
         row, number = expert
         victim: _Expert | None = None
         while self._used_bytes + self._sizes[row] > self._capacity_bytes:
@@ -392,24 +394,24 @@ class ExpertStream:
         return job
 
     def _fill(self, span: Span | None, victim: Span | None, room: int) -> None:
-        """A part of a job, on a reader's thread: one matrix."""
+        """Run a part of a job, one matrix, on a reader's thread."""
         if span is None:
             assert victim is not None
             self._pages.give_back(victim)
             return
         try:
             self._pages.fill(room, span, victim)
-        except NoPages:  # as many mappings as the kernel allows: no more are kept, the kernel reads the file
+        except NoPages:  # the kernel's limit of mappings: cache no more, the kernel reads the file
             self._capacity_bytes = min(self._capacity_bytes, self._used_bytes)
         self._counts.read_bytes += span.end - span.begin
 
     def _arrived(self, job: ReadJob) -> None:
-        """On a reader's thread."""
+        """Mark an expert as present. Called on a reader's thread."""
         self._there[job.expert] = True
         self._coming.pop(job.expert, None)
 
     def _choose_victim(self, spared: int) -> _Expert | None:
-        """Of what is in memory the expert that is used least, but none of layer `spared` nor of those in work."""
+        """Return the least used expert in memory, except those of layer `spared` and those in use; None if none."""
         row, wanted = self._needed
         while True:
             fresh = not self._ranked
@@ -424,7 +426,7 @@ class ExpertStream:
                 return None
 
     def _rank(self, spared: int) -> None:
-        """The least used that may go, the least last."""
+        """Rank the least used experts that may be evicted, the least used last."""
         row, wanted = self._needed
         score = np.where(self._there, self._score, np.inf)
         score[row, list(wanted)] = np.inf
@@ -438,7 +440,7 @@ class ExpertStream:
         self._ranked = [(float(flat[at]), at // width, at % width) for at in found]
 
     def _best(self) -> list[ReadJob]:
-        """What earlier use speaks for, the most used first, as much as there is room for."""
+        """Return jobs for the most used experts of earlier use, most used first, as many as fit."""
         if not self._tokens:
             return []
         width = self._score.shape[1]
@@ -462,24 +464,23 @@ class ExpertStream:
             self._ranks[:] = earlier.ranks
 
 
-# What the next layer will ask for, by its own router over what this layer's router read.
-#
-# A layer adds little to what runs through all of them, so the next router mostly chooses the same from this layer's
+# Predicts the next layer's experts by applying its router to this layer's router input.
+# A layer adds little to the residual stream, so the next router mostly chooses the same experts from this layer's
 # input. Source of the idea: Eliseev and Mazur 2023, Fast inference of mixture-of-experts language models with
 # offloading, 2.3.
 
-# From a routing back to its logits there are at most so many nodes.
+# Maximum number of nodes from a routing back to its logits.
 _FAR: Final = 8
-# The part of what predictions read that must be asked for; below it, so many layers go by without any.
+# Minimum hit rate of predictions; below it, there are none for this many layers.
 _WORTH: Final = 0.5
 _PAUSE_LAYERS: Final = 2000
-# Of the newest predictions, about so many count.
+# Approximate number of the newest predictions that count.
 _REMEMBERED: Final = 64.0
 
 
 @dataclass(slots=True)
 class _Router:
-    """One layer's router: its matrix (experts, width), the norm before it (width,), and what is added to scores."""
+    """One layer's router: its matrix (experts, width), the norm before it (width,), and the bias of scores."""
 
     matrix: Any
     norm: Any
@@ -487,7 +488,7 @@ class _Router:
 
 
 class ExpertPredictor:
-    """Learns each layer's router when it is first computed. Views of the model's weights: no longer than it."""
+    """Learns each layer's router when it is first computed. Holds views of the model's weights: free it first."""
 
     def __init__(self) -> None:
         self._routers: dict[int, _Router | None] = {}
@@ -495,7 +496,7 @@ class ExpertPredictor:
         self._pause = 0
 
     def predict(self, row: int, routing: Tensor, used: int) -> list[int]:
-        """The experts that layer `row` + 1 will ask for, the surest first; none where that cannot be computed."""
+        """Return the probable experts of layer `row` + 1, most probable first; empty if they cannot be computed."""
         logits, biased = _logits(routing)
         if logits is None:
             self._routers[row] = None
@@ -518,7 +519,7 @@ class ExpertPredictor:
         return list(dict.fromkeys(best.ravel()[order].tolist()))
 
     def note(self, read: int, hits: int) -> None:
-        """Of the experts `read` for a prediction, `hits` were asked for."""
+        """Record that `hits` of the experts `read` for a prediction were requested."""
         fading = 1 - min(1.0, read / _REMEMBERED)
         self._read = self._read * fading + read
         self._hits = self._hits * fading + hits
@@ -527,7 +528,7 @@ class ExpertPredictor:
 
 
 def _logits(routing: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """The product of a routing's router, and the node that adds a bias to its scores, if there is one."""
+    """Return the logits node of a routing's router, and the node that adds a bias to its scores, if any."""
     node, biased = routing, None
     for _ in range(_FAR):
         if not node.src[0]:
@@ -557,6 +558,6 @@ def _router(logits: Tensor, biased: Tensor | None) -> _Router | None:
 
 
 def _array(tensor: Tensor, shape: tuple[int, ...]) -> Any:
-    """A view of its float32 values, whose rows lie one behind the other."""
+    """Return a view of the tensor's float32 values; its rows must be contiguous."""
     count = int(np.prod(shape))
     return np.ctypeslib.as_array((ctypes.c_float * count).from_address(tensor.data)).reshape(shape)

@@ -1,4 +1,4 @@
-"""Where the experts of a loaded file lie: in the file, and in this process's mapping of it."""
+"""Locates the experts of a loaded model in its file and in this process's mapping of it."""
 
 import contextlib
 import os
@@ -11,25 +11,25 @@ from typing import Final
 from engine.runner.expert_tensors import PAGE, stacks
 from quantize.files.gguf_split import GgufModel
 
-# A file mapped for reading and shared, as llama.cpp maps it: addresses, offset, inode, path.
+# A shared read-only file mapping, as llama.cpp creates it: addresses, offset, inode, path.
 _MAP: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r--s ([0-9a-f]+) [0-9a-f:]+ (\d+)\s+(.*)", re.ASCII)
-# As many bytes of each stack are compared with the file's.
+# Bytes of each tensor that are compared with the file's.
 _PROOF_BYTES: Final = 64
 
 
 class NotMapped(Exception):
-    """The file's experts are not where they should be; the message says what is missing."""
+    """The file's experts are not at the expected place; the message says what is missing."""
 
 
 class FileChanged(Exception):
-    """The file is not the one that was loaded any more; the message says what is wrong."""
+    """The file has changed since the load; the message says how."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Whole pages of a file that hold one matrix: `[begin, end)`, and those of them no other matrix touches.
+    """Whole pages of a file with one matrix, `[begin, end)`, and the inner ones that no other matrix touches.
 
-    `address` is where `begin` is mapped, `needed_end` the last byte of the matrix: the file may end there.
+    `address` is the address of `begin` in memory, `needed_end` the last byte of the matrix: the file may end there.
     """
 
     part: int
@@ -42,18 +42,18 @@ class Span:
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """Offsets of the first and last pages where those are shared with a neighbour."""
+        """Offsets of the first and last pages if they are shared with a neighbour."""
         found = [*range(self.begin, self.inner_begin, PAGE), *range(self.inner_end, self.end, PAGE)]
         return tuple(dict.fromkeys(found))
 
     def at(self, offset: int) -> int:
-        """The address of a byte of the file."""
+        """Return the address of a byte of the file."""
         return self.address + offset - self.begin
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """One matrix for each expert, one behind another: in part `part` of the file from `offset` on, at `address`."""
+    """One matrix per expert, contiguous: in part `part` of the file from `offset` on, mapped at `address`."""
 
     part: int
     offset: int
@@ -61,7 +61,7 @@ class Stack:
     address: int
 
     def span(self, expert: int) -> Span:
-        """The pages of one expert's matrix."""
+        """Return the pages of one expert's matrix."""
         start = self.offset + expert * self.expert_bytes
         stop = start + self.expert_bytes
         begin, end = start - start % PAGE, stop + -stop % PAGE
@@ -72,10 +72,10 @@ class Stack:
 
 
 class Parts:
-    """The files of a model, open for as long as it is loaded: plainly, and past the page cache where that goes."""
+    """The open files of a model: opened normally, and with direct I/O if the file system supports it."""
 
     def __init__(self, model: GgufModel) -> None:
-        """Raises: OSError."""
+        """Open the files. Raises: OSError."""
         self.plain: list[int] = []
         self.direct: list[int] = []
         self.past_cache = True
@@ -91,12 +91,12 @@ class Parts:
     def _open_direct(self, path: str) -> int:
         try:
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-        except OSError:  # a file system without it
+        except OSError:  # a file system without direct I/O
             self.past_cache = False
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def check(self) -> None:
-        """Raises: FileChanged: a part has another size or another date than at the load."""
+        """Raises: FileChanged: the size or date of a part has changed since the load."""
         for number, (descriptor, before) in enumerate(zip(self.plain, self._states, strict=True), 1):
             now = _state(descriptor)
             if now != before:
@@ -105,12 +105,12 @@ class Parts:
                 raise FileChanged(f"{which} {what} since it was loaded; load it again")
 
     def forget(self, part: int, offset: int, size: int) -> None:
-        """These pages of the file need not stay in memory."""
+        """Let the kernel drop these pages of the file from the page cache."""
         with contextlib.suppress(OSError):
             os.posix_fadvise(self.plain[part], offset, size, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        """Close them all."""
+        """Close all files."""
         for descriptor in (*self.plain, *self.direct):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
@@ -123,9 +123,9 @@ def _state(descriptor: int) -> tuple[int, int]:
 
 
 def find(model: GgufModel, parts: Parts, experts: int, trunk: int) -> dict[int, tuple[Stack, ...]]:
-    """Layer below `trunk` → its stacks, each of whose first bytes was compared with the file's. Linux only.
+    """Return layer below `trunk` → its tensors, whose first bytes are compared with the file. Linux only.
 
-    Raises: NotMapped: the file is not mapped, or its header has no experts that are understood.
+    Raises: NotMapped: the file is not mapped, or its header has no supported experts.
     """
     numbers = {tensor.name: number for number, part in enumerate(model.parts) for tensor in part.tensors}
     found = stacks([tensor for _, tensor in model.tensors()], experts)
@@ -135,7 +135,7 @@ def find(model: GgufModel, parts: Parts, experts: int, trunk: int) -> dict[int, 
     layers = {}
     for layer, tensors in found.items():
         if layer >= trunk:
-            continue  # draft heads, which are not loaded
+            continue  # MTP heads, which are not loaded
         placed = []
         for tensor in tensors:
             part = numbers[tensor.name]
@@ -149,14 +149,14 @@ def find(model: GgufModel, parts: Parts, experts: int, trunk: int) -> dict[int, 
 
 
 def _mappings(model: GgufModel, parts: Parts) -> Iterator[tuple[int, int, int, int]]:
-    """Part, address, file offset and length of what this process has mapped of the model's files."""
+    """Yield part, address, file offset and length of this process's mappings of the model's files."""
     inodes = {os.fstat(descriptor).st_ino: number for number, descriptor in enumerate(parts.plain)}
     names = {os.path.realpath(path): number for number, path in enumerate(model.paths)}
     for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
         match = _MAP.fullmatch(line)
         if match is None:
             continue
-        # A layered file system tells one inode here and another there, so the name does as well.
+        # A layered file system may report different inodes here, so the name counts too.
         number = inodes.get(int(match[4]), names.get(match[5]))
         if number is not None:
             begin, end, offset = (int(match[n], 16) for n in (1, 2, 3))

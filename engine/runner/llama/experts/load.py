@@ -1,4 +1,4 @@
-"""The experts of one load: where they are streamed, with what was learnt of them before, and learnt from them."""
+"""Streams the experts of one load, and stores their usage statistics for the next one."""
 
 import sys
 import time
@@ -12,15 +12,15 @@ from engine.runner.llama.experts.expert_cache import CannotStream, ExpertStream
 from engine.runner.protocol import ExpertStats, LoadSettings
 from quantize.files.header_cache import cached_gguf_model
 
-# What was learnt is written in pauses, this long after the last time.
+# Minimum interval between writes of the statistics, which happen when idle.
 _SAVE_EVERY_S: Final = 60.0
 
 
 class StreamedExperts:
-    """Of a load whose settings say how much memory its experts may take."""
+    """The streamed experts of a load whose settings limit their memory."""
 
     def __init__(self, api: Any, settings: LoadSettings) -> None:
-        """Raises: CannotStream."""
+        """Prepare streaming. Raises: CannotStream."""
         if sys.platform != "linux":
             raise CannotStream("experts are streamed on Linux only")
         if settings.embeddings or not settings.use_mmap or settings.repack or settings.use_mlock:
@@ -34,11 +34,11 @@ class StreamedExperts:
 
     @property
     def callback(self) -> Any:
-        """What every context of the model is made with."""
+        """The callback that every context of the model needs."""
         return self._stream.callback
 
     def begin(self) -> None:
-        """The file is mapped now. Raises: CannotStream."""
+        """Start streaming after the file is mapped. Raises: CannotStream."""
         use = self._store.get() if self._store is not None else ExpertUse()
         try:
             model = cached_gguf_model(self._settings.path)
@@ -48,20 +48,20 @@ class StreamedExperts:
         self._saved_tokens = use.tokens
 
     def problem(self) -> str:
-        """Why the last step is of no use; empty where it is."""
+        """Return why the last step is invalid; empty if it is valid."""
         return self._stream.problem
 
     def stats(self) -> ExpertStats:
-        """Counts since the load."""
+        """Return the counts since the load."""
         return self._stream.stats()
 
     def on_idle(self) -> None:
-        """Write what was learnt, now and then."""
+        """Write the statistics if the last write was long enough ago."""
         if time.monotonic() - self._saved_at > _SAVE_EVERY_S:
             self.keep()
 
     def keep(self) -> None:
-        """Write what was learnt."""
+        """Write the statistics."""
         self._saved_at = time.monotonic()
         use = self._stream.use()
         if self._store is not None and use.tokens != self._saved_tokens:
@@ -69,6 +69,6 @@ class StreamedExperts:
             keep(self._store, use)
 
     def close(self) -> None:
-        """Write what was learnt and read no more."""
+        """Write the statistics and stop reading."""
         self.keep()
         self._stream.close()

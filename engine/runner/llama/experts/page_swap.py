@@ -1,8 +1,8 @@
-"""Pages of a mapped file that are exchanged for a copy in memory of this process's own, and back.
+"""Replaces pages of a mapped file by private copies in memory, and back.
 
-The copy has the file's bytes and lies where the file was mapped, so whoever reads there reads the same, from memory
-that the kernel does not drop. A copy's pages are used again for the next one: to take new ones from the kernel and
-clear them costs four times as much processor time (docs/log.md, mixtures).
+The copy has the file's bytes at the file's address, so readers get the same data, from memory that the kernel does
+not drop. A copy's pages are reused for the next one: allocating and clearing new ones takes four times as much CPU
+time (docs/log.md, mixtures).
 """
 
 import contextlib
@@ -15,31 +15,32 @@ from typing import Any, Final
 from engine.runner.expert_tensors import PAGE
 from engine.runner.llama.experts.expert_layout import FileChanged, Parts, Span
 
-# Of asm-generic/mman-common.h, linux/mman.h and bits/mman.h.
+# From asm-generic/mman-common.h, linux/mman.h and bits/mman.h.
 _NONE, _READ, _WRITE = 0, 1, 2
 _SHARED, _PRIVATE, _FIXED, _ANONYMOUS, _NORESERVE = 1, 2, 0x10, 0x20, 0x4000
 _MAYMOVE, _MOVE_FIXED, _DONTUNMAP = 1, 2, 4
 _DONTNEED, _NOHUGEPAGE = 4, 15
-# Copies whose first piece is shorter than this part of what is wanted are given back whole.
+# Copies whose first contiguous part is shorter than this fraction of the required size are freed instead of reused.
 _WORTH: Final = 0.75
 _Key = tuple[int, int, int]
 
 
 class NoPages(Exception):
-    """The kernel exchanges no pages: before Linux 5.7, or there are as many mappings as it allows."""
+    """The kernel cannot move pages: it is older than Linux 5.7, or its limit of mappings is reached."""
 
 
 class Pages:
-    """Exchanges spans of mapped files. Several readers at once, each with its own `room` for `largest` bytes."""
+    """Replaces spans of mapped files. Supports several readers, each with a separate `room` of `largest` bytes."""
 
     def __init__(self, parts: Parts, largest: int, readers: int) -> None:
-        """Raises: NoPages."""
+        """Allocate the readers' buffers. Raises: NoPages."""
         self._parts = parts
         self._libc = _libc()
         self._lock = threading.Lock()
         self._room_bytes = largest + -largest % PAGE + 2 * PAGE
         self._rooms = [self._anonymous(None, self._room_bytes) for _ in range(readers)]
-        # Shared pages by part and offset: how many copies hold them. And of each copy, its first piece's bytes.
+        # Number of copies that use each shared page, by part and offset; and the size of each copy's first
+        # contiguous part.
         self._shared: dict[tuple[int, int], int] = {}
         self._pieces: dict[_Key, int] = {}
         self._try()
@@ -47,7 +48,7 @@ class Pages:
     def fill(self, room: int, span: Span, victim: Span | None) -> None:
         """Put a copy of the file where `span` is mapped; `victim`'s copy becomes the file again. Blocks.
 
-        Raises: FileChanged, OSError: it could not be read. NoPages.
+        Raises: FileChanged, OSError: reading failed. NoPages.
         """
         base = self._rooms[room]
         inner = base + span.inner_begin - span.begin
@@ -68,24 +69,24 @@ class Pages:
                 raise
 
     def give_back(self, span: Span) -> None:
-        """A copy becomes the file again."""
+        """Replace a copy by the file mapping again."""
         with self._lock:
             self._as_file(span)
 
     def drop(self, first: Span, last: Span) -> None:
-        """What the kernel has in memory of the file from one span to another is read again when it is asked for."""
+        """Drop the kernel's cached pages of the file from one span to another; later accesses read them again."""
         size = last.end - first.begin
         self._libc.madvise(first.address, size, _DONTNEED)
         self._parts.forget(first.part, first.begin, size)
 
     def close(self) -> None:
-        """Give back what readers hold; copies stay until the model is unmapped."""
+        """Free the readers' buffers; copies stay until the model is unmapped."""
         for room in self._rooms:
             self._libc.munmap(room, self._room_bytes)
         self._rooms = []
 
     def _take(self, victim: Span, address: int, size: int) -> int:
-        """Move the victim's pages to `address`, at most `size` bytes of them; returns how many bytes."""
+        """Move at most `size` bytes of the victim's pages to `address`; return the number of bytes."""
         with self._lock:
             first = min(self._pieces.get(_key(victim), 0), size)
             if first and first >= _WORTH * size:
@@ -96,7 +97,7 @@ class Pages:
         return first
 
     def _put(self, span: Span, base: int, taken: int) -> None:
-        """Move what was read to where the file is mapped; `taken` bytes of it are one piece."""
+        """Move the pages that were read to the file's address; the first `taken` bytes are contiguous."""
         inner, size = base + span.inner_begin - span.begin, span.inner_end - span.inner_begin
         first = taken or size
         self._pieces[_key(span)] = first
@@ -127,7 +128,7 @@ class Pages:
         while at < span.end:
             descriptor = self._parts.direct[span.part] if direct else self._parts.plain[span.part]
             got = self._libc.pread(descriptor, address + at - span.begin, span.end - at, at)
-            if got < 0 and direct and ctypes.get_errno() == errno.EINVAL:  # a disk with larger blocks than pages
+            if got < 0 and direct and ctypes.get_errno() == errno.EINVAL:  # a disk with blocks larger than pages
                 direct = False
                 continue
             if got < 0:
@@ -145,7 +146,7 @@ class Pages:
         flags = _PRIVATE | _ANONYMOUS | _NORESERVE | (_FIXED if address is not None else 0)
         found = self._libc.mmap(address, size, _READ | _WRITE, flags, -1, 0)
         _checked(found)
-        self._libc.madvise(found, size, _NOHUGEPAGE)  # large pages would be taken apart at the first move
+        self._libc.madvise(found, size, _NOHUGEPAGE)  # huge pages would be split at the first move
         return int(found)
 
     def _map(self, span: Span, offset: int, size: int) -> None:
@@ -153,7 +154,7 @@ class Pages:
         _checked(self._libc.mmap(span.at(offset), size, _READ, _SHARED | _FIXED, descriptor, offset))
 
     def _move(self, source: int, target: int, size: int) -> None:
-        """What lay at `source` lies at `target`; `source` stays mapped, so that nobody else gets it meanwhile."""
+        """Move pages from `source` to `target`; `source` stays mapped, so that nothing else is allocated there."""
         _checked(self._libc.mremap(source, size, size, _MAYMOVE | _MOVE_FIXED | _DONTUNMAP, target))
 
     def _try(self) -> None:
@@ -178,7 +179,7 @@ def _checked(address: int | None) -> None:
 
 
 def _libc() -> Any:
-    """The C library, with prototypes of its own: others declare these functions otherwise."""
+    """Return the C library with separate prototypes: other modules declare these functions differently."""
     libc = ctypes.CDLL(None, use_errno=True)
     size, offset, pointer, number = ctypes.c_size_t, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
     for name, result, arguments in (

@@ -69,7 +69,7 @@ def asked() -> bool:
 def virtual() -> bool:
     """Whether this is a virtual machine. ARM CPUs do not report it."""
     try:
-        with open(CPUINFO, encoding="utf-8", errors="replace") as cpuinfo:  # noqa: PTH123 - the first processor only
+        with open(CPUINFO, encoding="utf-8", errors="replace") as cpuinfo:  # noqa: PTH123 - reads only the first CPU
             return re.search(r"^flags\s*:.*\bhypervisor\b", cpuinfo.read(_FIRST), re.MULTILINE) is not None
     except OSError:
         return False
@@ -79,7 +79,7 @@ def whole_ranges() -> list[int]:
     """Return addresses of this process's private memory in ranges of 2 MiB that are completely present."""
     found = []
     try:
-        with open("/proc/self/maps", encoding="utf-8") as maps:  # noqa: PTH123 - of this process at this moment
+        with open("/proc/self/maps", encoding="utf-8") as maps:  # noqa: PTH123 - the current mappings of this process
             ranges = [(int(m[1], 16), int(m[2], 16)) for m in map(_MAP.match, maps) if m]
         with open("/proc/self/pagemap", "rb") as pages:  # noqa: PTH123 - as above
             for begin, end in ranges:

@@ -159,7 +159,7 @@ class OperationCheck:
         try:
             node = ctypes.cast(address, ctypes.POINTER(Tensor)).contents
             return self._ask(node) if ask else self._compare(node)
-        except BaseException as error:  # noqa: BLE001 - told by the caller
+        except BaseException as error:  # noqa: BLE001 - the caller reports it
             self.failure = error
             return not ask
 

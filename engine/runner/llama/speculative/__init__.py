@@ -1,1 +1,1 @@
-"""Speculative decoding: drafters with weights of their own, and how far they draft."""
+"""Speculative decoding with draft models and MTP heads, and the choice of draft lengths."""

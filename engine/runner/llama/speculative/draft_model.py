@@ -1,4 +1,4 @@
-"""A second, smaller model of the same vocabulary that drafts what the first will say."""
+"""A second, smaller model with the same vocabulary that drafts tokens for the first."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,7 +20,7 @@ MAX_SIZE_DIFFERENCE: Final = 128
 
 @dataclass
 class _Slot:
-    """What the draft model has computed for one request; `agreed` of the tokens are known to be the request's."""
+    """The draft model's state for one request; the first `agreed` of its tokens are known to be the request's."""
 
     owner: int = -1
     tokens: list[int] = field(default_factory=list)
@@ -30,7 +30,7 @@ class _Slot:
 
 
 class DraftModel(ModelDrafter):
-    """Owns the draft model's context. All calls from the scheduler's thread."""
+    """Owns the draft model's context. All calls come from the scheduler's thread."""
 
     def __init__(self, loaded: LoadedModel, n_vocab: int) -> None:
         super().__init__(Logits(loaded), n_vocab)
@@ -41,9 +41,9 @@ class DraftModel(ModelDrafter):
 
     @classmethod
     def load(cls, api: Any, settings: LoadSettings, target: LlamaVocabulary) -> "DraftModel":
-        """Load `settings.draft_path` beside its target.
+        """Load `settings.draft_path` in addition to its target.
 
-        Raises: LoadFailed: no model, another vocabulary, or a memory that cannot step back.
+        Raises: LoadFailed: not a model, another vocabulary, or a state that cannot be rolled back.
         """
         wanted = draft_settings(settings)
         log.begin("the draft model", wanted.path)
@@ -61,13 +61,13 @@ class DraftModel(ModelDrafter):
         return cls(loaded, target.size)
 
     def resize(self, n_ctx: int) -> None:
-        """What it has computed goes along."""
+        """Resize the context; computed states are preserved."""
         resize(self._loaded, n_ctx, len(self._slots) * n_ctx)
 
     def propose(
         self, owner: int, tokens: list[int], length: int, key: Key = (), *, forced: bool = False
     ) -> list[int]:
-        """Empty while the request's prompt is still read."""
+        """See `ModelDrafter.propose`; empty while the request's prompt is still being read."""
         slot = self._slot(owner, key)
         keep = slot.agreed
         while keep < min(len(slot.tokens), len(tokens) - 1) and slot.tokens[keep] == tokens[keep]:
@@ -84,7 +84,7 @@ class DraftModel(ModelDrafter):
         return self._draft(length, lambda token: self._go_on(slot, token), forced=forced)
 
     def _go_on(self, slot: _Slot, token: int) -> bool:
-        """Decode a drafted token, which the target has not accepted."""
+        """Decode a draft token, which the target has not accepted yet."""
         self._batch.clear()
         self._batch.add(token, len(slot.tokens), self._slots.index(slot))
         return self._decode(slot, [token])
@@ -94,7 +94,7 @@ class DraftModel(ModelDrafter):
         slot = next((s for s in self._slots if s.owner == owner), None)
         if slot is None:
             slot = min(self._slots, key=lambda s: s.last_used)
-            slot.owner, slot.agreed = owner, 0  # what it holds may still be a beginning of the new text
+            slot.owner, slot.agreed = owner, 0  # its content may still be a beginning of the new text
             if slot.key != key:
                 self._reset(slot)
                 slot.key = key
@@ -129,7 +129,7 @@ class DraftModel(ModelDrafter):
 
 
 def difference(target: LlamaVocabulary, draft: LlamaVocabulary) -> str | None:
-    """Why one vocabulary cannot stand for the other; None when it can."""
+    """Return why the vocabularies are incompatible; None if they match."""
     if abs(target.size - draft.size) > MAX_SIZE_DIFFERENCE:
         return f"its vocabulary has {draft.size} tokens, this model's {target.size}"
     both = zip(target.pieces, draft.pieces, strict=False)

@@ -1,4 +1,4 @@
-"""What drafters with weights of their own share: token by token from logits, until one is doubtful."""
+"""Base class of drafters with weights: drafts token by token from logits, until one is doubtful."""
 
 import abc
 import time
@@ -10,16 +10,16 @@ import numpy as np
 from engine.runner.llama.cache.prefix_index import Key
 from engine.runner.llama.native.batch import Logits
 
-# A token that is itself given less than this ends the draft: it is wrong more often than not.
+# A token with a lower probability ends the draft: it would be wrong more often than not.
 MIN_PROBABILITY: Final = 0.3
-# Weight of the newest draft in what drafting a token costs.
+# Weight of the newest draft in the moving average of the cost per token.
 NEWEST: Final = 0.2
 
 
 class ModelDrafter(abc.ABC):
-    """A draft model, or a model's own head. `draft_token_s` is what drafting a token costs.
+    """A draft model or an MTP head. `draft_token_s` is the cost of drafting a token.
 
-    Tokens from `n_vocab` on are not the target's.
+    Tokens from `n_vocab` on do not exist in the target.
     """
 
     def __init__(self, logits: Logits, n_vocab: int) -> None:
@@ -31,18 +31,18 @@ class ModelDrafter(abc.ABC):
     def propose(
         self, owner: int, tokens: list[int], length: int, key: Key = (), *, forced: bool = False
     ) -> list[int]:
-        """Up to `length` tokens that may follow the `tokens` of a request; empty while it cannot tell.
+        """Return up to `length` draft tokens after a request's `tokens`; empty if not possible yet.
 
-        What was computed for a request of another `key` is not used. A token that is probably wrong ends the draft,
+        A state computed for a request of another `key` is not used. A token that is probably wrong ends the draft,
         unless it is `forced`.
         """
 
     @abc.abstractmethod
     def resize(self, n_ctx: int) -> None:
-        """The target's context has so many tokens now. Raises: LoadFailed: there is no memory for as many here."""
+        """Follow a resize of the target's context to `n_ctx`. Raises: LoadFailed: there is not enough memory."""
 
     def _draft(self, length: int, read: Callable[[int], bool], *, forced: bool) -> list[int]:
-        """A draft from the logits there are; `read` decodes one for the logits of the next, or says no."""
+        """Return a draft from the current logits; `read` decodes a token for the next logits, or returns False."""
         found: list[int] = []
         started = time.monotonic()
         while True:

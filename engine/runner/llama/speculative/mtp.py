@@ -1,4 +1,4 @@
-"""A model's own head for the token after the next one (multi-token prediction, MTP) drafts from hidden rows."""
+"""Drafts from hidden rows with the model's own head for the token after the next (multi-token prediction, MTP)."""
 
 import ctypes
 import importlib
@@ -16,10 +16,10 @@ from engine.runner.load_limits import MAX_DRAFTING
 
 @dataclass
 class _Slot:
-    """What the head has read of one request: the positions below `filled`.
+    """The head's state for one request: it has processed the positions below `filled`.
 
-    `waiting` are (token, hidden row of the position before) of the next positions, not read yet. `hidden` is the
-    row that belongs to the token at `at`. `tokens` is the request's own list, true up to `at`.
+    `waiting` are (token, hidden row of the previous position) of the next positions, not processed yet. `hidden` is
+    the row for the token at `at`. `tokens` is the request's own list, valid up to `at`.
     """
 
     owner: int = -1
@@ -38,20 +38,20 @@ class _Slot:
 
 
 class MtpHead(ModelDrafter):
-    """Owns the head's context, made of its target's weights. All calls from the scheduler's thread.
+    """Owns the head's context on its target's weights. All calls come from the scheduler's thread.
 
-    Each position of the head takes a token and the target's hidden row of the position before. So it follows what
-    the target decodes (`follow`), and drafts on with hidden rows of its own (`propose`).
+    Each position of the head takes a token and the target's hidden row of the previous position. So it follows the
+    target's decodes (`follow`), and drafts with hidden rows of its own (`propose`).
     """
 
     def __init__(self, target: LoadedModel) -> None:
-        """Raises: LoadFailed: the file has no such head, or a state that cannot step back."""
+        """Raises: LoadFailed: the file has no such head, or a state that cannot be rolled back."""
         api = target.api
         if not api.llama_model_n_layer_nextn(target.model):
             raise LoadFailed("the file has no head for the token after the next one")
         if not target.keeps_partial and not target.max_rollback:
             raise LoadFailed("its state cannot step back, so there is no speculation")
-        # C++ functions without a C interface; the package knows their names in each compiler's spelling.
+        # C++ functions without a C interface; the package knows each compiler's name mangling.
         self._ext = importlib.import_module("llama_cpp.llama_cpp_ext")
         self._api, self._target = api, target
         self._n_embd = int(api.llama_model_n_embd(target.model))
@@ -60,7 +60,7 @@ class MtpHead(ModelDrafter):
         super().__init__(self._open(), target.n_vocab)
 
     def _open(self) -> Logits:
-        """Make its context for the target's; returns where its logits are."""
+        """Create the head's context for the target's; return its logits."""
         api, target = self._api, self._target
         self._slots = [_Slot() for _ in range(min(MAX_DRAFTING, target.settings.n_parallel))]
         self._context = mtp_context(target, len(self._slots))
@@ -72,21 +72,21 @@ class MtpHead(ModelDrafter):
         return Logits(replace(target, context=self._context))
 
     def resize(self, n_ctx: int) -> None:
-        """It was closed before its target's context was, and begins anew at the next token of each request."""
-        del n_ctx  # its target knows
+        """Create the context again after the target's; each request starts again at its next token."""
+        del n_ctx  # the target has it
         self._logits = self._open()
 
     def close(self) -> None:
-        """Free the context; before its target's."""
+        """Free the context; call this before the target's is freed."""
         self._api.llama_batch_ext_free(self._batch)
         self._api.llama_free(self._context)
 
     def follow(
         self, owner: int, tokens: list[int], start: int, count: int, rows: tuple[int, int], key: Key = ()
     ) -> None:
-        """The target has decoded `count` of a request's `tokens` from `start` on.
+        """Process the `count` tokens of a request that the target has decoded from `start` on.
 
-        `rows` are the first of them in the batch, and the size of the batch. What was computed for a request of
+        `rows` are the first of them in the batch, and the size of the batch. A state computed for a request of
         another `key` is not used.
         """
         slot = self._slot(owner, tokens, start, key)
@@ -97,7 +97,7 @@ class MtpHead(ModelDrafter):
             self._reset(slot, 0)
             return
         hidden = np.ctypeslib.as_array(pointer, (size, self._n_embd))[first : first + count].copy()
-        if not np.isfinite(hidden).all():  # it would invalidate the drafts of all others of this cache
+        if not np.isfinite(hidden).all():  # it would invalidate the drafts of all other requests in this cache
             self._reset(slot, 0)
             return
         before = slot.hidden if slot.at == start else np.zeros(self._n_embd, np.float32)
@@ -117,28 +117,29 @@ class MtpHead(ModelDrafter):
     def propose(
         self, owner: int, tokens: list[int], length: int, key: Key = (), *, forced: bool = False
     ) -> list[int]:
-        """Empty where it did not follow the request."""
+        """See `ModelDrafter.propose`; empty if the head did not follow the request."""
         del key  # `follow` gave the request its slot
         slot = next((s for s in self._slots if s.owner == owner), None)
         position = len(tokens) - 1
         if slot is None or slot.at != position or len(tokens) + length > self._target.n_ctx:
             return []
-        self._cut(slot, position)  # it has read the newest token where the step after the last drafted token failed
+        # the newest token is already processed if the step after the last draft token failed
+        self._cut(slot, position)
         slot.waiting.append((tokens[-1], slot.hidden))
         if not self._read(slot, len(slot.waiting)):
             return []
         found = self._draft(length, lambda token: self._go_on(slot, token), forced=forced)
-        self._cut(slot, position + 1)  # drafted tokens are decoded again, with hidden rows of the target
+        self._cut(slot, position + 1)  # draft tokens are decoded again, with hidden rows of the target
         return found
 
     def _go_on(self, slot: _Slot, token: int) -> bool:
-        """Decode a drafted token, with the head's own hidden row of the position before."""
+        """Decode a draft token, with the head's own hidden row of the previous position."""
         pointer = self._ext.llama_get_embeddings_nextn_ith(self._context, self._last)
         slot.waiting.append((token, np.ctypeslib.as_array(pointer, (self._n_embd,)).copy()))
         return self._read(slot, 1)
 
     def _slot(self, owner: int, tokens: list[int], start: int, key: Key) -> _Slot:
-        """The request's slot; a new request goes on where one stands that has read its beginning."""
+        """Return the request's slot; a new request continues in a slot that has processed its beginning."""
         self._clock += 1
         slot = next((s for s in self._slots if s.owner == owner), None)
         if slot is None:
@@ -152,18 +153,18 @@ class MtpHead(ModelDrafter):
         return slot
 
     def _cut(self, slot: _Slot, length: int) -> None:
-        """Forget positions from `length` on."""
+        """Discard positions from `length` on."""
         self._api.llama_memory_seq_rm(self._memory, self._slots.index(slot), length, -1)
         slot.waiting = slot.waiting[: max(0, length - slot.filled)]
         slot.filled = min(slot.filled, length)
 
     def _reset(self, slot: _Slot, start: int) -> None:
-        """Begin anew at a position."""
+        """Empty the slot and start at a position."""
         self._api.llama_memory_seq_rm(self._memory, self._slots.index(slot), -1, -1)
         slot.filled, slot.waiting, slot.hidden, slot.at = start, [], None, -1
 
     def _read(self, slot: _Slot, count: int) -> bool:
-        """Decode the first `count` that wait; the last one's logits and hidden row are kept."""
+        """Decode the first `count` waiting entries; the last one's logits and hidden row are then available."""
         api, batch, seq_id = self._api, self._batch, self._slots.index(slot)
         entries, slot.waiting = slot.waiting[:count], slot.waiting[count:]
         api.llama_batch_ext_clear(batch)

@@ -1,4 +1,4 @@
-"""Drafts beside the newest tokens: which drafter, how many tokens, and whether it pays."""
+"""Adds drafts to steps: chooses the drafter and the number of tokens, and checks whether it pays."""
 
 import sys
 import time
@@ -13,20 +13,20 @@ from engine.runner.llama.speculative.model_drafter import ModelDrafter
 from engine.runner.llama.speculative.mtp import MtpHead
 from engine.runner.load_limits import MAX_DRAFT, MAX_DRAFTING
 
-# Draft length of a draft model that is asked for whatever it costs.
+# Draft length of a draft model that is requested regardless of cost.
 FORCED_LENGTH: Final = 7
-# What drafting a token takes of a step of one row, where no measurement may decide: a tenth of the model's size is
-# a large draft model.
+# Assumed cost of a draft token relative to a step of one row, if measurements must not decide: a tenth of the
+# model's size is a large draft model.
 ASSUMED_DRAFT_TOKEN: Final = 0.15
-# How often tokens that a grammar forces are thought to be the ones sampled: models seldom divide words otherwise.
+# Initial acceptance rate of tokens that a grammar forces: models seldom split words differently.
 GRAMMAR_PRIOR: Final = 0.95
 
-# Takes how many tokens were drafted and how many of them were sampled.
+# Gets the number of draft tokens and the number of accepted ones.
 Recorder = Callable[[int, int], None]
 
 
 class Speculation:
-    """Fills drafts into batches and learns from what became of them. All calls from the scheduler's thread."""
+    """Adds drafts to batches and learns from their acceptance. All calls come from the scheduler's thread."""
 
     def __init__(self, loaded: LoadedModel, cost: StepCost, draft_model: ModelDrafter | None) -> None:
         self._measured = self._cost = cost
@@ -43,12 +43,12 @@ class Speculation:
         self._drafting: list[tuple[LlamaSequence, int, Recorder]] = []
 
     def detach(self) -> None:
-        """The target's context is about to be replaced."""
+        """Prepare for a replacement of the target's context."""
         if isinstance(self._draft_model, MtpHead):
             self._draft_model.close()
 
     def attach(self, n_ctx: int) -> None:
-        """The target has a context of so many tokens now. A drafter without memory for it drafts no further."""
+        """Follow the target's new context of `n_ctx` tokens. A drafter without enough memory stops drafting."""
         try:
             if self._draft_model is not None:
                 self._draft_model.resize(n_ctx)
@@ -58,13 +58,13 @@ class Speculation:
                 self._draft_model = None
 
     def begin(self, generating: int, *, alone: bool) -> None:
-        """A new step, in which so many sequences generate; `alone`: one sequence, and no other is in prefill."""
+        """Start a step with `generating` sequences; `alone`: one sequence, and no other is in prefill."""
         self._rows = generating
         self._longest = self._longest_alone if alone else self._longest_together
         self._drafting.clear()
 
     def extend(self, batch: Batch, sequence: LlamaSequence) -> None:
-        """Append a draft behind the sequence's newest token in the batch, if it is worth it."""
+        """Append a draft after the sequence's newest token in the batch, if it pays."""
         asked = sequence.request.speculate
         self._judge(sequence)
         if not sequence.may_draft or not self._longest or not 0 < self._rows <= MAX_DRAFTING:
@@ -81,14 +81,14 @@ class Speculation:
         self._drafting.append((sequence, len(draft), recorder))
 
     def _judge(self, sequence: LlamaSequence) -> None:
-        """Drafts of a steady request depend on its own text alone, not on what steps cost or others accepted."""
+        """Choose cost and acceptance: drafts of a steady request must depend on its own text alone."""
         self._cost = self._assumed if sequence.steady else self._measured
         if sequence.steady and sequence.id != self._steady_id:
             self._steady_id = sequence.id
             self._by_model, self._by_grammar = Acceptance(), Acceptance(GRAMMAR_PRIOR)
 
     def _draft(self, sequence: LlamaSequence, room: int, *, forced: bool) -> tuple[list[int], Recorder]:
-        """What the grammar leaves no choice about, else the better of two drafts; and who learns from it."""
+        """Return the tokens that the grammar fixes, else the better of two drafts; and its result's recorder."""
         if draft := self._grammar_draft(sequence, room, forced=forced):
             return draft, self._by_grammar.note
         drafter, cost = sequence.drafter, self._cost
@@ -133,7 +133,7 @@ class Speculation:
         return draft[: length or None]
 
     def follow(self, batch: Batch, running: list[LlamaSequence]) -> None:
-        """Let the model's own head follow what a step computed for good."""
+        """Let the MTP head process the final tokens of a step."""
         head = self._draft_model
         if not isinstance(head, MtpHead) or len(running) > MAX_DRAFTING:
             return
@@ -147,7 +147,7 @@ class Speculation:
                 head.follow(sequence.id, sequence.tokens, start, settled, (first, batch.size), sequence.key)
 
     def record(self, sequence: LlamaSequence, accepted: int) -> None:
-        """Of the sequence's draft, the first `accepted` tokens were right. Before its new tokens are observed."""
+        """Record that the first `accepted` tokens of a draft were right. Call before new tokens are observed."""
         _, proposed, recorder = next(entry for entry in self._drafting if entry[0] is sequence)
         sequence.proposed += proposed
         sequence.accepted += accepted
@@ -155,7 +155,7 @@ class Speculation:
         sequence.last_accepted = accepted
 
     def update_balances(self, step_s: float) -> None:
-        """The step took so long, drafting included: count for each text what it gained or lost."""
+        """Update each text's gain or loss from the duration of the step, drafting included."""
         plain = self._cost.seconds(self._rows)
         if plain is None or not self._drafting:
             return

@@ -1,29 +1,29 @@
-"""What an image's first bytes say: its format and size, read here before any native code decodes it.
+"""Reads format and size from an image's first bytes, before any native code decodes it.
 
-The decoder in libmtmd also takes sound and, in some builds, starts ffmpeg for whatever it does not know; only the
-formats below reach it. A few kilobytes can claim to be a billion pixels, so the claimed size is checked first.
+The decoder in libmtmd also accepts audio and, in some builds, starts ffmpeg for unknown formats; only the formats
+below reach it. A file of a few kilobytes can claim a billion pixels, so the claimed size is checked first.
 """
 
 import struct
 from typing import Final
 
-# The largest sensors of phones; decoded as RGB that is 150 MB, in the child. Vision models see far fewer.
+# The largest phone sensors; decoded as RGB that is 150 MB, in the child. Vision models use far fewer pixels.
 MAX_PIXELS: Final = 50_000_000
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
 _JPEG: Final = b"\xff\xd8\xff"
 _GIF: Final = (b"GIF87a", b"GIF89a")
 _BMP_HEADER_BYTES: Final = 26
-# Start-of-frame marks of JPEG; C4, C8 and CC are other things.
+# Start-of-frame markers of JPEG; C4, C8 and CC have other meanings.
 _FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _BARE: Final = frozenset({0x01, *range(0xD0, 0xD9)})
 
 
 class ImageRefused(ValueError):
-    """Not an image that can be decoded here; the message says why."""
+    """The image cannot be decoded; the message says why."""
 
 
 def check_image(data: bytes) -> tuple[int, int]:
-    """Width and height in pixels that the header claims.
+    """Return the width and height in pixels that the header claims.
 
     Raises: ImageRefused: another format, a broken header, or more than MAX_PIXELS.
     """
@@ -56,10 +56,10 @@ def _size(data: bytes) -> tuple[int, int]:
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:
-    """From the first frame header; the segments before it are stepped over."""
+    """Return the size from the first frame header; segments before it are skipped."""
     at = 2
     while True:
-        if data[at] != 0xFF:  # noqa: PLR2004 - every segment begins so
+        if data[at] != 0xFF:  # noqa: PLR2004 - start of every segment
             raise ImageRefused("the JPEG picture is broken")
         mark = data[at + 1]
         if mark == 0xFF:  # noqa: PLR2004 - fill bytes

@@ -1,7 +1,7 @@
-"""Images in prompts through libmtmd: decoded here, in the runner, and put into the KV cache as embeddings.
+"""Images in prompts through libmtmd: decoded in the runner, and put into the KV cache as embeddings.
 
-An image takes entries in the token list like text does. Each holds a negative number made from the image's
-hash, so prefixes with the same image are found and shared by the same code as text.
+An image has entries in the token list like text. Each entry is a negative number made from the image's hash, so
+prefixes with the same image are found and shared by the same code as text.
 """
 
 import ctypes
@@ -21,9 +21,10 @@ from engine.runner.llama.native import log
 from engine.runner.llama.native.model import FLASH_ATTN, LoadedModel, LoadFailed
 from engine.runner.llama.vision.image import ImageRefused, check_image
 
-# Images in one prompt. Each costs seconds to encode on a CPU; a whole conversation of screenshots stays below.
+# Maximum images in one prompt. Each takes seconds to encode on a CPU; a whole conversation of screenshots has
+# fewer.
 MAX_IMAGES: Final = 64
-# ggml's levels of log messages. Below warnings libmtmd writes the prompt's text, which belongs in no log.
+# ggml's log levels. Below warnings libmtmd writes the prompt's text, which must not be logged.
 _LOG_CALLBACK: Final = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _LOG_WARN: Final = 3
 _LOG_ERROR: Final = 4
@@ -39,7 +40,7 @@ class Span(msgspec.Struct, frozen=True):
 
     @property
     def end(self) -> int:
-        """The first index behind it."""
+        """The first index after the part."""
         return self.start + self.n_tokens
 
 
@@ -53,23 +54,23 @@ class Media:
 
     @property
     def shifted(self) -> bool:
-        """Indices and positions differ (M-RoPE counts an image's sides, not its tokens)."""
+        """Whether indices and positions differ (M-RoPE counts an image's sides, not its tokens)."""
         return any(span.n_pos != span.n_tokens for span in self.spans)
 
     def position(self, index: int) -> int:
-        """The position of an index that is not inside an image, or begins one."""
+        """Return the position of an index that is not inside an image, or starts one."""
         return index - sum(span.n_tokens - span.n_pos for span in self.spans if span.end <= index)
 
     def at(self, index: int) -> Span | None:
-        """The image that begins at this index."""
+        """Return the image that starts at this index."""
         return next((span for span in self.spans if span.start == index), None)
 
     def text_until(self, index: int, end: int) -> int:
-        """Where the text that begins at `index` is interrupted, at the latest at `end`."""
+        """Return the end of the text that starts at `index`: the next image, or `end`."""
         return min((span.start for span in self.spans if span.start >= index), default=end)
 
     def whole(self, index: int) -> int:
-        """`index`, or the beginning of the image that it would cut."""
+        """Return `index`, or the start of the image that it would split."""
         return next((span.start for span in self.spans if span.start < index < span.end), index)
 
     def close(self) -> None:
@@ -80,12 +81,12 @@ class Media:
 
 
 class Vision:
-    """The projector of one loaded model. All calls from the scheduler's thread."""
+    """The projector of one loaded model. All calls come from the scheduler's thread."""
 
     def __init__(self, loaded: LoadedModel, path: str) -> None:
         """Load the projector.
 
-        Raises: LoadFailed: missing library, a file that does not fit the model, or one that sees nothing.
+        Raises: LoadFailed: the library is missing, or the file does not fit the model or does not support images.
         """
         try:
             self._api = importlib.import_module("llama_cpp.mtmd_cpp")
@@ -111,10 +112,10 @@ class Vision:
         self.marker = api.mtmd_default_marker().decode()
 
     def read(self, request: GenerationRequest) -> tuple[list[int], Media]:
-        """A prompt's token ids and its images.
+        """Return a prompt's token ids and its images.
 
-        Raises: ImageRefused: an image that cannot be decoded, too many, or as many markers as images are not
-            in the prompt.
+        Raises: ImageRefused: an image cannot be decoded, there are too many, or the prompt has another number of
+        markers.
         """
         if not isinstance(request.prompt, str):
             raise ImageRefused("pictures need a prompt of text, not of token ids")
@@ -130,7 +131,7 @@ class Vision:
         bitmaps = []
         try:
             for image in request.images:
-                bitmaps.append(self._decode(image.data))  # noqa: PERF401 - what came before a refusal is freed below
+                bitmaps.append(self._decode(image.data))  # noqa: PERF401 - after a refusal the bitmaps are freed below
             media = Media(chunks=api.mtmd_input_chunks_init(), api=api)
             code = self._tokenize(request, media, bitmaps)
         finally:
@@ -164,7 +165,7 @@ class Vision:
         return int(self._api.mtmd_tokenize(self._context, media.chunks, ctypes.byref(text), array, len(bitmaps)))
 
     def _lay_out(self, media: Media) -> list[int]:
-        """Text tokens as they are, images as negative numbers; fills `media.spans`."""
+        """Return text tokens unchanged and images as negative numbers; fills `media.spans`."""
         api = self._api
         tokens: list[int] = []
         seen: Counter[bytes] = Counter()
@@ -190,7 +191,7 @@ class Vision:
         return tokens
 
     def put(self, span: Span, position: int, seq_id: int) -> int:
-        """Encode an image and put it into the cache; what llama_decode said, or -1 when encoding failed."""
+        """Encode an image and put it into the cache; return llama_decode's code, or -1 if encoding failed."""
         api = self._api
         if api.mtmd_encode_chunk(self._context, span.chunk):
             return -1
@@ -212,7 +213,7 @@ class Vision:
 
 
 def _quiet(api: Any) -> Any:
-    """Let only warnings and errors through; the callback must be kept alive."""
+    """Pass on only warnings and errors; the caller must keep the returned callback alive."""
 
     def hear(level: int, text: bytes, _: object) -> None:
         if level in {_LOG_WARN, _LOG_ERROR}:
@@ -225,7 +226,7 @@ def _quiet(api: Any) -> Any:
 
 
 def _image_tokens(name: bytes, part: int, count: int) -> list[int]:
-    """`count` negative numbers that stand for one part of one image, the same in every process."""
+    """Return `count` negative numbers for one part of one image, the same in every process."""
     stream = hashlib.shake_256(name + part.to_bytes(4, "big")).digest(4 * count)
     numbers = np.frombuffer(stream, "<i4") | np.int32(-(1 << 31))
     return [int(n) for n in numbers]

@@ -1,1 +1,1 @@
-"""Speech to text on ONNX Runtime, in a child of its own: sound, a voice detector, Moonshine."""
+"""Speech to text with ONNX Runtime, in a separate child: audio, a voice detector, Moonshine."""

@@ -1,4 +1,4 @@
-"""Recordings as samples: one channel, 16 kHz, 32-bit floats. The bytes are untrusted: call in a child process."""
+"""Decodes audio to mono samples, 16 kHz, 32-bit floats. The bytes are untrusted: call in a child process."""
 
 import math
 import os
@@ -17,7 +17,7 @@ MAX_SECONDS: Final = 3600
 _MIN_RATE, _MAX_RATE = 1000, 384_000
 _MAX_CHANNELS: Final = 32
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
-# Sound is resampled in blocks, each with neighbours on both sides, so that no seam is heard.
+# Audio is resampled in blocks that overlap on both sides, so that block boundaries are not audible.
 _BLOCK_S, _MARGIN_S = 20, 1
 _FFMPEG_S: Final = 120
 
@@ -27,7 +27,7 @@ class BadSound(ValueError):
 
 
 def read_sound(data: bytes) -> Samples:
-    """Samples of a WAV file, or of anything that an installed ffmpeg reads. Raises: BadSound."""
+    """Return the samples of a WAV file, or of any file that an installed ffmpeg reads. Raises: BadSound."""
     found = _wave(data) if data[:4] in (b"RIFF", b"RF64") and data[8:12] == b"WAVE" else _by_ffmpeg(data)
     if not len(found):
         raise BadSound("it holds no sound")
@@ -53,8 +53,8 @@ def _wave(data: bytes) -> Samples:
 
 
 def _form(body: bytes) -> tuple[int, int, int, int]:
-    """Coding, channels, samples a second, bits a sample."""
-    if len(body) < 16:  # noqa: PLR2004 - the smallest format there is
+    """Return coding, channels, samples per second, bits per sample."""
+    if len(body) < 16:  # noqa: PLR2004 - the smallest format
         raise BadSound("its format is cut off")
     coding, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", body)
     if coding == _EXTENSIBLE and len(body) >= 26:  # noqa: PLR2004 - the coding is the first field of its GUID
@@ -86,7 +86,7 @@ def _samples(body: bytes, coding: int, channels: int, rate: int, bits: int) -> S
 
 
 def resampled(samples: Samples, rate: int) -> Samples:
-    """The sound at 16 kHz, what is above 8 kHz cut off, by the spectrum of each block."""
+    """Resample to 16 kHz, without frequencies above 8 kHz, by the spectrum of each block."""
     if rate == RATE or not len(samples):
         return samples
     whole = math.gcd(rate, RATE)

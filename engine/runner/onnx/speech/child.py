@@ -1,4 +1,4 @@
-"""Child process: reads one recording after the other, and answers where speech is and what was said.
+"""Child process: reads recordings one by one, and returns speech segments and transcripts.
 
 Usage: python -m engine.runner.onnx.speech.child MEMORY_BYTES TIME_S
 """
@@ -45,15 +45,15 @@ from engine.runner.protocol import LoadSettings
 from quantize.onnx.request import SPEECH_FACTS as FACTS
 from quantize.onnx.speech import EMBEDDING, GRAPHS, SpeechShape, frames_of, rotary_rows
 
-# Moonshine in fixed shapes, on the processor or whole on an NPU: sound is filled up, then one token a step.
+# Moonshine in fixed shapes, on the CPU or completely on an NPU: pads the audio, then one token per step.
 
-# What a score that must not count is lowered by: no probability is left, in 16 bits too.
+# Added to scores that must not count: the probability becomes 0, in 16 bits too.
 _MASKED: Final = -1000.0
 _MAX_FACTS_BYTES: Final = 1 << 16
 
 
 def read_facts(folder: Path) -> SpeechShape:
-    """The folder's facts. Raises: BadSpeechModel."""
+    """Return the folder's facts. Raises: BadSpeechModel."""
     try:
         with (folder / FACTS).open("rb") as file:
             found = msgspec.json.decode(file.read(_MAX_FACTS_BYTES), type=learned(SpeechShape))
@@ -66,7 +66,7 @@ def read_facts(folder: Path) -> SpeechShape:
 
 
 class FixedMoonshine:
-    """One model. `notes` say where the operators of its graphs are."""
+    """One model. `notes` describe the placement of its graphs' operators."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class FixedMoonshine:
         cache: Path | None = None,
         on_compile: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Raises: BadSpeechModel, LoadFailed: the provider is not here or does not take all of it."""
+        """Raises: BadSpeechModel, LoadFailed: the provider is missing or does not take the whole graph."""
         self.shape = s = read_facts(folder)
         self._pieces = read_pieces((folder / "tokenizer.bin").read_bytes())
         self._table = np.fromfile(folder / EMBEDDING, np.float16)
@@ -111,11 +111,11 @@ class FixedMoonshine:
 
     @property
     def longest_s(self) -> float:
-        """Seconds of sound that fit."""
+        """Maximum seconds of audio."""
         return self.shape.samples / RATE
 
     def transcribe(self, samples: Samples) -> tuple[str, list[int], float]:
-        """The words of one piece of speech, their tokens, and the mean of their log probabilities."""
+        """Return the text of one speech segment, its tokens, and the mean of their log probabilities."""
         s = self.shape
         if len(samples) > s.samples:
             raise ValueError(f"{len(samples) / RATE:.1f} s of sound do not fit into {self.longest_s:.1f} s")
@@ -169,22 +169,22 @@ class FixedMoonshine:
         return found
 
 
-# Where somebody speaks: Silero's detector, and pieces that a transcriber can take.
+# Finds speech with Silero's detector, and splits it into segments that a transcriber can take.
 
-# Source: silero-vad 6.2, utils_vad.py: windows of 512 samples behind the last 64 of the one before, at 16 kHz;
-# speech begins above .5 and ends below .35.
+# Source: silero-vad 6.2, utils_vad.py: windows of 512 samples after the last 64 of the previous one, at 16 kHz;
+# speech starts above 0.5 and ends below 0.35.
 WINDOW, _CONTEXT = 512, 64
 _BEGINS, _ENDS = 0.5, 0.35
-# A breath within a sentence is shorter than this; the ends of words are softer than the detector hears.
+# Minimum pause between segments, longer than a breath, and padding around them: the detector misses soft word ends.
 _PAUSE_S, _AROUND_S = 0.4, 0.15
 _SHORTEST_S: Final = 0.2
 _NEAR_S, _TOGETHER_S = 1.0, 12.0
-# Moonshine was trained on pieces of up to 30 s.
+# Moonshine was trained on segments of up to 30 s.
 LONGEST_S: Final = 24.0
 
 
 class VoiceDetector:
-    """Silero on one thread. Windows are judged in order, each with the state that the one before left."""
+    """Silero on one thread. Windows are processed in order, each with the state of the previous one."""
 
     def __init__(self, path: Path) -> None:
         ort = onnxruntime()
@@ -194,7 +194,7 @@ class VoiceDetector:
         self._names = {one.name for one in self._session.get_inputs()}
 
     def probabilities(self, samples: Samples) -> list[float]:
-        """How likely each window holds speech."""
+        """Return the probability of speech in each window."""
         state: Any = np.zeros((2, 1, 128), np.float32)
         before = np.zeros(_CONTEXT, np.float32)
         found = []
@@ -211,9 +211,9 @@ class VoiceDetector:
 
 
 def speech(probabilities: list[float], num_samples: int, longest_s: float = LONGEST_S) -> list[tuple[int, int]]:
-    """Pieces with speech as (first sample, sample behind the last), at most `longest_s` each.
+    """Return speech segments as (first sample, end), at most `longest_s` each.
 
-    One that is longer is cut where speech is least likely in its last third.
+    A longer segment is split where speech is least likely in its last third.
     """
     found: list[tuple[int, int]] = []
     begun: int | None = None
@@ -238,7 +238,7 @@ def speech(probabilities: list[float], num_samples: int, longest_s: float = LONG
 
 
 def _joined(pieces: list[tuple[int, int]], together_s: float) -> list[tuple[int, int]]:
-    """Neighbours as one piece where little is between them: a word is understood by those around it."""
+    """Join neighbours with a short gap: the model recognizes words better in context."""
     out: list[tuple[int, int]] = []
     for first, last in pieces:
         near = out and first - out[-1][1] <= _NEAR_S * RATE and last - out[-1][0] <= together_s * RATE
@@ -250,7 +250,7 @@ def _joined(pieces: list[tuple[int, int]], together_s: float) -> list[tuple[int,
 
 
 def _cut(probabilities: list[float], first: int, last: int, longest_s: float) -> list[tuple[int, int]]:
-    """Pieces that are no longer with what is taken around them."""
+    """Split a segment into parts that fit even with their padding."""
     longest = int((longest_s - 2 * _AROUND_S) * RATE / WINDOW)
     out = []
     while last - first > longest:
@@ -262,11 +262,11 @@ def _cut(probabilities: list[float], first: int, last: int, longest_s: float) ->
 
 
 class FileRefused(Exception):
-    """A file of the model cannot be loaded on the processor; the message says why."""
+    """A model file cannot be loaded on the CPU; the message says why."""
 
 
 class Transcriber:
-    """The models, loaded with the first recording, and the recording that is being read."""
+    """The models, loaded with the first recording, and the current recording."""
 
     def __init__(self) -> None:
         self._models: tuple[VoiceDetector, Moonshine | FixedMoonshine] | None = None
@@ -274,7 +274,7 @@ class Transcriber:
         self._samples: Samples = np.zeros(0, np.float32)
 
     def answer(self, body: bytes) -> bytes:
-        """One request."""
+        """Handle one request."""
         request = msgspec.msgpack.decode(body, type=learned(Request))
         try:
             answer = self._detect(request) if isinstance(request, DetectSpeech) else self._transcribe(request)
@@ -282,7 +282,7 @@ class Transcriber:
             return msgspec.msgpack.encode(Refused(message=str(error), sound=True))
         except FileRefused as error:
             return msgspec.msgpack.encode(Refused(message=str(error), model=True))
-        except Exception as error:  # noqa: BLE001 - ONNX Runtime has many; the next recording may be read
+        except Exception as error:  # noqa: BLE001 - ONNX Runtime has many types; the next recording may work
             return msgspec.msgpack.encode(Refused(message=_short(error)))
         return msgspec.msgpack.encode(answer)
 
@@ -293,7 +293,7 @@ class Transcriber:
             try:
                 self._models = _load(request)
             except Exception as error:
-                if request.provider:  # another device may be at fault
+                if request.provider:  # the device may be the cause
                     raise
                 raise FileRefused(_short(error)) from error
             self._loaded = (request.folder, request.provider)

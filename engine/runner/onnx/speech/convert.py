@@ -1,6 +1,6 @@
-"""Child process: a speech model as the folder of fixed shapes that NPUs want.
+"""Child process: converts a speech model to a folder of fixed shapes for NPUs.
 
-Usage: python -m engine.runner.onnx.speech.convert FOLDER OUT SECONDS; answers with one JSON object.
+Usage: python -m engine.runner.onnx.speech.convert FOLDER OUT SECONDS; prints one JSON object.
 """
 
 import math
@@ -26,7 +26,7 @@ _BESIDE: Final = ("tokenizer.bin", "silero_vad.onnx")
 
 
 def convert(folder: Path, out: Path, seconds: float) -> dict[str, Any]:
-    """Write the folder; it appears only when it is whole. One that is there with its facts is taken as it is."""
+    """Write the folder atomically, or use an existing one that has its facts."""
     notice = f"At most {seconds:g} s of sound at once; longer speech is cut where a breath is."
     done = {"folder": str(out), "architecture": "moonshine", "notices": [notice], "cached": False}
     if (out / FACTS).is_file():
@@ -45,15 +45,15 @@ def convert(folder: Path, out: Path, seconds: float) -> dict[str, Any]:
 
 
 Floats = npt.NDArray[np.float32]
-# Where each kind of product has its matrix, scale, zero and bias. Source: ONNX Runtime, ContribOperators.md.
+# Input indices of matrix, scale, zero point and bias, by operator. Source: ONNX Runtime, ContribOperators.md.
 _PRODUCTS: Final = {"MatMulIntegerToFloat": (1, 3, 5, 6), "DynamicQuantizeMatMul": (1, 2, 3, 4)}
 _LAYER: Final = re.compile(r"layers\.(\d+)/(?:(self_attn|encoder_attn)/)?(?:mlp/)?(\w+)/")
 
 
 def read_weights(folder: Path) -> dict[str, Floats]:
-    """Named as quantize.onnx.speech wants them, matrices as (inputs, outputs) in float32.
+    """Return weights by the names of quantize.onnx.speech; matrices are (inputs, outputs) in float32.
 
-    Raises: BadSpeechModel: these are not the files of a Moonshine model. Whatever ONNX Runtime throws.
+    Raises: BadSpeechModel: these are not the files of a Moonshine model. Any exception of ONNX Runtime.
     """
     found: dict[str, Floats] = {}
     _take(_unpacked(folder / "encoder_model.ort"), "encoder", found)
@@ -69,7 +69,7 @@ def read_weights(folder: Path) -> dict[str, Floats]:
 
 
 def _unpacked(path: Path) -> Any:
-    """The graph of ONNX Runtime's own file, written by itself as ONNX and read again."""
+    """Return the graph of an ONNX Runtime file, which ONNX Runtime converts to ONNX."""
     import onnx  # noqa: PLC0415 - only conversions need it
 
     ort = onnxruntime()
@@ -101,7 +101,7 @@ def _take(graph: Any, side: str, found: dict[str, Floats]) -> None:
 
 
 def _of_node(node: Any, side: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Weights that this node holds, by name."""
+    """Yield this node's weights by name."""
     layer = _LAYER.search(node.name)
     if node.op_type in _PRODUCTS:
         at = _PRODUCTS[node.op_type]
@@ -134,6 +134,6 @@ def _floats(codes: Any, scale: Any, zero: Any) -> Floats:
 if __name__ == "__main__":
     try:
         write_answer(convert(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])))
-    except Exception as error:  # noqa: BLE001 - ONNX Runtime has many; the parent reports it
+    except Exception as error:  # noqa: BLE001 - ONNX Runtime has many types; the parent reports it
         write_answer({"error": reason(error)})
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""Moonshine: an encoder of raw sound and a decoder of text, both as ONNX Runtime's own files."""
+"""Moonshine: an audio encoder and a text decoder, both in ONNX Runtime's own format."""
 
 import math
 from pathlib import Path
@@ -10,10 +10,10 @@ from engine.runner.onnx.speech.audio import RATE, Samples
 from engine.runner.onnx_libraries import onnxruntime
 
 BEGIN, END = 1, 2
-# Source: Moonshine's paper and code: no English speech has more tokens a second; then the model repeats itself.
+# Source: Moonshine's paper and code: English speech has at most this many tokens per second; more are repetitions.
 TOKENS_A_SECOND: Final = 6.5
 SPARE_TOKENS: Final = 8
-# What is shorter has too few frames for the encoder's convolutions.
+# Shorter audio has too few frames for the encoder's convolutions.
 SHORTEST: Final = RATE // 4
 _SPACE: Final = "▁".encode()
 _TWO_BYTES: Final = 0x80
@@ -24,7 +24,7 @@ class BadSpeechModel(ValueError):
 
 
 class Moonshine:
-    """One model. `threads` are those of both graphs."""
+    """One model. Both graphs use `threads` threads."""
 
     def __init__(self, folder: Path, threads: int) -> None:
         ort = onnxruntime()
@@ -41,7 +41,7 @@ class Moonshine:
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def transcribe(self, samples: Samples) -> tuple[str, list[int], float]:
-        """The words of one piece of speech, their tokens, and the mean of their log probabilities."""
+        """Return the text of one speech segment, its tokens, and the mean of their log probabilities."""
         if len(samples) < SHORTEST:
             samples = np.pad(samples, (0, SHORTEST - len(samples)))
         attention_mask = np.ones((1, len(samples)), np.int64)
@@ -71,20 +71,20 @@ class Moonshine:
 
 
 def log_probability(logits: Any) -> tuple[int, float]:
-    """The likeliest token and the logarithm of its probability."""
+    """Return the most likely token and its log probability."""
     values = logits.astype(np.float64)
     last = int(values.argmax())
     return last, -float(np.log(np.exp(values - values[last]).sum()))
 
 
 def words(pieces: list[bytes], tokens: list[int]) -> str:
-    """Tokens as text."""
+    """Return tokens as text."""
     joined = b"".join(pieces[token] for token in tokens if END < token < len(pieces))
     return joined.replace(_SPACE, b" ").decode("utf-8", "replace").strip()
 
 
 def read_pieces(data: bytes) -> list[bytes]:
-    """The vocabulary of `tokenizer.bin`: each piece behind its length, of one byte or, from 128 on, of two.
+    """Read the vocabulary of `tokenizer.bin`: each piece follows its length, of one byte or, from 128 on, of two.
 
     Source: bin-tokenizer.cpp of Moonshine. Raises: BadSpeechModel.
     """

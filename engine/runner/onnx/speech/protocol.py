@@ -1,12 +1,12 @@
-"""What the server and the child that reads recordings say to each other: one msgpack frame each way."""
+"""Messages between the server and the child that reads recordings: one msgpack frame each way."""
 
 import msgspec
 
 
 class DetectSpeech(msgspec.Struct, frozen=True, kw_only=True, tag="detect_speech"):
-    """Read a recording; `folder` has the models. Answered by `SpeechSegments`.
+    """Read a recording; `folder` has the models. The reply is `SpeechSegments`.
 
-    `provider` runs graphs of fixed shapes (empty: the processor); what it compiles is kept below `cache`.
+    `provider` runs graphs of fixed shapes (empty: the CPU); its compiled graphs are cached below `cache`.
     """
 
     sound: bytes
@@ -16,16 +16,16 @@ class DetectSpeech(msgspec.Struct, frozen=True, kw_only=True, tag="detect_speech
 
 
 class Transcribe(msgspec.Struct, frozen=True, kw_only=True, tag="transcribe"):
-    """Transcribe a segment of the last recording. Answered by `Transcript`."""
+    """Transcribe a segment of the last recording. The reply is `Transcript`."""
 
     first_s: float
     last_s: float
 
 
 class SpeechSegments(msgspec.Struct, frozen=True, kw_only=True, tag="speech_segments"):
-    """How long the recording is, and its segments of speech: from, to (seconds) and how likely (0 to 1).
+    """Length of the recording and its speech segments: start, end (seconds) and probability (0 to 1).
 
-    `notes` say where the model's operators are, where that is not the processor.
+    `notes` describe the placement of the model's operators if it is not the CPU.
     """
 
     seconds: float
@@ -34,7 +34,7 @@ class SpeechSegments(msgspec.Struct, frozen=True, kw_only=True, tag="speech_segm
 
 
 class Transcript(msgspec.Struct, frozen=True, kw_only=True, tag="transcript"):
-    """The words of a segment, the tokens they were made of, and the mean of their log probabilities (nats)."""
+    """The text of a segment, its tokens, and the mean of their log probabilities (nats)."""
 
     text: str
     tokens: tuple[int, ...] = ()
@@ -42,7 +42,7 @@ class Transcript(msgspec.Struct, frozen=True, kw_only=True, tag="transcript"):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
-    """It could not be done; `sound`: the recording is the reason; `model`: the files of the model are."""
+    """The request failed. `sound`: because of the recording; `model`: because of the model's files."""
 
     message: str
     sound: bool = False
