@@ -1,7 +1,7 @@
-"""What terminal and routes may ask without a job: the library, the hub, the machine, and small files of settings.
+"""Services of CLI and HTTP routes that need no job: the library, the hub, the machine, and settings files.
 
-What checks devices and versions of the engine loads models in children of its own. Imports wait for the call:
-`tessera --help` and a server that starts import this file.
+Checks of devices and engine versions load models in separate child processes. Imports happen inside the methods,
+because `tessera --help` and a starting server import this file.
 """
 
 import os
@@ -64,7 +64,7 @@ __all__ = [
 
 
 class Services:
-    """Reads for one user. What is not given is opened when first needed; close what was opened here."""
+    """Read access for one user. Missing parts are opened when first needed; `close` closes only those."""
 
     def __init__(
         self, paths: Paths | None = None, catalogue: "Catalogue | None" = None, placer: "Placer | None" = None
@@ -82,14 +82,14 @@ class Services:
 
     @cached_property
     def placer(self) -> "Placer":
-        """Who says what fits here, and how fast it would run."""
+        """Decides what fits here, and how fast it would run."""
         from engine.placement.placer import Placer  # noqa: PLC0415 - see the top
         from engine.placement.resources import open_resources  # noqa: PLC0415 - see the top
 
         return self._placer or Placer(open_resources(self.paths))
 
     def models(self) -> "tuple[ModelEntry, ...]":
-        """Every model on this computer, those that other programs here could serve too."""
+        """Every model on this computer, including those that only other programs here can serve."""
         from engine.upstreams.registry import external_entries  # noqa: PLC0415 - see the top
 
         entries = self.catalogue.entries()
@@ -102,7 +102,7 @@ class Services:
         return require(self.catalogue, name)
 
     def trash(self) -> "tuple[Removed, ...]":
-        """Removed models that can be brought back."""
+        """Removed models that can be restored."""
         from engine.library.trash import Trash  # noqa: PLC0415 - see the top
 
         return Trash(self.catalogue).contents()
@@ -116,7 +116,7 @@ class Services:
     def search(
         self, text: str, *, parameters: str | None = None, fits: bool = False, **filters: Any
     ) -> "tuple[RepoHit, ...]":
-        """Repositories on the hub; `fits` leaves out what is too large here. Raises: the errors of HubClient."""
+        """Repositories on the hub; `fits` omits models that are too large here. Raises: the errors of HubClient."""
         from engine.library.default_model import largest_parameters  # noqa: PLC0415 - see the top
         from engine.library.hub.client import HubClient  # noqa: PLC0415 - see the top
 
@@ -125,7 +125,7 @@ class Services:
         return HubClient().search(text, parameters=parameters, **filters)
 
     def plan(self, repo: str, revision: str | None = None, *, refresh: bool = False) -> "RepoPlan":
-        """What each quantization of a repository needs here; only headers are read. Raises: as `search`."""
+        """Memory need of each quantization of a repository here; reads only headers. Raises: as `search`."""
         from engine.library.hub.client import HubClient  # noqa: PLC0415 - see the top
         from engine.library.hub.plan import plan_repository  # noqa: PLC0415 - see the top
         from engine.message_catalog import sentence  # noqa: PLC0415 - see the top
@@ -135,9 +135,9 @@ class Services:
         return plan_repository(HubClient(), self.paths, repo, revision=revision, estimate=estimate, refresh=refresh)
 
     def planned(self, model: str, label: str | None, revision: str | None) -> "tuple[RepoPlan, Option]":
-        """The plan for what `tessera models pull` names, and what of it would be fetched.
+        """The plan for the argument of `tessera models pull`, and the option that would be downloaded.
 
-        Raises: as `search`; InputFault: no name of a repository; NothingToDownload.
+        Raises: as `search`; InputFault: not a repository name; NothingToDownload.
         """
         from engine.library.hub.file_selection import choose  # noqa: PLC0415 - see the top
 
@@ -145,9 +145,9 @@ class Services:
         return plan, choose(plan, name)
 
     def planned_repository(self, model: str, label: str | None, revision: str | None) -> "tuple[RepoPlan, HubName]":
-        """The plan of the repository that `model` names, and the name with everything said about it.
+        """The plan of the repository that `model` names, and its name with all given parts.
 
-        Raises: as `search`; InputFault: no name of a repository.
+        Raises: as `search`; InputFault: not a repository name.
         """
         from msgspec.structs import replace  # noqa: PLC0415 - see the top
 
@@ -159,7 +159,7 @@ class Services:
         return self.plan(name.repo, name.revision), name
 
     def starters(self) -> "tuple[Proposal, ...]":
-        """Models to begin with that fit this machine."""
+        """Recommended first models that fit this machine."""
         from engine.api.hub import Proposal  # noqa: PLC0415 - see the top
         from engine.library.default_model import memory_bytes  # noqa: PLC0415 - see the top
         from engine.library.recommended_models import propose  # noqa: PLC0415 - see the top
@@ -176,14 +176,14 @@ class Services:
         )
 
     def quantize_target(self, options: "QuantizeOptions") -> "Path":
-        """Where `tessera quantize` puts the file of these options if nobody says. Raises: ModelNotFound."""
+        """Default output path of `tessera quantize` with these options. Raises: ModelNotFound."""
         from engine.job_kinds.quantize.job import source_of  # noqa: PLC0415 - see the top
         from engine.job_kinds.quantize.request import beside_source  # noqa: PLC0415 - see the top
 
         return beside_source(source_of(self.catalogue, options.model).path, options, self.paths)
 
     def quantize_plan(self, options: "QuantizeOptions", named: "TaskSets") -> "QuantizeReport":
-        """The likely plan and what the job would take; `named` tasks may be its gate.
+        """The likely plan and the memory and time of the job; `named` tasks may be its quality gate.
 
         Raises: InputFault, EnvironmentFault.
         """
@@ -192,7 +192,7 @@ class Services:
         return predict(self.catalogue, options, self.placer.resources, named)
 
     def own_text(self, sources: "Iterable[Path]", scratch: "Path", chats: "Iterable[str]") -> "OwnText":
-        """The user's own text as files to calibrate on and to judge by, in `scratch`. Raises: InputFault."""
+        """The user's text as calibration and evaluation files, written to `scratch`. Raises: InputFault."""
         from engine.job_kinds.quantize.calibration_text import gather  # noqa: PLC0415 - see the top
 
         return gather(sources, scratch, chats)
@@ -204,34 +204,34 @@ class Services:
         return discover()
 
     def why_no_default_model(self) -> str | None:
-        """Why the installation left its chat model out; None where it did not."""
+        """Why the installation has no default chat model; None if it has one."""
         from engine.library.default_model import why_missing  # noqa: PLC0415 - see the top
 
         return why_missing()
 
     @cached_property
     def keys(self) -> "KeyStore":
-        """Who else may use the server; one that runs sees what is changed here."""
+        """Keys of other clients; a running server sees changes made here."""
         from engine.core.keys import KeyStore  # noqa: PLC0415 - see the top
 
         return KeyStore(self.paths.config / "api-keys.json")
 
     @cached_property
     def program_keys(self) -> "ProgramKeys":
-        """Keys of the programs that were connected from here; a server that runs sees what is changed here."""
+        """Keys of the programs connected from here; a running server sees changes made here."""
         from engine.core.program_keys import ProgramKeys  # noqa: PLC0415 - see the top
 
         return ProgramKeys(self.paths.config / "program-keys.json")
 
     @cached_property
     def model_settings(self) -> "ModelSettingsStore":
-        """What the user set for models; a server that runs sees what is changed here."""
+        """The user's settings for models; a running server sees changes made here."""
         from engine.placement.model_settings import open_model_settings  # noqa: PLC0415 - see the top
 
         return open_model_settings(self.paths)
 
     def sampling(self, model: "ModelEntry") -> "tuple[Chosen, Chosen]":
-        """What a model samples with where a request leaves it open; the second without reasoning."""
+        """Default sampling of a model; the second value is without reasoning."""
         from engine.core.sampling import choose  # noqa: PLC0415 - see the top
         from engine.placement.load_settings import recommended_for  # noqa: PLC0415 - see the top
 
@@ -241,7 +241,7 @@ class Services:
     def fit(
         self, model: str, machine: "Host | None" = None, projector: str | None = None, **overrides: Any
     ) -> "tuple[FitReport, ModelPlacement]":
-        """What a model, a file or a repository needs on this machine or a recorded one, and where it runs.
+        """Memory need and placement of a model, a file or a repository, on this machine or a recorded one.
 
         `overrides` as in engine.placement.types.
         Raises: ModelNotFound, the errors of HubClient and of reading the file.
@@ -261,37 +261,37 @@ class Services:
         return fit_report(placer.report(model, placement, shape)), model_placement(placement)
 
     def measured(self, model: str | None = None) -> "list[Report]":
-        """What was measured on this machine, oldest first."""
+        """Benchmarks of this machine, oldest first."""
         from engine.placement.results import Results  # noqa: PLC0415 - see the top
 
         return Results(self.paths.state / "bench.jsonl").all(model)
 
     def measured_before(self, report: "Report") -> "Report | None":
-        """The newest earlier measurement of the same model and settings."""
+        """The newest earlier benchmark of the same model and settings."""
         from engine.placement.results import Results  # noqa: PLC0415 - see the top
 
         return Results(self.paths.state / "bench.jsonl").before(report)
 
     def as_csv(self, report: "Report") -> str:
-        """A measurement in llama-bench's columns."""
+        """A benchmark in llama-bench's columns."""
         from engine.placement.results import to_csv  # noqa: PLC0415 - see the top
 
         return to_csv(report)
 
     def picture(self, report: "Report") -> str:
-        """A measurement drawn as SVG."""
+        """A benchmark plotted as SVG."""
         from engine.job_kinds.bench.svg import draw  # noqa: PLC0415 - see the top
 
         return draw([report])
 
     def shapes(self) -> tuple[str, ...]:
-        """Shapes that can be measured without a file."""
+        """Model shapes that can be measured without a file."""
         from engine.job_kinds.bench.shapes import SHAPES  # noqa: PLC0415 - see the top
 
         return tuple(SHAPES)
 
     def gguf_files(self, models: "Iterable[str]" = ()) -> "dict[str, Path]":
-        """Files by model: of those named, or of every GGUF model that is here. Raises: InputFault: it is none."""
+        """Files by model: the named models, or every local GGUF model. Raises: InputFault: not a GGUF model."""
         from engine.core.errors import InputFault  # noqa: PLC0415 - see the top
 
         named = tuple(models)
@@ -307,9 +307,9 @@ class Services:
         return {name: entry.path for name, entry in found.items() if entry is not None}
 
     def verify_devices(self, path: "Path", on_row: "Callable[[ComparedDevice], None]") -> "list[ComparedDevice]":
-        """Every usable GPU and NPU beside the CPU's own kernels, on one model; what is wrong is not used any more.
+        """Compare every usable GPU and NPU with the CPU on one model; wrong ones are no longer used.
 
-        tell: called with each row as it is found. Raises: BadModelFile; EnvironmentFault: there is no such device.
+        on_row: called with each row when it is available. Raises: BadModelFile; EnvironmentFault: no such device.
         """
         import asyncio  # noqa: PLC0415 - see the top
 
@@ -324,7 +324,7 @@ class Services:
         return [_compared(row) for row in asyncio.run(rows)]
 
     def shipped_engine(self) -> str:
-        """The version of llama-cpp-python that came with the program."""
+        """The version of llama-cpp-python that ships with Tessera."""
         from engine.placement.results import shipped_version  # noqa: PLC0415 - see the top
 
         return shipped_version()
@@ -336,7 +336,10 @@ class Services:
         models: "Iterable[str]",
         on_row: "Callable[[Compared], None]",
     ) -> str:
-        """Add a wheel's version once its numbers are right; its name. Raises: EngineVersionRefused, OSError."""
+        """Add a wheel's version if its numbers are right; return its name.
+
+        Raises: EngineVersionRefused, OSError.
+        """
         from engine.placement.engine_versions import install  # noqa: PLC0415 - see the top
 
         return install(store, wheel, self._golden(models), on_row).version
@@ -357,17 +360,17 @@ class Services:
         verify(store, self._golden(), on_row)
 
     def _golden(self, models: "Iterable[str]" = ()) -> "list[Path]":
-        """The bundled model's file, and those of these installed models. Raises: InputFault."""
+        """The bundled model's file, and the files of these installed models. Raises: InputFault."""
         named = tuple(models)
         return [*sorted(BUNDLED_MODELS.glob("*.gguf"))[:1], *(self.gguf_files(named).values() if named else ())]
 
     def add_program(self, name: str, program: "Path", arguments: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-        """Add a build of llama-server; its version, and the devices it sees. Raises: InputFault, OSError."""
+        """Add a build of llama-server; return its version and the devices it sees. Raises: InputFault, OSError."""
         build = self.programs.add(name, program, arguments)
         return build.version, build.devices
 
     def remove_program(self, name: str) -> tuple[str, ...]:
-        """Forget a program; returns the models that it served until now. Raises: InputFault, OSError."""
+        """Remove a program from the list; return the models that it served. Raises: InputFault, OSError."""
         from engine.placement.model_settings import open_model_settings  # noqa: PLC0415 - see the top
 
         settings = open_model_settings(self.paths)
@@ -378,7 +381,7 @@ class Services:
         return served
 
     def models_in(self, program: str) -> tuple[str, ...]:
-        """Models that the user lets a program serve."""
+        """Models that the user assigned to a program."""
         from engine.placement.model_settings import open_model_settings  # noqa: PLC0415 - see the top
 
         return open_model_settings(self.paths).models_in(program)
@@ -391,7 +394,7 @@ class Services:
         return open_programs(self.paths)
 
     def close(self) -> None:
-        """Close the library where it was opened here."""
+        """Close the library if it was opened here."""
         if self._given is None and "catalogue" in vars(self):
             self.catalogue.close()
 

@@ -1,4 +1,4 @@
-"""What a person reads of the engine's decisions: one template a kind, with named places for its values."""
+"""Texts for the engine's decisions: one template per kind, with named fields for its values."""
 
 import string
 from collections.abc import Callable, Iterable
@@ -22,26 +22,26 @@ TEMPLATES: Final = {
     **DISPATCH, **CHECKS, **FIT, **OPTIONS, **RUNNER, **PROVIDERS, **LIBRARY, **DOCUMENTS, **REMOTES, **UPSTREAMS,
     **ENERGY, **BENCH, **SERVER, **ERRORS,
 }  # fmt: skip
-# Places for bytes: the first names the unit, the second stands beside one that is named.
+# Format specifications for bytes: the first includes the unit, the second omits it.
 AMOUNTS: Final = ("bytes", "plain_bytes")
 
 
 class Wording(string.Formatter):
-    """Composes sentences; `translated` gives a template in the reader's language."""
+    """Formats sentences; `translated` returns a template in the reader's language."""
 
     def __init__(self, translated: Callable[[str], str] = str) -> None:
         self._translated = translated
 
     def sentence(self, reason: Reason) -> str:
-        """A reason as a person reads it."""
+        """The sentence of a reason."""
         return self.vformat(self._translated(TEMPLATES[reason.kind]), (), reason.values)
 
     def amount(self, num_bytes: int, form: str) -> str:
-        """Bytes in one of AMOUNTS."""
+        """Bytes in one of the forms in AMOUNTS."""
         return f"{num_bytes} bytes" if form == "bytes" else str(num_bytes)
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        """One value; where it is several, the specification is what stands between them."""
+        """Format one value; for several values the specification is their separator."""
         if isinstance(value, Reason):
             return self.sentence(value)
         if isinstance(value, tuple):
@@ -55,20 +55,20 @@ _ENGLISH: Final = Wording()
 
 
 def sentence(what: Reason | str | None) -> str:
-    """A reason in English, or what is in words already; empty where there is none."""
+    """A reason in English; text is returned unchanged, None as an empty string."""
     return _ENGLISH.sentence(what) if isinstance(what, Reason) else what or ""
 
 
 def sentences(reasons: Iterable[Reason]) -> tuple[str, ...]:
-    """Several."""
+    """The English sentences of several reasons."""
     return tuple(map(_ENGLISH.sentence, reasons))
 
 
 def command(reason: Reason) -> str:
-    """What is typed for an option of engine.placement."""
+    """The command-line text for an option of engine.placement."""
     return _ENGLISH.vformat(COMMANDS[reason.kind], (), reason.values)
 
 
 def with_command(option: Reason) -> Reason:
-    """Such an option, with what is typed for it."""
+    """The option with its command-line text."""
     return Reason("with_command", {"option": option, "command": command(option)})

@@ -1,4 +1,4 @@
-"""Sentences of engine.job_kinds.bench and autotune: what is measured now, and why it cannot be."""
+"""Sentences of engine.job_kinds.bench and autotune: what is being measured, and why it cannot be."""
 
 from typing import Final
 

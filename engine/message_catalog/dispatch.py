@@ -1,7 +1,7 @@
-"""Sentences of engine.placement: why a model runs where it runs, what lost, and what is tried after a failure.
+"""Sentences of engine.placement: why a model runs where it runs, rejected alternatives, and fallbacks.
 
-DISPATCH is what a dispatch card shows, CHECKS what `tessera verify-device` says.
-A place with several values has what stands between them behind its colon.
+The dispatch card shows DISPATCH; `tessera verify-device` shows CHECKS.
+A field with several values has their separator after its colon.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""Sentences of collections of documents: what is wrong with one, and what an answer was made from."""
+"""Sentences of document collections: problems of a collection, and the sources of a response."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Sentences of power and energy: what cannot be measured or held, and why."""
+"""Sentences of power and energy: what cannot be measured or limited, and why."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Sentences of errors: what happened, the numbers, what to do next."""
+"""Sentences of errors: what happened, the numbers, and what to do next."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Sentences of engine.placement: what is remarkable about a load's memory, what would need less, and how to ask for it."""
+"""Sentences of engine.placement: notes on a load's memory, options that need less, and their commands."""
 
 from typing import Final
 

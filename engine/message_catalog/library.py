@@ -1,4 +1,4 @@
-"""Sentences of engine.library: why a model is proposed, and what can go wrong with a model, a hub or the disk."""
+"""Sentences of engine.library: why a model is proposed, and problems of a model, a hub or the disk."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Sentences of engine.onnx: what an execution provider needs, and how far it was tried."""
+"""Sentences of engine.onnx: what an execution provider needs, and how well it was tested."""
 
 from typing import Final
 

@@ -1,11 +1,11 @@
-"""What was decided and why, as facts: a kind and the values that belong to it. engine.message_catalog has the sentences."""
+"""Decisions and their reasons as facts: a kind and its values. engine.message_catalog has the sentences."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One fact of a decision. `kind` names its sentence, `values` stand in it; a value may be a reason itself."""
+    """One fact of a decision. `kind` names its sentence, `values` fill its fields and may be reasons."""
 
     kind: str
     values: dict[str, "str | int | float | Reason | tuple[str | Reason, ...] | None"] = field(default_factory=dict)
@@ -17,5 +17,5 @@ class Reason:
 
 
 def because(kind: str, /, **values: "str | float | Reason | tuple[str | Reason, ...] | None") -> Reason:
-    """The reason of this kind with these values."""
+    """Create the reason of this kind with these values."""
     return Reason(kind, dict(values))

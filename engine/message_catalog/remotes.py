@@ -1,4 +1,4 @@
-"""Sentences of engine.remotes: what is wrong with a worker or the way to it, and what to do."""
+"""Sentences of engine.remotes: problems of a worker or the connection to it, and what to do."""
 
 from typing import Final
 

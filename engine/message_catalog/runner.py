@@ -1,4 +1,4 @@
-"""Sentences of engine.runner: why the process that computes a model ended."""
+"""Sentences of engine.runner: why a model's process ended."""
 
 from typing import Final
 

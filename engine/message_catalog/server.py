@@ -1,4 +1,4 @@
-"""Sentences of errors of the server itself, its chat templates and its files."""
+"""Sentences for errors of the server itself, its chat templates and its files."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Sentences of engine.upstreams: what is wrong with another server, or with a program that is started here."""
+"""Sentences of engine.upstreams: problems of another server, or of a program started here."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ _WHY: Final = {
     "closed_without_answer": "it closed the connection without an answer",
     "no_list": "it answers /v1/models with no list of models ({why})",
 }
-# What every answer of another server tells, and the user's rules in it.
+# Note on every response of another server, and the user's rules in it.
 _RULES: Final = {
     "answered_by": "Answered by {upstream} ({url}) as {model}; your rule: {rule}.",
     "rule_always": "{model} to {there}",

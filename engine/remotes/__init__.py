@@ -1,1 +1,1 @@
-"""Other computers of the user that hold layers of a model: the way to them, and what was seen."""
+"""Other computers of the user that hold layers of a model: connections to them, and their last known state."""

@@ -1,4 +1,4 @@
-"""What goes wrong between here and a worker; each says which one, what happened, and what to do."""
+"""Errors of workers and the connections to them; each names the worker, what happened, and what to do."""
 
 from typing import Final
 
@@ -18,7 +18,7 @@ _NEXT: Final[dict[State, str]] = {
 
 
 class RemoteFault(EnvironmentFault):
-    """A worker, or the way to it, is the reason. `state` says what is wrong with it, `why` more of it."""
+    """A worker, or the connection to it, failed. `state` is the kind of problem, `why` has details."""
 
     code = "remote_failed"
 
@@ -32,16 +32,16 @@ class RemoteFault(EnvironmentFault):
 
     @property
     def why(self) -> str | Reason:
-        """What was seen, without the worker's name and what to do."""
+        """The cause, without the worker's name and the advice."""
         return self._why
 
 
 class NotAdded(RemoteFault):
-    """A worker was not kept: the computer that the request names did not show its key, or shows another one."""
+    """A worker was not added: the computer in the request did not show its key, or showed another one."""
 
 
 class UnknownHostKey(EnvironmentFault):
-    """The computer shows a key that nobody has said is its own."""
+    """The host's key is not confirmed yet by the user or known_hosts."""
 
     code = "unknown_host_key"
 

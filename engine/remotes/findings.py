@@ -1,4 +1,4 @@
-"""What the doctor says of workers: which cannot be used, why, and what to do about it."""
+"""Findings of `tessera doctor` about workers: which cannot be used, why, and what to do about it."""
 
 from typing import Final
 
@@ -19,7 +19,7 @@ _STEPS: Final[dict[State, str]] = {
 
 
 def findings(registry: RemoteRegistry) -> tuple[Finding, ...]:
-    """One for every worker that is not well; nothing is asked of it now."""
+    """One finding for each unusable worker, from its stored state; no worker is contacted."""
     found = []
     for remote in registry.remotes:
         seen = registry.seen(remote.name)

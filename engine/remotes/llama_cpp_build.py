@@ -1,4 +1,4 @@
-"""Which llama.cpp the installed libraries are: two machines compute one model only with the same one."""
+"""Identifies the installed llama.cpp: two machines can compute one model only with the same build."""
 
 import ctypes
 from functools import cache
@@ -8,7 +8,7 @@ from devices.backends.libraries import ggml_library, library_folder
 
 @cache
 def kernel_name() -> str:
-    """Version and commit of the ggml that is installed; empty where it does not tell.
+    """Version and commit of the installed ggml; empty if unknown.
 
     Only its smallest library is opened, which starts no backend.
     """

@@ -1,4 +1,4 @@
-"""What a worker, the tunnel's process and the server say to each other: one JSON value a line."""
+"""Messages between a worker, the tunnel's process and the server: one JSON value per line."""
 
 from collections.abc import Awaitable, Callable
 from typing import Final, Literal
@@ -9,12 +9,13 @@ from devices.msgspec_lock import learned
 from engine.message_catalog.reasons import Reason
 from engine.remotes.types import Link, Remote, RemoteFacts, State
 
-# Nothing but an answer with facts is longer than a few hundred bytes.
+# Only a reply with facts is longer than a few hundred bytes.
 LONGEST_LINE: Final = 1 << 16
 BEAT_S: Final = 1.0
-# Silence of the other side that ends a session. A link that carries a load at 10 Mbit/s delays an answer by 3 s.
+# A session ends after this silence of the other side. A link that carries a load at 10 Mbit/s delays a reply by 3
+# s.
 SILENT_S: Final = 10.0
-# The most one measurement of the link carries.
+# Maximum bytes for one measurement of the link.
 MOST_MEASURED_BYTES: Final = 16 << 20
 
 
@@ -22,14 +23,14 @@ MOST_MEASURED_BYTES: Final = 16 << 20
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`facts`; `ping`; `sink`: num_bytes follow; `source`: num_bytes are wanted; `open` a session."""
+    """`facts`; `ping`; `sink`: num_bytes follow; `source`: num_bytes are requested; `open` a session."""
 
     do: Literal["facts", "ping", "sink", "source", "open"]
     num_bytes: int = 0
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A worker's answer. `port` is a session's, on the worker's loopback; `held_bytes` what its process holds."""
+    """A worker's reply. `port` is a session's, on the worker's loopback; `held_bytes` is its process's memory."""
 
     facts: RemoteFacts | None = None
     port: int = 0
@@ -41,7 +42,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """Look at the host's `key`, `check` the worker and the link, or `open` a session. `kernel` is ours."""
+    """Read the host's `key`, `check` the worker and the link, or `open` a session. `kernel` is the local build."""
 
     do: Literal["key", "check", "open"]
     remote: Remote
@@ -49,7 +50,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostKey(msgspec.Struct, frozen=True, kw_only=True, tag="key"):
-    """The key the host shows. `known`: the user's known_hosts has it, has another, or has none for this host."""
+    """The host's key. `known`: whether the user's known_hosts has it, has another, or has none for this host."""
 
     line: str
     fingerprint: str
@@ -57,27 +58,27 @@ class HostKey(msgspec.Struct, frozen=True, kw_only=True, tag="key"):
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True, tag="checked"):
-    """The worker answers, and its kernels are ours."""
+    """The worker replies, and its kernels match the local ones."""
 
     facts: RemoteFacts
     link: Link | None = None
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
-    """The near end of the tunnel listens on this port of the loopback."""
+    """The local end of the tunnel listens on this loopback port."""
 
     port: int
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
-    """Both ends live; a question took `rtt_s`, the session's process holds `held_bytes`."""
+    """Both ends are alive; a round trip took `rtt_s`, the session's process holds `held_bytes`."""
 
     rtt_s: float
     held_bytes: int
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The end: what is wrong."""
+    """The tunnel failed: the kind of problem."""
 
     state: State
     reason: str | Reason
@@ -87,16 +88,16 @@ Message = HostKey | Checked | Opened | Beat | Failed
 
 
 def line(message: msgspec.Struct) -> bytes:
-    """One message on its line."""
+    """One message as a line."""
     return msgspec.json.encode(message) + b"\n"
 
 
 class Unreadable(Exception):
-    """The other side says what is none of these."""
+    """The other side sent something that is not a message of this protocol."""
 
 
 async def read_answer(readline: Callable[[], Awaitable[bytes]]) -> Answer:
-    """The next answer of a worker. Raises: Unreadable; EOFError: it left."""
+    """The next reply of a worker. Raises: Unreadable; EOFError: it disconnected."""
     raw = await readline()
     if not raw.endswith(b"\n"):
         raise EOFError

@@ -1,4 +1,4 @@
-"""The workers of this installation and what was last seen of them."""
+"""Stores this installation's workers and their last known state."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ _USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._\\@-]{0,63}")
 
 
 class RemoteRegistry:
-    """Kept in a file that terminal and server share."""
+    """Workers in a file that the CLI and the server share."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._store = JsonStore(path, SavedRemotes, SavedRemotes)
@@ -31,7 +31,7 @@ class RemoteRegistry:
         return self._store.get().remotes
 
     def get(self, name: str) -> Remote:
-        """One of them. Raises: InputFault."""
+        """One worker. Raises: InputFault."""
         found = next((r for r in self.remotes if r.name == name), None)
         if found is None:
             known = tuple(r.name for r in self.remotes) or ("none",)
@@ -39,11 +39,11 @@ class RemoteRegistry:
         return found
 
     def seen(self, name: str) -> Seen:
-        """What the last look found."""
+        """Result of the last check."""
         return self._store.get().seen.get(name, Seen())
 
     def put(self, remote: Remote) -> None:
-        """Add a worker, or change it. Raises: InputFault."""
+        """Add or change a worker. Raises: InputFault."""
         check_names(remote.name, remote.user, remote.host)
         with self._store.locked():
             kept = self._store.get()
@@ -54,7 +54,7 @@ class RemoteRegistry:
             self._store.put(SavedRemotes(remotes=(*others, remote), seen=seen))
 
     def remove(self, name: str) -> None:
-        """Forget a worker and its key. Raises: InputFault."""
+        """Remove a worker and its key. Raises: InputFault."""
         with self._store.locked():
             self.get(name)
             kept = self._store.get()
@@ -66,7 +66,7 @@ class RemoteRegistry:
             )
 
     def saw(self, name: str, seen: Seen) -> None:
-        """Keep what a look found; facts and link of before stay where it found none."""
+        """Store the result of a check; keep previous facts and link if it has none."""
         with self._store.locked():
             kept = self._store.get()
             if not any(r.name == name for r in kept.remotes):
@@ -76,7 +76,7 @@ class RemoteRegistry:
             self._store.put(msgspec.structs.replace(kept, seen={**kept.seen, name: seen}))
 
     def devices(self) -> tuple[Device, ...]:
-        """Their devices, as those of a machine. What was never seen has none."""
+        """The workers' devices, as those of a machine. A worker that was never reached has none."""
         return tuple(
             _device(remote, seen, index, reported)
             for remote in self.remotes
@@ -86,7 +86,7 @@ class RemoteRegistry:
 
 
 def check_names(name: str, user: str, host: str) -> None:
-    """Raises: InputFault: one of them is no name."""
+    """Check the names. Raises: InputFault: one of them is invalid."""
     if not _NAME.fullmatch(name):
         raise InputFault(
             f"{name!r} cannot name a remote: lower-case letters, digits, dots, dashes, up to 40.", "name"
@@ -98,12 +98,12 @@ def check_names(name: str, user: str, host: str) -> None:
 
 
 def device_id(remote: str, reported: RemoteDevice) -> str:
-    """A device of a worker in the machine's list."""
+    """Id of a worker's device in the machine's list."""
     return f"{PREFIX}{remote}/{reported.name}"
 
 
 def remote_of(device: str) -> str:
-    """The worker that a device's id names; empty where it is one of this machine."""
+    """The worker in a device's id; empty for a device of this machine."""
     return device.removeprefix(PREFIX).partition("/")[0] if device.startswith(PREFIX) else ""
 
 

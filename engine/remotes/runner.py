@@ -1,4 +1,4 @@
-"""A llama.cpp runner some of whose layers lie on workers: it opens their tunnels, and ends with them."""
+"""A llama.cpp runner with some layers on workers: opens their tunnels, and ends when one is lost."""
 
 import asyncio
 import contextlib
@@ -16,12 +16,12 @@ from engine.runner.buffers import BufferLog
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import Embedded, LoadSettings, Stats, layer_shares
 
-# A runner whose worker is gone ends at once, its tunnel a moment later: so long is waited for the reason.
+# A runner whose worker is lost ends at once, its tunnel a moment later: wait this long for the reason.
 REASON_S: Final = 1.5
 
 
 class RemoteRunner:
-    """What the pool asks of a runner. `notes` say what its links are like now."""
+    """Runner interface for the pool. `notes` describe the current state of its links."""
 
     def __init__(self, inner: RunnerProcess, remotes: Remotes) -> None:
         self._inner, self._remotes = inner, remotes
@@ -32,27 +32,27 @@ class RemoteRunner:
 
     @property
     def pid(self) -> int:
-        """Of the runner on this machine."""
+        """Process id of the runner on this machine."""
         return self._inner.pid
 
     @property
     def alive(self) -> bool:
-        """The runner and all its links live."""
+        """Whether the runner and all its links are alive."""
         return self._inner.alive and self._fault is None
 
     @property
     def active_requests(self) -> int:
-        """Generations that have not ended."""
+        """Number of running generations."""
         return self._inner.active_requests
 
     @property
     def died(self) -> RunnerDied | None:
-        """Why the runner ended by itself; a link that was lost says nothing against the model."""
+        """Why the runner ended by itself; None after a lost link, which is not the model's fault."""
         return None if self._fault is not None else self._inner.died
 
     @property
     def buffers(self) -> BufferLog:
-        """What its backends allocated."""
+        """Memory that its backends allocated."""
         return self._inner.buffers
 
     @property
@@ -87,7 +87,7 @@ class RemoteRunner:
             self._close()
 
     async def _reason(self, error: RunnerDied) -> Exception:
-        """What a runner's end is called: its worker's, where that ended too."""
+        """The error to report for a runner's end: the worker's, if that was lost too."""
         waits = [asyncio.create_task(session.lost.wait()) for session in self._sessions]
         if waits and self._fault is None:
             await asyncio.wait(waits, timeout=REASON_S, return_when=asyncio.FIRST_COMPLETED)
@@ -99,7 +99,7 @@ class RemoteRunner:
         return fault or error
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Any]:
-        """As a runner's. Raises: RemoteFault: a link was lost; as a runner."""
+        """Generate as a runner does. Raises: RemoteFault: a link was lost; as a runner."""
         try:
             async with contextlib.aclosing(self._inner.generate(request)) as events:  # type: ignore[type-var]
                 async for event in events:
@@ -108,11 +108,11 @@ class RemoteRunner:
             raise await self._reason(error) from error
 
     async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        """Text to token ids."""
+        """Token ids of a text."""
         return await self._inner.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     async def detokenize(self, token_ids: list[int]) -> list[bytes]:
-        """Token ids to text."""
+        """Text of token ids."""
         return await self._inner.detokenize(token_ids)
 
     async def embed(
@@ -124,7 +124,7 @@ class RemoteRunner:
         truncate: bool = False,
         quick: bool = False,
     ) -> Embedded:
-        """As a runner's. Raises: as `generate`."""
+        """Embed as a runner does. Raises: as `generate`."""
         try:
             return await self._inner.embed(inputs, normalize=normalize, query=query, truncate=truncate, quick=quick)
         except RunnerDied as error:
@@ -135,20 +135,20 @@ class RemoteRunner:
         return await self._inner.stats()
 
     async def stop(self) -> None:
-        """End the runner politely, then its links."""
+        """Stop the runner gracefully, then close its links."""
         await self._inner.stop()
         self._close()
         if self._closing is not None:
             await self._closing
 
     def kill(self) -> None:
-        """End both at once."""
+        """Kill the runner and its links at once."""
         self._inner.kill()
         for session in self._sessions:
             session.kill()
 
     def _close(self) -> None:
-        """Close the links once, beside whatever waits."""
+        """Close the links once, in the background."""
         if self._closing is None and self._sessions:
             self._closing = asyncio.create_task(self._close_all())
 

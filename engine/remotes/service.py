@@ -1,4 +1,4 @@
-"""The one door to workers: add, check, open sessions, and watch those that were lost."""
+"""The single entry point for workers: add, check, open sessions, and recheck lost ones."""
 
 import asyncio
 import contextlib
@@ -20,12 +20,12 @@ from engine.remotes.tunnel import Tunnel
 from engine.remotes.types import Remote, Seen
 
 log = logging.getLogger(__name__)
-# A worker that was lost is looked for again after these seconds, the last of them again and again.
+# A lost worker is checked again after these seconds; the last value repeats.
 LOOK_AGAIN_S: Final = (5.0, 10.0, 20.0, 40.0, 60.0)
 
 
 class Remotes:
-    """Use from one event loop."""
+    """Manages all workers. Use from one event loop."""
 
     def __init__(self, registry: RemoteRegistry, kernel: str | None = None) -> None:
         self.registry = registry
@@ -38,9 +38,9 @@ class Remotes:
         return kernel_name() if self._kernel is None else self._kernel
 
     async def add(self, remote: Remote, expected: str = "") -> Seen:
-        """Accept the host's key and keep the worker; what a first look at it finds.
+        """Accept the host's key and store the worker; return the result of a first check.
 
-        `expected` is the fingerprint the user says it has; without one only a key in known_hosts is accepted.
+        `expected` is the fingerprint that the user confirmed; without one only a key in known_hosts is accepted.
         Raises: UnknownHostKey; InputFault: the key is another one; NotAdded: the host cannot be reached.
         """
         check_names(remote.name, remote.user, remote.host)
@@ -66,7 +66,7 @@ class Remotes:
         raise RemoteFault(remote.name, "unreachable", because("showed_no_key", host=remote.host))
 
     async def check(self, name: str) -> Seen:
-        """Look at a worker now, and measure the way to it. What is wrong is kept. Raises: InputFault."""
+        """Check a worker now and measure its connection. Problems are stored. Raises: InputFault."""
         remote = self.registry.get(name)
         try:
             async with _tunnel(protocol.Order(do="check", remote=remote, kernel=self.kernel)) as tunnel:
@@ -79,7 +79,7 @@ class Remotes:
         return self.registry.seen(name)
 
     def saw(self, fault: RemoteFault, *, look_again: bool = True) -> None:
-        """Something is wrong with a worker: it is not planned with until it answers again."""
+        """Record a problem of a worker: placement does not use it until it replies again."""
         detail = fault.why if isinstance(fault.why, Reason) else None
         self.registry.saw(fault.remote, Seen(state=fault.state, reason=fault.reason, detail=detail, at=time.time()))
         log.warning("remote=%s %s: %s", fault.remote, fault.state, fault.reason)
@@ -89,14 +89,14 @@ class Remotes:
 
     async def _look_again(self, name: str) -> None:
         waits = iter(LOOK_AGAIN_S)
-        with contextlib.suppress(InputFault):  # it was removed meanwhile
+        with contextlib.suppress(InputFault):  # it was removed in the meantime
             while self.registry.seen(name).state not in {"ok", "slow"}:
                 await asyncio.sleep(next(waits, LOOK_AGAIN_S[-1]))
                 self.registry.get(name)
                 await self.check(name)
 
     async def open(self, names: Sequence[str]) -> list[Session]:
-        """A session with each worker, all at once. Raises: RemoteFault: one could not; then none is open."""
+        """Open a session with each worker, concurrently. Raises: RemoteFault: one failed; then none is open."""
         starting = [asyncio.create_task(self._open(self.registry.get(name))) for name in names]
         done = await asyncio.gather(*starting, return_exceptions=True)
         sessions = [s for s in done if isinstance(s, Session)]
@@ -126,7 +126,7 @@ class Remotes:
         self.saw(fault)
 
     async def close(self) -> None:
-        """Look for nobody any more."""
+        """Stop rechecking lost workers."""
         for task in self._looking.values():
             task.cancel()
         await asyncio.gather(*self._looking.values(), return_exceptions=True)

@@ -1,4 +1,4 @@
-"""One open session with a worker: the near end's port, its heartbeat, and the moment it is lost."""
+"""One open session with a worker: the local port, its heartbeat, and the detection of its loss."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,14 +10,17 @@ from engine.remotes.errors import RemoteFault
 from engine.remotes.tunnel import Tunnel
 from engine.remotes.types import RemoteFacts
 
-# A link is slow when this many answers in a row take so much longer than when it was measured.
+# A link is slow if this many replies in a row take this many times longer than when it was measured.
 SLOW_BEATS: Final = 3
 SLOW_FACTOR: Final = 5.0
 SLOW_LEAST_S: Final = 0.1
 
 
 class Session:
-    """`lost` is set when it ends by itself; `notice` is then told why, and also when the link becomes slow."""
+    """An open session. `lost` is set when it ends by itself.
+
+    `notice` gets the reason for that end, and also a fault when the link becomes slow.
+    """
 
     def __init__(self, tunnel: Tunnel, measured_rtt_s: float, notice: Callable[[RemoteFault], None]) -> None:
         self.name = tunnel.name
@@ -38,11 +41,11 @@ class Session:
 
     @property
     def pid(self) -> int:
-        """The tunnel's process."""
+        """Process id of the tunnel."""
         return self._tunnel.pid
 
     async def opened(self) -> RemoteFacts:
-        """What the worker reported, once its session listens. Raises: RemoteFault."""
+        """Facts that the worker reported, once its session listens. Raises: RemoteFault."""
         ready, ended = asyncio.create_task(self._ready.wait()), asyncio.create_task(self.lost.wait())
         try:
             await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -82,12 +85,12 @@ class Session:
             self._notice(RemoteFault(self.name, "slow", because("became_slow", now_s=now, usual_s=usual)))
 
     async def close(self) -> None:
-        """End it: the tunnel, its port here, and the worker's process over there."""
+        """End the session: the tunnel, its local port, and the worker's process on the remote host."""
         self._closing = True
         await self._tunnel.close()
         await self._listening
 
     def kill(self) -> None:
-        """The same without waiting."""
+        """End the session without waiting."""
         self._closing = True
         self._tunnel.kill()

@@ -1,4 +1,4 @@
-"""The tunnel's process, as the server sees it: an order, and what it says until it ends."""
+"""The server's side of the tunnel process: sends an order, and reads messages until the process ends."""
 
 import asyncio
 import contextlib
@@ -13,13 +13,13 @@ from engine.message_catalog.reasons import because
 from engine.remotes import protocol
 from engine.remotes.errors import RemoteFault
 
-# Without its input the process ends by itself; one that does not is ended.
+# Without its input the process ends by itself; after this time it is killed.
 END_S: Final = 2.0
 _MESSAGES: Final = msgspec.json.Decoder(learned(protocol.Message))
 
 
 class Tunnel:
-    """Made by `start`; `messages` yields what it says, and raises what ended it."""
+    """Created by `start`; `messages` yields its messages and raises the error that ended it."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name = name
@@ -27,7 +27,7 @@ class Tunnel:
 
     @classmethod
     async def start(cls, order: protocol.Order) -> "Tunnel":
-        """Begin. Nothing is known of the other side yet."""
+        """Start the process. It has not contacted the worker yet."""
         process = await asyncio.create_subprocess_exec(
             *child_command("engine.remotes.tunnel_child"),
             stdin=asyncio.subprocess.PIPE,
@@ -41,11 +41,11 @@ class Tunnel:
 
     @property
     def pid(self) -> int:
-        """The child's."""
+        """Process id of the child."""
         return self._process.pid
 
     async def messages(self) -> AsyncIterator[protocol.Message]:
-        """What it says until it ends. Raises: RemoteFault: why it ended."""
+        """Messages until the process ends. Raises: RemoteFault: why it ended."""
         stream = self._process.stdout
         assert stream is not None
         while True:
@@ -61,7 +61,7 @@ class Tunnel:
             yield message
 
     async def close(self) -> None:
-        """End it, and with it the connection, the near end's port and the worker's session."""
+        """End the process, and with it the connection, the local port and the worker's session."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
@@ -71,6 +71,6 @@ class Tunnel:
             await self._process.wait()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process at once."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()

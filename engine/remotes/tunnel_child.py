@@ -1,4 +1,4 @@
-"""Child process: the SSH connection to one worker. It lives as long as its input is kept open.
+"""Child process: the SSH connection to one worker. It lives as long as its input stays open.
 
 Usage: python -m engine.remotes.tunnel_child, with an `Order` as the first line of its input. Writes `Message`s.
 """
@@ -29,7 +29,7 @@ PINGS: Final = 9
 FIRST_BYTES: Final = 1 << 18
 # Measuring a link takes about this long in each direction.
 MEASURE_S: Final = 0.4
-# Hardware helps with these, so they cost a third of the others. Source: docs/log.md, links.
+# Hardware accelerates these, so they cost a third of the others. Source: docs/log.md, links.
 _CIPHERS: Final = (
     "aes128-gcm@openssh.com",
     "aes256-gcm@openssh.com",
@@ -97,7 +97,7 @@ def _known(remote: Remote, key: Any) -> Any:
 
 @contextlib.contextmanager
 def _as_faults(remote: Remote) -> Any:
-    """SSH's many ways of failing as the few that a user can act on."""
+    """Map SSH's many errors to the few that a user can act on."""
     where: dict[str, Any] = {"host": remote.host, "port": remote.port}
     try:
         yield
@@ -144,7 +144,7 @@ async def _connected(remote: Remote) -> AsyncIterator[Any]:
 
 
 class _Worker:
-    """The conversation with `tessera worker`, over one channel."""
+    """The dialogue with `tessera worker`, over one channel."""
 
     def __init__(self, reader: Any, writer: Any, where: dict[str, Any]) -> None:
         self._reader, self._writer, self._where = reader, writer, where
@@ -178,7 +178,7 @@ class _Worker:
         return answer
 
     async def facts(self) -> RemoteFacts:
-        """Raises: _Fault: whatever listens there is none of ours."""
+        """Facts of the worker. Raises: _Fault: the program that listens there is not a Tessera worker."""
         try:
             answer = await self.ask(protocol.Ask(do="facts"), LOGIN_S)
         except _Fault as fault:
@@ -199,7 +199,7 @@ class _Worker:
         return time.perf_counter() - began, answer.held_bytes
 
     async def measure(self) -> Link:
-        """Seconds there and back, and bytes a second, as a session would have them."""
+        """Round-trip time in seconds and bytes per second, as a session would have them."""
         rtt = statistics.median([(await self.beat())[0] for _ in range(PINGS)])
         return Link(
             rtt_s=rtt, up_bytes_s=await self._speed("sink", rtt), down_bytes_s=await self._speed("source", rtt)
@@ -232,7 +232,7 @@ async def _main() -> int:
 
     def wait_for_end() -> None:
         sys.stdin.buffer.read()
-        with contextlib.suppress(RuntimeError):  # it ended by itself
+        with contextlib.suppress(RuntimeError):  # the task has ended by itself
             loop.call_soon_threadsafe(task.cancel)
 
     threading.Thread(target=wait_for_end, daemon=True).start()

@@ -1,4 +1,4 @@
-"""A worker on another computer, what it told, and how fast the way there is."""
+"""A worker on another computer, its facts, and the speed of its connection."""
 
 from typing import Annotated, Literal
 
@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from engine.message_catalog.reasons import Reason
 
-# What stands before the ids of devices on other computers.
+# Prefix of device ids on other computers.
 PREFIX = "remote:"
 Use = Literal["unfit", "faster", "pinned"]
 State = Literal[
@@ -20,8 +20,8 @@ class Remote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A computer reached by SSH that runs `tessera worker` on its loopback port `worker_port`.
 
     `host_key` is the one line of its public key that is accepted. `identity` is a private key's file (empty: the
-    user's agent and usual keys). `use`: for models that do not fit here, also where that is faster, or only where
-    a model is pinned to it.
+    user's agent and usual keys). `use`: for models that do not fit here, also if it is faster, or only for models
+    pinned to it.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Remote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RemoteDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """One device of a worker, by llama.cpp's name for it. `gbs`: GB/s read while decoding, measured or expected."""
+    """One device of a worker, by llama.cpp's name. `gbs`: GB/s read while decoding, measured or expected."""
 
     name: str
     description: str
@@ -46,9 +46,10 @@ class RemoteDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemoteFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker tells of itself.
+    """What a worker reports about itself.
 
-    `kernel` names the commit of its llama.cpp; a session's process holds `session_bytes` before any tensor.
+    `kernel` names the commit of its llama.cpp; a session's process uses `session_bytes` before any tensor is
+    loaded.
     """
 
     host: str
@@ -59,7 +60,7 @@ class RemoteFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """The way to a worker, encryption included: seconds there and back, bytes a second in both directions."""
+    """The encrypted connection to a worker: round trip in seconds, and bytes/s in both directions."""
 
     rtt_s: float
     up_bytes_s: float
@@ -67,7 +68,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the last look at a worker found, at `at` (0: never); `detail`: its reason as facts, where there are."""
+    """Result of the last check of a worker, at `at` (0: never); `detail`: its reason as facts, if known."""
 
     state: State = "unknown"
     reason: str = ""

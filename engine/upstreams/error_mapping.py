@@ -1,4 +1,4 @@
-"""What an upstream's refusals mean here."""
+"""Maps an upstream's error responses to Tessera's errors."""
 
 import re
 from typing import Final
@@ -25,7 +25,7 @@ _CLIENT: Final = range(400, 500)
 
 
 def refusal(name: str, status: int, body: bytes, model: str = "") -> TesseraError:
-    """The error that an answer with this status stands for."""
+    """The error for a response with this status."""
     words, fields = _words(body)
     if status in _REFUSED:
         return UpstreamRefusesKey(name, f"{status}: {words}")
@@ -41,7 +41,7 @@ def refusal(name: str, status: int, body: bytes, model: str = "") -> TesseraErro
 
 
 def _overflow(words: str, fields: dict[str, object]) -> ContextOverflow | None:
-    """Too long a prompt: clients shorten it when they are told so in their own protocol."""
+    """The error for a prompt that is too long: clients shorten it if they get this in their own protocol."""
     for asked, has in _FIELDS:
         prompt, context = fields.get(asked), fields.get(has)
         if isinstance(prompt, int) and isinstance(context, int):
@@ -51,7 +51,7 @@ def _overflow(words: str, fields: dict[str, object]) -> ContextOverflow | None:
 
 
 def _words(body: bytes) -> tuple[str, dict[str, object]]:
-    """What a body says, and the fields of its error."""
+    """The message of a body, and the fields of its error."""
     try:
         value = msgspec.json.decode(body)
     except (ValueError, RecursionError):

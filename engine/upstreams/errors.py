@@ -1,4 +1,4 @@
-"""What goes wrong between here and an upstream; each says which one, what it said, and what to do."""
+"""Errors of upstreams and the connections to them; each names the upstream, its message, and what to do."""
 
 from engine.core.errors import EnvironmentFault, InputFault
 from engine.message_catalog import sentence
@@ -6,7 +6,7 @@ from engine.message_catalog.reasons import Reason, because
 
 
 class UpstreamFault(EnvironmentFault):
-    """The upstream or the way to it is the reason. `status` is its HTTP status, None where it gave none."""
+    """The upstream or the connection to it failed. `status` is its HTTP status, None if there was none."""
 
     code = "upstream_failed"
 
@@ -17,7 +17,7 @@ class UpstreamFault(EnvironmentFault):
 
 
 class UpstreamUnreachable(UpstreamFault):
-    """Nothing answers at its address."""
+    """No server replies at its address."""
 
     code = "upstream_unreachable"
 
@@ -29,12 +29,12 @@ class UpstreamUnreachable(UpstreamFault):
 
     @property
     def why(self) -> str | Reason:
-        """What hinders it, without its name and address."""
+        """The cause, without the upstream's name and address."""
         return self._why
 
 
 class UpstreamRefusesKey(UpstreamFault):
-    """It wants another key."""
+    """The upstream rejects the key."""
 
     code = "upstream_refuses_key"
 
@@ -44,19 +44,19 @@ class UpstreamRefusesKey(UpstreamFault):
 
 
 class UpstreamBusy(UpstreamFault):
-    """It takes no more requests now."""
+    """The upstream accepts no more requests now."""
 
     code = "upstream_busy"
 
 
 class UpstreamBrokeOff(UpstreamFault):
-    """The answer ended in the middle."""
+    """The response was cut off."""
 
     code = "upstream_broke_off"
 
 
 class NoRule(InputFault):
-    """A model of an upstream was asked for, and no rule lets requests for it leave this machine."""
+    """A client requested an upstream's model, and no rule lets requests for it leave this machine."""
 
     code = "no_upstream_rule"
 

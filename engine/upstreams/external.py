@@ -1,4 +1,4 @@
-"""A program of engine/placement/external.py as a runner: started on loopback for one model, and ended with it."""
+"""Runs a program of engine/placement/external.py as a runner: one process on loopback per model."""
 
 import asyncio
 import contextlib
@@ -27,22 +27,22 @@ from engine.upstreams.runner import Piece, UpstreamRunner, facts_of
 from engine.upstreams.types import Upstream, UpstreamModel
 
 LOOK_EVERY_S: Final = 0.1
-# An answer that breaks off is blamed on the program's end if that shows within this time.
+# A response that is cut off is attributed to the program's end if that shows within this time.
 LAST_WORDS_S: Final = 3.0
-# The guard's own limit and some: behind it the process is left to the guard.
+# The guard's own limit plus a margin: after it the process is left to the guard.
 END_S: Final = 15.0
 STDERR_LINES: Final = 200
 _MOST_LINE: Final = 400
 
 
 class ExternalFailed(EnvironmentFault):
-    """The program is missing, or its server did not come up or ended; the message says why and what to do."""
+    """The program is missing, or its server did not start or ended; the message says why and what to do."""
 
     code = "external_engine_failed"
 
 
 class _OwnLink(UpstreamLink):
-    """The connections to a server that was given its key by us, which nobody else learns."""
+    """Connections to a server whose key Tessera created and no one else knows."""
 
     def __init__(self, upstream: Upstream, registry: UpstreamRegistry, key: str) -> None:
         super().__init__(upstream, registry)
@@ -52,7 +52,7 @@ class _OwnLink(UpstreamLink):
         return self._own
 
     async def answers(self, path: str) -> bool:
-        """Whether the server is ready. It may not listen yet, or refuse until its model is there."""
+        """Whether the server is ready. It may not listen yet, or reject requests until its model is loaded."""
         with contextlib.suppress(UpstreamFault):
             async with self.client.request("GET", path, b"", self._own) as answer:
                 await answer.read()
@@ -61,7 +61,7 @@ class _OwnLink(UpstreamLink):
 
 
 class ExternalRunner(UpstreamRunner):
-    """One process of such a program on a free port of loopback, and the connections to it."""
+    """One process of such a program on a free loopback port, and the connections to it."""
 
     def __init__(self) -> None:
         self._address = Address(free_port(), secrets.token_urlsafe(32))
@@ -73,19 +73,19 @@ class ExternalRunner(UpstreamRunner):
         super().__init__(self._link_as("external"), "", UpstreamRegistry())
 
     def _link_as(self, name: str) -> _OwnLink:
-        """The connections, under the name that errors give."""
+        """Create the connections, under the name that errors show."""
         upstream = Upstream(name=name, url=f"http://127.0.0.1:{self._address.port}")
         self._own = _OwnLink(upstream, UpstreamRegistry(), self._address.key)
         return self._own
 
     @property
     def pid(self) -> int | None:
-        """The process that holds most memory, which may be a child of the program's server."""
+        """The process with the most memory, which may be a child of the program's server."""
         return heaviest_descendant(self._process.pid) if self._process is not None else None
 
     @property
     def alive(self) -> bool:
-        """Its process runs and was not told to end."""
+        """Whether its process runs and was not stopped."""
         return not self._stopped and self._process is not None and self._process.returncode is None
 
     @property
@@ -100,7 +100,7 @@ class ExternalRunner(UpstreamRunner):
     async def load(
         self, settings: LoadSettings, on_progress: Callable[[str, float], None] | None = None
     ) -> ModelFacts:
-        """Start it and wait until it answers. Raises: ExternalFailed, BadModelFile."""
+        """Start the program and wait until it replies. Raises: ExternalFailed, BadModelFile."""
         program = settings.external
         assert program is not None
         kind = KINDS[program.kind]
@@ -131,7 +131,7 @@ class ExternalRunner(UpstreamRunner):
         return self.facts
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Piece, None]:
-        """The answer as it comes. Raises: ExternalFailed: it ended in the middle; else as an upstream's."""
+        """Stream the response. Raises: ExternalFailed: the program ended meanwhile; else as an upstream's."""
         begun = False
         try:
             async with aclosing(super().generate(request)) as events:
@@ -140,11 +140,11 @@ class ExternalRunner(UpstreamRunner):
                     yield event
         except UpstreamFault:
             assert self._process is not None
-            with contextlib.suppress(TimeoutError):  # that it ended may show after its connection did
+            with contextlib.suppress(TimeoutError):  # its end may show only after that of its connection
                 await asyncio.wait_for(self._process.wait(), LAST_WORDS_S)
             died = self.died
             if died is None:
-                if self._stopped:  # nothing answers there any more: a new one takes its place
+                if self._stopped:  # the program no longer replies: a new one replaces it
                     self.kill()
                 raise
             what, said = "external_broke_off" if begun else "external_ended", self._last_words()
@@ -160,7 +160,7 @@ class ExternalRunner(UpstreamRunner):
                 raise ExternalFailed(self._not_started("external_ended", kind, code=self._process.returncode))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WORDS_S):
-                    # Whoever answers at the port of a program that has ended is somebody else.
+                    # If the program has ended, another process may reply at its port.
                     if await self._own.answers(kind.health) and self._process.returncode is None:
                         return
             if on_progress is not None:
@@ -174,7 +174,7 @@ class ExternalRunner(UpstreamRunner):
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        with contextlib.suppress(ValueError):  # a line beyond the reader's limit: what follows is not kept
+        with contextlib.suppress(ValueError):  # a line beyond the reader's limit: the rest is not stored
             async for line in process.stdout:
                 if text := line.decode("utf-8", "replace").strip():
                     self._lines.append(text[:_MOST_LINE])
@@ -188,7 +188,7 @@ class ExternalRunner(UpstreamRunner):
         return (errors or list(self._lines) or ["it said nothing"])[-1]
 
     async def stop(self) -> None:
-        """End it, and wait until its memory is free."""
+        """Stop the program, and wait until its memory is free."""
         self.kill()
         self._link.close()
         if self._process is not None:
@@ -196,7 +196,7 @@ class ExternalRunner(UpstreamRunner):
                 await asyncio.wait_for(self._process.wait(), END_S)
 
     def kill(self) -> None:
-        """Its input ends, and the guard ends it; without waiting."""
+        """Close its input so that the guard ends it; does not wait."""
         self._stopped = self._stopping = True
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()

@@ -1,7 +1,8 @@
-"""Child process between the server and an external program, so that it and its children never outlive the server.
+"""Child process between the server and an external program: neither it nor its children outlive the server.
 
-Usage: python -m engine.upstreams.guard PROGRAM [ARGUMENT ...]. Starts the program as the head of a process group
-and ends the whole group when its own input ends, which happens however the server ends. Exits as the program did.
+Usage: python -m engine.upstreams.guard PROGRAM [ARGUMENT ...]. Starts the program as the leader of a process group
+and ends the whole group when its own input closes, which happens however the server ends. Exits with the program's
+exit code.
 """
 
 import contextlib
@@ -12,13 +13,13 @@ import sys
 import threading
 from typing import Final
 
-# vLLM stops its engine's process and frees the GPU in this time; then the program is killed.
+# vLLM stops its engine's process and frees the GPU in this time; after it the program is killed.
 STOP_S: Final = 10.0
 _NOT_STARTED: Final = 127
 
 
 def main(command: list[str]) -> int:
-    """Start, wait, and end with it."""
+    """Start the program, wait for it, and exit with its code."""
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     except OSError as error:
@@ -26,12 +27,12 @@ def main(command: list[str]) -> int:
         return _NOT_STARTED
     threading.Thread(target=_end_with_input, args=(process,), daemon=True).start()
     code = process.wait()
-    _signal(process, kill=True)  # its engine may live on for a while when it crashed
+    _signal(process, kill=True)  # after a crash its engine may run on for a while
     return code if code >= 0 else 128 - code
 
 
 def _end_with_input(process: subprocess.Popen[bytes]) -> None:
-    while os.read(sys.stdin.fileno(), 1 << 12):  # not its buffer, whose lock would be held when this process ends
+    while os.read(sys.stdin.fileno(), 1 << 12):  # unbuffered: a buffer's lock would be held when this process ends
         pass
     _signal(process, kill=False)
     try:
@@ -42,9 +43,9 @@ def _end_with_input(process: subprocess.Popen[bytes]) -> None:
 
 def _signal(process: subprocess.Popen[bytes], *, kill: bool) -> None:
     if sys.platform == "win32":
-        process.kill()  # there is no group of processes, and no signal that asks
+        process.kill()  # Windows has no process groups and no polite signal
         return
-    with contextlib.suppress(ProcessLookupError):  # all of them are gone
+    with contextlib.suppress(ProcessLookupError):  # all of them have ended
         os.killpg(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
 
 

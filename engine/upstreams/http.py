@@ -1,7 +1,7 @@
-"""A lean HTTP/1.1 client for streamed answers: kept connections, llhttp's parser, pieces handed on as they come.
+"""A lean HTTP/1.1 client for streamed responses: reused connections, llhttp's parser, chunks passed on at once.
 
-A general client costs about as much for each piece as the server's own work on it; a gateway has to pay it for
-every token.
+A general client costs about as much per chunk as the server's own work on it, and a gateway pays that for every
+token.
 """
 
 import asyncio
@@ -21,19 +21,19 @@ from engine.message_catalog.reasons import Reason, because
 from engine.upstreams.errors import UpstreamBrokeOff, UpstreamUnreachable
 
 CONNECT_S: Final = 5.0
-# Bytes read ahead of whoever takes them; beyond it the upstream waits.
+# Maximum bytes buffered before the caller reads them; beyond it the upstream waits.
 AHEAD_BYTES: Final = 1 << 20
-# Idle connections kept for the next requests, and how long: older ones may be gone without a word.
+# Maximum idle connections, and how long they stay open: older ones may be closed without notice.
 MAX_IDLE: Final = 32
 IDLE_S: Final = 15.0
-# A request of which nothing was acknowledged for so long is lost (Linux).
+# A request without any acknowledgement for this long is lost (Linux).
 UNSEEN_MS: Final = 10_000
-# A body of an answer that is read whole is cut here: lists of models and errors are far smaller, embeddings fit.
+# Maximum body that is read whole: lists of models and errors are far smaller, embeddings fit.
 MOST_BYTES: Final = 256 << 20
 
 
 class Connection(asyncio.Protocol):
-    """One connection. `status`, `headers` and the body belong to the request that was sent last."""
+    """One connection. `status`, `headers` and the body belong to the last request."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -55,10 +55,10 @@ class Connection(asyncio.Protocol):
     # ---- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass of Transport
 
     def data_received(self, data: bytes) -> None:
-        if self.complete:  # nobody asked for more; the next request must not read it as its answer
+        if self.complete:  # unrequested data: the next request must not read it as its response
             self.close()
             return
         try:
@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self.complete:
-            self._stays = False  # more than was asked for
+            self._stays = False  # more than was requested
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.complete:
@@ -104,29 +104,29 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if not self.complete:
             self.complete = True
-            self._stays = self._parser.should_keep_alive()  # behind the message llhttp has forgotten its framing
+            self._stays = self._parser.should_keep_alive()  # after the message llhttp no longer knows its framing
 
     # ---- for the caller
 
     @property
     def reusable(self) -> bool:
-        """The last answer was read to its end and the other side keeps the connection."""
+        """Whether the last response was read completely and the other side keeps the connection open."""
         return self.complete and self._stays and not self.lost
 
     def send(self, data: bytes) -> None:
-        """Begin a request."""
+        """Send a request."""
         assert self._transport is not None
         self._reset()
         self._wake.clear()
         self._transport.write(data)
 
     def close(self) -> None:
-        """Hang up: the other side stops working for us."""
+        """Abort the connection, so that the other side stops working on the request."""
         if self._transport is not None:
             self._transport.abort()
 
     async def begun(self) -> bool:
-        """Wait for the status; False: the connection was lost before it came."""
+        """Wait for the status; False if the connection was lost before it."""
         while not self.status:
             if self.lost:
                 return False
@@ -134,7 +134,7 @@ class Connection(asyncio.Protocol):
         return True
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The body as it comes; all that has come is one piece. Raises: ConnectionError: it was cut."""
+        """The body as it arrives, all received data as one chunk. Raises: ConnectionError: it was cut off."""
         while True:
             if self._chunks:
                 chunk = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
@@ -156,7 +156,7 @@ class Connection(asyncio.Protocol):
 
 
 class Answer:
-    """An answer whose status is known."""
+    """A response whose status is known."""
 
     def __init__(self, name: str, connection: Connection) -> None:
         self._name = name
@@ -165,7 +165,7 @@ class Answer:
         self.headers = connection.headers
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The body as it comes. Raises: UpstreamBrokeOff."""
+        """The body as it arrives. Raises: UpstreamBrokeOff."""
         try:
             async for chunk in self._connection.chunks():
                 yield chunk
@@ -175,7 +175,7 @@ class Answer:
             ) from error
 
     async def read(self) -> bytes:
-        """The whole body. Raises: UpstreamBrokeOff: cut, or longer than any honest answer."""
+        """The whole body. Raises: UpstreamBrokeOff: it was cut off, or exceeds MOST_BYTES."""
         parts: list[bytes] = []
         async for chunk in self.chunks():
             parts.append(chunk)
@@ -187,7 +187,7 @@ class Answer:
 
 
 class HttpClient:
-    """Requests to one upstream; use from one event loop. Redirects are not followed: a key goes nowhere else."""
+    """Requests to one upstream; use from one event loop. Does not follow redirects: a key goes nowhere else."""
 
     def __init__(self, name: str, url: str) -> None:
         self._name, self._url = name, url
@@ -202,7 +202,7 @@ class HttpClient:
     async def request(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> AsyncGenerator[Answer, None]:
-        """Send a request; leaving before the answer's end hangs up.
+        """Send a request; leaving the context before the response ends aborts the connection.
 
         Raises: UpstreamUnreachable, UpstreamBrokeOff.
         """
@@ -222,7 +222,7 @@ class HttpClient:
                 connection.close()
 
     async def _sent(self, data: bytes) -> Connection:
-        """The connection that answers. One that was kept may be gone by now: then a new one is tried, once."""
+        """The connection that replies. If a reused one was closed meanwhile, a new one is tried once."""
         while self._idle:
             connection = self._idle.pop()
             if connection.lost or time.monotonic() - connection.idle_since > IDLE_S:
@@ -265,7 +265,7 @@ class HttpClient:
         return connection
 
     def close(self) -> None:
-        """Close what is kept."""
+        """Close the idle connections."""
         with contextlib.suppress(RuntimeError):  # the loop may be closed already
             for connection in self._idle:
                 connection.close()
@@ -273,7 +273,7 @@ class HttpClient:
 
 
 def _said(error: ConnectionError) -> str | Reason:
-    """What ended a connection: a fact of ours, or the system's words."""
+    """What ended a connection: one of Tessera's reasons, or the system's message."""
     what = error.args[0] if len(error.args) == 1 else None
     return what if isinstance(what, Reason) else str(what or error)
 
@@ -282,5 +282,5 @@ def _reason(error: Exception) -> str | Reason:
     if isinstance(error, ssl.SSLCertVerificationError):
         return because("certificate_not_trusted", why=str(error.verify_message))
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
-        return os.strerror(error.errno)  # asyncio puts other words in its place
+        return os.strerror(error.errno)  # asyncio replaces the system's message
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

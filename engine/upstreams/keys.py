@@ -1,4 +1,4 @@
-"""Keys of upstreams: in the system's keyring, or, where there is none, in a file for this user only."""
+"""Stores keys of upstreams in the system's keyring or, if there is none, in a file for this user only."""
 
 import logging
 import secrets
@@ -15,20 +15,20 @@ KeyStorage = Literal["keyring", "file"]
 
 
 class StoredKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A key, or (None) a sign that the keyring has it. `revision` is another one for each key that is given."""
+    """A key, or None if the keyring has it. `revision` changes with each new key."""
 
     revision: str
     key: str | None = None
 
 
 class UpstreamKeys:
-    """Name of an upstream to its key. All calls but `entry` block; a keyring may ask the user to unlock it."""
+    """Maps an upstream's name to its key. All calls but `entry` block; a keyring may ask the user to unlock it."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._file = JsonStore(path, dict[str, StoredKey], dict, private=True)
 
     def entry(self, name: str) -> StoredKey | None:
-        """What the file says; nobody is asked to unlock a keyring that holds nothing of ours."""
+        """The entry in the file. It avoids an unlock prompt if the keyring has no key of Tessera's."""
         return self._file.get().get(name)
 
     def get(self, name: str) -> str | None:
@@ -39,14 +39,14 @@ class UpstreamKeys:
         return stored.key if stored.key is not None else _from_keyring(name)
 
     def put(self, name: str, key: str) -> KeyStorage:
-        """Keep a key; tells where it went. Raises: OSError: the file cannot be written."""
+        """Store a key; return where it was stored. Raises: OSError: the file cannot be written."""
         where: KeyStorage = "keyring" if _to_keyring(name, key) else "file"
         entry = StoredKey(revision=secrets.token_hex(8), key=None if where == "keyring" else key)
         self._file.change(lambda stored: with_row(stored, name, entry))
         return where
 
     def remove(self, name: str) -> None:
-        """Forget a key, if there is one."""
+        """Delete a key, if there is one."""
         entry = self.entry(name)
         if entry is None:
             return
@@ -55,7 +55,7 @@ class UpstreamKeys:
         self._file.change(lambda stored: with_row(stored, name, None))
 
     def storage(self, name: str) -> KeyStorage | None:
-        """Where its key is kept; None: it has none."""
+        """Where its key is stored; None if it has none."""
         stored = self.entry(name)
         return None if stored is None else "file" if stored.key is not None else "keyring"
 
@@ -72,7 +72,7 @@ def _from_keyring(name: str) -> str | None:
 
 
 def _to_keyring(name: str, key: str | None) -> bool:
-    """Write or delete a key; False where there is no keyring."""
+    """Write or delete a key; False if there is no keyring."""
     import keyring  # noqa: PLC0415 - see above
     import keyring.errors  # noqa: PLC0415 - see above
 

@@ -1,4 +1,4 @@
-"""The way to one upstream: its connections, its key, and whether it is well."""
+"""The connection to one upstream: its HTTP client, its key, and its health."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from engine.upstreams.keys import StoredKey
 from engine.upstreams.registry import UpstreamRegistry
 from engine.upstreams.types import Health, Kind, Upstream, UpstreamModel
 
-# A list of models comes at once or not at all.
+# A list of models arrives at once or not at all.
 LOOK_S: Final = 5.0
 OK: Final = 200
 encode = msgspec.json.encode
@@ -32,7 +32,7 @@ class UpstreamLink:
         self._key: tuple[StoredKey | None, dict[str, str]] = (None, {})
 
     async def headers(self) -> dict[str, str]:
-        """The key, as a header; read again when the user gave another."""
+        """The key as a header; read again after the user changed it."""
         stored = self._registry.keys.entry(self.upstream.name)
         if stored != self._key[0]:
             key = await asyncio.to_thread(self._registry.keys.get, self.upstream.name)
@@ -40,7 +40,7 @@ class UpstreamLink:
         return self._key[1]
 
     async def look(self) -> Health:
-        """Ask for the list of models, and keep what comes of it."""
+        """Request the list of models and record the result as health."""
         health = await self._look()
         await asyncio.to_thread(self._registry.saw, self.upstream.name, health)
         return self._registry.health(self.upstream.name)
@@ -77,7 +77,7 @@ class UpstreamLink:
         return Health(state="ok", at=now, latency_s=latency, kind=self.upstream.kind or kind, models=models)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """A JSON answer. Raises: what `refusal` makes of another status; UpstreamBrokeOff: it is no JSON."""
+        """A JSON response. Raises: what `refusal` returns for another status; UpstreamBrokeOff: not JSON."""
         name = self.upstream.name
         async with self.client.request("POST", path, encode(body), await self.headers()) as answer:
             raw = await answer.read()
@@ -93,16 +93,16 @@ class UpstreamLink:
         self.client.close()
 
 
-# What an upstream's list of models says: names, contexts, and what kind of server it is.
+# Contents of an upstream's list of models: names, contexts, and the kind of server.
 
 MOST_MODELS: Final = 2000
 _MOST_NAME: Final = 200
-# Who says to own the models of a local server.
+# The `owned_by` values of local servers.
 _OWNERS: Final[dict[str, Kind]] = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama-server"}
 
 
 class NoList(ValueError):
-    """The body is no list of models; `why` is what its reader says."""
+    """The body is no list of models; `why` is the decoder's message."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -138,7 +138,7 @@ def read_list(body: bytes) -> tuple[Kind, tuple[UpstreamModel, ...]]:
     models = []
     for row in rows[:MOST_MODELS]:
         if row.origin == "remote" or not _plain(row.id):
-            continue  # what another Tessera would pass on itself is its user's affair
+            continue  # models that another Tessera gets from its own upstreams are not used
         if isinstance(row.capabilities, list) and row.origin is not None:
             kind = "tessera"
         elif isinstance(row.owned_by, str):
@@ -160,7 +160,7 @@ def _listed_model(row: _Row) -> UpstreamModel:
         meta.n_ctx_train if meta else None,
     )
     n_ctx = next((s for s in sizes if isinstance(s, int) and 0 < s < 1 << 31), 0)
-    if isinstance(row.capabilities, list):  # llama-server says "completion" and "multimodal", Tessera its own words
+    if isinstance(row.capabilities, list):  # llama-server uses "completion" and "multimodal", Tessera its own words
         stated = tuple(str(c)[:32] for c in row.capabilities[:16] if isinstance(c, str))
         if {"embedding", "rerank"} & set(stated):
             return UpstreamModel(name=row.id, n_ctx=n_ctx, capabilities=stated)

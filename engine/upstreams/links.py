@@ -1,4 +1,4 @@
-"""The ways to all upstreams, made when they are first needed and again when an address changed."""
+"""Connections to all upstreams, created on first use and again after an address changed."""
 
 import asyncio
 from typing import TYPE_CHECKING
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 class UpstreamLinks:
-    """One for each server process; use from its event loop."""
+    """One instance per server process; use from its event loop."""
 
     def __init__(self, registry: UpstreamRegistry) -> None:
         self.registry = registry
         self._links: dict[str, UpstreamLink] = {}
 
     def link(self, name: str) -> "UpstreamLink":
-        """The way to an upstream. Raises: InputFault: there is none of that name."""
+        """The connection to an upstream. Raises: InputFault: no upstream has that name."""
         from engine.upstreams.link import UpstreamLink  # noqa: PLC0415 - most servers have no upstream
 
         upstream = self.registry.get(name)
@@ -31,7 +31,7 @@ class UpstreamLinks:
         return known
 
     async def look(self, name: str | None = None) -> dict[str, Health]:
-        """How an upstream is, or how all are."""
+        """Check the health of one upstream, or of all."""
         names = [name] if name is not None else [u.name for u in self.registry.saved.upstreams]
         found = await asyncio.gather(*(self.link(n).look() for n in names))
         return dict(zip(names, found, strict=True))

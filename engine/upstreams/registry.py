@@ -1,4 +1,4 @@
-"""The upstreams of this installation, the user's rules for them, and what was seen of them."""
+"""Stores this installation's upstreams, the user's rules for them, and their health."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -25,7 +25,7 @@ MOST: Final = 100
 
 
 class UpstreamRegistry:
-    """Kept in a file that terminal and server share; health is what this process saw."""
+    """Upstreams and rules in a file that the CLI and the server share; health is what this process observed."""
 
     def __init__(self, config: Path | None = None) -> None:
         self._store = JsonStore(config / "upstreams.json" if config else None, SavedUpstreams, SavedUpstreams)
@@ -34,7 +34,7 @@ class UpstreamRegistry:
 
     @property
     def saved(self) -> SavedUpstreams:
-        """Upstreams and rules as the user left them."""
+        """Upstreams and rules as the user set them."""
         return self._store.get()
 
     def get(self, name: str) -> Upstream:
@@ -63,7 +63,7 @@ class UpstreamRegistry:
         return upstream
 
     def remove(self, name: str) -> None:
-        """Forget an upstream, its key and its rules. Raises: InputFault."""
+        """Remove an upstream, its key and its rules. Raises: InputFault."""
         with self._store.locked():
             self.get(name)
             saved = self.saved
@@ -77,7 +77,7 @@ class UpstreamRegistry:
         self.keys.remove(name)
 
     def add_rule(self, rule: Rule) -> None:
-        """Add a rule; one for the same model and upstream is replaced. Raises: InputFault."""
+        """Add a rule; it replaces one for the same model and upstream. Raises: InputFault."""
         self.get(rule.upstream)
         inside = rule.model.startswith(f"{rule.upstream}/")
         if ("*" in rule.model or "?" in rule.model) and rule.as_model is None and not inside:
@@ -93,7 +93,7 @@ class UpstreamRegistry:
             self._store.put(msgspec.structs.replace(saved, rules=(*others, rule)))
 
     def remove_rule(self, model: str, upstream: str | None = None) -> int:
-        """Remove the rules for a model; returns how many there were."""
+        """Remove the rules for a model; return their number."""
         with self._store.locked():
             saved = self.saved
             left = tuple(r for r in saved.rules if r.model != model or upstream not in (None, r.upstream))
@@ -101,15 +101,15 @@ class UpstreamRegistry:
                 self._store.put(msgspec.structs.replace(saved, rules=left))
             return len(saved.rules) - len(left)
 
-    # ---- what was seen
+    # ---- Health
 
     def health(self, name: str) -> Health:
-        """What the last look found; its models also from before this process."""
+        """Result of the last check. Its models may come from an earlier process."""
         found = self._health.get(name)
         return found or Health(models=self.saved.models.get(name, ()))
 
     def saw(self, name: str, health: Health) -> None:
-        """Keep what a look found. One that failed leaves the models that are known."""
+        """Store the result of a check. A failed one leaves the known models unchanged."""
         if health.state != "ok":
             self._health[name] = msgspec.structs.replace(health, models=self.health(name).models)
             return
@@ -122,13 +122,13 @@ class UpstreamRegistry:
                 self._store.put(msgspec.structs.replace(saved, models={**saved.models, name: health.models}))
 
     def model(self, upstream: str, model: str) -> UpstreamModel | None:
-        """What is known of a model there."""
+        """Facts about a model of an upstream, if known."""
         return next((k for k in self.health(upstream).models if k.name == model), None)
 
-    # ---- where a request goes
+    # ---- Routing
 
     def way(self, model: str) -> Way | None:
-        """Where requests for this name always go; None: they stay here.
+        """Where requests for this name always go; None if they stay here.
 
         Raises: NoRule: the name is that of an upstream's model, and no rule sends it there.
         """
@@ -138,11 +138,11 @@ class UpstreamRegistry:
         return found
 
     def allows(self, model: str) -> bool:
-        """Requests for this name always go elsewhere."""
+        """Whether requests for this name always go to an upstream."""
         return self._first(model, lambda rule: rule.always) is not None
 
     def relief(self, model: str, *, queued: int | None) -> Way | None:
-        """Where a request goes that would wait behind `queued` others here, or (None) whose model does not fit."""
+        """Route of a request that would wait behind `queued` others here or (None) whose model does not fit."""
         if queued is None:
             return self._first(model, lambda rule: rule.unfit)
         return self._first(model, lambda rule: rule.queue is not None and queued > rule.queue)
@@ -166,7 +166,7 @@ class UpstreamRegistry:
         head, slash, _ = model.partition("/")
         return head if slash and any(u.name == head for u in self.saved.upstreams) else None
 
-    # ---- as the library lists them
+    # ---- Library entries
 
     def entries(self) -> tuple[ModelEntry, ...]:
         """Every model of every upstream, as the library lists models."""
@@ -174,7 +174,7 @@ class UpstreamRegistry:
         return tuple(self._entry(u, known) for u in saved.upstreams for known in self.health(u.name).models)
 
     def entry(self, name: str) -> ModelEntry | None:
-        """The model that a request for this name would reach, if a rule or its prefix says that it is elsewhere."""
+        """The model that a request for this name would reach, if a rule or its prefix sends it to an upstream."""
         way = self._first(name, lambda rule: rule.always)
         if way is not None:
             listed = self.model(way.upstream.name, way.model) or UpstreamModel(name=way.model)
@@ -206,7 +206,7 @@ class UpstreamRegistry:
 def external_entries(entries: Iterable[ModelEntry], *, fresh: bool = False) -> tuple[ModelEntry, ...]:
     """Models that programs found here could serve, in addition to the library's `entries`.
 
-    A program is asked for its models once, and again with `fresh`. Blocks.
+    A program's list of models is read once, and again with `fresh`. Blocks.
     """
     known, found = tuple(entries), []
     for name, kind in KINDS.items():
@@ -219,7 +219,7 @@ def external_entries(entries: Iterable[ModelEntry], *, fresh: bool = False) -> t
 
 
 def _served_by(name: str, title: str, entry: ModelEntry) -> ModelEntry:
-    """A model of the library under the id that asks for this program; its files are those of its own entry."""
+    """A model of the library under an id that selects this program; its files are those of its own entry."""
     return msgspec.structs.replace(
         entry,
         id=f"{name}:{entry.id}",
@@ -251,7 +251,7 @@ def _own_model(name: str, title: str, model: FlmModel) -> ModelEntry:
 
 
 def checked_url(url: str) -> str:
-    """An address without `/v1` at its end. Raises: InputFault: it is none, or holds a password."""
+    """An address without the `/v1` at its end. Raises: InputFault: not an address, or one with a password."""
     try:
         parts = urlsplit(url.strip())
         port = parts.port

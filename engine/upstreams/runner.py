@@ -1,4 +1,4 @@
-"""A model of an upstream with a runner's face: the pool hands it out like one that runs here."""
+"""Presents a model of an upstream as a runner, so that the pool can use it like a local one."""
 
 import struct
 import time
@@ -24,12 +24,12 @@ from engine.upstreams.registry import UpstreamRegistry
 from engine.upstreams.stream import ChatReader
 from engine.upstreams.types import ASSUMED_CONTEXT, Health, UpstreamModel
 
-# What an answer of another server is made of.
+# Parts of another server's response.
 Piece = Event | AnswerEvent | AnswerLogprobs
 
 
 class UpstreamRunner:
-    """What the pool and the routes ask of a runner, over the network."""
+    """The runner interface of the pool and the routes, over the network."""
 
     def __init__(self, link: UpstreamLink, model: str, registry: UpstreamRegistry) -> None:
         self._link, self._model, self._registry = link, model, registry
@@ -41,23 +41,23 @@ class UpstreamRunner:
 
     @property
     def pid(self) -> int | None:
-        """None: it is no process of ours."""
+        """None: there is no local process."""
         return None
 
     @property
     def died(self) -> RunnerDied | None:
-        """None: another server's end shows when it is asked."""
+        """None: the end of another server shows only on a request."""
         return None
 
     @property
     def alive(self) -> bool:
-        """It can be asked, and is still where the user says; whether the other side answers shows then."""
+        """Whether requests can be sent and the address is unchanged; only a request shows whether it replies."""
         return not self._stopped and self._link.upstream in self._registry.saved.upstreams
 
     async def load(
         self, settings: LoadSettings, on_progress: Callable[[str, float], None] | None = None
     ) -> ModelFacts:
-        """Look whether the upstream is there and has the model. Raises: UpstreamFault, InputFault."""
+        """Check that the upstream is there and has the model. Raises: UpstreamFault, InputFault."""
         del on_progress
         name, url = self._link.upstream.name, self._link.upstream.url
         health = await self._link.look()
@@ -75,7 +75,7 @@ class UpstreamRunner:
         return self.facts
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Piece, None]:
-        """The answer as it comes; leaving early hangs up, and the upstream stops. Raises: as `refusal`."""
+        """Stream the response; leaving early disconnects, and the upstream stops. Raises: as `refusal`."""
         chat = isinstance(request, ForwardedChat)
         kind = self.facts.forwards if self.facts is not None else ""
         body = _chat_body(request) if isinstance(request, ForwardedChat) else forward_text(request, kind)[0]
@@ -105,13 +105,13 @@ class UpstreamRunner:
                 for event in reader.end():
                     yield event
         except UpstreamUnreachable as error:
-            self._stopped = True  # the next request looks again, and goes another way if the user's rules have one
+            self._stopped = True  # the next request checks again, and may take another route
             self._registry.saw(error.upstream, Health(state="unreachable", at=time.time(), reason=error.reason))
             raise
         finally:
             self.active_requests -= 1
         usage = reader.usage if reader.usage.completion_tokens else Usage(completion_tokens=reader.chunks)
-        if request.owner and not salted:  # all our requests are one client's there
+        if request.owner and not salted:  # all of Tessera's requests share one cache there
             usage = msgspec.structs.replace(usage, cached_tokens=0)
         self._generated += usage.completion_tokens
         yield Done(finish_reason=reader.finish_reason or "stop", usage=usage, timings=clock.timings())
@@ -129,7 +129,7 @@ class UpstreamRunner:
         return len(await self._tokens(chat))
 
     async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        """Text to token ids, as the upstream's model counts. Raises: InputFault: it does not tell."""
+        """Token ids of a text, by the upstream's tokenizer. Raises: InputFault: it does not return them."""
         del parse_special
         return await self._tokens(
             {"content": text, "prompt": text, "add_special": add_special, "add_special_tokens": add_special}
@@ -143,7 +143,7 @@ class UpstreamRunner:
         return [t for t in tokens if isinstance(t, int)] if isinstance(tokens, list) else []
 
     async def detokenize(self, token_ids: list[int]) -> list[bytes]:
-        """Not known of another server's tokens. Raises: InputFault."""
+        """Not available for another server's tokens. Raises: InputFault."""
         del token_ids
         raise InputFault(f"{self._link.upstream.name} does not tell the text of single tokens.", "tokens")
 
@@ -173,21 +173,21 @@ class UpstreamRunner:
         return Embedded(id=0, width=len(rows[0]) if rows else 0, vectors=vectors, token_counts=shares)
 
     async def stats(self) -> Stats:
-        """What was seen from here."""
+        """Counters of the requests sent from here."""
         generated = self._generated
         return Stats(id=0, steps=generated, generated_tokens=generated, active=self.active_requests)
 
     async def stop(self) -> None:
-        """Ask it nothing more."""
+        """Send it no more requests."""
         self._stopped = True
 
     def kill(self) -> None:
-        """The same, at once."""
+        """Send it no more requests; never waits."""
         self._stopped = True
 
 
 class _Clock:
-    """Times of one answer, as they look from here."""
+    """Times of one response as observed here."""
 
     def __init__(self) -> None:
         self._begun = time.monotonic()
@@ -214,7 +214,7 @@ def _chat_body(request: ForwardedChat) -> dict[str, Any]:
 
 
 def facts_of(listed: UpstreamModel, kind: str, settings: LoadSettings) -> ModelFacts:
-    """What is known of a model that a server of this kind runs."""
+    """Known facts about a model that a server of this kind runs."""
     n_ctx = listed.n_ctx or max(settings.n_ctx, ASSUMED_CONTEXT)
     return ModelFacts(
         architecture="remote",

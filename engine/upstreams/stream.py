@@ -1,4 +1,4 @@
-"""The streamed answers of OpenAI's protocol, read: events of a chat, texts of a completion."""
+"""Reads streamed responses of OpenAI's protocol: events of a chat, texts of a completion."""
 
 import secrets
 from typing import Any, Final
@@ -12,7 +12,7 @@ from engine.core.types import FinishReason, TokenLogprob, Usage
 from engine.message_catalog.reasons import because
 from engine.upstreams.errors import UpstreamBrokeOff
 
-# A line longer than this is no event of an honest server. Source: a call's arguments in one piece, many times over.
+# Maximum line length; an honest server's events are shorter. Source: many times a call's arguments in one chunk.
 MOST_LINE: Final = 16 << 20
 _END: Final = b"[DONE]"
 
@@ -75,14 +75,14 @@ _REASONS: Final[dict[str, FinishReason]] = {"length": "length", "max_tokens": "l
 
 
 class Lines:
-    """Cuts a stream of bytes into the payloads of its server-sent events."""
+    """Splits a stream of bytes into the payloads of its server-sent events."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """What stands behind `data:` in the lines that are complete. Raises: UpstreamBrokeOff."""
+        """The payloads after `data:` in the complete lines. Raises: UpstreamBrokeOff."""
         lines = (self._rest + data if self._rest else data).split(b"\n")
         self._rest = lines.pop()
         if len(self._rest) > MOST_LINE:
@@ -93,12 +93,12 @@ class Lines:
 
 
 class ChatReader:
-    """One answer. `feed` what comes; neighbouring pieces of text that came together are one event."""
+    """Reads one response. `feed` it the bytes; adjacent text chunks that arrive together become one event."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._lines = Lines(name)
-        self._calls: dict[int, int] = {}  # their index to ours, which counts from 0
+        self._calls: dict[int, int] = {}  # their index to Tessera's, which counts from 0
         self._open: int | None = None
         self.usage = Usage()
         self.chunks = 0
@@ -107,7 +107,7 @@ class ChatReader:
         self.fault: UpstreamBrokeOff | None = None
 
     def feed(self, data: bytes) -> list[AnswerEvent | AnswerLogprobs]:
-        """Events of these bytes; `fault` is set where an error stands behind them, or no such stream at all."""
+        """Events of these bytes; `fault` is set if an error follows them, or if this is no such stream."""
         out: list[AnswerEvent | AnswerLogprobs] = []
         try:
             for payload in self._lines.feed(data):
@@ -137,7 +137,7 @@ class ChatReader:
             self._choice(choice, out)
 
     def end(self) -> list[AnswerEvent | AnswerLogprobs]:
-        """Events of an answer's end. Raises: UpstreamBrokeOff: it never came."""
+        """Events at the end of a response. Raises: UpstreamBrokeOff: the end never arrived."""
         if self.finish_reason is None and not self.done:
             raise UpstreamBrokeOff(self._name, because("upstream_cut", upstream=self._name, pieces=self.chunks))
         return self._closed()
@@ -195,7 +195,7 @@ def _usage(counts: _Usage) -> Usage:
 
 
 def _logprob(entry: _Logprob) -> TokenLogprob:
-    """Another server's token; its id is not told, so it is -1."""
+    """Another server's token; its id is unknown, so it is -1."""
     top = tuple((-1, _bytes(e), _value(e)) for e in entry.top_logprobs or ())
     return TokenLogprob(-1, _bytes(entry), _value(entry), top)
 
@@ -209,7 +209,7 @@ def _value(entry: _Logprob) -> float:
 
 
 def said(error: object) -> str:
-    """What a server's error object says, in at most a few lines."""
+    """The message of a server's error object, at most a few lines."""
     while isinstance(error, dict):
         error = error.get("message") or error.get("error") or error.get("detail") or str(error)
     return str(error)[:500]

@@ -1,4 +1,4 @@
-"""An upstream, the user's rules for it, and what was seen of it."""
+"""An upstream, the user's rules for it, and its health."""
 
 from typing import Final, Literal
 
@@ -7,16 +7,16 @@ import msgspec
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.external import UPSTREAM_PREFIX
 
-# What answers there; each takes other fields beside OpenAI's.
+# Kinds of servers; each accepts other fields in addition to OpenAI's.
 Kind = Literal["openai", "vllm", "sglang", "llama-server", "tessera", "flm"]
-# What a runner gets as a path: PREFIX, the upstream's name, a slash, the model's name there.
+# The path that a runner gets: PREFIX, the upstream's name, a slash, the model's name there.
 PREFIX: Final = UPSTREAM_PREFIX
-# What is assumed of a model whose context nobody tells: its server refuses what is too long.
+# Assumed context if it is unknown: the server rejects prompts that are too long.
 ASSUMED_CONTEXT: Final = 131_072
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True):
-    """One server. `url` ends before `/v1`; `kind` None: seen from its list of models."""
+    """One server. `url` ends before `/v1`; `kind` None: detected from its list of models."""
 
     name: str
     url: str
@@ -24,11 +24,11 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's word that requests for a model may leave this machine.
+    """The user's permission for requests for a model to leave this machine.
 
-    `model` is a name or a pattern such as `desk/*`; `as_model` what the model is called there (None: the same).
-    With `queue` or `unfit` the model runs here first: a request goes away when more than `queue` wait here, or when
-    the model does not fit. With neither it always goes.
+    `model` is a name or a pattern such as `desk/*`; `as_model` is the model's name there (None: the same).
+    With `queue` or `unfit` the model runs here first: a request is sent away if more than `queue` wait here, or if
+    the model does not fit. With neither it is always sent.
     """
 
     model: str
@@ -39,11 +39,11 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def always(self) -> bool:
-        """Nothing is tried here first."""
+        """Whether requests are sent without trying this machine first."""
         return self.queue is None and not self.unfit
 
     def fact(self) -> Reason:
-        """The rule as a person says it."""
+        """The rule as a sentence."""
         there: str | Reason = self.upstream
         if self.as_model:
             there = because("rule_there_as", upstream=self.upstream, model=self.as_model)
@@ -56,7 +56,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpstreamModel(msgspec.Struct, frozen=True, kw_only=True):
-    """One model of an upstream; `n_ctx` 0: it does not say."""
+    """One model of an upstream; `n_ctx` is 0 if not given."""
 
     name: str
     n_ctx: int = 0
@@ -64,7 +64,7 @@ class UpstreamModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """What the last look at an upstream found. `at` is 0 before the first; `latency_s` of its list of models."""
+    """Result of the last check of an upstream, at `at` (0: never); `latency_s` is that of its list of models."""
 
     state: Literal["unknown", "ok", "refused", "unreachable", "failed"] = "unknown"
     at: float = 0.0
@@ -83,13 +83,13 @@ class SavedUpstreams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a request goes: an upstream, the model's name there, and the rule that says so."""
+    """Route of a request: an upstream, the model's name there, and the rule that applies."""
 
     upstream: Upstream
     model: str
     rule: Rule
 
     def fact(self) -> Reason:
-        """As every answer tells it."""
+        """The note that every response carries."""
         name, url = self.upstream.name, self.upstream.url
         return because("answered_by", upstream=name, url=url, model=self.model, rule=self.rule.fact())
