@@ -1,1 +1,1 @@
-"""From messages to a prompt and from generated text back to messages."""
+"""Converts messages to a prompt, and generated text back to messages."""

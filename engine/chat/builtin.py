@@ -1,4 +1,4 @@
-"""Texts the engine brings itself: the ChatML template for models without one, and the tool prompt."""
+"""Built-in texts: the ChatML template for models without one, and the tool prompt."""
 
 import json
 
@@ -6,7 +6,7 @@ from engine.chat.tools.call_rendering import spell
 from engine.chat.tools.dialect import Dialect
 from engine.chat.types import ToolCall, ToolDefinition
 
-# Understood, at least roughly, by nearly every instruction-tuned model since 2023.
+# Nearly every instruction-tuned model since 2023 understands it, at least roughly.
 CHATML = (
     "{%- for message in messages %}"
     "{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
@@ -14,12 +14,12 @@ CHATML = (
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
 
-# What stands for an image in a prompt; libmtmd replaces it with the image's own tokens.
+# Placeholder for an image in a prompt; libmtmd replaces it with the image's own tokens.
 MEDIA_MARKER = "<__media__>"
 
 
 def function_schema(tool: ToolDefinition) -> dict[str, object]:
-    """The tool as OpenAI writes it, which is what chat templates expect."""
+    """The tool in OpenAI's format, which chat templates expect."""
     return {
         "type": "function",
         "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
@@ -27,7 +27,7 @@ def function_schema(tool: ToolDefinition) -> dict[str, object]:
 
 
 def tool_prompt(tools: tuple[ToolDefinition, ...], dialect: Dialect) -> str:
-    """How tools are explained to a model whose template has no place for them in its dialect."""
+    """The text that explains tools to a model whose template does not support them in its dialect."""
     example = ToolCall(id="", name="the_function", arguments='{"argument": "value"}')
     listed = "\n".join(json.dumps(function_schema(tool), ensure_ascii=False) for tool in tools)
     return (

@@ -1,7 +1,7 @@
-"""From a protocol's request to a prompt and from generated text to an answer's events: one road for all protocols.
+"""The chat pipeline of all protocols: from a request to a prompt, and from generated text to response events.
 
-`Conversations.prepare` renders the prompt, chooses the dialect, and turns tools, tool choice and output format
-into one constraint. `Answer` (one for each choice) turns the runner's events into chat events.
+`Conversations.prepare` renders the prompt, chooses the dialect, and combines tools, tool choice and output format
+into one constraint. `Answer` (one per choice) turns the runner's events into chat events.
 """
 
 import json
@@ -70,22 +70,22 @@ BUILT_IN: Final = "chatml"
 
 
 class AnswerStarted(msgspec.Struct, frozen=True, kw_only=True):
-    """The prompt is being worked on."""
+    """Prompt processing has started."""
 
     prompt_tokens: int
     cached_tokens: int
 
 
 class AnswerLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Log probabilities of tokens of the visible answer; they come before the text they belong to."""
+    """Log probabilities of tokens of the visible response; they come before their text."""
 
     entries: tuple[TokenLogprob, ...]
 
 
 class AnswerFinished(msgspec.Struct, frozen=True, kw_only=True):
-    """The end. `malformed` are attempts at calls that nothing could be made of: report them, never drop them.
+    """The end of a response. `malformed` has unparsable tool calls: report them, never drop them.
 
-    `notes` say what was changed on the way in, and what of the request's form could not be kept.
+    `notes` list changes to the conversation, and parts of the requested format that could not be enforced.
     """
 
     finish_reason: FinishReason
@@ -101,7 +101,7 @@ ChatEvent = AnswerEvent | AnswerStarted | PromptProgress | AnswerLogprobs | Answ
 
 
 class PreparedChat(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for the runner, and what its answer is read with. `notes` say what was changed on the way."""
+    """A request for the runner, and the data to read its response. `notes` list changes to the conversation."""
 
     request: GenerationRequest
     sampling: Chosen
@@ -117,7 +117,7 @@ class PreparedChat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conversations:
-    """Prepares chats. One for each server; safe for many requests at once."""
+    """Prepares chats. One instance per server; safe for concurrent requests."""
 
     def __init__(self, renderer: TemplateRenderer, checker: ConstraintChecker) -> None:
         self.renderer = renderer
@@ -126,7 +126,7 @@ class Conversations:
     async def prepare(
         self, facts: ModelFacts, query: ChatQuery, recommended: Recommended = NOTHING_RECOMMENDED
     ) -> PreparedChat:
-        """Render the prompt, settle how the answer is sampled and what it must look like.
+        """Render the prompt, and decide sampling and the constraint of the response.
 
         Raises: InputFault: unknown tool choice, bad tool names, BadTemplate, ConstraintImpossible.
         """
@@ -151,7 +151,7 @@ class Conversations:
             brought=query.template is not None,
         )
         constraint, loosened = await self._constraint(query, dialect, rendered, source or "")
-        # The parser needs control tokens as text where calls, channels or reasoning may be marked by them.
+        # The parser needs control tokens as text if they can mark calls, channels or reasoning.
         special = bool(query.tools) or dialect.headers is not None
         special = special or marks_of(dialect, rendered, source or "") is not None
         special = special or open_markers(rendered.prefill, dialect.reasoning) is not None
@@ -192,7 +192,7 @@ class Conversations:
     async def _constraint(
         self, query: ChatQuery, dialect: Dialect, rendered: Rendered, source: str
     ) -> tuple[Constraint | None, tuple[str, ...]]:
-        """One constraint for calls and output format, None where the answer is free; and what is not enforced."""
+        """One constraint for calls and output format, None if the response is free; and what is not enforced."""
         output: Constraint | None = None
         notes: tuple[str, ...] = ()
         if query.output is not None:
@@ -214,7 +214,7 @@ class Conversations:
         if output is None:
             return await self._once_called(query, dialect, rendered, offered)
         if dialect.content_opening:
-            # The format begins where visible text begins; calls before that are free.
+            # The format applies from the start of the visible text; calls before that are free.
             opening = ("", dialect.content_opening)
             return msgspec.structs.replace(output, preamble=opening, preamble_open=True), notes
         if offered:
@@ -230,7 +230,7 @@ class Conversations:
     async def _once_called(
         self, query: ChatQuery, dialect: Dialect, rendered: Rendered, offered: tuple[ToolDefinition, ...]
     ) -> tuple[Constraint | None, tuple[str, ...]]:
-        """The constraint of strict tools, which starts when a call does; reasoning is no call."""
+        """The constraint of strict tools, which starts when a call does; reasoning does not trigger it."""
         parallel = query.parallel_tool_calls
         strict = any(tool.strict for tool in offered)
         opening = tool_grammar(dialect, offered, parallel=parallel).opening if strict else ""
@@ -252,7 +252,7 @@ class Conversations:
         grammar: Callable[[Sequence[ToolDefinition]], Constraint],
         param: str,
     ) -> tuple[Constraint, tuple[str, ...]]:
-        """The constraint of calls of these tools, and what of their schemas is not enforced.
+        """The constraint for calls of these tools, and the parts of their schemas that are not enforced.
 
         Raises: ConstraintImpossible: a strict tool cannot be enforced as a whole.
         """
@@ -262,7 +262,7 @@ class Conversations:
         try:
             return await self.checker.check(grammar(plain), param), ()
         except ConstraintImpossible:
-            pass  # one of the schemas
+            pass  # one of the schemas failed; find out which below
         fitted = [await self._fitted(tool, param) for tool in plain]
         notes = tuple(note for _, of_tool in fitted for note in of_tool)
         try:
@@ -270,7 +270,7 @@ class Conversations:
         except ConstraintImpossible:
             if all(tool.strict for tool in tools):
                 raise
-        # All of them together are too much, or need what only stands in a schema as a whole.
+        # Together they are too large, or use features that are allowed only in a complete schema.
         named = [tool if tool.strict else _only_named(tool) for tool, _ in fitted]
         notes = tuple(
             f"{param}: tool {tool.name!r}: only the names of the arguments are enforced"
@@ -292,10 +292,10 @@ class Conversations:
 
 
 def _tidied(tool: ToolDefinition) -> ToolDefinition:
-    """With its arguments in an enforceable form, and none but the named ones."""
+    """The tool with its arguments in an enforceable form, restricted to the named ones."""
     schema = closed(tidy(tool.parameters))
     if isinstance(schema, dict) and schema.get("properties") == {} and schema.keys() <= {"type", "properties"}:
-        schema["additionalProperties"] = False  # a function without parameters is called without
+        schema["additionalProperties"] = False  # a function without parameters is called without arguments
     return msgspec.structs.replace(tool, parameters=schema) if isinstance(schema, dict) else tool
 
 
@@ -308,7 +308,7 @@ def _lark(source: str, trigger: str | None = None) -> Constraint:
 
 
 def _schema_of(output: Constraint, param: str) -> dict[str, Any]:
-    """Raises: ConstraintImpossible: the output is not JSON."""
+    """The JSON schema of an output format. Raises: ConstraintImpossible: the output is not JSON."""
     if output.kind not in {"json_schema", "json_object"}:
         raise ConstraintImpossible("beside tools only JSON can be required", param)
     schema = json.loads(output.source) if output.kind == "json_schema" else {"type": "object"}
@@ -316,14 +316,14 @@ def _schema_of(output: Constraint, param: str) -> dict[str, Any]:
 
 
 def _beside(grammar: ToolGrammar, form: dict[str, Any]) -> Constraint:
-    """The output format, or a call instead of it."""
+    """A constraint that allows either the output format or a call."""
     lines = grammar.whole.split("\n")
     either = lines[0].replace("start:", "start: output |", 1)
     return _lark("\n".join([either, f"output: %json {embedded(form)}", *lines[1:]]))
 
 
 def _forwarded(query: ChatQuery, flavour: str) -> PreparedChat:
-    """A chat that another server renders and parses; how it is sampled is that server's choice where it is open."""
+    """A chat that another server renders and parses; that server chooses sampling values that are not set."""
     request, notes = forward(query, flavour)
     given: dict[str, Source] = dict.fromkeys(query.sampling, query.sampling_source)
     return PreparedChat(
@@ -337,20 +337,20 @@ def _forwarded(query: ChatQuery, flavour: str) -> PreparedChat:
 
 
 def end_notes(done: Done) -> tuple[str, ...]:
-    """What the end of a generation says about its form."""
+    """Notes on the format from the end of a generation."""
     if done.unfinished is None:
         return ()
     return (f"the output format could not be enforced to the end, so the answer stops early: {done.unfinished}",)
 
 
 def is_begun(messages: Sequence[Message]) -> bool:
-    """The conversation ends with the beginning of the answer, which is to be continued."""
+    """Whether the conversation ends with the start of a response, which is to be continued."""
     last = messages[-1] if messages else None
     return last is not None and last.role == "assistant" and not last.tool_calls and bool(last.text())
 
 
 def template_source(facts: ModelFacts, query: ChatQuery) -> str | None:
-    """The request's template or the model's; a file may carry one of its own for conversations with tools."""
+    """The request's template or the model's; a file may have a separate one for conversations with tools."""
     if query.template is not None:
         return None if query.template == BUILT_IN else query.template
     if query.tools:
@@ -361,14 +361,14 @@ def template_source(facts: ModelFacts, query: ChatQuery) -> str | None:
 
 
 def _thinks(query: ChatQuery) -> bool | None:
-    """Whether the request switches reasoning on or off; None: it leaves that to the model."""
+    """Whether the request switches reasoning on or off; None leaves it to the model."""
     variables = template_variables(query)
     switch = variables.get("enable_thinking", variables.get("thinking"))
     return switch if isinstance(switch, bool) else None
 
 
 class Answer:
-    """Reads one answer. `feed` every event of the runner, in order; `done` asks to stop the generation."""
+    """Reads one response. `feed` every event of the runner, in order; `done` requests the end of generation."""
 
     def __init__(self, chat: PreparedChat) -> None:
         query = chat.query
@@ -386,7 +386,7 @@ class Answer:
         self.done = False
 
     def feed(self, event: "Event | AnswerEvent | AnswerLogprobs") -> list[ChatEvent]:
-        """Chat events that this runner event makes certain; what another server parsed is taken as it is."""
+        """Chat events that this runner event makes certain. Events parsed by another server pass unchanged."""
         if isinstance(event, _PARSED):
             return [event] if isinstance(event, TextDelta) and not self.done else self._pass([event])
         if isinstance(event, Started):
@@ -408,7 +408,7 @@ class Answer:
         return [*events, self._finished(event)]
 
     def stopped_early(self) -> AnswerFinished:
-        """The end of an answer whose generation was stopped because it was `done`."""
+        """The end of a response whose generation was stopped because it was `done`."""
         usage = Usage(
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
@@ -457,7 +457,7 @@ class Answer:
         return out
 
     def _called(self, events: list[AnswerEvent]) -> list[ChatEvent]:
-        """Count the calls among events that are passed on."""
+        """Count the calls among these events and return the events to pass on."""
         out: list[ChatEvent] = []
         for event in events:
             if isinstance(event, CallEnded):
@@ -470,7 +470,7 @@ class Answer:
         return out
 
     def _refuse(self, event: CallStarted | CallArguments | CallEnded) -> None:
-        """A call although the client wanted none: told at the end."""
+        """Collect a call that the client did not allow; it is reported at the end."""
         if isinstance(event, CallStarted):
             self._refused[event.index] = [event.name]
         elif isinstance(event, CallArguments):
@@ -480,7 +480,7 @@ class Answer:
 
 
 async def read(answer: Answer, events: AsyncIterator[Event]) -> AsyncGenerator[ChatEvent, None]:
-    """The whole answer; leaves the runner's stream, which cancels it, as soon as the answer is done."""
+    """Stream the whole response; closes the runner's stream, which cancels it, as soon as the response is done."""
     try:
         async for event in events:
             for chat_event in answer.feed(event):
@@ -493,18 +493,18 @@ async def read(answer: Answer, events: AsyncIterator[Event]) -> AsyncGenerator[C
             await events.aclose()
 
 
-# How much a model reasons: the variables of its template, and a budget that the runner enforces.
+# Reasoning effort: the variables of the template, and a token budget that the runner enforces.
 
-# Words for `reasoning_effort` that mean: do not reason.
+# Values of `reasoning_effort` that disable reasoning.
 _NO_EFFORT: Final = frozenset({"none", "minimal", "off"})
-# Tokens of reasoning where the template knows no such word. Source: low is the smallest budget that Anthropic's API
-# takes, medium four times that; more effort than that is left to the model.
+# Reasoning budget in tokens if the template has no such variable. Source: low is the smallest budget in Anthropic's
+# API, medium four times that; higher effort is left to the model.
 LEVELS: Final = {"low": 1024, "medium": 4096}
 _SWITCHES: Final = ("enable_thinking", "thinking", "reasoning_effort")
 
 
 def marks_of(dialect: Dialect, rendered: Rendered, source: str) -> Markers | None:
-    """The dialect's reasoning marks if this very model can be expected to use them."""
+    """The dialect's reasoning markers, if this model is likely to use them."""
     marks = dialect.reasoning
     if marks is not None and (rendered.traits.reasoning or marks.end in source):
         return marks
@@ -512,7 +512,7 @@ def marks_of(dialect: Dialect, rendered: Rendered, source: str) -> Markers | Non
 
 
 def template_variables(query: ChatQuery) -> dict[str, Any]:
-    """The template's variables for reasoning; the client's own win."""
+    """The template's variables for reasoning; those of the client take precedence."""
     variables: dict[str, Any] = {}
     thinking = query.thinking
     if query.reasoning_effort is not None:
@@ -531,9 +531,9 @@ def template_variables(query: ChatQuery) -> dict[str, Any]:
 def budget_of(
     query: ChatQuery, dialect: Dialect, rendered: Rendered, source: str, *, formed: bool
 ) -> ReasoningBudget | None:
-    """The bound of a request's reasoning with this family's own marks; None where there is none to keep.
+    """The limit of a request's reasoning with this family's own markers; None if there is no limit.
 
-    `formed`: a constraint begins right behind the closing mark, so nothing else may stand there.
+    `formed`: a constraint starts directly after the closing marker, so no other text may follow the marker.
     """
     tokens = _tokens(query, source)
     if tokens is None:
@@ -541,7 +541,7 @@ def budget_of(
     opened = open_markers(rendered.prefill, dialect.reasoning)
     marks = opened or marks_of(dialect, rendered, source)
     if marks is not None:
-        # Families with tags of their own put the answer into the next paragraph.
+        # Families with their own tags put the response into the next paragraph.
         close = f"\n{marks.end}\n\n" if marks.end.startswith("</") else marks.end
         close = close.rstrip() if formed else close
         is_open = opened is not None
@@ -567,7 +567,7 @@ def _tokens(query: ChatQuery, source: str) -> int | None:
 
 
 def notes_of(query: ChatQuery, budget: ReasoningBudget | None, source: str) -> tuple[str, ...]:
-    """What of the request's wishes about the template and its reasoning had no effect."""
+    """Notes on the request's template and reasoning options that had no effect."""
     notes = [
         f"the template reads no variable {name!r}: it had no effect"
         for name in query.template_variables

@@ -1,7 +1,7 @@
-"""Fill-in-the-middle prompts: what stands before and after a gap, in the order and marks a model was trained on.
+"""Fill-in-the-middle prompts: the text before and after a gap, in the order and markers of the model's training.
 
-A prompt is a list of parts. Marks are parsed as special tokens; everything a person or a file contributed is
-not, so that source code with such a mark in it cannot end its own section.
+A prompt is a list of parts. Only the markers are parsed as special tokens. Text from users and files is not, so
+that source code with such a marker cannot end its own section.
 """
 
 from typing import NamedTuple
@@ -13,21 +13,21 @@ from engine.core.types import ModelFacts
 
 
 class FimPart(NamedTuple):
-    """A stretch of the prompt; `special` text is parsed for special tokens."""
+    """A part of the prompt; `special` text is parsed for special tokens."""
 
     text: str
     special: bool
 
 
 class FimFile(msgspec.Struct, frozen=True):
-    """Another file (or a piece of one) given as context."""
+    """Another file (or part of one) as context."""
 
     path: str
     text: str
 
 
 class FimGap(msgspec.Struct, frozen=True, kw_only=True):
-    """A gap to fill. `extra` files come in the given order, the most telling last, next to the gap."""
+    """A gap to fill. `extra` files come in the given order, the most relevant last, next to the gap."""
 
     prefix: str
     suffix: str
@@ -37,7 +37,7 @@ class FimGap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fim_parts(facts: ModelFacts, family: FimFamily, gap: FimGap) -> list[FimPart]:
-    """The prompt for a gap. The beginning-of-text token is the tokenizer's business."""
+    """The prompt for a gap. The tokenizer adds the beginning-of-text token."""
     prefix_mark = FimPart(family.prefix or facts.fim.get("pre", ""), True)
     suffix_mark = FimPart(family.suffix or facts.fim.get("suf", ""), True)
     middle_mark = FimPart(family.middle or facts.fim.get("mid", ""), True)
@@ -52,7 +52,7 @@ def fim_parts(facts: ModelFacts, family: FimFamily, gap: FimGap) -> list[FimPart
 
 
 def fim_stops(facts: ModelFacts, family: FimFamily) -> tuple[str, ...]:
-    """Marks that end a completion, the model's own included, wherever they appear."""
+    """Markers that end a completion at any position, including the model's own."""
     own = (mark for mark in facts.fim.values() if mark.strip())
     return tuple(dict.fromkeys((*family.stops, *own)))
 
@@ -85,16 +85,17 @@ _DASHES = "ada elm hs lua sql vhd"
 
 
 def comment_sign(path: str) -> str:
-    """How a line comment begins in the language of a file."""
+    """Start of a line comment in the language of a file."""
     suffix = path.rsplit(".", 1)[-1].lower()
     return "//" if suffix in _SLASHES.split() else "--" if suffix in _DASHES.split() else "#"
 
 
 def shortened(gap: FimGap, *, keep_prefix: int, keep_suffix: int, keep_extra: int) -> FimGap:
-    """The gap with at most so many characters of each side nearest to it, cut at line borders.
+    """The gap with at most this many characters of each side next to it, cut at line boundaries.
 
-    The start of the prefix moves in steps of an eighth to a quarter of its size, so that typing leaves it where
-    it is and a cached prompt stays valid. Of other files the last ones stay; the first that does not fit is cut.
+    The start of the prefix moves in steps of an eighth to a quarter of its size, so that it stays in place while
+    the user types and a cached prompt remains valid. The last of the other files stay; the first that does not fit
+    is cut.
     """
     prefix, suffix = gap.prefix, gap.suffix
     if len(prefix) > keep_prefix:

@@ -1,4 +1,4 @@
-"""Families of models trained to fill gaps: the marks, the order and the form of context of each."""
+"""Families of models trained to fill gaps: markers, order and context format of each."""
 
 from typing import Final, Literal
 
@@ -11,10 +11,10 @@ ContextStyle = Literal["repository", "separated", "headed", "commented"]
 
 
 class FimFamily(msgspec.Struct, frozen=True, kw_only=True):
-    """How one family of models was trained to fill gaps.
+    """Training format of one family of fill-in-the-middle models.
 
-    `context` is how other files are given: "repository": a repository mark and a mark before each file;
-    "separated": path and text with a mark after each file; "headed": a plain line before each file (`heading`
+    `context` is the format of other files: "repository": a repository marker and a marker before each file;
+    "separated": path and text with a marker after each file; "headed": a plain line before each file (`heading`
     with {path}); "commented": as comments above the prefix, for models trained on single files.
     `source`: where the format is documented.
     """
@@ -103,7 +103,7 @@ PLAIN: Final = FimFamily(
 )
 
 
-# Families recognized by the text of their prefix mark alone.
+# Families recognized by the text of their prefix marker alone.
 _BY_MARK: Final = {
     "[PREFIX]": CODESTRAL,
     "<PRE>": CODELLAMA,
@@ -113,7 +113,7 @@ _BY_MARK: Final = {
 
 
 def family_of(facts: ModelFacts) -> FimFamily | None:
-    """The family by the tokens the file names, its architecture and name; None: not trained to fill gaps."""
+    """The family by the file's tokens, architecture and name; None if the model is not trained to fill gaps."""
     marks, name = facts.fim, f"{facts.metadata.get('general.name', '')} {facts.description}".lower()
     prefix = marks.get("pre", "").strip(" ▁")
     if "codestral" in name:

@@ -1,4 +1,4 @@
-"""The child that tries grammars out before a model sees them: compiling one can take minutes or all memory."""
+"""Child process that tests grammars before a model gets them: compiling one can take minutes or all memory."""
 
 import json
 from typing import Any, Final
@@ -17,7 +17,7 @@ _END: Final = 256
 
 
 class _Bytes:
-    """The smallest vocabulary: every byte and an end."""
+    """A minimal vocabulary: every byte and an end token."""
 
     eos_token_id = _END
     bos_token_id = None
@@ -31,18 +31,18 @@ class _Bytes:
 
 
 class Checker:
-    """Compiles each trial and takes a first step in it."""
+    """Compiles each constraint and takes a first step in it."""
 
     def __init__(self) -> None:
         self._tokenizer: Any = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
 
     def answer(self, body: bytes) -> bytes:
-        """One trial to one verdict, both msgpack."""
+        """Check one constraint; request and result are msgpack."""
         trial = msgspec.msgpack.decode(body, type=learned(Trial))
         return msgspec.msgpack.encode(self.check(trial))
 
     def check(self, trial: Trial) -> Verdict:
-        """Find out whether the constraint can be honoured."""
+        """Check whether the constraint can be enforced."""
         kind, source = trial.kind, trial.source
         try:
             if kind == "gbnf":
@@ -58,7 +58,7 @@ class Checker:
         matcher = llguidance.LLMatcher(self._tokenizer, grammar_of(kind, source, {}), log_level=0, limits=limits())
         if not matcher.is_error():
             mask = matcher.compute_bitmask()
-            # One step shows what explodes only after the first byte, such as thousands of optional members.
+            # One step finds what explodes only after the first byte, such as thousands of optional members.
             first = next((b for b in b'{["' if mask[b // 8] >> b % 8 & 1), None)
             if first is not None and not matcher.is_error():
                 matcher.consume_token(first)
@@ -74,7 +74,7 @@ class Checker:
             return str(refusal)
 
     def _closed(self, source: str) -> Verdict:
-        """A schema that compiles, closed where that compiles too."""
+        """A schema that compiles; closed if the closed form compiles too."""
         schema = json.loads(source)
         shut = closed(tidy(schema))
         if shut != schema and not self._schema_problem(shut):
@@ -82,7 +82,7 @@ class Checker:
         return Verdict(kind="json_schema", source=source)
 
     def _made_to_fit(self, source: str, *, strict: bool) -> Verdict:
-        """A schema in an enforceable form; without `strict`, what of it can be enforced."""
+        """A schema in an enforceable form; without `strict`, only its enforceable parts."""
         schema = tidy(json.loads(source))
         shut = closed(schema)
         verdict = self._enforceable(shut, strict=strict)

@@ -1,7 +1,6 @@
-"""A conversation for a server of OpenAI's protocol: what it is sent, and what it does not understand.
+"""Converts a conversation for a server of OpenAI's protocol, and reports what that server does not support.
 
-What such a server cannot do is refused where the answer would be another one, and reported in a note where it would
-only be drawn differently.
+Unsupported features are rejected if the response would differ, and reported in a note if only its sampling would.
 """
 
 import base64
@@ -18,21 +17,22 @@ from engine.core.types import Constraint, GenerationRequest
 from engine.message_catalog.reasons import because
 from quantize.files.sampling_keys import SAMPLING
 
-# Sampling fields of OpenAI's protocol; all servers take them.
+# Sampling fields of OpenAI's protocol; all servers accept them.
 _STANDARD: Final = {"logit_bias", "seed"} | {name for name, row in SAMPLING.items() if row.openai}
-# Others under the names of vLLM, which SGLang and FastFlowLM share.
+# Other fields under vLLM's names, which SGLang and FastFlowLM share.
 _GPU: Final = {name: row.vllm for name, row in SAMPLING.items() if row.vllm}
 
 
 class ServerKind(msgspec.Struct, frozen=True, kw_only=True):
-    """What a kind of server takes beside the fields of OpenAI's protocol that all take, and what it refuses.
+    """What a kind of server accepts in addition to the common fields of OpenAI's protocol, and what it rejects.
 
-    `sampling`: its names of ours (None: it takes them all, under our names). `grammars`: where each kind of grammar
-    stands. `is_templated`: it renders the model's template and takes variables for it and beginnings of answers;
-    `takes_template`: also another template. `has_extensions`: `min_tokens` and its like. `is_salted`: it keeps the
-    cached prefixes of each `cache_salt` apart. `counts_tokens`: it has /tokenize, which `counts_rendered` takes
-    the text that /apply-template makes of a chat. `refuses`: what it cannot do,
-    in the names of OpenAI's fields (`prompt`: a bare prompt; `images`). `streams_usage`: it has `stream_options`.
+    `sampling`: Tessera's names to its names (None: it accepts all of Tessera's). `grammars`: the field for each
+    kind of grammar. `is_templated`: it renders the model's template, and accepts template variables and starts of
+    responses; `takes_template`: also another template. `has_extensions`: `min_tokens` and similar fields.
+    `is_salted`: it separates the cached prefixes of each `cache_salt`. `counts_tokens`: it has /tokenize; with
+    `counts_rendered` that gets the text that /apply-template renders from a chat. `refuses`: what it does not
+    support, as names of OpenAI's fields (`prompt`: a bare prompt; `images`). `streams_usage`: it has
+    `stream_options`.
     """
 
     sampling: dict[str, str] | None = {}
@@ -81,20 +81,20 @@ KINDS: Final = {
 
 
 def server_kind(name: str) -> ServerKind:
-    """The row of a kind of server; of one that nobody knows, OpenAI's own."""
+    """The row of a kind of server; OpenAI's for an unknown kind."""
     return KINDS.get(name, KINDS["openai"])
 
 
 class ForwardedChat(GenerationRequest, frozen=True, kw_only=True):
-    """A chat that another server renders and parses. `body` is its request, but for model, seed and streaming."""
+    """A chat that another server renders and parses. `body` is its request without model, seed and streaming."""
 
     body: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 def forward(query: ChatQuery, flavour: str) -> tuple[ForwardedChat, tuple[str, ...]]:
-    """The request for a server of this kind, and what it was not told.
+    """The request for a server of this kind, and notes on the options that were not sent.
 
-    Raises: InputFault: the answer could not be what was asked for.
+    Raises: InputFault: the server cannot produce the requested response.
     """
     kind = flavour if flavour in KINDS else "openai"
     _refuse(
@@ -117,14 +117,14 @@ def forward(query: ChatQuery, flavour: str) -> tuple[ForwardedChat, tuple[str, .
         body |= {"logprobs": True, "top_logprobs": query.logprobs}
     _form(query, kind, body)
     _length(query, kind, body, silent, server_kind(kind).limit)
-    # The prompt's text lets whoever counts by length count.
+    # The prompt's text, for code that counts by length.
     return ForwardedChat(prompt="", add_special=False, max_tokens=query.max_tokens, body=body), _notes(silent)
 
 
 def forward_text(request: GenerationRequest, flavour: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The body of a bare prompt for a server of this kind, and what it was not told.
+    """The body of a bare prompt for a server of this kind, and notes on the options that were not sent.
 
-    Raises: InputFault: the answer could not be what was asked for.
+    Raises: InputFault: the server cannot produce the requested response.
     """
     refused = {
         "grammar": request.constraint,
@@ -140,14 +140,14 @@ def forward_text(request: GenerationRequest, flavour: str) -> tuple[dict[str, An
     body: dict[str, Any] = {"prompt": request.prompt}
     silent: list[str] = []
     _sampling({name: getattr(request.sampling, name) for name in request.explicit}, kind, body, silent)
-    if request.sampling.seed is not None:  # each choice of a request has its own
+    if request.sampling.seed is not None:  # each choice of a request has its own seed
         body["seed"] = request.sampling.seed
     _length(request, kind, body, silent, "max_tokens")
     return body, _notes(silent)
 
 
 def _refuse(kind: str, wanted: dict[str, tuple[str, bool]]) -> None:
-    """Refuse what a kind of server cannot do; `wanted` maps a parameter to its name there, if set.
+    """Reject what a kind of server does not support; `wanted` maps a parameter to its name there, if set.
 
     Raises: InputFault.
     """
@@ -301,5 +301,5 @@ def _length(
             continue
         if kind == "tessera" or (name in extensions and server_kind(kind).has_extensions):
             body[name] = value
-        elif name != "loop_guard":  # nothing changes where no answer goes round in circles
+        elif name != "loop_guard":  # without it only responses that loop would change
             silent.append(name)

@@ -1,4 +1,4 @@
-"""What every protocol hands over: a conversation, and how its answer shall be."""
+"""The common form of a chat request in all protocols: a conversation, and the requested response."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from engine.core.types import Constraint, Priority
 
 
 class ChatQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation to be answered, as every protocol hands it over.
+    """A conversation to respond to, as every protocol passes it on.
 
-    `output` constrains the visible answer (made by `structured.of_schema` or `of_grammar`); the `_param` names
-    are the client's own words for refusals. `template` replaces the model's: `chatml` for the built-in one, or
-    Jinja text, which is as untrusted as a file's. `thinking` None leaves reasoning to the template's default; after
-    `reasoning_budget` tokens reasoning is closed and the answer continues.
-    `continue_final`: the last message is the beginning of the answer. Without `add_generation_prompt` the prompt
-    ends where an answer would begin, for clients that only look at it.
+    `output` constrains the visible response (created by `structured.of_schema` or `of_grammar`); the `_param`
+    fields are the client's parameter names for errors. `template` replaces the model's: `chatml` for the built-in
+    one, or Jinja text, which is as untrusted as a file's. `thinking` None leaves reasoning to the template's
+    default; after `reasoning_budget` tokens reasoning is closed and the response continues. `continue_final`: the
+    last message is the start of the response. Without `add_generation_prompt` the prompt ends before the response
+    would start, for clients that only inspect it.
     """
 
     messages: tuple[Message, ...]

@@ -1,4 +1,4 @@
-"""Reasoning blocks: their markers, and splitting them from the answer while it streams."""
+"""Reasoning blocks: their markers, and splitting them from the response while it streams."""
 
 from typing import Final, NamedTuple
 
@@ -10,7 +10,7 @@ class Markers(NamedTuple):
     end: str
 
 
-# Source: the chat templates in tests/data/templates and the model cards of their makers.
+# Source: the chat templates in tests/data/templates and the model cards of their publishers.
 MARKERS: Final = (
     Markers("<think>", "</think>"),
     Markers("[THINK]", "[/THINK]"),
@@ -23,7 +23,7 @@ MARKERS: Final = (
 
 
 def open_markers(prefill: str, own: Markers | None = None) -> Markers | None:
-    """The markers of a reasoning block that the head of the answer leaves open; `own`: the dialect's."""
+    """The markers of a reasoning block that `prefill` leaves open; `own`: the dialect's."""
     for markers in (own, *MARKERS) if own else MARKERS:
         start = prefill.rfind(markers.start)
         if start >= 0 and markers.end not in prefill[start:]:
@@ -32,5 +32,5 @@ def open_markers(prefill: str, own: Markers | None = None) -> Markers | None:
 
 
 def last_opening(prefill: str, markers: Markers) -> int:
-    """Where the text of the open block begins in `prefill`."""
+    """Position in `prefill` where the text of the open block starts."""
     return prefill.rfind(markers.start) + len(markers.start)

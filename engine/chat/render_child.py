@@ -1,4 +1,4 @@
-"""The render child: a process that renders untrusted templates and may be killed at any time."""
+"""Child process that renders untrusted templates and may be killed at any time."""
 
 import json
 import sys
@@ -27,7 +27,7 @@ from engine.chat.tools.call_rendering import continuation
 from engine.chat.tools.dialects import choose
 from engine.chat.types import Message, Rendered, TemplateTraits
 
-# Everything that a template's own code can raise besides Jinja's errors.
+# Errors that a template's own code can raise in addition to Jinja's.
 _TEMPLATE_FAULTS = (
     ArithmeticError,
     AssertionError,
@@ -41,7 +41,7 @@ _MAX_TEMPLATES = 8
 
 
 class CompiledTemplate:
-    """A template ready to render, with its traits."""
+    """A compiled template with its traits."""
 
     def __init__(self, source: str, bos: str, eos: str) -> None:
         self.source = source
@@ -62,14 +62,14 @@ class CompiledTemplate:
         add_generation_prompt: bool,
         **variables: Any,
     ) -> str:
-        """One rendering. Without tools the variable is None, or empty where a template goes through it."""
+        """Render once. Without tools the variable is None, or empty if the template iterates over it."""
         parts: list[str] = []
         size = 0
         today = datetime.now().astimezone()
         defaults = {"enable_thinking": True, "date_string": today.strftime("%d %b %Y"), **self._tokens}
         names = {**defaults, **variables, "messages": list(messages), "tools": tools or self._no_tools}
         if "functions" in self.source and "datetime" in self.source:
-            # The variables of firefunction, where others have `tools`.
+            # Variables of firefunction, which it uses instead of `tools`.
             names.setdefault("functions", json.dumps(tools or []))
             names.setdefault("datetime", today.strftime("%b %d %Y"))
         for part in self._template.generate(add_generation_prompt=add_generation_prompt, **names):
@@ -80,7 +80,7 @@ class CompiledTemplate:
         return "".join(parts)
 
     def _renders_without_tools(self) -> bool:
-        """Templates that were written for conversations with tools only may not test whether there are any."""
+        """False for templates written only for conversations with tools, which may not test for None."""
         try:
             self.render([{"role": "user", "content": "x"}], None, add_generation_prompt=False)
         except TypeError:
@@ -91,13 +91,13 @@ class CompiledTemplate:
 
 
 class Renderer:
-    """Answers jobs, keeping the last few templates compiled."""
+    """Runs render jobs and caches the last few compiled templates."""
 
     def __init__(self) -> None:
         self._compiled: dict[tuple[str, str, str], CompiledTemplate] = {}
 
     def answer(self, body: bytes) -> bytes:
-        """One job to one answer, both msgpack. Running out of memory ends the process."""
+        """Run one job; job and result are msgpack. Running out of memory ends the process."""
         job = decode_job(body)
         try:
             return encode(RenderAnswer(rendered=self.render(job)))
@@ -123,7 +123,7 @@ class Renderer:
         return compiled
 
     def render(self, job: RenderJob) -> Rendered:
-        """Render as asked; where the template refuses, adapt the conversation and say how."""
+        """Render a job; if the template refuses, adapt the conversation and report the changes."""
         template = self._template(job)
         messages, repairs = _fit_traits(job, template)
         mends = (
@@ -153,7 +153,7 @@ class Renderer:
 
 
 def _fit_traits(job: RenderJob, template: CompiledTemplate) -> tuple[Sequence[Message], tuple[str, ...]]:
-    """Say in plain text what the template has no place for."""
+    """Write as plain text what the template does not support."""
     traits, dialect = template.traits, template.dialect
     messages: Sequence[Message] = job.messages
     repairs: tuple[str, ...] = ()
@@ -180,7 +180,7 @@ def _fit_traits(job: RenderJob, template: CompiledTemplate) -> tuple[Sequence[Me
 def _finish(
     job: RenderJob, template: CompiledTemplate, messages: Sequence[Message], repairs: tuple[str, ...]
 ) -> Rendered:
-    """Render with and without the generation prompt; the difference is the head of the answer."""
+    """Render with and without the generation prompt; the difference is the head of the response."""
     traits = template.traits
     tools = [function_schema(tool) for tool in job.tools] if traits.tools else []
     continued: Message | None = None
@@ -210,7 +210,7 @@ def _finish(
 
 
 def _added(closed: str, opened: str) -> str:
-    """What `opened` has after the part it shares with `closed`."""
+    """The part of `opened` after the prefix that it shares with `closed`."""
     if opened.startswith(closed):
         return opened[len(closed) :]
     shared = next((i for i, (a, b) in enumerate(zip(closed, opened, strict=False)) if a != b), len(closed))
@@ -218,7 +218,7 @@ def _added(closed: str, opened: str) -> str:
 
 
 def _template_line(error: BaseException) -> int:
-    """The innermost line of the template in a traceback, 0 if it never got there."""
+    """The innermost template line in a traceback; 0 if there is none."""
     line = 0
     trace = error.__traceback__
     while trace is not None:
@@ -232,7 +232,7 @@ Render = Callable[..., str]
 
 _SYSTEM, _USER, _ANSWER, _THOUGHT = "qzsystemqz", "qzuserqz", "qzanswerqz", "qzthoughtqz"
 _TOOL, _KEY, _VALUE, _RESULT, _OTHER = "qztoolqz", "qzkeyqz", "qzvalueqz", "qzresultqz", "qzotherqz"
-_ID = "qzcallid1"  # nine letters and digits: Mistral's templates insist
+_ID = "qzcallid1"  # nine letters and digits, which Mistral's templates require
 _ID_2 = "qzcallid2"
 
 
@@ -251,7 +251,7 @@ def _call(call_id: str, name: str, arguments: object) -> dict[str, Any]:
 
 
 def _try(render: Render, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
-    """The rendering, or nothing where the template refuses or breaks."""
+    """The rendered text, or "" if the template refuses or fails."""
     try:
         return render(messages, tools, add_generation_prompt=False)
     except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError):
@@ -259,10 +259,10 @@ def _try(render: Render, messages: Sequence[dict[str, Any]], tools: list[dict[st
 
 
 def probe(render: Render, *, indexed_ids: bool = False) -> TemplateTraits:
-    """Learn the traits of a template.
+    """Detect the traits of a template.
 
-    `render(messages, tools, add_generation_prompt=False)` renders it; a dozen short renders are made.
-    `indexed_ids`: the template reads the function's name out of the call's id.
+    `render(messages, tools, add_generation_prompt=False)` renders it; about a dozen short renders are made.
+    `indexed_ids`: the template reads the function's name from the call's id.
     """
     first_id, second_id = (f"functions.{_TOOL}:0", f"functions.{_OTHER}:1") if indexed_ids else (_ID, _ID_2)
     user: dict[str, Any] = {"role": "user", "content": _USER}
@@ -296,7 +296,7 @@ def probe(render: Render, *, indexed_ids: bool = False) -> TemplateTraits:
         "thinking": _THOUGHT,
     }
     return TemplateTraits(
-        # Some templates are written for conversations with tools only.
+        # Some templates are written only for conversations with tools.
         system_role=any(_SYSTEM in _try(render, [system, user], given) for given in (None, tools)),
         tools=_TOOL in _try(render, [user], tools),
         tool_calls=tool_calls,
@@ -312,23 +312,23 @@ def probe(render: Render, *, indexed_ids: bool = False) -> TemplateTraits:
 
 
 def _shows_call(text: str) -> bool:
-    """Whether a call is there with its argument, and not as Python's own notation of a dictionary."""
+    """Whether a call is shown with its argument, and not as a Python dictionary."""
     start = text.rfind(_TOOL)
     tail = text[start:]
     return start >= 0 and _KEY in tail and _VALUE in tail and f"'{_KEY}'" not in tail and '\\"' not in tail
 
 
 def _shows_both(text: str) -> bool:
-    """Whether both calls of one turn are there, beyond their definitions."""
+    """Whether both calls of one turn are shown, in addition to their definitions."""
     return text.count(_TOOL) > 1 and text.rfind(_OTHER) > text.rfind(_VALUE, 0, text.rfind(_OTHER)) > 0
 
 
 # The Jinja environment that untrusted templates render in. Used only inside the render child.
 #
-# Templates expect what Hugging Face transformers gives them: trimmed blocks, loop controls, a `generation`
+# Templates expect the features of Hugging Face transformers: trimmed blocks, loop controls, a `generation`
 # tag, a `tojson` that neither escapes HTML nor sorts keys, `strftime_now` and `raise_exception`.
 
-# Longest text one `*` or one format may make, in characters. Real templates repeat a few dozen.
+# Longest text that one `*` or one format may create, in characters. Real templates repeat a few dozen.
 MAX_REPEAT_CHARS = 1 << 20
 
 
@@ -337,24 +337,24 @@ class TemplateRefusal(TemplateError):
 
 
 class GenerationTag(Extension):
-    """`{% generation %}…{% endgeneration %}` marks text for training; here it is transparent."""
+    """`{% generation %}…{% endgeneration %}` marks text for training; here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja reads a plain class attribute
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Keep the body as an ordinary block."""
+        """Parse the body as an ordinary block."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body, lineno=line)
 
 
 class BoundedSandbox(ImmutableSandboxedEnvironment):
-    """An immutable sandbox that also refuses to multiply text or numbers without limit."""
+    """An immutable sandbox that also limits the multiplication of text and numbers."""
 
     intercepted_binops = frozenset(["*", "**", "%"])
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Lists may grow and shrink: templates keep queues in them, and all data of a render is its own."""
+        """Lists may change size: templates use them as queues, and each render has its own data."""
         if isinstance(obj, list) and attr in {"append", "extend", "pop"}:
             return True
         return super().is_safe_attribute(obj, attr, value)
@@ -394,7 +394,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as transformers' `tojson` writes it."""
+    """JSON as written by transformers' `tojson`."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -407,11 +407,11 @@ def _strftime_now(layout: str) -> str:
 
 
 def environment() -> BoundedSandbox:
-    """A fresh environment with everything chat templates use."""
+    """A new environment with everything that chat templates use."""
     env = BoundedSandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag])
     env.filters["tojson"] = to_json
     env.filters["from_json"] = json.loads
-    # Nothing is escaped here; Jinja's own `safe` would make what is added to its result escape itself.
+    # Nothing is escaped here; with Jinja's own `safe`, text added to its result would be escaped.
     env.filters["safe"] = str
     helpers: dict[str, Callable[..., Any]] = {
         "raise_exception": _refuse,

@@ -1,4 +1,4 @@
-"""What the server and the render child say to each other, as msgpack."""
+"""Messages between the server and the render child, as msgpack."""
 
 from typing import Any, Final
 
@@ -7,12 +7,12 @@ import msgspec
 from devices.msgspec_lock import learned
 from engine.chat.types import ChatTemplate, Message, Rendered, ToolDefinition
 
-# Longest prompt a template may make, in characters; 64 MiB of text are far beyond any context.
+# Longest prompt that a template may create, in characters; 64 MiB of text are far beyond any context.
 MAX_PROMPT_CHARS: Final = 64 << 20
 
 
 class RenderJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Render a conversation. `continue_final` keeps the last assistant message open, to be continued."""
+    """Render a conversation. `continue_final` leaves the last assistant message open, to be continued."""
 
     template: ChatTemplate
     messages: tuple[Message, ...]
@@ -23,7 +23,7 @@ class RenderJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RenderRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
-    """The template raised or broke. `by_template`: it said so itself, in `reason`. Line 0: unknown."""
+    """The template raised or failed. `by_template`: it raised `reason` itself. Line 0: unknown."""
 
     reason: str
     by_template: bool
@@ -31,7 +31,7 @@ class RenderRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
 
 
 class RenderAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="rendered"):
-    """The finished prompt."""
+    """The rendered prompt."""
 
     rendered: Rendered
 
@@ -43,11 +43,11 @@ decode_job = msgspec.msgpack.Decoder(learned(RenderJob)).decode
 decode_answer = msgspec.msgpack.Decoder(learned(Answer)).decode
 
 
-# What the server and the child that tries grammars say to each other, as msgpack.
+# Messages between the server and the child that tests grammars, as msgpack.
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """A constraint to be tried. Not `strict`: what of a schema cannot be enforced may be dropped."""
+    """A constraint to test. If not `strict`, parts of a schema that cannot be enforced may be dropped."""
 
     kind: str
     source: str
@@ -55,9 +55,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """`problem` is empty if the constraint can be honoured; then `kind` and `source` are what to send on.
+    """`problem` is empty if the constraint can be enforced; then `kind` and `source` go to the runner.
 
-    `dropped` names what of a schema is not enforced.
+    `dropped` names the parts of a schema that are not enforced.
     """
 
     kind: str

@@ -1,7 +1,7 @@
-"""JSON schemas as clients send them, made into schemas that the grammar engine can enforce.
+"""Converts clients' JSON schemas to schemas that the grammar engine can enforce.
 
-What asserts nothing is removed, and what has an enforceable form is written in it. What cannot be enforced is
-dropped and named; whoever needs a guarantee refuses the schema instead.
+Removes keywords without effect, and rewrites keywords that have an enforceable form. Drops and names those that
+cannot be enforced; callers that need a guarantee reject the schema instead.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 # A JSON schema: an object, or true and false.
 Schema = Any
-# The reason why a schema does not compile; nothing if it does.
+# Returns why a schema does not compile; empty if it does.
 Compile = Callable[[Schema], str]
 
 # Source: llguidance 1.9.1, json/formats.rs. By the standard an unknown format is an annotation.
@@ -25,7 +25,7 @@ _ANNOTATIONS: Final = frozenset(
     {
         "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment",
         "contentEncoding", "contentMediaType", "contentSchema", "xml", "externalDocs", "nullable",
-        "x-guidance",  # options of the grammar engine, which are not the client's
+        "x-guidance",  # options of the grammar engine, which clients may not set
     }
 )  # fmt: skip
 _UNENFORCEABLE: Final = (
@@ -38,7 +38,7 @@ _COUNTS: Final = tuple(
     f"{s}{what}" for s in ("min", "max") for what in ("Items", "Length", "Properties", "Contains")
 )
 _NUMBERS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-# What evaluates members and elements beside `properties` and `items`.
+# Keywords that evaluate members and elements in addition to `properties` and `items`.
 _APPLICATORS: Final = ("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "dependencies", "$dynamicRef")
 _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -47,9 +47,9 @@ _SINGLE: Final = (
     "unevaluatedItems", "unevaluatedProperties",
 )  # fmt: skip
 _PATHS: Final = {"items": "[]", "prefixItems": "[]", "additionalProperties": "*"}
-# What speaks of members that `properties` does not name.
+# Keywords about members that `properties` does not name.
 _OPENING: Final = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties", *_APPLICATORS})
-# What says which members an object has.
+# Keywords that decide which members an object has.
 _MEMBER_RULES: Final = _OPENING | frozenset(
     {
         "properties", "required", "minProperties", "maxProperties", "propertyNames", "dependentRequired", "not",
@@ -58,20 +58,20 @@ _MEMBER_RULES: Final = _OPENING | frozenset(
 )  # fmt: skip
 _MERGED: Final = frozenset({"properties", "required", "unevaluatedProperties"})
 _MAX_MERGED: Final = 2_000
-# More names than a grammar of them is worth.
+# A grammar of more names is not worth it.
 _MAX_NAMES: Final = 256
 _MAX_REFERENCES: Final = 16
-# Compiling a part takes about a millisecond; a schema that needs more trials is dropped as a whole.
+# Compiling a part takes about a millisecond; a schema that needs more tests is dropped as a whole.
 _MAX_TRIALS: Final = 120
 
 
 def tidy(schema: Schema) -> Schema:
-    """The same schema without what asserts nothing, and with what can be enforced in an enforceable form."""
+    """The same schema without keywords that have no effect, and in an enforceable form where possible."""
     return _tidy(schema, schema)
 
 
 def shape(schema: dict[str, Any]) -> dict[str, Any]:
-    """What is left of an object's schema if only its names are enforced."""
+    """An object's schema reduced to the names of its members."""
     names = schema.get("properties")
     if not isinstance(names, dict) or not names:
         return {"type": "object"}
@@ -85,9 +85,9 @@ def shape(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def closed(schema: Schema) -> Schema:
-    """The same schema, with no members but the named ones where an object names some and says nothing of others.
+    """The same schema that allows only named members in objects that name some and do not mention others.
 
-    Every value of it is one of the schema that was given. Parts whose members other parts name too stay open.
+    All its values are valid for the given schema. Parts whose members are also named by other parts stay open.
     """
     if not isinstance(schema, dict):
         return schema
@@ -95,7 +95,7 @@ def closed(schema: Schema) -> Schema:
 
 
 class _Closing:
-    """Finds the objects whose members are all named at one point, and closes them."""
+    """Finds objects whose members are all named in one place, and closes them."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self._num_merged = 0
@@ -105,7 +105,7 @@ class _Closing:
         self._shared: set[str] = set()  # references whose target is only one part of an object
 
     def closed(self) -> Schema:
-        """The schema with these objects closed; as it was where references lead into the middle of it."""
+        """The schema with these objects closed; unchanged if references point into the middle of it."""
         num_shared = -1
         while num_shared < len(self._shared):
             num_shared = len(self._shared)
@@ -125,7 +125,7 @@ class _Closing:
         ]
 
     def _merged(self, node: Schema) -> Schema:
-        """Objects in several parts (allOf) as one, where each part only names members."""
+        """Merge objects in several parts (allOf), if each part only names members."""
         if not isinstance(node, dict):
             return node
         out = dict(node)
@@ -159,13 +159,13 @@ class _Closing:
         return out
 
     def _branch(self, branch: Schema) -> Schema:
-        """What a part that is only a reference refers to; any other as it is."""
+        """The target of a part that is only a reference; other parts unchanged."""
         if not isinstance(branch, dict) or branch.keys() - _ANNOTATIONS != {"$ref"}:
             return branch
         return self._definition(str(branch["$ref"]))
 
     def _definition(self, pointer: str) -> Schema:
-        """A definition whose own parts are merged, each once; True: there is none, or it is being merged."""
+        """A definition with its parts merged, each once; True if it is missing or being merged."""
         if pointer not in self._merged_definitions:
             self._merged_definitions[pointer] = True
             found = dict(self._definitions()).get(pointer, True)
@@ -185,10 +185,10 @@ class _Closing:
 
     @staticmethod
     def _parts(node: dict[str, Any], *, alone: bool) -> list[tuple[Schema, bool]]:
-        """The schemas directly in a schema but for its definitions, and whether each is the whole of its value."""
+        """The direct subschemas except definitions, and whether each describes the whole of its value."""
         found: list[tuple[Schema, bool]] = []
         rules = node.keys() & _MEMBER_RULES
-        # Where other parts may speak of the same members, the values of these are not described here alone.
+        # If other parts may describe the same members, their values are not described here alone.
         single = alone and not _has_other_parts(node, node.get("properties"))
         for key in ("properties", "patternProperties"):
             if isinstance(node.get(key), dict):
@@ -206,7 +206,7 @@ class _Closing:
             found += [(part, single) for part in node["prefixItems"]]
         for key in ("anyOf", "oneOf", "allOf"):
             if isinstance(node.get(key), list):
-                # A value of two branches is none of oneOf: closed ones would let it through.
+                # A value that matches two branches violates oneOf; closed branches would accept it.
                 whole = alone and rules == {key} and (key == "anyOf" or (key == "allOf" and len(node[key]) == 1))
                 found += [(part, whole) for part in node[key]]
         found += [(node.get(key), False) for key in ("if", "then", "else", "not", "contains", "propertyNames")]
@@ -233,13 +233,13 @@ class _Closing:
 
 
 def _required(node: dict[str, Any]) -> list[str] | None:
-    """The members that must be there; None: that is no list of names."""
+    """The required members; None if the value is not a list of names."""
     listed = node.get("required", [])
     return listed if isinstance(listed, list) and all(isinstance(name, str) for name in listed) else None
 
 
 def _only_names(part: Schema) -> bool:
-    """An object's part that says nothing but which members there are, what they are, and which must be there."""
+    """Whether a part of an object says only which members it has, their schemas, and which are required."""
     if not isinstance(part, dict) or part.keys() - _ANNOTATIONS - {"type", "properties", "required"}:
         return False
     is_plain = isinstance(part.get("properties", {}), dict) and _required(part) is not None
@@ -247,7 +247,7 @@ def _only_names(part: Schema) -> bool:
 
 
 def _is_closable(node: dict[str, Any], names: dict[str, Any]) -> bool:
-    """Nothing in it speaks of members that are not named."""
+    """Whether nothing in it describes members that are not named."""
     harmless = {"properties", "required", "minProperties", "maxProperties", "anyOf", "oneOf"}
     least = node.get("minProperties", 0)
     if node.keys() & (_MEMBER_RULES - harmless) or not isinstance(least, int) or least > len(names):
@@ -256,7 +256,7 @@ def _is_closable(node: dict[str, Any], names: dict[str, Any]) -> bool:
 
 
 def _has_other_parts(node: dict[str, Any], names: object) -> bool:
-    """Other schemas describe the same value, and not only which of its members must be there."""
+    """Whether other schemas describe the same value, beyond the required members."""
     if node.keys() & (set(_APPLICATORS) - {"anyOf", "oneOf"}):
         return True
     branches = [node.get(key, []) for key in ("anyOf", "oneOf")]
@@ -279,7 +279,7 @@ def _tidy(schema: Schema, root: Schema) -> Schema:
     out = {key: value for key, value in schema.items() if key not in _ANNOTATIONS}
     _change_parts(out, lambda part, _: _tidy(part, root))
     if "not" in out and _says_nothing(out["not"]):
-        return False  # what may not be anything is nothing
+        return False  # a schema that forbids every value matches nothing
     _tidy_numbers(out)
     _tidy_lists(out)
     _tidy_conditions(out)
@@ -295,7 +295,7 @@ def _tidy(schema: Schema, root: Schema) -> Schema:
 
 
 def _change_parts(node: dict[str, Any], change: Callable[[Schema, str], Schema]) -> None:
-    """Replace every schema that stands directly in a schema; `change` gets it and the name of its place."""
+    """Replace every direct subschema; `change` gets it and the name of its position."""
     for key in _MAPS:
         if isinstance(node.get(key), dict):
             prefix = f"{key}/" if key in {"$defs", "definitions"} else ""
@@ -324,7 +324,7 @@ def _tidy_numbers(out: dict[str, Any]) -> None:
         if (key.startswith("min") and count == 0) or (key.startswith("max") and count > MAX_COUNT):
             del out[key]
     for plain, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-        # In draft 4 it is a switch for the other bound.
+        # In draft 4 it is a flag for the other bound.
         if isinstance(out.get(exclusive), bool) and out.pop(exclusive) and plain in out:
             out[exclusive] = out.pop(plain)
 
@@ -355,7 +355,7 @@ def _tidy_conditions(out: dict[str, Any]) -> None:
 
 
 def _tidy_names(out: dict[str, Any], root: Schema) -> None:
-    """Rules about the names of members, as lists of names or patterns of them."""
+    """Convert rules about member names to lists of names or patterns."""
     remaining = out.get("unevaluatedProperties", True)
     if _says_nothing(remaining):
         out.pop("unevaluatedProperties", None)
@@ -383,7 +383,7 @@ def _tidy_names(out: dict[str, Any], root: Schema) -> None:
 
 
 def _differ(one: Schema, other: Schema, root: Schema) -> bool:
-    """No value fits both schemas, and that shows at their types or at a member that both require."""
+    """Whether no value fits both schemas, as shown by their types or by a member that both require."""
     if not isinstance(one, dict) or not isinstance(other, dict):
         return False
     types = [_types(schema) for schema in (one, other)]
@@ -402,7 +402,7 @@ def _types(schema: dict[str, Any]) -> set[str]:
 
 
 def _required_values(schema: dict[str, Any], root: Schema) -> dict[str, set[str]]:
-    """The values of members that an object must have and that are listed, as JSON."""
+    """The allowed values of required members that list them, as JSON."""
     members, required = schema.get("properties"), schema.get("required")
     found: dict[str, set[str]] = {}
     if not isinstance(members, dict) or not isinstance(required, list):
@@ -418,7 +418,7 @@ def _required_values(schema: dict[str, Any], root: Schema) -> dict[str, set[str]
 
 
 def _resolved(schema: Schema, root: Schema) -> Schema:
-    """What a schema that is only a reference inside the document refers to, without annotations."""
+    """The target of a schema that is only a reference within the document, without annotations."""
     for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, dict) or set(schema) != {"$ref"} or not str(schema["$ref"]).startswith("#/"):
             break
@@ -432,7 +432,7 @@ def _resolved(schema: Schema, root: Schema) -> Schema:
 
 
 class Loosening:
-    """Drops from a schema what cannot be enforced. `dropped` names it: where, and what."""
+    """Drops the parts of a schema that cannot be enforced. `dropped` lists them: where, and what."""
 
     def __init__(self, compile_schema: Compile) -> None:
         self._compile = compile_schema
@@ -441,7 +441,7 @@ class Loosening:
         self.dropped: list[str] = []
 
     def loosen(self, schema: Schema) -> tuple[Schema, str]:
-        """A schema that compiles, and why there is none."""
+        """A schema that compiles, and the reason if there is none."""
         if not isinstance(schema, dict):
             return schema, self._problem(schema)
         supported = self._supported(schema, "")
@@ -476,7 +476,7 @@ class Loosening:
         return self._problem({**part, **self._defs} if isinstance(part, dict) else part)
 
     def _supported(self, schema: Schema, path: str) -> Schema:
-        """Without what is known to be beyond the engine."""
+        """The schema without keywords that the engine is known not to support."""
         if not isinstance(schema, dict):
             return schema
         out = dict(schema)
@@ -502,7 +502,7 @@ class Loosening:
         return out
 
     def _drop_malformed(self, out: dict[str, Any], path: str) -> None:
-        """Keywords whose value is not what the standard says."""
+        """Drop keywords whose value is invalid by the standard."""
         wrong = [key for key in _MAPS if not isinstance(out.get(key, {}), dict)]
         wrong += [key for key in (*_LISTS, "required", "enum") if not isinstance(out.get(key, []), list)]
         wrong += [key for key in (*_COUNTS, *_NUMBERS) if not _is_number(out.get(key, 0))]
@@ -548,7 +548,7 @@ def _joined(path: str, name: str) -> str:
 
 
 def readable(problem: str) -> str:
-    """A reason of the grammar engine in words that fit a client's schema."""
+    """A message of the grammar engine, reworded for a client's schema."""
     if problem.startswith("regex parse error"):
         last = problem.splitlines()[-1].removeprefix("error: ")
         return f"a pattern cannot be enforced ({last})"

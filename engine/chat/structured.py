@@ -1,4 +1,4 @@
-"""Structured output: what a client asked for as a constraint that can be honoured, or a refusal that says why."""
+"""Structured output: converts a request to a constraint that can be enforced, or rejects it with a reason."""
 
 import hashlib
 import json
@@ -17,18 +17,18 @@ from engine.core.types import Constraint
 
 Kind = Literal["json_schema", "json_object", "regex", "lark", "gbnf"]
 
-# T22 of the fault list. A constraint that is tried out for a second is refused.
+# T22 of the fault list. A constraint that takes more than a second to test is rejected.
 TIME_LIMIT_S: Final = 1.0
 MEMORY_LIMIT_BYTES: Final = 1 << 30
 MAX_SOURCE_BYTES: Final = 1 << 20
-# llguidance's own reader stops at 128 levels; clients' validators earlier.
+# llguidance's own parser stops at 128 levels; clients' validators earlier.
 MAX_DEPTH: Final = 100
 _COUNTS: Final = ("minItems", "maxItems", "minLength", "minProperties", "maxProperties")
-_MAX_VERDICTS: Final = 1024  # agents send a hundred tools and more, each of which is tried once
+_MAX_VERDICTS: Final = 1024  # agents send a hundred tools or more, each of which is tested once
 
 
 class ConstraintImpossible(InputFault):
-    """The requested form of the output cannot be guaranteed; `reason` says why."""
+    """The requested output format cannot be guaranteed; `reason` says why."""
 
     code = "unsupported_constraint"
 
@@ -38,7 +38,7 @@ class ConstraintImpossible(InputFault):
 
 
 def of_schema(schema: object, param: str, *, strict: bool = True) -> Constraint:
-    """The constraint of a JSON schema; without `strict`, of what of it can be enforced.
+    """The constraint of a JSON schema; without `strict`, of its enforceable parts.
 
     Raises: ConstraintImpossible: it is too deep, too long, or counts beyond what can be generated.
     """
@@ -54,9 +54,9 @@ def of_schema(schema: object, param: str, *, strict: bool = True) -> Constraint:
 
 
 def check_parameters(schema: object, param: str) -> None:
-    """Whether the schema of a tool can be shown to a model.
+    """Check whether the schema of a tool can be shown to a model.
 
-    Raises: ConstraintImpossible: it is no object, too deep or too long.
+    Raises: ConstraintImpossible: it is not an object, or is too deep or too long.
     """
     if not isinstance(schema, dict):
         raise ConstraintImpossible("a schema is a JSON object", param)
@@ -70,7 +70,7 @@ def check_parameters(schema: object, param: str) -> None:
 def of_grammar(kind: Kind, source: object, param: str) -> Constraint:
     """The constraint of a regular expression, a Lark or a GBNF grammar.
 
-    Raises: ConstraintImpossible: it is no text, empty or too long.
+    Raises: ConstraintImpossible: it is not text, or is empty or too long.
     """
     if not isinstance(source, str) or not source.strip():
         raise ConstraintImpossible("a grammar is a text", param)
@@ -100,10 +100,10 @@ def _check_shape(value: Any, param: str, depth: int, *, counts: bool) -> None:
 
 
 def after_reasoning(constraint: Constraint, own: Markers | None, prefill: str) -> Constraint:
-    """The constraint for an answer that may reason first.
+    """The constraint for a response that may start with reasoning.
 
-    Where the template opened reasoning the constraint starts at its end; where the model may open it itself
-    the block may come first; where neither holds the constraint starts at once.
+    If the template opened reasoning, the constraint starts at its end. If the model may open it itself, the block
+    may come first. Otherwise the constraint starts at once.
     """
     opened = open_markers(prefill, own)
     if opened is not None:
@@ -114,7 +114,7 @@ def after_reasoning(constraint: Constraint, own: Markers | None, prefill: str) -
 
 
 class ConstraintChecker:
-    """One warm child that tries constraints; verdicts are cached, because clients repeat their schemas."""
+    """One warm child that tests constraints; results are cached, because clients repeat their schemas."""
 
     def __init__(self, timeout_s: float = TIME_LIMIT_S, memory_bytes: int = MEMORY_LIMIT_BYTES) -> None:
         self.child = BoundedChild("engine.chat.grammar_check_child", timeout_s=timeout_s, memory_bytes=memory_bytes)
@@ -122,16 +122,16 @@ class ConstraintChecker:
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
 
     async def check(self, constraint: Constraint, param: str) -> Constraint:
-        """The constraint as the runner takes it.
+        """The constraint in the form that the runner accepts.
 
-        Raises: ConstraintImpossible: it is wrong, uses what cannot be enforced, or is too expensive.
+        Raises: ConstraintImpossible: it is invalid, cannot be enforced, or is too expensive.
         """
         return (await self.fit(constraint, param))[0]
 
     async def fit(self, constraint: Constraint, param: str) -> tuple[Constraint, tuple[str, ...]]:
-        """The constraint as the runner takes it, and what of it is not enforced, which only a strict one excludes.
+        """The constraint for the runner, and its parts that are not enforced (none if it is strict).
 
-        Raises: ConstraintImpossible: it is wrong, cannot be enforced, or is too expensive.
+        Raises: ConstraintImpossible: it is invalid, cannot be enforced, or is too expensive.
         """
         text = f"{constraint.kind}\0{constraint.strict}\0{constraint.source}"
         key = hashlib.sha256(text.encode("utf-8", "replace")).digest()
@@ -166,5 +166,5 @@ class ConstraintChecker:
         self.child.warm()
 
     def close(self) -> None:
-        """End the child."""
+        """Stop the child."""
         self.child.close()

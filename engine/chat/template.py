@@ -1,4 +1,4 @@
-"""Rendering a conversation with a model's own template, in a child process that may be killed."""
+"""Renders a conversation with a model's own template, in a child process that may be killed."""
 
 import hashlib
 import time
@@ -15,18 +15,18 @@ from engine.message_catalog.reasons import because
 
 # T19 of the fault list: a template has two seconds. Real ones take 0.2 to 5 ms.
 TIME_LIMIT_S: Final = 2.0
-# Python, Jinja and a 64 MiB prompt several times over.
+# Memory for Python, Jinja and several copies of a 64 MiB prompt.
 MEMORY_LIMIT_BYTES: Final = 768 << 20
-# A template that was killed this often within the pause is not tried again until the pause is over.
+# A template that was killed this often within the pause is not run again until the pause is over.
 _KILLS_ALLOWED: Final = 2
 _PAUSE_S: Final = 60.0
 _RESERVED: Final = frozenset({"messages", "tools", "add_generation_prompt", "self"})
-# Requests with templates of their own that may wait; each can take the whole time limit.
+# Maximum waiting requests that bring their own template; each can take the whole time limit.
 _BROUGHT_WAITING: Final = 8
 
 
 class BadTemplate(InputFault):
-    """The model's chat template cannot render this conversation; `reason` is what it did, `line` where."""
+    """The model's chat template cannot render this conversation; `reason` is the error, `line` its position."""
 
     code = "chat_template_failed"
 
@@ -43,13 +43,13 @@ class BadTemplate(InputFault):
 
 
 class RenderChildLost(EnvironmentFault):
-    """The render child could not be started or died without a reason of the template's making."""
+    """The render child could not be started, or died for a reason that the template did not cause."""
 
     code = "render_child_lost"
 
 
 class TooManyTemplates(EnvironmentFault):
-    """Too many requests with templates of their own wait to be rendered."""
+    """Too many requests that bring their own template wait to be rendered."""
 
     code = "server_busy"
 
@@ -59,7 +59,7 @@ class TemplateRenderer:
 
     def __init__(self, timeout_s: float = TIME_LIMIT_S, memory_bytes: int = MEMORY_LIMIT_BYTES) -> None:
         self.child = BoundedChild("engine.chat.render_child", timeout_s=timeout_s, memory_bytes=memory_bytes)
-        # Templates that requests bring: a slow one must not make those wait who use their model's.
+        # For templates from requests: a slow one must not delay requests that use their model's template.
         self.brought = BoundedChild(
             "engine.chat.render_child", timeout_s=timeout_s, memory_bytes=memory_bytes, background=True
         )
@@ -79,12 +79,12 @@ class TemplateRenderer:
         variables: Mapping[str, Any] | None = None,
         brought: bool = False,
     ) -> Rendered:
-        """Make the prompt. `variables` go to the template as they are (`enable_thinking`, …).
+        """Render the prompt. `variables` go to the template unchanged (`enable_thinking`, …).
 
         `brought`: the template came with the request.
 
-        Raises BadTemplate when the template refuses, fails, runs over its limits or was stopped for that
-        before; RenderChildLost when no child can be started.
+        Raises: BadTemplate: the template refuses, fails, exceeds its limits or was stopped for that before.
+        RenderChildLost: no child can be started.
         """
         job = RenderJob(
             template=template,
@@ -124,7 +124,7 @@ class TemplateRenderer:
         self.child.warm()
 
     def close(self) -> None:
-        """End the child."""
+        """Stop the children."""
         self.child.close()
         self.brought.close()
 
@@ -154,7 +154,7 @@ def _checked(variables: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_markers(messages: Sequence[Message]) -> None:
-    """With images in the conversation, text may not contain what stands for an image."""
+    """Check that text does not contain the image placeholder if the conversation has images."""
     if not images(messages):
         return
     if any(MEDIA_MARKER in m.text() for m in messages):

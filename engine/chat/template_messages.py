@@ -1,4 +1,4 @@
-"""Messages in the shape a template expects: dictionaries as transformers makes them, bent to its traits."""
+"""Converts messages to the dictionaries that a template expects, as in transformers, adapted to its traits."""
 
 import contextlib
 import hashlib
@@ -17,7 +17,7 @@ Dict = dict[str, Any]
 
 
 def flatten(content: str | tuple[Any, ...]) -> str:
-    """One text, with a media marker in the place of each image."""
+    """The content as one text, with a media marker in place of each image."""
     if isinstance(content, str):
         return content
     return "".join(MEDIA_MARKER if isinstance(part, ImagePart) else part.text for part in content)
@@ -35,7 +35,7 @@ def images(messages: Sequence[Message]) -> tuple[ImagePart, ...]:
 
 
 def _arguments(call: ToolCall, traits: TemplateTraits) -> Any:
-    """The arguments as an object where the template wants one and they are one; else the text."""
+    """The arguments as an object if the template needs one and they are one; otherwise the text."""
     if traits.arguments_as_text:
         return call.arguments
     try:
@@ -48,7 +48,7 @@ def _arguments(call: ToolCall, traits: TemplateTraits) -> Any:
 def describe_tools(
     messages: Sequence[Message], tools: tuple[ToolDefinition, ...], dialect: Dialect
 ) -> list[Message]:
-    """The tools in the system message, for a template that has no place for them."""
+    """Add the tools to the system message, for a template that does not support tools."""
     prompt = tool_prompt(tools, dialect)
     if messages and messages[0].role in {"system", "developer"}:
         system = f"{flatten(messages[0].content)}\n\n{prompt}"
@@ -57,7 +57,7 @@ def describe_tools(
 
 
 def spell_calls(messages: Sequence[Message], dialect: Dialect) -> list[Message]:
-    """Calls as text of the answer, for a template that does not write them."""
+    """Write calls as text of the response, for a template that does not write them."""
     return [
         msgspec.structs.replace(
             message,
@@ -71,7 +71,7 @@ def spell_calls(messages: Sequence[Message], dialect: Dialect) -> list[Message]:
 
 
 def spell_results(messages: Sequence[Message]) -> list[Message]:
-    """Results as the user's words, for a template without a tool role."""
+    """Write results as user text, for a template without a tool role."""
     out: list[Message] = []
     for message in messages:
         if message.role != "tool":
@@ -85,7 +85,7 @@ def spell_results(messages: Sequence[Message]) -> list[Message]:
 
 
 def one_call_a_turn(messages: Sequence[Message]) -> list[Message]:
-    """Parallel calls as calls one after the other, each followed by its result."""
+    """Write parallel calls as sequential calls, each followed by its result."""
     results = {m.tool_call_id: m for m in messages if m.role == "tool"}
     out: list[Message] = []
     moved: set[str | None] = set()
@@ -105,7 +105,7 @@ def one_call_a_turn(messages: Sequence[Message]) -> list[Message]:
 
 
 def answer_results(messages: Sequence[Message]) -> list[Message]:
-    """An answer after each tool's result that a user message follows, where roles must alternate."""
+    """Add a response after each tool result that a user message follows, for roles that must alternate."""
     out: list[Message] = []
     for message in messages:
         if message.role == "user" and out and out[-1].role == "tool":
@@ -115,7 +115,7 @@ def answer_results(messages: Sequence[Message]) -> list[Message]:
 
 
 def own_ids(messages: Sequence[Message], source: str) -> list[Message]:
-    """Call ids as the template wants them: Kimi reads the name out of them, Mistral counts nine characters."""
+    """Call ids in the template's format: Kimi reads the name from them, Mistral requires nine characters."""
     indexed = "<|tool_calls_section_begin|>" in source
     nine = "length != 9" in source or "length == 9" in source
     if not indexed and not nine:
@@ -141,21 +141,21 @@ def own_ids(messages: Sequence[Message], source: str) -> list[Message]:
 
 
 def nine_characters(call_id: str) -> str:
-    """A call id as it is if it has nine letters and digits, else nine that stand for it."""
+    """The call id if it has nine letters and digits, otherwise nine characters derived from it."""
     if len(call_id) == 9 and call_id.isalnum():  # noqa: PLR2004 - Mistral's length
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
 def hoist_system(messages: Sequence[Message]) -> list[Message]:
-    """Every system and developer message joined into one at the start, for templates that want one there."""
+    """Join all system and developer messages into one at the start, for templates that need it there."""
     system = [flatten(m.content) for m in messages if m.role in {"system", "developer"}]
     others = [m for m in messages if m.role not in {"system", "developer"}]
     return [Message(role="system", content="\n\n".join(system)), *others] if system else others
 
 
 def fold_system(messages: Sequence[Message]) -> list[Message]:
-    """The system text put before the first user message, for templates without a system role."""
+    """Put the system text before the first user message, for templates without a system role."""
     hoisted = hoist_system(messages)
     if not hoisted or hoisted[0].role != "system":
         return hoisted
@@ -179,7 +179,7 @@ def _prefixed(message: Message, prefix: str) -> Message:
 
 
 def merge_turns(messages: Sequence[Message]) -> list[Message]:
-    """Neighbouring messages of one role joined, for templates that insist on alternation."""
+    """Join adjacent messages of one role, for templates that require alternation."""
     out: list[Message] = []
     for message in messages:
         last = out[-1] if out else None
@@ -194,7 +194,7 @@ def merge_turns(messages: Sequence[Message]) -> list[Message]:
 def as_dicts(messages: Sequence[Message], traits: TemplateTraits, source: str) -> list[Dict]:
     """Messages as a template's variable `messages`.
 
-    Assistant messages carry their reasoning under each name that templates read (`reasoning_content` is
+    Assistant messages have their reasoning under each name that templates read (`reasoning_content` is
     the common one); a call's id, name and arguments are where OpenAI puts them.
     """
     out: list[Dict] = []
@@ -238,7 +238,7 @@ def as_dicts(messages: Sequence[Message], traits: TemplateTraits, source: str) -
 
 
 def _responses_inside(messages: list[Dict]) -> list[Dict]:
-    """Results as a part of the assistant's message that called: how Gemma 4's first templates read them."""
+    """Put results into the calling assistant's message, as Gemma 4's first templates read them."""
     out: list[Dict] = []
     for item in messages:
         if item["role"] == "tool" and out and out[-1]["role"] == "assistant":

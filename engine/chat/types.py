@@ -1,4 +1,4 @@
-"""A conversation as the engine sees it; every protocol's messages are translated to these."""
+"""The engine's form of a conversation; the messages of every protocol are converted to it."""
 
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ Part = TextPart | ImagePart
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call the model made. `arguments` is JSON text, as it came (it may be malformed in a history)."""
+    """A call made by the model. `arguments` is JSON text as received (it may be malformed in a history)."""
 
     id: str
     name: str
@@ -33,7 +33,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One turn. `tool_call_id` and `name` belong to a tool's answer, `tool_calls` to the assistant."""
+    """One turn. `tool_call_id` and `name` belong to a tool's result, `tool_calls` to the assistant."""
 
     role: Role
     content: str | tuple[Part, ...] = ""
@@ -50,7 +50,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
-    """A function the model may call. `parameters` is a JSON schema of an object; `strict` enforces it."""
+    """A function that the model may call. `parameters` is a JSON schema of an object; `strict` enforces it."""
 
     name: str
     description: str = ""
@@ -76,7 +76,7 @@ class ChatTemplate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TemplateTraits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a template can express, learned by rendering probes. `arguments_as_text`: calls take JSON text."""
+    """Features that a template supports, detected by test renders. `arguments_as_text`: calls take JSON text."""
 
     system_role: bool = True
     tools: bool = False
@@ -91,10 +91,10 @@ class TemplateTraits(msgspec.Struct, frozen=True, kw_only=True):
 class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt ready to be tokenized.
 
-    `prefill` is the end of `prompt` that the template put after the last message: the head of the answer,
+    `prefill` is the end of `prompt` that the template added after the last message: the head of the response,
     possibly with reasoning already open. `add_special` False: the prompt already begins with the model's
-    first token. `images` are in the order of the media markers in the prompt. `repairs` names every change
-    that was made to the conversation because the template could not take it as it was.
+    first token. `images` are in the order of the media markers in the prompt. `repairs` lists every change to
+    the conversation that the template required.
     """
 
     prompt: str
@@ -105,7 +105,7 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     traits: TemplateTraits = TemplateTraits()
 
 
-# What an answer is made of while it streams: reasoning, text, tool calls. Protocols translate these.
+# Parts of a streamed response: reasoning, text, tool calls. Protocols convert these.
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True):
@@ -115,13 +115,13 @@ class ReasoningDelta(msgspec.Struct, frozen=True):
 
 
 class TextDelta(msgspec.Struct, frozen=True):
-    """More of the visible answer."""
+    """More of the visible response."""
 
     text: str
 
 
 class CallStarted(msgspec.Struct, frozen=True):
-    """A tool call begins. `index` counts from 0 within one answer."""
+    """Start of a tool call. `index` counts from 0 within one response."""
 
     index: int
     id: str
@@ -142,7 +142,7 @@ class CallEnded(msgspec.Struct, frozen=True):
 
 
 class CallMalformed(msgspec.Struct, frozen=True):
-    """The model tried to call a tool, and neither name nor arguments could be made of `text`."""
+    """The model tried to call a tool, but `text` has no readable name or arguments."""
 
     text: str
 

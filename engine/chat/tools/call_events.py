@@ -1,4 +1,4 @@
-"""Where payload parsers put the calls they find; it numbers, names and closes them."""
+"""Event sink for the payload parsers: numbers, names and closes the calls that they find."""
 
 import json
 import secrets
@@ -14,7 +14,7 @@ _NINE = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 
 def new_call_id(style: IdStyle, name: str, index: int) -> str:
-    """An id as the model's own template wants to see it again."""
+    """A call id in the format that the model's own template expects."""
     if style == "indexed":
         return f"functions.{name}:{index}"
     if style == "nine":
@@ -23,7 +23,7 @@ def new_call_id(style: IdStyle, name: str, index: int) -> str:
 
 
 class CallSink:
-    """Collects the events of all calls of one answer. `emit` takes each of them."""
+    """Collects the events of all calls of one response, and passes each to `emit`."""
 
     def __init__(
         self, tools: Sequence[ToolDefinition], emit: Callable[[AnswerEvent], None], id_style: IdStyle = "call"
@@ -42,18 +42,18 @@ class CallSink:
         return self._meant(name) in self._tools
 
     def schema(self, name: str) -> dict[str, object]:
-        """The parameters of a tool; of an unknown one, nothing."""
+        """The parameters of a tool; {} for an unknown tool."""
         tool = self._tools.get(self._meant(name))
         return dict(tool.parameters) if tool else {}
 
     def start(self, name: str) -> None:
-        """A call of this function begins."""
+        """Start a call of this function."""
         name = self._meant(name)
         self._emit(CallStarted(self.count, new_call_id(self._id_style, name, self.count), name))
         self._wrote = ""
 
     def _meant(self, name: str) -> str:
-        """The tool of this name; else the only one that a model may have misspelled so; else the name as it is."""
+        """The tool of this name, else the only tool that could be misspelled this way, else the name unchanged."""
         for spelled in (name, name.strip(), _bare(name), _bare(name).removeprefix(_NAMESPACE)):
             if spelled in self._tools:
                 return spelled
@@ -61,26 +61,26 @@ class CallSink:
         return similar[0] if len(similar) == 1 else name.strip()
 
     def write(self, text: str) -> None:
-        """More of the arguments' JSON."""
+        """Add JSON text to the arguments."""
         if text:
             self._wrote = self._wrote or text[:1]
             self._emit(CallArguments(self.count, text))
 
     def end(self) -> None:
-        """The call is complete; one without arguments gets an empty object."""
+        """Complete the call; one without arguments gets an empty object."""
         if not self._wrote:
             self.write("{}")
         self._emit(CallEnded(self.count))
         self.count += 1
 
     def whole(self, name: str, arguments: object) -> None:
-        """A call whose arguments were only understood at its end."""
+        """Add a call whose arguments were known only at its end."""
         self.start(name)
         self.write(self.as_object(name, arguments))
         self.end()
 
     def malformed(self, text: str) -> None:
-        """Something that was meant to be a call."""
+        """Report text that was meant to be a call."""
         if text.strip():
             self._emit(CallMalformed(text.strip()))
 
@@ -101,7 +101,7 @@ class CallSink:
 
 
 class ArgumentStream:
-    """Arguments that arrive as text of a JSON value: objects stream on, anything else waits for its end."""
+    """Arguments that arrive as JSON text: objects are streamed, other values are buffered until complete."""
 
     def __init__(self, sink: CallSink, name: str) -> None:
         self._sink = sink
@@ -110,7 +110,7 @@ class ArgumentStream:
         self._begun = False
 
     def write(self, text: str) -> None:
-        """More text of the value."""
+        """Add text of the value."""
         if not self._begun and text:
             self._begun = True
             if text[0] != "{":
@@ -121,13 +121,13 @@ class ArgumentStream:
             self._held.append(text)
 
     def end(self) -> None:
-        """The value is complete."""
+        """Complete the value."""
         if self._held is not None:
             self._sink.write(self._sink.as_object(self._name, json.loads("".join(self._held))))
 
 
 def pour(parser: LenientJson, stream: ArgumentStream) -> None:
-    """Pass on what the parser has made."""
+    """Pass on the parser's output."""
     for fragment in parser.take():
         stream.write(fragment.text)
 
@@ -137,12 +137,12 @@ def _bare(name: str) -> str:
 
 
 def _fold(name: str) -> str:
-    """Names as models misspell them: another case, a namespace before them, dashes for underscores."""
+    """Normalize a name that models misspell: case, a namespace prefix, dashes instead of underscores."""
     return _bare(name).removeprefix(_NAMESPACE).replace("-", "_").casefold()
 
 
 def _canonical(arguments: str) -> str:
-    """JSON without layout and order of names."""
+    """JSON without layout and member order."""
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)
     except (ValueError, RecursionError):
@@ -150,9 +150,9 @@ def _canonical(arguments: str) -> str:
 
 
 class FurtherCalls:
-    """The calls after the first one where the model must call: each is passed on when it is whole and new.
+    """Filters calls after the first one if the model must call: passes on each that is complete and new.
 
-    Nothing but calls may follow a forced call, so a weak model writes the same one until the limit cuts it.
+    Only calls may follow a forced call, so a weak model repeats the same one until the token limit.
     """
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class FurtherCalls:
         self._seen: set[tuple[str, str]] = set()
 
     def feed(self, event: CallStarted | CallArguments | CallEnded, *, first: bool) -> list[AnswerEvent] | None:
-        """The events to pass on now; None: a call that was made before."""
+        """The events to pass on now; None if the call repeats an earlier one."""
         if isinstance(event, CallStarted):
             self._name, self._text = event.name, []
         elif isinstance(event, CallArguments):

@@ -1,4 +1,4 @@
-"""One parser for each way of writing a call. Each is fed the text after the call's start marker."""
+"""One parser for each call syntax. Each is fed the text after the call's start marker."""
 
 import json
 import re
@@ -13,7 +13,7 @@ MAX_HEADER_CHARS: Final = 400
 
 
 class NotACall(Exception):
-    """What was read is ordinary text; `text` is all of it."""
+    """The text is ordinary text, not a call; `text` is all of it."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -21,13 +21,13 @@ class NotACall(Exception):
 
 
 class Payload(Protocol):
-    """A call being read."""
+    """Parser of one call."""
 
     def feed(self, text: str) -> str | None:
-        """Consume text. None: more is needed; else the call is over and this text follows it."""
+        """Consume text. Returns None if more is needed; otherwise the text after the call."""
 
     def finish(self) -> None:
-        """The answer or the section ends here: complete the call or report it."""
+        """Complete or report the call at the end of the response or section."""
 
 
 class JsonPayload:
@@ -59,7 +59,7 @@ class JsonPayload:
         return remaining
 
     def finish(self) -> None:
-        """Close the object as far as it came."""
+        """Close the incomplete object."""
         self._parser.finish()
         self._process()
         self._complete()
@@ -160,7 +160,7 @@ class NamedPayload:
                 return None
             header, text = self._held[:brace], self._held[brace:]
             if not self._begin(header):
-                # Not even a name: let the rest be read as text of the section.
+                # No function name: treat the rest as text of the section.
                 return text[1:]
         remaining = self._parser.feed(text)
         if self._stream is not None:
@@ -171,7 +171,7 @@ class NamedPayload:
         return remaining
 
     def finish(self) -> None:
-        """Close the arguments, or report what came of the header."""
+        """Close the arguments, or report the header."""
         if self._stream is None:
             if self._held.strip() and self._form.strict:
                 raise NotACall(self._held)
@@ -200,7 +200,7 @@ class NamedPayload:
 
 
 class PythonPayload:
-    """`name(key=value, …)`; the opening bracket of the list is already gone."""
+    """`name(key=value, …)`, without the opening bracket of the list."""
 
     def __init__(self, sink: CallSink) -> None:
         self._sink = sink
@@ -210,7 +210,7 @@ class PythonPayload:
         self._value: LenientJson | None = None
 
     def feed(self, text: str) -> str | None:
-        """Name, then arguments one by one."""
+        """Read the name, then arguments one by one."""
         self._held += text
         while self._held:
             if self._name is None:
@@ -239,7 +239,7 @@ class PythonPayload:
         return None
 
     def finish(self) -> None:
-        """Close the call as far as it came."""
+        """Close the incomplete call."""
         if self._name is None:
             self._sink.malformed(self._held)
             return
@@ -249,7 +249,7 @@ class PythonPayload:
         self._close()
 
     def _key_read(self) -> bool:
-        """`key=`, or a positional argument, which takes the name of the parameter in its place."""
+        """Read `key=`, or a positional argument, which gets the name of the parameter at its position."""
         match = re.match(r"\s*([A-Za-z_][\w.-]*)\s*=\s*(?=[^\s=])", self._held)
         if match is None and re.fullmatch(r"\s*(?:[A-Za-z_][\w.-]*\s*(?:=\s*)?)?", self._held):
             return False

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 - DeepSeek writes its markers with full-width bars
-"""Writing in a dialect's own words: calls where a template cannot, and the head of an answer to be continued."""
+"""Renders text in a dialect: calls that a template cannot write, and the head of a response to be continued."""
 
 import json
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def _deepseek(call: ToolCall) -> str:
 
 
 def spell(dialect: Dialect, calls: Sequence[ToolCall]) -> str:
-    """The calls as a model of this dialect would write them; the Hermes way where the dialect has no own."""
+    """Render calls in this dialect; in Hermes format if it defines none."""
     if dialect.name == "lfm2":
         return f"<|tool_call_start|>[{', '.join(map(_python, calls))}]<|tool_call_end|>"
     if dialect.name == "deepseek":
@@ -45,9 +45,9 @@ def spell(dialect: Dialect, calls: Sequence[ToolCall]) -> str:
 
 
 def continuation(dialect: Dialect, source: str, prefill: str, reasoning: str, content: str) -> str:
-    """What follows the template's `prefill` when an answer that has begun is continued, in the family's own marks.
+    """Text between the template's `prefill` and the content, to continue a response with the family's own markers.
 
-    `source`: the template, which shows whether the family puts its marks on lines of their own.
+    `source`: the template, which shows whether the family puts its markers on separate lines.
     """
     opened = open_markers(prefill, dialect.reasoning)
     head = "" if prefill.endswith(dialect.content_opening) else dialect.content_opening
@@ -72,5 +72,5 @@ def _closing(markers: Markers, source: str) -> str:
 
 
 def _on_lines(mark: str, source: str) -> bool:
-    """Whether the template writes a line break behind this mark, in its text or in a literal."""
+    """Whether the template writes a line break after this marker, in its text or in a literal."""
     return f"{mark}\n" in source or f"{mark}\\n" in source

@@ -1,4 +1,4 @@
-"""What a request says about tools, checked before anything is made of it."""
+"""Checks what a request says about tools before it is used."""
 
 import re
 from typing import Final
@@ -7,12 +7,12 @@ from engine.chat.query import ChatQuery
 from engine.chat.types import NamedTool
 from engine.core.errors import InputFault
 
-# What a call's name may be without breaking a grammar or a template; OpenAI allows 64 of [A-Za-z0-9_-].
+# Call names that break no grammar or template; OpenAI allows 64 of [A-Za-z0-9_-].
 _NAME: Final = re.compile(r"[^\s\"'<>{}\[\]()\\]{1,128}")
 
 
 def check_tools(query: ChatQuery) -> None:
-    """Names that work, no duplicates, and a choice that names one of them.
+    """Check for valid names, no duplicates, and a choice that names one of them.
 
     Raises: InputFault: naming the field.
     """

@@ -1,4 +1,4 @@
-"""Descriptors: how a family of models writes reasoning and tool calls. One parser reads them all."""
+"""Dialect descriptors: how a family of models writes reasoning and tool calls. One parser reads them all."""
 
 import re
 from functools import lru_cache
@@ -17,7 +17,7 @@ ARGUMENT_KEYS = frozenset({"arguments", "parameters", "args", "input", "params",
 class JsonCalls(msgspec.Struct, frozen=True):
     """`{"name": …, "arguments": {…}}`, alone or listed. `name_is_key`: `{"get_weather": {…}}`.
 
-    `keys` and `listed` say how the family itself writes it; other keys and lists are read as well.
+    `keys` and `listed` are the family's own format; other keys and lists are read as well.
     """
 
     name_is_key: bool = False
@@ -26,12 +26,12 @@ class JsonCalls(msgspec.Struct, frozen=True):
 
 
 class NamedCalls(msgspec.Struct, frozen=True):
-    """A header that holds the name, then the arguments as JSON.
+    """A header that contains the name, then the arguments as JSON.
 
     The header is everything from `start` to the first brace; `header` finds the group `name` in it. `ends`
-    are dropped after the arguments. `quote`: the string delimiter where it is not a quotation mark.
+    are dropped after the arguments. `quote`: the string delimiter if it is not a quotation mark.
     `strict`: a name that is no tool of the request means that this was text. `spelling` is the header as the
-    family writes it, for grammars; `{id}` and `{index}` stand for what the model makes up.
+    family writes it, for grammars; `{id}` and `{index}` stand for values that the model generates.
     """
 
     start: str
@@ -47,11 +47,10 @@ class TaggedCalls(msgspec.Struct, frozen=True):
     """One tag for each argument.
 
     `start` NAME `name_end`, then any number of `key_open` KEY `key_close` [`value_open`] VALUE `value_close`,
-    then `end`. Where name and key are attributes, `name` and `key` find them (group `name`, `key`, and
+    then `end`. If name and key are attributes, `name` and `key` find them (group `name`, `key`, and
     `kind`: the value's type). `{key}` in `value_close` stands for the key. `newlines`: one line break on
-    each side of a value is layout. `loose`: the call may stand outside its section. `nested`: what stands
-    before the tags of lists and objects inside a value. The spellings are what the family writes for name
-    and key, for grammars.
+    each side of a value is layout. `loose`: the call may be outside its section. `nested`: the prefix of the
+    tags of lists and objects inside a value. The spellings are how the family writes name and key, for grammars.
     """
 
     start: str
@@ -78,9 +77,9 @@ Form = JsonCalls | NamedCalls | TaggedCalls | PythonCalls
 
 
 class Section(msgspec.Struct, frozen=True):
-    """Where calls stand. No `ends`: it is over when something other than a call follows.
+    """The text around calls. Without `ends` it is over when something other than a call follows.
 
-    `gap` is the layout that the family puts inside both marks; `single`: each call has a section of its own.
+    `gap` is the layout that the family writes inside both markers; `single`: each call has a separate section.
     """
 
     start: str
@@ -90,9 +89,9 @@ class Section(msgspec.Struct, frozen=True):
 
 
 class Headers(msgspec.Struct, frozen=True):
-    """Messages inside one answer: a header between `starts` and `end` says what its body is.
+    """Messages inside one response: a header between `starts` and `end` gives the kind of its body.
 
-    A header containing one of `reasoning` opens reasoning; one that `call` matches (group `name`) opens a
+    A header that contains one of `reasoning` opens reasoning; one that `call` matches (group `name`) opens a
     call's arguments; anything else opens visible text. `body_ends` close a body.
     """
 
@@ -104,13 +103,13 @@ class Headers(msgspec.Struct, frozen=True):
 
 
 class Dialect(msgspec.Struct, frozen=True):
-    """One family.
+    """One family of models.
 
-    `needs`: substrings that its templates all have; `lacks`: that none has; the first dialect that fits is
-    taken. `seeds`: ends of the prefill that belong to the answer. `bare_json`: a call may stand at the start
-    of the answer without any marker; `bare_first`: that is how the family does it. `content_opening` must
-    stand before visible text. `call_preamble`: the marks of what may come before a call, where that is not
-    simply reasoning. `breaks_reasoning`: a call ends reasoning that was not closed.
+    `needs`: substrings that all its templates have; `lacks`: substrings that none has; the first matching dialect
+    is used. `seeds`: ends of the prefill that belong to the response. `bare_json`: a call may be at the start
+    of the response without any marker; `bare_first`: the family writes calls that way. `content_opening` must
+    come before visible text. `call_preamble`: the markers of what may come before a call, if that is not only
+    reasoning. `breaks_reasoning`: a call ends reasoning that was not closed.
     """
 
     name: str
@@ -131,41 +130,41 @@ class Dialect(msgspec.Struct, frozen=True):
     id_style: IdStyle = "call"
 
     def reasons_in(self, prefill: str) -> bool:
-        """Whether the head of an answer ends inside a message of reasoning, as when it is continued."""
+        """Whether the head of a response ends inside a message of reasoning, as when it is continued."""
         if self.headers is None or self.call_preamble is None:
             return False
         _, opening, begun = prefill.rpartition(self.call_preamble[0])
         return bool(opening) and not any(end in begun for end in self.headers.body_ends)
 
 
-# Finding markers in text that is still growing.
+# Search for markers in text that is still growing.
 
 
 class Found(NamedTuple):
-    """A marker at a position; `mark` None: the text ends with what may become one."""
+    """A marker at a position; `mark` None: the text ends with the possible start of a marker."""
 
     at: int
     mark: str | None
 
 
 class Marks:
-    """A set of markers, compiled once. Empty strings among them are ignored."""
+    """A set of markers, compiled once. Empty strings are ignored."""
 
     def __init__(self, marks: tuple[str, ...]) -> None:
         ordered = sorted(filter(None, set(marks)), key=lambda mark: (-len(mark), mark))
         self._pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
         self._longest = len(ordered[0]) if ordered else 0
         self._first = frozenset(mark[0] for mark in ordered)
-        # Every proper beginning of a marker, and how long the longest such marker is.
+        # Every proper prefix of a marker, and the length of the longest such marker.
         self._beginnings: dict[str, int] = {}
         for mark in reversed(ordered):
             self._beginnings.update({mark[:n]: len(mark) for n in range(1, len(mark))})
 
     def search(self, text: str) -> Found | None:
-        """The first marker in the text, the longest one at its position; None if not even a beginning.
+        """The first marker in the text, the longest one at its position; None if there is not even a prefix of one.
 
-        The answer does not depend on how the text was cut into pieces: while an earlier or longer marker
-        is still possible at the end of the text, the answer is to wait.
+        The result does not depend on how the text was split: while an earlier or longer marker is still possible at
+        the end of the text, the result is to wait.
         """
         match = self._pattern.search(text) if self._pattern else None
         last = match.start() if match else len(text) - 1
@@ -177,7 +176,7 @@ class Marks:
         return Found(match.start(), match.group()) if match else None
 
     def begins(self, text: str) -> str | None:
-        """The marker at the beginning of the text; empty string: it may become one; None: it is none."""
+        """The marker at the start of the text; an empty string if it may become one; None if it cannot."""
         match = self._pattern.match(text) if self._pattern else None
         length = self._beginnings.get(text, 0)
         if length and (match is None or length > match.end()):
@@ -201,11 +200,11 @@ FENCES: Final = ("```json", "```tool_call", "```")
 
 
 class ParserMarks(msgspec.Struct, frozen=True):
-    """`starts` maps the mark of each section to it, `loose` are call marks outside of sections.
+    """`starts` maps start markers to their sections; `loose` are call markers outside of sections.
 
-    `ends` close sections, `headers` begin a message's header, `stops` end a call that was not closed, `breakers`
-    begin a call inside reasoning. `text`, `reasoning`, `section` and `closing` (behind such a call) are everything
-    that means something in that place.
+    `ends` close sections, `headers` start a message's header, `stops` end a call that was not closed, `breakers`
+    start a call inside reasoning. `text`, `reasoning`, `section` and `closing` (after such a call) are all markers
+    that have a meaning in that state.
     """
 
     starts: dict[str, Section]
@@ -222,7 +221,7 @@ class ParserMarks(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=256)
 def marks_of(dialect: Dialect, *, calls: bool, reasoning: Markers | None) -> ParserMarks:
-    """The marks of a dialect; without `calls` none that has to do with calls."""
+    """The markers of a dialect; without `calls`, no markers of calls."""
     named = tuple(f for f in dialect.forms if calls and isinstance(f, (NamedCalls, TaggedCalls)))
     sections = dialect.sections if calls else ()
     starts = {section.start: section for section in sections}

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 - DeepSeek writes its markers with full-width bars
-"""The dialects this engine reads, in the order in which templates are compared with them."""
+"""All supported dialects, in the order in which templates are compared with them."""
 
 import re
 from typing import Final
@@ -11,7 +11,7 @@ from engine.chat.tools.dialect import Dialect, Headers, JsonCalls, NamedCalls, P
 
 # Forms and sections that several dialects share.
 #
-# Source: the templates in tests/data/templates and the model cards of their makers.
+# Source: the templates in tests/data/templates and the model cards of their publishers.
 
 THINK: Final = Markers("<think>", "</think>")
 NAME_ATTRIBUTE: Final = re.compile(r'name="(?P<name>[^"]*)"')
@@ -19,7 +19,7 @@ KEY_ATTRIBUTE: Final = re.compile(r'name="(?P<key>[^"]*)"(?:\s+string="(?P<kind>
 
 
 def invoke_tags(prefix: str) -> TaggedCalls:
-    """Anthropic-like invoke and parameter tags behind a prefix."""
+    """Anthropic-like invoke and parameter tags after a prefix."""
     return TaggedCalls(
         start=f"<{prefix}invoke ",
         name_end=">",
@@ -50,7 +50,7 @@ def function_tags(*, newlines: bool) -> TaggedCalls:
 
 
 def argument_tags(suffix: str = "") -> TaggedCalls:
-    """GLM's `<arg_key>…</arg_key><arg_value>…</arg_value>`, the name standing before them."""
+    """GLM's `<arg_key>…</arg_key><arg_value>…</arg_value>`, with the name before them."""
     return TaggedCalls(
         start="",
         name_end=f"<tool_sep{suffix}>" if suffix else "\n",
@@ -85,9 +85,9 @@ DEEPSEEK: Final = NamedCalls(
 COHERE_ACTION: Final = Section("<|START_ACTION|>", ("<|END_ACTION|>",))
 
 
-# Dialects with marks of their own, which no other family uses.
+# Dialects with their own markers, which no other family uses.
 #
-# Source: the templates in tests/data/templates and the model cards of their makers.
+# Source: the templates in tests/data/templates and the model cards of their publishers.
 
 OF_FAMILIES: Final = (
     Dialect(
@@ -305,9 +305,9 @@ OF_FAMILIES: Final = (
     ),
 )
 
-# Dialects whose marks several families use; the more particular ones stand first.
+# Dialects whose markers several families use; the more specific ones come first.
 #
-# Source: the templates in tests/data/templates and the model cards of their makers.
+# Source: the templates in tests/data/templates and the model cards of their publishers.
 
 HERMES: Final = Dialect(
     name="hermes",
@@ -318,7 +318,7 @@ HERMES: Final = Dialect(
     bare_json=True,
     breaks_reasoning=True,
 )
-# What the built-in tool prompt teaches; also read: JSON without a marker or inside a code fence.
+# The format of the built-in tool prompt; also reads JSON without a marker or inside a code fence.
 GENERIC: Final = Dialect(
     name="generic",
     reasoning=THINK,
@@ -470,7 +470,7 @@ SHARED: Final = (
     Dialect(
         name="llama3",
         needs=("<|start_header_id|>", '"parameters"'),
-        reasoning=THINK,  # models derived from it reason, some of them with the template of the original
+        reasoning=THINK,  # derived models reason, some of them with the original's template
         breaks_reasoning=True,
         sections=(Section("<|python_tag|>"),),
         forms=(
@@ -492,14 +492,14 @@ SHARED: Final = (
 
 DIALECTS: Final = (*OF_FAMILIES, *SHARED)
 
-# Not chosen by a template but by name: what a model card or a user says.
+# Dialects by name, for names from a model card or a user.
 BY_NAME: Final = {dialect.name: dialect for dialect in (GENERIC, *reversed(DIALECTS))}
 
 
 def choose(template: str | None) -> Dialect:
-    """The first dialect whose marks the template carries; the generic one if none fits.
+    """The first dialect whose markers the template contains; the generic one if none fits.
 
-    A template may mark reasoning although its family does not: a model of that family was taught to reason.
+    A template may mark reasoning although its family does not: a model of that family was trained to reason.
     """
     if template is None:
         return GENERIC

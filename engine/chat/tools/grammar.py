@@ -1,7 +1,7 @@
-"""A Lark grammar for the calls of a request, in the words of the model's own dialect.
+"""Builds a Lark grammar for the calls of a request, in the syntax of the model's dialect.
 
-Names, frames and arguments are all enforced where the dialect's arguments are JSON or tags; where they have a
-notation of their own (Gemma, Python calls, nested tags) the frame and the name are.
+Names, frames and arguments are all enforced if the dialect's arguments are JSON or tags. If they have a separate
+notation (Gemma, Python calls, nested tags), only the frame and the name are enforced.
 """
 
 import json
@@ -19,13 +19,13 @@ _HARMONY_HEADS: Final = (
     "<|channel|>commentary <|constrain|>json",
     " <|constrain|>json",
 )
-# Longer texts are not counted: each length more is a state of the grammar.
+# Longer texts are not counted: each additional length is a state of the grammar.
 _MAX_LENGTH: Final = 2048
 _MADE_UP: Final = {"{index}": "/[0-9]{1,3}/", "{id}": "/[A-Za-z0-9]{8,10}/"}
 
 
 class ToolGrammar(NamedTuple):
-    """`opening` begins the calls; `continuation` is the grammar of what follows it, `whole` that of both."""
+    """`opening` starts the calls; `continuation` is the grammar of the text after it, `whole` that of both."""
 
     opening: str
     continuation: str
@@ -72,7 +72,7 @@ def _is_list(form: Form) -> bool:
 
 
 def _frame(dialect: Dialect, form: Form, section: Section) -> tuple[str, str]:
-    """(opening, what stands between two calls)."""
+    """(opening, text between two calls)."""
     start = "" if section.start in dialect.seeds else section.start
     head = dialect.headers.end if dialect.headers else ""
     opening = f"{head}{start}{section.gap}"
@@ -105,7 +105,7 @@ def _call(form: Form, tool: ToolDefinition, index: int, rules: list[str]) -> str
         ends = form.ends[0] if form.ends else ""
         if form.quote is not None:
             quote = _text(form.quote)
-            # At most one blank at a time: weak models write white space for ever if they may.
+            # At most one blank at a time: weak models otherwise write white space forever.
             text = rf"/\s?[^<{{}}\s]+/ | /\s?/ {quote} /[^<]+/? {quote}"
             rules.append(f'own_{index}: ({text} | /\\s?/ "{{" own_{index} /\\s?/ "}}")*')
             return f'"call:" {_text(tool.name)} "{{" own_{index} "}}"'
@@ -137,7 +137,7 @@ def _tagged(form: TaggedCalls, tool: ToolDefinition, index: int, rules: list[str
             rules.append(f'{rule}: {opened} ({either}) {_text(close)} "\\n"?')
         elif text or form.nested:
             value = "" if form.nested else _text_value(schema, tool.parameters)
-            # A value that misses its pattern may not go on behind the text that closes it.
+            # A value that violates its pattern must not continue after its closing text.
             value = f"{value} & ~/(?s:.*){_escaped(close)}(?s:.*)/" if value else "/(?s:.*)/"
             rules.append(f"TEXT_{rule.upper()}: {value}")
             rules.append(f"text_{rule}[suffix={_text(close)}]: TEXT_{rule.upper()}")
@@ -151,7 +151,7 @@ def _tagged(form: TaggedCalls, tool: ToolDefinition, index: int, rules: list[str
 
 
 def _choices(schema: Any, root: dict[str, Any]) -> list[str]:
-    """The texts that a parameter must be one of; none where it may be anything else."""
+    """The texts that a parameter must be one of; empty if any text is allowed."""
     found = referred(schema, root)
     allowed = [found["const"]] if "const" in found else found.get("enum")
     if not isinstance(allowed, list) or not all(isinstance(value, str) and value for value in allowed):
@@ -160,7 +160,7 @@ def _choices(schema: Any, root: dict[str, Any]) -> list[str]:
 
 
 def _text_value(schema: Any, root: dict[str, Any]) -> str:
-    """The terminal of a text parameter with a pattern or a length; nothing where neither can be enforced."""
+    """The terminal of a text parameter with a pattern or a length; empty if neither can be enforced."""
     if allowed_types(schema, root) != {"string"}:
         return ""
     found = referred(schema, root)
@@ -174,7 +174,7 @@ def _text_value(schema: Any, root: dict[str, Any]) -> str:
 
 
 def _whole_text(pattern: str) -> str:
-    """A pattern that may match anywhere as one of the whole text; nothing where its anchors do not allow that."""
+    """A pattern for the whole text from one that may match anywhere; empty if its anchors do not allow that."""
     begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(?:\\\\)*\$$", pattern) is not None
     inner = pattern[begins : len(pattern) - ends]
     depth = 0
@@ -187,7 +187,7 @@ def _whole_text(pattern: str) -> str:
 
 
 def _own(text: str) -> str:
-    """A literal of the client's own: a name of a control token in it is ordinary text."""
+    """A literal from the client: a control token's name in it is ordinary text."""
     return f"/{_escaped(text)}/" if "<" in text else _text(text)
 
 
@@ -196,7 +196,7 @@ def _escaped(text: str) -> str:
 
 
 def _spelled(layout: str, *, name: str) -> str:
-    """A layout as a sequence of literals, with patterns for what the model makes up."""
+    """A layout as a sequence of literals, with patterns for values that the model generates."""
     out: list[str] = []
     remaining = layout.replace("{name}", name)
     while remaining:
@@ -213,10 +213,10 @@ def _schema(tool: ToolDefinition) -> str:
 
 
 def embedded(schema: dict[str, Any]) -> str:
-    """A schema inside a grammar: JSON of it has no more white space than layout needs."""
+    """A schema inside a grammar; its JSON has no more white space than layout needs."""
     return json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}, ensure_ascii=False)
 
 
 def _text(text: str) -> str:
-    """A literal, nothing for an empty text."""
+    """A literal; empty for an empty text."""
     return json.dumps(text, ensure_ascii=False) if text else ""

@@ -1,8 +1,8 @@
-"""JSON as models write it, turned into JSON as parsers read it, character by character.
+"""Converts JSON as models write it to valid JSON, character by character.
 
-Repairs on the way: single quotes, bare words, Python's constants, missing or doubled commas, raw line
-breaks in strings, quotes inside strings, wrong escapes, wrong or missing closers. What was sent on is never
-taken back: at every moment the output is the beginning of valid JSON.
+Repairs: single quotes, bare words, Python's constants, missing or doubled commas, raw line breaks in strings,
+quotes inside strings, wrong escapes, wrong or missing closers. Text that was sent is never changed: at every
+moment the output is a prefix of valid JSON.
 """
 
 import json
@@ -30,17 +30,17 @@ _LOW_SURROGATES: Final = range(0xDC00, 0xE000)
 
 
 class Fragment(NamedTuple):
-    """A piece of output. `member`: the key of the outermost object whose value it belongs to."""
+    """Part of the output. `member`: the key of the outermost object whose value it belongs to."""
 
     member: str | None
     text: str
 
 
 class LenientJson:
-    """One value. `feed` until `done`; `fragments` collects the output.
+    """Parser of one value. `feed` until `done`; `fragments` collects the output.
 
     `quote` is a multi-character string delimiter (Gemma's `<|"|>`); inside it nothing is escaped. `closers`
-    are characters that end a value that stands alone, such as an argument of a Python call.
+    are characters that end a value without brackets, such as an argument of a Python call.
     """
 
     def __init__(self, quote: str | None = None, closers: str = "") -> None:
@@ -52,31 +52,31 @@ class LenientJson:
         self._closers = closers
         self._quote = '"'
         self._is_key = False
-        self._held = ""  # a bare word, an escape, or what follows a quote
+        self._held = ""  # a bare word, an escape, or the text after a quote
         self._key: list[str] = []
         self._after_colon = False
         self._half = ""  # the first half of an escaped surrogate pair
-        self._skip = 0  # characters of a long quote still to pass
+        self._skip = 0  # remaining characters of a long quote to skip
 
     @property
     def done(self) -> bool:
-        """The value is complete."""
+        """Whether the value is complete."""
         return self._state is State.DONE
 
     def take(self) -> list[Fragment]:
-        """The output since the last take."""
+        """The output since the last call."""
         out, self.fragments = self.fragments, []
         return out
 
     def feed(self, text: str) -> str:
-        """Consume text; returns what follows the end of the value."""
+        """Consume text; return the text after the end of the value."""
         position = 0
         while position < len(text) and self._state is not State.DONE:
             position = self._step(text, position)
         return text[position:]
 
     def finish(self) -> None:
-        """The text ends here: close whatever is open."""
+        """End of the text: close everything that is open."""
         if self.done:
             return
         if self._state in {State.STRING, State.QUOTE}:
@@ -138,7 +138,7 @@ class LenientJson:
         return at + 1 if char in ",:;=" else at
 
     def _comma(self, char: str, at: int) -> int:
-        """A separator where an element should begin: an empty value, or one separator too many."""
+        """Handle a separator where an element should start: an empty value, or an extra separator."""
         if char == "," and self._after_value_expected():
             self._write("null")
             self._ended()
@@ -167,7 +167,7 @@ class LenientJson:
 
     def _open(self, char: str) -> None:
         if len(self._stack) >= MAX_DEPTH:
-            # Deeper than any client reads: the value ends here as null, the rest is closed by finish().
+            # Deeper than clients can read: the value ends here as null, and finish() closes the rest.
             self._write("null")
             self._ended()
             return
@@ -179,7 +179,7 @@ class LenientJson:
     def _closing(self, char: str) -> None:
         given = "]" if char == ")" else char
         if all(level[0] != given for level in self._stack):
-            return  # a closer of something that was never opened
+            return  # a closer without an opener
         while self._stack[-1][0] != given:
             self._close()
         self._close()
@@ -198,7 +198,7 @@ class LenientJson:
         self._ended()
 
     def _ended(self) -> None:
-        """A value is complete."""
+        """Record that a value is complete."""
         self._is_key = False
         if self._stack:
             if len(self._stack) == 1 and self._in_object():
@@ -283,7 +283,7 @@ class LenientJson:
                 self._held = ""
                 self._end_string()
             return at + 1
-        # What was held is text after all, up to where a new delimiter could begin.
+        # The buffered text is ordinary text, up to where a new delimiter could start.
         keep = next((n for n in range(len(held) - 1, 0, -1) if self._quote.startswith(held[-n:])), 0)
         plain = held[: len(held) - keep]
         self._held = held[len(held) - keep :]
@@ -316,7 +316,7 @@ class LenientJson:
         return at + 1
 
     def _unicode(self, unit: str) -> None:
-        """One complete unit; halves of a pair are sent on only together."""
+        """Write one complete unit; halves of a pair are sent only together."""
         code = ord(json.loads(f'"{unit}"'))
         if self._half and code in _LOW_SURROGATES:
             self._write(self._half + unit)
@@ -336,7 +336,7 @@ class LenientJson:
             self._write("\\ufffd")
 
     def _after_quote(self, text: str, at: int) -> int:
-        """Decide whether the quote just read ends the string: what follows tells."""
+        """Decide by the following text whether the quote just read ends the string."""
         char = text[at]
         if char.isspace():
             self._held += char
@@ -371,7 +371,7 @@ def repair(text: str) -> str:
     return "".join(fragment.text for fragment in parser.take())
 
 
-# Pieces of JSON text: where a reader can be in it, string bodies, keys and numbers in other notations.
+# Parts of JSON text: parser states, string bodies, keys and numbers in other notations.
 
 
 class State(Enum):
@@ -393,7 +393,7 @@ def escaped(text: str) -> str:
 
 
 def decoded(key: str) -> str:
-    """The text of a JSON string, or the string itself if it is none."""
+    """The text of a JSON string, or the string itself if it is not JSON."""
     try:
         return str(json.loads(key))
     except ValueError:

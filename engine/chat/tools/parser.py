@@ -1,7 +1,7 @@
-"""The one parser of answers: reasoning, visible text and tool calls, whatever the dialect, as they stream.
+"""Parses streamed responses in any dialect: reasoning, visible text and tool calls.
 
-It is fed text in pieces of any size and gives the same events (up to where deltas are cut) for every way of
-cutting. What may still become a marker is withheld; nothing that was sent is ever taken back.
+The text may arrive in chunks of any size; the events are the same for every split, except where deltas are cut.
+Text that may still become a marker is buffered; events that were sent are never changed.
 """
 
 import re
@@ -36,7 +36,7 @@ from engine.chat.tools.lenient_json import LenientJson
 from engine.chat.tools.tagged import TaggedPayload
 from engine.chat.types import AnswerEvent, ReasoningDelta, TextDelta, ToolDefinition
 
-# Between the calls of a section these mean nothing.
+# These have no meaning between the calls of a section.
 _FILLER: Final = ",;[]"
 _IMPLICIT: Final = Section("")
 
@@ -53,9 +53,9 @@ class _Mode(Enum):
 
 
 class AnswerParser:
-    """One answer. Without `tools` calls are not looked for; without a reasoning dialect all is text.
+    """Parser of one response. Without `tools` it finds no calls; without a reasoning dialect all is text.
 
-    `prefill` is the head of the answer that the template wrote: it may have opened reasoning.
+    `prefill` is the head of the response that the template wrote: it may have opened reasoning.
     """
 
     def __init__(self, dialect: Dialect, tools: Sequence[ToolDefinition] = (), prefill: str = "") -> None:
@@ -65,16 +65,16 @@ class AnswerParser:
         self._calls = bool(tools)
         self._mode = _Mode.TEXT
         self._buffer = ""
-        self._spaces = ""  # withheld: dropped before a call, sent before text
-        self._fresh = True  # at the start of the answer, or right after a block
+        self._spaces = ""  # buffered white space: dropped before a call, sent before text
+        self._fresh = True  # at the start of the response, or right after a block
         self._trim = False  # after a block: leading white space belongs to the layout
         self._section = _IMPLICIT
         self._section_calls = 0
         self._junk = ""
-        # A call inside a block of reasoning, and all that follows it, until it is known whether the block ends.
+        # A call inside a reasoning block and all text after it, until it is known whether the block ends.
         self._held: list[str] = []
         self._held_as: type[TextDelta | ReasoningDelta] = ReasoningDelta
-        self._quoted = False  # visible text opened a block of reasoning that it has not closed
+        self._quoted = False  # visible text opened a reasoning block that it has not closed
         self._payload: Payload | None = None
         self._bare: BareJson | None = None
         self._reasoning = dialect.reasoning
@@ -92,11 +92,11 @@ class AnswerParser:
 
     @property
     def speaking(self) -> bool:
-        """What comes now is visible text, as far as is known."""
+        """Whether the next text is visible, as far as known."""
         return self._mode in {_Mode.TEXT, _Mode.BARE}
 
     def feed(self, text: str) -> list[AnswerEvent]:
-        """The events that this much more text makes certain."""
+        """The events that this additional text makes certain."""
         self._buffer += text
         try:
             while self._advance():
@@ -107,10 +107,10 @@ class AnswerParser:
         return self._take()
 
     def finish(self, *, cut: bool = False, ended: bool = True) -> list[AnswerEvent]:
-        """The answer is over. `cut`: by its length, so an unfinished call stays unfinished.
+        """End the response. `cut`: the length limit ended it, so an unfinished call stays unfinished.
 
-        `ended`: the model ended it. Only then a call in reasoning that was never closed is a call: otherwise
-        nobody knows whether the end of the reasoning would have followed.
+        `ended`: the model ended it. Only then a call in unclosed reasoning counts as a call: otherwise the end of
+        the reasoning might have followed.
         """
         events = self.feed("")
         while self._mode is _Mode.HELD:
@@ -131,12 +131,12 @@ class AnswerParser:
         return events + self._take()
 
     def _flush(self, *, cut: bool) -> None:
-        """What was withheld at the end, outside of calls."""
+        """Emit the text buffered at the end, outside of calls."""
         if self._mode in {_Mode.FOREIGN, _Mode.SECTION}:
             self._sink.malformed((self._junk + self._buffer).strip(_FILLER + "` \t\r\n"))
         elif self._mode is _Mode.REASONING:
             self._emit(self._buffer, ReasoningDelta)
-        elif not (cut and self._sink.count):  # behind a call a cut mark (`<tool_`) begins the next one
+        elif not (cut and self._sink.count):  # after a call a cut marker (`<tool_`) starts the next one
             self._emit(self._buffer, TextDelta)
         if self._mode is _Mode.TEXT and self._sink.count == 0 and self._spaces and not self._trim:
             self._events.append(TextDelta(self._spaces))
@@ -178,7 +178,7 @@ class AnswerParser:
         return True
 
     def _up_to_mark(self, marks: Marks, kind: type[TextDelta | ReasoningDelta]) -> str | None:
-        """Emit what stands before the next mark; returns the mark once it is whole."""
+        """Emit the text before the next marker; return the marker once it is complete."""
         found = marks.search(self._buffer)
         at = len(self._buffer) if found is None else found.at
         self._emit(self._buffer[:at], kind)
@@ -195,7 +195,7 @@ class AnswerParser:
                 self._emit(mark, TextDelta)
                 self._quoted = True
         elif self._reasoning and mark == self._reasoning.end and mark not in self._dialect.drops:
-            # At the start of an answer or of what follows a block it closes what was never opened.
+            # At the start of a response or after a block, it closes a block that was never opened.
             if self._fresh:
                 self._block_over()
             else:
@@ -228,7 +228,7 @@ class AnswerParser:
             self._spaces += text
 
     def _block_over(self) -> None:
-        """Back to text; what follows is a new beginning."""
+        """Return to text after a block."""
         self._mode = _Mode.TEXT
         self._fresh = self._trim = True
         self._spaces = ""
@@ -252,8 +252,8 @@ class AnswerParser:
         if closing or (self._dialect.headers and mark in self._dialect.headers.body_ends):
             self._buffer = self._buffer[len(mark) :]
 
-    # A model that weighs a call writes it inside its reasoning, and a model that forgets to close its reasoning
-    # makes one there. Which it was shows only at the end.
+    # A model that considers a call writes it inside its reasoning. A model that forgets to close its reasoning
+    # makes a call there. Only the end shows which one it was.
 
     def _begin_hold(self, mark: str, kind: type[TextDelta | ReasoningDelta]) -> None:
         self._held = [mark]
@@ -276,7 +276,7 @@ class AnswerParser:
         return True
 
     def _release(self) -> list[AnswerEvent]:
-        """The reasoning was never closed: what was held is read as calls."""
+        """The reasoning was never closed: parse the buffered text as calls."""
         self._buffer = "".join(self._held) + self._buffer
         self._held = []
         self._quoted = False
@@ -287,7 +287,7 @@ class AnswerParser:
         return self.feed("")
 
     def _keep_held(self) -> list[AnswerEvent]:
-        """The answer was cut inside its reasoning: what was held remains reasoning."""
+        """The response was cut inside its reasoning: the buffered text remains reasoning."""
         self._emit("".join(self._held) + self._buffer, self._held_as)
         self._held = []
         self._buffer = ""
@@ -321,7 +321,7 @@ class AnswerParser:
         return True
 
     def _foreign(self) -> bool:
-        """A message to something that the request does not offer, such as a maker's own interpreter."""
+        """Skip a message to a tool that the request does not offer, such as a publisher's own interpreter."""
         found = self._marks.closing.search(self._buffer)
         at = len(self._buffer) if found is None else found.at
         self._junk += self._buffer[:at]
@@ -405,7 +405,7 @@ class AnswerParser:
         return True
 
     def _open(self, form: object) -> Payload | None:
-        """The payload parser if this form can begin here."""
+        """The payload parser if this form can start here."""
         if isinstance(form, JsonCalls):
             return JsonPayload(form, self._sink) if self._buffer[0] == "{" else None
         if isinstance(form, PythonCalls):
@@ -434,7 +434,7 @@ class AnswerParser:
         return True
 
     def _not_a_call(self, mistake: NotACall) -> None:
-        """What looked like a call was text: say it, with its marker."""
+        """Not a tool call: emit the buffered text with its marker."""
         self._payload = None
         self._mode = _Mode.TEXT
         self._emit(self._section.start, TextDelta)
@@ -471,7 +471,7 @@ class AnswerParser:
         self._bare = None
 
 
-# Which markers the parser of a dialect looks for in which place; made once for each dialect.
+# Markers that the parser of a dialect looks for in each state; created once per dialect.
 
 _BEGIN: Final = re.compile(r"\s*+(?:```(?:json|tool_call|tool_code)?+\s*+)?+\[?+\s*+\{")
 _FENCES: Final = ("```json", "```tool_call", "```tool_code")
@@ -479,20 +479,20 @@ _CALL_KEYS: Final = NAME_KEYS | ARGUMENT_KEYS | {"type", "function", "id"}
 
 
 class BareJson:
-    """Holds text back until it is certain whether it is a call of one of the request's tools."""
+    """Buffers text until it is certain whether it is a call of one of the request's tools."""
 
     def __init__(self, sink: CallSink) -> None:
         self._sink = sink
         self._probe = LenientJson()
         self._name = ""
         self._payload: JsonPayload | None = None
-        self._begin = -1  # where the brace is in what is held
+        self._begin = -1  # position of the brace in the buffered text
         self.held = ""
         self.is_text = False
 
     @staticmethod
     def begins(text: str) -> bool | None:
-        """Whether an answer that begins so may be a bare call; None: not yet known."""
+        """Whether a response with this start may be a bare call; None if not yet known."""
         if _BEGIN.match(text):
             return True
         head = text.lstrip()
@@ -506,11 +506,11 @@ class BareJson:
 
     @property
     def is_call(self) -> bool:
-        """It is certain that this is a call."""
+        """Whether this is certainly a call."""
         return self._payload is not None
 
     def feed(self, text: str) -> str | None:
-        """Consume text. A text that follows the call, or None: more is needed or `is_text` was found."""
+        """Consume text. Returns the text after the call, or None: more is needed, or `is_text` was set."""
         if self._payload is not None:
             return self._payload.feed(text)
         self.held += text
@@ -529,14 +529,14 @@ class BareJson:
         return payload.feed(self.held[self._begin :])
 
     def finish(self, *, cut: bool) -> None:
-        """The answer ends here."""
+        """Handle the end of the response."""
         if self._payload is None:
             self.is_text = True
         elif not cut:
             self._payload.finish()
 
     def _look(self) -> JsonPayload | None:
-        """The call's parser once its name turned out to be a tool's; `is_text` is set when it cannot be."""
+        """The call's parser once its name is known to be a tool's; sets `is_text` if it cannot be a call."""
         for member, text in self._probe.take():
             if member is None and self._name:
                 if self._sink.is_tool(self._name.strip('"')):

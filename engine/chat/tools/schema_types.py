@@ -1,4 +1,4 @@
-"""Which JSON types a tool's schema allows for a parameter that the model wrote as plain text."""
+"""Finds the JSON types that a tool's schema allows for a parameter that the model wrote as plain text."""
 
 import json
 from typing import Any, Final
@@ -17,7 +17,7 @@ def properties(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def referred(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
-    """The schema that a reference inside the document leads to; the schema itself where it is none."""
+    """The target of a reference within the document; the schema itself if it is not a reference."""
     for _ in range(_MAX_REFERENCES):
         reference = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(reference, str) or not reference.startswith("#/"):
@@ -29,7 +29,7 @@ def referred(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
 
 
 def allowed_types(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str]:  # noqa: PLR0911 - one exit a keyword
-    """The types a value may have; all of them where the schema does not say."""
+    """The types that a value may have; all types if the schema does not restrict them."""
     if not isinstance(schema, dict) or depth > _MAX_REFERENCES:
         return _ALL
     reference = schema.get("$ref")
@@ -63,8 +63,8 @@ def _type_of(value: object) -> str:
 def typed(text: str, types: frozenset[str]) -> str:
     """The JSON text of a parameter value.
 
-    A value that reads as an allowed type other than string is that; else it is a string if strings are
-    allowed or nothing better can be made of it.
+    A value that parses as an allowed type other than string becomes that type. Otherwise it is a string, if strings
+    are allowed or nothing better fits.
     """
     bare = text.strip()
     if types == {"string"}:

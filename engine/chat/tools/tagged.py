@@ -1,4 +1,4 @@
-"""Calls with one tag for each argument: Qwen3-Coder, GLM, MiniMax, DeepSeek's DSML and their kin."""
+"""Parses calls with one tag for each argument: Qwen3-Coder, GLM, MiniMax, DeepSeek's DSML and similar ones."""
 
 import json
 import re
@@ -15,10 +15,7 @@ _STRING: Final = frozenset({"string"})
 
 
 class TaggedPayload:
-    """Reads a call after its start marker. String values stream, others wait for their end and are typed.
-
-    `stops` are the markers after which no argument of this call can follow.
-    """
+    """Parser of a call after its start marker. Streams strings; buffers other values and types them."""
 
     def __init__(self, form: TaggedCalls, sink: CallSink, stops: tuple[str, ...]) -> None:
         self._form = form
@@ -45,7 +42,7 @@ class TaggedPayload:
         return remaining
 
     def finish(self) -> None:
-        """The text ends inside the call: close the value and the object."""
+        """End of the text inside the call: close the value and the object."""
         if not self._started:
             if not (self._sink.is_tool(self._held) and self._begin(self._held)):
                 self._sink.malformed(self._held)
@@ -106,7 +103,7 @@ class TaggedPayload:
         return False
 
     def _is_stop(self, at: int) -> bool:
-        """A stop that begins like a key (`<` and `</…>`) wins."""
+        """Whether a stop is here; it takes precedence over a key with the same start (`<` and `</…>`)."""
         return any(self._held.startswith(stop, at) for stop in self._stops)
 
     def _in_key(self) -> bool:
@@ -167,7 +164,7 @@ class TaggedPayload:
         return False
 
     def _past_cdata(self) -> bool:
-        """Take a CDATA section, in which closing tags are text; False while it may still begin or go on."""
+        """Skip a CDATA section, in which closing tags are text; False while it may still start or continue."""
         if self._form.start != "<function " or not self._held.lstrip().startswith(
             _CDATA_START[: len(self._held.lstrip())]
         ):
@@ -211,7 +208,7 @@ class TaggedPayload:
 
 
 def _nested_tags(text: str, prefix: str) -> Any:
-    """MiniMax M3: lists as `<item>` tags and objects as tags of their keys, each behind the prefix."""
+    """MiniMax M3: lists as `<item>` tags and objects as tags of their keys, each after the prefix."""
     tag = re.compile(re.escape(prefix) + r"<(?P<key>[^/>][^>]*)>")
     items: list[tuple[str, Any]] = []
     at = 0
