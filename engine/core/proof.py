@@ -1,7 +1,7 @@
 """Lets a server prove that it knows the client's token, before the client sends anything.
 
 After a crash, any program of any user may listen on the server's port. Such a program does not know the token and
-cannot answer a challenge, so the client sends it neither the token nor a request.
+cannot prove it, so the client sends it neither the token nor a request.
 """
 
 import hashlib

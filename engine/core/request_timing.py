@@ -1,4 +1,4 @@
-"""Measures where the time of one request went, in any protocol: the parts are added up while it runs."""
+"""Measures how the time of one request is spent, in any protocol: the parts are added up while it runs."""
 
 import time
 from collections import OrderedDict, deque

@@ -52,11 +52,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     """Structured output, compiled by llguidance in the runner.
 
-    `kind` is the type of `source`. With `trigger` the constraint starts only after that text was generated, if ever
-    (tool calls). `preamble` holds the start and end marker of a reasoning block that may come first, or is already
-    open; the constraint starts after it, and the response cannot end inside it. With both, a `trigger` inside such
-    blocks does not count, and the response may end anywhere before the constraint starts. Without `strict`, the
-    parts of a JSON schema that cannot be enforced are dropped when the constraint is checked.
+    `kind` is the type of `source`.
+    `trigger`: the constraint starts only after this text was generated, if ever (tool calls).
+    `preamble`: start and end marker of a reasoning block that may come first, or is already open. The constraint
+    starts after it, and the response cannot end inside it.
+    With both, a `trigger` inside such blocks does not count, and the response may end anywhere before the
+    constraint starts.
+    `strict` False: the parts of a JSON schema that cannot be enforced are dropped when the constraint is checked.
     """
 
     kind: Literal["json_schema", "json_object", "regex", "lark", "gbnf"]
@@ -89,24 +91,32 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt for one completion.
 
-    `prompt` is text (special tokens in it are parsed if `parse_special`) or token ids. `max_tokens` None generates
-    to the end of the context; 0 computes the prompt and samples nothing. `logprobs` None: none; 0: the chosen
-    token's; n: also the n most likely. `images` replace, in order, the media markers in the prompt. `keep_special`
-    renders control tokens as text (parsers of tool calls and reasoning need them); otherwise they are generated but
-    not shown. `speculate` controls speculative decoding: None uses it if measured to pay, True if there is any
-    draft, False never; the text stays the same. Without `cache_prompt` no cached prompt is used and none is stored,
-    as measurements need. Without `stream` the whole text comes at the end, and single tokens cause no events. With
-    `ignore_eos` the model's end tokens are never sampled, and otherwise not before `min_tokens`. `stop_token_ids`
-    end the response too and are not shown. With `prompt_logprobs` and `logprobs` the prompt's tokens are returned
-    as well, and no cached prompt is used. With `context_shift` a response continues when the context is full: the
-    older half of the tokens after the prompt's beginning is discarded. `lora` are (adapter, scale). With
-    `loop_guard` a response that repeats itself or turns into noise ends with `length`, and `Done.runaway` gives the
-    reason. With `progress` the prefill of a long prompt is reported. A `deterministic` request runs in a separate
-    context, in steps whose shape depends only on the request itself, so its tokens do not depend on previous or
-    concurrent requests. `owner` is the owner of the request: its computed prompt is reused only for the same owner.
+    `prompt` is text (special tokens in it are parsed if `parse_special`) or token ids.
+    `max_tokens` None generates to the end of the context; 0 computes the prompt and samples nothing.
+    `logprobs` None: none; 0: the chosen token's; n: also the n most likely.
+    `images` replace, in order, the media markers in the prompt.
+    `keep_special` renders control tokens as text, as parsers of tool calls and reasoning need; otherwise they are
+    generated but not shown.
+    `ignore_eos` never samples the model's end tokens; `min_tokens` only delays them. `stop_token_ids` end the
+    response too and are not shown.
+    `prompt_logprobs`, together with `logprobs`, returns the prompt's tokens as well and uses no cached prompt.
+    `speculate` controls speculative decoding: None uses it if measured to pay, True if there is any draft, False
+    never. The text stays the same.
+    `context_shift` continues a response when the context is full: the older half of the tokens after the prompt's
+    beginning is discarded.
+    `cache_prompt` False uses no cached prompt and stores none, as measurements need.
+    `stream` False sends the whole text at the end; single tokens cause no events.
+    `loop_guard` ends a response that repeats itself or turns into noise with `length`; `Done.runaway` gives the
+    reason.
+    `lora` are (adapter, scale).
+    `progress` reports the prefill of a long prompt.
+    `deterministic` runs the request in a separate context, in steps whose shape depends only on the request itself.
+    Its tokens therefore do not depend on previous or concurrent requests.
+    `owner` is the owner of the request: its computed prompt is reused only for the same owner.
     `explicit` are the fields of `sampling` that the client set: only these are sent to another server, which has
-    its own defaults. Without `repeats` a request at temperature 0 uses every cached token, and its response may
-    depend on the cache: for completions while the user types.
+    its own defaults.
+    `repeats` False lets a request at temperature 0 use every cached token, so its response may depend on the cache:
+    for completions while the user types.
     """
 
     prompt: str | list[int]

@@ -107,7 +107,7 @@ class RunnerProcess:
         _living.add(runner)
         try:
             hello = await runner._hello
-        except BaseException:  # the caller was cancelled, and nothing else would stop the runner
+        except BaseException:  # after a failure or cancellation nothing else would stop the runner
             await runner.end()
             raise
         if hello.version != protocol.VERSION:

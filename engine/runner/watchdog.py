@@ -44,8 +44,8 @@ class Watchdog:
     def loads(self, settings: LoadSettings) -> None:
         """Derive the number of computing threads from the settings of a load.
 
-        For a GPU or NPU, CPU time means little: while a driver waits, one thread may spin, which reaches the limit
-        like the clock of an idle machine, or no thread computes, which is the wall-clock limit.
+        For a GPU or NPU, CPU time means little while a driver waits. If one thread spins, its CPU time reaches the
+        limit like the clock of an idle machine. If no thread computes, the wall-clock limit applies.
         """
         if (settings.devices and settings.n_gpu_layers) or settings.provider:
             self._threads = 1

@@ -26,7 +26,7 @@ CONTEXT = 256
 def reference_settings(settings: LoadSettings) -> LoadSettings:
     """Return settings for the CPU's plain kernels, with as little context as the comparison needs.
 
-    The cache keeps its types: their loss is chosen by the user and not a fault of the device.
+    The cache types stay the same: their loss is chosen by the user and not a fault of the device.
     """
     return msgspec.structs.replace(
         settings, n_ctx=min(settings.n_ctx, CONTEXT), kv_cells=0, n_parallel=1, n_gpu_layers=0, devices=(),

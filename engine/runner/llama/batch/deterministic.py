@@ -1,9 +1,9 @@
 """Runs deterministic requests one after the other in a separate context.
 
 The last bits of a kernel's result depend on the shape of the step, on the cells of the text, and on the number of
-threads. Here all three are independent of other requests: a prompt is computed from the first cell on in chunks of
-one size, a response in steps of one row, and the number of threads is fixed. The cached part of a prompt was
-computed in whole chunks, so it has the same bits as if computed again.
+threads. Here all three are independent of other requests. A prompt is computed from the first cell on in chunks of
+one size, a response in steps of one row. The number of threads is fixed. The cached part of a prompt was computed
+in whole chunks, so it has the same bits as if computed again.
 """
 
 from engine.runner.llama.batch.adapters import Adapters

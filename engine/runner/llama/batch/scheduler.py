@@ -502,7 +502,7 @@ def is_full(sequence: LlamaSequence, n_ctx: int) -> bool:
 
 
 def shift(sequence: LlamaSequence, kv: KVCache, n_ctx: int) -> None:
-    """Discard the older half of the tokens after the kept beginning; the rest is computed again from there."""
+    """Discard the older half of the tokens after the beginning that stays; compute the rest again from there."""
     keep = min(sequence.n_prompt, int(n_ctx * KEPT_FRAC))
     count = (len(sequence.tokens) - keep) // 2
     del sequence.tokens[keep : keep + count]

@@ -125,7 +125,7 @@ def usable_prefix(settings: LoadSettings, cached: int, length: int) -> int:
 def prefill_order(prefilling: list[LlamaSequence]) -> list[LlamaSequence]:
     """Return requests in prefill order: the shortest rest first, or the oldest if it was skipped last time.
 
-    So a short prompt does not wait for a long one, a long one does not wait forever, and first tokens come one
+    So a short prompt does not wait for a long one, and a long one does not wait forever. First tokens come one
     after the other instead of all late. `prefilling` is in order of arrival.
     """
     if not prefilling:

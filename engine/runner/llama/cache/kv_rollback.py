@@ -78,8 +78,8 @@ class Rewinding:
     def computed(self, sequence: CachedSequence, num_tokens: int, *, alone: bool) -> None:
         """Record that a step has added `num_tokens` to the sequence; `alone`: and nothing to any other.
 
-        If states are rolled back by copies, llama.cpp drops these copies when it moves a state to another place,
-        which it does for other sequences of the same step.
+        If states are rolled back by copies, llama.cpp drops these copies when it moves a state to another place. It
+        does so for other sequences of the same step.
         """
         sequence.rollback_tokens = min(self._max_rollback, num_tokens - 1) if alone else 0
         sequence.rolled_back = False

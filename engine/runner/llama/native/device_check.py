@@ -47,7 +47,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
     `rows` rows of `width` entries each, row after row, little-endian; `version` and `tokens` identify the
     computation. `noise_kld_mean` and `noise_kld_max` (nats) are the KL divergence of the CPU's other attention
-    kernels from these, that is, the effect of the order of additions in this model.
+    kernels from these: the effect of only the order of additions in this model.
     """
 
     version: int

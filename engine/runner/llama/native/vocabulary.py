@@ -198,7 +198,7 @@ def _alternatives(pieces: Iterator[bytes]) -> tuple[re.Pattern[bytes], int] | No
 
 
 def _cut(named: tuple[re.Pattern[bytes], int], data: bytes, begin: int) -> int | None:
-    """Return the first position from `begin` on where a named token starts, without overlap or space before it."""
+    """Return the first position from `begin` on at which a named token starts, with no overlap or space before."""
     pattern, longest = named
     while (found := pattern.search(data, begin)) is not None:
         at = found.start()
