@@ -1,1 +1,1 @@
-"""The kinds of background jobs, and what each of them does."""
+"""The kinds of background jobs and their work."""

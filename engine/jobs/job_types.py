@@ -1,4 +1,4 @@
-"""What a job is, as everybody sees it."""
+"""Data types of jobs, as clients see them."""
 
 import time
 from enum import Enum
@@ -13,10 +13,10 @@ ENDED = frozenset({"failed", "cancelled", "done"})
 
 
 class JobKind(Enum):
-    """What a job does. Whoever treats kinds differently asks for a trait, never for a list of names.
+    """The kind of work a job does. Code that treats kinds differently checks a trait, never a list of names.
 
-    `title` is English with a place for the `name` of what is worked on. `loses_work`: ended before it is done, it
-    has to begin again. `can_pause`: a pause keeps what it has, so that resuming continues from there.
+    `title` is English, with a placeholder for the `name` of the target. `loses_work`: a job that is interrupted has
+    to start again. `can_pause`: a pause keeps the progress, so that resuming continues from there.
     """
 
     title: str
@@ -24,7 +24,7 @@ class JobKind(Enum):
     can_pause: bool
 
     def __new__(cls, value: str, title: str = "", *traits: str) -> Self:
-        """A kind from its name on the wire, its title and the traits it has."""
+        """Create a kind from its name on the wire, its title and its traits."""
         kind = object.__new__(cls)
         kind._value_ = value
         kind.title = title
@@ -37,15 +37,15 @@ class JobKind(Enum):
     VERIFY = "verify", "Checking {name}"
     QUANTIZE = "quantize", "Making {name} fit", "loses work", "can pause"
     CONVERT = "convert", "Converting {name}", "loses work"
-    # A search for settings keeps its record when it is paused; a measurement begins again.
+    # A paused search for settings keeps its record; a benchmark starts again.
     MEASURE = "measure", "{name}", "loses work", "can pause"
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a job is. `speed` is units a second over the last seconds; `eta_s` None while it is unknown.
+    """Progress of a job. `speed` is in units per second over the last seconds; `eta_s` None means unknown.
 
-    Units are bytes unless `unit` says otherwise. `stalled`: nothing has moved for five seconds. `partial` is what
-    of the result is known already, `note_detail` the note as facts.
+    The unit is bytes by default, see `unit`. `stalled`: no progress for five seconds. `partial` is the part of the
+    result that exists already, `note_detail` the note as structured data.
     """
 
     phase: str = ""
@@ -61,7 +61,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a job failed or paused by itself: the error's code, its words, its facts, and what is to blame for it."""
+    """Why a job failed or paused by itself: the error's code, message and facts, and which part caused it."""
 
     code: str
     message: str
@@ -70,9 +70,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelMade(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Result of a job of kind `pull` or `import`: the model's id and where it is.
+    """Result of a job of kind `pull` or `import`: the model's id and its path.
 
-    `is_new`, of an import: there was no model with the same content.
+    `is_new`, for an import: no model with the same content existed.
     """
 
     model: str
@@ -82,7 +82,7 @@ class ModelMade(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One job as everybody sees it; a new record for every change. Times are seconds since the epoch."""
+    """One job as clients see it; every change creates a new record. Times are seconds since the epoch."""
 
     id: str
     kind: JobKind
@@ -97,9 +97,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen to it."""
+        """Whether the job is finished and cannot change any more."""
         return self.state in ENDED
 
     def changed(self, **changes: Any) -> Self:
-        """The record after a change now. Never older: followers take the latest, also when a clock was set back."""
+        """The record with changes and a new timestamp.
+
+        The timestamp never decreases, even if the clock was set back: subscribers take the latest record.
+        """
         return msgspec.structs.replace(self, updated_at=max(time.time(), self.updated_at), **changes)

@@ -1,7 +1,7 @@
-"""Long work (downloads, quantizing, verifying): started, watched, paused, resumed and cancelled by id.
+"""Runs long work (downloads, quantizing, verifying): start, watch, pause, resume and cancel jobs by id.
 
-A job is a kind and parameters that fit into JSON. What a kind does is registered once per process; jobs that were
-running when a process died are found again as paused, and can be resumed.
+A job has a kind and JSON parameters. Each process registers the work of every kind once. Jobs that were running
+when a process died become paused and can be resumed.
 """
 
 import logging
@@ -26,7 +26,7 @@ from engine.message_catalog.reasons import Reason
 
 
 class Subscription:
-    """Changes of one job or of all, newest state of each, in order; nothing is ever blocked by a slow reader."""
+    """Changes of one job or of all jobs: the newest state of each, in order. A slow reader blocks nothing."""
 
     def __init__(self, job_id: str | None) -> None:
         self.job_id = job_id
@@ -36,7 +36,7 @@ class Subscription:
         self._over = False
 
     def push(self, job: Job) -> None:
-        """Called by the registry."""
+        """Add a state; called by the registry."""
         if self.job_id not in {None, job.id}:
             return
         with self._ready:
@@ -54,14 +54,14 @@ class Subscription:
         return taken
 
     def end(self) -> None:
-        """Called by the registry: what was pushed is the last."""
+        """End the subscription after the states pushed so far; called by the registry."""
         with self._ready:
             self._over = True
             if self._wake:
                 self._wake()
 
     async def changes(self) -> AsyncIterator[Job]:
-        """The same for asyncio; ends with a single job that ended, or when no more come."""
+        """Like `take`, for asyncio; ends when a single job has ended, or when no more changes come."""
         import asyncio  # noqa: PLC0415 the terminal has no use for it
 
         loop, event = asyncio.get_running_loop(), asyncio.Event()
@@ -71,7 +71,7 @@ class Subscription:
 
         self._wake = wake
         while True:
-            over = self._over  # looked at first: what is pushed before the end is told
+            over = self._over  # read it first, so that states pushed before the end are not lost
             for job in self.take():
                 yield job
                 if self.job_id is not None and job.ended:
@@ -91,13 +91,13 @@ _STALLED_S = 5.0
 
 
 class Paused(TesseraError):
-    """Raised inside a job's work when it shall stop and keep what it has."""
+    """Raised inside a job's work when it has to stop and keep its progress."""
 
     code = "paused"
 
 
 class Control:
-    """What a job's work uses to look up from it; also usable without a registry."""
+    """The interface of a job's work to its job: progress, pause and cancel. Also usable without a registry."""
 
     def __init__(self, on_progress: Callable[[Progress], None] | None = None) -> None:
         self._overrides: JobState | None = None
@@ -107,14 +107,14 @@ class Control:
         self._moved_at = time.monotonic()
 
     def ask(self, overrides: Literal["paused", "cancelled"]) -> None:
-        """Ask the work to stop; it does at its next check."""
+        """Request the work to stop; it stops at its next check."""
         with self._changed:
             if self._overrides != "cancelled":
                 self._overrides = overrides
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raise Paused or Cancelled if that was asked for."""
+        """Raise Paused or Cancelled if that was requested."""
         if self._overrides == "paused":
             raise Paused
         if self._overrides == "cancelled":
@@ -127,11 +127,11 @@ class Control:
 
     @property
     def cancelling(self) -> bool:
-        """Whether the work shall end for good: what it fails with then does not matter."""
+        """Whether the job is being cancelled; an error of the work does not matter then."""
         return self._overrides == "cancelled"
 
     def wait(self, seconds: float) -> None:
-        """Sleep, but wake and raise at once when asked to stop."""
+        """Sleep, but wake and raise immediately when a stop is requested."""
         with self._changed:
             self._changed.wait_for(lambda: self._overrides is not None, timeout=seconds)
         self.check()
@@ -146,7 +146,7 @@ class Control:
         partial: dict[str, Any] | None = None,
         left_s: float | None = None,
     ) -> None:
-        """Tell how far the work is; speed, and `left_s` where it is not given, come from the last five seconds."""
+        """Report progress. Speed, and `left_s` by default, come from the last five seconds."""
         now = time.monotonic()
         if not self._samples or done < self._samples[-1][1]:
             self._samples.clear()
@@ -180,13 +180,13 @@ class Control:
 
 
 P = TypeVar("P")
-# What a job yields: a struct of the contract, or plain values.
+# Result of a job: a struct of the API, or plain values.
 Result = msgspec.Struct | dict[str, Any] | None
 Work = Callable[[P, Control], Result]
 
 
 def params_of(kind: type[P]) -> Callable[[dict[str, Any]], P]:
-    """Reads the parameters of a job, which are plain values in its file, as this struct."""
+    """A reader that converts a job's stored parameters to this struct."""
     return lambda stored: msgspec.convert(stored, learned(kind))
 
 
@@ -197,7 +197,7 @@ class _Kind(NamedTuple):
 
 
 class _Slots:
-    """So many jobs of a kind at once; the others wait in the order they were started."""
+    """Limits the number of concurrent jobs of a kind; the others wait in start order."""
 
     def __init__(self, count: int) -> None:
         self._free = count
@@ -205,12 +205,12 @@ class _Slots:
         self._changed = threading.Condition()
 
     def join(self, control: Control) -> None:
-        """Take a place in the line."""
+        """Join the queue."""
         with self._changed:
             self._line.append(control)
 
     def acquire(self, control: Control) -> bool:
-        """Wait for a slot; False if the job was asked to stop meanwhile."""
+        """Wait for a slot; returns False if a stop was requested meanwhile."""
         with self._changed:
             while not control.stopping and not (self._free and self._line[0] is control):
                 self._changed.wait(0.2)
@@ -221,19 +221,20 @@ class _Slots:
         return taken
 
     def release(self) -> None:
-        """Give a slot back."""
+        """Free a slot."""
         with self._changed:
             self._free += 1
             self._changed.notify_all()
 
 
 class JobRegistry:
-    """All jobs of this process, kept in one file. `parallel` jobs of a kind run at once, the others queue."""
+    """All jobs of this process, stored in one file. At most `parallel` jobs of a kind run at the same time."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._kept = JsonStore(file, list[Job], list)
         self._jobs: dict[str, Job] = {}
-        self._touched: set[str] = set()  # what this process began, changed or forgot; others are another server's
+        # jobs started, changed or deleted by this process; the others belong to another server
+        self._touched: set[str] = set()
         self._controls: dict[str, Control] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._kinds: dict[JobKind, _Kind] = {}
@@ -253,14 +254,14 @@ class JobRegistry:
     def register(
         self, kind: JobKind, work: Work[Any], parallel: int = 1, *, read: Callable[[dict[str, Any]], Any] = dict
     ) -> None:
-        """Say what jobs of `kind` do, with parameters as `read` makes them of what is stored.
+        """Set the work of jobs of `kind`; `read` converts the stored parameters.
 
         The work raises TesseraError (or Cancelled, Paused).
         """
         self._kinds[kind] = _Kind(work, read, _Slots(parallel))
 
     def start(self, kind: JobKind, title: str, params: msgspec.Struct | dict[str, Any]) -> Job:
-        """Begin a job. Raises: InputFault: nobody registered that kind."""
+        """Start a job. Raises: InputFault: the kind is not registered."""
         if kind not in self._kinds:
             raise InputFault(f"this server does no jobs of kind {kind.value}", "kind")
         now = time.time()
@@ -276,7 +277,7 @@ class JobRegistry:
         return self._begin(job)
 
     def resume(self, job_id: str) -> Job:
-        """Go on with a paused or failed job. Raises: InputFault: it is neither, or unknown."""
+        """Continue a paused or failed job. Raises: InputFault: it is neither, or unknown."""
         with self._lock:
             job = self.get(job_id)
             if job.state not in {"paused", "failed"}:
@@ -289,11 +290,14 @@ class JobRegistry:
             return self._begin(job)
 
     def pause(self, job_id: str) -> Job:
-        """Ask a job to stop and keep what it has. Raises: InputFault: it is not running."""
+        """Request a job to stop and keep its progress. Raises: InputFault: it is not running."""
         return self._ask(job_id, "paused")
 
     def cancel(self, job_id: str) -> Job:
-        """Ask a job to stop and drop what it has. A job that is paused ends at once: its work is called to tidy."""
+        """Request a job to stop and discard its progress.
+
+        For a paused job, the work is called once more to clean up.
+        """
         with self._lock:
             job = self.get(job_id)
             if job.state in {"paused", "failed"}:
@@ -315,12 +319,12 @@ class JobRegistry:
         return job
 
     def jobs(self) -> tuple[Job, ...]:
-        """Every job, newest first."""
+        """All jobs, newest first."""
         with self._lock:
-            return tuple(reversed(self._jobs.values()))  # by begin: the clock may have been set back since
+            return tuple(reversed(self._jobs.values()))  # by start order, because the clock may have been set back
 
     def wait(self, job_id: str, timeout_s: float | None = None) -> Job:
-        """Block until the job stands still (ended or paused)."""
+        """Block until the job has ended or paused."""
         thread = self._threads.get(job_id)
         if thread is not None:
             thread.join(timeout_s)
@@ -328,7 +332,7 @@ class JobRegistry:
 
     @contextmanager
     def subscribe(self, job_id: str | None = None) -> Iterator[Subscription]:
-        """Changes from now on, beginning with the present state of each job."""
+        """Subscribe to changes, starting with the current state of each job."""
         subscription = Subscription(job_id)
         with self._lock:
             self._subscriptions.append(subscription)
@@ -343,7 +347,10 @@ class JobRegistry:
                 self._subscriptions.remove(subscription)
 
     def end_following(self) -> None:
-        """End what follows every job, from now on too: it would end only with the server, which waits for it."""
+        """End subscriptions to all jobs, now and in future.
+
+        Otherwise they would end only with the server, which waits for them.
+        """
         with self._lock:
             self._ends = True
             for subscription in self._subscriptions:
@@ -351,7 +358,7 @@ class JobRegistry:
                     subscription.end()
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Pause what runs, wait for it, keep the list."""
+        """Pause running jobs, wait for them and save the list."""
         with self._lock:
             controls, threads = list(self._controls.values()), list(self._threads.values())
         for control in controls:
@@ -416,7 +423,10 @@ class JobRegistry:
                     del self._controls[job_id]
 
     def _fail(self, job_id: str, control: Control, fault: Fault) -> None:
-        """One that was to be cancelled is: a job that failed fails at the same place when it is called to tidy."""
+        """Mark a job as failed, or as cancelled if it was being cancelled.
+
+        A failed job fails at the same place again when its work is called to clean up.
+        """
         if control.cancelling:
             self._update(job_id, state="cancelled")
         else:
@@ -446,7 +456,7 @@ class JobRegistry:
             _log.warning("the list of jobs could not be kept: %s", error)
 
     def _merged(self, kept: list[Job]) -> list[Job]:
-        """The jobs of a file that another server of this user may have changed, with what this one did."""
+        """This process's changes merged into the file, which another server of this user may have changed."""
         jobs = {job.id: job for job in kept if job.id in self._jobs or job.id not in self._touched}
         jobs.update((job_id, job) for job_id, job in self._jobs.items() if job_id in self._touched)
         return list(jobs.values())
@@ -454,13 +464,13 @@ class JobRegistry:
     def _load(self) -> None:
         for job in self._kept.get():
             if job.state in {"queued", "running"}:
-                # Newer than every progress told before: who followed the job then takes this as its latest state.
+                # Newer than all earlier progress, so that subscribers take this as its latest state.
                 job = job.changed(state="paused")  # noqa: PLW2901
             self._jobs[job.id] = job
 
 
 def _unforeseen(job_id: str, error: Exception) -> Fault:
-    """The fault of a job that ended by what it does not know: a system without resources, or a bug."""
+    """The fault of a job that ended with an unexpected error: lack of system resources, or a bug."""
     lack = exhausted(error)
     if lack is not None:
         _log.warning("job failed id=%s, the system has no more %s: %s", job_id, lack.what, error)

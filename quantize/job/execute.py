@@ -123,7 +123,7 @@ _TRUST_FRAC = 0.1
 class Bar:
     """Forwards progress, with the finished fraction of the whole job and the remaining seconds.
 
-    Call `expect` first.
+    `expect` sets the phases; without it, progress is forwarded without a total.
     """
 
     def __init__(self, on_progress: OnProgress) -> None:

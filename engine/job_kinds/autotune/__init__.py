@@ -1,1 +1,1 @@
-"""Finding the fastest settings for one model on this machine by measuring, never by guessing."""
+"""Finds the fastest settings for one model on this machine by measuring."""

@@ -1,7 +1,7 @@
-"""The record of a search on disk: every trial that ended, and the one that had begun.
+"""The record of a search on disk: every finished trial, and the started one.
 
-A search that was killed measures nothing twice. A point that was begun twice and never ended took the whole
-process, or the machine, down: it is bad.
+An interrupted search does not repeat measurements. A point that was started twice and never finished crashed the
+process or the machine, and counts as failed.
 """
 
 import os
@@ -29,9 +29,9 @@ class _Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
 
 
 class Journal:
-    """JSON lines; damaged ones are passed over. Every line is on disk before the next trial begins.
+    """A file of JSON lines; invalid lines are skipped. Every line is on disk before the next trial starts.
 
-    `model` is what was searched for, by the name it was given; empty in records from before that was noted.
+    `model` is the name of the model as the user gave it; it is empty in older records.
     """
 
     def __init__(self, path: Path, model: str = "") -> None:
@@ -59,28 +59,28 @@ class Journal:
             return []
 
     def recorded(self, knobs: Knobs, budget: Budget) -> Outcome | None:
-        """What the trial found earlier; a failure when it never came back."""
+        """The recorded result of a trial; a failure if it was started repeatedly and never finished."""
         found = self._ended.get((knobs, budget))
         if found is None and self._begun.get((knobs, budget), 0) >= TRIES:
             return Outcome(failure="it ended the whole search twice")
         return found
 
     def begin(self, knobs: Knobs, budget: Budget) -> None:
-        """A trial is about to run."""
+        """Record the start of a trial."""
         self._write(_Begun(knobs=knobs, budget=budget))
 
     def end(self, trial: Trial) -> None:
-        """A trial is over."""
+        """Record the end of a trial."""
         self._ended[trial.knobs, trial.budget] = trial.outcome
         self._write(_Ended(trial=trial))
 
     @property
     def trials(self) -> tuple[Trial, ...]:
-        """Every trial that ended, in order."""
+        """All finished trials, in order."""
         return tuple(Trial(knobs=k, budget=b, outcome=o) for (k, b), o in self._ended.items())
 
     def clear(self) -> None:
-        """The search is over."""
+        """Delete the record at the end of the search."""
         self._path.unlink(missing_ok=True)
 
     def _write(self, line: _Begun | _Ended) -> None:
@@ -88,7 +88,7 @@ class Journal:
         with self._path.open("ab") as file:
             if not file.tell():
                 file.write(msgspec.json.encode(_Head(model=self.model)))
-            # A line cut off by a kill must not swallow the next one.
+            # A line that was truncated by a kill must not merge with the next one.
             file.write(b"\n" + msgspec.json.encode(line) + b"\n")
             file.flush()
             os.fsync(file.fileno())

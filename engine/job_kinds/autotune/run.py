@@ -30,13 +30,13 @@ from engine.placement.measurements import (
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 
-# One trial: load in a runner of its own, measure, stop. A crash, a hang or a refusal is a bad point.
+# One trial: load in a separate runner, measure, stop. A crash, a hang or an error is a failed point.
 
 WARM_UP_TOKENS = 32
-# Cells beside prompt and answer.
+# KV cells in addition to prompt and response.
 SPARE_CELLS = 64
-# Joules are counted over at least so many seconds: meters and the processors' clocks tick in hundredths of one. A
-# run that is over at once is repeated, but no more often than this.
+# Minimum seconds for counting joules: meters and CPU clocks have a resolution of hundredths of a second. A shorter
+# run is repeated, but at most this often.
 ENOUGH_S = 3.0
 MOST_RUNS = 12
 
@@ -51,10 +51,10 @@ async def trial(
     limit_s: float,
     energy: EnergyMeter | None = None,
 ) -> Outcome:
-    """Measure `settings` with `knobs`, memory asked for first. Never raises for what a setting does wrong.
+    """Measure `settings` with `knobs`, after reserving memory. Never raises for errors caused by a setting.
 
-    `limit_s` bounds it: whoever takes longer hangs, or is too slow to matter. `energy` counts joules where the
-    budget asks for them.
+    `limit_s` is a timeout: a slower trial hangs or is too slow to be useful. `energy` measures joules if the budget
+    asks for them.
     """
     started = time.monotonic()
     wanted = trial_settings(knobs.apply(settings), budget)
@@ -70,7 +70,7 @@ async def trial(
 
 
 def trial_settings(settings: LoadSettings, budget: Budget) -> LoadSettings:
-    """As small a cache as the trial needs, one sequence, nothing kept."""
+    """Settings with the smallest KV cache for the trial, one sequence, and no stored prefixes."""
     cells = budget.prompt + budget.answer + SPARE_CELLS
     return msgspec.structs.replace(
         settings, n_ctx=cells, kv_cells=cells, n_parallel=1, cache_ram_bytes=0, cache_disk_bytes=0, cache_dir=None
@@ -78,7 +78,7 @@ def trial_settings(settings: LoadSettings, budget: Budget) -> LoadSettings:
 
 
 async def _measured(settings: LoadSettings, budget: Budget, energy: EnergyMeter | None) -> Outcome:
-    """The best prefill and decode in tokens/s: what else runs on the machine only ever slows a trial.
+    """The best prefill and decode speeds in tokens/s, because other load only slows a trial.
 
     Raises: Unmetered.
     """
@@ -133,7 +133,7 @@ async def _metered(
 
 
 async def proof(settings: LoadSettings, admit: Admit, limit_s: float) -> str | None:
-    """Load exactly these settings, as the server would, and generate; why not, if that fails."""
+    """Load exactly these settings, as the server would, and generate. Returns the reason if that fails."""
     try:
         with admit(settings):
             async with asyncio.timeout(limit_s):
@@ -153,19 +153,19 @@ async def proof(settings: LoadSettings, admit: Admit, limit_s: float) -> str | N
     return None
 
 
-# A point may take this much longer than the settings in use before it counts as hanging.
+# A point may take this much longer than the current settings before it counts as hanging.
 PATIENCE = 5.0
 SHORTEST_LIMIT_S = 20.0
 FIRST_LIMIT_S = 300.0
-# The first round reads at most so much: what it decides shows in a few ubatches.
+# Maximum prompt of the first round: its effects show in a few ubatches.
 SHORT_PROMPT = 512
-# The adaptive drafter never exceeds these; 0 guesses nothing.
+# Maximum lengths of the adaptive drafter; 0 disables speculative decoding.
 DRAFTS = (16, 0, 4, 8)
 Step = Callable[[str | Reason, int], None]
 
 
 class NothingWorks(EnvironmentFault):
-    """Not one of the settings tried could load the model; `reason` is what the last one said."""
+    """None of the tested settings could load the model; `reason` is the last error."""
 
     code = "nothing_works"
 
@@ -175,10 +175,10 @@ class NothingWorks(EnvironmentFault):
 
 
 def rounds_for(prompt_tokens: int, goal: Goal = "speed") -> tuple[Budget, ...]:
-    """A short round for many points, a long one for the best: most of a trial is loading, so no more rounds.
+    """A short round for many points and a long one for the best; loading takes most of a trial.
 
-    Joules of reading and writing cannot be told apart, so they are counted of whole turns, or of a part of one with
-    as much of both.
+    Joules of prefill and decode cannot be separated. They are therefore measured over whole requests, or over a
+    smaller request with the same ratio of both.
     """
     short = min(prompt_tokens, SHORT_PROMPT)
     if goal == "energy":
@@ -195,7 +195,7 @@ def rounds_for(prompt_tokens: int, goal: Goal = "speed") -> tuple[Budget, ...]:
 
 
 class Tuner:
-    """Runs trials for a search, remembers them in a journal, and keeps to a time limit in seconds."""
+    """Runs trials for a search, stores them in a journal, and respects a time limit in seconds."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class Tuner:
         self.count = 0
 
     async def measure(self, knobs: Knobs, budget: Budget) -> Outcome:
-        """One trial, from the journal if it was done before. Raises: OutOfTime."""
+        """Run one trial, or return its recorded result. Raises: OutOfTime."""
         recorded = self._journal.recorded(knobs, budget)
         self.count += 1
         if recorded is not None:
@@ -231,7 +231,7 @@ class Tuner:
         self._journal.begin(knobs, budget)
         outcome = await trial(self._settings, knobs, budget, self._admit, min(limit, left + 1), self._energy)
         if outcome.failure is not None and time.monotonic() >= self._deadline:
-            raise OutOfTime  # cut off by our own limit: nothing is known about this point
+            raise OutOfTime  # stopped by the time limit of the search: nothing is known about this point
         self._journal.end(Trial(knobs=knobs, budget=budget, outcome=outcome))
         self._note(budget, outcome)
         return outcome
@@ -255,11 +255,12 @@ async def tune(
     drafts: bool = False,
     energy: EnergyMeter | None = None,
 ) -> TuneReport:
-    """Search, prove that the winner loads as the server would load it, and report.
+    """Search, verify that the winner loads as the server would load it, and report.
 
-    `settings` are the server's, `base` the knobs in use; with `drafts` the length of guesses is tried too, which
-    only real weights can tell (a stand-in has none). With `energy`, which knows the computer's rest, the fewest
-    joules are looked for instead of the fewest seconds. The journal is removed when the search is complete.
+    `settings` are the server's, `base` the knobs in use. With `drafts` the draft length is also tuned, which needs
+    real weights (a dummy-weight model has none). With `energy`, which knows the idle power, the search minimizes
+    joules instead of seconds. The journal is removed when the search is complete.
+
     Raises: NothingWorks.
     """
     goal: Goal = "speed" if energy is None else "energy"
@@ -306,12 +307,12 @@ async def tune(
 
 
 def _own(journal: Journal, goal: Goal) -> tuple[Trial, ...]:
-    """Trials of a search with this goal; others' are no part of it."""
+    """Trials of a search with this goal; trials for the other goal are ignored."""
     return tuple(t for t in journal.trials if t.budget.joules == (goal == "energy"))
 
 
 async def _draft_length(tuner: Tuner, knobs: Knobs, goal: Goal) -> tuple[int, Choice] | None:
-    """The longest guess that pays where a text repeats itself; None when the time is over."""
+    """The longest draft length that pays on repetitive text; None if the time is over."""
     budget = Budget(prompt=3 * COPIED_TOKENS, answer=48, repeats=2, copying=True, joules=goal == "energy")
     found: dict[int, Outcome] = {}
     try:
@@ -339,7 +340,7 @@ async def _draft_length(tuner: Tuner, knobs: Knobs, goal: Goal) -> tuple[int, Ch
 
 
 def _by_cost(found: dict[int, Outcome], goal: Goal) -> list[int]:
-    """Lengths of guesses, best first. The first of DRAFTS is in use; only clearly fewer joules replace it."""
+    """Draft lengths, best first. The first of DRAFTS is in use; only clearly fewer joules replace it."""
     lengths = sorted(found, key=lambda n: (cost(found[n], 0, goal), n))
     in_use = found.get(DRAFTS[0])
     if goal == "speed" or in_use is None:

@@ -1,8 +1,8 @@
 """Successive halving over settings: many points briefly, the best quarter longer.
 
-The first round looks at the settings in use and at every single change of them, then at combinations of the
-changes that helped. Pure but for `measure`: the same answers give the same search, so one that was interrupted
-continues where it was when `measure` remembers.
+The first round measures the settings in use and every single change, then combinations of the changes that helped.
+Pure except for `measure`: equal results give an equal search, so an interrupted search continues if `measure` uses
+recorded results.
 """
 
 import itertools
@@ -24,11 +24,11 @@ from engine.job_kinds.autotune.space import (
 )
 from engine.placement.measurements import Budget, Choice, Goal, Knobs, Outcome
 
-# One in so many points continues to the next round. Source: Li et al., "Hyperband", 2018 (3 or 4 there).
+# One in this many points continues to the next round. Source: Li et al., "Hyperband", 2018 (3 or 4 there).
 ETA = 4
-# The best points differ by less than the noise of one short trial. Measured: docs/log.md, autotune against a grid.
+# The best points differ by less than the noise of a short trial. Measured: docs/log.md, autotune against a grid.
 MIN_SURVIVORS = 3
-# A level within this of the best one of its dimension is combined with the others: rounds are short and noisy.
+# Levels within this factor of the best one are combined with other dimensions: rounds are short and noisy.
 NEAR = 1.05
 MOST_COMBINATIONS = 4
 NEARLY = 1.25
@@ -42,7 +42,7 @@ class OutOfTime(Exception):
 
 
 class Search:
-    """One search. `results` hold for each point what its longest round found."""
+    """One search. `results` hold the outcome of each point's longest round."""
 
     def __init__(
         self, base: Knobs, dims: Sequence[Dimension], prompt: int, measure: Measure, goal: Goal = "speed"
@@ -58,7 +58,7 @@ class Search:
         self.complete = False
 
     async def run(self, rounds: Sequence[Budget]) -> None:
-        """Search; ends early, with what is known, when time is over."""
+        """Run the search; ends early, with the results so far, when the time is over."""
         try:
             await self._look(rounds[0])
             for number, budget in enumerate(rounds[1:], start=1):
@@ -68,15 +68,16 @@ class Search:
             return
 
     def ranked(self) -> list[Knobs]:
-        """Points that work, best first: those of later rounds before those that fell out earlier."""
+        """Points that work, best first; points of later rounds come before those that were dropped earlier."""
         good = [k for k in self.results if math.isfinite(self._cost(k, self.results))]
         order = sorted(good, key=lambda k: (-self._rounds[k], self._counted(k)))
         return self._plainest_first(order) if self._goal == "energy" and order else order
 
     def _plainest_first(self, order: list[Knobs]) -> list[Knobs]:
-        """First the point of fewest changes, then of fewest seconds, that the best one is not clearly better than.
+        """Move the simplest point to the front that is not clearly worse than the best one.
 
-        So a change that only noise speaks for is left out.
+        Simplest means the fewest changes, then the fewest seconds. Changes supported only by noise are therefore
+        dropped.
         """
         best = order[0]
         if best == self._base or self._base not in order:
@@ -93,11 +94,11 @@ class Search:
         return sum(getattr(knobs, f) != getattr(self._base, f) for f in knobs.__struct_fields__)
 
     def turn_s(self, knobs: Knobs) -> float:
-        """Seconds of a turn in the longest round of a point."""
+        """Seconds per request in the longest round of a point."""
         return self.results[knobs].turn_s(self._prompt) if knobs in self.results else math.inf
 
     def choices(self, best: Knobs) -> tuple[Choice, ...]:
-        """For each dimension the value of `best`, and the next best value tried in the first round."""
+        """For each dimension, the value of `best` and the next best value of the first round."""
         found = []
         for dim in self._dims:
             by_level: dict[str, Knobs] = {}
@@ -116,7 +117,7 @@ class Search:
         return self._short_cost(knobs), self._short[knobs].turn_s(self._prompt)
 
     def _choice(self, name: str, value: str, mine: Knobs, against: str | None, other: Knobs | None) -> Choice:
-        """A value and its cheapest point, against the next best ones."""
+        """A value and its cheapest point, compared with the next best ones."""
         choice = Choice(
             name=name,
             value=value,
@@ -134,17 +135,20 @@ class Search:
 
     @property
     def joules_noise(self) -> float | None:
-        """Standard deviation of one run's joules in the last round, as a share; None where none are counted."""
+        """Standard deviation of one run's joules in the last round, as a fraction; None without joules."""
         last = max(self._rounds.values(), default=0)
         return self._noise(last) if self._goal == "energy" else None
 
     def _noise(self, number: int) -> float:
-        """Of a round; of all where so few points say little of it."""
+        """Noise of a round, or of all rounds if the round has few points."""
         found = [self.results[k] for k, n in self._rounds.items() if n == number]
         return noise(found if len(found) >= MIN_SURVIVORS else self.results.values())
 
     def _cost(self, knobs: Knobs, known: Mapping[Knobs, Outcome]) -> float:
-        """Seconds or joules of a turn, as `known`; infinite for a bad point, and where few joules take too long."""
+        """Seconds or joules per request, as in `known`; infinite for a failed point.
+
+        When minimizing joules, it is also infinite for a point that takes too long.
+        """
         outcome = known.get(knobs)
         if outcome is None:
             return math.inf
@@ -157,7 +161,7 @@ class Search:
         return cost(outcome, self._prompt, self._goal)
 
     def _counted(self, knobs: Knobs) -> float:
-        """The cost with the handicap that a point carries against the settings in use."""
+        """The cost including the handicap against the settings in use."""
         found = self._cost(knobs, self.results)
         if knobs == self._base:
             return found
@@ -167,7 +171,7 @@ class Search:
         return found / worth(mine, against, self._noise(self._rounds[knobs]), lossy=lossy)
 
     async def _look(self, budget: Budget) -> None:
-        """The settings in use, each single change, then the changes that helped together."""
+        """Measure the settings in use, each single change, then combinations of the changes that helped."""
         await self._try(self._base, budget)
         helped: list[Sequence[Level | None]] = []
         for dim in self._dims:
@@ -184,7 +188,7 @@ class Search:
         await self._refine(budget)
 
     async def _combine(self, helped: Sequence[Sequence[Level | None]], budget: Budget) -> None:
-        """Changes that looked good alone, together: the most promising products of their gains first."""
+        """Combine changes that helped alone; the most promising products of their gains come first."""
         base_cost = self._short_cost(self._base)
         made: dict[Knobs, float] = {}
         for levels in itertools.islice(itertools.product(*helped), 20_000):
@@ -202,7 +206,7 @@ class Search:
             await self._try(knobs, budget)
 
     async def _refine(self, budget: Budget) -> None:
-        """Around the best point: levels that were nearly as good alone may be better in company."""
+        """Search around the best point: levels that were nearly as good alone may be better in combination."""
         best = min(self._short, key=self._short_cost)
         beside: dict[Knobs, float] = {}
         for dim in self._dims:
@@ -215,7 +219,7 @@ class Search:
             await self._try(knobs, budget)
 
     def _survivors(self) -> list[Knobs]:
-        """The best quarter of the last round, three at least, and the settings in use."""
+        """The best quarter of the last round (at least three points), and the settings in use."""
         last = max(self._rounds.values(), default=0)
         alive = [k for k in self.ranked() if self._rounds[k] == last]
         kept = alive[: max(MIN_SURVIVORS, math.ceil(len(alive) / ETA))]

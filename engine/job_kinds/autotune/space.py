@@ -1,4 +1,4 @@
-"""Which values of which settings are worth trying for a model on a machine."""
+"""The values of settings that are worth trying for a model on a machine."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,21 +13,21 @@ from engine.placement.speed import BACKENDS
 
 UBATCHES = (32, 64, 128, 256, 512, 1024, 2048)
 BATCHES = (512, 2048)
-# Lossy beyond q8_0: autotune must not trade quality for speed unasked.
-# Measured: docs/log.md, types of the KV cache.
+# Types below q8_0 lose quality: autotune must not trade quality for speed without a request. Measured: docs/log.md,
+# types of the KV cache.
 LOSSY_KV = "q8_0"
 
 Level = dict[str, object]
 
 
 class Dimension(msgspec.Struct, frozen=True, kw_only=True):
-    """One independent choice: the settings each level changes together."""
+    """One independent choice; each level is a set of settings that change together."""
 
     name: str
     levels: tuple[Level, ...]
 
     def words(self, knobs: Knobs) -> str:
-        """The level of `knobs` in words."""
+        """The level of `knobs` as text."""
         level = self.levels[0]
         return ", ".join(_word(getattr(knobs, field), field) for field in level)
 
@@ -43,9 +43,9 @@ def _word(value: object, field: str) -> str:
 def dimensions(
     base: Knobs, machine: Machine, prompt_tokens: int, n_layers: int, *, experts: bool = False, tiles: bool = False
 ) -> tuple[Dimension, ...]:
-    """The choices there are, most important first. A dimension with one level is left out.
+    """The dimensions of the search, most important first. Dimensions with one level are omitted.
 
-    `tiles`: our own kernels were built.
+    `tiles`: Tessera's own CPU kernels were built.
     """
     found = [
         Dimension(name="device", levels=_devices(base, machine, n_layers)),
@@ -62,7 +62,7 @@ def dimensions(
 
 
 def attention(base: Knobs) -> tuple[Level, ...]:
-    """Flash attention and the cache's type: one choice, because a quantized cache needs flash attention."""
+    """Flash attention and KV cache type: one choice, because a quantized cache needs flash attention."""
     flash = base.flash_attn if base.flash_attn != "off" else "on"
     return (
         {"flash_attn": flash, "kv_type": "f16"},
@@ -72,7 +72,7 @@ def attention(base: Knobs) -> tuple[Level, ...]:
 
 
 def valid(knobs: Knobs) -> bool:
-    """llama.cpp would take these settings together."""
+    """Whether llama.cpp accepts these settings together."""
     if knobs.n_ubatch > knobs.n_batch or knobs.n_threads < 1:
         return False
     if knobs.cpu_expert_layers and not knobs.n_gpu_layers:
@@ -81,7 +81,7 @@ def valid(knobs: Knobs) -> bool:
 
 
 def changed(knobs: Knobs, level: Level) -> Knobs:
-    """`knobs` at a level. Where a level needs another setting to be valid, that one follows."""
+    """`knobs` at a level. If the level requires another setting to be valid, that one changes too."""
     made: Knobs = msgspec.structs.replace(knobs, **level)
     if made.devices != knobs.devices:
         made = msgspec.structs.replace(made, tensor_split=(), cpu_expert_layers=0)
@@ -102,14 +102,17 @@ def thread_counts(machine: Machine) -> tuple[int, ...]:
 
 
 def ubatches(prompt_tokens: int, in_use: int) -> tuple[int, ...]:
-    """Sizes that differ for a prompt of this length; those above it are all the same, like the one `in_use`."""
+    """Sizes that differ for a prompt of this length.
+
+    All sizes above the prompt are equivalent, so only one is tried: the one `in_use` if it is above.
+    """
     small = [n for n in UBATCHES if n < prompt_tokens]
     above = [in_use] if in_use >= prompt_tokens else [n for n in UBATCHES if n >= prompt_tokens][:1]
     return tuple(small[-4:] + above)
 
 
 def _devices(base: Knobs, machine: Machine, n_layers: int) -> tuple[Level, ...]:
-    """The processor, and each usable backend device with what dispatch offloads, half of it, or everything."""
+    """The CPU, and each usable GPU with the automatic number of layers, half of all layers, or all."""
     levels: list[Level] = [{"devices": (), "n_gpu_layers": 0}]
     for device in machine.devices:
         for runtime in device.runtimes:
@@ -119,19 +122,19 @@ def _devices(base: Knobs, machine: Machine, n_layers: int) -> tuple[Level, ...]:
             if base.devices == (runtime.device_name,):
                 layers = tuple(dict.fromkeys((base.n_gpu_layers, *layers)))
             levels += [{"devices": (runtime.device_name,), "n_gpu_layers": n} for n in layers if n > 0]
-    mine: Level = {"devices": base.devices, "n_gpu_layers": base.n_gpu_layers}  # perhaps several GPUs
+    mine: Level = {"devices": base.devices, "n_gpu_layers": base.n_gpu_layers}  # possibly several GPUs
     return tuple(levels) if mine in levels else (*levels, mine)
 
 
 def _tiles(base: Knobs) -> tuple[Level, ...]:
-    """For what dispatch takes them for, for all they can do, and for nothing."""
+    """The own CPU kernels as chosen by automatic placement, for all types, and for none."""
     return tuple({"tiles": types} for types in dict.fromkeys((base.tiles, TILE_KERNELS, ())))
 
 
 def _experts(base: Knobs, n_layers: int) -> tuple[Level, ...]:
-    """Experts of none, a quarter, half or all layers on the processor, and of as many as dispatch leaves there.
+    """Experts of none, a quarter, half or all layers on the CPU, and the number chosen by automatic placement.
 
-    What does not fit is refused before it is tried.
+    Settings that do not fit in memory are rejected before the trial.
     """
     if not base.n_gpu_layers:
         return ()
@@ -139,34 +142,36 @@ def _experts(base: Knobs, n_layers: int) -> tuple[Level, ...]:
     return tuple({"cpu_expert_layers": count} for count in counts)
 
 
-# What a search is for: the fastest turn or the one of fewest joules, and which gains are more than noise.
+# The goal of a search: the fastest request or the fewest joules, and which gains exceed the noise.
 
-# A change must gain this to replace what is in use; below it is noise. Lossy ones must gain more.
+# Maximum cost of a change, relative to the current settings; smaller gains are noise. Lossy changes must gain more.
 WORTH: Final = 0.99
 LOSSY_WORTH: Final = 0.95
-# Fewer joules are no reason for a turn that takes longer than so many times that of the settings in use. Ours: who
-# tunes still waits for answers, and what the computer draws at rest for all that time is not counted. A bound of
-# this form is Zeus's MaxSlowdownConstraint (zeus.optimizer.power_limit), which leaves the factor to its user.
+# With fewer joules, a request may take at most this many times the time of the current settings. The factor is
+# Tessera's choice: users still wait for responses, and the idle power during that time is not counted. The form of
+# this limit is that of Zeus's MaxSlowdownConstraint (zeus.optimizer.power_limit), which leaves the factor to its
+# user.
 MAX_SLOWDOWN: Final = 2.0
-# Joules differ clearly beyond so many standard errors of the difference: Student's t for the eight and more degrees
-# of freedom of a last round, two-sided at 5 %, is at most 2.3; several points are compared at once.
+# Joules differ clearly beyond this many standard errors of the difference: Student's t for the eight and more
+# degrees of freedom of a last round, two-sided at 5 %, is at most 2.3; several points are compared at the same
+# time.
 CLEAR: Final = 2.5
-# However noisy a meter is, this gain is believed.
+# A gain of this size counts even with a very noisy meter.
 _LEAST_WORTH: Final = 0.05
 
 
 def cost(outcome: Outcome, prompt: int, goal: Goal) -> float:
-    """What is minimized: seconds or joules of a turn. Infinite for a bad point."""
+    """The value to minimize: seconds or joules per request. Infinite for a failed point."""
     return outcome.turn_j() if goal == "energy" else outcome.turn_s(prompt)
 
 
 def finite(value: float) -> float | None:
-    """As a report tells it: JSON has no infinity, which is what does not work."""
+    """A number for a report, or None for infinity (a failed point), which JSON cannot represent."""
     return value if math.isfinite(value) else None
 
 
 def noise(outcomes: Iterable[Outcome]) -> float:
-    """Standard deviation of one run's joules as a share of them, by the repeats of points measured alike."""
+    """Standard deviation of one run's joules as a fraction, from the repeats of equal points."""
     squares, free = 0.0, 0
     for outcome in outcomes:
         mean = sum(outcome.joules) / max(1, len(outcome.joules))
@@ -177,7 +182,7 @@ def noise(outcomes: Iterable[Outcome]) -> float:
 
 
 def worth(mine: Outcome, other: Outcome, deviation: float, *, lossy: bool = False) -> float:
-    """The share of the other's cost below which mine is a gain, by how often each was measured and how noisily."""
+    """The fraction of the other's cost below which this point is a gain, given repeats and noise."""
     least = LOSSY_WORTH if lossy else WORTH
     runs, others = len(mine.joules), len(other.joules)
     if not runs or not others:

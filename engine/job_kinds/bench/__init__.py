@@ -1,1 +1,1 @@
-"""Measuring models on this machine: real ones, and stand-ins for models that were not downloaded."""
+"""Benchmarks of models on this machine: real models, and dummy-weight models of ones that are not downloaded."""

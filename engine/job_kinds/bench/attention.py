@@ -1,7 +1,8 @@
-"""What plain and fused attention cost on this processor for one geometry of heads, measured through real kernels.
+"""Measures the speed of plain and flash attention on this CPU for one head geometry, with the real kernels.
 
-Which one is faster hangs on the processor, its threads and the heads: llama.cpp shares the fused one out in tiles
-that fit some geometries and cut others (docs/log.md, engine). A stand-in of one layer, little but attention, tells.
+Which one is faster depends on the CPU, its threads and the heads: llama.cpp divides flash attention into tiles that
+fit some geometries and not others (docs/log.md, engine). A dummy-weight model with one layer, mostly attention,
+measures it.
 """
 
 import asyncio
@@ -20,11 +21,11 @@ from engine.runner.protocol import LoadSettings
 
 DECODED: Final = 16
 TURNS: Final = 8
-# The two halves of the turns may differ by this much; more, and something else had the processor.
+# Maximum ratio between the two halves of the runs; a larger one means other load on the CPU.
 STEADY: Final = 1.1
-# A short chat, and one where attention is most of the work on the processors seen so far.
+# A short chat, and one in which attention takes most of the time on the CPUs measured so far.
 LENGTHS: Final = (512, 2048)
-# Weights beside attention: as small as llama.cpp's blocks allow.
+# Width of the other weights: as small as llama.cpp's blocks allow.
 WIDTH: Final = 256
 # Two runners with a model of some megabytes.
 RUNNERS_BYTES: Final = 300 << 20
@@ -32,14 +33,14 @@ VOCABULARY: Final = 1024
 
 
 def stand_in(heads: Heads) -> shapes.Dimensions:
-    """A dense model of one layer with these heads and next to nothing else."""
+    """A dense model with one layer with these heads, and almost nothing else."""
     return shapes.Dimensions(
         "llama", 1, WIDTH, heads.queries, heads.keys, heads.width, WIDTH, VOCABULARY, tied=True
     )
 
 
 def fused_settings(path: Path, threads: int) -> LoadSettings:
-    """How the stand-in is loaded, with fused attention."""
+    """Load settings of the dummy-weight model, with flash attention."""
     settings = LoadSettings(
         path=str(path), n_threads=threads, n_threads_batch=threads, use_mmap=False, flash_attn="on"
     )
@@ -47,14 +48,14 @@ def fused_settings(path: Path, threads: int) -> LoadSettings:
 
 
 def memory_bytes(heads: Heads) -> int:
-    """What both runners take: the interpreters and libraries, and the scores of plain attention twice over."""
+    """Memory of both runners: interpreters, libraries, and the scores of plain attention twice."""
     return RUNNERS_BYTES + 2 * 4 * heads.queries * (max(LENGTHS) + DECODED + 64) * DENSE_UBATCH
 
 
 async def measure_attention(heads: Heads, *, threads: int, scratch: Path) -> AttentionSpeed | None:
-    """Least seconds of a layer, both ways, in turns; None where their halves contradict each other.
+    """Minimum seconds per layer with both methods, in alternating runs; None if the halves disagree.
 
-    `scratch`: a folder with 50 MB of room. Raises: StandInFailed, BadModelFile, RunnerDied.
+    `scratch`: a folder with 50 MB of free space. Raises: StandInFailed, BadModelFile, RunnerDied.
     """
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         path = Path(folder) / "attention.gguf"
@@ -82,7 +83,7 @@ async def measure_attention(heads: Heads, *, threads: int, scratch: Path) -> Att
 
 
 def steady(turns: list[AttentionTimes]) -> AttentionTimes | None:
-    """The least of each time, as others' work only adds to it; None where the halves of the turns differ."""
+    """Minimum of each time, because other load only adds time; None if the halves of the runs disagree."""
     one, other = (_least(turns[half::2]).plain_to_fused for half in (0, 1))
     return _least(turns) if max(one, other) <= STEADY * min(one, other) else None
 

@@ -1,12 +1,12 @@
-"""Write a stand-in: the exact tensors and types of a model with random weights. Runs as a process of its own.
+"""Writes a dummy-weight model: the exact tensors and types of a model, with random weights. Runs as a process.
 
     python -m engine.job_kinds.bench.dummy_model OUT --shape qwen3-8b --type Q4_K_M
     python -m engine.job_kinds.bench.dummy_model OUT --like MODEL.gguf
-    python -m engine.job_kinds.bench.dummy_model OUT --header KEPT.header     (of a file that is not here)
+    python -m engine.job_kinds.bench.dummy_model OUT --header KEPT.header     (of a file that is not stored locally)
     python -m engine.job_kinds.bench.dummy_model OUT --dimensions JSON --type Q4_K
 
-Speed and memory of the kernels do not depend on the weights' values, so what is measured on the stand-in is
-what the real file would show; its text means nothing.
+Speed and memory of the kernels do not depend on the weights' values, so the measurements are those of the real
+file. The generated text is meaningless.
 """
 
 import argparse
@@ -33,10 +33,11 @@ from quantize.plan.llama_cpp_preset_rules import MIXES
 from quantize.plan.llama_cpp_presets import stock_types
 from quantize.types import ModelSpec, TensorSpec
 
-# Rows that are really quantized for each tensor shape; the file repeats them. Enough that no cache keeps them all.
+# Number of rows that are really quantized for each tensor shape; the file repeats them. They do not all fit in a
+# CPU cache.
 POOL_ROWS: Final = 64
 CHUNK_ROWS: Final = 4096
-# A disk that is full to the last byte hurts other programs.
+# A completely full disk breaks other programs.
 SPARE_DISK_BYTES: Final = 1 << 30
 _PLAIN: Final[dict[GgmlType, np.dtype[Any]]] = {
     GgmlType.F32: np.dtype(np.float32),
@@ -45,7 +46,7 @@ _PLAIN: Final[dict[GgmlType, np.dtype[Any]]] = {
 
 
 class StandInFailed(EnvironmentFault):
-    """The stand-in could not be written; `reason` is the child's last word."""
+    """The dummy-weight model could not be written; `reason` is the child process's last message."""
 
     code = "standin_failed"
 
@@ -55,9 +56,9 @@ class StandInFailed(EnvironmentFault):
 
 
 def spec_of_shape(name: str, mix: str) -> tuple[dict[str, MetaValue], list[TensorSlot]]:
-    """Header and tensors of a named shape in a stock mix (Q4_K_M) or plain type (F16).
+    """Header and tensors of a named shape in a llama.cpp preset (Q4_K_M) or plain type (F16).
 
-    Raises: InputFault: no such shape or mix.
+    Raises: InputFault: unknown shape or preset.
     """
     if name not in shapes.SHAPES:
         raise InputFault(f"There is no shape {name!r}. Known: {', '.join(shapes.SHAPES)}.", "shape")
@@ -67,9 +68,9 @@ def spec_of_shape(name: str, mix: str) -> tuple[dict[str, MetaValue], list[Tenso
 def spec_of_dimensions(
     name: str, d: shapes.Dimensions, mix: str, *, uniform: bool = False
 ) -> tuple[dict[str, MetaValue], list[TensorSlot]]:
-    """Header and tensors of these dimensions in a stock mix; `uniform`: every matrix in the type of that name.
+    """Header and tensors of these dimensions in a preset; `uniform` uses one type for every matrix.
 
-    Raises: InputFault: no such mix or type.
+    Raises: InputFault: unknown preset or type.
     """
     tensors = shapes.tensors(d)
     plain = tuple(TensorSpec(n, s, "F32" if len(s) == 1 else "F16") for n, s in tensors)
@@ -93,9 +94,9 @@ def spec_of_dimensions(
 
 
 def spec_of_header(path: Path) -> tuple[dict[str, MetaValue], list[TensorSlot]]:
-    """Header and tensors of a file of which only the kept header is here; the vocabulary is made up, as large.
+    """Header and tensors from a stored header without its file; the vocabulary is a dummy of the same size.
 
-    Raises: InputFault: it cannot be read, or is no language model.
+    Raises: InputFault: it cannot be read, or is not a language model.
     """
     header = header_cache.recall(path.parent, path.stem, path.stem)
     if header is None:
@@ -124,7 +125,7 @@ def spec_like(path: Path) -> tuple[dict[str, MetaValue], list[TensorSlot]]:
 
 
 def rows_of(slot: TensorSlot, rng: np.random.Generator) -> Iterator[np.ndarray[Any, Any]]:
-    """The tensor's data in pieces: ones for norms, random rows of deviation 1/sqrt(row length) otherwise."""
+    """The tensor's data in chunks: ones for norms, otherwise random rows of deviation 1/sqrt(row length)."""
     width = slot.shape[0]
     total = int(np.prod(slot.shape[1:], dtype=np.int64)) if len(slot.shape) > 1 else 1
     if len(slot.shape) == 1:
@@ -171,7 +172,7 @@ def write_in_child(
     mix: str = "",
     on_progress: Callable[[int, int], None],
 ) -> None:
-    """Write a stand-in in a process of its own, telling `on_progress` bytes done and in all.
+    """Write a dummy-weight model in a child process; `on_progress` gets written and total bytes.
 
     Raises: StandInFailed.
     """
@@ -202,7 +203,7 @@ def write_in_child(
 
 
 def main() -> None:
-    """The child's entry point."""
+    """The child process's entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--shape")

@@ -1,4 +1,4 @@
-"""Measure a loaded model: prefill and decode at several lengths, and several sequences at once."""
+"""Measures a loaded model: prefill and decode at several lengths, and several concurrent sequences."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 
 DECODE_TOKENS: Final = 32
-# A passage said three times: what a model that copies would continue with.
+# A passage repeated three times, which a copying model would continue.
 COPIED_TOKENS: Final = 48
 Step = Callable[[Reason], None]
 
@@ -27,9 +27,9 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 class Timed(msgspec.Struct, frozen=True):
-    """One run: tokens/s of prefill and decode, seconds to the first token and between tokens (50, 90, 99 %).
+    """One run: prefill and decode in tokens/s, time to first token and between tokens (50, 90, 99 %) in seconds.
 
-    `step_time` is what it took of its runner.
+    `step_time` is the runner time it used.
     """
 
     prefill_tok_s: float
@@ -41,7 +41,7 @@ class Timed(msgspec.Struct, frozen=True):
 
 @contextlib.asynccontextmanager
 async def loaded_meter(settings: LoadSettings, tokens: int, length: int) -> AsyncIterator["Meter"]:
-    """A meter of a runner with these settings, warmed up by a prompt of `length` tokens."""
+    """A meter for a runner with these settings, warmed up with a prompt of `length` tokens."""
     runner = await RunnerProcess.start("llama", settings.path)
     try:
         facts = await runner.load(settings)
@@ -53,9 +53,9 @@ async def loaded_meter(settings: LoadSettings, tokens: int, length: int) -> Asyn
 
 
 class Meter:
-    """Runs prompts of random tokens through one runner, as llama-bench does; nothing is cached or left behind.
+    """Runs prompts of random tokens in one runner, as llama-bench does, without using or filling caches.
 
-    `step` is told what is measured, and may raise to stop. `tokens` are generated behind each prompt.
+    `step` receives what is measured, and may raise to stop. `tokens` are generated after each prompt.
     """
 
     def __init__(self, runner: RunnerProcess, n_vocab: int, step: Step, tokens: int = DECODE_TOKENS) -> None:
@@ -81,11 +81,11 @@ class Meter:
         )
 
     async def timed(self, length: int) -> Timed:
-        """One prompt of `length` tokens and the answer behind it."""
+        """One prompt of `length` tokens and the response."""
         return self._timed(await self.run(length, self.tokens + 1), length)
 
     async def copied(self) -> Timed:
-        """A text that repeats itself, where guessing ahead may pay."""
+        """A repetitive text, for which speculative decoding may pay."""
         request = GenerationRequest(
             prompt=self._prompt(COPIED_TOKENS) * 3,
             max_tokens=self.tokens + 1,
@@ -108,7 +108,7 @@ class Meter:
         )
 
     async def point(self, length: int, repeats: int) -> Point:
-        """One length, `repeats` times."""
+        """Measure one prompt length, `repeats` times."""
         rows = []
         for i in range(repeats):
             self._step(because("bench_length", tokens=length, run=i + 1, runs=repeats))
@@ -123,7 +123,7 @@ class Meter:
         )
 
     async def concurrency(self, parallel: int, repeats: int) -> Concurrency:
-        """Several sequences at once, short prompts: tokens/s of all together."""
+        """Total tokens/s of several concurrent sequences with short prompts."""
         totals = []
         for i in range(repeats):
             self._step(because("bench_parallel", requests=parallel, run=i + 1, runs=repeats))

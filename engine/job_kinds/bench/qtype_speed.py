@@ -1,6 +1,6 @@
-"""What a weight of each quantization type costs in time on this device, measured on stand-ins through real kernels.
+"""Measures the decoding time per weight of each type on this device, on dummy-weight models with the real kernels.
 
-The planner asks this before it spreads types over a model: one that unpacks slowly is dearer than its bytes.
+The planner uses it to choose types: a type that unpacks slowly costs more than its bytes imply.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from engine.placement.measurements import TypePrices
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import PRICED, TIME_UNIT, GgmlType
 
-# Types the planner chooses between.
+# The types that the planner can choose.
 TYPES: Final = tuple(t.name for t in PRICED)
-# Large enough that no cache holds the weights, with next to no head, cache or norms beside them.
+# The weights do not fit in any CPU cache; head, KV cache and norms are negligible.
 PROBE: Final = shapes.Dimensions("llama", 2, 2048, 16, 4, 128, 8192, 1024, tied=True)
 DECODED: Final = 24
 TURNS: Final = 6
@@ -29,22 +29,22 @@ UNIT: Final = TIME_UNIT.name
 
 
 class PriceStore:
-    """A JSON file with the newest prices of each machine and device; what cannot be read is measured again."""
+    """A JSON file with the newest prices of each machine and device; unreadable ones are measured again."""
 
     def __init__(self, path: Path) -> None:
         self._store = JsonStore(path, list[TypePrices], list)
 
     def all(self) -> list[TypePrices]:
-        """Everything kept."""
+        """All stored prices."""
         return self._store.get()
 
     def newest(self, machine_key: str, *, gpu: bool) -> TypePrices | None:
-        """The newest of the processor, or of any GPU."""
+        """The newest prices of the CPU, or of any GPU."""
         found = [p for p in self.all() if p.machine_key == machine_key and bool(p.devices) == gpu]
         return max(found, key=lambda p: p.measured_at, default=None)
 
     def put(self, prices: TypePrices) -> None:
-        """Keep prices; they replace older ones of the same device."""
+        """Store prices; they replace older ones of the same device."""
         key = prices.machine_key, prices.devices
         self._store.change(lambda old: [*(p for p in old if (p.machine_key, p.devices) != key), prices])
 
@@ -59,9 +59,11 @@ async def measure_prices(
     scratch: Path,
     step: Callable[[str, int, int], None],
 ) -> TypePrices:
-    """Decode with a stand-in of each type. `scratch`: a folder with 300 MB of room. `step` may raise to stop.
+    """Measure decoding with a dummy-weight model of each type.
 
-    Each type takes turns with the unit in a second runner: a machine's speed drifts by more than types differ.
+    `scratch`: a folder with 300 MB of free space. `step` may raise to stop. Runs of each type alternate with runs
+    of the unit type in a second runner, because a machine's speed drifts by more than types differ.
+
     Raises: StandInFailed, BadModelFile, RunnerDied.
     """
     found: dict[str, float] = {}
@@ -90,7 +92,7 @@ async def measure_prices(
 async def _loaded(
     folder: Path, name: str, threads: int, devices: tuple[str, ...], probe: shapes.Dimensions
 ) -> AsyncIterator[Meter]:
-    """A runner with a stand-in of one type, warmed up; the file is gone once it is loaded."""
+    """A warmed-up runner with a dummy-weight model of one type; the file is deleted after loading."""
     path = folder / f"{name}.gguf"
     dummy_model.write_in_child(path, probe=probe, mix=name, on_progress=lambda _done, _total: None)
     settings = LoadSettings(
@@ -107,12 +109,12 @@ async def _loaded(
 
 
 def weights(probe: shapes.Dimensions) -> int:
-    """Weights that decoding one token multiplies by."""
+    """Number of weights that decoding one token multiplies by."""
     return sum(s[0] * s[1] for _, s in shapes.tensors(probe) if len(s) > 1)
 
 
 def planner_speeds(prices: TypePrices | None) -> Mapping[str, float]:
-    """For `quantize.plan.plan`: time a weight by type; empty when the unit was not measured."""
+    """Time per weight by type for `quantize.plan.plan`; empty if the unit type was not measured."""
     if prices is None or UNIT not in prices.ns_per_weight:
         return {}
     known = GgmlType.__members__

@@ -1,4 +1,4 @@
-"""One whole measurement: load in a runner of its own, warm up, measure, note drift and power, unload."""
+"""One whole benchmark: load in a separate runner, warm up, measure, record drift and power, unload."""
 
 import platform
 import time
@@ -19,9 +19,9 @@ from engine.placement.results import machine_key
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 
-# The first prompt of a size pays for its buffers; longer ones than this use no others.
+# The first prompt of a size allocates its buffers; longer prompts than this need no others.
 LONGEST_WARM_UP: Final = 512
-# A busy computer's rest is waited for so long: without it only joules are missing.
+# Maximum wait for a busy computer to become idle; without idle power only the joules are missing.
 REST_S: Final = 8.0
 
 
@@ -40,11 +40,11 @@ async def bench(
     on_point: Callable[[Point], None] = lambda _: None,
     host: Host | None = None,
 ) -> Report:
-    """Measure the model that `settings` describe. Lengths in tokens; nothing else should run meanwhile.
+    """Measure the model that `settings` describe. Lengths in tokens; no other load should run.
 
-    The power meters of `host` are read: those of this computer.
+    Reads the power meters of `host`, by default those of this computer.
 
-    Raises: BadModelFile, RunnerDied: it cannot be loaded, or ended.
+    Raises: BadModelFile, RunnerDied: it cannot be loaded, or crashed.
     """
     roomy = bench_settings(settings, lengths, parallel, tokens)
     step(because("bench_rest"))
@@ -104,21 +104,21 @@ async def bench(
 
 
 async def _meter(host: Host, machine: Machine | None) -> EnergyMeter | None:
-    """The meters of this computer, which know its rest where that could be seen; None: there are none."""
+    """The power meters of this computer, with idle power if it could be measured; None without meters."""
     if machine is None:
         return None
     energy = EnergyMeter(host, machine)
     try:
         await energy.rest(REST_S)
     except (NoPowerMeter, NeverAtRest):
-        return energy if energy.metered else None  # the whole computer's watts are told all the same
+        return energy if energy.metered else None  # the whole computer's watts are still reported
     return energy
 
 
 def bench_settings(
     settings: LoadSettings, lengths: Sequence[int], parallel: Sequence[int], tokens: int = DECODE_TOKENS
 ) -> LoadSettings:
-    """The load that a measurement makes: one cache with room for the longest prompt, nothing kept."""
+    """Settings for a benchmark: a KV cache for the longest prompt, and no stored prefixes."""
     longest = max([*lengths, 256]) + tokens + 64
     most = max([*parallel, 1])
     return msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""Public dimensions of well-known models, to write stand-ins of.
+"""Published dimensions of well-known models, for dummy-weight models.
 
 Source: each model's published config.json (layers, widths, heads, vocabulary, tied head).
 """
@@ -71,7 +71,7 @@ def tensors(d: Dimensions) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def metadata(name: str, d: Dimensions) -> dict[str, MetaValue]:
-    """A header that llama.cpp loads: the dimensions, and a byte-level vocabulary filled up with numbered tokens."""
+    """A header that llama.cpp loads: dimensions, and a byte-level vocabulary padded with numbered tokens."""
     a = d.arch
     return {
         "general.architecture": scalar(a),

@@ -1,4 +1,4 @@
-"""A result as a picture (SVG): speeds against the length of the prompt, one line a result."""
+"""Plots results as SVG: speed over prompt length, one line per result."""
 
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
@@ -11,7 +11,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 
 def draw(reports: Sequence[Report]) -> str:
-    """The whole file. Reports without points are left out."""
+    """The whole file. Reports without points are omitted."""
     shown = [r for r in reports if r.points]
     height = 2 * HEIGHT + 24 * len(shown) + 20
     parts = [

@@ -1,1 +1,1 @@
-"""Measuring as a job or a command: bench, autotune, prices of types."""
+"""Measuring as a job or a command: bench, autotune, decoding times of types."""

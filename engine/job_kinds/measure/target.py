@@ -1,4 +1,4 @@
-"""What is measured: a file that is here, or a stand-in of a shape, of a file, or of a file on the hub."""
+"""The target of a measurement: a local file, or a dummy-weight model of a shape, a file, or a file on the Hub."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from quantize.files.gguf_file import GgufFile
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
     """Exactly one of `model` (an id or a GGUF file), `shape`, `like` (a file) and `hub` (owner/name:label).
 
-    `mix` is the stock mix or type of a shape.
+    `mix` is the llama.cpp preset or type of a shape.
     """
 
     model: str | None = None
@@ -34,26 +34,26 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     mix: str = "Q4_K_M"
 
     def check(self) -> None:
-        """Raises: InputFault: none or several are given."""
+        """Check the fields. Raises: InputFault: none or several are given."""
         given = [n for n in ("model", "shape", "like", "hub") if getattr(self, n) is not None]
         if len(given) != 1:
             raise InputFault("Give exactly one of model, shape, like and hub.", given[1] if given else "model")
 
     @property
     def stand_in(self) -> bool:
-        """Random weights are measured."""
+        """Whether random weights are measured."""
         return self.model is None
 
     @property
     def name(self) -> str:
-        """How results call it."""
+        """Name in results."""
         if self.shape is not None:
             return f"{self.shape} {self.mix}"
         return self.model or self.hub or Path(self.like or "").name
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """A subject as a file that can be loaded, and how the server would load it."""
+    """A target as a file that can be loaded, with the server's load settings."""
 
     path: Path
     settings: LoadSettings
@@ -63,15 +63,15 @@ class Opened(msgspec.Struct, frozen=True):
 def opened(
     subject: Subject, paths: Paths, open_catalogue: Callable[[], Catalogue], step: Callable[[Reason], None]
 ) -> Iterator[Opened]:
-    """The file; a stand-in is written first and deleted at the end.
+    """The file; a dummy-weight model is written first and deleted at the end.
 
-    Raises: InputFault, ModelNotFound, StandInFailed, the errors of the hub's client.
+    Raises: InputFault, ModelNotFound, StandInFailed, errors of the Hub client.
     """
     subject.check()
     if subject.model is not None:
         yield _present(subject.model, open_catalogue)
         return
-    # Stand-ins are as large as the model: they belong on the cache's disk, not into a small /tmp.
+    # Dummy-weight models are as large as the real model, so they go to the cache's disk, not to a small /tmp.
     scratch = paths.cache / "stand-ins"
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
@@ -116,7 +116,7 @@ def _entry(model: str, open_catalogue: Callable[[], Catalogue]) -> ModelEntry:
 
 
 def _hub_header(name: str, paths: Paths, folder: Path) -> Path:
-    """The header of a remote file, all parts as one, kept where the child finds it."""
+    """The header of a remote file, with all parts merged, stored for the child process."""
     from engine.placement.hub_shape import hub_parts  # noqa: PLC0415 - a quarter of a second, needed only online
 
     parts = hub_parts(name, paths)
@@ -125,6 +125,6 @@ def _hub_header(name: str, paths: Paths, folder: Path) -> Path:
 
 
 def merged(parts: tuple[GgufFile, ...]) -> GgufFile:
-    """The first part's header with the tensors of all."""
+    """The first part's header with the tensors of all parts."""
     tensors = tuple(tensor for part in parts for tensor in part.tensors)
     return replace(parts[0], tensors=tensors)

@@ -1,4 +1,4 @@
-"""Measuring as it is asked for, in the terminal or as a job: bench, autotune, prices of types. Results are kept."""
+"""Runs measurements for the terminal and for jobs: bench, autotune, decoding times of types. Stores the results."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -31,12 +31,12 @@ from engine.placement.placer import Placer, read_shape
 from engine.placement.results import Results, machine_key, shape_key, tuned_of
 from engine.runner.protocol import LoadSettings
 
-# Cells beside the prompt of a tuned turn: its answer and what surrounds it.
+# KV cells in addition to the prompt of a tuned request: its response and the chat template.
 TURN_CELLS: Final = 512
 
 
 class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """One measurement. `threads` None: what dispatch or autotune chose. Lengths and `tokens` in tokens."""
+    """One benchmark. `threads` None: chosen by placement or autotune. `lengths` and `tokens` in tokens."""
 
     subject: Subject
     lengths: tuple[int, ...] = (128, 512, 2048)
@@ -47,7 +47,7 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """One search for each of `lengths` prompt tokens; `limit_s` bounds all of them together."""
+    """One search per prompt length in `lengths`; `limit_s` limits all of them together."""
 
     subject: Subject
     lengths: tuple[int, ...] = (512,)
@@ -56,7 +56,7 @@ class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BenchService:
-    """Measures on this machine, with `host`'s power meters. One at a time: two would measure each other."""
+    """Measures on this machine, with `host`'s power meters. Only one at a time, to avoid mutual load."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class BenchService:
 
     @property
     def results(self) -> Results:
-        """Everything measured on this machine."""
+        """All measurements on this machine."""
         return self._placer.results
 
     def bench(
@@ -84,7 +84,7 @@ class BenchService:
         step: Callable[[Reason], None],
         on_point: Callable[[Point], None] = lambda _: None,
     ) -> Report:
-        """Measure and keep the result. Raises: NotEnoughMemory, BadModelFile, RunnerDied, StandInFailed."""
+        """Measure and store the result. Raises: NotEnoughMemory, BadModelFile, RunnerDied, StandInFailed."""
         placer = self._placer
         with opened(options.subject, self._paths, self._open, step) as subject:
             shape = read_shape(str(subject.path))
@@ -115,9 +115,9 @@ class BenchService:
         return report
 
     def tune(self, options: TuneOptions, step: Step) -> list[TuneReport]:
-        """Search for every length and keep the results.
+        """Search for every length and store the results.
 
-        Raises: as `bench`; NothingWorks; NoPowerMeter and NeverAtRest where energy is the goal.
+        Raises: same as `bench`; NothingWorks; NoPowerMeter and NeverAtRest if energy is the goal.
         """
         placer = self._placer
         found = []
@@ -125,7 +125,7 @@ class BenchService:
         if options.goal == "energy":
             energy = EnergyMeter(self._host, placer.machine_now())
             step(because("bench_rest"), 0)
-            asyncio.run(energy.rest())  # before a stand-in is written, which takes a disk's time
+            asyncio.run(energy.rest())  # before a dummy-weight model is written, which loads the disk
         with opened(options.subject, self._paths, self._open, lambda text: step(text, 0)) as subject:
             shape = read_shape(str(subject.path))
             machine = placer.machine_now()
@@ -158,7 +158,7 @@ class BenchService:
         return found
 
     def price_types(self, step: Callable[[str, int, int], None]) -> TypePrices:
-        """Measure the types on the processor and keep the prices. Raises: as `bench`."""
+        """Measure the types on the CPU and store the times. Raises: same as `bench`."""
         scratch = self._paths.cache / "stand-ins"
         scratch.mkdir(parents=True, exist_ok=True)
         prices = asyncio.run(
@@ -173,12 +173,12 @@ class BenchService:
         return prices
 
     def journal(self, where: str, which: str, length: int, goal: Goal = "speed") -> Path:
-        """The record of one search, there while it is not complete. Each goal has its own."""
+        """Path of a search's record, which exists until the search is complete. Each goal has its own."""
         kind = "" if goal == "speed" else f"-{goal}"
         return self._paths.state / "autotune" / f"{where}-{which}-{length}{kind}.jsonl"
 
     def forget(self, options: TuneOptions) -> None:
-        """Drop what a search that will not be completed has found; what others found stays."""
+        """Delete the results of a search that will not be completed; other searches' results stay."""
         for length in options.lengths:
             any_of_it = self.journal("*", "*", length, options.goal)
             for path in any_of_it.parent.glob(any_of_it.name):
@@ -188,7 +188,7 @@ class BenchService:
 
     @contextmanager
     def _admitted(self, settings: LoadSettings) -> Iterator[None]:
-        """Memory is asked for before a load and given back after it. Raises: NotEnoughMemory."""
+        """Reserve memory before a load and release it afterwards. Raises: NotEnoughMemory."""
         owner = f"measuring {settings.path}"
         self._admission.reserve_now(owner, settings)
         try:
@@ -210,14 +210,14 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def register(registry: JobRegistry, bench_service: BenchService) -> None:
-    """Teach a registry the kind `measure`: one at a time."""
+    """Register the kind `measure`, one job at a time."""
     registry.register(
         JobKind.MEASURE, lambda task, control: run(bench_service, task, control), read=params_of(Task)
     )
 
 
 def run(bench_service: BenchService, task: Task, control: Control) -> dict[str, Any]:
-    """Do what a job asks for. A search that is paused continues where it was. Raises: Paused, Cancelled."""
+    """Run a job. A paused search continues from its record. Raises: Paused, Cancelled."""
     if task.what == "tune" and task.tune is not None:
 
         def tried(now: str | Reason, count: int) -> None:

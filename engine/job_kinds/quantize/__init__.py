@@ -1,1 +1,1 @@
-"""One model made from another as a job or a command: quantizing, conversion to ONNX."""
+"""Creating one model from another as a job or a command: quantizing, conversion to ONNX."""

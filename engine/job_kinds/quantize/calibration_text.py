@@ -1,4 +1,4 @@
-"""Calibration on the user's own text: folders, projects and chats become one file, a part of it held out."""
+"""Calibration on the user's text: folders, projects and chats become one file; a part is held out."""
 
 import os
 import re
@@ -16,14 +16,14 @@ from engine.documents.walk import Walk
 from engine.job_kinds.quantize.options import QuantizeOptions
 from quantize.types import CALIBRATION
 
-# Text taken from one file, and from all together: as much as the text that comes with the program, so that a model
-# is not fitted to one kind of text alone.
+# Maximum text from one file, and in total: as much as the bundled text, so that calibration is not limited to one
+# kind of text.
 _FILE_BYTES = 64 << 10
 _ALL_BYTES = 400_000
 _PIECE_CHARS = 4096
-# Every so many pieces one is kept for judging.
+# One chunk in this many is held out for evaluation.
 _HELD_OUT_EVERY = 5
-# Fewer characters held out give no four windows of 512 tokens.
+# Fewer held-out characters do not fill four windows of 512 tokens.
 _LEAST_HELD_OUT_CHARS = 16_384
 _MOST_FILES = 4000
 _READ_BYTES = 16 << 20
@@ -31,7 +31,7 @@ _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 
 
 class OwnText(msgspec.Struct, frozen=True):
-    """Two files: what to calibrate on, and what to judge by (None: too little text); and what went into them."""
+    """Calibration text and held-out text (None: too little text), with the number of files and characters."""
 
     calibration: Path
     held_out: Path | None
@@ -40,10 +40,11 @@ class OwnText(msgspec.Struct, frozen=True):
 
 
 def gather(sources: Iterable[Path], scratch: Path, chats: Iterable[str] = ()) -> OwnText:
-    """Write the two files into `scratch`, readable by their owner alone; the same sources give the same bytes.
+    """Write the two files into `scratch`, readable only by their owner; equal sources give equal bytes.
 
-    A folder gives its files of text and code, but for what is hidden or left out by .gitignore. Half of what is
-    calibrated on is the text that comes with the program.
+    A folder contributes its text and code files, without hidden files and files in .gitignore. Half of the
+    calibration text is the bundled text.
+
     Raises: InputFault: no text was found.
     """
     texts = [t for source in sources for t in _texts(source)]
@@ -66,9 +67,9 @@ def gather(sources: Iterable[Path], scratch: Path, chats: Iterable[str] = ()) ->
 
 @contextmanager
 def texts_of(options: QuantizeOptions) -> Iterator[QuantizeOptions]:
-    """The options with a folder to calibrate on made into texts, which are removed in the end; others as they are.
+    """Options in which a calibration folder is replaced by temporary text files; other options are unchanged.
 
-    Raises: InputFault: no whole path, or too little text in it to tell afterwards what was gained.
+    Raises: InputFault: not an absolute path, or too little text to evaluate the result.
     """
     folder = whole_path(options.calibration, "calibration") if options.calibration else None
     if folder is None or not folder.is_dir():
@@ -95,7 +96,7 @@ def _written(path: Path, pieces: list[str]) -> Path:
 
 
 def _fairly(texts: list[str]) -> list[str]:
-    """As much of each text as fits all of them into the bound."""
+    """The start of each text, with a fair share of the total limit."""
     room, taken = _ALL_BYTES, []
     for left, text in zip(range(len(texts), 0, -1), sorted(texts, key=len), strict=True):
         part = text[: room // left]
@@ -107,7 +108,7 @@ def _fairly(texts: list[str]) -> list[str]:
 
 def _texts(source: Path) -> Iterator[str]:
     files = [source] if source.is_file() else _files(source)
-    # So much of each that all together stay within a bound that a folder of 100,000 files does not pass either.
+    # A limit per file, so that a folder of 100,000 files also stays within the total limit.
     share = max(_PIECE_CHARS, _READ_BYTES // max(len(files), 1))
     limit = _ALL_BYTES if source.is_file() else min(_FILE_BYTES, share)
     for path in files:
@@ -115,7 +116,7 @@ def _texts(source: Path) -> Iterator[str]:
             with path.open("rb") as file:
                 raw = file.read(limit)
         except OSError:
-            continue  # gone or not ours to read: the rest still counts
+            continue  # deleted or not readable: use the others
         if not _BINARY.search(raw):
             text = raw.decode("utf-8", "ignore").strip()
             if text:
@@ -123,9 +124,9 @@ def _texts(source: Path) -> Iterator[str]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """What is neither hidden nor left out by .gitignore, from all over the folder where there are too many.
+    """Files that are not hidden or in .gitignore, sampled evenly if there are too many.
 
-    Git itself is not asked: the settings of a repository somebody else made can name programs that it would run.
+    Git itself is not called, because the settings of an untrusted repository can name programs that it would run.
     """
     found = [Path(file.path) for file in Walk([str(folder)]).files()]
     return found[:: max(1, -(-len(found) // _MOST_FILES))]

@@ -1,4 +1,4 @@
-"""Converting as jobs: a Hugging Face folder to GGUF, a GGUF file to an ONNX folder."""
+"""Conversion jobs: a Hugging Face folder to GGUF, a GGUF file to an ONNX folder."""
 
 import os
 import sys
@@ -25,7 +25,7 @@ from quantize.types import FloatType
 
 
 class ToGguf(msgspec.Struct, frozen=True, kw_only=True, tag="gguf", tag_field="to"):
-    """Convert the folder `source`; `out` None: a file of the library."""
+    """Convert the folder `source`; `out` None: a file in the library."""
 
     source: str
     out: str | None = None
@@ -33,7 +33,7 @@ class ToGguf(msgspec.Struct, frozen=True, kw_only=True, tag="gguf", tag_field="t
 
 
 class ToOnnx(msgspec.Struct, frozen=True, kw_only=True, tag="onnx", tag_field="to"):
-    """Convert the model or file `source`; `out` None: a folder of the library. `fixed`: of fixed shapes."""
+    """Convert the model or file `source`; `out` None: a folder in the library. `fixed`: with fixed shapes."""
 
     source: str
     out: str | None = None
@@ -43,11 +43,11 @@ class ToOnnx(msgspec.Struct, frozen=True, kw_only=True, tag="onnx", tag_field="t
 
 
 class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="converter", tag_field="to"):
-    """Fetch llama.cpp's own converter and the packages it needs."""
+    """Download llama.cpp's own converter and the packages it needs."""
 
 
 def register(registry: JobRegistry, open_catalogue: Callable[[], Catalogue]) -> None:
-    """Teach a registry the kind `convert`; one at a time, for it reads and writes whole models."""
+    """Register the kind `convert`, one job at a time, because it reads and writes whole models."""
 
     def run(task: ToGguf | ToOnnx | Fetch, control: Control) -> dict[str, Any]:
         with closing(open_catalogue()) as catalogue:
@@ -89,17 +89,18 @@ def _onnx(catalogue: Catalogue, task: ToOnnx, control: Control) -> dict[str, Any
     return {"model": model, "path": done["folder"], **done}
 
 
-# A GGUF model of the library, or any file, to an ONNX folder: in a child, for the file is untrusted.
+# Converts a GGUF model of the library, or any file, to an ONNX folder; in a child process, because the file is
+# untrusted.
 
-# The source that means the installed speech model, and a file by which a folder of it is known.
+# SPEECH as a source means the installed speech model; SPEECH_FILE identifies a folder of it.
 SPEECH: Final = "speech"
 SPEECH_FILE: Final = "encoder_model.ort"
-# Seconds on a quiet computer; a hundred times as long on a crowded one.
+# Timeout in seconds on an idle computer; up to a hundred times as long on a busy one.
 SPEECH_S: Final = 300.0
 
 
 class SpeechNotConverted(EnvironmentFault):
-    """The child that writes the graphs failed; the message says how."""
+    """The child process that writes the graphs failed; the message gives the reason."""
 
     code = "conversion_failed"
 
@@ -114,9 +115,10 @@ def convert(
     all_logits: bool = False,
     fixed: FixedOptions | None = None,
 ) -> tuple[str, dict[str, Any]]:
-    """Convert and take the folder into the library; its id and what the converter said.
+    """Convert and add the folder to the library; returns its id and the converter's messages.
 
-    Without `out` it is beside the library's own models, named after the source.
+    Without `out` it is stored with the library's own models, named after the source.
+
     Raises: InputFault, ModelNotFound, TesseraError; Cancelled from `control`.
     """
     path = Path(source).expanduser()
@@ -149,7 +151,10 @@ def convert(
 def _speech(
     folder: Path, out: Path | None, control: Control, fixed: FixedOptions | None
 ) -> tuple[str, dict[str, Any]]:
-    """The speech model with fixed shapes; without `out` beside its own files, where the server looks for it."""
+    """Convert the speech model to fixed shapes.
+
+    Without `out` the folder is created in the model's own folder, where the server looks for it.
+    """
     if fixed is None:
         raise InputFault("The speech model is ONNX already; with fixed shapes (--fixed) NPUs take it.", "fixed")
     if not (folder / SPEECH_FILE).is_file():

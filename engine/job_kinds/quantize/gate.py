@@ -1,4 +1,4 @@
-"""The judge of a gate: a file is asked the cases of a task, and what it says is kept by its hash."""
+"""Evaluates a file for a quality gate: runs a task's cases and caches the responses by the file's hash."""
 
 import asyncio
 import os
@@ -29,14 +29,14 @@ from quantize.job.gate_run import Answered
 from quantize.measurements import CancelCheck, OnProgress, Progress
 
 _LEAST_CONTEXT: Final = 1024
-_CHARS_A_TOKEN: Final = 2.5  # of the densest text there is in a task
-_TEMPLATE_TOKENS: Final = 256  # what a template puts around a case
+_CHARS_A_TOKEN: Final = 2.5  # for the densest text in a task
+_TEMPLATE_TOKENS: Final = 256  # tokens that a template adds to a case
 _OWNER: Final = "asking a task"
-_MOST_FILES: Final = 100  # whose answers are kept; those of 500 cases take some 500 kB
+_MOST_FILES: Final = 100  # with cached responses; those of 500 cases take some 500 kB
 
 
 class GateService(msgspec.Struct, frozen=True):
-    """Asks the tasks of gates: `named` are those with a name of their own, `cache` is the folder of answers."""
+    """Runs the tasks of quality gates: `named` are the built-in tasks, `cache` is the folder for responses."""
 
     placer: Placer
     admission: MemoryAdmission
@@ -48,7 +48,7 @@ class GateService(msgspec.Struct, frozen=True):
         return task_set(gate, self.named)
 
     def judge(self, tasks: TaskSet) -> "RunnerJudge":
-        """Who asks them; everything its cases need is there from now on. Raises: InputFault, EnvironmentFault."""
+        """A judge for the tasks; loads everything that the cases need. Raises: InputFault, EnvironmentFault."""
         return RunnerJudge(self, tasks)
 
 
@@ -61,7 +61,7 @@ class RunnerJudge:
         self._checking = tasks.checking
 
     def fits(self, model: Path) -> bool:
-        """Whether the file can be loaded in the memory that is free now."""
+        """Whether the file fits in the memory that is free now."""
         try:
             with ExitStack() as held:
                 self._admitted(self._settings(model), held)
@@ -70,7 +70,10 @@ class RunnerJudge:
         return True
 
     def ask(self, model: Path, sha256: str, on_progress: OnProgress, cancelled: CancelCheck) -> Answered:
-        """Ask what was not asked before. Raises: Cancelled. BadModelFile, RunnerDied, NotEnoughMemory. OSError."""
+        """Run the cases without a cached response.
+
+        Raises: Cancelled. BadModelFile, RunnerDied, NotEnoughMemory. OSError.
+        """
         saved = SavedAnswers(self._gates.cache / "gate" / f"{sha256}.jsonl")
         keys = [_key(task) for task in self._tasks]
         left = [(key, task) for key, task in zip(keys, self._tasks, strict=True) if key not in saved.answers]
@@ -112,7 +115,7 @@ class RunnerJudge:
 
 
 def _tokens(task: Task) -> int:
-    """Of its prompt and its longest answer, rather too many."""
+    """Upper estimate of the tokens of a task's prompt and its longest response."""
     query = task.query
     chars = sum(len(m.text()) for m in query.messages) + sum(len(str(t.parameters)) for t in query.tools)
     wanted = max(chars, len(task.completion)) / _CHARS_A_TOKEN + (query.max_tokens or 0) + _TEMPLATE_TOKENS
@@ -120,15 +123,15 @@ def _tokens(task: Task) -> int:
 
 
 def _key(task: Task) -> str:
-    """What an answer depends on beside the file."""
+    """Cache key of a response: everything it depends on except the file."""
     asked = (msgspec.json.encode(task.query), task.completion.encode(), repr(task.stops).encode())
     return hash_of(b"\0".join((kernel_name().encode(), *asked))).hexdigest()[:32]
 
 
 class SavedAnswers:
-    """The answers of one file, a line each: what was said before a kill is there after it.
+    """The responses of one file, one per line; they survive a kill.
 
-    Beside it at most `most` files' answers are kept, those that were read or added to last.
+    At most `most` files' responses are stored, the most recently used ones.
     """
 
     def __init__(self, path: Path, most: int = _MOST_FILES) -> None:
@@ -144,11 +147,11 @@ class SavedAnswers:
             try:
                 key, answer = msgspec.json.decode(line, type=learned(tuple[str, TaskAnswer]))
             except (ValueError, RecursionError):
-                continue  # cut off
+                continue  # truncated
             self.answers[key] = answer
 
     def add(self, key: str, answer: TaskAnswer) -> None:
-        """Keep one more, readable by its owner alone. Raises: OSError."""
+        """Store one more response, readable only by the owner. Raises: OSError."""
         self.answers[key] = answer
         if not self._path.exists():
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -157,17 +160,17 @@ class SavedAnswers:
             file.write(b"\n" + msgspec.json.encode((key, answer)) + b"\n")
 
     def _forget(self) -> None:
-        """Make room for one more file's answers."""
+        """Delete the oldest files to make room for one more."""
         old = []
         for path in self._path.parent.glob("*.jsonl"):
-            with suppress(OSError):  # another job forgot it first
+            with suppress(OSError):  # another job deleted it first
                 old.append((path.stat().st_mtime_ns, path))
         for _, path in sorted(old, reverse=True)[self._most - 1 :]:
             path.unlink(missing_ok=True)
 
 
 T = TypeVar("T")
-# How often a running answer is left to see whether the job shall end.
+# Interval in seconds for checking whether the job was cancelled.
 _LOOK_S: Final = 0.2
 
 
@@ -177,7 +180,10 @@ async def ask_all(
     on_answer: Callable[[str, Task, TaskAnswer], None],
     cancelled: CancelCheck,
 ) -> None:
-    """Load the file; `on_answer` gets each answer. Raises: Cancelled. BadModelFile, RunnerDied: it does not run."""
+    """Load the file and run the tasks; `on_answer` gets each response.
+
+    Raises: Cancelled. BadModelFile, RunnerDied: it does not run.
+    """
     renderer, checker = TemplateRenderer(), ConstraintChecker()
     runner: RunnerProcess | None = None
     try:
@@ -194,7 +200,7 @@ async def ask_all(
 
 
 async def _while_wanted(work: Coroutine[Any, Any, T], cancelled: CancelCheck) -> T:
-    """The result. Raises: Cancelled: the job ended meanwhile, and the work with it."""
+    """The result of `work`. Raises: Cancelled: the job was cancelled, and the work with it."""
     task = asyncio.ensure_future(work)
     try:
         while not task.done():
@@ -209,7 +215,7 @@ async def _while_wanted(work: Coroutine[Any, Any, T], cancelled: CancelCheck) ->
 
 
 async def _asked(runner: RunnerProcess, conversations: Conversations, task: Task) -> TaskAnswer:
-    """One answer; a request that cannot be answered is a wrong one."""
+    """One response; a request that is rejected counts as a wrong response."""
     assert runner.facts is not None
     try:
         if task.completion and not runner.facts.chat_template:
@@ -244,7 +250,7 @@ async def _completed(runner: RunnerProcess, task: Task) -> TaskAnswer:
 
 
 def _alone(request: GenerationRequest) -> GenerationRequest:
-    """So that an answer depends on nothing that was asked before."""
+    """Request options that make a response independent of earlier requests."""
     return msgspec.structs.replace(
         request, cache_prompt=False, speculate=False, stream=False, priority="background"
     )

@@ -1,4 +1,4 @@
-"""Making a model of the library fit: a forecast at once, the file itself as a job."""
+"""Quantizes a model of the library: an immediate forecast, and the file itself as a job."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -32,7 +32,7 @@ _BAR = 1000  # steps of the one bar of a job
 def register(
     registry: JobRegistry, open_catalogue: Callable[[], Catalogue], resources: Resources, open_gates: OpenGates
 ) -> None:
-    """Teach a registry the kind `quantize`: one at a time, for it takes every core."""
+    """Register the kind `quantize`, one job at a time, because it uses all cores."""
 
     def run(options: QuantizeOptions, control: Control) -> Quantized:
         with closing(open_catalogue()) as catalogue:
@@ -42,7 +42,7 @@ def register(
 
 
 def options_of(params: dict[str, Any]) -> QuantizeOptions:
-    """The options of a job, also of one that an earlier version recorded: `source`, and locks as lists."""
+    """The options of a job, including one recorded by an earlier version: `source`, and locks as lists."""
     if "source" in params:
         locks = [dict(zip(("pattern", "type", "at_least"), lock, strict=True)) for lock in params.get("locks", ())]
         known = {k: v for k, v in params.items() if k not in {"source", "plan_only"}}
@@ -53,11 +53,10 @@ def options_of(params: dict[str, Any]) -> QuantizeOptions:
 def predict(
     catalogue: Catalogue, options: QuantizeOptions, resources: Resources, named: "TaskSets | None" = None
 ) -> QuantizeReport:
-    """The likely plan, from what is known about this model so far; nothing is measured or written.
+    """The likely plan from the cached measurements of this model; measures and writes nothing.
 
-    `named` are the tasks that a gate may name.
-
-    Without a goal the plan is the largest one, whose `smallest_bytes` bounds what can be asked for.
+    `named` are the tasks that a gate may name. Without a goal, the plan is the largest one; its `smallest_bytes` is
+    the minimum size for a request.
 
     Raises: InputFault, EnvironmentFault: the model or the options.
     """
@@ -83,9 +82,10 @@ def make(
     executor: Executor = HERE,
     open_gates: "OpenGates | None" = None,
 ) -> Quantized:
-    """Make the file, and list it; its `model` is empty where the source was a file outside the library.
+    """Create the file and add it to the library; `model` is empty if the source is a file outside the library.
 
-    `open_gates` gives what asks a gate's tasks. Where a gate vetoes, `path` is empty too: no file is there.
+    `open_gates` creates the service for a gate's tasks. If a gate rejects the file, `path` is empty too, and no
+    file exists.
 
     Raises: InputFault, EnvironmentFault, the quantizer's errors; Cancelled and Paused from `control`.
     """
@@ -117,13 +117,13 @@ def make(
         return Quantized(model="", path="", report=report)
     if options.out is None:
         made = catalogue.add(out, Origin(kind="built")).id
-    else:  # what a model of the library became is one too, wherever it lies
+    else:  # files made from a library model are added too, wherever they are stored
         made = "" if Path(options.model).is_absolute() else catalogue.add(out).id
     return Quantized(model=made, path=str(out), report=report)
 
 
 def gate_task(options: QuantizeOptions, named: "TaskSets") -> "GateTask | None":
-    """What the gate of these options asks; None without one. Raises: InputFault: no task. EnvironmentFault."""
+    """The task of the options' gate; None without one. Raises: InputFault: no such task. EnvironmentFault."""
     if options.gate is None:
         return None
     from engine.job_kinds.quantize.tasks import task_set  # noqa: PLC0415 - not while the server starts
@@ -132,7 +132,7 @@ def gate_task(options: QuantizeOptions, named: "TaskSets") -> "GateTask | None":
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file is made of: where it is, how people call it, and what files made of it are named after."""
+    """The source of a file: its path, its title for users, and the base name of files made from it."""
 
     path: Path
     title: str
@@ -141,9 +141,9 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def source_of(catalogue: Catalogue, named: str) -> Source:
-    """The model of that name, or the file or folder at a whole path.
+    """The model with that name, or the file or folder at an absolute path.
 
-    Raises: ModelNotFound; EnvironmentFault: it is not there now.
+    Raises: ModelNotFound; EnvironmentFault: it is not available now.
     """
     path = Path(named)
     if path.is_absolute() and path.exists():
@@ -157,7 +157,7 @@ def source_of(catalogue: Catalogue, named: str) -> Source:
 
 
 def target_of(source: Source, options: QuantizeOptions, paths: Paths) -> Path:
-    """Where the file is to lie. Raises: InputFault: that is not a whole path."""
+    """Path of the output file. Raises: InputFault: not an absolute path."""
     from engine.job_kinds.quantize.request import in_library  # noqa: PLC0415 - not while the server starts
 
     if options.out is None:
@@ -166,7 +166,7 @@ def target_of(source: Source, options: QuantizeOptions, paths: Paths) -> Path:
 
 
 def require_disk(source: Source, options: QuantizeOptions, paths: Paths) -> Path:
-    """Where the file is to lie, with the library's folder for it made. Raises: InputFault; CannotWrite."""
+    """Path of the output file; creates the library's folder for it. Raises: InputFault; CannotWrite."""
     from engine.job_kinds.quantize.request import make_room  # noqa: PLC0415 - not while the server starts
 
     out = target_of(source, options, paths)

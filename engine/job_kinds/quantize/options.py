@@ -1,4 +1,4 @@
-"""What can be asked of the quantizer, by the terminal and over HTTP alike."""
+"""Options of the quantizer, shared by the terminal and HTTP."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -20,14 +20,14 @@ else:
     FittedCache = Literal[tuple(K_DAMAGE)]
 
 _MIB, _GIB = 1 << 20, 1 << 30
-# The tasks that a gate may name; any other is a file.
+# The tasks that a gate may name; any other gate is a file.
 NAMED = ("certify", "evaluate")
 Bytes = Annotated[int, Meta(ge=1, le=1 << 50)]
 _FILES = ("out", "calibration", "own_text", "imatrix", "plan_file", "export_plan")
 
 
 class LockRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A type for the tensors whose name `pattern` finds; a minimum if `at_least`."""
+    """A type for the tensors whose name matches `pattern`; a minimum if `at_least`."""
 
     pattern: Annotated[str, Meta(min_length=1, max_length=200)]
     type: Annotated[str, Meta(min_length=1, max_length=20)]
@@ -35,17 +35,18 @@ class LockRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """POST /tessera/v1/quantize and /plan: a model of the library, or the whole path of one here, and one goal.
+    """POST /tessera/v1/quantize and /plan: a library model, or an absolute path on this computer, and one goal.
 
-    `tier` as in `tessera quantize` (null: instant for a mix by name, else balanced). `fit`: so that `n_seq`
-    contexts of `n_ctx` fit beside the weights in `memory_bytes` (null: what is free), their cache in `kv_type`
-    (null: the best). `time_s`: a time to spend, which decides the tier. `out`, `calibration`, `own_text` (to judge
-    by too), `imatrix`, `plan_file` (a goal by itself) and `export_plan` are whole paths on this computer; without
-    `out` the file joins the library. `calibration` may be a folder: its text is mixed half and half with ours, and
-    a part of it judged by. `gpu_layers`: evaluated on the GPU while measuring and comparing (null: as dispatch
-    would load the source). `gate`: `certify`, `evaluate` (runs programs the model writes, in the sandbox) or the
-    whole path of a file of tasks; a file that does it clearly worse than the source is not kept (then the result's
-    `path` is empty).
+    `tier` as in `tessera quantize` (null: instant for a preset by name, else balanced). `fit`: weights and `n_seq`
+    contexts of `n_ctx` fit together in `memory_bytes` (null: the free memory), with a KV cache in `kv_type` (null:
+    the best). `time_s`: a time budget, which determines the tier. `out`, `calibration`, `own_text` (an additional
+    evaluation text), `imatrix`, `plan_file` (a goal by itself) and `export_plan` are absolute paths on this
+    computer; without `out` the file is stored in the library. `calibration` may be a folder: half of the
+    calibration text is then its text and half the bundled text, and a part of it is held out for evaluation.
+    `gpu_layers`: evaluated on the GPU while measuring and comparing (null: as placement would load the source).
+    `gate`: `certify`, `evaluate` (runs programs written by the model, in the sandbox) or the absolute path of a
+    file of tasks; a file that does it clearly worse than the source is not kept (then the result's `path` is
+    empty).
     """
 
     model: ServerPath
@@ -77,12 +78,12 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     @property
     def goals(self) -> tuple[str, ...]:
-        """The names of the goals that were given."""
+        """Names of the given goals."""
         given = [name for name in ("budget_bytes", "bpw", "mix", "plan_file") if getattr(self, name) is not None]
         return (*given, *(["fit"] if self.fit else []))
 
     def check(self) -> None:
-        """Raises: InputFault: not exactly one goal, or a file that is no whole path."""
+        """Check the options. Raises: InputFault: not exactly one goal, or a path that is not absolute."""
         for field in _FILES:
             named = getattr(self, field)
             if named is not None:
@@ -97,7 +98,7 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
             )
 
     def goal(self) -> Goal:
-        """The quantizer's goal; that of `fit` takes a look at the machine. Raises: InputFault: not exactly one."""
+        """The quantizer's goal, except for `fit`, which needs the machine. Raises: InputFault: not exactly one."""
         self.check()
         if self.mix is not None:
             return Goal(kind="mix", mix=self.mix.upper())
@@ -106,7 +107,7 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         return Goal(kind="budget", limit_bytes=self.budget_bytes)
 
     def words(self) -> str:
-        """The goal as a file's name tells it."""
+        """The goal as a part of a file name."""
         if self.plan_file is not None:
             return Path(self.plan_file).stem
         if self.mix is not None:
@@ -116,16 +117,19 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         if self.fit:
             return f"fit-{self.n_ctx}" + (f"-{self.kv_type}" if self.kv_type else "")
         size = self.budget_bytes or 0
-        # The units in which the size is shown: one file is not told in two.
+        # Same units as in the interface, so that both show the same size.
         return f"{size / _GIB:.3g}GiB" if size >= _GIB else f"{size / _MIB:.3g}MiB"
 
     def type_locks(self) -> tuple[Lock, ...]:
-        """The locks as the quantizer takes them."""
+        """The locks in the quantizer's format."""
         return tuple(Lock(lock.pattern, lock.type.upper(), lock.at_least) for lock in self.locks)
 
 
 class Quantized(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a job of kind `quantize`; `model` is empty outside of the library, `path` where none was made."""
+    """Result of a job of kind `quantize`.
+
+    `model` is empty outside of the library; `path` is empty if no file was made.
+    """
 
     model: str
     path: str

@@ -1,4 +1,4 @@
-"""The child that looks for a user's pattern in an answer: one that backtracks would hold a server for hours."""
+"""The child process that searches a response for a user's regex, which could otherwise block a server for hours."""
 
 import re
 
@@ -9,14 +9,14 @@ from devices.msgspec_lock import learned
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
-    """A pattern, and the text it may be in."""
+    """A pattern and the text to search."""
 
     pattern: str
     text: str
 
 
 def answer(body: bytes) -> bytes:
-    """Whether it is in it, both msgpack."""
+    """Whether the pattern matches, both in msgpack."""
     search = msgspec.msgpack.decode(body, type=learned(Search))
     return msgspec.msgpack.encode(re.search(search.pattern, search.text) is not None)
 

@@ -1,4 +1,4 @@
-"""From options to the quantizer's request: the only place that builds one."""
+"""Builds the quantizer's request from options; the only place that does so."""
 
 import os
 import re
@@ -36,13 +36,13 @@ from quantize.job.request import QuantizeRequest
 from quantize.kv_cache_types import K_DAMAGE, V_DAMAGE
 from quantize.types import CALIBRATION, HELD_OUT, DeviceKind, Goal, KvOption
 
-# What "fits this machine at this context" means in bytes: what weights and cache may share.
+# Converts "fits this machine at this context" to bytes: the memory that weights and KV cache share.
 
 
 class FitGoal(msgspec.Struct, frozen=True):
-    """The goal and the ways to store the cache, as `quantize.job.QuantizeRequest` takes them.
+    """The goal and the KV cache types, in the format of `quantize.job.QuantizeRequest`.
 
-    `doubled_head_types`: kept a second time for the head, where the embedding is the head.
+    `doubled_head_types`: types in which memory holds a tied embedding a second time as the head.
     """
 
     goal: Goal
@@ -51,7 +51,7 @@ class FitGoal(msgspec.Struct, frozen=True):
 
 
 def promised(path: Path | str, n_ctx: int, n_seq: int) -> LoadSettings:
-    """The load that a fitted file is for: every sequence has the whole context to itself."""
+    """The load that the file must fit: every sequence has the whole context."""
     return LoadSettings(path=str(path), n_ctx=n_ctx, kv_cells=n_ctx * n_seq, n_parallel=n_seq)
 
 
@@ -64,10 +64,10 @@ def fit_goal(
     dry: DryRun | None = None,
     apart: bool = False,
 ) -> FitGoal:
-    """Divide memory between what no plan can change and what it can.
+    """Divide memory into a fixed part and the part that a plan can change.
 
-    `settings` are the load that is promised (see `promised`); `dry` a dry run of the unquantized source at them.
-    `apart`: K and V may differ, which processors can; on GPUs llama.cpp's kernels want them alike.
+    `settings` are the load that must fit (see `promised`); `dry` is a dry run of the unquantized source with them.
+    `apart`: K and V may have different types, which works on CPUs; llama.cpp's GPU kernels need equal types.
     """
     fixed = _fixed_bytes(shape, settings, isa, dry)
     n_seq = max(1, settings.n_parallel)
@@ -82,7 +82,7 @@ def fit_goal(
 
 
 def source_dry_run(settings: LoadSettings, cache: Path | None = None) -> DryRun | None:
-    """What llama.cpp says the source takes beside weights and cache; None where it does not load."""
+    """llama.cpp's memory for the source apart from weights and KV cache; None if it does not load."""
     try:
         return dry_run(settings, cache)
     except DryRunFailed:
@@ -90,7 +90,7 @@ def source_dry_run(settings: LoadSettings, cache: Path | None = None) -> DryRun 
 
 
 def _fixed_bytes(shape: ModelShape, settings: LoadSettings, isa: frozenset[str], dry: DryRun | None) -> int:
-    """Scratch memory, logits, recurrent states and the process itself, at the cache type that needs most."""
+    """Scratch memory, logits, recurrent states and the process, for the KV cache type that needs most."""
     alike = [(k, k) for k in K_DAMAGE]
     needs = (estimate(shape, _with_kv(settings, k, v), isa, dry_run=dry) for k, v in alike)
     return max(n.total_bytes - n.part_bytes("weights") - n.part_bytes("kv") for n in needs)
@@ -109,7 +109,7 @@ def _doubled(shape: ModelShape, isa: frozenset[str]) -> tuple[str, ...]:
 
 
 _SOURCE_SUFFIX = re.compile(r"[-.](f16|bf16|f32|fp16|q8_0)$", re.IGNORECASE)
-_MAKING_S = 0.02  # many times what making a folder takes
+_MAKING_S = 0.02  # many times the duration of creating a folder
 
 
 def build_request(
@@ -122,9 +122,9 @@ def build_request(
     *,
     plan_only: bool = False,
 ) -> QuantizeRequest:
-    """Everything the job needs to know to make `out` of `source`; `gate` is what the gate of the options asks.
+    """The quantizer's request to make `out` from `source`; `gate` is the task of the options' gate.
 
-    Raises: InputFault: not exactly one goal, or a file that is no whole path. Whatever reading the source raises.
+    Raises: InputFault: not exactly one goal, or a path that is not absolute. All errors of reading the source.
     """
     options.check()
     given = read_plan(whole_path(options.plan_file, "plan_file")) if options.plan_file else None
@@ -160,7 +160,7 @@ def build_request(
 
 
 def beside_source(source: Path, options: QuantizeOptions, paths: Paths) -> Path:
-    """Beside the source, or in the models folder where the source is part of the installation."""
+    """Output path next to the source, or in the models folder if the source is part of the installation."""
     name = _SOURCE_SUFFIX.sub("", source.name if source.is_dir() else source.stem)
     folder = source.absolute().parent
     if is_installed(folder):
@@ -169,7 +169,7 @@ def beside_source(source: Path, options: QuantizeOptions, paths: Paths) -> Path:
 
 
 def in_library(name: str, options: QuantizeOptions, paths: Paths) -> Path:
-    """A file in the library's own folder that says what it is and is not in use; nothing is made for it."""
+    """An unused, descriptive path in the library's own folder; creates nothing."""
     folder = paths.models / "local"
     stem = f"{name.replace('/', '-')}-{options.words()}"
     number = 1
@@ -179,15 +179,15 @@ def in_library(name: str, options: QuantizeOptions, paths: Paths) -> Path:
 
 
 def make_room(out: Path, paths: Paths) -> None:
-    """Make the folder of a file that is to be written into the library. Raises: CannotWrite."""
+    """Create the folder for a file in the library. Raises: CannotWrite."""
     folder = out.parent
-    if not folder.is_relative_to(paths.models):  # a folder that somebody named is there, or its name is wrong
+    if not folder.is_relative_to(paths.models):  # a folder named by the user must already exist
         return
     for again in (True, True, False):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             break
-        except FileExistsError as error:  # another job was making it at this very moment, or it is a file
+        except FileExistsError as error:  # another job created it at the same time, or it is a file
             if not again:
                 raise CannotWrite(str(folder), error.strerror or str(error)) from error
             time.sleep(_MAKING_S)
@@ -196,16 +196,16 @@ def make_room(out: Path, paths: Paths) -> None:
 
 
 def measured_speeds(paths: Paths, machine: MachineState, device: DeviceKind = "cpu") -> dict[str, float]:
-    """Time a weight by type as it was measured on this device; empty where it was not, then a table serves."""
+    """Measured time per weight by type on this device; empty if not measured, then a table is used."""
     found = PriceStore(paths.state / "type_prices.json").newest(machine_key(machine.settled()), gpu=device != "cpu")
     return dict(planner_speeds(found))
 
 
 def gpu_layers_for(source: Path, options: QuantizeOptions, resources: Resources) -> int:
-    """The layers that the GPU evaluates: as asked for, else as dispatch gives them.
+    """Number of layers that the GPU evaluates: as requested, else as placement chooses.
 
-    None where sums must be those of every other machine (plans that travel), or where nothing is evaluated.
-    Raises: the errors of reading or converting the source.
+    It is 0 if sums must equal those of other machines (portable plans), or if nothing is evaluated. Raises: the
+    errors of reading or converting the source.
     """
     travels = options.plan_file or options.export_plan
     idle = options.tier in {None, "instant"} and options.mix is not None and not options.verify
@@ -219,7 +219,7 @@ def gpu_layers_for(source: Path, options: QuantizeOptions, resources: Resources)
 
 @contextmanager
 def _with_header(source: Path) -> Iterator[Path]:
-    """A file with the header of the source: itself, or of what a folder is converted to."""
+    """A file with the header of the source, or of a folder's conversion."""
     if not source.is_dir():
         yield source
         return
@@ -232,7 +232,7 @@ def _with_header(source: Path) -> Iterator[Path]:
 
 
 def machine_fit(source: Path, options: QuantizeOptions, resources: Resources) -> FitGoal:
-    """What weights and cache may take on this machine; without `memory_bytes` what the ledger can give now counts.
+    """Memory for weights and KV cache on this machine; without `memory_bytes`, what is available.
 
     Raises: the errors of reading or converting the source.
     """
@@ -246,22 +246,23 @@ def machine_fit(source: Path, options: QuantizeOptions, resources: Resources) ->
         return fit_goal(shape, memory, settings, machine_isa(machine), dry=dry, apart=apart)
 
 
-# How much of a model the GPU evaluates while it is measured and compared: what a load of it would get.
+# The part of a model that the GPU evaluates while measuring and comparing: the same as for a load.
 
 GPUS: Final = frozenset({"dgpu", "igpu"})  # kinds of device, as `devices.types` has them
 _OWNER: Final = "measuring a model"
 _WINDOW: Final = 512  # tokens evaluated at a time. Source: quantize.native.calibration, WINDOW
-# A comparison holds the source, a file of ours and a stock mix at once: those two take a third of 16 bits each.
+# A comparison holds the source, Tessera's file and a preset's file at the same time: each of the latter two takes a
+# third of 16 bits.
 _AT_ONCE: Final = 1.7
 
 
 def has_gpu(machine: Machine) -> bool:
-    """Whether there is one, sound or not."""
+    """Whether the machine has a GPU, working or not."""
     return any(d.kind in GPUS for d in machine.devices)
 
 
 def layers_on_gpu(path: str, shape: ModelShape, resources: Resources) -> int:
-    """The layers, the head counted as one; 0 where the processor is quicker, or no GPU was found sound."""
+    """The number of layers, counting the head as one; 0 if the CPU is faster or no GPU works."""
     machine = resources.machine.settled()
     if not has_gpu(machine):
         return 0

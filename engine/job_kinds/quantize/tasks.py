@@ -1,4 +1,4 @@
-"""What a gate asks a model: cases with a prompt and a way to tell a right answer; a user's own come from a file."""
+"""Tasks of quality gates: cases with a prompt and a check of the response; the user's own come from a file."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -25,15 +25,15 @@ _MOST_CHARS: Final = 32_000
 _MOST_REGEX_CHARS: Final = 500
 _USUAL_TOKENS: Final = 256
 _CHARS_A_TOKEN: Final = 4  # for a forecast
-# What looking for a pattern may take: one that backtracks without end is the file's fault, not the answer's.
+# Limits for a regex search: endless backtracking is the file's fault, not the response's.
 _SEARCH_S: Final = 2.0
 _SEARCH_BYTES: Final = 256 << 20
 
 
 class TaskAnswer(msgspec.Struct, frozen=True):
-    """One answer: its text, and (name, arguments as JSON) of calls. `error`: the request was refused, and why.
+    """One response: its text, and (name, arguments as JSON) of calls. `error`: why the request was rejected.
 
-    `completed`: it continues with the case's `completion`, for the model has no template of chats.
+    `completed`: it continues the case's `completion`, because the model has no chat template.
     """
 
     text: str = ""
@@ -43,10 +43,10 @@ class TaskAnswer(msgspec.Struct, frozen=True):
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """One case. `check` gives the reason why an answer is wrong, or None.
+    """One case. `check` returns the reason why a response is wrong, or None.
 
-    `completion` is what a model without a template of chats goes on with, up to one of `stops`; empty: it is asked
-    like any other.
+    A model without a chat template continues `completion` instead, up to one of `stops`; if it is empty, every
+    model gets the chat request.
     """
 
     name: str
@@ -57,9 +57,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskSet(msgspec.Struct, frozen=True, kw_only=True):
-    """A task as it is named, what it takes, and its cases, which are only opened when they are asked.
+    """A task: its name, its size, and its cases, which are loaded only when needed.
 
-    Answers are checked within `checking`, which holds what that takes.
+    Responses are checked within the context `checking`, which holds the resources for it.
     """
 
     task: GateTask
@@ -71,7 +71,10 @@ TaskSets = Mapping[str, Callable[[], TaskSet]]
 
 
 def task_set(gate: str, named: TaskSets) -> TaskSet:
-    """The task of that name, or in the file at that whole path. Raises: InputFault, and what opening it raises."""
+    """The task with that name, or from the file at that absolute path.
+
+    Raises: InputFault, and errors of opening it.
+    """
     if gate in named:
         return named[gate]()
     if gate in NAMED:
@@ -80,7 +83,7 @@ def task_set(gate: str, named: TaskSets) -> TaskSet:
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of a file: a `prompt`, and the `answer` that is in a right answer, or a `regex` that finds it."""
+    """One line of a file: a `prompt`, and the `answer` in a right response or a `regex` that matches it."""
 
     prompt: Annotated[str, Meta(min_length=1, max_length=_MOST_CHARS)]
     answer: Annotated[str, Meta(min_length=1, max_length=_MOST_CHARS)] | None = None
@@ -155,13 +158,13 @@ def _task(name: str, line: _Line, search: "_Search") -> Task:
 
 
 def holds(text: str, answer: str) -> bool:
-    """Whether the expected answer is in a text as words of its own; case and spaces do not matter."""
+    """Whether a text contains the expected answer as whole words; case and whitespace do not matter."""
     words = r"\s+".join(re.escape(word) for word in answer.casefold().split())
     return re.search(rf"(?<!\w){words}(?!\w)", text.casefold()) is not None
 
 
 class _Search:
-    """Looks for patterns in a process that can be ended."""
+    """Searches for patterns in a child process that can be ended."""
 
     def __init__(self) -> None:
         self._child = BoundedChild(
@@ -169,7 +172,7 @@ class _Search:
         )
 
     def finds(self, pattern: str, text: str) -> bool:
-        """Whether it is in a text. Raises: InputFault: that takes without end."""
+        """Whether the pattern matches a text. Raises: InputFault: the search times out."""
         try:
             reply = self._child.ask_blocking(msgspec.msgpack.encode(Search(pattern=pattern, text=text)))
         except ChildFailed as failure:
@@ -178,5 +181,5 @@ class _Search:
         return msgspec.msgpack.decode(reply, type=bool)
 
     def close(self) -> None:
-        """End the process; looking again starts another."""
+        """End the process; another search starts a new one."""
         self._child.close()
