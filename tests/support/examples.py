@@ -1,4 +1,4 @@
-"""How many examples a property test draws."""
+"""The number of examples in a property test."""
 
 from hypothesis import settings
 
@@ -6,5 +6,5 @@ LEAST = 25
 
 
 def examples(count: int) -> int:
-    """`count` where the seeds are random (tests/optin/random_seeds.py), a quarter of it where they never change."""
+    """Return `count` with random seeds (tests/optin/random_seeds.py), and a quarter of it with fixed seeds."""
     return count if settings.get_current_profile_name() == "random" else max(LEAST, count // 4)

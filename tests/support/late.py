@@ -1,17 +1,17 @@
-"""Clients that take long to import: the first test that uses one imports it, not every process that collects."""
+"""Lazy imports for slow clients: only the first test that uses a client imports it, not each collecting process."""
 
 import importlib
 from typing import Any
 
 
 class Late:
-    """Stands for a module until something of it is asked for."""
+    """A module that is imported on first attribute access."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("_"):  # pytest looks at every name of a file for marks of its own
+        if attribute.startswith("_"):  # pytest checks all names of a file for its own marks
             raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)
 

@@ -1,4 +1,4 @@
-"""A long chat in a store, compacted against a server; also a program of its own, to be killed on the way.
+"""A long stored chat, compacted against a server; also a separate program that a test can kill.
 
 python -m tests.support.long_chats URL TOKEN STORE CONVERSATION MODEL N_CTX
 """
@@ -16,7 +16,7 @@ WORDS = (
     "The boat went out before the sun was up, and the water lay grey and still between the islands. "
     "We talked about ropes, about the price of tar, and about whether the old engine would last another winter. "
 )
-# (question about it, what the answer must hold, where it was said)
+# (question, expected word in the answer, message that states the fact)
 FACTS = (
     ("What is the name of my dog?", "Biscuit", "Remember this: the name of my dog is Biscuit."),
     ("In which city was I born?", "Trieste", "Remember this: I was born in the city of Trieste."),
@@ -25,7 +25,7 @@ FACTS = (
 
 
 def fill(connection, tokens, *, words_a_turn=300):
-    """A chat of about so many tokens, with the facts in its first turns; returns its id."""
+    """Create a chat of about `tokens` tokens with the facts in its first turns; return its id."""
     chat = conversations.create(connection, title="Long", model="m")
     parent, size, turn = None, 0, 0
     while size < tokens:
@@ -40,9 +40,9 @@ def fill(connection, tokens, *, words_a_turn=300):
 
 
 def compaction(connection, client, chat_id, model, n_ctx, upto=None, counts=None):
-    """The compaction of a chat as the window does it, on this connection; `upto`: as if it ended there.
+    """Compact a chat like the window does, on this connection; `upto` ends the chat there.
 
-    `counts`: tokens of texts that are known from before.
+    `counts`: token counts of known texts.
     """
     _, rows, known = messages.whole(connection, chat_id)
     counts = {} if counts is None else counts

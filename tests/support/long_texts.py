@@ -1,7 +1,7 @@
-"""Long texts that a reader would call fine, many of them repetitive: tables, lists, code, songs, translations.
+"""Long legitimate texts, many of them repetitive: tables, lists, code, songs, translations.
 
-Made from the standard library's own sources and tables, from the project's texts and documentation, and from
-traditional songs, so that nothing has to be fetched.
+They are built from the standard library's sources and tables, the project's texts and documentation, and
+traditional songs, so that no download is needed.
 """
 
 import calendar
@@ -46,13 +46,13 @@ _HOUSE = (
 
 
 def long_texts() -> list[tuple[str, str, str]]:
-    """(kind, name, text) of each; 300 at least."""
+    """All texts as (kind, name, text); at least 300."""
     made = [*code(), *tables(), *lists(), *data_files(), *songs(), *translations(), *prose()]
     return [(kind, name, text[:LONGEST]) for kind, name, text in made if len(text) >= LONG]
 
 
 def code() -> Iterator[tuple[str, str, str]]:
-    """Modules of the standard library; code tables of `encodings` are as repetitive as code gets."""
+    """Modules of the standard library; the code tables of `encodings` are extremely repetitive."""
     library = Path(sysconfig.get_path("stdlib"))
     files = sorted(library.glob("*.py")) + sorted(library.glob("encodings/cp*.py"))
     files += sorted(library.glob("tkinter/*.py")) + sorted(library.glob("asyncio/*.py"))
@@ -64,7 +64,7 @@ def code() -> Iterator[tuple[str, str, str]]:
 
 
 def tables() -> Iterator[tuple[str, str, str]]:
-    """Tables in Markdown, in CSV and drawn with lines, from facts the interpreter knows."""
+    """Tables in Markdown, CSV and box drawing, from data of the standard library."""
     sets: dict[str, list[tuple[object, ...]]] = {
         "entities": [(k, ord(v) if len(v) == 1 else "-", v) for k, v in html.entities.html5.items()],
         "errors": [(number, name, "an error of the system") for number, name in errno.errorcode.items()],
@@ -121,7 +121,7 @@ def lists() -> Iterator[tuple[str, str, str]]:
 
 
 def data_files() -> Iterator[tuple[str, str, str]]:
-    """What models are asked to write out: JSON, SQL, XML, logs, tests, configuration, logarithms."""
+    """Data formats that models often generate: JSON, SQL, XML, logs, tests, configuration, logarithms."""
     dice = random.Random(17)
     names = [w for w in (ROOT / "assets/text/heldout.txt").read_text().split() if w.istitle() and w.isalpha()]
     people = [(i, dice.choice(names), dice.choice(names), dice.randrange(18, 90)) for i in range(1, 200)]
@@ -180,7 +180,7 @@ def data_files() -> Iterator[tuple[str, str, str]]:
 
 
 def songs() -> Iterator[tuple[str, str, str]]:
-    """Songs whose verses differ in a word or two, and poems with refrains."""
+    """Songs whose verses differ in one or two words, and poems with refrains."""
     bottles = (
         f"{n} bottles of beer on the wall, {n} bottles of beer.\nTake one down and pass it around, "
         f"{n - 1} bottles of beer on the wall.\n"
@@ -245,7 +245,7 @@ def translations() -> Iterator[tuple[str, str, str]]:
 
 
 def prose() -> Iterator[tuple[str, str, str]]:
-    """Documentation, conversations, problems with their solutions."""
+    """Documentation, conversations, and problems with solutions."""
     for path in sorted((ROOT / "docs").rglob("*.md")):
         yield "prose", path.name, path.read_text(encoding="utf-8")
     for name in ("calibration", "heldout"):

@@ -1,4 +1,4 @@
-"""One question in every protocol that takes a seed, and the text of its answer."""
+"""The same request in every protocol that supports a seed, and the text of its response."""
 
 from typing import Final
 
@@ -11,14 +11,14 @@ def _messages(text):
 
 
 def chat(text, seed=SEED, temperature=1.0):
-    """OpenAI's chat completions: path, body, and what reads the answer."""
+    """OpenAI chat completions: path, body, and a function that reads the text."""
     body = {"messages": _messages(text), "max_tokens": TOKENS, "temperature": temperature}
     body |= {} if seed is None else {"seed": seed}
     return "/v1/chat/completions", body, lambda found: found["choices"][0]["message"]["content"]
 
 
 def greedy(text):
-    """The same without a seed at temperature 0."""
+    """Chat completions without a seed at temperature 0."""
     return chat(text, None, 0)
 
 
@@ -58,7 +58,7 @@ WAYS: Final = (chat, greedy, completions, responses, messages, ollama_chat, olla
 
 
 def answer(http, model, way, text):
-    """The text that a server answers."""
+    """Send a request and return the response's text."""
     path, body, read = way(text)
     found = http.post(path, json={"model": model, **body})
     assert found.status_code == 200, found.text

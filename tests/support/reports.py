@@ -1,4 +1,4 @@
-"""Reports of quantizations, as what reads them finds them beside the files."""
+"""Quantization reports for tests, in the place where they are read: next to the model files."""
 
 import msgspec
 

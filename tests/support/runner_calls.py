@@ -1,4 +1,4 @@
-"""A runner as a real process: load, ask, stop."""
+"""Helpers for a real runner process: load, request, stop."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -8,14 +8,14 @@ from engine.runner import process
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 
-process.SHUTDOWN_S = 60.0  # what a runner keeps at its end is looked at, also on a busy machine
+process.SHUTDOWN_S = 60.0  # tests check what a runner stores at its end, also on a busy machine
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 GREEDY = SamplingParams(temperature=0)
-# The same tokens, from a request that takes all that is cached: it need not repeat bit for bit.
+# The same tokens, but the request may use all cached tokens, so it need not repeat bit for bit.
 LIKELIEST = SamplingParams(temperature=1.0, top_k=1)
-# Settings under which numbers differ by rounding of 32 bits only, whatever stands beside a request in a step.
+# With these settings, results differ only by 32-bit rounding, whatever other requests share a step.
 EXACT = {"type_k": "f32", "type_v": "f32", "flash_attn": "off"}
-# Of three words, four in a row soon come again: guesses from the text are found, and many are wrong.
+# With three words, sequences of four repeat soon: n-gram drafting finds drafts, and many are wrong.
 WORDS = (7, 9, 30)
 FEW = SamplingParams(temperature=0, logit_bias=dict.fromkeys(WORDS, 60.0))
 
@@ -35,7 +35,7 @@ def with_runner(path, work, **settings):
 
 @dataclass
 class Answer:
-    """All that one request was told."""
+    """All events of one request."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Answer:
 
 
 async def answered(runner, request):
-    """The whole answer of a request."""
+    """Collect the whole response of a request."""
     answer = Answer()
     async for event in runner.generate(request):
         if isinstance(event, Delta):

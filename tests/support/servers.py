@@ -14,17 +14,17 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # servers are compiled, as an installed program is
-START_S = 120  # a crowded machine imports for long; a server that ended is told at once
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # servers write bytecode, like an installed program
+START_S = 120  # imports are slow on a busy machine; a server that exits is reported immediately
 
-# A shell that starts the tests in the background lets what it starts ignore Ctrl-C, and children inherit that.
+# A shell that starts the tests in the background makes them ignore Ctrl-C, and child processes inherit that.
 HEARS_INTERRUPTS: dict[str, Any] = (
     {} if sys.platform == "win32" else {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
 )
 
 
 class RunningServer:
-    """Started on a free port, with folders of its own. `log` is what it wrote to stderr."""
+    """Runs on a free port with a separate home. `log` is its stderr."""
 
     def __init__(self, home: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
         self.home = home
@@ -75,7 +75,7 @@ class RunningServer:
 
 
 def runs(pid: int) -> bool:
-    """Whether that process is there; one that ended and was not waited for does not run."""
+    """Return whether the process runs; a zombie does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -83,9 +83,9 @@ def runs(pid: int) -> bool:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody has, and that the system gives to nobody else meanwhile.
+    """A free loopback port below the system's ephemeral range.
 
-    A connection or another test's server would get one of its own range at any moment.
+    A port in that range could be taken at any moment by a connection or another test's server.
     """
     try:
         first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
@@ -102,7 +102,7 @@ def free_port() -> int:
 
 
 def wait_for(condition, seconds: float = 60.0, what: str = "condition") -> float:
-    """Wait until `condition()` holds; returns the seconds it took."""
+    """Wait until `condition()` is true; return the seconds it took."""
     started = time.monotonic()
     while not condition():
         if time.monotonic() - started > seconds:

@@ -1,4 +1,4 @@
-"""A system without file descriptors, for real."""
+"""Simulates a system that is out of file descriptors."""
 
 from contextlib import contextmanager
 
@@ -7,7 +7,7 @@ import pytest
 
 @contextmanager
 def no_descriptors():
-    """Nothing can be opened by this process meanwhile. Skips where there is no such limit."""
+    """Prevent this process from opening files. Skips the test if the system has no such limit."""
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))

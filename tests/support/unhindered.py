@@ -1,7 +1,7 @@
-"""Seconds that something took, less those that a busy machine added: a limit is for what the program does.
+"""A stopwatch that subtracts the delays of a busy machine, for time limits on the program itself.
 
-Linux counts for each thread how long it could have run and had no processor (/proc/PID/task/*/schedstat), and for
-the whole computer how long its host gave the processors to others (/proc/stat). Elsewhere nothing is taken off.
+Linux counts how long each thread was runnable without a CPU (/proc/PID/task/*/schedstat), and how long the host
+gave the CPUs to others (/proc/stat). On other systems nothing is subtracted.
 """
 
 import contextlib
@@ -9,11 +9,11 @@ import os
 import time
 from pathlib import Path
 
-STOLEN = 8  # the column of /proc/stat's first line
+STOLEN = 8  # column in the first line of /proc/stat
 
 
 class Stopwatch:
-    """Started at once. `pids` are the other processes that take part; this one does in any case."""
+    """Starts immediately. `pids` are the other processes that take part, in addition to this one."""
 
     def __init__(self, *pids: int) -> None:
         self._pids = (os.getpid(), *pids)
@@ -21,13 +21,13 @@ class Stopwatch:
         self._started = time.monotonic()
 
     def hindered_s(self) -> float:
-        """How long they waited for a processor since the start."""
+        """Seconds that these processes have waited for a CPU since the start."""
         now = self._waited()
         waited_ns = sum(ns - self._waits.get(thread, 0) for thread, ns in now.items())
         return waited_ns / 1e9 + _stolen_s() - self._stolen_s
 
     def seconds(self) -> float:
-        """Since the start, without that."""
+        """Seconds since the start, minus the waits."""
         return time.monotonic() - self._started - self.hindered_s()
 
     def _waited(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Downloads from the fake hub as the tests start them."""
+"""Helpers that start downloads from the fake hub."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
-"""FastFlowLM's program as far as Tessera speaks to it: version, validate, list, and a server of the recorded shape.
+"""A fake of FastFlowLM's program: version, validate, list, and a server with recorded response shapes.
 
-FLM_FAKE says what goes wrong: `not-ready`, `dies` (at start), `crash` (in the middle of an answer that holds the
-word crash; one with the word hangup only loses its connection), `deaf` (never answers), `slow`,
-`huge` (a model larger than any memory).
+FLM_FAKE selects a failure: `not-ready`, `dies` (at start), `crash` (during a response to a request with the word
+crash; with the word hangup only the connection is lost), `deaf` (never responds), `slow`, `huge` (a model larger
+than any memory).
 """
 
 import json
@@ -12,7 +12,8 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 MODE = os.environ.get("FLM_FAKE", "")
-# As users of 0.9.46 and 1.0.5 recorded `flm list --filter installed --json` and `flm validate --json`, shortened.
+# Recorded by users of 0.9.46 and 1.0.5 with `flm list --filter installed --json` and `flm validate --json`,
+# shortened.
 INSTALLED = [
     {
         "default_context_length": 131072,
@@ -70,7 +71,7 @@ NOT_READY = {"amd_device_found": False, "devices": [], "memlock_ok": False, "rea
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # an answer is two writes
+    disable_nagle_algorithm = True  # a response is two writes
 
     def log_message(self, *_):
         pass
@@ -92,7 +93,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if body["model"] not in TAGS:
-            time.sleep(3600)  # the real one hangs on unknown tags
+            time.sleep(3600)  # the real program hangs on unknown tags
         said = body["messages"][-1]["content"]
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")

@@ -1,7 +1,7 @@
-"""A hub on loopback: the part of the Hugging Face API that huggingface-hub 2.4 calls, over real sockets.
+"""A fake hub on loopback: the part of the Hugging Face API that huggingface-hub 2.4 calls, over real sockets.
 
-Model info, model list with pages, resolve with a redirect to "storage" on another port, ETags, ranges, LFS
-sha256, gated repositories, rate limits, and links that are slow, stall, break or lie.
+Model info, model list with pages, resolve with a redirect to "storage" on another port, ETags, ranges, LFS sha256,
+gated repositories, rate limits, and connections that are slow, stall or break, or serve wrong data.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 @dataclass
 class FakeFile:
-    """`data` is bytes, or anything of a length that slices like bytes."""
+    """One file; `data` is bytes, or an object with a length that can be sliced like bytes."""
 
     data: object
     lfs: bool = True
-    lie: object = None  # what is really served, if not `data`
+    lie: object = None  # the content that is served, if not `data`
 
     def __post_init__(self):
         self.sha256 = hashlib.sha256(bytes(self.data)).hexdigest()
@@ -44,31 +44,31 @@ class FakeRepo:
 
 @dataclass
 class Faults:
-    """What goes wrong. Counters are used up as they strike."""
+    """Faults to inject. Counters decrease with each use."""
 
-    delay_s: float = 0.0  # before every answer: half of it would be the wire each way
-    bytes_per_s: float = 0.0  # of the whole link, all connections together
-    cut_after: list = field(default_factory=list)  # close the connection after so many body bytes
-    stall_after: list = field(default_factory=list)  # send so many body bytes, then nothing for `stall_s`
+    delay_s: float = 0.0  # before every response: stands for a round trip
+    bytes_per_s: float = 0.0  # of all connections together
+    cut_after: list = field(default_factory=list)  # close the connection after this many body bytes
+    stall_after: list = field(default_factory=list)  # send this many body bytes, then nothing for `stall_s`
     stall_s: float = 1.0
-    too_many: int = 0  # this many answers are 429
+    too_many: int = 0  # number of 429 responses
     retry_after: str = "0"
-    server_error: int = 0  # this many answers are 503
+    server_error: int = 0  # number of 503 responses
     ignore_ranges: bool = False
     storage_down: bool = False
 
 
 class FakeHub:
-    """`with FakeHub() as hub:` then `hub.endpoint`; `requests` logs (method, path, headers)."""
+    """A fake hub: `with FakeHub() as hub:`, then use `hub.endpoint`; `requests` logs (method, path, headers)."""
 
     def __init__(self):
         self.repos = {}
         self.faults = Faults()
         self.requests = []
-        self.body_bytes = Counter()  # sent, by path
+        self.body_bytes = Counter()  # sent bytes by path
         self.token = "hf_good"
         self.page = 100
-        self.next_page_at = None  # another address that the list's second page is said to be at
+        self.next_page_at = None  # URL of the list's second page, if on another host
         self._lock = threading.Lock()
         self._link_free_at = 0.0
         self._servers = []
@@ -109,14 +109,14 @@ class FakeHub:
         return sum(self.body_bytes.values())
 
     def settle(self):
-        """Wait until no answer is under way, then forget what was sent."""
+        """Wait until no response is in progress, then clear the logs."""
         while self.active:
             time.sleep(0.01)
         self.body_bytes.clear()
         self.requests.clear()
 
     def take(self, name):
-        """Use up one of a counted fault; says whether there was one."""
+        """Use up one of a counted fault; return it, or False if none is left."""
         with self._lock:
             left = getattr(self.faults, name)
             if not left:
@@ -127,18 +127,18 @@ class FakeHub:
             return True
 
     def pace(self, count):
-        """Hold the shared link for as long as `count` bytes take."""
+        """Wait for the time that `count` bytes take on the shared connection."""
         if not self.faults.bytes_per_s:
             return
         with self._lock:
-            # A late wake-up of this process is made up for, as the buffers of a real link would.
+            # Compensate for a late wake-up of this process, like the buffers of a real network.
             begin = max(self._link_free_at, time.monotonic() - 0.05)
             self._link_free_at = begin + count / self.faults.bytes_per_s
             until = self._link_free_at
         self.stopping.wait(max(0.0, until - time.monotonic()))
 
     def find(self, path):
-        """Repository and file of `/owner/name/resolve/revision/file`."""
+        """Repository name, repository and file of `/owner/name/resolve/revision/file`."""
         match = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", unquote(urlsplit(path).path))
         repo = self.repos.get(match[1]) if match else None
         return (match[1], repo, repo.files.get(match[3])) if repo else (None, None, None)
@@ -147,7 +147,7 @@ class FakeHub:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    wbufsize = 65536  # head and body in one segment
+    wbufsize = 65536  # send head and body in one segment
 
     def finish(self):
         with contextlib.suppress(ConnectionError):
@@ -167,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self.server.hub
 
     def begin(self):
-        """Log, delay, and strike with the faults that hit every request; True if the answer was given."""
+        """Log, delay, and inject the faults that affect every request; True if a response was sent."""
         self.hub.requests.append((self.command, self.path, dict(self.headers)))
         time.sleep(self.hub.faults.delay_s)
         if self.hub.take("too_many"):

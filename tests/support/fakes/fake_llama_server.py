@@ -1,8 +1,8 @@
-"""A build of llama-server as far as Tessera speaks to it: its help, its devices, and answers of the recorded shape.
+"""A fake of llama-server: its help, its devices, and responses with recorded shapes.
 
-LLAMA_FAKE says what goes wrong: `dies` (at start), `crash` (at a message that holds the word crash), `chip` (a fork
-that sees a device of its own), `old` (a build without newer options). What it was started with stands in the file
-that LLAMA_FAKE_TOLD names.
+LLAMA_FAKE selects a failure or variant: `dies` (at start), `crash` (at a message with the word crash), `chip` (a
+fork with a device of its own), `old` (a build without newer options). The start arguments are written to the file
+named by LLAMA_FAKE_TOLD.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""A runner that says what it is told: it speaks the runner protocol as a real child process, without a model.
+"""A scripted runner: it speaks the runner protocol as a real child process, without a model.
 
-`python fake_runner.py FOLDER`: each request takes the next line of the newest FOLDER/script*.jsonl, a reply such as
-`{"pieces": ["Hel", "lo"], "delay_s": 0.01, "finish": "stop"}`, and is recorded in FOLDER/requests.jsonl. Without a
-line left it repeats "fake " `max_tokens` times (TESSERA_FAKE_TOK_S tokens a second, when set).
+`python fake_runner.py FOLDER`: each request uses the next line of the newest FOLDER/script*.jsonl, a reply such as
+`{"pieces": ["Hel", "lo"], "delay_s": 0.01, "finish": "stop"}`, and is recorded in FOLDER/requests.jsonl. If no line
+is left, it repeats "fake " `max_tokens` times (at TESSERA_FAKE_TOK_S tokens per second, if set).
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class FakeRunner:
         self.script = ""
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.tok_s = float(os.environ.get("TESSERA_FAKE_TOK_S", "0"))
-        self.clock = "TESSERA_FAKE_CLOCK" in os.environ  # for benches: each token tells when it was made
+        self.clock = "TESSERA_FAKE_CLOCK" in os.environ  # for benchmarks: each token states its time of generation
         self.outbox: list[tuple[int, object]] = []
 
     def reply(self) -> dict[str, object] | None:
@@ -40,7 +40,7 @@ class FakeRunner:
             lines = script.read_text("utf-8").splitlines()
         except ValueError:
             return None
-        died = script.with_suffix(".used")  # an earlier runner was told to die
+        died = script.with_suffix(".used")  # the script made an earlier runner exit
         if script.name != self.script:
             self.script, self.used = script.name, int(died.read_text()) if died.exists() else 0
         if self.used >= len(lines):
@@ -105,7 +105,7 @@ class FakeRunner:
         self.channel.send(protocol.Loaded(facts=facts))
 
     def note(self, message: protocol.Tokenize | protocol.Detokenize | protocol.Embed) -> None:
-        """What was asked beside generations."""
+        """Record a request other than a generation."""
         with (self.folder / "others.jsonl").open("a") as file:
             file.write(msgspec.json.encode(msgspec.structs.replace(message, id=0)).decode() + "\n")
 
@@ -157,7 +157,7 @@ class FakeRunner:
         self.tasks.pop(message.id, None)
 
     def emit(self, request_id: int, event: object) -> None:
-        """Everything of one turn of the loop travels in one frame, as a step of the real engine does."""
+        """Send all events of one event-loop iteration in one frame, like a step of the real engine."""
         if not self.outbox:
             asyncio.get_running_loop().call_soon(self.flush)
         self.outbox.append((request_id, event))

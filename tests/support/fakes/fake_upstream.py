@@ -1,8 +1,8 @@
-"""A server of OpenAI's protocol whose answers have the shapes of vLLM's and SGLang's, and their errors.
+"""A fake OpenAI-compatible server with the response and error shapes of vLLM and SGLang.
 
-The shapes are those of streams that others recorded from vLLM 0.23 to 0.29 and from SGLang of 2025 and 2026, field
-by field, and of the projects' own issue threads: vLLM streams reasoning as `delta.reasoning`, SGLang as
-`delta.reasoning_content` among fields that are null. The last message says what goes wrong.
+The shapes follow published recordings of vLLM 0.23 to 0.29 and of SGLang from 2025 and 2026, field by field, and
+the projects' issue threads: vLLM streams reasoning as `delta.reasoning`, SGLang as `delta.reasoning_content` among
+fields that are null. The last message of a request selects a failure.
 """
 
 import contextlib
@@ -41,19 +41,19 @@ TOO_LONG = {
 
 
 class FakeUpstream:
-    """Started on a free port. `seen` are the bodies it was asked with, `hung_up` the answers a client left."""
+    """Runs on a free port. `seen` are the request bodies; `hung_up` counts responses that a client aborted."""
 
     def __init__(self, kind="vllm", key=None, delay_s=0.0, listen=("127.0.0.1", 0)):
         self.kind, self.key, self.delay_s = kind, key, delay_s
         self.seen, self.keys, self.hung_up = [], [], 0
-        self.rows = [LISTS[kind]]  # its list of models
-        self.turns = None  # a semaphore: a word is said for each release
+        self.rows = [LISTS[kind]]  # its model list
+        self.turns = None  # a semaphore: one word is sent per release
         self.connections = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True  # an answer is two writes
+            disable_nagle_algorithm = True  # a response is two writes
 
             def log_message(self, *_):
                 pass
@@ -78,7 +78,7 @@ class FakeUpstream:
                 super().process_request(request, client_address)
 
             def handle_error(self, request, client_address):
-                """Clients leave; that is what some tests are about."""
+                """Ignore clients that disconnect: some tests do that on purpose."""
 
         self.server = Server(listen, Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
@@ -89,7 +89,7 @@ class FakeUpstream:
         self.server.shutdown()
         self.server.server_close()
         self._thread.join()
-        for connection in self.connections:  # as when a process ends
+        for connection in self.connections:  # like the end of a process
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
@@ -136,11 +136,11 @@ class FakeUpstream:
             self.stream(request, body, said)
 
     def chunk(self, delta, finish=None, **extra):
-        if self.kind == "sglang":  # every field, most of them null
+        if self.kind == "sglang":  # all fields, most of them null
             delta = {"role": None, "content": None, "reasoning_content": None, "tool_calls": None, **delta}
             extra = {"usage": None, **extra}
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-        if self.kind == "sglang":  # a token's id, or a text, where one stopped the answer
+        if self.kind == "sglang":  # the token id or text of a stop
             choice |= {"matched_stop": 151645 if finish == "stop" else None}
         elif self.kind == "vllm":
             first = delta.get("role") is not None

@@ -1,7 +1,7 @@
-"""`vllm serve` as far as Tessera speaks to it: arguments, environment, a key, and answers of the recorded shape.
+"""A fake of `vllm serve`: arguments, environment, a key, and responses with recorded shapes.
 
-VLLM_FAKE says what goes wrong: `dies` (at start, as without a GPU), `slow` (answers after a while), `crash` (at a
-message that holds the word crash). What it was started with stands in the file that VLLM_FAKE_TOLD names.
+VLLM_FAKE selects a failure: `dies` (at start, as without a GPU), `slow` (responds late), `crash` (at a message with
+the word crash). The start arguments are written to the file named by VLLM_FAKE_TOLD.
 """
 
 import json
@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from tests.support.fakes import fake_upstream
 
 MODE = os.environ.get("VLLM_FAKE", "")
-# The engine is a process of its own: it holds the weights, and lives on for a while when its server dies.
+# The engine is a separate process: it holds the weights and outlives its server for a while.
 ENGINE = "x = bytearray(b'1' * (64 << 20)); print(flush=True)\nwhile True: __import__('time').sleep(1)"
 
 
@@ -36,7 +36,7 @@ def main():
         sys.exit(1)
     if MODE == "slow":
         time.sleep(3)
-    engine.stdout.readline()  # it answers when its engine holds the model
+    engine.stdout.readline()  # it responds after its engine holds the model
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     name = fake_upstream.MODEL = options["--served-model-name"]
     fake_upstream.LISTS["vllm"] |= {"id": name, "root": name, "max_model_len": int(options["--max-model-len"])}

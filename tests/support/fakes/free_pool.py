@@ -1,4 +1,4 @@
-"""A pool that refuses nothing and asks no other machine."""
+"""A pool that admits everything and contacts no other computer."""
 
 from engine.placement.types import Fallback
 from engine.pool.pool import Pool
@@ -34,7 +34,7 @@ class Unlimited:
 
 
 class Here:
-    """No rules: all is answered here."""
+    """Has no routing rules: all requests run locally."""
 
     def always(self, _):
         return None

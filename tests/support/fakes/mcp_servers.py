@@ -1,4 +1,4 @@
-"""Small MCP servers for tests, as programs of their own."""
+"""Small MCP servers for tests, as separate programs."""
 
 import sys
 
@@ -28,7 +28,7 @@ else:
 
 
 def demo(tmp_path, *, name="demo", **changes):
-    """A server that adds, fails, or takes very long."""
+    """A server with tools that add, fail, or take very long."""
     script = tmp_path / "demo.py"
     script.write_text(f"open({str(tmp_path / 'started')!r}, 'a').write('x')\n" + DEMO)
     return McpServerConfig(name, (sys.executable, str(script)), **changes)

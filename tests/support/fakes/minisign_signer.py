@@ -1,4 +1,4 @@
-"""Signatures as minisign makes them, for tests of what is signed."""
+"""Creates minisign signatures for tests."""
 
 import base64
 import hashlib
@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 
 class Signer:
-    """Signs as minisign does."""
+    """Signs data in minisign's format."""
 
     def __init__(self) -> None:
         self.key = Ed25519PrivateKey.generate()

@@ -1,4 +1,4 @@
-"""The whole HTTP server over a scripted runner: what the model says is what the test says."""
+"""The complete HTTP server with a scripted runner: the test determines the model's output."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ def home_paths(home: Path) -> Paths:
 
 
 def starter(folder: Path):
-    """A Starter of the pool that spawns fake runners, which take their replies from `folder`."""
+    """A pool starter that spawns fake runners, which read their replies from `folder`."""
 
     async def start(engine: str, path: str) -> RunnerProcess:
         process = await asyncio.create_subprocess_exec(
@@ -47,9 +47,9 @@ def starter(folder: Path):
 
 
 class ScriptedServer:
-    """Serves the bundled model's entry on a free port of loopback; the runner is the fake one.
+    """Serves the bundled model's entry on a free loopback port with the fake runner.
 
-    `dispatched`: loads are placed and admitted as in a real server.
+    `dispatched`: place and admit loads like a real server.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ScriptedServer:
             placer=placer,
             paths=paths,
         )
-        # As in engine/server/run.py: with its protocol said asyncio sets TCP_NODELAY.
+        # As in engine/server/run.py: asyncio sets TCP_NODELAY only if the protocol is given.
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", 0))
@@ -101,12 +101,12 @@ class ScriptedServer:
         listener.close()
 
     def say(self, *pieces: str, **reply) -> None:
-        """The model's next answer, token by token."""
+        """Set the model's next response, token by token."""
         with self._script.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"pieces": list(pieces), **reply}) + "\n")
 
     def forget(self) -> None:
-        """Start over: no replies, no recorded requests."""
+        """Reset: no replies, no recorded requests."""
         self.scripts += 1
         self._script.touch()
         (self.folder / "requests.jsonl").unlink(missing_ok=True)
@@ -116,7 +116,7 @@ class ScriptedServer:
         return self.folder / f"script{self.scripts:04}.jsonl"
 
     def asked(self) -> list[dict]:
-        """The requests that reached the runner."""
+        """Requests that reached the runner."""
         path = self.folder / "requests.jsonl"
         return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
 

@@ -1,4 +1,4 @@
-"""Other computers for tests: a real SSH server, real workers on loopback, and a relay that shapes the way."""
+"""Simulated remote hosts: a real SSH server, real workers on loopback, and a relay that limits the connection."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from tests.support.servers import ROOT, free_port, wait_for
 
 
 class Worker:
-    """`tessera worker` in a process of its own. `memory` caps what it offers."""
+    """`tessera worker` in a separate process. `memory` limits what it offers."""
 
     def __init__(self, home, port=None, memory=None, threads=1, env=None):
         self.port = port or free_port()
@@ -33,7 +33,7 @@ class Worker:
         return any(c.status == "LISTEN" for c in psutil.Process(self.process.pid).net_connections("inet"))
 
     def sessions(self):
-        """Its processes of llama.cpp's RPC server."""
+        """Its llama.cpp RPC server processes."""
         with contextlib.suppress(psutil.NoSuchProcess):
             return psutil.Process(self.process.pid).children()
         return []
@@ -49,7 +49,7 @@ class Worker:
 
 
 class _Login:
-    """What we answer to asyncssh otherwise than its server does by itself."""
+    """The asyncssh server callbacks that differ from its defaults."""
 
     def __init__(self, host):
         self._host = host
@@ -67,11 +67,11 @@ class _Login:
         return key == self._host.user_key.convert_to_public()
 
     def connection_requested(self, dest_host, _dest_port, _orig_host, _orig_port):
-        return dest_host == "127.0.0.1"  # forwarded as sshd does it
+        return dest_host == "127.0.0.1"  # forward only to loopback
 
 
 class SshHost:
-    """An SSH server with keys and forwarding, in a thread of its own; `identity` is the user's key."""
+    """An SSH server with keys and forwarding, in a separate thread; `identity` is the user's key."""
 
     def __init__(self, folder, address="127.0.0.1", port=0):
         self.connections = []
@@ -101,7 +101,7 @@ class SshHost:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
     def with_another_key(self):
-        """The computer was set up anew, or somebody stands between."""
+        """Replace the host key, as after a reinstallation or with a man in the middle."""
 
         async def again():
             self._server.close()
@@ -112,7 +112,7 @@ class SshHost:
         self._run(again())
 
     def live(self):
-        """Connections that are open now."""
+        """The open connections."""
         return [c for c in self.connections if not c.is_closed()]
 
     def stop(self):
@@ -129,7 +129,7 @@ class SshHost:
 
 
 class Relay:
-    """A link to `target` that passes `bytes_s` in each direction and delays by `delay_s`; it can be cut or stalled.
+    """A relay to `target` that passes `bytes_s` in each direction, delayed by `delay_s`; it can be cut or stalled.
 
     Bytes are counted in `up` and `down`.
     """
@@ -184,7 +184,7 @@ class Relay:
         writer.close()
 
     def cut(self):
-        """Every connection ends at once, and no new one is taken."""
+        """End every connection and accept no new one."""
 
         def now():
             self._server.close()

@@ -1,6 +1,6 @@
-"""An environment in the place of llama.cpp's converter: this Python, and a script that a test writes.
+"""A fake environment of llama.cpp's converter: this Python, and a script that a test writes.
 
-The real one needs 1 GB of packages; tests/optin/llama_cpp_door.py makes that and uses it.
+The real one needs 1 GB of packages; tests/optin/llama_cpp_door.py installs and tests it.
 """
 
 import shutil
@@ -14,7 +14,7 @@ from engine.library.converter import environment
 ROOT = Path(__file__).resolve().parents[3]
 SPARK = ROOT / "assets" / "models" / "spark-f16.gguf"
 SPARK_HF = ROOT / "tests" / "data" / "spark-hf"
-# What the real script does last: a file at --outfile.
+# The last step of the real script: write a file to --outfile.
 WRITES = """
 import shutil, sys
 from pathlib import Path
@@ -25,7 +25,7 @@ with open(Path(__file__).with_name("made.gguf"), "rb") as source, open(out, "wb"
 
 
 def stand_in(converter: Path, script: str = WRITES) -> Path:
-    """Make it below `converter`; returns the folder of its script, where WRITES finds `made.gguf`."""
+    """Create it below `converter`; return the folder of its script, where WRITES finds `made.gguf`."""
     place = converter / environment._key()
     source = place / "llama.cpp"
     for module in ("transformers", "transformers/models", "transformers/models/auto"):
@@ -44,7 +44,7 @@ def stand_in(converter: Path, script: str = WRITES) -> Path:
 
 
 def foreign_folder(folder: Path, architecture: str = "GraniteForCausalLM") -> Path:
-    """Spark's folder under the name of another family."""
+    """A copy of Spark's folder with another architecture name."""
     shutil.copytree(SPARK_HF, folder)
     config = msgspec.json.decode((folder / "config.json").read_bytes())
     (folder / "config.json").write_bytes(msgspec.json.encode(config | {"architectures": [architecture]}))

@@ -1,5 +1,5 @@
 # ruff: noqa: C901, PLR0912, PLR0915 - one branch for each quirk of a recorded machine
-"""Recorded machines with Linux, WSL among them."""
+"""Recorded Linux machines, including WSL."""
 
 import re
 from typing import Any
@@ -135,7 +135,7 @@ def _linux_npu(entry: dict[str, Any], out: Layout, npu: dict[str, Any]) -> None:
         out.pci(event["PCI_SLOT_NAME"], event["PCI_CLASS"], event["PCI_ID"].lower(), None)
         out.pci("0000:00:02.0", "030000", "8086:b080", "xe")
         out.drm("0000:00:02.0", 0)
-        for function in range(1, 8):  # Panther Lake lists its virtual functions too
+        for function in range(1, 8):  # Panther Lake also lists its virtual functions
             out.pci(f"0000:00:02.{function}", "030000", "8086:b080", "xe")
     if not npu or "pci" not in npu:
         return

@@ -1,4 +1,4 @@
-"""Processors of the recorded machines, where the source of a recording names only the product."""
+"""CPUs of the recorded machines whose source only states the product."""
 
 ZEN5 = (
     "avx avx2 fma f16c bmi2 sse4_2 avx_vnni avx512f avx512cd avx512bw avx512dq avx512vl avx512vbmi "
@@ -7,7 +7,7 @@ ZEN5 = (
 ZEN4 = ZEN5.replace("avx_vnni ", "")
 INTEL_HYBRID = "sse4_2 avx avx2 fma f16c bmi2 avx_vnni"
 HALO = ("AMD RYZEN AI MAX+ 395 w/ Radeon 8060S", 16, 32, ZEN5)
-# id prefix: CPU name, cores, threads, flags. Published values of the products named in the sources.
+# id prefix: CPU name, cores, threads, flags. Published values of the products in the sources.
 CPUS: dict[str, tuple[str, int, int, str]] = {
     "sh-": HALO,
     "sp-": ("AMD Ryzen AI 9 HX 370 w/ Radeon 890M", 12, 24, ZEN5),

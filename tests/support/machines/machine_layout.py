@@ -1,4 +1,4 @@
-"""Files of a recorded machine, laid out as its system shows them."""
+"""Lays out the files of a recorded machine like its operating system."""
 
 import re
 from typing import Any
@@ -8,7 +8,7 @@ PERFORMANCE_THREADS = {"Ultra 7 165H": 12, "Ultra 7 155H": 12, "i9-14900HX": 16,
 
 
 class Layout:
-    """A recording being written."""
+    """Builder of a recording."""
 
     def __init__(self, system: str) -> None:
         self.document: dict[str, Any] = {"format": "tessera-machine/1", "system": system}
@@ -30,7 +30,7 @@ class Layout:
         self.document["files"]["/proc/cpuinfo"] = block
         self.api("machine", "x86_64")
         self.api("affinity", list(range(threads)))
-        doubled = threads - cores  # cores with two threads come first, as on hybrid Intel
+        doubled = threads - cores  # cores with two threads come first, as on hybrid Intel CPUs
         for cpu in range(threads):
             first = cpu // 2 * 2 if cpu < 2 * doubled else cpu
             siblings = f"{first}-{first + 1}" if cpu < 2 * doubled else str(cpu)
@@ -84,7 +84,7 @@ def _mib(line: str) -> list[int]:
 
 
 def logged_backends(entry: dict[str, Any]) -> list[dict[str, Any]]:
-    """Backend reports as the child would have printed them, from the log lines of the source."""
+    """Backend reports in the child's output format, from the log lines of the source."""
     lines = [
         line
         for key, value in entry.items()

@@ -1,8 +1,8 @@
-"""Recordings of the machines in tests/data/machines/machines.json: files laid out as each system shows them.
+"""Recordings of the machines in tests/data/machines/machines.json: files in the layout of each system.
 
-The JSON holds values seen on real machines; this lays them out as sysfs, procfs, registry and sysctl do, so
-that the probes that read a live machine read these. Where a machine's source does not tell a value the probes
-need (core count of a named CPU, say), the product's published value is used.
+The JSON has values from real machines. This module lays them out like sysfs, procfs, registry and sysctl, so that
+the normal probes can read them. If a source lacks a value that the probes need (such as the core count of a named
+CPU), the product's published value is used.
 """
 
 import functools
@@ -21,7 +21,7 @@ SOURCE = Path(__file__).parents[2] / "data" / "machines" / "machines.json"
 
 
 def machines() -> dict[str, dict[str, Any]]:
-    """Recording of every machine in machines.json, by id."""
+    """The recording of every machine in machines.json, by id."""
     build = {"linux": linux, "windows": windows, "macos": macos, "wsl2": wsl}
     entries = json.loads(SOURCE.read_text(encoding="utf-8"))["machines"]
     return {
@@ -31,7 +31,7 @@ def machines() -> dict[str, dict[str, Any]]:
 
 @functools.cache
 def reports() -> MappingProxyType[str, Machine]:
-    """What is found on each of them, by id; looked for once, since nothing in it can be changed."""
+    """The device report of every machine, by id; cached, because it is immutable."""
     return MappingProxyType(
         {name: recorded_report(RecordedHost(recording)) for name, recording in machines().items()}
     )

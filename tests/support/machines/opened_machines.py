@@ -1,4 +1,4 @@
-"""Recorded machines as if kernels had been installed: GPU backends opened their GPUs, and memory is free."""
+"""Recorded machines as if kernels were installed: GPU backends opened their GPUs, and memory is free."""
 
 import copy
 from functools import cache
@@ -26,7 +26,7 @@ def names() -> list[str]:
 
 
 def opened(name: str, *, own: bool = True, without: tuple[str, ...] = ()) -> Machine:
-    """The machine with Vulkan, and with its makers' backends (`own`), on every GPU whose driver works."""
+    """The machine with Vulkan, and with vendor backends if `own`, on every GPU with a working driver."""
     found = recorded_report(RecordedHost(_recordings()[name]))
     reports: dict[str, list[dict]] = {}
     gpus = [d for d in found.devices if d.kind in {"igpu", "dgpu"} and d.state not in {"failed", "driver_missing"}]
@@ -65,7 +65,7 @@ def _with_free_memory(machine: Machine) -> Machine:
 
 
 def with_ram(machine: Machine, gib: int) -> Machine:
-    """The same with so much memory."""
+    """The machine with `gib` GiB of memory."""
     total = gib * GIB
     devices = tuple(
         d
@@ -80,7 +80,7 @@ def with_ram(machine: Machine, gib: int) -> Machine:
 
 
 def with_card(machine: Machine, name: str, gib: int) -> Machine:
-    """The same with a card of that name and memory in the place of its own."""
+    """The machine with its graphics card replaced by one of this name and memory."""
     size = gib * GIB
     devices = []
     for device in machine.devices:

@@ -1,4 +1,4 @@
-"""Recorded machines with Windows and macOS."""
+"""Recorded Windows and macOS machines."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""A computer whose meter is noisy, simulated: what each request truly drew is known."""
+"""Simulates a computer with a noisy meter; the true energy of each request is known."""
 
 import random
 
@@ -25,10 +25,10 @@ class Request:
 
 
 class Computer:
-    """Steps of a runner in small pieces of time; reading prompts draws more than writing. A sample a second.
+    """Simulates a runner's steps in small time slices; prefill draws more power than decoding. One sample per s.
 
-    With `threads` other than two of the four cores, speed grows with their power of SPEED_POWER and the power that
-    they draw with that of `watts_power`.
+    With a number of `threads` other than two of the four cores, speed is proportional to threads ** SPEED_POWER and
+    power to threads ** `watts_power`.
     """
 
     threads = CORES / 2

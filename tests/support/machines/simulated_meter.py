@@ -1,4 +1,4 @@
-"""A meter, simulated, that charges for what the processor really computes."""
+"""A simulated power meter that charges for real CPU work."""
 
 import time
 

@@ -1,8 +1,8 @@
-"""Our greedy answers against recorded ones, token by token.
+"""Compares greedy output with recordings, token by token.
 
-Kernels of another processor round differently, and where two tokens are nearly as good the other may win. So at a
-difference the recording must say that our token was nearly as good as its own. Then we go on behind the recorded
-token, so that every token of every answer is checked on every machine.
+Kernels of other CPUs round differently, so another token may win a near tie. At a difference, the recording must
+show that our token was nearly as good as its own. The comparison then continues after the recorded token, so that
+every token of every answer is checked on every machine.
 """
 
 from dataclasses import dataclass, field
@@ -11,21 +11,21 @@ from engine.core.types import GenerationRequest
 from installers.bootstrap import kernels
 from tests.support.runner_calls import GREEDY, answered
 
-LENGTH = 16  # tokens of each answer: the recording has more, a test has less time
-END = 2  # <|im_end|>, which a recorded answer ends with
-# Nats between tokens that may change places with the kernels. Measured: docs/log.md, "Greedy answers".
+LENGTH = 16  # tokens per answer: the recording has more, but that takes too long
+END = 2  # <|im_end|>, the end of a recorded answer
+# Logit gap in nats below which tokens may swap between kernels. Measured: docs/log.md, "Greedy answers".
 NEARLY_A_TIE = 0.7
 
 
 def vector_features() -> str:
-    """What decides which kernels ggml takes on this processor."""
+    """The CPU features that determine which kernels ggml uses."""
     names = ("avx", "fma", "f16c", "amx", "asimd", "sve", "neon", "i8mm", "fphp")
     return " ".join(flag for flag in kernels._cpu_features().split() if flag.startswith(names))
 
 
 @dataclass
 class Compared:
-    """`ties`: (question, place, nats) where another token won that was nearly as good; `wrong`: where not."""
+    """`ties`: (question, position, nats) where a nearly equal token won; `wrong`: where a clearly worse one did."""
 
     same: int = 0
     tokens: int = 0
@@ -34,7 +34,7 @@ class Compared:
 
 
 async def compare(runner, recorded):
-    """Every recorded answer."""
+    """Compare all recorded answers."""
     result = Compared()
     for told in recorded:
         prompt = await runner.tokenize(told["prompt"], add_special=False)
@@ -59,7 +59,7 @@ async def compare(runner, recorded):
 
 
 async def _tokens(runner, prompt, count):
-    """Greedy tokens, the end of the answer included."""
+    """Greedy tokens, including the end of the answer."""
     request = GenerationRequest(
         prompt=prompt, add_special=False, max_tokens=count, sampling=GREEDY, cache_prompt=False, speculate=False,
         keep_special=True, stream=False,

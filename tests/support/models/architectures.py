@@ -1,8 +1,8 @@
-"""Tiny random-weight GGUF files of the architectures llama.cpp supports: a few hundred KiB each.
+"""Tiny random-weight GGUF files of the architectures that llama.cpp supports: a few hundred KiB each.
 
-An architecture is its metadata and its tensors. Tensors are written as `name:rows,columns` (numpy order) over the
-letters of DIMS; `.weight` is added unless the name has a dot, a leading `=` takes the name as it is, and `enc/`
-goes before `blk`. Layers may differ: `layers` names the block of each one.
+An architecture is its metadata and its tensors. Tensors are written as `name:rows,columns` (numpy order) with the
+letters of DIMS. `.weight` is added unless the name has a dot; a leading `=` keeps the name as it is; `enc/` is put
+before `blk`. Layers may differ: `layers` names the block of each layer.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,9 +14,9 @@ import gguf
 import numpy as np
 
 LAYERS = 4
-# E embedding, Q all query heads, K all key heads, D one head, F feed-forward, X experts, W one expert's width,
-# V vocabulary, S state-space inner, N state size, P input projection of Mamba 2, C its convolution's channels,
-# T its heads, R a low rank, O rank of the compressed KV, M the latter with the rotated part.
+# E embedding, Q all query heads, K all key heads, D one head, F feed-forward, X experts, W width of one expert, V
+# vocabulary, S state-space inner, N state size, P input projection of Mamba 2, C channels of its convolution, T its
+# heads, R a low rank, O rank of the compressed KV, M the same plus the rotated part.
 DIMS = {
     "E": 128, "Q": 128, "K": 64, "D": 32, "H": 4, "F": 192, "X": 4, "W": 64, "V": 512, "S": 256, "N": 16, "P": 580,
     "C": 320, "T": 4, "R": 32, "O": 64, "M": 80, "QKV": 256, "2F": 384, "2S": 512, "3E": 384, "G": 2, "SG": 128,
@@ -87,7 +87,7 @@ WINDOW = {"attention.sliding_window": 64}
 
 @dataclass(frozen=True)
 class Architecture:
-    """`blocks` holds the tensors of a layer; `layers` says which block each layer is (None: all the first)."""
+    """`blocks` are the tensors per kind of layer; `layers` is each layer's kind (None: `blocks` is one spec)."""
 
     arch: str
     blocks: Mapping[str, str] | str
@@ -305,7 +305,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def write_architecture(path: Path, architecture: Architecture, seed: int = 0) -> Path:
-    """Write the file and return its path. All weights are F32, so that kernels differ by rounding only."""
+    """Write the file and return its path. All weights are F32, so that kernels differ only by rounding."""
     writer = gguf.GGUFWriter(str(path), architecture.arch)
     for key, value in _metadata(architecture).items():
         _add_value(writer, f"{architecture.arch}.{key}", value)
@@ -345,9 +345,9 @@ def _add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def _values(rng: np.random.Generator, name: str, dims: tuple[int, ...]) -> np.ndarray:
-    """Norms near one, small biases, matrices that keep a vector's length; `ssm_a` must be negative.
+    """Norms near one, small biases, matrices that preserve a vector's length; `ssm_a` must be negative.
 
-    Queries, keys and what a block adds are larger, and embeddings smaller: else the answer repeats one token.
+    Queries, keys and block outputs are larger, and embeddings smaller; otherwise the output repeats one token.
     """
     noise = rng.standard_normal(dims, dtype=np.float32)
     if name.endswith(("q_norm.weight", "k_norm.weight")):
@@ -363,7 +363,7 @@ def _values(rng: np.random.Generator, name: str, dims: tuple[int, ...]) -> np.nd
 
 
 def _vocabulary(writer: gguf.GGUFWriter, *, words: bool) -> None:
-    """Bytes and numbered tokens; or, for encoders, pieces of words with the marks they expect."""
+    """Bytes and numbered tokens; for encoders, word pieces with the markers that they expect."""
     size = DIMS["V"]
     if words:
         tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"\u2581w{i}" for i in range(size - 5))]

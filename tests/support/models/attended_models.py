@@ -1,10 +1,11 @@
-"""Models of all architectures with attention by our own kernels and by llama.cpp's, in one process of their own.
+"""Compares attention by Tessera's CPU kernels with llama.cpp's for all architectures, in a separate process.
 
     python -m tests.support.models.attended_models FOLDER
 
-Prints JSON a line: an architecture, how far logits are from those of plain attention with a cache in 32 bits
-(largest root mean square over their spread, of a prompt and of tokens behind 600) with ours and with llama.cpp's
-fused one, and whether those two differ in any bit, so that ours was used.
+Prints one JSON line per architecture: how much the logits differ from plain attention with a 32-bit cache, with
+Tessera's kernels and with llama.cpp's fused attention, and whether these two differ in any bit (which proves that
+Tessera's kernels were used). The difference is the largest root mean square divided by the spread, over a prompt
+and over tokens after 600 others.
 """
 
 import ctypes
@@ -24,7 +25,7 @@ PROMPT, DEPTH, STEPS, CELLS = 150, 600, 3, 1024
 
 
 def logits(api: Any, model: Any, *, fused: bool) -> np.ndarray:
-    """(1 + STEPS, vocabulary): behind a prompt, then of single tokens behind a long text."""
+    """Logits as (1 + STEPS, vocabulary): after a prompt, then of single tokens after a long text."""
     params = api.llama_context_default_params()
     params.n_ctx = params.n_batch = CELLS
     params.n_ubatch = 96
@@ -47,12 +48,12 @@ def logits(api: Any, model: Any, *, fused: bool) -> np.ndarray:
 
 
 def off(exact: np.ndarray, rows: np.ndarray) -> float:
-    """The largest difference of two sets of rows (n, vocabulary)."""
+    """The largest difference between two sets of rows (n, vocabulary)."""
     return max(difference(one, other) for one, other in zip(exact, rows, strict=True))
 
 
 def main() -> None:
-    """All architectures that generate from tokens alone."""
+    """Check all architectures that generate from tokens alone."""
     api = start_backends(tiles=("attention",))
     library = tiles_library(library_folder())
     assert library is not None

@@ -1,4 +1,4 @@
-"""BERT in plain numpy, from the formulas of Devlin et al. (2018) and Vaswani et al. (2017); slow and float64."""
+"""BERT in plain numpy, from the formulas of Devlin et al. (2018) and Vaswani et al. (2017); slow, in float64."""
 
 import json
 import math
@@ -12,7 +12,7 @@ _ERF = np.vectorize(math.erf)
 
 
 def embed(folder: Path, texts: list[str]) -> np.ndarray:
-    """Mean-pooled, normalized rows (texts, hidden), each text alone and without padding."""
+    """Mean-pooled, normalized rows (texts, hidden); each text is computed alone and without padding."""
     config = json.loads((folder / "config.json").read_text())
     weights = _safetensors(folder / "model.safetensors")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -23,7 +23,7 @@ def embed(folder: Path, texts: list[str]) -> np.ndarray:
 
 
 def score(folder: Path, query: str, texts: list[str]) -> np.ndarray:
-    """What a reranker's head says of each text."""
+    """The reranker head's score of each text."""
     config = json.loads((folder / "config.json").read_text())
     weights = {name.removeprefix("bert."): v for name, v in _safetensors(folder / "model.safetensors").items()}
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

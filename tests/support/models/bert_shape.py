@@ -1,4 +1,4 @@
-"""A tiny BERT with random weights: an encoder without a KV cache, as embedding and reranking models are."""
+"""A tiny BERT with random weights: an encoder without a KV cache, like embedding and reranking models."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ EMBD, LAYERS, CONTEXT, FFN, HEADS = 32, 2, 64, 64, 4
 def write_bert(
     path: Path, *, rank: bool = False, mean: bool = False, seed: int = 0, known: tuple[str, ...] = ()
 ) -> Path:
-    """`known` are words of their own in its vocabulary."""
+    """Write the file; `known` are additional words in its vocabulary."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(str(path), "bert")
     writer.add_context_length(CONTEXT)

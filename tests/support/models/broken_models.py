@@ -1,4 +1,4 @@
-"""Copies of a GGUF file with one thing wrong, each as a real file may have it."""
+"""Copies of a GGUF file with one realistic defect each."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from quantize.files.gguf_file import read_gguf
 from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata, scalar
 
-# What is wrong, and words of the reason that llama.cpp gives. The last two end its process.
+# Kind of defect, and part of llama.cpp's error message. The last two end its process.
 BROKEN = {
     "architecture": "unknown model architecture: 'llamaX'",
     "no-merges": "cannot find tokenizer merges in model file",
@@ -20,7 +20,7 @@ NORM = "output_norm.weight"
 
 
 def write_broken(source_path: Path, path: Path, kind: str) -> Path:
-    """Write the source with this wrong, and return its path."""
+    """Write a copy of the source with this defect, and return its path."""
     source = read_gguf(source_path)
     said: dict[str, Any] = dict(copied_metadata(source))
     tensors = list(source.tensors)

@@ -1,4 +1,4 @@
-"""Remote models of realistic headers and sizes that take no room: a header, then zeros for as long as needed."""
+"""Remote models with realistic headers and sizes that use no disk space: a header, then zeros."""
 
 import hashlib
 import struct
@@ -16,7 +16,7 @@ def _text(value):
 
 
 class Zeros:
-    """A header and then zeros, sliceable like bytes, of any length."""
+    """A header followed by zeros, of any length; sliceable like bytes."""
 
     def __init__(self, head, size):
         self.head, self.size = head, size
@@ -30,7 +30,7 @@ class Zeros:
 
 
 class RemoteModel(FakeFile):
-    """A file whose hash is that of its header: nobody downloads it."""
+    """A file whose hash is that of its header, because it is never downloaded."""
 
     def __post_init__(self):
         self.sha256 = hashlib.sha256(self.data.head).hexdigest()
@@ -41,7 +41,7 @@ _TOKENS = {}
 
 
 def vocabulary(count):
-    """Three arrays as a byte-level BPE vocabulary has them: tokens, their types, merges."""
+    """The three arrays of a byte-level BPE vocabulary: tokens, their types, merges."""
     if count not in _TOKENS:
         tokens = b"".join(_text(f"tok{i:06x}") for i in range(count))
         merges = b"".join(_text(f"{i:05x} {i // 7:05x}") for i in range(count))
@@ -55,7 +55,7 @@ def vocabulary(count):
 
 
 def remote_gguf(ggml_type, file_type, *, tokens=150_000, layers=36, width=4096, ffn=12288, head_kv=8):
-    """A file of the shape of an 8 B model in one type, with a real vocabulary's size of header."""
+    """A file with the shape of an 8B model in one type, and a header as large as that of a real vocabulary."""
     numbers = {
         "general.file_type": file_type,
         "qwen3.context_length": 40960,
@@ -106,12 +106,12 @@ _MIXES = {
 
 
 def repository_of_twenty(tokens=150_000):
-    """File name to file: twenty quantizations that share a vocabulary."""
+    """File name to file: twenty quantizations with the same vocabulary."""
     return {f"Big-8B-{name}.gguf": remote_gguf(*mix, tokens=tokens) for name, mix in _MIXES.items()}
 
 
 class Bytes:
-    """A file that is only here as bytes."""
+    """A file source in memory."""
 
     name = "big.gguf"
 
@@ -124,6 +124,6 @@ class Bytes:
 
 @cache
 def shape(kind):
-    """Of a model of 8 billion parameters in that type, known by its header."""
+    """The shape of an 8B model in that type, read from its header."""
     header = read_gguf_source(Bytes(remote_gguf(kind, 15, tokens=32_000).data))
     return shape_of(header, header.tensors, header.file_bytes)

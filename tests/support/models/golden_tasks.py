@@ -1,4 +1,4 @@
-"""Tasks whose right answers are what a model itself says: what another file of it may lose."""
+"""Tasks whose reference answers come from the model itself, to compare other files of that model."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ TOKENS = 14
 
 
 def golden_tasks(folder, model):
-    """A file of sixteen tasks, one a line."""
+    """A JSONL file of sixteen tasks."""
     asked = [{"prompt": f"How do I use {c}?", "answer": "x", "max_tokens": TOKENS} for c in COMMANDS]
     blank = folder / "blank.jsonl"
     blank.write_text("\n".join(map(json.dumps, asked)), "utf-8")

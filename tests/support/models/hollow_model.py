@@ -1,4 +1,4 @@
-"""Models of any shape as files without data: enough for headers, plans and dry runs."""
+"""Models of any shape as files without data: sufficient for headers, plans and dry runs."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from quantize.ggml_types import GgmlType
 
 
 class HollowModel:
-    """Writes a GGUF header for a model of the given shape; its data is a hole in the file."""
+    """Writes a GGUF header for a model of the given shape; the data is a hole in the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""LoRA adapters with random weights, for the bundled model."""
+"""LoRA adapters with random weights for the bundled model."""
 
 import gguf
 import numpy as np
@@ -7,7 +7,7 @@ QUERIES = {"attn_q": (256, 256)}
 
 
 def write_adapter(path, strength, seed=0, parts=QUERIES, layers=8):
-    """A random LoRA adapter of rank 4 on some matrices, as (columns, rows), of each layer of the bundled model."""
+    """Write a random rank-4 LoRA adapter for matrices, as (columns, rows), of each layer of the bundled model."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_type("adapter")

@@ -1,4 +1,4 @@
-"""The bundled model and texts, and the callbacks of one who only waits."""
+"""The bundled model and texts, and callbacks that do nothing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SOURCE = ROOT / "assets/models/spark-f16.gguf"
 CALIBRATION = ROOT / "assets/text/calibration.txt"
 HELD_OUT = ROOT / "assets/text/heldout.txt"
-LAYERS = 3  # of the bundled model, where some of them show what all would
+LAYERS = 3  # of the bundled model, for tests that do not need all
 TYPES = ("Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
 
 
@@ -25,6 +25,6 @@ def never():
 
 @contextmanager
 def measured_types(*names: str) -> Iterator[None]:
-    """Jobs measure these types alone, where tests do not hang on how many: they are most of what a job takes."""
+    """Restrict jobs to these types for tests that do not depend on their number: types take most of the time."""
     with mock.patch.object(effort, "MEASURED", tuple(t for t in effort.MEASURED if t.name in names)):
         yield

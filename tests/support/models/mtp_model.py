@@ -1,4 +1,4 @@
-"""A tiny model with a head for the token after the next one, whose guesses are known beforehand."""
+"""A tiny model with a multi-token prediction head whose draft tokens are known in advance."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -85,9 +85,9 @@ Kind = Literal["right", "newest", "random"]
 def write_mtp_model(path: Path, kind: Kind, arch: str = "glm4moe", seed: int = 3) -> str:
     """Write the file.
 
-    `right`: layers add nothing, so the next token depends on the newest alone, and the head's guesses are right.
-    `newest`: the head passes the target's hidden row on, which says the newest token: what comes next is not it.
-    `random`: a head that knows nothing.
+    `right`: layers add nothing, so the next token depends only on the newest one, and the head's drafts are right.
+    `newest`: the head passes on the target's hidden row, which encodes the newest token, so its drafts are wrong.
+    `random`: a head with random weights.
     """
     usual = architectures._values
     with mock.patch.object(architectures, "_values", _values(usual, kind)):
@@ -101,8 +101,8 @@ def _values(usual: Callable[..., np.ndarray], kind: Kind) -> Callable[..., np.nd
         if kind == "random":
             return found
         if name == "output.weight":
-            return 20 * found  # sure of what it says
-        if "eh_proj" in name:  # of [embedding, hidden row], both normed, one half
+            return 20 * found  # large logits: one clear winner
+        if "eh_proj" in name:  # of [embedding, hidden row], both normalized, use one half
             nothing, whole = np.zeros((dims[0], dims[0]), np.float32), np.eye(dims[0], dtype=np.float32)
             return np.hstack([whole, nothing] if kind == "right" else [nothing, whole])
         if name.endswith(ADDED) and (kind == "right" or name.startswith(f"blk.{architectures.LAYERS - 1}.")):

@@ -1,4 +1,4 @@
-"""A BERT of a GGUF file as the ONNX folder that sentence-transformers would export: same weights, same tokens."""
+"""A GGUF BERT as the ONNX folder that sentence-transformers would export: same weights, same tokens."""
 
 import json
 from pathlib import Path
@@ -72,7 +72,7 @@ def _graph(g, folder, w, shape, *, rank):
 
 
 def _tokenizer(tokens):
-    """WordPiece as Hugging Face spells it: GGUF marks the beginnings of words, WordPiece their continuations."""
+    """A WordPiece tokenizer in Hugging Face's notation: GGUF marks word starts, WordPiece marks continuations."""
     plain = [t if t.startswith("[") else t[1:] if t.startswith("\u2581") else f"##{t}" for t in tokens]
     special = {t: i for i, t in enumerate(plain) if t.startswith("[")}
     marks = {"id": 0, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}

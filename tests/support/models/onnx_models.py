@@ -15,9 +15,9 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 def requantize(
     source: Path, target: Path, qtype: str, extra: dict[str, np.ndarray] | None = None, scale: float = 0.0
 ) -> Path:
-    """A copy of an F16 model whose matrices are stored as `qtype`; `extra` replaces or adds tensors.
+    """Copy an F16 model with its matrices stored as `qtype`; `extra` replaces or adds tensors.
 
-    `scale` is the factor of linear rotary scaling, if any.
+    `scale` is the factor of linear RoPE scaling, if any.
     """
     reader = gguf.GGUFReader(str(source))
     writer = gguf.GGUFWriter(str(target), read_gguf(source).architecture)
@@ -47,7 +47,7 @@ def requantize(
 
 
 def onnx_logits(folder: Path, tokens: list[int]) -> np.ndarray:
-    """Logits after the last token, (n_vocab,), by ONNX Runtime on one thread from an empty cache."""
+    """Logits after the last token, (n_vocab,), from ONNX Runtime on one thread with an empty cache."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -61,7 +61,7 @@ def onnx_logits(folder: Path, tokens: list[int]) -> np.ndarray:
 
 
 def llama_logits(path: Path, tokens: list[int]) -> np.ndarray:
-    """The same by llama.cpp."""
+    """Logits after the last token, (n_vocab,), from llama.cpp."""
     from quantize.native.reference import ReferenceModel
 
     keep = np.zeros(len(tokens), bool)
@@ -71,5 +71,5 @@ def llama_logits(path: Path, tokens: list[int]) -> np.ndarray:
 
 
 def distance(found: np.ndarray, wanted: np.ndarray) -> float:
-    """Root mean square of the difference, as a share of the wanted values' spread."""
+    """Root mean square of the difference, relative to the expected values' standard deviation."""
     return float(np.sqrt(np.mean((found - wanted) ** 2)) / wanted.std())

@@ -1,6 +1,6 @@
-"""Evaluate models whole and from every cut on, and say as JSON whether the bits agree: parts_of_models.py FOLDER.
+"""Evaluate models whole and from every split point; report as JSON whether the bits agree.
 
-A program of its own, as llama.cpp may end the process.
+Usage: parts_of_models.py FOLDER. It is a separate program, because llama.cpp may end the process.
 """
 
 import json
@@ -17,7 +17,7 @@ WINDOW = 64
 
 
 def compared(path: Path) -> dict[str, object]:
-    """Layers that an evaluation can begin with, and those where it gives other logits than the whole model."""
+    """Layers that an evaluation can start at, and those that give other logits than the whole model."""
     with ReferenceModel(path, window=WINDOW, threads=1) as model:
         cuts = model.cuts()
         tokens = np.random.default_rng(0).integers(5, min(model.num_vocab, 380), (1, WINDOW)).astype(np.int32)
@@ -28,7 +28,7 @@ def compared(path: Path) -> dict[str, object]:
         other = (tokens + 1) % 380
         for layer, cut in cuts.by_layer.items():
             start = (cut, reading.found[layer])
-            # Tokens are other ones: nothing of what comes before the cut may matter.
+            # Use other tokens: nothing before the split point may matter.
             if not (model.run(other, keep, PartTap(NullTap(), start=start)) == whole).all():
                 wrong.append(str(layer))
         if not (model.run(tokens, keep) == whole).all():
@@ -40,7 +40,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     found = {}
     for name, architecture in ARCHITECTURES.items():
-        if architecture.arch != "t5":  # its decoder wants an encoder's answer
+        if architecture.arch != "t5":  # its decoder needs an encoder's output
             path = write_architecture(folder / "model.gguf", architecture)
             found[name] = compared(path)
     print(json.dumps(found))

@@ -1,10 +1,10 @@
-"""Greedy decoding with nothing around it: the answers that a runner's must equal. A process of its own.
+"""Plain greedy decoding in a separate process: the reference output for a runner.
 
     python -m tests.support.models.plain_decode < JOBS > ANSWERS
 
-JOBS: a JSON list of {"path", "prompts": [[token]], "count", "after": [token]}. For each job the answer is a list
-of runs, one a prompt and one for the second turn (first prompt, its answer, `after`); a run is a list of
-[token, lead], where `lead` is how far the best logit was above the second.
+JOBS: a JSON list of {"path", "prompts": [[token]], "count", "after": [token]}. The result of each job is a list of
+runs: one per prompt, and one for a second turn (first prompt, its answer, `after`). A run is a list of [token,
+lead]; `lead` is the gap between the best and the second-best logit.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ N_CTX = 512
 
 
 def decode(api, context, n_vocab, tokens, count):
-    """One sequence, alone: the prompt in one batch, then token by token."""
+    """Decode one sequence alone: the prompt in one batch, then token by token."""
     api.llama_memory_clear(api.llama_get_memory(context), True)
     run, feed = [], list(tokens)
     for _ in range(count):
@@ -27,7 +27,7 @@ def decode(api, context, n_vocab, tokens, count):
         if api.llama_decode(context, api.llama_batch_get_one(array, len(feed))) != 0:
             raise SystemExit("llama_decode failed")
         row = np.ctypeslib.as_array(api.llama_get_logits_ith(context, -1), (n_vocab,)).copy()
-        row[n_vocab - 1] = -np.inf  # the end of text is ignored
+        row[n_vocab - 1] = -np.inf  # ignore the end-of-text token
         second, best = np.partition(row, -2)[-2:]
         feed = [int(row.argmax())]
         run.append((feed[0], float(best - second)))
@@ -42,7 +42,7 @@ def main():
         params = api.llama_context_default_params()
         params.n_ctx = params.n_batch = N_CTX
         params.n_seq_max = 1
-        params.type_k = params.type_v = 0  # f32, as the compared runner's
+        params.type_k = params.type_v = 0  # f32, like the compared runner
         params.flash_attn_type = 0
         params.n_threads = params.n_threads_batch = 1
         context = api.llama_init_from_model(model, params)

@@ -1,4 +1,4 @@
-"""Headers of models that many people run, without a file: tensors, layers and sizes as published."""
+"""Headers of popular models, without a file: tensors, layers and sizes as published."""
 
 from engine.placement.shape import Layer, ModelShape
 from quantize.files.gguf_file import TensorInfo
@@ -11,7 +11,7 @@ def published(
     attention=Type.Q4_K, other=Type.Q4_K, head=Type.Q6_K, experts=0, used=0, context=131_072, window=0,
     sliding=lambda _: False,
 ):  # fmt: skip
-    """A shape; `feed_forward` is an expert's where there are experts, `keys` the values of all key heads."""
+    """A model shape; `feed_forward` is that of one expert in MoE models, `keys` the width of all key heads."""
     found = []
 
     def tensor(name, kind, *shape):

@@ -1,8 +1,8 @@
-"""Small GGUF models with random weights in the shapes of real architectures, written in a second or two.
+"""Small GGUF models with random weights in the shapes of real architectures, written in 1 to 2 s.
 
-Speed, memory and loading do not depend on the weights' values, so such a file stands in for a download; its
-text is meaningless, but its logits are finite. `write_shape(path, SHAPES["gemma3"])` writes one; scale any
-of them with `replace(SHAPES["llama"], layers=4, vocab=1000)`.
+Speed, memory and loading do not depend on the weights' values, so such a file replaces a download. Its text is
+meaningless, but its logits are finite. `write_shape(path, SHAPES["gemma3"])` writes one; scale any of them with
+`replace(SHAPES["llama"], layers=4, vocab=1000)`.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ F32_ONLY = ("norm", "ffn_gate_inp", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_dt.bias
 
 @dataclass(frozen=True)
 class Shape:
-    """Dimensions of a model. `kv_heads` 0 in `recurrent_layers`; `experts` is (count, used, width)."""
+    """Dimensions of a model. `kv_heads` is 0 in `recurrent_layers`; `experts` is (count, used, width)."""
 
     arch: str
     layers: int = 6
@@ -72,7 +72,7 @@ def write_shape(path: Path, shape: Shape, seed: int = 0) -> Path:
 
 
 def write_hollow(path: Path, shape: Shape) -> Path:
-    """The same file with a hole in the place of its weights, for those who only read what it says of them."""
+    """Write the same file with a hole instead of weights, for tests that only read its header."""
     writer = _described(path, shape)
     for name, dims in tensors(shape):
         kept = _qtype(name, dims, shape.qtype)
@@ -97,7 +97,7 @@ def _described(path: Path, shape: Shape) -> gguf.GGUFWriter:
 
 
 def _qtype(name: str, dims: tuple[int, ...], qtype: Q) -> Q:
-    """What a tensor is written in."""
+    """The type that a tensor is written in."""
     if len(dims) == 1 or any(mark in name for mark in F32_ONLY):
         return Q.F32
     return qtype if dims[-1] % gguf.GGML_QUANT_SIZES[qtype][0] == 0 else Q.F16
@@ -235,7 +235,7 @@ def _metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
 
 
 def _vocabulary(writer: gguf.GGUFWriter, shape: Shape) -> None:
-    """A byte-level vocabulary filled up with numbered tokens; the last one ends a text."""
+    """Write a byte-level vocabulary, filled up with numbered tokens; the last one is the end of text."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     alphabet = {b: chr(b) for b in printable}
     alphabet |= {b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in alphabet)}
@@ -264,11 +264,11 @@ def _add(writer: gguf.GGUFWriter, rng: np.random.Generator, name: str, dims: tup
 
 
 def random_blocks(rng: np.random.Generator, dims: tuple[int, ...], qtype: Q) -> np.ndarray:
-    """Random weights of deviation 1/sqrt(row length): float16, or blocks of Q4_0 or Q8_0 as uint8 rows."""
+    """Random weights with standard deviation 1/sqrt(row length): float16, or Q4_0 or Q8_0 blocks as uint8 rows."""
     sigma = dims[-1] ** -0.5
     if qtype == Q.F16:
         return (rng.standard_normal(dims, dtype=np.float32) * sigma).astype(np.float16)
-    spread = {Q.Q4_0: 4.6, Q.Q8_0: 74.0}[qtype]  # deviation of the integers that random bytes stand for
+    spread = {Q.Q4_0: 4.6, Q.Q8_0: 74.0}[qtype]  # standard deviation of the integers in random bytes
     size, width = gguf.GGML_QUANT_SIZES[qtype]
     rows = int(np.prod(dims[:-1]))
     blocks = rng.integers(0, 256, (rows * dims[-1] // size, width), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""A BERT folder with random weights, as sentence-transformers saves them: small enough to write in a test."""
+"""A BERT folder with random weights in sentence-transformers' layout, small enough to write in a test."""
 
 import json
 import struct
@@ -13,7 +13,7 @@ SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "
 def write_bert_folder(
     folder: Path, *, seed: int = 0, pooling: str = "mean", ranks: bool = False, **changed
 ) -> Path:
-    """The folder; `changed` are entries of config.json."""
+    """Write the folder; `changed` are entries of config.json."""
     rng = np.random.default_rng(seed)
     folder.mkdir()
     config = {

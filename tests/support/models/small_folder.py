@@ -1,4 +1,4 @@
-"""Models that are measured and rounded in seconds: some layers and tokens of the bundled one, and experts."""
+"""Models that are measured and rounded in seconds: part of the bundled model, and a model with experts."""
 
 import json
 import shutil
@@ -10,16 +10,16 @@ from quantize.convert.folder import ConvertRequest, convert
 from tests.support.models.measured_model import CALIBRATION, ROOT
 
 SPARK_HF = ROOT / "tests/data/spark-hf"
-# Of the 8192 tokens so many: the table would be two thirds of a layer's model, and most of the time it takes.
+# Number of tokens, of 8192: the full table would be two thirds of a one-layer model and of its run time.
 VOCAB = 1024
-FFN = 768  # channels of the bundled model's feed-forward networks
-NARROW = 256  # so many of them for tests that measure and round a dozen times: a third of a layer's weights
+FFN = 768  # feed-forward channels of the bundled model
+NARROW = 256  # feed-forward channels for tests with a dozen measurements: a third of a layer's weights
 LAYERS, HIDDEN, EXPERTS, EXPERT_FFN, HEAD_DIM = 1, 256, 4, 256, 64
 Tensors = dict[str, np.ndarray]
 
 
 def first_layers(folder: Path, layers: int, ffn: int = FFN) -> Path:
-    """The bundled model's first layers, tokens and channels: trained weights, worse text."""
+    """The bundled model's first layers, tokens and channels: trained weights, but worse text."""
     raw = (SPARK_HF / "model.safetensors").read_bytes()
     size = int.from_bytes(raw[:8], "little")
     rows = json.loads(raw[8 : 8 + size])
@@ -44,17 +44,17 @@ def _first_rows(name: str, values: np.ndarray, ffn: int) -> np.ndarray:
 
 
 def small_file(path: Path, layers: int, ffn: int = FFN) -> Path:
-    """The same as a GGUF file, converted here."""
+    """The same model as a GGUF file, converted by Tessera."""
     convert(ConvertRequest(folder=first_layers(path.with_suffix(""), layers, ffn), out=path), lambda *_: None)
     return path
 
 
 def with_experts(folder: Path) -> Path:
-    """A random Qwen3 with four experts, two of them used for each token."""
+    """A random Qwen3 with four experts, two of them active per token."""
     rng = np.random.default_rng(7)
 
     def random(rows: int, width: int) -> np.ndarray:
-        # A few columns weigh more, as in trained models: what there is to gain from knowing the inputs.
+        # A few columns weigh more, as in trained models; otherwise knowing the inputs would not help.
         scale = np.exp(rng.standard_normal(width)) / np.sqrt(width)
         return (rng.standard_normal((rows, width)) * scale).astype(np.float16)
 
@@ -89,13 +89,13 @@ def with_experts(folder: Path) -> Path:
 
 
 def short_text(path: Path, characters: int = 10_000) -> Path:
-    """The beginning of the calibration text: some five thousand tokens."""
+    """The beginning of the calibration text: about 5,000 tokens."""
     path.write_text(CALIBRATION.read_text(encoding="utf-8")[:characters], encoding="utf-8")
     return path
 
 
 def _first_tokens() -> dict[str, object]:
-    """The bundled tokenizer with the tokens that were merged first: numbers follow the order of the merges."""
+    """The bundled tokenizer with the tokens that were merged first: token numbers follow the order of merges."""
     told = json.loads((SPARK_HF / "tokenizer.json").read_text(encoding="utf-8"))
     model = told["model"]
     known = {token: number for token, number in model["vocab"].items() if number < VOCAB}

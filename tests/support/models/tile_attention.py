@@ -1,9 +1,9 @@
-"""Attention of random numbers by our own kernels, in a process of their own, against numpy.
+"""Random attention by Tessera's CPU kernels, compared with numpy, in a separate process.
 
     python -m tests.support.models.tile_attention
 
-Reads a case as JSON a line (see `Case`), prints a JSON object a line. The backend stays in a process once it was
-loaded, so tests run this as a child.
+Reads one JSON case per line (see `Case`), prints one JSON object per line. A loaded backend stays in the process,
+so tests run this as a child process.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ F32, F16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One attention: `seen` is who sees which cells (causal, everything, own: rows of several texts, window)."""
+    """One attention; `seen` is the mask (causal, everything, own: rows of several texts, window)."""
 
     positions: int
     cells: int
@@ -41,13 +41,13 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def mask_of(case: Case) -> np.ndarray:
-    """(positions, cells): 0 where a position sees a cell, the distance below 0 with a bias, else minus infinity."""
+    """Mask (positions, cells): 0 for a visible cell, the negative distance with a bias, else minus infinity."""
     position = np.arange(case.positions)[:, None] + case.cells - case.positions
     cell = np.arange(case.cells)[None, :]
     distance = position - cell
     if case.seen == "everything":
         sees = np.ones_like(distance, bool)
-    elif case.seen == "own":  # each position is the end of a text of its own, whose cells lie between the others'
+    elif case.seen == "own":  # each position ends a separate text, whose cells are interleaved
         sees = cell % case.positions == np.arange(case.positions)[:, None]
     elif case.seen == "window":
         sees = (distance >= 0) & (distance < 20)
@@ -57,7 +57,7 @@ def mask_of(case: Case) -> np.ndarray:
 
 
 class Attention:
-    """One attention in ggml's graph; `by` computes it."""
+    """One attention operation as a ggml graph; `by` computes it."""
 
     def __init__(self, lib: Any, device: Any, case: Case) -> None:
         self._lib, self._device, self._case = lib, device, case
@@ -92,7 +92,7 @@ class Attention:
             self._set(sinks, self.sinks, F32)
 
     def fill(self) -> None:
-        """The numbers of this object into ggml's tensors; keys and values are what their type makes of them."""
+        """Copy this object's values into ggml's tensors; `kept_k` and `kept_v` are rounded to their type."""
         self._set(self.q_tensor, self.q, F32)
         self.kept_k = self._set(self.k_tensor, self.k, GGMLQuantizationType[self._case.key_type])
         self.kept_v = self._set(self.v_tensor, self.v, GGMLQuantizationType[self._case.value_type])
@@ -112,11 +112,11 @@ class Attention:
 
     @property
     def is_taken(self) -> bool:
-        """Whether the backend would compute it."""
+        """Whether the backend supports the operation."""
         return bool(self._lib.ggml_backend_dev_supports_op(self._device, self._out))
 
     def by(self, threads: int) -> np.ndarray:
-        """(streams, positions, heads, value width)."""
+        """Compute it; returns (streams, positions, heads, value width)."""
         case = self._case
         registry = ctypes.c_void_p(self._lib.ggml_backend_dev_backend_reg(self._device))
         address = self._lib.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_set_n_threads")
@@ -128,7 +128,7 @@ class Attention:
         return found
 
     def expected(self) -> np.ndarray:
-        """The same by numpy in 64 bits."""
+        """The result by numpy in 64 bits."""
         case, group = self._case, self._case.heads // self._case.key_heads
         keys, values = (np.repeat(x, group, axis=1) for x in (self.kept_k, self.kept_v))
         scores = np.einsum("shpd,shcd->shpc", self.q.astype(np.float64), keys) * case.width**-0.5
@@ -149,7 +149,7 @@ class Attention:
 
 
 def report(lib: Any, device: Any, case: Case) -> dict[str, Any]:
-    """How the kernels' attention compares with numpy's, and with their own under other circumstances."""
+    """Compare the kernels' attention with numpy's, and with their own under other conditions."""
     path = tiles_library(library_folder())
     assert path is not None
     attention = Attention(lib, device, case)
@@ -166,7 +166,7 @@ def report(lib: Any, device: Any, case: Case) -> dict[str, Any]:
     if case.key_type == case.value_type == "F16":
         attention.fill()
     kept = np.array_equal(found, attention.by(2))
-    number, attention.q[0, -1, 0, 3] = attention.q[0, -1, 0, 3], np.nan  # of the first position's last head
+    number, attention.q[0, -1, 0, 3] = attention.q[0, -1, 0, 3], np.nan  # first position, last head
     attention.fill()
     broken = np.isnan(attention.by(1)).any(axis=-1)
     only = bool(broken[0, 0, -1]) and int(broken.sum()) == 1

@@ -1,10 +1,9 @@
-"""Products of random weights by our own kernels for prompts, in a process of their own, against numpy.
+"""Random matrix products by Tessera's prompt kernels, compared with numpy, in a separate process.
 
     python -m tests.support.models.tile_products TYPE ROWS LENGTH COLUMNS [copy]
 
-`copy`: the weights lie in the order into which llama.cpp rewrites them.
-
-Prints a JSON object. The backend stays in a process once it was loaded, so tests run this as a child.
+`copy`: the weights have llama.cpp's repacked layout.
+Prints a JSON object. A loaded backend stays in the process, so tests run this as a child process.
 """
 
 import ctypes
@@ -19,8 +18,8 @@ from gguf import GGMLQuantizationType
 from devices.backends.cpu_kernels import take, tiles_library
 from engine.runner.llama.native.llama_api import ggml, library_folder, load_api
 
-TWO_HALVES = frozenset({"Q4_1", "Q5_1", "Q4_K", "Q5_K"})  # numbers of 16 bits that a block begins with
-SCALE_AT = {"Q3_K": 108, "Q6_K": 208}  # in a block; others begin with it
+TWO_HALVES = frozenset({"Q4_1", "Q5_1", "Q4_K", "Q5_K"})  # blocks that start with two 16-bit numbers
+SCALE_AT = {"Q3_K": 108, "Q6_K": 208}  # scale's offset in a block; 0 for other types
 
 
 class InitParams(ctypes.Structure):
@@ -30,7 +29,7 @@ class InitParams(ctypes.Structure):
 
 
 def opened() -> tuple[Any, Any]:
-    """Ggml's functions and the device of our backend."""
+    """Ggml's functions and the device of Tessera's backend."""
     lib = ggml(load_api())
     for name in (
         "backend_load", "backend_reg_dev_get", "backend_dev_init", "init", "new_tensor_2d", "mul_mat", "new_graph",
@@ -45,7 +44,7 @@ def opened() -> tuple[Any, Any]:
 
 
 def rewriting_buffers(lib: Any) -> Any:
-    """The type of buffers in which llama.cpp rewrites weights."""
+    """The buffer type in which llama.cpp repacks weights."""
     lib.ggml_backend_load.restype = ctypes.c_void_p
     cpu = ctypes.c_void_p(lib.ggml_backend_load(str(library_folder() / "libggml-cpu.so").encode()))
     address = lib.ggml_backend_reg_get_proc_address(cpu, b"ggml_backend_dev_get_extra_bufts")
@@ -61,7 +60,7 @@ def rewriting_buffers(lib: Any) -> Any:
 
 
 def random_blocks(rng: np.random.Generator, kind: GGMLQuantizationType, rows: int, length: int) -> np.ndarray:
-    """(rows, bytes) of blocks with scales around .01 and offsets around 0."""
+    """(rows, bytes) of blocks with scales around 0.01 and offsets around 0."""
     size, width = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (rows * length // size, width), dtype=np.uint8)
     scales = rng.uniform(0.005, 0.02, len(blocks)).astype(np.float16)
@@ -73,7 +72,7 @@ def random_blocks(rng: np.random.Generator, kind: GGMLQuantizationType, rows: in
 
 
 class Product:
-    """One product of weights (rows, length) with columns (count, length) in ggml's graph."""
+    """One product of weights (rows, length) with columns (count, length) as a ggml graph."""
 
     def __init__(
         self, lib: Any, device: Any, weights: np.ndarray, kind: GGMLQuantizationType, count: int, *, copy: bool
@@ -104,11 +103,11 @@ class Product:
 
     @property
     def is_taken(self) -> bool:
-        """Whether the backend would compute it."""
+        """Whether the backend supports the operation."""
         return bool(self._lib.ggml_backend_dev_supports_op(self._device, self._out))
 
     def by(self, columns: np.ndarray, threads: int) -> np.ndarray:
-        """The product (count, rows)."""
+        """Compute the product (count, rows)."""
         registry = ctypes.c_void_p(self._lib.ggml_backend_dev_backend_reg(self._device))
         address = self._lib.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_set_n_threads")
         ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(address)(self._backend, threads)
@@ -120,7 +119,7 @@ class Product:
 
 
 def in_8_bits(columns: np.ndarray) -> np.ndarray:
-    """Columns as the kernels round them: blocks of 32, the largest magnitude is 127."""
+    """Columns rounded like the kernels do: blocks of 32, the largest magnitude becomes 127."""
     blocks = columns.reshape(-1, 32).astype(np.float32)
     most = np.abs(blocks).max(axis=1, keepdims=True)
     scale = (most / np.float32(127)).astype(np.float16).astype(np.float64)
@@ -129,7 +128,7 @@ def in_8_bits(columns: np.ndarray) -> np.ndarray:
 
 
 def report(kind: GGMLQuantizationType, rows: int, length: int, count: int, *, copy: bool) -> dict[str, Any]:
-    """How the kernels' product compares with numpy's, and with their own under other circumstances."""
+    """Compare the kernels' product with numpy's, and with their own under other conditions."""
     lib, device = opened()
     path = tiles_library(library_folder())
     assert path is not None

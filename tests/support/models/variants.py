@@ -1,6 +1,6 @@
 """Copies of the bundled model with other weights.
 
-One in which a token's embedding is not a number: its prompts fail, all others work. Weaker ones that mostly agree.
+One has a token whose embedding is NaN: only prompts with it fail. Weaker copies mostly agree with the original.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def write_poisoned(source: Path, target: Path, token: int) -> None:
-    """Untie the head, so that only prompts with `token` are affected."""
+    """Set the embedding of `token` to NaN; the head is untied, so that only prompts with `token` are affected."""
 
     def change(name: str, data: np.ndarray) -> np.ndarray:
         if name == "token_embd.weight":

@@ -1,4 +1,4 @@
-"""A prompt with pictures as libmtmd's own helper runs it, alone and greedily: what the runner must agree with.
+"""Run a prompt with images through libmtmd's helper, alone and greedily: the reference for the runner.
 
 `python vision_reference.py MODEL PROJECTOR PROMPT COUNT PICTURE...` prints the token ids.
 """

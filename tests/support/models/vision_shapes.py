@@ -1,4 +1,4 @@
-"""Small random projectors (mmproj files) that fit the random models of shapes.py, and small pictures."""
+"""Small random projectors (mmproj files) for the random models of shapes.py, and small images."""
 
 import struct
 import zlib
@@ -11,7 +11,7 @@ WIDTH, BLOCKS, PATCH = 64, 2, 14
 
 
 def write_projector(path: Path, kind: str, text_embd: int, *, tokens_a_side: int = 4, seed: int = 1) -> Path:
-    """A vision encoder with random weights: `gemma3` (a fixed square of tokens) or `qwen2vl_merger` (M-RoPE)."""
+    """Write a random vision encoder: `gemma3` (a fixed square of tokens) or `qwen2vl_merger` (M-RoPE)."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(str(path), "clip")
     side = PATCH * 2 * tokens_a_side
@@ -67,7 +67,7 @@ def write_projector(path: Path, kind: str, text_embd: int, *, tokens_a_side: int
 
 
 def png(pixels: np.ndarray, claimed: tuple[int, int] | None = None) -> bytes:
-    """A PNG of (height, width, 3) uint8; `claimed` (width, height) writes a header that lies."""
+    """A PNG of (height, width, 3) uint8; `claimed` (width, height) writes a false header."""
     height, width, _ = pixels.shape
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)
     header = struct.pack(">IIBBBBB", *(claimed or (width, height)), 8, 2, 0, 0, 0)
@@ -78,5 +78,5 @@ def png(pixels: np.ndarray, claimed: tuple[int, int] | None = None) -> bytes:
 
 
 def noise(seed: int, width: int = 60, height: int = 40) -> bytes:
-    """A picture of random pixels, different for each seed."""
+    """An image of random pixels, different for each seed."""
     return png(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))

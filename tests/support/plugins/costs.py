@@ -1,7 +1,7 @@
-"""`--durations=N` tells what files cost too: processor seconds, ended children and running ones included.
+"""Extends `--durations=N` with the CPU time of each test file, including running and ended child processes.
 
-On a shared machine a clock says who else was there; processor time is what a file takes from all others. What it
-waits for (its seconds less its processor seconds) costs only where too few others run meanwhile.
+On a shared machine, wall time depends on other users, while CPU time is what a file takes from all others. Time
+that a file waits (wall time minus CPU time) only matters if too few other files run meanwhile.
 """
 
 import os
@@ -15,13 +15,13 @@ import psutil
 import pytest
 
 STARTS = frozenset({"subprocess.Popen", "os.fork"})
-_OUT = "costs"  # in what a worker of pytest-xdist hands over at its end
-_LEAST_S = 0.005  # as pytest's own --durations-min
+_OUT = "costs"  # key of the data that a pytest-xdist worker returns
+_LEAST_S = 0.005  # like pytest's own --durations-min
 
 
 @dataclass
 class Cost:
-    """Of one file: seconds of its tests, processor seconds here and in children, children that tests started."""
+    """Cost of one file: test time, CPU seconds here and in child processes, and started processes."""
 
     seconds: float = 0.0
     here: float = 0.0
@@ -30,7 +30,7 @@ class Cost:
 
 
 def _spent() -> tuple[float, float]:
-    """Processor seconds of this process, and of all that it started: those that run now and those that ended."""
+    """CPU seconds of this process, and of all its child processes, running and ended."""
     own = os.times()
     children = own.children_user + own.children_system
     for child in psutil.Process().children(recursive=True):
@@ -43,13 +43,13 @@ def _spent() -> tuple[float, float]:
 
 
 class Costs:
-    """Adds up by file, and once more for what collecting takes; a worker's come to the one that tells them."""
+    """Sums up costs per file, and for collection; workers send theirs to the controller."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config, self._began = config, time.monotonic()
         self._by_file: dict[str, Cost] = {}
         self._file, self._starts, self._before = "", 0, (0.0, 0.0)
-        # The time of workers is told by themselves.
+        # Workers report their own time.
         self._leads = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
         sys.addaudithook(self._audit)
 
@@ -57,13 +57,13 @@ class Costs:
         self._starts += event in STARTS
 
     def _turn_to(self, file: str) -> Cost:
-        """From now on everything is that file's."""
+        """Attribute all costs from now on to that file."""
         if file != self._file and not self._leads:
             now = _spent()
             if self._file:
                 cost = self._by_file[self._file]
                 cost.here += now[0] - self._before[0]
-                cost.children += max(0.0, now[1] - self._before[1])  # one that nobody waited for is forgotten
+                cost.children += max(0.0, now[1] - self._before[1])  # a child without a wait() is lost
                 cost.starts += self._starts
             self._file, self._starts, self._before = file, 0, now
         return self._by_file.setdefault(file, Cost())

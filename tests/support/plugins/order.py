@@ -1,6 +1,6 @@
-"""The whole run in several processes: the longest files first, so that none is left alone at the end.
+"""Starts the longest files first in a parallel run, so that none is left alone at the end.
 
-By itself pytest-xdist begins with the files that have most tests, and the longest ones have few.
+By default pytest-xdist starts with the files that have most tests, but the longest files have few.
 """
 
 import pytest
@@ -8,8 +8,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-# Seconds of a file in a whole run on two cores, 2026-11-25, or by itself where the file was changed since; the rest
-# take a few. Source: `python3 start.py test --durations=150`.
+# Seconds per file in a complete run on two cores, 2026-11-25, or alone if the file was changed later; the others
+# take a few seconds. Source: `python3 start.py test --durations=150`.
 SECONDS = {
     "tests/e2e/test_collections.py": 10,
     "tests/e2e/test_connect.py": 12,
@@ -118,8 +118,8 @@ SECONDS = {
     "tests/unit/quantize/test_write_identity.py": 12,
     "tests/unit/test_quality.py": 27,
 }
-# Files that follow others in the same process and use what theirs have made: a server with the real model; ggml's
-# tables for types of two bits, which are 6.5 s of CPU.
+# Files that run after others in the same process and reuse their resources: a server with the real model; ggml's
+# tables for 2-bit types, which take 6.5 s of CPU time.
 WITH = {
     "tests/real/test_evals.py": "tests/real/test_chat.py",
     "tests/real/test_repeating.py": "tests/real/test_chat.py",
@@ -129,7 +129,7 @@ WITH = {
 
 
 class LongestFirst(LoadFileScheduling):
-    """Gives a free process the longest file that is left."""
+    """Gives a free process the longest remaining file."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
@@ -144,5 +144,5 @@ class LongestFirst(LoadFileScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LongestFirst | None:
-    """Only for `--dist loadfile`."""
+    """Use the scheduler with `--dist loadfile` only."""
     return LongestFirst(config, log) if config.getoption("dist") == "loadfile" else None

@@ -1,7 +1,7 @@
-"""The quick run, `--quick`: unit tests alone, and nothing of them may start a process, open Qt or load native code.
+"""The quick run, `--quick`: unit tests only. They may not start a process, open Qt or load native code.
 
-Unit tests may start no process in any run, but for single ones that are marked `process`. Qt and native libraries
-are only closed to them in the quick one, since in a whole run other tests of the same worker have loaded them.
+Unit tests may not start processes in any run, except for tests with the mark `process`. Qt and native libraries are
+only forbidden in the quick run, because in a complete run other tests of the same worker have loaded them.
 """
 
 import sys
@@ -17,7 +17,7 @@ STARTING, LOADING = "process", "native"
 
 
 class _Gate:
-    """What the running test may not do. Asking whether a library is installed is no import."""
+    """Restrictions for the running test. Checking whether a library is installed is not an import."""
 
     def __init__(self) -> None:
         self.starts = False
@@ -35,7 +35,7 @@ _gate = _Gate()
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.addoption("--quick", action="store_true", help="unit tests without processes, Qt and native libraries")
-    if pluginmanager.is_blocked("pytest-qt"):  # by a person; its settings stay in pyproject.toml
+    if pluginmanager.is_blocked("pytest-qt"):  # disabled by the user; its settings stay in pyproject.toml
         parser.addini("qt_api", "of pytest-qt")
         parser.addini("qt_log_level_fail", "of pytest-qt")
         parser.addini("qt_log_ignore", "of pytest-qt", type="linelist")
@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """pytest-qt opens Qt before any test, also where all that are asked for do without."""
+    """Unregister pytest-qt, which opens Qt before any test, even if no test needs it."""
     if config.getoption("--quick") and config.pluginmanager.has_plugin("pytest-qt"):
         config.pluginmanager.unregister(name="pytest-qt")
 

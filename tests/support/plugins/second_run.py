@@ -1,8 +1,8 @@
-"""`--second-run`: runs the tests that failed twice more, one after another, and reports flaky ones by name.
+"""`--second-run`: runs failed tests twice more, one after another, and reports flaky ones by name.
 
-A test that fails once and then passes twice says nothing about the change under test, but it hides a race. The run
-is green, and the summary, and a file for the next reader, name the test with its first failure in full. A test that
-fails again, or more than `MOST_FAILURES` failures, leave the run as it is: red.
+A test that fails once and then passes twice says nothing about the current change, but it reveals a race. The run
+is green, and the summary and a file name the test with its first failure in full. If a test fails again, or more
+than `MOST_FAILURES` tests fail, the run stays red.
 """
 
 import json
@@ -18,21 +18,21 @@ from typing import Any
 
 import pytest
 
-MOST_FAILURES = 8  # more of them are a broken change or a broken machine; all errors of one fixture are one failure
+MOST_FAILURES = 8  # more mean a broken change or machine; all errors of one fixture count as one
 RUNS = 2
 RECORD = Path("build") / "flaky.jsonl"
-RUN_BOUND_S = 3600.0  # of one more run; each test has a time limit of its own
-_FIXTURE = "shared_fixture"  # of a report: the fixture whose making failed
+RUN_BOUND_S = 3600.0  # of one repeated run; each test also has a time limit
+_FIXTURE = "shared_fixture"  # attribute of a report: the failed fixture
 CATEGORY = "flaky"
 OF_A_WORKER = ("PYTEST_XDIST_", "PYTEST_CURRENT_TEST")  # variables that the next process must not inherit
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: Any) -> Iterator[object]:
-    """Marks the exception of a fixture that several tests share; pytest raises the same one for each of them."""
+    """Mark the exception of a shared fixture; pytest raises the same one for each of its tests."""
     try:
         return (yield)
-    except BaseException as error:  # `pytest.fail` is no Exception
+    except BaseException as error:  # `pytest.fail` does not raise an Exception
         if fixturedef.scope != "function":
             vars(error).setdefault(_FIXTURE, f"{fixturedef.baseid}::{fixturedef.argname}")
         raise
@@ -47,18 +47,18 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Iterator[pytest.Te
 
 
 class SecondRun:
-    """Decides at the end of the first run, and moves the reports of flaky tests to a category of their own."""
+    """Decides at the end of the first run, and moves the reports of flaky tests to a separate category."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._lines: list[str] = []  # what the further runs showed, where the run stays red
+        self._lines: list[str] = []  # output of the repeated runs, if the run stays red
         self._seconds = 0.0
 
     @property
     def _reporter(self) -> Any:
         return self._config.pluginmanager.getplugin("terminalreporter")
 
-    @pytest.hookimpl(trylast=True)  # the workers have ended by then: their fixtures are gone
+    @pytest.hookimpl(trylast=True)  # the workers have ended: their fixtures are gone
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if session.exitstatus != pytest.ExitCode.TESTS_FAILED or session.shouldfail or session.shouldstop:
             return
@@ -78,7 +78,7 @@ class SecondRun:
         return [*self._reporter.stats.get("failed", ()), *self._reporter.stats.get("error", ())]
 
     def _passes_again(self, nodeids: list[str], run: int) -> bool:
-        """Whether all of them pass in one more process; a test that is not found, or skipped, has not passed."""
+        """Return whether all of them pass in another process; missing or skipped tests count as failed."""
         self._reporter.write_line(
             f"\nrunning {len(nodeids)} failed tests again, one after another ({run} of {RUNS})"
         )
@@ -141,12 +141,12 @@ class SecondRun:
 
 
 def _files_of(nodeids: list[str]) -> list[str]:
-    """Only these are collected again."""
+    """The test files to collect again."""
     return list(dict.fromkeys(nodeid.partition("::")[0] for nodeid in nodeids))
 
 
 def _counts(report: Path) -> dict[str, int]:
-    """Of pytest's report for build servers; zeros where there is none."""
+    """Test counts from the JUnit XML report; zeros if there is none."""
     try:
         head = report.read_text("utf-8", errors="replace")[:2000]
     except OSError:
