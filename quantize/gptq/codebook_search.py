@@ -56,7 +56,7 @@ def in_octets(curvature: Curvature) -> OctetCurvature:
 class OctetGrid:
     """Values that packed rows can have with fixed scales, octet by octet in rounding order.
 
-    `step` is (octets, rows): the factor of the type's table. `inverse` is 1 / step, or 0 if the step is 0.
+    `step` is (octets, rows): the factor of the type's table. `_inverse` is 1 / step, or 0 if the step is 0.
     """
 
     def __init__(self, qtype: str, step: Floats) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quantize.job.request import QuantizeReport, QuantizeRequest
 
 MAX_BYTES = 4 << 20  # a plan of 100,000 tensors
-# Factor by which a local measurement may exceed the plan's interval: similar text, different arithmetic.
+# A local measurement may exceed the plan's interval by this factor, because text and arithmetic can differ.
 _SLACK = 1.25
 
 

@@ -125,7 +125,7 @@ class FixedNumbers:
 
 
 def first_token(weights: FixedWeights, shape: FixedShape, token: int) -> tuple[FixedNumbers, dict[str, Floats]]:
-    """The calculator, and the keys and values of the token that starts every sequence.
+    """A `FixedNumbers`, and the keys and values of the token that starts every sequence.
 
     Models give the first token values a thousand times larger than all others (an attention sink), which would use
     up the whole 16-bit range. They are therefore computed here once, in float32, and the graphs read them from the

@@ -101,7 +101,7 @@ class Layer(msgspec.Struct, frozen=True):
     """A tensor's position, and properties of the model.
 
     `index` counts tensors of the role in file order (for models with experts: the layer); `count` is the number of
-    them. `fused_qkv`: the tensor holds q, k and v together.
+    them.
     """
 
     index: int

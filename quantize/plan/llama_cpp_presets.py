@@ -26,7 +26,7 @@ _FRAGMENTS = (
 )
 _NAMED_LAYER = frozenset({Role.FFN_DOWN, Role.FFN_GATE, Role.FFN_UP})
 _COUNTED = _NAMED_LAYER | {Role.ATTN_V}
-# Models of 80 layers (Jais 2: 68) whose value projections get fewer bits in llama.cpp.
+# 70B models by number of layers: llama.cpp gives their small value projections Q5_K instead of Q3_K or Q4_K.
 _SPARED_70B = {"llama": 80, "qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
 
 
