@@ -16,7 +16,7 @@ def scripted(tmp_path):
 
 @pytest.fixture(scope="module")
 def _qwen(tmp_path_factory):
-    """Thinks in <think> blocks and calls tools as Hermes models do."""
+    """A model that thinks in <think> blocks and calls tools in the Hermes format."""
     template = (TEMPLATES / "Qwen-Qwen3-0.6B.jinja").read_text("utf-8")
     server = ScriptedServer(tmp_path_factory.mktemp("qwen"), template=template)
     yield server
@@ -25,6 +25,6 @@ def _qwen(tmp_path_factory):
 
 @pytest.fixture
 def qwen(_qwen):
-    """The same server for a module's tests; what earlier tests left unsaid is dropped."""
+    """The shared server, without replies left over from earlier tests."""
     _qwen.forget()
     return _qwen

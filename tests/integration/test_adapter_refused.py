@@ -1,4 +1,4 @@
-"""An adapter is refused where a file's inputs were evened out and nobody knows how: it would answer nonsense."""
+"""A LoRA adapter is refused for a smoothed file without known scales, because its output would be nonsense."""
 
 import asyncio
 import errno
@@ -21,7 +21,7 @@ OF_ANOTHER = ChannelScales.of({"blk.0.attn_q.weight": [1] * 64}, {}).encode()
 
 
 def smoothed(bundled_model, path, scales=None):
-    """The bundled model, saying that its inputs were evened out, and how."""
+    """The bundled model, marked as smoothed, with the given scales."""
     source = read_gguf(bundled_model)
     said = {**copied_metadata(source), KEY: scalar(Provenance(tier="max", smoothed=True).encode())}
     if scales is not None:

@@ -1,4 +1,4 @@
-"""Adapters under pressure: many requests with different ones, cancelled and cached, each as if it were alone."""
+"""Concurrent requests with different LoRA adapters, cancelled and cached, give the same results as alone."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from tests.support.runner_calls import answered
 WISHES = ((), (("one", 1.0),), (("two", 1.0),), (("one", 0.5), ("two", 0.5)))
 SYSTEM = "You are a helpful assistant that answers briefly. " * 12
 QUESTIONS = ("What is a token?", "How do I use tar?")
-# Of two tokens this close either may win: batches of other shapes round differently.
+# Logit gap at which either token may win: other batch shapes round differently.
 TIE = 0.05
 
 

@@ -1,4 +1,4 @@
-"""`tool_choice: allowed_tools`, OpenAI's way to leave some of the tools for one turn, over both protocols."""
+"""`tool_choice: allowed_tools`, OpenAI's option to restrict the tools of one turn, in both protocols."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def client(qwen):
 
 
 def chat(client, mode, *names):
-    """(names of the calls, the answer's text) of a conversation's turn."""
+    """The calls' names and the text of a chat completion."""
     tools = [{"type": "function", "function": {"name": n, "description": n, "parameters": CITY}} for n in NAMES]
     allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": n}} for n in names]}
     message = (
@@ -34,7 +34,7 @@ def chat(client, mode, *names):
 
 
 def respond(client, mode, *names):
-    """The same of a response, whose choice has its fields one level up."""
+    """The calls' names and the text of a response, whose `tool_choice` has the fields one level up."""
     tools = [{"type": "function", "name": n, "description": n, "parameters": CITY, "strict": False} for n in NAMES]
     allowed = [{"type": "function", "name": n} for n in names]
     answer = client.responses.create(

@@ -1,4 +1,4 @@
-"""The official client over scripted answers: every block, event and stop reason."""
+"""The official Anthropic client with scripted responses: every block, event and stop reason."""
 
 import importlib
 import json
@@ -17,7 +17,7 @@ HI = [{"role": "user", "content": "Hi"}]
 
 @pytest.fixture(scope="module")
 def anthropic():
-    """The client's package: importing it takes a second, which every process would spend in collecting."""
+    """The client package; lazily imported, because its import takes 1 s in every collecting process."""
     return importlib.import_module("anthropic")
 
 
@@ -218,7 +218,7 @@ def test_models_as_the_client_lists_them(client):
 
 
 def test_a_model_is_what_the_clients_types_say(qwen, client, anthropic):
-    """Its own types, held strictly: abilities are an object there, while OpenAI's clients read a list."""
+    """Validates with the client's own types: capabilities are an object there, but OpenAI clients read a list."""
     listed, single = next(iter(client.models.list())), client.models.retrieve("spark")
     for model in (listed, single):
         anthropic.types.ModelInfo.model_validate_json(model.to_json())
@@ -239,7 +239,7 @@ def test_an_unknown_model_is_refused_in_the_clients_own_shape(qwen, client, anth
 
 
 def test_a_dead_runner_is_an_error_event(qwen, client, anthropic):
-    qwen.say("loaded")  # a runner that dies while it is tried out is another story
+    qwen.say("loaded")  # a runner that dies during its self-check is a different case
     client.messages.create(model="spark", max_tokens=5, messages=HI)
     qwen.say("never", die=9)
     with pytest.raises(anthropic.APIStatusError) as caught:

@@ -1,9 +1,9 @@
-"""The matrix of architectures: each is run in real runners, and docs/dev/architectures.md says what was seen.
+"""The matrix of architectures: each runs in real runners, and docs/dev/architectures.md lists the results.
 
-The reference is a decode of one sequence with nothing around it (tests/support/models/plain_decode.py). Weights and
-caches are f32 and flash attention is off, so that only the order of sums differs; an answer counts as equal when it
-is the same token by token up to the first place where the reference's two best logits are so close that a batch's
-shape may decide. The committed table must be the one this test makes; to write it anew:
+The reference is plain decoding of one sequence (tests/support/models/plain_decode.py). Weights and caches are f32
+and flash attention is off, so that only the order of sums differs. An answer counts as equal if it matches token by
+token up to the first position where the reference's two best logits are so close that the batch shape may decide.
+The committed table must equal the one that this test generates; to write it again:
 
     TESSERA_WRITE_DOCS=1 python -m pytest tests/integration/test_architectures.py
 """
@@ -36,24 +36,24 @@ from tests.support.runner_calls import answered
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "dev" / "architectures.md"
-# Two best logits this close may swap with the batch's shape. Measured: docs/log.md, architectures (up to 0.0012).
+# Best logits this close may swap with the batch shape. Measured: docs/log.md, architectures (up to 0.0012).
 TIE = 0.005
 COUNT = 16
 AFTER = [7, 8, 9]
 SYSTEM = list(range(100, 260))
 PROMPTS = [SYSTEM + list(range(300 + 10 * i, 340 + 10 * i)) for i in range(4)]
-# Together they fill nearly all cells, so that caches and scratch memory, whose sizes are for that, are touched.
+# Together they fill nearly all cells, so that caches and scratch memory of that size are touched.
 FULL = [[(7 * i + 13 * j) % 380 + 5 for j in range(200)] for i in range(4)]
-# A prompt's last tokens may be computed again: the checkpoint of a state lies before them.
+# A prompt's last tokens may be computed again: the checkpoint of a state is before them.
 NEARLY_ALL = 0.85
-# Of the 144 tokens of a row, at least so many must have been compared before ties.
+# Of the 144 tokens of a row, at least this many must have been compared before ties.
 ENOUGH = 100
 MIB = 1 << 20
 
 
 @dataclass
 class Seen:
-    """What one architecture did; the first failing comparison of each kind is kept as words."""
+    """Results of one architecture; keeps a description of the first failed comparison of each kind."""
 
     kind: str = ""
     problems: dict[str, str] = field(default_factory=dict)
@@ -61,12 +61,12 @@ class Seen:
     marks: dict[str, str] = field(default_factory=dict)
 
     def check(self, column: str, reason: str, *, holds: bool) -> None:
-        """A column is good as long as everything checked under it holds."""
+        """Record a problem; a column is good if all its checks hold."""
         if not holds:
             self.problems.setdefault(column, reason)
 
     def same(self, column: str, ids: list[int], reference: list[tuple[int, float]]) -> None:
-        """Compare an answer with the reference's."""
+        """Compare an answer with the reference."""
         for i, ((expected, lead), token) in enumerate(zip(reference, ids, strict=True)):
             if token != expected:
                 self.check(column, f"token {i} is {token}, not {expected} (lead {lead:.3f})", holds=lead < TIE)
@@ -85,7 +85,7 @@ async def collect(runner, prompt, **options):
 
 
 def settings(path, cache_dir, **options):
-    """As models are served: states that can be taken back have copies for it."""
+    """Settings as in serving: states that support rollback have copies for it."""
     return LoadSettings(
         max_rollback=2 if read_shape(str(path)).rolls_back else 0,
         path=str(path),
@@ -115,7 +115,7 @@ async def started(load):
 
 
 async def observe(path, cache_dir, reference, process):
-    """Everything the table says about a model that generates."""
+    """Check all columns for a model that generates."""
     seen = Seen()
     load = settings(path, cache_dir)
     runner, _ = await started(load)
@@ -132,7 +132,7 @@ async def observe(path, cache_dir, reference, process):
         seen.check("turn", f"{cached} of {len(turn)} cached", holds=cached > NEARLY_ALL * len(turn))
         again, cached = await collect(runner, PROMPTS[3])
         seen.same("prefix", again, reference[3])
-        # A request that repeats takes whole steps; other architectures take all that is cached.
+        # A repeatable request reuses whole steps; other architectures reuse everything that is cached.
         taken = cached == len(SYSTEM) // STEADY_ROWS * STEADY_ROWS or cached >= len(SYSTEM) - 1
         seen.check("prefix", f"{cached} of {len(SYSTEM)} cached", holds=taken)
         await cancel(runner)
@@ -141,7 +141,7 @@ async def observe(path, cache_dir, reference, process):
         stats = await runner.stats()
         seen.check("cancel", f"{stats.active} still run", holds=stats.active == 0)
         await asyncio.gather(*(collect(runner, prompt, max_tokens=1) for prompt in FULL))
-        # The first constrained answer brings a library and a table of tokens, which the prediction counts.
+        # The first constrained answer loads a library and a token table, which the prediction includes.
         await collect(runner, PROMPTS[0], max_tokens=1, constraint=Constraint(kind="regex", source=".*"))
         fit(seen, load, log, process, (await runner.stats()).cache_ram_bytes, process_memory(runner.pid))
     finally:
@@ -157,7 +157,7 @@ async def observe(path, cache_dir, reference, process):
 
 
 async def cancel(runner):
-    """Leave one request while it answers and one while its prompt is read."""
+    """Cancel one request during generation and one during prefill."""
     for wait_for, prompt in ((Delta, PROMPTS[1]), (object, PROMPTS[1][::-1] * 2)):
         request = GenerationRequest(prompt=prompt, max_tokens=300, ignore_eos=True)
         generation = runner.generate(request)
@@ -168,7 +168,7 @@ async def cancel(runner):
 
 
 def fit(seen, load, log, process, kept_bytes, held):
-    """The prediction from the header alone beside llama.cpp's own figures, and the whole beside the process."""
+    """Compare the memory prediction with llama.cpp's own figures, and the total with the process."""
     shape = read_shape(load.path)
     plain = msgspec.structs.replace(load, cache_ram_bytes=0)
     formula = estimate(shape, plain, frozenset())
@@ -205,7 +205,7 @@ COLUMNS = {
     "cancel": "cancel",
     "restored": "restart",
 }
-# Runners at work at the same time: each waits for its child most of the time.
+# Concurrent runners: each mostly waits for its child process.
 AT_ONCE = 3
 INTRODUCTION = """# Architectures
 
@@ -234,7 +234,7 @@ two logits are close a batch may choose the other token; docs/log.md has the fig
 
 
 def page(rows):
-    """The document."""
+    """The generated document."""
     lines = [f"| {' | '.join(HEADS)} |\n", "|---" * len(HEADS) + "|\n"]
     for name, architecture in ARCHITECTURES.items():
         seen = rows[name]
@@ -244,7 +244,7 @@ def page(rows):
 
 
 async def observe_encoder(path, cache_dir, process):
-    """Vectors instead of text: a batch of four beside each alone."""
+    """Check an encoder: embeddings of a batch of four against each alone."""
     seen = Seen(kind="none kept", marks=dict.fromkeys(("prefix", "turn", "cancel", "restored"), "—"))
     load = settings(path, cache_dir, embeddings=True)
     runner, facts = await started(load)
@@ -264,7 +264,7 @@ async def observe_encoder(path, cache_dir, process):
 
 
 def refused(path, cache_dir):
-    """A model that is not served: its load fails and says why."""
+    """Check that a model that is not served fails to load with a reason."""
     seen = Seen(kind="encoder and decoder", marks=dict.fromkeys(COLUMNS, "—") | {"alone": "refused at load"})
     with pytest.raises(BadModelFile, match="an encoder and a decoder"):
         asyncio.run(started(settings(path, cache_dir)))
@@ -272,7 +272,7 @@ def refused(path, cache_dir):
 
 
 async def observe_all(files, folder, references, process):
-    """All rows, a few at a time."""
+    """Check all rows, a few concurrently."""
     turn = asyncio.Semaphore(AT_ONCE)
 
     async def one(name):

@@ -1,4 +1,4 @@
-"""Answers that are made while nobody is connected, with the official client."""
+"""Background responses with the official client."""
 
 import json
 
@@ -16,7 +16,7 @@ def client(qwen):
 
 
 def test_an_answer_in_the_background_is_polled(qwen, client):
-    qwen.say("Hel", "lo", delay_s=2)  # time enough to be seen at it
+    qwen.say("Hel", "lo", delay_s=2)  # slow enough to be observed
     made = client.responses.create(model="spark", input="Hi", background=True)
     assert (made.status, made.background) == ("queued", True)
     wait_for(lambda: client.responses.retrieve(made.id).status == "in_progress", what="it began")

@@ -1,4 +1,4 @@
-"""BERT folders as GGUF and as ONNX: the vectors are those of a plain numpy forward."""
+"""BERT folders as GGUF and as ONNX give the same vectors as a plain numpy forward pass."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ def rows(engine, path, inputs, query=None):
         runner = await RunnerProcess.start(engine, str(path))
         try:
             settings = LoadSettings(path=str(path), n_ctx=64, embeddings=True, n_threads=1, repack=False)
-            await runner.load(settings)  # weights as the file has them
+            await runner.load(settings)  # weights as stored in the file
             done = await runner.embed(inputs, query=query)
             return np.stack([np.frombuffer(v, "<f4") for v in done.vectors]), done.token_counts
         finally:
@@ -45,7 +45,7 @@ def test_vectors_of_both_forms_are_the_formulas(tmp_path):
     assert counts == same
     assert told.architecture == "bert"
     assert told.notes == ("2 tensors that embeddings do not need were left out",)
-    assert ((llama * wanted).sum(axis=1) > 0.9999).all()  # llama.cpp looks its activation up in 16 bits
+    assert ((llama * wanted).sum(axis=1) > 0.9999).all()  # llama.cpp reads its activation from a 16-bit table
     assert ((onnx * wanted).sum(axis=1) > 0.999999).all()
 
 

@@ -1,4 +1,4 @@
-"""Packs that come along: real archives with a real library, installed where a device can use them, or refused."""
+"""Bundled packs: real archives with a real library, installed if a device can use them, or refused."""
 
 import hashlib
 import os
@@ -45,7 +45,7 @@ def store():
 
 
 def archive(assets: Path, abi, *, forged: bool = False, **changes) -> Path:
-    """A pack of the processor's backend, whose device every machine has."""
+    """A pack of the CPU backend, whose device every computer has."""
     work = assets / "work"
     work.mkdir(parents=True, exist_ok=True)
     library = Path(shutil.copy(library_folder() / "libggml-cpu.so", work))

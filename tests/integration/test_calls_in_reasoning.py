@@ -1,4 +1,4 @@
-"""In every protocol a call that the model only weighs in its reasoning is not made, whoever opened the block."""
+"""A call that the model only considers in its reasoning is not executed, in any protocol."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import httpx2
 import pytest
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "data" / "templates"
-# Its generation prompt ends with an opened block.
+# A template whose generation prompt ends with an open reasoning block.
 OPENS = (TEMPLATES / "Qwen-QwQ-32B.jinja").read_text("utf-8")
 ASK = [{"role": "user", "content": "Weather in Rome?"}]
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -34,7 +34,7 @@ BODIES = {
 
 
 def answer(server, path, text, *, stream, **fields):
-    """(visible text, calls, reason of the end) of an answer whose model says `text`."""
+    """The visible text, calls and finish reason of a response whose model output is `text`."""
     server.say(*(text[i : i + 3] for i in range(0, len(text), 3)))
     body = {"model": "spark", "stream": stream, **BODIES[path], **fields}
     got = httpx2.post(server.url + path, json=body)

@@ -1,4 +1,4 @@
-"""State files that several programs change at the same time: nothing that was acknowledged is lost."""
+"""State files that several programs change concurrently: no acknowledged change is lost."""
 
 import subprocess
 import sys
@@ -111,7 +111,7 @@ def prices(number):
     return TypePrices(machine_key=f"m{number}", devices=(), threads=1, ns_per_weight={}, measured_at=1.0)
 
 
-# Each: a store over a folder, a change of it that `number` names, and what must be there of it afterwards.
+# Each entry: a store for a folder, a change with a number, and the expected result.
 STORES = {
     "aliases": (
         lambda at: ModelSettingsStore(at / "f"),
@@ -194,7 +194,7 @@ STORES = {
 
 @pytest.mark.parametrize("name", STORES)
 def test_two_programs_change_a_state_file_at_once(name, tmp_path, monkeypatch):
-    """Two stores over one file are what two processes have: they share nothing but the file."""
+    """Two stores with the same file behave like two processes: they share nothing but the file."""
     monkeypatch.setenv("PYTHON_KEYRING_BACKEND", "keyring.backends.fail.Keyring")
     made, change, there = STORES[name]
     stores = [made(tmp_path), made(tmp_path)]

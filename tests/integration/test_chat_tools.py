@@ -1,4 +1,4 @@
-"""Tools, reasoning and output formats over /v1/chat/completions, with the official client and scripted answers."""
+"""Tools, reasoning and output formats over /v1/chat/completions: official client, scripted responses."""
 
 import base64
 import json
@@ -47,7 +47,7 @@ def chat(client, messages=ASK, **options):
 
 
 def streamed(client, **options):
-    """(message fields as a client assembles them, finish reason, chunks)."""
+    """A tuple of (message fields assembled by a client, finish reason, chunks)."""
     text, reasoning, calls, finish = "", "", {}, None
     chunks = list(chat(client, stream=True, **options))
     for chunk in chunks:

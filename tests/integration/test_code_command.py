@@ -1,4 +1,4 @@
-"""`tessera code`, `launch` and `certify` against a whole server whose model says what the test says."""
+"""`tessera code`, `launch` and `certify` against a complete server with scripted model output."""
 
 import json
 import os
@@ -197,7 +197,7 @@ def tool_server(tmp_path, tessera_home):
 
 
 def called(*calls):
-    """What a model of this dialect says to make calls, in pieces as tokens come."""
+    """Model output with these calls, in chunks like tokens."""
     text = "\n".join(
         f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
         for name, arguments in calls
@@ -217,14 +217,14 @@ def test_an_agent_works_through_the_server_with_consent(tool_server, project, te
     assert '+    return "HELLO " + name' in done.output
     assert "It greets louder now." in done.output
     assert "[ ] look" in done.output
-    # The second question, about the command, was answered with no.
+    # The second consent request, about the command, was declined.
     assert "declined this command" in tool_server.prompts()[-1]
     (transcript,) = (tessera_home / "state" / "code").rglob("transcripts/*.jsonl")
     kinds = [json.loads(line)["type"] for line in transcript.read_text().splitlines()]
     assert kinds[0] == "asked"
     assert kinds[-1] == "ended"
     assert kinds.count("called") == 4
-    # The same session again on the file as it was: the same calls, asked again, without the model.
+    # Replay the session on the original file: the same calls, with consent again, without the model.
     asked = len(tool_server.prompts())
     (project / "greet.py").write_text('def greet(name):\n    return "hello " + name\n')
     done = run("code", project, "--replay", transcript, input="y\nn\n")
@@ -234,7 +234,7 @@ def test_an_agent_works_through_the_server_with_consent(tool_server, project, te
 
 
 def test_the_certificate_counts_right_calls(tool_server):
-    tool_server.say("Hello.")  # asked first: whether the template has a place for tools
+    tool_server.say("Hello.")  # asked first, to detect whether the template supports tools
     for number in range(34):
         if number == 0:
             tool_server.say(*called(("get_weather", {"city": "Oslo"})))

@@ -1,4 +1,4 @@
-"""The context of a loaded model grows between two steps: nothing is computed again, and answers continue."""
+"""The context of a loaded model grows between steps: nothing is recomputed, and responses continue."""
 
 import asyncio
 import dataclasses
@@ -15,7 +15,7 @@ from tests.support.runner_calls import EXACT, LIKELIEST, answered
 from tests.support.servers import wait_for
 
 TRAINED = 8192
-# Lengths in tokens, ids below that are bytes of the vocabulary.
+# Lengths in tokens; ids below these are bytes of the vocabulary.
 FIRST, LONG = 150, 700
 with_runner = functools.partial(
     runner_calls.with_runner,
@@ -30,7 +30,7 @@ with_runner = functools.partial(
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Writes models of an architecture that was trained for long texts."""
+    """A function that writes a model of an architecture, trained for long texts."""
     folder = tmp_path_factory.mktemp("long")
 
     @functools.cache
@@ -52,7 +52,7 @@ def asked(prompt, **options):
 
 
 def grown_by(runner, sizes):
-    """Let the runner grow as it asks, one size after the other; returns what was asked and what that took."""
+    """Let the runner grow step by step; return its requests and the results."""
     asks, done = [], []
 
     def on_wanted(wanted):
@@ -66,7 +66,7 @@ def grown_by(runner, sizes):
 
 
 async def conversation(runner):
-    """Two turns; the second one is longer than the context. Beside it runs another stream."""
+    """Two turns, the second longer than the context; another stream runs concurrently."""
     first = await answered(runner, asked(text(FIRST)))
     other = asyncio.create_task(answered(runner, asked(text(40, seed=5), max_tokens=120)))
     second = await answered(runner, asked([*text(FIRST), *first.ids, *text(LONG, seed=9)]))
@@ -75,7 +75,7 @@ async def conversation(runner):
 
 @pytest.mark.parametrize("name", ["Llama, Mistral", "Gemma 3", "Qwen 3.5"])
 def test_a_conversation_grows_out_of_its_context(model, name):
-    """Attention, sliding windows, recurrent and hybrid states: all move, and nothing is computed again."""
+    """Attention, sliding windows, recurrent and hybrid states all move, and nothing is recomputed."""
     path = model(name)
 
     async def growing(runner):
@@ -112,7 +112,7 @@ async def answered_with(runner, length, max_tokens):
 
 
 def test_what_does_not_grow_ends_or_is_refused(model):
-    """A server that has no memory for it keeps the context; nobody waits for ever, and others go on."""
+    """A server without enough memory keeps the context; no request hangs, and others continue."""
 
     async def work(runner):
         facts: list[ContextWanted] = []
@@ -161,7 +161,7 @@ def test_a_smaller_context_keeps_prefixes_in_memory(model):
 
 
 def test_a_runner_that_is_killed_while_it_grows_loses_nothing_that_was_stored(model, tmp_path):
-    """Who waits is told; another runner has the conversation's prefix from disk, and grows."""
+    """Waiting requests fail with an error; another runner restores the prefix from disk and grows."""
     first = []
 
     async def killed(runner):
@@ -191,7 +191,7 @@ def test_a_runner_that_is_killed_while_it_grows_loses_nothing_that_was_stored(mo
 
 
 def test_a_request_that_gives_way_goes_on_where_it_was(model):
-    """Two answers outgrow the cells that were enough for both at first: one waits, nothing is computed twice."""
+    """Two answers outgrow the cells that both shared: one waits, and nothing is computed twice."""
 
     async def both(runner):
         requests = [asked(text(60, seed=n), max_tokens=600) for n in range(2)]

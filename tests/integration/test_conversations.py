@@ -56,7 +56,7 @@ def test_items_may_hold_numbers_of_any_size(qwen, client):
     made = client.conversations.create(items=[said])
     assert texts(client, made.id) == ["x"]
     qwen.say("Yes.")
-    client.responses.create(model="spark", input=[said])  # stored too
+    client.responses.create(model="spark", input=[said])  # also stored
 
 
 def test_items_are_listed_in_the_form_of_openais_document(qwen):
@@ -98,7 +98,7 @@ def test_a_conversation_is_bounded_in_all_that_it_holds(qwen, client, small):
     client.conversations.items.delete(item.id, conversation_id=made.id)
     client.conversations.items.create(made.id, items=[BIG])
     assert qwen.asked() == []
-    other = client.conversations.create(items=[BIG])  # the oldest one makes room
+    other = client.conversations.create(items=[BIG])  # the oldest one is evicted
     assert len(client.conversations.items.list(other.id).data) == 1
     with pytest.raises(openai.NotFoundError):
         client.conversations.retrieve(made.id)

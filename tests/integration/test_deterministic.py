@@ -1,4 +1,4 @@
-"""Requests with `deterministic`: the same bits whatever ran before or beside them, however the model was loaded."""
+"""Requests with `deterministic` give the same bits regardless of other requests and of load settings."""
 
 import asyncio
 import random
@@ -9,7 +9,7 @@ from engine.core.types import Constraint, GenerationRequest, SamplingParams
 from tests.support.runner_calls import CHAT, answered, with_runner
 
 WORDS = ["cat", "dog", "house", "river", "king", "snow", "tree", "bread", "moon", "sea"]
-# Below and above one piece of a prompt, and two that begin alike for more than a piece.
+# Shorter and longer than one prompt chunk, and two with a common prefix longer than a chunk.
 LENGTHS = (5, 70, 150)
 
 
@@ -44,7 +44,7 @@ def plain(request):
 
 
 async def in_all_ways(runner):
-    """Each request alone, beside others, and after them."""
+    """Each request alone, concurrently with others, and after them."""
     first = [await ask(runner, request) for request in ASKED]
     beside = await asyncio.gather(*(ask(runner, r) for request in ASKED for r in (request, plain(request))))
     after = [await ask(runner, request) for request in reversed(ASKED)][::-1]
@@ -60,7 +60,7 @@ def test_a_deterministic_request_gives_the_same_bits_beside_others_after_them_an
 
 
 def test_the_bits_do_not_depend_on_the_number_of_threads(bundled_model):
-    short = msgspec.structs.replace(ASKED[2], max_tokens=3)  # threads that meet on a busy machine are slow
+    short = msgspec.structs.replace(ASKED[2], max_tokens=3)  # thread synchronization on a busy machine is slow
 
     async def once(runner):
         return await ask(runner, short)
@@ -69,7 +69,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(bundled_model):
 
 
 def test_without_the_wish_the_bits_depend_on_how_the_model_was_loaded(bundled_model):
-    """What the test above sees is there to be seen."""
+    """Proves that the previous test can detect a difference."""
 
     async def alone(runner):
         return [await ask(runner, plain(request)) for request in ASKED]

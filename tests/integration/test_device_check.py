@@ -1,4 +1,4 @@
-"""A device beside the CPU: references from a real child, compared in a real runner, kept for what they fit."""
+"""Checks of devices other than the CPU: references from a real child process, compared in a real runner, cached."""
 
 import asyncio
 from pathlib import Path
@@ -52,7 +52,7 @@ def offloaded(path, **changes):
 
 
 def loaded_with(path, reference):
-    """The facts of a load on the CPU that is compared with `reference`."""
+    """The facts of a load on the CPU, compared with `reference`."""
 
     async def main():
         runner = await RunnerProcess.start("llama", str(path))
@@ -66,7 +66,7 @@ def loaded_with(path, reference):
 
 @pytest.fixture(scope="module")
 def reference(bundled_model, tmp_path_factory):
-    """Computed by a real child, as the first load on a device does."""
+    """A reference computed by a real child process, as in the first load on a device."""
     checks = DeviceChecks(None, tmp_path_factory.mktemp("references"))
     settings = offloaded(bundled_model)
     return checks.to_compare(settings, read_shape(settings.path), MACHINE).reference_path
@@ -123,7 +123,7 @@ def test_another_models_reference_is_not_compared(reference, tmp_path):
 
 
 def rows_like(found, change):
-    """Rows (n_vocab,) that give the reference's log probabilities, changed."""
+    """Rows (n_vocab,) with the reference's log probabilities, changed."""
     ids = np.frombuffer(found.token_ids, "<i4").reshape(found.rows, found.width)
     logp = np.frombuffer(found.logprobs, "<f4").reshape(found.rows, found.width).astype(np.float32)
     rows = np.full((found.rows, int(ids.max()) + 1), -30, np.float32)

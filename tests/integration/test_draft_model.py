@@ -1,4 +1,4 @@
-"""A second model guesses: the same text at temperature 0, the same distribution above it."""
+"""Speculative decoding with a draft model: the same text at temperature 0, the same distribution above."""
 
 import asyncio
 from collections import Counter
@@ -12,12 +12,12 @@ from tests.support.models.variants import write_weaker
 from tests.support.runner_calls import CHAT, collect, with_runner
 
 PROMPTS = [CHAT.format(t) for t in ("Tell me a story.", "What is a token?", "List the files. " * 40)]
-UNSURE = "red blue green " * 12  # what follows has several likely tokens everywhere
+UNSURE = "red blue green " * 12  # a prompt whose continuation always has several likely tokens
 
 
 @pytest.fixture(scope="module")
 def weaker(tmp_path_factory, bundled_model):
-    """The bundled model with enough noise to be wrong now and then."""
+    """The bundled model with enough noise to be wrong sometimes."""
     path = tmp_path_factory.mktemp("draft") / "weaker.gguf"
     write_weaker(bundled_model, path, 0.3)
     return str(path)
@@ -39,7 +39,7 @@ def test_greedy_text_is_the_same_and_many_guesses_are_right(bundled_model, weake
     proposed = sum(timings.draft_tokens for _, timings in drafted)
     accepted = sum(timings.draft_accepted for _, timings in drafted)
     assert proposed > 40
-    assert 0.2 * proposed < accepted < proposed  # it helps, and it is wrong often enough for a test
+    assert 0.2 * proposed < accepted < proposed  # drafts help, but are wrong often enough for a test
 
 
 def test_a_copy_of_the_model_is_always_right(bundled_model):
@@ -53,7 +53,7 @@ def test_a_copy_of_the_model_is_always_right(bundled_model):
 
 @pytest.mark.slow
 def test_sampling_keeps_its_distribution(bundled_model, weaker):
-    """Counts of the first six tokens over 120 seeds with guesses against 120 other seeds without."""
+    """Compares counts of the first six tokens: 120 seeds with drafts against 120 other seeds without."""
     sampling = {"temperature": 1.0, "top_k": 6}
 
     async def work(runner):
@@ -81,20 +81,20 @@ def test_sampling_keeps_its_distribution(bundled_model, weaker):
     drafted, plain, used = with_runner(bundled_model, work, draft_path=weaker)
     assert used[True] > 400
     assert used[False] == 0
-    assert sum(len([t for t, n in place.items() if n >= 12]) > 1 for place in plain) >= 4  # a choice was there
+    assert sum(len([t for t, n in place.items() if n >= 12]) > 1 for place in plain) >= 4  # several were likely
     for ours, theirs in zip(drafted, plain, strict=True):
         assert chi_square(ours, theirs) < 1.0
 
 
 def chi_square(ours, theirs):
-    """Statistic of two samples of equal size over its 99.9 % point; rare tokens count as one."""
+    """Chi-square statistic of two samples of equal size over its 99.9 % point; rare tokens are pooled."""
     common = [t for t in ours | theirs if ours[t] + theirs[t] >= 16]
     pairs = [(ours[t], theirs[t]) for t in common]
     pairs.append((sum(ours.values()) - sum(a for a, _ in pairs), sum(theirs.values()) - sum(b for _, b in pairs)))
     cells = [(a, b) for a, b in pairs if a + b]
     freedom = max(len(cells) - 1, 1)
     statistic = sum((a - b) ** 2 / (a + b) for a, b in cells)
-    # Wilson and Hilferty's approximation of the chi-square quantile; 3.09 is the normal one.
+    # Wilson-Hilferty approximation of the chi-square quantile; 3.09 is the normal quantile.
     return statistic / (freedom * (1 - 2 / (9 * freedom) + 3.09 * (2 / (9 * freedom)) ** 0.5) ** 3)
 
 

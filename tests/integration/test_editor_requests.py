@@ -1,8 +1,8 @@
-"""Requests in the forms that Continue and Cline build them, as their sources say (Continue d0a3c0b, Cline 21cb8d2).
+"""Requests in the formats of Continue and Cline, from their sources (Continue d0a3c0b, Cline 21cb8d2).
 
-Both send more than the makers' own clients do: headers of several providers at once, histories with blank texts and
-empty reasoning, an `undefined` key, tools by the dozen, options of a model file. No answer may differ for that.
-The programs themselves run in tests/optin/test_real_clients.py.
+Both send more than the official clients: headers of several providers, histories with blank texts and empty
+reasoning, an `undefined` key, dozens of tools, options of a model file. None of this may change the response. The
+programs themselves run in tests/optin/test_real_clients.py.
 """
 
 import json
@@ -14,7 +14,7 @@ from tests.support.fakes.scripted import ScriptedServer
 
 FIM_MARKS = {"pre": "<|fim_prefix|>", "suf": "<|fim_suffix|>", "mid": "<|fim_middle|>"}
 CALL = '<tool_call>\n{"name": "read_file", "arguments": {"filepath": "a.py"}}\n</tool_call>'
-# Continue names the key three times, for three kinds of server.
+# Continue sends the key in three headers, for three kinds of server.
 CONTINUE = {"authorization": "Bearer unused", "api-key": "unused", "x-api-key": "unused"}
 NO_KEY = {"authorization": "Bearer undefined"}
 CLINE = {"authorization": "Bearer unused", "user-agent": "ai-sdk/openai-compatible/3.0.37 runtime/bun/1.3.13"}
@@ -30,7 +30,7 @@ READ = {
         },
     },
 }
-# As a library turns types of TypeScript into a schema: unions with null, bounds of safe integers, closed objects.
+# A schema generated from TypeScript types: unions with null, safe-integer limits, closed objects.
 READ_MANY = {
     "type": "function",
     "function": {
@@ -58,14 +58,14 @@ READ_MANY = {
 
 @pytest.fixture(scope="module")
 def coder(tmp_path_factory):
-    """A model that was trained to fill gaps."""
+    """A model with fill-in-the-middle support."""
     server = ScriptedServer(tmp_path_factory.mktemp("coder"), fim=FIM_MARKS)
     yield server
     server.stop()
 
 
 def post(server, path, body, headers, ignored=""):
-    """The answer to a request; `ignored` is what the server says it did not use."""
+    """The response to a request; `ignored` is the expected list of ignored fields."""
     answer = httpx2.post(f"{server.url}{path}", json=body, headers=headers, timeout=60)
     assert answer.status_code == 200, answer.text
     assert answer.headers.get("x-tessera-ignored", "") == ignored
@@ -83,7 +83,7 @@ def lines(answer):
 
 
 def history(reasoning, blank, **result):
-    """A conversation behind its first call of a tool."""
+    """A conversation after its first tool call."""
     call = {
         "id": "call_1",
         "type": "function",
@@ -117,7 +117,7 @@ def test_a_turn_behind_a_call(qwen, headers, messages, options):
     deltas = [event["choices"][0]["delta"] for event in got if event["choices"]]
     assert "".join(delta.get("content") or "" for delta in deltas) == "It sets A."
     assert "".join(delta.get("reasoning_content") or "" for delta in deltas).strip() == "Hm."
-    # Cline reads usage from the last event, which has no choice; Continue keeps it for its end.
+    # Cline reads usage from the last event, which has no choice; Continue stores it for the end.
     assert got[-1]["choices"] == []
     assert got[-1]["usage"]["prompt_tokens"] > 0
     assert not any(event.get("usage") for event in got[:-1])
@@ -145,7 +145,7 @@ def test_a_call_comes_in_pieces_that_join(qwen, tool):
 
 
 def test_continue_at_ollamas_routes(qwen):
-    """It asks for the model by `name`, reads `template` and `parameters`, and sends its options with every turn."""
+    """Continue sends the model as `name`, reads `template` and `parameters`, and always sends its options."""
     about = post(qwen, "/api/show", {"name": "spark"}, {}).json()
     assert isinstance(about.get("template"), str)
     assert isinstance(about.get("parameters", ""), str)
@@ -182,7 +182,7 @@ def test_continue_at_ollamas_routes(qwen):
 
 
 def test_cline_at_ollamas_routes(qwen):
-    """Results name their tool; ids of calls are its own; `tool_choice` is no field of this protocol and is told."""
+    """Tool results name their tool; call ids are the client's own; the unsupported `tool_choice` is reported."""
     call = {"id": "x1", "type": "function", "function": {"name": "read_file", "arguments": {"filepath": "a.py"}}}
     body = {
         "model": "spark",
@@ -208,7 +208,7 @@ def test_cline_at_ollamas_routes(qwen):
 
 
 def test_continue_at_llama_servers_route(qwen):
-    """Its provider `llama.cpp` has no key, and says so with the word `undefined`."""
+    """Continue's provider `llama.cpp` without a key sends the word `undefined`."""
     qwen.say("Hello", " there")
     body = {
         "model": "spark", "prompt": "Hi", "stream": True, "n_predict": 20, "frequency_penalty": 0.1,
@@ -231,7 +231,7 @@ def test_models_are_found_where_each_looks(qwen):
 
 
 def test_continue_fills_a_gap(coder):
-    """While its person types: with the suffix, by Mistral's route and by Ollama's."""
+    """Autocompletion with a suffix, through Mistral's route and through Ollama's."""
     coder.say("return a", " + b")
     fim = {
         "model": "spark", "prompt": "def add(a, b):\n    ", "suffix": "\n", "max_tokens": 64, "temperature": 0.01,

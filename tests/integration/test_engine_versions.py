@@ -1,6 +1,6 @@
-"""Other versions of llama-cpp-python with real libraries: installed, used by real runners, taken back, refused.
+"""Other versions of llama-cpp-python with real libraries: installed, used by real runners, rolled back, refused.
 
-The wheels are made from the installed package, under other version numbers. tests/optin/engine_version.py does the
+The wheels are built from the installed package with other version numbers. tests/optin/engine_version.py does the
 same with another release.
 """
 
@@ -55,7 +55,7 @@ def make_wheel(folder: Path, version: str, edit=None, record=None) -> Path:
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
-    """A wheel of the same code under a later number."""
+    """A wheel of the same code with a later version number."""
     return make_wheel(tmp_path_factory.mktemp("wheel"), "0.3.99")
 
 
@@ -70,7 +70,7 @@ def mapped(pid: int) -> list[str]:
 
 
 def libraries_of_a_runner(path: Path) -> list[str]:
-    """Which libllama a real runner of this model has mapped, while it answers."""
+    """The libllama that a real runner of this model has mapped while it generates."""
 
     async def look(runner):
         request = GenerationRequest(prompt="Once", max_tokens=4, sampling=SamplingParams(temperature=0))
@@ -254,7 +254,7 @@ def test_a_version_in_the_environment_that_is_not_installed_is_told(bundled_mode
 
 
 def test_what_the_engine_sets_is_what_is_looked_for():
-    """The lists of struct_layout.py and the assignments in the sources."""
+    """Compares the field lists of struct_layout.py with the assignments in the sources."""
     native = ROOT / "engine" / "runner" / "llama" / "native"
     text = "".join((native / name).read_text(encoding="utf-8") for name in ("model.py", "engine_args.py"))
     found = set(re.findall(r"^ +(?:context_)?params\.([a-z_]+) = ", text, re.MULTILINE))

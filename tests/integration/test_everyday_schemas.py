@@ -1,4 +1,4 @@
-"""Tools and output formats as SDKs write them: taken everywhere, with a note about what is not enforced."""
+"""Tools and output formats as SDKs write them: always accepted, with a note about what is not enforced."""
 
 import json
 
@@ -48,7 +48,7 @@ FORMATTED = {
 
 
 def notes_of(server, path, body, *, stream=False):
-    """The notes of an answer, wherever its protocol has them."""
+    """The notes of a response, in the place that its protocol uses."""
     got = httpx2.post(server.url + path, json={"model": "spark", "stream": stream, **body})
     assert got.status_code == 200, got.text
     lines = [line.removeprefix("data: ") for line in got.text.splitlines() if line.startswith(("data: {", "{"))]

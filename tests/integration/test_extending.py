@@ -1,4 +1,4 @@
-"""The changes that docs/dev/extending.md shows do what it says, in a copy of the source; each touches few files."""
+"""The changes shown in docs/dev/extending.md work in a copy of the source, and each touches few files."""
 
 import os
 import re
@@ -45,10 +45,10 @@ def run(folder, *command):
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
-    """The source with all the changes."""
+    """A copy of the source with all changes."""
     folder = tmp_path_factory.mktemp("copy")
     shutil.copy(ROOT / "pyproject.toml", folder)
-    # What is compiled goes along, as its sources keep their times; other tests may be compiling at this moment.
+    # Compiled files are copied because the sources keep their times; other tests may be compiling now.
     left_out = shutil.ignore_patterns("*.pyc.*", "screenshots", "data")
     for part in ("app", "devices", "docs", "engine", "quantize", "tests", "assets/languages"):
         shutil.copytree(ROOT / part, folder / part, ignore=left_out)
@@ -68,7 +68,7 @@ def test_each_change_touches_three_files_at_most():
         assert 1 <= diff.count("\ndiff --git ") + 1 <= MOST_FILES
 
 
-# What the tests of a whole tree ask of every text, control and field, asked of those that were added.
+# Checks that the test suite applies to all texts, controls and fields, applied to the added ones.
 GUARDS = """
 def test_every_text_has_its_german_one():
     from app.gui.application import texts_of

@@ -1,4 +1,4 @@
-"""The tool file_search of /v1/responses, by OpenAI's client: what is found, given to the model, and cited."""
+"""The tool file_search of /v1/responses with OpenAI's client: search results, the model's input, citations."""
 
 import json
 
@@ -19,7 +19,7 @@ def client(qwen):
 
 @pytest.fixture
 def store(client):
-    """Two files about the sea, one of them with a year."""
+    """A store with two files about the sea, one of them with a year."""
     tides = client.files.create(
         file=("tides.md", b"# Tides\n\nHigh water comes every twelve hours."), purpose="assistants"
     )

@@ -1,4 +1,4 @@
-"""`tessera serve --model`: the model is loaded without being asked for; and where the time of a start went."""
+"""`tessera serve --model` loads the model without a request, and reports the startup times."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Every generation is counted once, whoever ends it: the model, a limit, the parser of an answer, or a client."""
+"""Every generation is counted once, whether the model, a limit, the parser or a client ends it."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def counted(server):
-    """(answers, tokens written) of the model since the test began."""
+    """The model's answers and generated tokens since the test began."""
 
     def now():
         use = {u.model: u for u in server.state.metrics.use()}.get("spark")
@@ -85,7 +85,7 @@ def test_what_a_time_limit_cut_off_is_counted(server, counted):
 
 
 def test_an_answer_that_ends_with_its_first_call_is_counted_as_one(server, counted):
-    pieces = [CALL, "\n", *CALL]  # what follows the first call takes some seconds
+    pieces = [CALL, "\n", *CALL]  # the text after the first call takes some seconds
     server.say(*pieces, delay_s=0.05)
     asked = {"messages": [{"role": "user", "content": "Add"}], "tools": [ADD], "parallel_tool_calls": False}
     told = post(server, "/v1/chat/completions", **asked)

@@ -1,4 +1,4 @@
-"""States and windows that cannot be cut: what later turns take from the cache, and that the text stays right."""
+"""Recurrent states and sliding windows cannot be truncated: checks cache reuse of later turns, and their text."""
 
 import asyncio
 import contextlib
@@ -16,11 +16,11 @@ from tests.support.runner_calls import answered
 
 FIRST = list(range(20, 220))
 MIB = 1 << 20
-FEW = 3  # prompts that are left, and more where nothing of them was read yet
+FEW = 3  # number of cancelled prompts; more if none of them was read yet
 
 
 async def collect(runner, prompt, **options):
-    """Tokens of the answer, cached tokens and the finish reason."""
+    """Tokens of the answer, number of cached tokens, and the finish reason."""
     request = GenerationRequest(
         prompt=prompt, sampling=SamplingParams(temperature=0), **{"max_tokens": 12, "ignore_eos": True, **options}
     )
@@ -81,11 +81,11 @@ def test_without_memory_for_checkpoints_the_prompt_is_computed_again(tmp_path):
 
 @pytest.mark.parametrize("name", ["Llama, Mistral", "LFM2", "Qwen 3.5"])
 def test_a_prompt_that_was_left_while_it_was_read_is_read_right_the_next_time(name, tmp_path):
-    """An abort stops a decode between two layers; what some of them already know of the text must not be used."""
+    """An abort stops a decode between two layers; state that some layers have already updated must not be used."""
     path = write_architecture(tmp_path / "model.gguf", ARCHITECTURES[name])
     rng = random.Random(5)
     prompts = [[rng.randrange(500) for _ in range(950)] for _ in range(8)]
-    stays = name == "Llama, Mistral"  # what was computed can be used again
+    stays = name == "Llama, Mistral"  # its computed tokens can be reused
 
     async def leave(runner, prompt, after_s):
         reading = asyncio.create_task(collect(runner, prompt, max_tokens=1))
@@ -131,7 +131,7 @@ def test_a_full_context_ends_the_answer_unless_a_shift_was_asked_for(name, tmp_p
     assert (len(shifted[0]), shifted[2]) == (500, "length")
     before = shifted[0][: 256 - len(FIRST) - 17]
     assert before == ended[0][: len(before)]
-    # What follows the first shift is what the shortened text continues with.
+    # After the first shift the text continues from the shortened context.
     full = [*FIRST, *shifted[0][: 256 - len(FIRST) - 17]]
     left = [*full[:64], *full[64 + (len(full) - 64) // 2 :]]
     fresh = run(path, lambda r: collect(r, left, max_tokens=20), n_ctx=256, cache_ram_bytes=0)

@@ -1,4 +1,4 @@
-"""Programs of a model in the sandbox: right, wrong, endless, greedy for memory, curious about files and network."""
+"""Model-written programs in the sandbox: right, wrong, endless, memory-hungry, or accessing files and network."""
 
 import gzip
 import json
@@ -55,7 +55,7 @@ def test_programs_are_found_in_answers():
     assert run(ADD, program_of(ADD, "```python\ndef add(a, b):\n    return a + b"), sandbox=False) is None
     assert run(ADD, program_of(ADD, "    return a + b\n"), sandbox=False) is None
     typed = "```python\ndef add(a: List, b) -> int:\n    return a + b\n```"
-    assert run(ADD, program_of(ADD, typed), sandbox=False) is None  # the prompt's own imports are there
+    assert run(ADD, program_of(ADD, typed), sandbox=False) is None  # the prompt's own imports are included
 
 
 def test_the_choice_of_problems_is_fixed_and_spread(tmp_path):

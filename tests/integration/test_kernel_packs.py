@@ -37,7 +37,7 @@ def abi():
 
 
 def rpc_pack(folder: Path, abi, **changes) -> Path:
-    """A pack of the RPC backend: a real plugin that every installation has a copy of."""
+    """A pack of the RPC backend: a real plugin that is part of every installation."""
     folder.mkdir(parents=True)
     shutil.copy(library_folder() / "libggml-rpc.so", folder)
     data = (folder / "libggml-rpc.so").read_bytes()
@@ -151,7 +151,7 @@ def test_signatures():
 
 @pytest.fixture
 def served(tmp_path):
-    """A folder behind a real HTTP server, and its address."""
+    """A folder that a real HTTP server serves, and its URL."""
     folder = tmp_path / "served"
     folder.mkdir()
     handler = functools.partial(_Quiet, directory=str(folder))
@@ -166,7 +166,7 @@ def served(tmp_path):
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_arguments):
-        """Say nothing."""
+        """Suppress the log."""
 
 
 def test_packs_from_an_address(tmp_path, served, abi):

@@ -1,4 +1,4 @@
-"""`tessera launch` gives a client the context it needs, or refuses with a plan, before the client starts."""
+"""`tessera launch` ensures the context that a client needs, or refuses with a plan, before the client starts."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def test_another_model_that_has_enough_is_named(client):
 
 
 def test_the_client_starts_only_with_enough(running, tmp_path, monkeypatch):
-    """The command itself, with a program in the place of pi that says that it was started."""
+    """The command itself, with a fake `pi` program that records its start."""
     told = tmp_path / "told.json"
     program = tmp_path / "bin" / "pi"
     program.parent.mkdir()

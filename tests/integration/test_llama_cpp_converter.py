@@ -1,4 +1,4 @@
-"""llama.cpp's converter from our side: when it runs, what it reaches, and what counts of its work."""
+"""Integration of llama.cpp's converter: when it runs, what it can access, and which results are accepted."""
 
 import contextlib
 import tarfile
@@ -105,7 +105,7 @@ def test_a_program_of_the_publishers_fails_when_it_is_asked_for(catalogue, tmp_p
 
 
 def converters(before):
-    """New children that convert; one that is about to end may be gone when it is asked."""
+    """New child processes that convert; one that is ending may disappear during the query."""
     found = []
     for child in set(psutil.Process().children(recursive=True)) - before:
         with contextlib.suppress(psutil.Error):
@@ -150,7 +150,7 @@ def test_its_size_is_told_and_it_can_be_removed(catalogue):
 
 
 def test_without_an_index_it_says_so_and_what_is_there_does_not_count(catalogue, monkeypatch, tmp_path):
-    """A real environment is begun; its packages come from nowhere."""
+    """A real environment is created, but no package index is available."""
     for name in ("PIP_CONFIG_FILE", "PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")

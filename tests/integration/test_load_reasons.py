@@ -1,4 +1,4 @@
-"""What cannot be loaded beside a model is named with llama.cpp's reason: drafts, adapters, projectors."""
+"""Parts that cannot be loaded are reported with llama.cpp's reason: draft models, adapters, projectors."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from engine.runner.protocol import LoadSettings
 from engine.server.errors import lookup, retry_header
 from tests.support.models.broken_models import BROKEN, write_broken
 
-# The smallest picture: one red pixel.
+# The smallest image: one red pixel.
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d49484452000000010000000108020000009077"
     "53de0000000c49444154789c63f8cfc000000301010018dd8db00000000049454e44ae426082"
@@ -75,7 +75,7 @@ def test_only_ends_that_the_file_brings_about_are_blamed_on_it():
     assert "reading the projector /models/mmproj.gguf ends" in sentence(file_to_blame(-6, part, weights_read=True))
     assert file_to_blame(-11, [], weights_read=False) is not None
     for code, lines, weights_read in (
-        (-11, [], True),  # perhaps a kernel
+        (-11, [], True),  # perhaps a defective kernel
         (-9, [check], False),  # killed
         (3, [check], False),
         (-6, ["ggml-cuda.cu:88: CUDA error"], False),

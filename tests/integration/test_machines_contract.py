@@ -1,4 +1,4 @@
-"""Every field of the routes for other machines has an effect that is told; one that nobody knows is refused."""
+"""Every field of the routes for other computers has a visible effect; unknown fields are refused."""
 
 import httpx2
 import pytest
@@ -22,7 +22,7 @@ PASSING = ("at", "latency_ms", "rtt_ms", "up_bytes_s", "down_bytes_s", "reason")
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A server, an upstream that wants a key, and an SSH host that has no worker."""
+    """A server, an upstream that requires a key, and an SSH host without a worker."""
     server = RunningServer(
         tmp_path_factory.mktemp("home"), env={"PYTHON_KEYRING_BACKEND": "keyring.backends.fail.Keyring"}
     )
@@ -44,7 +44,7 @@ def filled(body, places):
 
 
 def told(http, path, body, places):
-    """What comes of a body on fresh ground, without what passes."""
+    """The result of a body on a fresh state, without volatile fields."""
     for name in ("/tessera/v1/upstreams/desk", "/tessera/v1/remotes/desk"):
         http.delete(name)
     if path != "/tessera/v1/upstreams/desk":

@@ -1,4 +1,4 @@
-"""Measuring with real runners: bad points, a kill in the middle, prices of types, the routes of the server."""
+"""Measurement with real runners: failing settings, a kill, KV cache type costs, the server's routes."""
 
 import asyncio
 import json

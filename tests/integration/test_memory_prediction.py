@@ -1,4 +1,4 @@
-"""Predicted against measured memory of loaded models, in real runners with a filled context."""
+"""Predicted against measured memory of loaded models, in real runners with a full context."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +9,7 @@ from tests.bench.memory_prediction import measure
 from tests.support.models.shapes import SHAPES, write_shape
 
 ROOT = Path(__file__).resolve().parents[2]
-# Large enough that the process itself (45 MiB, predicted by the dry run too) does not carry the result.
+# Large enough that the process itself (45 MiB, also predicted by the dry run) does not dominate the result.
 CASES = [
     ("llama", {"layers": 10, "embd": 768}, 2048, "f16"),
     ("gemma3", {}, 1024, "q8_0"),

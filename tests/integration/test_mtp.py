@@ -1,4 +1,4 @@
-"""A model's own head guesses: known guesses, the same text whatever it guesses."""
+"""Speculative decoding with a model's MTP head: known drafts, and the same text with any drafts."""
 
 import asyncio
 
@@ -8,11 +8,11 @@ from tests.support.models.mtp_model import MTP_MODELS, write_mtp_model
 from tests.support.runner_calls import collect, with_runner
 
 PROMPTS = [[7, 9, 30, 4] * n for n in (3, 9, 200)]
-# Whatever stands beside a request in a step, its numbers differ by rounding of 32 bits only.
+# With these settings, results differ only by 32-bit rounding, whatever other requests share a step.
 EXACT = {"type_k": "f32", "type_v": "f32", "flash_attn": "off", "max_rollback": 4}
 
 
-# A head that is wrong now and then for every architecture; the others are alike, whatever computes them.
+# A head that is sometimes wrong for every architecture; the other kinds do not depend on the architecture.
 HEADS = [*(("random", model) for model in MTP_MODELS), ("right", "qwen35"), ("newest", "deepseek2")]
 
 
@@ -53,7 +53,7 @@ async def one_by_one(runner):
 
 
 def unlike(length):
-    """A prompt that repeats nothing, so that only the head can guess."""
+    """A prompt without repetition, so that only the head can draft."""
     return [(37 * i * i + 11 * i) % 500 for i in range(length)]
 
 
@@ -83,7 +83,7 @@ def test_a_second_turn_is_guessed_as_well(tmp_path):
 
 
 def test_a_head_that_is_unsure_costs_next_to_nothing(tmp_path):
-    """Looking for guesses in vain is charged to the text like guesses that were wrong."""
+    """Unsuccessful drafting is charged to the text like rejected drafts."""
     model = write_mtp_model(tmp_path / "random.gguf", "random")
 
     async def work(runner):
@@ -91,7 +91,7 @@ def test_a_head_that_is_unsure_costs_next_to_nothing(tmp_path):
 
     *unsure, (plain, _) = with_runner(model, work, mtp=True, **EXACT)
     assert [ids for ids, _ in unsure] == [plain] * 3
-    # What may be risked is a step's time, of which a busy machine gives a wrong idea now and then.
+    # The limit is one step's time, which a busy machine sometimes measures wrongly.
     assert min(timings.draft_tokens for _, timings in unsure) < 20
 
 

@@ -1,4 +1,4 @@
-"""Names that work on every route, pages that may call, and answers that leave the connection usable."""
+"""Model names work on every route; page origins are checked; errors leave the connection usable."""
 
 import httpx2
 import pytest
@@ -134,7 +134,7 @@ def test_a_bug_is_an_answer_that_is_logged_and_leaves_the_connection_open(qwen, 
         assert answer.status_code == 500
         assert "connection" not in answer.headers
         assert answer.json()["error"].startswith("An internal error")
-        wait_for(lambda: "route=/api/tags status=500" in caplog.text)  # written after the answer has left
+        wait_for(lambda: "route=/api/tags status=500" in caplog.text)  # logged after the response was sent
         assert http.get("/api/tags").status_code == 200
 
 
@@ -190,7 +190,7 @@ def test_every_protocols_budget_reaches_the_runner(qwen, path, body, budget):
 
 @pytest.fixture(scope="module")
 def coder(tmp_path_factory):
-    """A model that was trained to fill gaps."""
+    """A model with fill-in-the-middle support."""
     server = ScriptedServer(tmp_path_factory.mktemp("coder"), fim=FIM_MARKS)
     yield server
     server.stop()
@@ -201,7 +201,7 @@ def coder(tmp_path_factory):
     ("path", "body"), [("/infill", {"input_prefix": "a"}), ("/v1/fim/completions", {"prompt": "a"})]
 )
 def test_unknown_names_of_editors_requests_are_told_whatever_they_are(coder, path, body, stream):
-    """A header holds ASCII of one line and of some length only; what a client sent holds anything."""
+    """Asserts that unknown field names of any content and length are safe in the response header."""
     names = ("имя", "a\r\nX-Injected: 1", "long" * 25_000)
     coder.say("x")
     asked = {"model": "spark", **body, "stream": stream, **dict.fromkeys(names, 1)}

@@ -1,4 +1,4 @@
-"""Bytes that are not UTF-8, in arguments, on standard input and in names of files, against a real server."""
+"""Bytes that are not UTF-8, in arguments, on standard input and in file names, against a real server."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ WORD = b"caf\xe9"
 
 
 def tessera(home, *arguments, given=b"", **env):
-    """The command in a process of its own, as a shell starts it."""
+    """Run the command in a separate process, like a shell."""
     return subprocess.run(
         [sys.executable, "-m", "app", *arguments],
         cwd=ROOT,
@@ -30,7 +30,7 @@ def tessera(home, *arguments, given=b"", **env):
     )
 
 
-@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # as the locale has it
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # depends on the locale
 def test_a_chat_reads_any_bytes(server, errors):
     env = {"PYTHONIOENCODING": f"utf-8:{errors}"}
     few = ("--max-tokens", "2")

@@ -9,7 +9,7 @@ import pytest
 
 VALUES = (-1, 0, 2**31, 2**63, 2**200, 1e308, math.nan, math.inf, "x", "1", None, 0.5, True, [], {})
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
-# The least each route needs; the scripted model answers four tokens.
+# The minimal body of each route; the scripted model generates four tokens.
 ROUTES = {
     "/v1/chat/completions": {**CHAT, "max_tokens": 2},
     "/v1/completions": {"prompt": "x", "max_tokens": 2},
@@ -32,7 +32,7 @@ def branches(schema):
 
 
 def numbers(schema, path=()):
-    """Paths of the fields that take a number, with the schema of the number; list items as index 0."""
+    """Paths of the fields that take a number, with the number's schema; list items as index 0."""
     for branch in branches(schema):
         if branch.get("type") in ("integer", "number"):
             yield path, branch
@@ -60,7 +60,7 @@ def placed(body, path, value):
 
 
 def within(value, schema):
-    """The number may pass: it is one, and inside the limits that the page tells."""
+    """Return whether the value is a number inside the documented limits."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return False
     if schema["type"] == "integer" and not isinstance(value, int):
@@ -88,7 +88,7 @@ def test_t23_every_number_at_every_value(qwen, route):
             for value in VALUES:
                 allowed = any(within(value, limits) for limits in choices)
                 if allowed and value > 64:
-                    continue  # allowed, and this much would only be waited for
+                    continue  # allowed, but this much would only take time
                 body = placed(base, path, value)
                 if body is None:
                     continue

@@ -1,4 +1,4 @@
-"""State that three earlier versions wrote (tests/optin/old_state.py) opens in this one."""
+"""State of three earlier versions (tests/optin/old_state.py) opens in this one."""
 
 import shutil
 from pathlib import Path

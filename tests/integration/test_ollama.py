@@ -1,4 +1,4 @@
-"""The official client over scripted answers, and what its users rely on."""
+"""The official Ollama client with scripted responses, and behaviour that its users rely on."""
 
 import asyncio
 import threading

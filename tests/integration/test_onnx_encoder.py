@@ -1,4 +1,4 @@
-"""Embeddings and rerank scores by ONNX Runtime beside llama.cpp's, from the same weights."""
+"""Embeddings and rerank scores of ONNX Runtime against llama.cpp's, from the same weights."""
 
 import asyncio
 
@@ -22,7 +22,7 @@ def rows(engine, path, inputs, query=None, *, quick=False):
         runner = await RunnerProcess.start(engine, str(path))
         try:
             settings = LoadSettings(path=str(path), n_ctx=64, embeddings=True, n_threads=1, repack=quick)
-            await runner.load(settings)  # weights as the file has them
+            await runner.load(settings)  # weights as stored in the file
             done = await runner.embed(inputs, query=query, quick=quick)
             return np.stack([np.frombuffer(v, "<f4") for v in done.vectors]), done.token_counts
         finally:
@@ -46,7 +46,7 @@ def test_embeddings_are_llama_cpps(models):
     (ours, counts), (theirs, wanted) = rows("onnx", folder, TEXTS), rows("llama", source, TEXTS)
     assert counts == wanted
     assert np.allclose(np.linalg.norm(ours, axis=1), 1, atol=1e-5)
-    assert ((ours * theirs).sum(axis=1) > 0.9999).all()  # llama.cpp looks its activation up in 16 bits
+    assert ((ours * theirs).sum(axis=1) > 0.9999).all()  # llama.cpp reads its activation from a 16-bit table
 
 
 def test_rerank_scores_are_llama_cpps(models):
@@ -57,7 +57,7 @@ def test_rerank_scores_are_llama_cpps(models):
 
 @pytest.mark.parametrize("rank", [False, True])
 def test_fixed_shapes_give_the_same_numbers(models, tmp_path, rank):
-    """One text of 32 tokens at once, in operators that NPUs' compilers take; a longer one is refused."""
+    """One text of 32 tokens per run, in operators that NPU compilers support; longer texts are refused."""
     source, _ = models[rank]
     convert_gguf(source, tmp_path / "open")
     convert_gguf(source, tmp_path / "fixed", fixed=FixedOptions(context=32))

@@ -1,4 +1,4 @@
-"""Fixed-shape graphs on ONNX Runtime's CPU: as good as their bits, chained over pieces and steps, taken back."""
+"""Fixed-shape graphs on ONNX Runtime's CPU: accuracy of their bits, chaining over chunks and steps, rollback."""
 
 import asyncio
 import os
@@ -73,7 +73,7 @@ def test_every_input_and_output_has_one_fixed_size(folder):
 
 
 def test_the_quantized_graphs_follow_the_model(decoder, ids):
-    """KL divergence against the same model in float32, over the steps behind a chained prompt."""
+    """Limits the KL divergence from the same model in float32, over the steps after a chained prompt."""
     model = read_gguf_model(SPARK)
     shape = decoder_shape(model)
     weights = FixedWeights(model, shape)

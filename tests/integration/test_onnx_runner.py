@@ -1,4 +1,4 @@
-"""The ONNX runner as a real process, with the bundled model converted: the protocol, prefixes, guesses, faults."""
+"""The ONNX runner as a real process with the converted bundled model: protocol, prefixes, drafts, faults."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ def folder(tmp_path_factory, bundled_model):
 
 @pytest.fixture
 def copy(folder, tmp_path):
-    """A folder that a test may harm."""
+    """A copy of the folder that a test may damage."""
     target = tmp_path / "copy"
     target.mkdir()
     for file in folder.iterdir():
@@ -217,7 +217,7 @@ def test_missing_external_data(copy):
 def test_a_wrong_type_inside_the_graph(copy):
     model = onnx.load(copy / "model.onnx", load_external_data=False)
     norm = next(t for t in model.graph.initializer if t.name == "blk.0.attn_norm.weight")
-    norm.data_type = onnx.TensorProto.INT32  # as many bytes, other values
+    norm.data_type = onnx.TensorProto.INT32  # the same number of bytes, other values
     (copy / "model.onnx").write_bytes(model.SerializeToString())
     assert "ONNX Runtime could not load it" in refused(copy)
 

@@ -1,4 +1,4 @@
-"""The OpenAPI page: complete, and every operation answers generated nonsense with its own 4xx, never a 5xx."""
+"""The OpenAPI page is complete, and every operation answers generated nonsense with its own 4xx, never a 5xx."""
 
 import json
 import random
@@ -18,7 +18,7 @@ EXPECTED = {
     "/api/embeddings", "/api/pull", "/api/create", "/api/copy", "/api/delete", "/api/v0/models",
     "/tessera/v1/loaded", "/tessera/v1/stats", "/tessera/v1/keys", "/tessera/v1/aliases", "/health", "/metrics",
 }  # fmt: skip
-# These would reach for the network, a device or long work; their bodies are checked by their own tests.
+# Routes that use the network, a device or long work; their own tests check their bodies.
 SKIPPED = (
     "/tessera/v1/hub", "/tessera/v1/machine", "/tessera/v1/stats", "/tessera/v1/jobs", "/tessera/v1/quantize",
     "/tessera/v1/models", "/tessera/v1/trash", "/api/pull", "/tessera/v1/devices", "/tessera/v1/fit",
@@ -68,7 +68,7 @@ def test_the_page_has_every_route_with_words_and_bodies(page):
 
 
 def bodies(schema, seed):
-    """A body with every required field odd, one field odd at a time, and no body of an object at all."""
+    """Bodies with one odd field each and odd required fields, and bodies that are not objects."""
     generator = random.Random(seed)
     properties = schema.get("properties", {})
     for name in properties:

@@ -1,4 +1,4 @@
-"""Operations one by one: the CPU beside itself is right, and a value that is changed on the way is named."""
+"""Operations one by one: the CPU against itself is right, and an altered value is reported by name."""
 
 import json
 import math
@@ -13,8 +13,8 @@ from devices.child_command import child_command
 from engine.runner.llama.native.operation_check import Operation, named, relative_error
 from engine.runner.protocol import LoadSettings
 
-# Loads a model on the CPU with the check as its callback; argument 2 says whether one kind of result is spoilt
-# between the device's computation and the comparison, as a wrong kernel would.
+# Loads a model on the CPU with the check as its callback. Argument 2 alters one kind of result between the device's
+# computation and the comparison, like a wrong kernel.
 SCRIPT = """
 import ctypes, json, sys
 from engine.runner.llama.native import operation_check
@@ -39,8 +39,8 @@ print(json.dumps({"wrong": operation_check.named(found), "kinds": [[o.kind, o.ro
 """
 
 
-# The CPU as the device, compared with its own answers moved by some hundredths of a nat: a model whose other
-# kernels differ as much excuses that, so its operations decide.
+# The CPU as the device, compared with its own logits shifted by some hundredths of a nat. The model's other kernels
+# differ as much, so the operations decide.
 DOUBTED = (
     SCRIPT.partition("if spoilt:")[0]
     + """
@@ -68,7 +68,7 @@ print(json.dumps({"said": said, "doubtful": doubtful}))
 """
 )
 
-# The CPU as a device whose 20th, 40th, … answer is another: the comparison with the reference ends before.
+# The CPU as a device whose 20th, 40th, … result is wrong: the comparison with the reference ends before that.
 UNSTEADY = """
 import json, sys
 from engine.runner.llama.native import device_check, device_verdict, model

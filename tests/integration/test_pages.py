@@ -1,4 +1,4 @@
-"""Large pages of a real runner in a virtual machine: the pause behind an answer puts them together."""
+"""Huge pages of a real runner in a virtual machine: the pause after a response merges them."""
 
 import asyncio
 import sys

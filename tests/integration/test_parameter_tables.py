@@ -1,4 +1,4 @@
-"""docs/api says of every parameter what happens to it; here each example is sent."""
+"""docs/api lists what happens to each parameter; this test sends each example."""
 
 import importlib
 import json
@@ -41,14 +41,14 @@ def server(tmp_path_factory):
 )
 def test_the_table_has_every_parameter_of_the_official_client_and_of_ours(rows, module, declared, documented):
     names = {name for name, _, _ in rows}
-    official = getattr(importlib.import_module(f"openai.types.{module}"), declared)  # takes a second
+    official = getattr(importlib.import_module(f"openai.types.{module}"), declared)  # takes 1 s
     assert set(official.__annotations__) - names == set()
     assert set(documented.model_fields) - names == set()
 
 
 @pytest.fixture(scope="module")
 def existing(server, tmp_path_factory):
-    """What the placeholders of the tables stand for."""
+    """The objects that the placeholders of the tables stand for."""
     folder = tmp_path_factory.mktemp("papers")
     (folder / "lease.txt").write_text("The rent is due on the fifth day of each month.\n" * 3)
     mine = {"authorization": f"Bearer {TOKEN}"}

@@ -1,4 +1,4 @@
-"""Asking where a model would run changes nothing, and a context that is asked for is there or is refused."""
+"""Placement queries change nothing, and a requested context is available or refused."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ MANAGE = {"authorization": f"Bearer {TOKEN}"}
 
 @pytest.fixture
 def home(tmp_path):
-    """A folder of models with one that was trained for a long context."""
+    """A models folder with a model that was trained for a long context."""
     models = home_paths(tmp_path).models
     models.mkdir(parents=True)
     write_shape(models / "long.gguf", scaled("llama", vocab=2000, layers=2, kv_heads=2, context=131072))
@@ -101,7 +101,7 @@ def test_what_is_shown_as_loaded_is_what_was_loaded(server):
 
 
 def test_an_agent_is_started_with_the_context_it_needs(server, tessera_home, tmp_path, monkeypatch):
-    """A smaller context than agents need is replaced before the agent starts; what the user chose stays."""
+    """A context smaller than agents need is replaced before the agent starts; a user's choice stays."""
     (tessera_home / "state").mkdir()
     note = {"url": server.url, "token": TOKEN, "pid": os.getpid()}
     (tessera_home / "state" / "server.json").write_text(json.dumps(note))
@@ -133,7 +133,7 @@ def test_an_agent_is_started_with_the_context_it_needs(server, tessera_home, tmp
 
 
 def test_a_question_names_settings_that_a_load_would_get(server):
-    """The placement of a placed placement would have gone through the choice twice."""
+    """A placement query must choose settings only once, like a load."""
     asked = placement(server)["placement"]
     httpx2.post(f"{server.url}/tessera/v1/models/long/load", json={}, headers=MANAGE, timeout=60)
     loaded = server.state.pool.get("long").settings

@@ -1,4 +1,4 @@
-"""Models as they are named: aliases, loading and unloading by hand, time to live, pins."""
+"""Model names and lifetimes: aliases, manual loading and unloading, time to live, pins."""
 
 import asyncio
 import errno
@@ -136,7 +136,7 @@ class Source:
 
 
 class OneFits(Unlimited):
-    """Room for one model."""
+    """Admits one model."""
 
     def __init__(self):
         self.held = []
@@ -158,7 +158,7 @@ class OneFits(Unlimited):
 
 
 def run(coroutine):
-    """In a thread of its own, so that no loop of another test is met."""
+    """Run in a separate thread, so that no other test's event loop is used."""
     result = []
     thread = threading.Thread(target=lambda: result.append(asyncio.run(coroutine)))
     thread.start()
@@ -220,7 +220,7 @@ def test_an_idle_model_leaves_after_its_time_to_live(tmp_path):
 
 
 class Starved(Unlimited):
-    """Measuring what a model took fails, and so does the first unloading of all."""
+    """Measuring a model's memory fails, and so does the first unloading."""
 
     def __init__(self):
         self.failed = 0
@@ -267,7 +267,7 @@ def test_a_cancelled_unload_still_ends_the_runner(tmp_path):
 def test_a_stream_tells_the_load_and_its_place_while_it_waits(tmp_path, monkeypatch):
     monkeypatch.setattr(sse, "EARLY_HEADERS_S", 0.05)
     monkeypatch.setattr(sse, "PING_S", 0.05)
-    monkeypatch.setenv("TESSERA_FAKE_LOAD_S", "6")  # all three have come by then
+    monkeypatch.setenv("TESSERA_FAKE_LOAD_S", "6")  # all three requests arrive before that
     server = ScriptedServer(tmp_path / "home")
     body = {"model": "spark", "messages": [{"role": "user", "content": "x"}], "stream": True, "max_tokens": 2}
 

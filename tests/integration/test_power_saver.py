@@ -1,4 +1,4 @@
-"""Quiet mode holds the system's power-saver profile; a stand-in of `powerprofilesctl` keeps a note meanwhile."""
+"""Low-power mode holds the system's power-saver profile; a fake `powerprofilesctl` keeps a file meanwhile."""
 
 import sys
 import time

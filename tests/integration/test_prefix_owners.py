@@ -1,4 +1,4 @@
-"""What one key has sent shows to no other key: not in cached tokens of any protocol, nor after a restart."""
+"""One key's prompts are invisible to other keys: in cached tokens of any protocol, and after a restart."""
 
 import json
 
@@ -32,7 +32,7 @@ def completions(http):
 
 
 def streamed(http):
-    """Every event that tells of it: progress, usage and timings."""
+    """Cached tokens in every event that reports them: progress, usage and timings."""
     told = events(
         chat(http, messages=ASKED, stream=True, stream_options={"include_usage": True}, return_progress=True,
              timings_per_token=True)
@@ -58,7 +58,7 @@ def responses(http):
 
 
 def background(http):
-    """It runs in a task of its own; its usage comes with a later look."""
+    """A background response reports its usage in a later query."""
     made = chat(http, "/v1/responses", input=SECRET, max_output_tokens=16, background=True).json()
     path, found = f"/v1/responses/{made['id']}", {}
 
@@ -92,17 +92,17 @@ def test_a_key_reads_nothing_of_another_key(tmp_path):
             with with_key(victims[way]) as one, with_key(store.add(way.__name__, ("chat", "manage"))) as other:
                 way(one)
                 assert way(other) == 0, way.__name__
-                assert way(one) > 64, way.__name__  # what was its own is found again
+                assert way(one) > 64, way.__name__  # its own prefix is found again
                 assert way(other) > 64, way.__name__
         with with_key("fixed") as fixed, with_key(server.token) as own:
             assert completions(fixed) == completions(own) == 0
             assert completions(own) > 64
-            own.headers["x-api-key"] = victims[completions][:-1]  # a second key, which is none
+            own.headers["x-api-key"] = victims[completions][:-1]  # an invalid second key
             assert completions(own) > 64
     finally:
         server.stop()
     server = RunningServer(tmp_path)
-    try:  # what lies on the disk has its owner as well
+    try:  # prefixes on disk have owners, too
         with with_key(store.add("new", ("chat",))) as new, with_key(victims[completions]) as old:
             assert completions(new) == 0
             assert completions(old) > 64
@@ -110,7 +110,7 @@ def test_a_key_reads_nothing_of_another_key(tmp_path):
             store.remove(key.name)
         with with_key("") as anyone, with_key("none of ours") as other, with_key(server.token) as own:
             assert completions(anyone) == 0
-            assert completions(other) > 64  # without keys all are one
+            assert completions(other) > 64  # without keys, all requests have one owner
             assert completions(own) > 64
     finally:
         server.stop()
@@ -118,7 +118,7 @@ def test_a_key_reads_nothing_of_another_key(tmp_path):
 
 @pytest.mark.parametrize("kind", ["vllm", "openai"])
 def test_another_server_keeps_keys_apart_or_its_count_is_not_told(tmp_path, kind):
-    """vLLM gets a salt for each key. Of others, to which all requests are one client's, no count is passed on."""
+    """vLLM gets a salt per key. Other servers see all requests as one client, so their counts are not passed on."""
     store = KeyStore(tmp_path / "config" / "api-keys.json")
     fake = FakeUpstream(kind)
     server = RunningServer(tmp_path, env={"PYTHON_KEYRING_BACKEND": "keyring.backends.fail.Keyring"})

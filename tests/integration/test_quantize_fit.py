@@ -1,4 +1,4 @@
-"""Files made to fit: loaded by a real runner at the promised context, filled up, and measured."""
+"""Files quantized to fit: loaded by a real runner at the guaranteed context, filled, and measured."""
 
 import asyncio
 from pathlib import Path
@@ -25,7 +25,7 @@ CONTEXT = 1024
 
 @pytest.fixture(scope="module")
 def fitted():
-    """memory → the goal for it; one dry run serves all."""
+    """A function from memory to its size target; all share one dry run."""
     settings = promised(SPARK, CONTEXT, 1)
     dry = source_dry_run(settings)
     assert dry is not None
@@ -53,7 +53,7 @@ def plan(tmp_path: Path, fit, **changes):
 
 
 async def used_bytes(settings) -> int:
-    """What a runner holds after it has filled its whole context."""
+    """Memory of a runner after it has filled its whole context."""
     runner = await RunnerProcess.start("llama", settings.path)
     try:
         await runner.load(settings)
@@ -74,7 +74,7 @@ def test_the_measured_memory_is_within_the_budget(tmp_path, fitted, spare_mb):
     import msgspec
 
     memory = fitted(1 << 30).goal.fixed_bytes + spare_mb * 1_000_000
-    # What is proven, and may then be the stock mix of no more bytes, one of them tells.
+    # One case is enough to verify the file, which may then be the preset of at most the same size.
     report = plan(tmp_path, fitted(memory), verify=spare_mb == 9)
     kv = report.plan.kv
     assert kv is not None

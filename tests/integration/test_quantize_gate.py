@@ -1,4 +1,4 @@
-"""A gate with real models and real runners: what is clearly worse is not kept, what is as good is."""
+"""Quality gates with real models and runners: a clearly worse file is discarded, an equal one is kept."""
 
 import contextlib
 import os
@@ -105,7 +105,7 @@ def test_a_ruined_file_is_vetoed_and_nothing_is_left(tmp_path, keeper, tasks):
 
 
 class Without:
-    """The real judge, who finds nothing right in one file: as where GPTQ alone were at fault."""
+    """The real evaluator, but one file gets no right answers, as if only GPTQ were at fault."""
 
     def __init__(self, judge, kind, *, fits=True):
         self.judge, self.kind, self.fitting = judge, kind, fits
@@ -151,7 +151,7 @@ def test_answers_are_kept_by_the_files_hash(tmp_path, keeper, tasks):
     assert first.passed == again.passed == (True,) * 16
     kept = next((tmp_path / "cache" / "gate").iterdir())
     raw = kept.read_bytes()
-    kept.write_bytes(raw[: len(raw) - 10])  # a power cut in the midst of the last line
+    kept.write_bytes(raw[: len(raw) - 10])  # a power cut in the middle of the last line
     cut = keeper.judge(asked).ask(SPARK, digest, lambda _: None, lambda: False)
     assert (cut.asked, cut.passed) == (1, first.passed)
 
@@ -159,7 +159,7 @@ def test_answers_are_kept_by_the_files_hash(tmp_path, keeper, tasks):
 def runners():
     found = set()
     for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # gone when it is asked
+        with contextlib.suppress(psutil.Error):  # the process may be gone
             found |= {child} if "engine.runner" in " ".join(child.cmdline()) else set()
     return found
 

@@ -1,4 +1,4 @@
-"""The form for AMD NPUs: plain operators of opset 17, fixed sizes, the same numbers; Quark told when missing."""
+"""Export for AMD NPUs: plain operators of opset 17, fixed sizes, the same numbers; missing Quark is reported."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Random schemas and a model of random weights: whatever it is made to say validates."""
+"""Random schemas and a model with random weights: all constrained output validates."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from tests.support.models.shapes import SHAPES, write_shape
 
 
 def schema(rng, depth=0):
-    """Bounded, so that a model without any sense comes to an end."""
+    """A random schema, bounded so that a model with random weights comes to an end."""
     kind = rng.choice(["string", "integer", "number", "boolean", "null", "enum", "const"][: 7 if depth else 4])
     if depth < 3 and rng.random() < 0.7:
         kind = rng.choice(["object", "object", "array", "anyOf"])

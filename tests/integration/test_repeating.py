@@ -1,4 +1,4 @@
-"""One request at a time: the same request gives the same bits, whatever is cached and whatever ran before."""
+"""Single requests: the same request gives the same bits, whatever is cached and whatever ran before."""
 
 import asyncio
 import random
@@ -17,7 +17,7 @@ CACHE = {"cache_ram_bytes": 64 << 20, "cache_disk_bytes": 64 << 20}
 
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory):
-    """Random weights in 4 bits, whose products have one kernel for a row and another for many."""
+    """Random 4-bit weights, whose products use different kernels for one row and for many."""
     return write_shape(tmp_path_factory.mktemp("repeating") / "model.gguf", SHAPES["llama-q4_0"])
 
 
@@ -37,7 +37,7 @@ async def bits(runner, asked):
     return answer.ids, [entry.logprob for entry in answer.logprobs]
 
 
-# Shorter than a step, of several steps, and one whose beginning others share.
+# Shorter than a step, several steps long, and one with a common prefix.
 PROMPTS = (tokens(37), tokens(150), tokens(150) + tokens(30, seed=2))
 ASKED = [request(prompt, sampling) for prompt in PROMPTS for sampling in (SEEDED, GREEDY)]
 
@@ -47,7 +47,7 @@ async def twice(runner):
 
 
 async def after_others(runner):
-    """The same after requests that compute and cache the same beginnings in steps of other shapes."""
+    """The results after requests that compute and cache the same prefixes in steps of other shapes."""
     others = [request(tokens(n) + tokens(20, seed=n), ANY) for n in (30, 100, 140)]
     for other in others:
         await answered(runner, other)
@@ -66,8 +66,8 @@ def test_the_same_request_gives_the_same_bits_whatever_is_cached(quantized, tmp_
     settings = {**CACHE, "cache_dir": str(tmp_path), "flash_attn": attention}
     ways = with_runner(quantized, in_all_ways, **settings)
     assert list(tmp_path.glob("*/*.kv"))
-    ways += with_runner(quantized, twice, **settings)  # prefixes come from the disk
-    ways += with_runner(quantized, twice, flash_attn=attention)  # there are none
+    ways += with_runner(quantized, twice, **settings)  # prefixes come from disk
+    ways += with_runner(quantized, twice, flash_attn=attention)  # no prefixes
     assert [way == ways[0] for way in ways] == [True] * len(ways)
 
 
@@ -101,7 +101,7 @@ def test_an_answer_is_computed_again_while_nothing_runs(quantized):
         turn = request([*PROMPTS[1], *first.ids, *tokens(20, seed=9)], GREEDY)
         at_once = await answered(runner, turn)
         await answered(runner, request(PROMPTS[1], max_tokens=70))
-        while (await runner.stats()).kv_cells_used != 192:  # noqa: ASYNC110 - whole steps; it tells nobody
+        while (await runner.stats()).kv_cells_used != 192:  # noqa: ASYNC110 - whole steps; there is no event for it
             await asyncio.sleep(0.2)
         later = await answered(runner, turn)
         assert at_once.ids == later.ids
@@ -111,7 +111,7 @@ def test_an_answer_is_computed_again_while_nothing_runs(quantized):
 
 
 def test_drafts_depend_on_the_text_alone(quantized):
-    """What steps cost here and what other requests accepted says nothing of them."""
+    """Asserts the same bits regardless of measured step costs and other requests' acceptance rates."""
     copies = request(tokens(40) * 4, GREEDY, max_tokens=48)
 
     async def work(runner):

@@ -1,9 +1,9 @@
-"""Nothing a request asks for is dropped silently, proven field by field.
+"""No field of a request is ignored silently, proven field by field.
 
-Every key of the examples is taken out, alone, at every depth: then the runner is asked something else, the answer
-is another one, or the key was told as having no effect, or the request is refused. Every object gets a key that
-nobody knows: it is told or refused. Every declared field and every key of a declared shape must stand in an
-example, so that one that is declared and never read fails here.
+Every key of the examples is removed, one at a time, at every depth. Then the runner's request or the response must
+change, or the key was reported as without effect, or the request is refused. Every object also gets an unknown key,
+which must be reported or refused. Every declared field and every key of a declared shape must be in an example, so
+that a declared but unused field fails here.
 """
 
 import copy
@@ -53,7 +53,7 @@ SCHEMAS = {
     "/api/embed": EmbedBody,
     "/api/embeddings": OldEmbedBody,
 }
-# What differs from answer to answer whatever was asked, and what only repeats the request.
+# Fields that differ between responses to the same request, and fields that only repeat the request.
 PASSING = re.compile(
     r"id|.*_id|created(_at)?|completed_at|timings|.*duration|x_.*|system_fingerprint|expires_at|generation_settings"
 )
@@ -67,7 +67,7 @@ MARKS = {
 
 @pytest.fixture(scope="module")
 def thinker(_qwen, tmp_path_factory):
-    """With a collection of documents, `Sea`, that everybody may ask."""
+    """The shared server with a public document collection, `Sea`."""
     _qwen.forget()
     place = tmp_path_factory.mktemp("sea")
     for number, word in enumerate(("Tides", "Herring", "Lighthouse")):
@@ -86,7 +86,7 @@ def thinker(_qwen, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def coder(tmp_path_factory):
-    """A model that was trained to fill gaps."""
+    """A model with fill-in-the-middle support."""
     (home := tmp_path_factory.mktemp("coder")).mkdir(exist_ok=True)
     server = ScriptedServer(home, fim=MARKS)
     yield server
@@ -94,7 +94,7 @@ def coder(tmp_path_factory):
 
 
 def settled(value, *, echoes):
-    """An answer without what passes."""
+    """A response without volatile fields."""
     if isinstance(value, dict):
         kept = {k: v for k, v in value.items() if not PASSING.fullmatch(k) and not (echoes and k in ECHOED)}
         return {k: settled(v, echoes=False) for k, v in kept.items()}
@@ -102,14 +102,14 @@ def settled(value, *, echoes):
 
 
 def seen(server, http, path, body):
-    """Status, what has no effect, and everything that can be observed of a request's meaning."""
+    """Status, ignored fields, and all observable effects of a request."""
     marks = [(server.folder / name, 0) for name in ("requests.jsonl", "others.jsonl")]
     marks = [(file, file.stat().st_size if file.exists() else 0) for file, _ in marks]
     for model in server.state.pool.loaded:
         model.ttl_s = 77.0
     answer = http.post(path, json=body)
     told = answer.text
-    if body.get("background") and answer.status_code == 200:  # the runner is asked after the answer
+    if body.get("background") and answer.status_code == 200:  # the runner is called after the response
         made = f"{path}/{answer.json()['id']}"
         wait_for(lambda: http.get(made).json()["status"] not in {"queued", "in_progress"}, 60, "the answer")
     if answer.headers.get("content-type", "").startswith("application/json"):
@@ -141,7 +141,7 @@ def is_free(route, path):
 
 
 def paths_of(route, value, path=()):
-    """Every key, at every depth but in what is free."""
+    """Every key at every depth, except in free-form JSON."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield (*path, key)
@@ -153,7 +153,7 @@ def paths_of(route, value, path=()):
 
 
 def objects_of(route, value, path=()):
-    """Where every object stands that is not free."""
+    """The path of every object that is not free-form JSON."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in inner:
         where = (*path, key)
@@ -177,14 +177,14 @@ def dotted(path):
 
 
 def is_told(name, ignored):
-    """The header names the field, what it stands in, or its place in all items of a list."""
+    """Return whether the header names the field, its parent, or its position in all list items."""
     places = {re.sub(r"\[\d+\]", "[]", name), name}
     outer = tuple(f"{entry}{mark}" for entry in ignored if entry for mark in ".[")
     return bool(places & set(ignored)) or any(place.startswith(outer) for place in places if outer)
 
 
 CASES = [(path, index) for path, bodies in EXAMPLES.items() for index in range(len(bodies))]
-proven = set()  # the same key with the same value counts in one example, so it need not be tried in others
+proven = set()  # a key with the same value is tried in only one example
 
 
 @pytest.mark.parametrize(("path", "index"), CASES, ids=[f"{p}-{i}" for p, i in CASES])
@@ -194,7 +194,7 @@ def test_every_key_counts_or_is_told(thinker, coder, path, index):
     silent = []
     with httpx2.Client(base_url=server.url, timeout=60) as http:
         load = f"/tessera/v1/models/{body['model']}/load" if "model" in body else ""
-        if load:  # idle work, of which one example is, loads no model
+        if load:  # idle work, which one example is, loads no model
             http.post(load, json={}, headers={"authorization": f"Bearer {TOKEN}"}).raise_for_status()
         seen(server, http, path, body)
         status, ignored, base = seen(server, http, path, body)
@@ -224,7 +224,7 @@ def test_every_key_counts_or_is_told(thinker, coder, path, index):
 
 
 def bodies_in(annotation):
-    """Bodies inside a field's type."""
+    """Body types inside a field's type."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in typing.get_args(annotation):
@@ -232,7 +232,7 @@ def bodies_in(annotation):
 
 
 def declared(model, path=()):
-    """Every field of a schema and of those inside it, and every key of its shapes."""
+    """Every field of a schema and its nested schemas, and every key of its shapes."""
     for name, field in model.model_fields.items():
         alias = getattr(field.validation_alias, "choices", [field.alias or name])
         shown = str(alias[0])
@@ -244,7 +244,7 @@ def declared(model, path=()):
 
 
 def shape_keys(shape, path):
-    """Every key that is read of free JSON; of a shape by type all of its kinds."""
+    """Every key that is read from free-form JSON; for a shape by type, of all its kinds."""
     if not isinstance(shape, dict):
         return
     by_type = type(shape).__name__ == "ByType"
@@ -264,7 +264,7 @@ def test_every_declared_field_stands_in_an_example(path):
     assert missing == set()
 
 
-# Bodies whose meaning other tests show, for their routes change what is kept.
+# Bodies that other tests cover, because their routes change stored state.
 ELSEWHERE = {
     "ollama.schemas.Named": "delete: test_ollama", "ollama.schemas.PullBody": "test_ollama",
     "ollama.schemas.CopyBody": "test_ollama", "ollama.schemas.CreateBody": "test_ollama",
@@ -282,7 +282,7 @@ ELSEWHERE = {
 
 
 def test_every_body_of_every_protocol_is_walked():
-    """A new body fails here until it has examples, or a reason why other tests show what it means."""
+    """A new body fails here until it has examples, or an entry in ELSEWHERE."""
 
     def kinds(kind):
         for inner in kind.__subclasses__():
@@ -303,7 +303,7 @@ def test_every_body_of_every_protocol_is_walked():
 
 
 def test_the_count(record_property, capsys):
-    """How much was proven; every route with a body has a schema here."""
+    """Prints the number of proven keys; asserts that every route with a body has a schema here."""
     fields = sum(len(list(paths_of(path, body))) for path, bodies in EXAMPLES.items() for body in bodies)
     with capsys.disabled():
         print(f"\nrequest contract: {fields} keys in {len(CASES)} requests of {len(EXAMPLES)} routes, none silent")

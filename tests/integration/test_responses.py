@@ -1,4 +1,4 @@
-"""The official client's strict stream over scripted answers, and what coding agents send."""
+"""The official client's strict stream with scripted responses, and requests of coding agents."""
 
 import json
 
@@ -162,7 +162,7 @@ def test_stored_answers_and_forgetting_them(qwen, client):
     client.responses.create(model="spark", input="Again?", previous_response_id=first.id)
     prompt = qwen.prompts()[-1]
     assert "My name is Tess." in prompt
-    assert "Old rule." not in prompt  # instructions belong to one request
+    assert "Old rule." not in prompt  # instructions apply to one request only
     client.responses.delete(first.id)
     with pytest.raises(openai.BadRequestError, match="no stored response"):
         client.responses.create(model="spark", input="x", previous_response_id=first.id)
@@ -275,7 +275,7 @@ def test_web_search_is_reported_not_run(qwen):
 
 
 def test_items_that_were_stored_are_found_by_their_ids(qwen, client):
-    """What the AI SDK sends from the second turn on."""
+    """The AI SDK sends this from the second turn on."""
     qwen.say("I am Qwen.")
     first = client.responses.create(model="spark", input="Who are you?")
     [message] = first.output
@@ -291,7 +291,7 @@ def test_items_that_were_stored_are_found_by_their_ids(qwen, client):
     assert "I am Qwen." in qwen.prompts()[-1]
     listed = client.responses.input_items.list(second.id).data
     assert [i.id for i in listed if i.id == message.id] == [message.id]
-    client.responses.delete(first.id)  # the second still holds the item
+    client.responses.delete(first.id)  # the second response still holds the item
     qwen.say("So.")
     bare = client.responses.create(model="spark", input=[{"id": message.id}, {"role": "user", "content": "So?"}])
     assert "I am Qwen." in qwen.prompts()[-1]

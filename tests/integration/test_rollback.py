@@ -1,4 +1,4 @@
-"""Guesses ahead of models with recurrent states, which are taken back by copies: the text is the same."""
+"""Speculative decoding of models with recurrent states, rolled back through copies: the text is the same."""
 
 import asyncio
 import ctypes
@@ -31,7 +31,7 @@ def ask(runner, prompt, **options):
 
 
 async def turns(runner, *, speculate):
-    """Four turns of a conversation, each ended in the middle of a guess or not."""
+    """Four turns of a conversation, some of which end in the middle of a draft."""
     history, said = prompts()[1], []
     for _ in range(4):
         ids, _ = await ask(runner, history, max_tokens=37, speculate=speculate)
@@ -50,7 +50,7 @@ def test_text_is_the_same_whatever_is_guessed(name, tmp_path):
 
     async def with_speculation(runner):
         alone = [await ask(runner, p) for p in prompts()]
-        lengths = range(80, 0, -20)  # the last of them is alone in the end, and guesses then
+        lengths = range(80, 0, -20)  # the last one ends up alone, and then drafts
         crowd = await asyncio.gather(
             *(ask(runner, p, max_tokens=n) for p, n in zip(prompts(), lengths, strict=True))
         )
@@ -94,7 +94,7 @@ class Cache:
         self.batch, self.logits = Batch(self.loaded), Logits(self.loaded)
 
     def step(self, *parts):
-        """Decode (sequence, tokens) together; the logits behind the last of each."""
+        """Decode (sequence, tokens) together; return the logits after the last token of each."""
         self.batch.clear()
         for sequence, tokens in parts:
             self.batch.add_prompt(tokens, len(sequence.tokens), sequence.seq_id, last=True)
@@ -104,7 +104,7 @@ class Cache:
         return self.logits.rows(self.batch.outputs).copy()
 
     def fresh(self, tokens):
-        """The same from nothing."""
+        """Decode from an empty state."""
         sequence = self.kv.acquire([], ())
         rows = self.step((sequence, tokens))
         self.kv.truncate(sequence, 0)
@@ -144,7 +144,7 @@ def test_no_more_is_taken_back_than_there_are_copies_of(cache):
     cache.step((sequence, [3, 4, 5, 6, 7, 8]))
     assert not cache.kv.truncate(sequence, len(TEXT) + 3)
     assert cache.kv.truncate(sequence, len(TEXT) + 4)
-    assert not cache.kv.truncate(sequence, len(TEXT) + 3)  # what was taken back is taken back once
+    assert not cache.kv.truncate(sequence, len(TEXT) + 3)  # a rollback works only once
 
 
 def test_beside_others_nothing_is_taken_back(cache):

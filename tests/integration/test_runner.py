@@ -1,4 +1,4 @@
-"""The llama.cpp runner as a real process: sharing, guessing, preempting, cancelling."""
+"""The llama.cpp runner as a real process: prefix sharing, speculative decoding, preemption, cancellation."""
 
 import asyncio
 import functools
@@ -22,7 +22,7 @@ from tests.support.models.lora_adapter import write_adapter
 from tests.support.runner_calls import CHAT, GREEDY, LIKELIEST, answered
 from tests.support.servers import runs
 
-# Caches no larger than a test asks for.
+# Caches no larger than a test needs.
 with_runner = functools.partial(runner_calls.with_runner, kv_cells=0)
 
 
@@ -33,7 +33,7 @@ async def collect(runner, prompt, **options):
 
 
 def test_guessing_ahead_changes_nothing_but_the_speed(bundled_model):
-    """`True` guesses whether or not it pays here: what was measured on this machine decides only at `None`."""
+    """`True` drafts always; measured costs on this machine only decide for `None`."""
     prompts = ["import os\nimport sys\nimport os\nimport sys\n", CHAT.format("Tell me a story."), "a b c " * 50]
 
     async def work(runner):
@@ -86,7 +86,7 @@ def test_what_a_grammar_forces_is_drafted_and_changes_nothing(bundled_model):
     plain, asked, undecided = with_runner(bundled_model, work)
     assert list(json.loads(plain[0])) == names
     assert asked[:2] == undecided[:2] == plain[:2]
-    # What stands between the names repeats nothing: what is accepted came from the grammar.
+    # The text between the names does not repeat, so accepted drafts came from the grammar.
     assert asked[2].timings.draft_accepted > 15
 
 
@@ -105,7 +105,7 @@ def test_a_rejected_guess_leaves_no_trace_in_the_cache(bundled_model):
 
 
 def test_answers_are_told_at_the_rate_of_a_display(bundled_model):
-    """Hundreds of tokens a second come in tens of deltas; the first one alone and at once, and none is lost."""
+    """Hundreds of tokens per second arrive in tens of deltas; the first comes alone and without delay."""
 
     async def work(runner):
         request = GenerationRequest(prompt="Once", sampling=GREEDY, max_tokens=300, ignore_eos=True)
@@ -119,9 +119,9 @@ def test_answers_are_told_at_the_rate_of_a_display(bundled_model):
 
 
 def test_a_small_cache_preempts_and_loses_nothing(bundled_model):
-    """Four answers of 700 tokens in 1,100 cells, which admission takes for enough for two of them."""
+    """Four answers of 700 tokens in 1,100 cells, which admission considers enough for two of them."""
     prompts = [CHAT.format(q) for q in ("Tell me a story.", "What is a token?", "Hello", "List files.")]
-    # Of requests that need not repeat bit for bit: nothing depends on whether one is alone.
+    # These requests need not repeat bit for bit, so it does not matter whether one runs alone.
     options = {"max_tokens": 700, "ignore_eos": True, "speculate": False, "priority": "background"}
 
     async def together(runner):
@@ -186,7 +186,7 @@ def test_cancelling_a_long_prefill_returns_at_once_and_the_runner_goes_on(bundle
 
 
 def test_cancelling_stops_within_one_ubatch(bundled_model):
-    """120 ubatches in a single decode: only whole ones, computed before the cancellation, are left."""
+    """120 ubatches in a single decode: only complete ones, computed before the cancellation, are kept."""
     prompt = list(range(300, 8000)) * 8
 
     async def work(runner):
@@ -285,7 +285,7 @@ def test_tokens_and_pieces_round_trip(bundled_model):
 
 
 def whole_steps(answer):
-    """Tokens of a prompt that is all cached which a request that repeats takes."""
+    """Tokens that a repeatable request reuses of a completely cached prompt."""
     return (answer[2].usage.prompt_tokens - 1) // STEADY_ROWS * STEADY_ROWS
 
 
@@ -313,7 +313,7 @@ def test_a_damaged_stored_prefix_is_computed_again(bundled_model, tmp_path):
 
 
 def test_what_was_evicted_comes_back_from_memory(bundled_model):
-    """A cache for one prompt only: the first must be spilled for the second, and return for the third."""
+    """A cache for one prompt only: the first must be offloaded for the second, and restored for the third."""
     one, two = (CHAT.format(f"{word} " * 500) for word in ("red", "blue"))
 
     async def work(runner):
@@ -329,13 +329,13 @@ def test_what_was_evicted_comes_back_from_memory(bundled_model):
 
 
 def test_idle_prefixes_leave_the_cells_and_come_back(bundled_model):
-    """Every step walks over idle cells: what rests is copied out, and a later turn loses nothing by it."""
+    """Every step iterates over idle cells, so idle prefixes are copied out; a later turn loses nothing."""
     one, two = (CHAT.format(f"{word} " * 300) for word in ("red", "blue"))
 
     async def work(runner):
         first = await collect(runner, one, max_tokens=8)
-        await asyncio.sleep(0.5)  # a pause between turns, as long as a busy machine takes to use it
-        while not (await runner.stats()).cache_ram_bytes:  # noqa: ASYNC110 - nothing else tells it
+        await asyncio.sleep(0.5)  # a pause between turns, long enough for a busy machine to use it
+        while not (await runner.stats()).cache_ram_bytes:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.5)
         await collect(runner, two, max_tokens=8)
         between = await runner.stats()
@@ -399,9 +399,9 @@ def test_a_runner_that_hangs_is_noticed_and_stopped(bundled_model, monkeypatch):
     async def main():
         runner = await RunnerProcess.start("llama", str(bundled_model))
         await runner.load(LoadSettings(path=str(bundled_model), n_ctx=1024, n_threads=1))
-        # A busy machine may let a sound one be silent for a while, so it is watched so closely from here on only.
+        # On a busy machine a sound runner may be silent for a while, so the strict limit starts here.
         monkeypatch.setattr(watchdog, "SILENCE_S", 6.0)
-        runner._watchdog.on_heartbeat(0.0)  # the wait that had begun has the old limit
+        runner._watchdog.on_heartbeat(0.0)  # the current wait still has the old limit
         await runner.stats()
         os.kill(runner.pid, signal.SIGSTOP)
         with pytest.raises(RunnerDied, match="stuck"):
@@ -429,7 +429,7 @@ def test_a_runner_that_never_says_hello_is_stopped(bundled_model, monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="a setting of Linux and glibc")
 @pytest.mark.parametrize(("wish", "asks"), [(None, True), ("glibc.malloc.hugetlb=0", False)])
 def test_weights_and_cache_ask_for_huge_pages(bundled_model, monkeypatch, wish, asks):
-    """Unless the user says otherwise."""
+    """Asserts huge-page advice on weights and cache, unless the user disables it."""
     if wish:
         monkeypatch.setenv("GLIBC_TUNABLES", wish)
 
@@ -458,7 +458,7 @@ def test_who_stops_wanting_a_model_while_it_loads_is_told_so_and_not_of_a_dead_r
 
 def test_a_runner_that_nobody_waits_for_any_more_ends_and_leaves_nothing_on_the_loop(monkeypatch):
     complaints = []
-    gc.collect()  # what other tests left is not judged here
+    gc.collect()  # ignore leftovers of other tests
     monkeypatch.setattr(sys, "unraisablehook", complaints.append)
     before = {child.pid for child in psutil.Process().children()}
 

@@ -1,4 +1,4 @@
-"""`--second-run`, on small suites of its own: what is flaky, what stays red, and what the summary says last."""
+"""`--second-run` on small separate suites: flaky tests, red runs, and the end of the summary."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 from tests.support.plugins.second_run import OF_A_WORKER
 
 ROOT = Path(__file__).resolve().parents[2]
-# Each run of the process adds a line; a test can know which run it is in.
+# Each run of the process adds a line, so a test knows its run number.
 RUN = """
 import os, pathlib, pytest
 COUNT = pathlib.Path("runs")

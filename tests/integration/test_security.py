@@ -1,4 +1,4 @@
-"""Who gets in: every route with every form of key, scopes, wrong keys, foreign pages, forms, secrets in logs."""
+"""Access control: every route with every form of key, scopes, wrong keys, foreign pages, forms, secrets in logs."""
 
 import logging
 import os
@@ -44,7 +44,7 @@ WRONG = {
 
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory):
-    """A server that wants a key, and from which nobody is locked out, so that all forms can be tried."""
+    """A server that requires a key and never locks clients out, so that all forms can be tried."""
     home = tmp_path_factory.mktemp("locked")
     store = KeyStore(home / "keys.json")
     access = Access(TOKEN, [KEY], store)
@@ -79,7 +79,7 @@ def all_routes(routes):
             yield route
 
 
-@pytest.mark.timeout(400)  # some 1,500 requests, and wrong keys are answered slowly
+@pytest.mark.timeout(400)  # about 1,500 requests, and wrong keys are answered slowly
 def test_every_route_refuses_every_wrong_form_of_key(locked, http):
     tried = 0
     paths = routes(locked)
@@ -357,7 +357,7 @@ def test_one_line_a_request_and_no_secret_in_it(tmp_path, caplog):
         finally:
             server.stop()
     lines = [r.getMessage() for r in caplog.records if r.name == "engine.access"]
-    # The last line of another test's server may come late.
+    # The last line of another test's server may arrive late.
     lines = lines[next(n for n, line in enumerate(lines) if good.headers["x-request-id"] in line) :]
     assert len(lines) == 5
     assert "route=/v1/chat/completions status=200" in lines[0]
@@ -377,14 +377,14 @@ def test_stats_tell_speed_queue_memory_and_cache(scripted):
         return text
 
     for field in ("tok_s", "cache_hit_frac", "queued", "rss_bytes", "kv_cells_total", "memory_available_bytes"):
-        # A runner that has no turn for a second is told of without its numbers.
+        # A runner without a step for 1 s is listed without its numbers.
         wait_for(lambda field=field: f'"{field}":' in told(), what=field)
     assert httpx2.get(url, params={"interval": "0"}, headers=token).status_code == 400
 
 
 @pytest.mark.parametrize("name", ["..%2f..%2fkeys.json", "%2e%2e%2fkeys.json", "a%00b", "%2fetc%2fpasswd"])
 def test_names_in_paths_lead_nowhere(locked, http, name):
-    """Ids of files, responses, conversations, stores and collections: what has none is not there."""
+    """Asserts that unsafe ids of files, responses, conversations, stores and collections are not found."""
     tried = 0
     for route in all_routes(every_route(locked.state).routes):
         if not isinstance(route, Route) or "{" not in route.path:

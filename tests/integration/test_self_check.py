@@ -1,4 +1,4 @@
-"""The check after a load: for sound models a formality, for broken ones the end of the load, told with a reason."""
+"""The check after a load: sound models pass, broken ones fail the load with a reason."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ from tests.support.servers import RunningServer
 
 
 def write_nan(source, target):
-    """A copy whose last norm is not a number."""
+    """A copy whose last norm contains NaN."""
     shutil.copy(source, target)
     tensor = next(t for t in read_gguf(source).tensors if t.name == "output_norm.weight")
     with target.open("r+b") as file:
@@ -51,7 +51,7 @@ def test_sound_models_pass_by_far(tmp_path, shape, kv):
     loaded = load(api, LoadSettings(path=str(path), n_ctx=512, n_threads=1, type_k=kv), lambda _fraction: True)
     try:
         assert self_check(loaded, LlamaVocabulary(api, loaded.vocab)) < LARGEST_DIFFERENCE / 3
-        assert api.llama_memory_seq_pos_max(loaded.memory, 0) == -1  # it leaves nothing behind
+        assert api.llama_memory_seq_pos_max(loaded.memory, 0) == -1  # the check leaves nothing behind
     finally:
         loaded.close()
 

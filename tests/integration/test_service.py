@@ -1,6 +1,6 @@
-"""The server as a service: what is written is what the managers read; what they are asked, recorded by stand-ins.
+"""The server as an OS service: units are parsed like the managers do; fake managers record their calls.
 
-No manager of services runs where tests run. systemd's own checker reads the unit where it is installed.
+Service managers do not run where tests run. If systemd's own checker is installed, it checks the unit.
 """
 
 import json
@@ -20,7 +20,7 @@ from devices.child_command import own_command
 from tests.support.servers import free_port, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
-# A manager that keeps what it is told in a file, and runs what a unit says while it is "active".
+# A fake manager that records its calls in a file, and runs a unit's command while it is "active".
 SYSTEMCTL = """#!{python}
 import json, pathlib, sys
 state = pathlib.Path({state!r})
@@ -42,7 +42,7 @@ if "is-active" in words:
 
 @pytest.fixture
 def systemctl(tmp_path, monkeypatch):
-    """A stand-in on the path; what it was asked."""
+    """A fake systemctl in PATH, and its recorded calls."""
     tools = tmp_path / "bin"
     tools.mkdir()
     program = tools / "systemctl"
@@ -87,7 +87,7 @@ def test_installed_asked_for_and_removed(systemctl, tmp_path):
 
 
 def test_the_units_command_is_the_server(systemctl, tmp_path):
-    """What systemd would start is started: it answers, and ends when it is told to."""
+    """The unit's command is run: the server answers, and ends on request."""
     assert tessera("install", "--", "--port", "0", "--help").returncode == 0
     unit = (tmp_path / "config" / "systemd" / "user" / "tessera.service").read_text(encoding="utf-8")
     (line,) = [line for line in unit.splitlines() if line.startswith("ExecStart=")]
@@ -149,7 +149,7 @@ def test_the_task_schedulers_description_reads_back():
 
 
 def from_unit(unit: Path) -> tuple[list[str], dict[str, str], str]:
-    """What systemd makes of a unit: words of the command, variables, folder."""
+    """A unit as systemd parses it: arguments of the command, variables, working folder."""
     words, variables, folder = [], {}, "/"
     for line in unit.read_text(encoding="utf-8").splitlines():
         name, _, value = line.partition("=")
@@ -189,7 +189,7 @@ def test_the_server_of_the_service_uses_the_folders_and_settings_of_who_installe
     assert unit.stat().st_mode & 0o777 == 0o600
     words, variables, folder = from_unit(unit)
     assert variables["TESSERA_HOME"] == str(home)
-    # As systemd does: nothing of this shell's environment but what the unit holds.
+    # Like systemd: only the unit's variables, not this shell's environment.
     env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"} | variables
     with (tmp_path / "log").open("wb") as log:
         server = subprocess.Popen(words, cwd=folder, env=env, stdout=log, stderr=log)

@@ -1,6 +1,6 @@
-"""Prompts that begin alike while nobody has computed their beginning: read once, whatever comes when.
+"""Concurrent prompts with a common, uncached prefix: it is computed once, in any order of arrival.
 
-The engine runs in this process, step by step, so that requests arrive at chosen steps and the tokens it reads are
+The engine runs in this process, step by step, so that requests arrive at chosen steps and computed tokens are
 counted instead of timed.
 """
 
@@ -19,7 +19,7 @@ from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import LoadSettings
 from tests.support.models.shapes import scaled, write_shape
 
-# As few layers as have every kind of memory, and a quarter of the weights: what is shared hangs on neither.
+# As few layers as have every kind of memory, and a quarter of the weights: sharing depends on neither.
 SMALLER = {
     "lfm2": {"layers": 5, "embd": 256, "heads": 4, "kv_heads": 2, "ffn": 512, "recurrent_layers": (0, 1, 3, 4)},
     "mamba": {"layers": 3, "embd": 256, "ssm": (4, 512, 16, 16), "recurrent_layers": (0, 1, 2)},
@@ -30,7 +30,7 @@ ANSWER = 4
 
 
 class Bench:
-    """One model; every run has an engine of its own with an empty cache."""
+    """One model; every run has a new engine with an empty cache."""
 
     def __init__(self, path, **settings):
         usual = {"n_ctx": 2048, "n_parallel": 8, "kv_cells": 16384, "n_batch": PIECE, "n_ubatch": PIECE}
@@ -45,7 +45,7 @@ class Bench:
         return Scheduler(self.loaded, self.vocabulary, PrefixStore(0, 0, None, "x"), Adapters(self.loaded, ()))
 
     def run(self, prompts, arrive, leave=(), **options):
-        """Answer `prompts[i]`, which arrives before step `arrive[i]`, and leaves before step `leave[i]` if any."""
+        """Answer `prompts[i]`, which arrives before step `arrive[i]` and is cancelled before `leave[i]`, if set."""
         run = Run(self.engine())
         waiting, leave, step = dict(enumerate(arrive)), dict(leave), 0
         while waiting or run.engine.busy:
@@ -67,7 +67,7 @@ class Bench:
 
 
 class Run:
-    """An engine at work. `read` are the prompt tokens it computed, `first` those before each first token."""
+    """A running engine. `read` counts computed prompt tokens, `first` those before each first token."""
 
     def __init__(self, engine):
         self.engine = engine
@@ -83,7 +83,7 @@ class Run:
         batch.decode = counted
 
     def add(self, i, prompt, options):
-        # The likeliest token, of a request that takes all that is cached.
+        # The likeliest token, from a request that reuses all cached tokens.
         greedy = SamplingParams(temperature=1.0, top_k=1)
         request = GenerationRequest(
             prompt=prompt, max_tokens=ANSWER, sampling=greedy, ignore_eos=True, speculate=False, **options
@@ -110,12 +110,12 @@ def tokens(rng, count):
 
 
 def distinct(prompts):
-    """Tokens to read when every common beginning is read once."""
+    """Tokens to compute if every common prefix is computed once."""
     return len({tuple(p[: i + 1]) for p in prompts for i in range(len(p))})
 
 
 def bound(prompts):
-    """Beside those everybody computes the few at the end of a beginning that are not worth a step's wait."""
+    """In addition, each request computes the few last tokens of a prefix that are not worth waiting a step."""
     return distinct(prompts) + MIN_GAIN * len(prompts)
 
 
@@ -128,7 +128,7 @@ def bench(bundled_model):
 
 @pytest.fixture(scope="module", params=["lfm2", "mamba", "gemma3"])
 def stateful(request, tmp_path_factory):
-    """Models that cannot be cut: recurrent layers, and a sliding window."""
+    """Models whose state cannot be truncated: recurrent layers, and a sliding window."""
     shape = scaled(request.param, **SMALLER[request.param])
     made = Bench(write_shape(tmp_path_factory.mktemp("shape") / "model.gguf", shape))
     yield made
@@ -136,10 +136,10 @@ def stateful(request, tmp_path_factory):
 
 
 def test_owners_share_neither_what_runs_nor_what_idles(bench):
-    """The count of computed prompt tokens is what a clock would tell: nothing of another owner's is taken."""
+    """Counts computed prompt tokens instead of time: nothing is reused from another owner."""
     rng = random.Random(9)
     prompt = tokens(rng, 200)
-    both = bench.run([prompt, prompt], [0, 2])  # the second one follows the first
+    both = bench.run([prompt, prompt], [0, 2])  # the second follows the first's prefill
     assert both.read <= bound([prompt])
     apart = Run(bench.engine())
     for i, owner in enumerate(("a", "b", "")):
@@ -199,7 +199,7 @@ def test_beginnings_within_beginnings(bench, seed):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_who_reads_may_leave(bench, seed):
-    """What they had read is not lost; the next one goes on."""
+    """The tokens that cancelled requests computed are kept; the next request continues."""
     rng = random.Random(seed)
     common = tokens(rng, 250)
     prompts = [common + tokens(rng, rng.randrange(1, 40)) for _ in range(8)]
@@ -212,7 +212,7 @@ def test_who_reads_may_leave(bench, seed):
 
 @pytest.mark.parametrize("gap", [0, 1, 3])
 def test_nobody_gets_its_first_token_later_than_without_sharing(bench, gap):
-    """Counted in tokens that were read before it, as everything else waits for those."""
+    """Measured in tokens computed before it, because all requests wait for those."""
     rng = random.Random(gap)
     common = tokens(rng, 200)
     prompts = [common + tokens(rng, 30 + i) for i in range(8)]
@@ -231,7 +231,7 @@ def test_states_that_cannot_be_cut_are_shared_where_the_texts_part(stateful, gap
     arrive = [gap * i for i in range(4)]
     run, apart = stateful.run(prompts, arrive), stateful.run(prompts, arrive, cache_prompt=False)
     assert run.read <= bound(prompts)
-    # Where two logits are nearly equal, the kernels' rounding in steps of many rows decides, shared or not.
+    # With nearly equal logits, the kernels' rounding in steps of many rows decides, shared or not.
     assert all(run.answers[i] in (stateful.answer(p), apart.answers[i]) for i, p in enumerate(prompts))
 
 

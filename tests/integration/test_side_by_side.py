@@ -1,4 +1,4 @@
-"""Different kinds of work in one runner: embeddings beside chats, long prompts beside short ones."""
+"""Different kinds of work in one runner: embeddings with chats, long prompts with short ones."""
 
 import asyncio
 import random
@@ -12,7 +12,7 @@ GREEDY = SamplingParams(temperature=0)
 
 
 async def listen(runner, seen, prompt, **options):
-    """Collect the tokens of one answer in `seen` as they come."""
+    """Append the tokens of one answer to `seen` as they arrive."""
     request = GenerationRequest(
         prompt=prompt, **{"sampling": GREEDY, "max_tokens": 30, "ignore_eos": True, **options}
     )
@@ -32,7 +32,7 @@ def test_embeddings_and_chats_take_turns(bundled_model):
         chat = asyncio.create_task(
             listen(runner, seen, CHAT.format("Tell me a story."), max_tokens=450, speculate=False)
         )
-        while not seen:  # noqa: ASYNC110 - it is filled by the task, one turn of the loop at a time
+        while not seen:  # noqa: ASYNC110 - the task fills it, once per event-loop iteration
             await asyncio.sleep(0)
         before = len(seen)
         told = await runner.embed(text)
@@ -41,8 +41,8 @@ def test_embeddings_and_chats_take_turns(bundled_model):
         return alone, told, during, running, seen
 
     alone, told, during, running, seen = with_runner(bundled_model, work)
-    assert running  # the embeddings did not wait for the chat's end
-    assert during >= 8  # nor the chat for theirs; deltas travel in frames, so a few are under way
+    assert running  # the embeddings did not wait for the end of the chat
+    assert during >= 8  # nor did the chat wait; deltas travel in frames, so a few are in flight
     assert len(seen) == 450
     assert all(vector == alone.vectors[0] for vector in told.vectors)
     quiet = with_runner(
@@ -53,7 +53,7 @@ def test_embeddings_and_chats_take_turns(bundled_model):
 
 @pytest.mark.timeout(400)
 def test_a_long_prompt_is_read_while_short_ones_keep_coming(bundled_model):
-    """Short prompts are shorter in every step there is; every other step belongs to whoever came first."""
+    """Short prompts have priority in a step, but every other step belongs to the oldest request."""
     rng = random.Random(4)
 
     def ask(length, tokens):

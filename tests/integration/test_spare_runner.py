@@ -1,4 +1,4 @@
-"""The runner that waits for a server's first model: real children, taken, given up or replaced."""
+"""The warm runner for a server's first model: real child processes, used, discarded or replaced."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from tests.support.servers import wait_for
 
 
 class Counted:
-    """Starts real runners and keeps them."""
+    """Starts real runners and records them."""
 
     def __init__(self):
         self.started = []
@@ -29,7 +29,7 @@ async def until(condition):
 
 
 def run(work, **options):
-    """`work(spare, counted)` with a spare runner; everything that was started is ended."""
+    """Run `work(spare, counted)` with a warm runner; end everything that was started."""
 
     async def main():
         start = Counted()

@@ -1,4 +1,4 @@
-"""Speech graphs of fixed shapes: what fills a short sound up changes nothing, and a damaged folder is refused."""
+"""Fixed-shape speech graphs: padding of a short sound changes nothing, and a damaged folder is refused."""
 
 import numpy as np
 import pytest
@@ -65,7 +65,7 @@ def test_what_fills_a_short_sound_up_changes_nothing(folders):
     assert len(tight[1]) > 3
     assert tight[2] == pytest.approx(roomy[2], abs=1e-3)
     other = FixedMoonshine(folders[0], 1).transcribe(sound[: RATE // 2])
-    assert other[2] != pytest.approx(tight[2], abs=1e-3)  # the length counts
+    assert other[2] != pytest.approx(tight[2], abs=1e-3)  # the length matters
 
 
 def test_more_sound_than_fits_is_refused(folders):

@@ -1,4 +1,4 @@
-"""Mixtures whose experts are streamed: the same text in little memory, and what befalls the file under way."""
+"""MoE models with streamed experts: the same text in little memory, and changes of the file during use."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ from tests.support.runner_calls import EXACT, answered, with_runner
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="experts are streamed on Linux only")
 SETTINGS = {"repack": False, "max_draft": 0, **EXACT}
 GREEDY = SamplingParams(temperature=0)
-# Short ones are decoded, a long one is read in pieces that ask for nearly all experts.
+# Short prompts are decoded; a long one is read in chunks that need nearly all experts.
 PROMPTS = ("one two", "three " * 60, "four five six " * 8)
 
 
@@ -38,7 +38,7 @@ def mixture(tmp_path_factory):
 
 
 def sizes(path):
-    """The least memory for its experts, and what all of them take."""
+    """The minimum memory for its experts, and the size of all of them."""
     shape = model_shape(read_gguf_model(path))
     layers = stacks(shape.tensors, shape.experts)
     return least_bytes(layers, shape.experts), sum(16 * held_bytes(layer, 16) for layer in layers.values())
@@ -49,7 +49,7 @@ def request(prompt, tokens=12, **options):
 
 
 async def answers(runner):
-    """One after another, several at once, and with the exact context beside the shared one."""
+    """Answers one after another, concurrently, and with the deterministic context next to the shared one."""
     found = [(await answered(runner, request(prompt))).ids for prompt in PROMPTS]
     exact = [request(prompt, deterministic=True, logprobs=1) for prompt in PROMPTS]
     beside = await asyncio.gather(*(answered(runner, r) for r in exact), answered(runner, request("seven", 30)))
@@ -165,7 +165,7 @@ def test_a_load_that_cannot_stream_says_why(mixture, tmp_path):
 
 
 def test_the_next_layers_experts_are_predicted_by_its_own_router(tmp_path):
-    """Where layers add little, the next router chooses from this layer's input nearly what it will choose."""
+    """If layers add little, the next router chooses nearly the same experts from this layer's input."""
     shape = scaled("qwen3moe", layers=4, embd=128, heads=2, ffn=128, vocab=600, experts=(16, 2, 96), qtype=Q.Q8_0)
     path = write_shape(tmp_path / "quiet.gguf", shape)
     added = ("attn_output.weight", "ffn_down_exps.weight")
@@ -206,7 +206,7 @@ def test_after_wrong_predictions_none_are_made_for_a_while():
 
 
 class Arriving(dict):
-    """Jobs of which one is done just before somebody looks for it, as a reader's thread may do it."""
+    """Jobs of which one finishes just before a lookup, as in a reader thread."""
 
     def __init__(self, stream_, jobs):
         super().__init__(jobs)

@@ -1,4 +1,4 @@
-"""Our own kernels, where start.py built them, multiply and attend right."""
+"""Tessera's own CPU kernels, if start.py built them, compute products and attention correctly."""
 
 import json
 import os
@@ -16,14 +16,14 @@ from tests.support.models.tile_attention import Case
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(tiles_library(library_folder()) is None, reason="the kernels were not built here")
-# A panel that is not full, a chunk that is not, and a tile that is not.
+# An incomplete panel, an incomplete chunk, and an incomplete tile.
 ROWS, LENGTH, COLUMNS = 77, 2592, 45
 SMALL_BLOCK = 32
 COPY = " rewritten"
 COPIES = [name + COPY for name in TILED if GgmlType[name].traits.tiles_of_copy]
-COPIED_ROWS, SUPERBLOCKS_LENGTH = 72, 2560  # eight rows lie in one, and 256 values
+COPIED_ROWS, SUPERBLOCKS_LENGTH = 72, 2560  # a copy interleaves eight rows; superblocks have 256 values
 ARCHITECTURES_THAT_GENERATE = 34
-# Sums in 32 bits; the offsets of Q4_1 and Q5_1 are multiplied with sums that are rounded to 16 bits, as in ggml.
+# 32-bit sums; offsets of Q4_1 and Q5_1 are multiplied by sums rounded to 16 bits, as in ggml.
 LARGEST_ERROR = {"Q4_1": 5e-4, "Q5_1": 5e-4, "Q5_K": 5e-4, "Q4_K rewritten": 5e-4}
 
 
@@ -44,9 +44,9 @@ def test_products_are_right_and_do_not_depend_on_threads_or_neighbours(kind, old
     found = multiplied(
         name, *((COPIED_ROWS, length, COLUMNS, "copy") if kind in COPIES else (ROWS, length, COLUMNS))
     )
-    assert not found["untold"]  # it takes what it is told to, nothing by itself
+    assert not found["untold"]  # it supports only enabled operations
     if not found["known"]:
-        assert kind in ("Q8_0", "IQ4_XS")  # bytes as wide as these overflow the older instructions
+        assert kind in ("Q8_0", "IQ4_XS")  # values this wide overflow the older instructions
         return
     assert found["taken"]
     assert not found["few"]
@@ -64,7 +64,8 @@ def test_weights_as_the_file_has_them_are_left_to_llama_cpp_where_we_read_the_co
     }
 
 
-# One row and rows of other texts go one by one, rows of one text in strips; tiles and strips that are not full.
+# One row and rows of different texts are computed one by one, rows of one text in strips; incomplete tiles and
+# strips.
 CASES = {
     "one row, several chunks of cells": Case(positions=1, cells=1301),
     "a few rows": Case(positions=3, cells=700, heads=4, key_heads=4),
@@ -89,7 +90,7 @@ CASES = {
 
 @pytest.fixture(scope="module", params=["best", "avx2"])
 def attended(request):
-    """What the child found for each case, by one instruction set's kernels."""
+    """The child's results for each case, with one instruction set's kernels."""
     odd = (Case(positions=9, cells=90, width=24), Case(positions=1, cells=500))
     told = b"\n".join(map(msgspec.json.encode, (*CASES.values(), *odd)))
     run = subprocess.run(
@@ -122,5 +123,5 @@ def test_every_architecture_attends_as_exactly_as_with_llama_cpps_kernels(tmp_pa
     assert run.returncode == 0, run.stderr[-2000:]
     found = [json.loads(line) for line in run.stdout.splitlines()]
     assert len(found) > ARCHITECTURES_THAT_GENERATE
-    assert [name for name, *_, used in found if not used] == ["Mamba", "Mamba 2", "RWKV 7"]  # they have none
+    assert [name for name, *_, used in found if not used] == ["Mamba", "Mamba 2", "RWKV 7"]  # no attention
     assert [line for line in found if not line[1] < 1.5 * line[2] + 0.01] == []

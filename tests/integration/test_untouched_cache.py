@@ -1,4 +1,4 @@
-"""The cache of a long context takes no room and no time until it is used: a real runner on the CPU."""
+"""The cache of a long context uses no memory and no time until it is filled: a real runner on the CPU."""
 
 import sys
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""Models of other servers behind every protocol: a real server process, upstreams of recorded shapes, and another
-Tessera with the bundled model."""
+"""Models of other servers in every protocol: a real server, fake upstreams, and another Tessera."""
 
 import contextlib
 import json
@@ -40,7 +39,7 @@ def http(gateway):
 
 @pytest.fixture
 def desk(http):
-    """Makes the upstream `desk` of a kind, with the rule that lets its models be used."""
+    """A function that creates the upstream `desk`, with the rule that enables its models."""
     with contextlib.ExitStack() as stack:
 
         def make(kind="vllm", rule=True, **options):
@@ -79,7 +78,7 @@ def test_nothing_leaves_without_a_rule(http, desk):
         assert http.post(path, json=body).status_code >= 400
     assert ask(http, "hello", model="default", max_tokens=1).status_code == 200
     assert fake.seen == []
-    # A rule that is taken back counts at once, though the name was used before.
+    # Removing the rule takes effect immediately, although the name was used before.
     http.put("/tessera/v1/upstream-rules", json={"model": "desk/*", "upstream": "desk"})
     assert ask(http, "hi").status_code == 200
     http.delete("/tessera/v1/upstream-rules", params={"model": "desk/*"})
@@ -140,7 +139,7 @@ def test_the_other_routes(http, desk):
         answer = http.post(path, json={"model": NAME, "messages": messages, "stream": True, **extra})
         assert answer.status_code == 200
         assert answer.headers["x-tessera-ran-on"]
-        # Words that come at the same moment are sent in one event, others in one each.
+        # Words that arrive together share an event; others have one each.
         pieces = re.findall(r'"(?:text|delta|content)": ?"((?:[^"\\]|\\.)*)"', answer.text)
         assert "up there" in "".join(pieces)
     bare = http.post("/v1/completions", json={"model": NAME, "prompt": "once", "max_tokens": 3}).json()
@@ -217,7 +216,7 @@ def test_what_goes_wrong_there_is_told_here(http, desk, text, status, code, word
     answer = ask(http, text)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert words in answer.json()["error"]["message"]
-    if status == 502 and text != "broken":  # in the middle of a stream: what came is kept, the error follows
+    if status == 502 and text != "broken":  # mid-stream: the text so far is kept, then the error follows
         streamed = events(ask(http, text, stream=True))
         assert "Hello" in json.dumps(streamed)
         assert streamed[-1]["error"]["code"] == code
@@ -238,7 +237,7 @@ def test_a_client_that_leaves_stops_the_upstream(http, desk):
 
 
 def test_tokens_come_as_they_are_made(http, desk):
-    """Each word is said when the one before it has come here, so none waits for the next."""
+    """Each word is released only after the previous one has arrived, so none is held back."""
     fake = desk()
     fake.turns = threading.Semaphore(0)
     body = {"model": NAME, "stream": True, "messages": [{"role": "user", "content": "hi"}]}
@@ -254,7 +253,7 @@ def test_keys_are_kept_apart_and_never_told(gateway, http, desk):
     desk(key="sk-canary-1", rule=True)
     assert ask(http, "hi").status_code == 200
     row = http.get("/tessera/v1/upstreams").json()["upstreams"][0]
-    assert row["key"] == "file"  # there is no keyring here
+    assert row["key"] == "file"  # no keyring is available
     file = gateway.home / "config" / "upstream-keys.json"
     assert file.stat().st_mode & 0o777 == 0o600
     assert "sk-canary-1" not in (gateway.home / "config" / "upstreams.json").read_text()
@@ -280,7 +279,7 @@ def test_an_upstream_that_is_gone(http, desk):
         )
     row = http.post("/tessera/v1/upstreams/desk/check").json()
     assert (row["state"], row["reason"]) == ("unreachable", "Connection refused")
-    assert [m["name"] for m in row["models"]] == [MODEL]  # what is known stays
+    assert [m["name"] for m in row["models"]] == [MODEL]  # known models are kept
 
 
 def test_a_server_that_takes_connections_and_says_nothing(http):
@@ -292,11 +291,11 @@ def test_a_server_that_takes_connections_and_says_nothing(http):
 
 
 def test_local_first_by_rule(gateway, http, desk):
-    """The bundled model answers here; a request behind a queue goes to the upstream."""
+    """The bundled model answers locally; a request that would queue goes to the upstream."""
     fake = desk()
 
     def told(text):
-        with contextlib.suppress(httpx2.HTTPError):  # the model is taken from it in the end
+        with contextlib.suppress(httpx2.HTTPError):  # the model is unloaded in the end
             ask(http, text, "spark", **_LONG)
 
     here = ask(http, "hi", model="spark", max_tokens=2)
@@ -314,12 +313,12 @@ def test_local_first_by_rule(gateway, http, desk):
         assert fake.seen[-1][1]["model"] == MODEL
     finally:
         for thread in busy:
-            while thread.is_alive():  # one that waited may have loaded it again
+            while thread.is_alive():  # a waiting request may have loaded it again
                 http.post("/tessera/v1/models/spark/unload")
                 thread.join(1)
 
 
-_LONG = {"max_tokens": 1_000_000, "ignore_eos": True, "context_shift": True}  # until somebody stops it
+_LONG = {"max_tokens": 1_000_000, "ignore_eos": True, "context_shift": True}  # runs until it is stopped
 
 
 def _active(http):
@@ -327,7 +326,7 @@ def _active(http):
 
 
 def test_another_tessera(http, server):
-    """The full road twice: gateway, server, runner. The far one needs its key where its user made one."""
+    """The whole path twice: gateway, server, runner. The remote server requires its key."""
     row = http.put("/tessera/v1/upstreams/far", json={"url": server.url, "key": server.token}).json()
     assert (row["kind"], row["state"]) == ("tessera", "ok")
     http.put("/tessera/v1/upstream-rules", json={"model": "far/*", "upstream": "far"})
@@ -349,7 +348,7 @@ def test_another_tessera(http, server):
         json={"model": f"far/{model}", "messages": [{"role": "user", "content": "Hello"}]},
     )
     assert counted.json()["input_tokens"] == there["usage"]["prompt_tokens"]
-    # What the far one passes on itself is not listed: no ring of servers can form.
+    # Models that the remote server itself forwards are not listed, so that no loop of servers can form.
     http.put("/tessera/v1/upstreams/self", json={"url": str(http.base_url), "key": "x"})
     rows = http.get("/tessera/v1/upstreams").json()["upstreams"]
     assert not [m for row in rows if row["name"] == "self" for m in row["models"] if "/" in m["name"]]

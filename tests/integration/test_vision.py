@@ -1,4 +1,4 @@
-"""Pictures in prompts, truly encoded by libmtmd over random weights: tokens, sharing, refusals, every route."""
+"""Images in prompts, encoded by libmtmd with random weights: tokens, sharing, refusals, every route."""
 
 import asyncio
 import base64
@@ -27,7 +27,7 @@ MROPE = Shape("qwen2vl", layers=4, rope_sections=(8, 12, 12, 0))
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Model and projector by kind: pictures that see each other whole, and pictures with positions in two axes."""
+    """Model and projector by kind: images with bidirectional attention, and images with M-RoPE positions."""
     folder = tmp_path_factory.mktemp("vision")
     return {
         "square": (
@@ -99,11 +99,11 @@ def test_a_seen_picture_is_shared_where_that_is_possible(models, kind):
         text = await collect(runner, "Look: no picture at all.")
         return first, other, again, fresh, text
 
-    # A request at temperature 0 leaves the cells to itself: what others had goes to memory.
+    # A request at temperature 0 keeps the cells to itself, so other requests' prefixes are offloaded to memory.
     first, other, again, fresh, _ = with_runner(models[kind], work, cache_ram_bytes=64 << 20)
     assert first[0] != other[0]
     if kind == "square":
-        assert other[1].cached_tokens < again[1].cached_tokens  # the other only shares the words before
+        assert other[1].cached_tokens < again[1].cached_tokens  # the other shares only the text before the image
         assert again[1].cached_tokens > 16
     else:
         assert again[1].cached_tokens == 0
@@ -226,7 +226,7 @@ def url_of(data):
 
 
 def bodies(picture):
-    """The same question with a picture, as each protocol writes it: path, body, where prompt tokens are told."""
+    """The same query with an image in each protocol: path, body, and the location of the prompt token count."""
     encoded = base64.b64encode(picture).decode()
     chat = [{"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": url_of(picture)}}]
     items = [{"type": "input_text", "text": "What?"}, {"type": "input_image", "image_url": url_of(picture)}]
@@ -276,7 +276,7 @@ def test_every_protocol_carries_pictures(served, protocol):
             found = found[name]
         return found + cached
 
-    # The picture's 16 places, and the words that the projector puts around it.
+    # The image's 16 positions, and the tokens that the projector adds around it.
     assert tokens(1) >= tokens(0) + 16
 
 

@@ -1,4 +1,4 @@
-"""What is asked of the vocabulary token by token is what llama.cpp says of all of them."""
+"""Per-token vocabulary data matches llama.cpp's data for all tokens."""
 
 import pytest
 

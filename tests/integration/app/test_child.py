@@ -1,4 +1,4 @@
-"""Children of a frozen build, which has no interpreter to start them with."""
+"""Child processes of a frozen build, which has no separate interpreter."""
 
 import asyncio
 import re
@@ -28,7 +28,7 @@ STARTS = re.compile(r"(?:child_command|BoundedChild)\(\s*\"([a-z_.]+)\"")
 
 @pytest.fixture
 def frozen(tmp_path, monkeypatch):
-    """This program as a frozen build: one executable that knows its own arguments and no `-m`."""
+    """This program as a frozen build: one executable with its own arguments and no `-m`."""
     executable = tmp_path / "tessera"
     executable.write_text(f"#!{sys.executable}\nfrom app.cli.main import main\nmain()\n", encoding="utf-8")
     executable.chmod(0o755)
@@ -48,7 +48,7 @@ def test_the_table_names_every_child_and_nothing_else():
 
 
 def test_foreign_code_is_never_given_to_the_frozen_program(frozen, monkeypatch):
-    """`tessera solution.py` would be a command of ours, not that program."""
+    """`tessera solution.py` would run a Tessera command, not that program."""
     assert interpreter("-c", "1")[0] != str(frozen)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(FileNotFoundError, match="no Python is installed"):
@@ -62,7 +62,7 @@ def test_from_source_the_interpreter_runs_the_module():
 
 
 class TestInAFolderWithModulesOfItsOwn:
-    """The terminal is used in projects; what lies there must not be taken for a part of this program."""
+    """Modules in the current folder, such as a user's project, must not replace modules of this program."""
 
     @pytest.fixture(autouse=True)
     def hostile(self, tmp_path, monkeypatch):
@@ -73,7 +73,7 @@ class TestInAFolderWithModulesOfItsOwn:
         for module in ("json", "msgspec", "click", "sitecustomize", "start_module"):
             (folder / f"{module}.py").write_text("open('OWNED', 'w').close()\n")
         monkeypatch.chdir(folder)
-        # As the installed program has it: its own folder is on the path because it is installed there.
+        # Like in the installed program, whose folder is on the path.
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
         yield folder
         assert not (folder / "OWNED").exists()

@@ -1,4 +1,4 @@
-"""Threads of one process that decode the same kind of answer for the first time, at once."""
+"""Threads of one process that concurrently decode the same response type for the first time."""
 
 import subprocess
 import sys

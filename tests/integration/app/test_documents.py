@@ -1,4 +1,4 @@
-"""Files attached to a chat: text, images, PDF and Word, and those that are none of these."""
+"""Files attached to a chat: text, images, PDF and Word, and unsupported or damaged files."""
 
 import time
 import zipfile
@@ -87,7 +87,7 @@ def test_what_is_too_large_or_not_there_is_refused(tmp_path, monkeypatch):
 
 
 def word_file(path, body, **more):
-    """A Word file whose text is `body`, of any size."""
+    """A Word file with `body` as its text, of any size."""
     kind = "application/vnd.openxmlformats-officedocument.wordprocessingml.document.main+xml"
     types = f'<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types"><Default Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/><Override PartName="/word/document.xml" ContentType="{kind}"/></Types>'  # noqa: E501
     relation = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument"
@@ -118,7 +118,7 @@ def test_a_word_file_that_inflates_is_refused_by_what_it_says(tmp_path):
 
 @pytest.mark.timeout(400)
 def test_a_word_file_of_many_paragraphs_is_bounded_in_memory(tmp_path, monkeypatch):
-    """A few hundred kilobytes of file; parsed, gigabytes."""
+    """The file has a few hundred kilobytes, but several gigabytes when parsed."""
     many = word_file(tmp_path / "many.docx", (b"<w:p/>" * 100_000 for _ in range(130)))
     with pytest.raises(DocumentError, match=r"needs more than|longer than|could not be read|damaged"):
         read(many)

@@ -1,4 +1,4 @@
-"""`tessera fit` as a person and as a program see it."""
+"""`tessera fit` as used by people and by programs."""
 
 import json
 from pathlib import Path
@@ -107,7 +107,7 @@ def test_without_a_quantization_the_best_for_that_machine_is_judged(hub, machine
         told = json.loads(run("org/Big-GGUF", "--ctx", "2048", "--from", machine_of(gib), "--json").output)
         return sum(part["num_bytes"] for part in told["need"]["parts"] if part["name"] == "weights")
 
-    assert weights(64) == pytest.approx(sizes["big-Q4_K_M.gguf"], rel=0.05)  # better than that cannot be told apart
+    assert weights(64) == pytest.approx(sizes["big-Q4_K_M.gguf"], rel=0.05)  # higher quality is not measurable
     refused = run("org/Big-GGUF:BF16", "--from", machine_of(12))
     assert refused.exit_code == 1
     assert "tessera models pull org/Big-GGUF --plan" in refused.output

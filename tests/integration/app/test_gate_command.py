@@ -1,4 +1,4 @@
-"""`tessera quantize --gate` as a person and as a program see it: by the server, with its exit codes."""
+"""`tessera quantize --gate` as used by people and by programs: through the server, with exit codes."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def test_what_a_gate_will_take_is_told_before(tmp_path):
     gated = json.loads(tessera(home, "--bpw", "4.5", "--plan-only", "--json", "--gate", "certify").stdout)
     assert "gate" not in plain["forecast"]["phases"]
     assert gated["forecast"]["phases"]["gate"] > 0
-    # Two processes look at two moments how fast the machine is: their totals say nothing of each other.
+    # Two processes measure the machine's speed at different times, so their totals cannot be compared.
     for told in (plain["forecast"], gated["forecast"]):
         assert told["seconds"] == pytest.approx(sum(told["phases"].values()))
     assert gated["forecast"]["phases"].keys() - plain["forecast"]["phases"].keys() == {"gate"}

@@ -1,4 +1,4 @@
-"""`tessera models` as a person and as a script use it, against the fake hub and a library of its own."""
+"""`tessera models` as used by people and by scripts, against the fake hub and a separate library."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ GIB = 1 << 30
 
 @pytest.fixture(scope="module")
 def _shop(tmp_path_factory):
-    """A hub, and the server of a user, which the commands find: one for all tests."""
+    """A hub, and a user's server that the commands find; shared by all tests."""
     folder = tmp_path_factory.mktemp("shop")
     with pytest.MonkeyPatch.context() as patch, FakeHub() as hub:
         patch.delenv("HF_HUB_OFFLINE", raising=False)
@@ -153,7 +153,7 @@ def test_a_broken_model_is_shown_with_the_reason_and_fails_verification(tessera,
 @pytest.fixture
 def fails(monkeypatch, capsys):
     def run(*arguments):
-        """Exit code and standard error of the whole command, entry point included."""
+        """Exit code and standard error of the whole command, including the entry point."""
         monkeypatch.setattr(sys, "argv", ["tessera", "models", *arguments])
         with pytest.raises(SystemExit) as caught:
             cli_main.main()

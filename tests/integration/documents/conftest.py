@@ -1,4 +1,4 @@
-"""One registry of collections for many tests, and one folder of known documents."""
+"""One collection registry for many tests, and a folder of known documents."""
 
 import pytest
 

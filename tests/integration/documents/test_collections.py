@@ -1,4 +1,4 @@
-"""A collection from its files to its passages: kept up to date, resumed, never lost."""
+"""Collections from files to passages: kept up to date, resumed after interruptions, never lost."""
 
 import os
 import shutil
@@ -61,7 +61,7 @@ def test_changes_on_disk_are_followed(collections, folder):
 def test_what_changes_is_read_by_a_child_that_waits_for_it(collections, folder):
     settled(collections.add("sea", sources=(str(folder),)))
     wait_for(lambda: collections._quick.pid and collections._warmed >= {"markdown", "pdf"}, 30, "the child")
-    assert collections._readers[False].pid is None  # nothing else to read: its memory is given back
+    assert collections._readers[False].pid is None  # no work left: the process was ended to free its memory
     waiting = collections._quick.pid
     if hasattr(os, "getpriority"):
         mine = os.getpriority(os.PRIO_PROCESS, 0)
@@ -71,10 +71,10 @@ def test_what_changes_is_read_by_a_child_that_waits_for_it(collections, folder):
     wait_for(lambda: found(live, "kittiwake"), 20, "the new file")
     assert collections._quick.pid == waiting
     looked, saved = live.checked_at, folder / ".new.md.part"
-    saved.write_text("# Gulls\n\nThe skua steals fish.\n")  # as programs save: beside it, then in its place
+    saved.write_text("# Gulls\n\nThe skua steals fish.\n")  # as programs save: a new file, then a rename
     saved.replace(folder / "new.md")
     wait_for(lambda: found(live, "skua"), 20, "the saved file")
-    assert live.checked_at == looked  # no look at all other files
+    assert live.checked_at == looked  # no check of all other files
     (folder / "long.txt").write_text("A long log of the harbour.\n" * 200_000 + "The fulmar spits oil.\n")
     wait_for(lambda: found(live, "fulmar"), 60, "the long file")
     assert collections._beside[False].pid
@@ -186,7 +186,7 @@ def test_a_damaged_index_is_made_again(tessera_home, folder):
         second.close()
 
 
-# Slow enough that a busy machine does not let it come to its end before it is killed five times.
+# Slow enough that it cannot finish before it is killed five times, even on a busy machine.
 _INDEXER = """
 import sys, time
 from engine.documents.reader_process import Reader
@@ -251,7 +251,7 @@ def test_killed_five_times_nothing_is_lost_or_read_twice(tessera_home, tmp_path)
 
 
 def _pages():
-    """Pages in the index, as another process sees them."""
+    """Number of pages in the index, as another process sees it."""
     reading = Collections(user_paths())
     try:
         return reading.live("big").store.counts().pages
@@ -260,7 +260,7 @@ def _pages():
 
 
 def test_a_file_that_changes_while_it_is_read_is_read_anew(collections, tmp_path):
-    """The reader of the old state loses its right to write."""
+    """The reader of the old version must lose its permission to write."""
     path = made.pdf(tmp_path / "long.pdf", [[f"Old page {n}."] for n in range(1, 400)])
     before = threading.active_count()
     live = collections.add("one", sources=(str(path),))

@@ -1,4 +1,4 @@
-"""Every format through the child that reads documents: the text, its page, and what could not be read."""
+"""Every format through the reader process: the text, its page, and the reported problems."""
 
 import os
 import random
@@ -172,7 +172,7 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(reader, tmp_path):
 
 
 def test_a_page_that_stalls_the_parser_is_told_and_the_next_ones_are_read(tmp_path, monkeypatch):
-    """A named pipe is a file that never ends; a PDF keeps its other pages (the child is killed in between)."""
+    """A named pipe is a file that never ends; a PDF keeps its other pages after the child process is killed."""
     monkeypatch.setattr(reader_process, "PAGE_LIMIT_S", 2.0)
     monkeypatch.setattr(limited_child, "_STALLED_S", 4.0)
     reader = Reader()

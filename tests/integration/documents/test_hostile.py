@@ -1,4 +1,4 @@
-"""Documents and folders that want to reach what is outside of them."""
+"""Documents and folders that try to access files outside of themselves."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ def reader():
 
 
 def with_entity(path, secret):
-    """Every XML part gets an entity that names `secret`, and says it in the place of its first text."""
+    """Add an entity that refers to `secret` to every XML part, and use it as the first text."""
     with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
     entity = f'<!DOCTYPE any [<!ENTITY far SYSTEM "{secret.as_uri()}">]>'.encode()
@@ -73,7 +73,7 @@ def test_links_and_pipes_of_a_folder_are_left_out(collections, folder, tmp_path)
 
 
 def many_times(path, part, old, new):
-    """The archive with `old` of a part in the place of `new`."""
+    """Replace `old` by `new` in one part of the archive."""
     with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name).decode("utf-8", "surrogateescape") for name in archive.namelist()}
     assert old in parts[part]
@@ -115,7 +115,7 @@ def test_one_damaged_part_leaves_the_others_readable(reader, tmp_path, monkeypat
     if kind == "mbox":
         made.mbox(path, [made.message(f"mail {n}", f"Text of number {n}.") for n in range(3)])
         raw = path.read_bytes().replace(b"From: ida@example.org", b"From: " + b"(" * 3000 + b"x", 2)
-        raw = raw.replace(b"From: " + b"(" * 3000 + b"x", b"From: ida@example.org", 1)  # the second one only
+        raw = raw.replace(b"From: " + b"(" * 3000 + b"x", b"From: ida@example.org", 1)  # only in the second
         path.write_bytes(raw)
     elif kind == "epub":
         deep = "<div>" * 200_000
@@ -130,7 +130,7 @@ def test_one_damaged_part_leaves_the_others_readable(reader, tmp_path, monkeypat
 
 
 class Endless:
-    """A reader whose first file has no end; it notes which files it was asked for."""
+    """A reader whose first file never ends; it records which files it was asked to read."""
 
     def __init__(self):
         self.asked = []
@@ -168,7 +168,7 @@ def test_a_document_without_an_end_is_cut_and_the_others_are_read_before_that(tm
 
 @pytest.mark.skipif(sys.platform != "linux", reason="descriptors are listed in /proc")
 def test_indexes_that_nobody_uses_hold_no_descriptors(tessera_home, tmp_path, monkeypatch):
-    """However many there are, also after a start; each is opened again when it is asked."""
+    """Idle indexes are closed, also after a start, and opened again on use."""
     monkeypatch.setattr(registry, "MAX_OPEN", 4)
     monkeypatch.setattr(registry, "OPEN_S", 0.0)
     (tmp_path / "a.txt").write_text("The zebra has stripes.")
@@ -196,9 +196,9 @@ def test_indexes_that_nobody_uses_hold_no_descriptors(tessera_home, tmp_path, mo
 
 
 def held():
-    """Descriptors of indexes and their locks."""
+    """Open file descriptors of indexes and their locks."""
     found = []
     for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # of the listing itself
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
             found.append(str(link.readlink()))
     return [name for name in found if name.startswith(str(user_paths().state / "collections"))]

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - pieces of XML
-"""What Word, PowerPoint, Excel and a browser show of a document is read, and what they do not show is not."""
+"""Text that Word, PowerPoint, Excel and browsers display is read; hidden text is not."""
 
 import zipfile
 
@@ -45,7 +45,7 @@ def text_of():
 
 
 def word_file(path, body, space=WORD, **parts):
-    """A Word file; `parts` by their name, such as footnotes, are related to its text."""
+    """A Word file; `parts`, such as footnotes, are related parts by name."""
     related = "".join(
         f'<Relationship Id="{name}" Type="{OFFICE}/{name.rstrip("0123456789")}" Target="{target}"/>'
         for name, (target, _) in parts.items()

@@ -1,4 +1,4 @@
-"""Every file of the bundle is somebody's: of a package that is listed, of Python, or of the system's packages."""
+"""Every file of the bundle has a known origin: a listed package, Python, or a system package."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(autouse=True)
 def start_program_of_a_build(monkeypatch):
-    """PyInstaller is a part of the build's environment, not of the tests'."""
+    """Replace PyInstaller, which is only installed in the build environment."""
     made = licences.Component(name="PyInstaller's start program", version="1", licence="GPL", text="text")
     monkeypatch.setattr(attribution, "_bootloader", lambda: made)
 

@@ -1,4 +1,4 @@
-"""The glslc of a pack's build: what was compiled for one platform is copied for the next."""
+"""The caching glslc of a pack build: shaders compiled for one platform are reused for the next."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from installers.packs.toolchain import KEEPING_GLSLC, kept_shaders
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="packs are built on Linux")
-# Notes each call and writes its words as the output; fails where it is told to.
+# Records each call and writes its arguments as the output; fails on request.
 COMPILER = """#!/bin/sh
 echo "$@" >> "$NOTES"
 [ "$FAILS" != 1 ] || { echo bad >&2; exit 7; }

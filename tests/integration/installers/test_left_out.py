@@ -1,4 +1,4 @@
-"""What advisories are explained by: a runner that loads llama.cpp does not import diskcache."""
+"""The reason that excuses an advisory holds: a runner with llama.cpp does not import diskcache."""
 
 import subprocess
 import sys

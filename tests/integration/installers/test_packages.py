@@ -1,4 +1,4 @@
-"""The files that desktops read, and the packages made from a small stand-in of the program's folder."""
+"""Desktop integration files, and packages built from a small substitute of the program's folder."""
 
 import gzip
 import os
@@ -82,7 +82,7 @@ def test_the_run_file_installs_below_a_prefix_and_removes_itself(program, tmp_pa
     unpacked = [str(file), "--prefix", str(prefix)]
     done = subprocess.run(unpacked, env=without, capture_output=True, text=True, check=False)
     assert (done.returncode, "install xz-utils" in done.stderr) == (3, True)
-    subprocess.run([str(prefix / "bin" / "tessera")], check=True, capture_output=True)  # what was there still runs
+    subprocess.run([str(prefix / "bin" / "tessera")], check=True, capture_output=True)  # the old one still runs
     (prefix / "share" / "tessera").mkdir()
     (prefix / "share" / "tessera" / "mine").write_text("a model")
     home = tmp_path.parent / f"home-{os.getpid()}"

@@ -1,4 +1,4 @@
-"""The bundle's files after the collecting: libraries without symbols for debuggers, no path of the build."""
+"""The collected bundle: libraries without debug symbols, no paths of the build."""
 
 import ctypes
 import shutil
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(not (shutil.which("gcc") and shutil.which("strip
 
 
 def library(path, functions):
-    """One with so many functions that only its own file can name."""
+    """A library with this many functions that are visible only inside its file."""
     hidden = "\n".join(
         f"static int __attribute__((noinline, used)) hidden_{n}(void) {{ return {n}; }}" for n in functions
     )

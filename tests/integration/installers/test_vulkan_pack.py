@@ -1,4 +1,4 @@
-"""The Vulkan pack in assets/kernels: for the locked llama.cpp, small, sound, and for every system Qt runs on."""
+"""The Vulkan pack in assets/kernels: for the locked llama.cpp, small, valid, for every system that Qt supports."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ from installers.packs.build import NEWEST_GLIBC, read_manifest
 from installers.packs.recipes import RECIPES
 
 MOST_BYTES = 6_000_000
-# GLIBCXX_3.4.N that libstdc++ of GCC 12 has (Debian 12, Ubuntu 22.04). Source: libstdc++'s ABI policy.
+# GLIBCXX_3.4.N of libstdc++ in GCC 12 (Debian 12, Ubuntu 22.04). Source: libstdc++'s ABI policy.
 GCC_12 = 30
 
 
@@ -60,7 +60,7 @@ def test_its_library_runs_with_the_glibc_and_libstdcxx_of_2022(archive, tmp_path
     versions = {tuple(map(int, v.split("."))) for v in re.findall(r"GLIBC_(\d+(?:\.\d+)+)", listed)}
     assert max(versions) <= NEWEST_GLIBC
     assert max(map(int, re.findall(r"GLIBCXX_3\.4\.(\d+)", listed))) <= GCC_12
-    # Shaders of matrix units of both kinds, integer dot products and bfloat16; no path of the building machine.
+    # Shaders for both kinds of matrix units, integer dot products and bfloat16; no path of the build machine.
     data = library.read_bytes()
     for word in (b"_cm1", b"_cm2", b"q8_1", b"bf16"):
         assert word in data

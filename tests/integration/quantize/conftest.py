@@ -1,4 +1,4 @@
-"""One measurement of some layers of the bundled model, shared by all tests of measuring."""
+"""One measurement of some layers of the bundled model, shared by all measurement tests."""
 
 import os
 import shutil
@@ -16,13 +16,13 @@ from tests.support.models.small_folder import small_file
 
 @pytest.fixture(scope="session")
 def source(tmp_path_factory):
-    """The model that is measured."""
+    """The model to measure."""
     return small_file(tmp_path_factory.mktemp("source") / "source.gguf", LAYERS)
 
 
 @pytest.fixture(scope="session")
 def request_for(source, tmp_path_factory):
-    """A small measurement: an eighth of the text, so that the whole takes ten seconds."""
+    """A small measurement: an eighth of the text, so that it takes ten seconds."""
     return MeasureRequest(
         source=source,
         calibration=CALIBRATION,
@@ -36,14 +36,14 @@ def request_for(source, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def measured(request_for, tmp_path_factory):
-    """Where tests run in several processes, the first one measures and each of the others has a copy of its own."""
+    """The measurement results; in a parallel run the first process measures and the others copy."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return measure(request_for, ignore, never)
     once = tmp_path_factory.getbasetemp().parent / "measured-once"
     with FileLock(once.with_suffix(".lock")):
         if once.exists():
             shutil.copytree(once, request_for.cache_dir, dirs_exist_ok=True)
-            return measure(request_for, ignore, never)  # only reads what is there
+            return measure(request_for, ignore, never)  # only reads the copied files
         found = measure(request_for, ignore, never)
         shutil.copytree(request_for.cache_dir, once.with_suffix(".partial"))
         once.with_suffix(".partial").rename(once)

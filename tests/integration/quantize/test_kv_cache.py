@@ -1,4 +1,4 @@
-"""What a coarser cache costs, measured: K and V apart, by context, and what the planner makes of it."""
+"""The measured loss of coarser KV cache types: K and V separately, by context, and its use by the planner."""
 
 import msgspec
 import pytest

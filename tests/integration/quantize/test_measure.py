@@ -1,4 +1,4 @@
-"""Measuring the bundled model with llama.cpp: against an independent computation, across kills, on bad input."""
+"""Measuring the bundled model with llama.cpp: against an independent computation, after kills, on bad input."""
 
 import os
 import shutil
@@ -38,8 +38,8 @@ def model(source):
 
 
 def test_second_moments_equal_those_computed_from_the_weights(request_for, tmp_path, model, source):
-    """The first layer's input is a normalized embedding: tokenizer and numpy give it without llama.cpp."""
-    text = CALIBRATION.read_text(encoding="utf-8").replace("<|", "<")  # the same tokens however it is read
+    """The first layer's input is a normalized embedding, which tokenizer and numpy compute without llama.cpp."""
+    text = CALIBRATION.read_text(encoding="utf-8").replace("<|", "<")  # the same tokens in both parsing modes
     (tmp_path / "plain.txt").write_text(text, encoding="utf-8")
     request = msgspec.structs.replace(
         request_for, calibration=tmp_path / "plain.txt", cache_dir=tmp_path / "cache", max_tokens=4096
@@ -50,7 +50,7 @@ def test_second_moments_equal_those_computed_from_the_weights(request_for, tmp_p
     tokenizer = Tokenizer.from_file(str(source.with_suffix("") / "tokenizer.json"))
     ids = np.array(tokenizer.encode(text, add_special_tokens=False).ids)
     windows = ids[: len(ids) // 512 * 512].reshape(-1, 512)
-    ids = windows[np.linspace(0, len(windows) - 1, 8).round().astype(int)].reshape(-1)  # from all over the text
+    ids = windows[np.linspace(0, len(windows) - 1, 8).round().astype(int)].reshape(-1)  # spread over the whole text
     rows = model["token_embd.weight"].astype(np.float32)[ids]
     rows = rows / np.sqrt((rows**2).mean(axis=1, keepdims=True) + 1e-5) * model["blk.0.attn_norm.weight"]
     expected = rows.T @ rows / len(ids)
@@ -58,7 +58,7 @@ def test_second_moments_equal_those_computed_from_the_weights(request_for, tmp_p
     moments = WorkFolder.open(request).moments(first)
 
     assert first.members == ("blk.0.attn_q.weight", "blk.0.attn_v.weight", "blk.0.attn_k.weight")
-    # llama.cpp multiplies in F16 here and there.
+    # llama.cpp multiplies partly in F16.
     assert np.abs(moments[0] - expected).max() < 2e-3 * np.abs(expected).max()
 
 
@@ -93,7 +93,7 @@ def test_evidence_orders_types_and_roundings(measured):
         assert all(rows[q] <= stock[q] * 1.001 for q in stock)
         assert tensor.alpha > 0
     ratio = np.array([t.errors["gptq"]["Q4_K"] / t.errors["stock"]["Q4_K"] for t in measured.evidence.tensors])
-    # Measured: .37 on all tensors of this model (docs/log.md, "GPTQ rounding").
+    # Measured: 0.37 on all tensors of this model (docs/log.md, "GPTQ rounding").
     assert np.exp(np.log(ratio).mean()) < 0.5
 
 

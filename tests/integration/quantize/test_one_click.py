@@ -1,4 +1,4 @@
-"""From a Hugging Face folder to a proven file in one go: dense, with experts, and in every tier."""
+"""From a Hugging Face folder to a verified file in one job: dense, with experts, and in every tier."""
 
 import hashlib
 from pathlib import Path
@@ -38,12 +38,12 @@ def digest(folder: Path) -> str:
 def test_a_folder_becomes_a_file_that_beats_the_stock_mix_in_both_tiers(tmp_path):
     source = first_layers(tmp_path / "source", 1, NARROW)
     before = digest(source)
-    size = Goal(kind="bpw", bpw=6.2)  # most of so small a model is its table, which stock mixes keep in Q6_K
+    size = Goal(kind="bpw", bpw=6.2)  # most of so small a model is its table, which presets keep in Q6_K
     report = run(source, tmp_path, goal=size)
     assert (report.shipped, report.rounding) == ("ours", "gptq")
     assert (tmp_path / "out.gguf").stat().st_size == report.file_bytes == report.plan.file_bytes
     assert report.kld_ratio < 0.8
-    # The measurement is used again.
+    # The measurement is reused.
     most = run(source, tmp_path, goal=size, tier="max", out=tmp_path / "max.gguf")
     assert (most.shipped, most.rounding) == ("ours", "gptq")
     assert most.kld_ratio < 0.8
@@ -61,6 +61,6 @@ def test_experts_are_measured_and_rounded_each_for_itself(tmp_path):
     counts = np.array([read_imatrix(found)[name].counts for name in routed])
     assert counts.shape == (3, EXPERTS)
     assert counts.min() > 0
-    assert len(np.unique(counts[0])) > 1  # each expert has its own share of the tokens
+    assert len(np.unique(counts[0])) > 1  # experts get different numbers of tokens
     assert report.shipped == "ours"
     assert report.kld_ratio < 0.9

@@ -1,4 +1,4 @@
-"""The second process that removes unfinished files, when somebody ends it."""
+"""The process that removes unfinished files, if it is killed itself."""
 
 from quantize.files.output_file import Output
 

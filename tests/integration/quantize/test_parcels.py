@@ -1,4 +1,4 @@
-"""Tasks done in folders that hold nothing but their parcel: the bytes of a job done at home."""
+"""Tasks done in folders with nothing but their parcel give the same bytes as a local job."""
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixture
 
 
 class Elsewhere:
-    """Does each task in an empty folder of its own, after its parcel went through bytes."""
+    """Runs each task in a separate empty folder, after serializing its parcel."""
 
     def __init__(self, folder):
         self.folder, self.done = folder, []
@@ -54,7 +54,7 @@ def request_for(tmp_path_factory):
 
 
 def both(request, tmp_path, **changes):
-    """The same job at home and elsewhere; what was done elsewhere."""
+    """Run the job locally and elsewhere, compare the files; return the tasks done elsewhere."""
     home = msgspec.structs.replace(request, out=tmp_path / "home.gguf", cache_dir=tmp_path / "home", **changes)
     away = msgspec.structs.replace(request, out=tmp_path / "away.gguf", cache_dir=tmp_path / "away", **changes)
     elsewhere, shares = Elsewhere(tmp_path / "rooms"), []
@@ -70,7 +70,7 @@ def test_a_mix_that_is_measured_and_rounded(request_for, tmp_path):
 
     assert {task for task, _ in done} == {"errors", "round"}
     rounded = [names for task, names in done if task == "round"]
-    assert all(len(names) == 1 for names in rounded)  # by tensor
+    assert all(len(names) == 1 for names in rounded)  # one task per tensor
     assert len({n for (n,) in rounded}) == len(rounded)
     evidence = [sorted((tmp_path / side).rglob("errors/*.json")) for side in ("home", "away")]
     assert [p.name for p in evidence[0]] == [p.name for p in evidence[1]]
@@ -83,7 +83,7 @@ def test_a_stock_mix_with_an_importance_matrix(request_for, tmp_path):
     entries = {}
     for info in read_gguf(source).tensors:
         if len(info.shape) > 1:
-            width = info.shape[0] if info.name != "blk.0.ffn_down.weight" else 32  # of another model
+            width = info.shape[0] if info.name != "blk.0.ffn_down.weight" else 32  # the width of another model
             entries[info.name] = Importance(rng.random((1, width), np.float32), np.ones(1, np.float32))
     write_imatrix(matrix, entries, "text", 512)
     done = both(

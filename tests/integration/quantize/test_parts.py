@@ -1,4 +1,4 @@
-"""Evaluating a part of a model gives the very bits of the whole; second moments and swaps are made of that."""
+"""Evaluating a part of a model gives exactly the bits of the whole; Hessians and swaps rely on that."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tests.support.models.small_folder import short_text, small_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("kept")]
 
-# Whose layers have more between them than the residual stream: RWKV 7's first layer is mixed into all others.
+# Models with more than the residual stream between layers: RWKV 7's first layer is mixed into all others.
 WHOLE = {"RWKV 7"}
 
 
@@ -67,7 +67,7 @@ def test_moments_of_several_passes_are_those_of_one(few, tmp_path):
 
 
 def test_a_pass_goes_on_from_the_stream_that_the_one_before_left(few, tmp_path):
-    """With the stream set to nothing the next pass sees nothing: it was read, and no layer before it evaluated."""
+    """With a zeroed stream the next pass sees zeros: so it reads the stream and skips the earlier layers."""
     run_task("survey", few, ignore, never)
     folder = WorkFolder.open(few)
     first, later = "blk.0.attn_q.weight", "blk.2.ffn_down.weight"
@@ -88,7 +88,7 @@ def test_a_pass_goes_on_from_the_stream_that_the_one_before_left(few, tmp_path):
 
 
 def whole(request):
-    """The same request where models are evaluated whole: with layers on a GPU, which this build has not."""
+    """The same request with the model evaluated as a whole: with GPU layers, which this build does not support."""
     return msgspec.structs.replace(request, gpu_layers=1)
 
 

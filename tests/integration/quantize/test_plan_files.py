@@ -1,4 +1,4 @@
-"""Plans that travel: the same bytes on any number of threads; what is forged, stale or foreign is refused."""
+"""Portable plans: the same bytes with any number of threads; forged, stale and foreign plans are refused."""
 
 import msgspec
 import pytest
@@ -14,8 +14,8 @@ from quantize.types import Goal, Interval
 from tests.support.models.measured_model import HELD_OUT, SOURCE, TYPES, ignore, measured_types, never
 from tests.support.models.small_folder import NARROW, short_text, small_file
 
-# Points of eight values and of four, with an even number of minus signs and with any. ggml's tables for them take a
-# second of processor in each process, those of all types of two bits six.
+# Codebooks of eight values and of four, with an even number of minus signs and with any. ggml's tables for them
+# take 1 s of CPU time per process; those of all 2-bit types take 6 s.
 POINTS = ("IQ2_XXS", "IQ3_S")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("kept")]
@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def given(folder):
-    """What somebody gives on: the request that made it, and the plan."""
+    """A published plan: the request that produced it, and the plan."""
     request = QuantizeRequest(
         source=small_file(folder / "source.gguf", 1, NARROW),
         out=folder / "made.gguf",
@@ -49,7 +49,7 @@ def given(folder):
 
 
 def follow(given, tmp_path, plan=None, **changes):
-    """With what was measured and rounded before, unless another cache is given."""
+    """Follow a plan; earlier measurements are reused unless another cache is given."""
     request, own = given
     plan = plan or own
     facts = {
@@ -75,7 +75,7 @@ def test_a_plan_makes_the_same_bytes_on_any_number_of_threads(given, tmp_path, t
 
 
 def test_a_plan_of_points_and_signs_makes_the_same_bytes_on_any_number_of_threads(folder, tmp_path):
-    """Below 2.6 bits a weight there are only types of lattices, whose points are chosen eight weights at a time."""
+    """Below 2.6 bits per weight there are only codebook types, whose entries cover eight weights."""
     request = QuantizeRequest(
         source=small_file(folder / "one.gguf", 1, NARROW),
         out=folder / "small.gguf",

@@ -1,4 +1,4 @@
-"""Processes of a job do one task after the other, as long as they are well and hold little."""
+"""A job's processes run one task after another, as long as they are sound and use little memory."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ FOLDER = ROOT / "tests/data/spark-hf"
 
 @pytest.fixture
 def pids(monkeypatch):
-    """Of the process of each task, in their order."""
+    """The process id of each task, in order."""
     found = []
 
     class Noted(Child):
@@ -73,7 +73,7 @@ def test_one_that_holds_much_ends_with_its_task(tmp_path, pids, monkeypatch):
 
 
 def test_one_that_had_layers_on_a_gpu_ends_with_its_task(request_for, tmp_path, pids):
-    """Its driver would hold memory that others need. This build has no GPU, and the request alone decides."""
+    """The driver would hold memory that others need. This build has no GPU, so the request alone decides."""
     survey = msgspec.structs.replace(request_for, cache_dir=tmp_path, gpu_layers=1)
     moments = MomentsRequest(measure=survey, groups=("blk.0.attn_q.weight",))
     with reused_workers():
@@ -90,7 +90,7 @@ def test_one_that_failed_or_died_meanwhile_is_replaced(tmp_path, pids):
         assert not runs(pids[0])
         found = run_task(*prepare(tmp_path), ignore, never)
         os.kill(pids[1], signal.SIGKILL)
-        # Its first thread has ended before the others, and the system tells its parent of the last one.
+        # The main thread ends before the others, and the system notifies the parent only after the last one.
         os.waitid(os.P_PID, pids[1], os.WEXITED | os.WNOWAIT)
         assert run_task(*prepare(tmp_path), ignore, never) == found
     assert len(set(pids)) == 3

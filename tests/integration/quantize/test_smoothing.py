@@ -1,4 +1,4 @@
-"""A model with huge channels, evened out: the same function, less spoiled by inputs in 8 bits; tier max does it."""
+"""Smoothing of huge channels: the same function with less 8-bit input error; tier max applies it."""
 
 import asyncio
 
@@ -35,15 +35,15 @@ from tests.support.runner_calls import answered
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("kept", "few_types")]
 
-HUGE = 64.0  # times what the channel was
+HUGE = 64.0  # factor of the channel
 CHANNEL = 37
 LAYERS = 2
 SEAMS = 3 * LAYERS  # before attention, before the feed-forward network, before its last product
-MOST = 5 / 6  # of the seams, those where a huge channel is worth its larger weights
+MOST = 5 / 6  # share of scale points at which smoothing a huge channel is worth its larger weights
 
 
 def huge(name, values):
-    """One channel of every norm's output, and of every gate's, larger; what multiplies it as much smaller."""
+    """Enlarge one channel of every norm's and gate's output, and reduce the weights that multiply it."""
     part = name.split(".")[-2]
     values = values.copy()
     if part in {"attn_norm", "ffn_norm"}:
@@ -98,7 +98,7 @@ def test_every_tensor_is_the_source_times_powers_of_two(rough, even):
         if np.array_equal(old, new):
             continue
         changed.add(name.split(".")[-2])
-        normal = np.abs(old) > 1e-3  # numbers that have all their digits
+        normal = np.abs(old) > 1e-3  # numbers with full precision
         powers = np.log2(np.divide(new, old, where=normal, out=np.ones_like(new)))
         by_column = np.frombuffer(columns.get(name, bytes(old.shape[-1])), np.int8)
         rows = powers - by_column
@@ -183,7 +183,7 @@ def test_the_importance_matrix_of_the_source_is_found_again(rough, even, tmp_pat
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """What one job has measured of the rough model serves the next."""
+    """A cache folder that the jobs of this module share."""
     return tmp_path_factory.mktemp("cache")
 
 

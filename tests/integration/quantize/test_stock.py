@@ -1,4 +1,4 @@
-"""Our reading of llama.cpp's mixes against what llama.cpp itself decides, for every mix and many shapes."""
+"""Tessera's implementation of llama.cpp's presets against llama.cpp's own decisions, for many shapes."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from quantize.plan.llama_cpp_preset_rules import MIXES
 from quantize.plan.llama_cpp_presets import stock_types
 from quantize.plan.speed import model_spec
 
-# A dry run in a child: llama.cpp reports each tensor's type in its log and writes nothing.
+# A dry run in a child process: llama.cpp logs each tensor's type and writes nothing.
 DRY_RUNS = """
 import ctypes, json, re, sys
 from pathlib import Path

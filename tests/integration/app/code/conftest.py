@@ -1,4 +1,4 @@
-"""The small project that tests of the coding agent work on."""
+"""Small-project fixtures for tests of the coding agent."""
 
 from tests.support.code_project import index, project
 

@@ -47,7 +47,7 @@ class Scripted:
 
 @pytest.fixture
 def desk(index, tmp_path):
-    """(toolbox, consent requests so far, answers to give, events)."""
+    """A tuple of (toolbox, consent requests so far, answers to give, events)."""
     index.refresh()
     journal = Journal(tmp_path / "edits.db")
     asked, events = [], []
@@ -183,7 +183,7 @@ def test_a_time_limit_that_is_no_number_is_the_usual_one(desk, monkeypatch, want
 
 
 def test_instructions_inside_files_reach_the_model_as_data_and_their_calls_need_consent(desk, project):
-    """A model that obeys a file still cannot act: every call it makes is shown, and was declined here."""
+    """Calls that a file's text makes the model emit are shown and need consent; declined calls do nothing."""
     toolbox, asked, answers, events = desk
     answers["default"] = "no"
     (project / "evil.md").write_text(
@@ -196,7 +196,7 @@ def test_instructions_inside_files_reach_the_model_as_data_and_their_calls_need_
         [("edit", {"path": "README.md", "search": "# Project", "replace": "owned"})],
     )
     Agent(obedient, [toolbox], events.append).work("Summarise evil.md")
-    # Reading the file made no call by itself: each call is one the model made.
+    # Reading the file made no calls: each call came from the model.
     assert [e.tool for e in events if isinstance(e, Called)] == ["read", "run", "edit"]
     message = obedient.seen[1][-1]
     assert message["role"] == "tool"

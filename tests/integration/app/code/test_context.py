@@ -94,7 +94,7 @@ def test_a_question_in_words_finds_the_file_and_a_removed_piece_stays_out(index)
 
 @pytest.mark.parametrize("unit", ["a", "A", "aA", "_", ".", "a1", "(", "a(", " "])
 def test_a_question_of_one_endless_word_is_read_at_once(index, unit):
-    """Tried one start after the other these take days, and Python lets no other thread run meanwhile."""
+    """Checks that the regular expressions run in linear time; others would take days and block all threads."""
     index.refresh()
     endless = unit * (200_000 // len(unit))
     assert named_symbols(index.database, f"{endless} find_node") == named_symbols(index.database, "find_node") != []

@@ -104,7 +104,7 @@ def _hook(repository, trap):
 
 
 def _partial_clone(repository, trap):
-    """An object is missing and the remote that would give it is a program."""
+    """An object is missing, and the remote that could supply it is a program."""
     git(repository, "config", "extensions.partialClone", "origin")
     git(repository, "config", "remote.origin.promisor", "true")
     git(repository, "config", "remote.origin.url", str(repository))
@@ -114,7 +114,7 @@ def _partial_clone(repository, trap):
 
 
 def _beside_git(repository, trap):
-    """The folder looks like a bare repository as well."""
+    """Make the folder look like a bare repository, too."""
     for name in ("objects", "refs"):
         (repository / name).mkdir()
     (repository / "HEAD").write_text("ref: refs/heads/main\n")
@@ -149,7 +149,7 @@ TRAPS = {
 def test_programs_that_the_project_configures_do_not_run(repository, tmp_path, plant):
     witness = tmp_path / "owned"
     plant(repository, f"touch '{witness}'; cat")
-    witness.unlink(missing_ok=True)  # preparing the trap may have sprung it
+    witness.unlink(missing_ok=True)  # preparing the trap may have triggered it
     (repository / "tool.sh").write_text("changed\n")
     asked = Git(repository)
     assert asked.available()
@@ -157,7 +157,7 @@ def test_programs_that_the_project_configures_do_not_run(repository, tmp_path, p
     try:
         assert "changed" in asked.diff().text
     except GitFailed:
-        assert plant is _partial_clone  # the object is not there
+        assert plant is _partial_clone  # the object is missing
     asked.recent_subjects()
     assert not witness.exists()
 

@@ -141,7 +141,7 @@ def test_binary_minified_and_vanishing_files_are_named_with_their_reason(index, 
 
 
 def test_a_file_that_kills_the_parser_is_left_out_and_the_rest_is_indexed(index, project, monkeypatch):
-    """The child ends itself on one path, as a fault in a grammar would."""
+    """The child process ends itself on one path, like a crash in a grammar."""
     for number in range(40):
         (project / f"f{number:02}.py").write_text(f"def f{number}():\n    pass\n")
     killer = project.parent / "killer.py"

@@ -1,4 +1,4 @@
-"""What a command reaches where bubblewrap does not work and Landlock does."""
+"""Checks what a command can access with Landlock if bubblewrap does not work."""
 
 import contextlib
 import json
@@ -35,7 +35,7 @@ def python(project, script, openings=None):
 
 
 def accept_one(listener):
-    with contextlib.suppress(OSError):  # it is closed where nobody came
+    with contextlib.suppress(OSError):  # closed because no client connected
         listener.accept()[0].close()
 
 

@@ -1,4 +1,4 @@
-"""MCP servers that lie: silent, flooding, or with names that a terminal would obey."""
+"""Hostile MCP servers: silent, flooding, or with names that contain terminal control sequences."""
 
 import asyncio
 import sys

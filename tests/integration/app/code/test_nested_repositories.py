@@ -1,4 +1,4 @@
-"""What a command in the sandbox makes of repositories inside the project, and what the person's git runs then."""
+"""Checks that repositories created by a sandboxed command cannot make the user's git run programs."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""What a command of the agent reaches: its project, and nothing else unless it is opened for it."""
+"""Checks what an agent's command can access: its project, and nothing else without consent."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ needs_sandbox = pytest.mark.skipif(sandbox.missing() is not None, reason=f"no sa
 
 @pytest.fixture
 def toolbox(index, tmp_path):
-    """(toolbox, consent requests so far); everything is allowed."""
+    """A tuple of (toolbox, consent requests so far); everything is allowed."""
     index.refresh()
     journal = Journal(tmp_path / "edits.db")
     asked = []

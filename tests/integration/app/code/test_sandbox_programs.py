@@ -1,4 +1,4 @@
-"""What a command sees of the programs in the home, of the data beside them, and of the environment."""
+"""Checks which programs, data and environment variables of the home folder a command can see."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def kind(request, monkeypatch):
 
 
 def reached(project, home):
-    """The private files that a command can read, and what the programs of PATH say."""
+    """The private files that a command can read, and the output of the programs in PATH."""
     words = " ".join(
         str(home / name) for name in (*PRIVATE, "bin/gh/hosts.yml", ".tool/lib/taxes.txt", ".local/bin/key")
     )

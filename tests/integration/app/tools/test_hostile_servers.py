@@ -1,4 +1,4 @@
-"""MCP servers that lie to a chat: about their names, their size, and about what they are after consent."""
+"""MCP servers that mislead a chat: with their names, their size, or by changing after consent."""
 
 import http.server
 import socket

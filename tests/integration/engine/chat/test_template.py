@@ -1,4 +1,4 @@
-"""Rendering: what a template is given, what the prefill is, and how conversations are mended."""
+"""Template rendering: the template's input, the prefill, and repairs of conversations."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A computer at rest measures both ways of attention with real runners; whoever comes does not wait for it."""
+"""An idle computer measures both kinds of attention with real runners; requests do not wait for it."""
 
 import asyncio
 import contextlib
@@ -29,13 +29,13 @@ from tests.support.fakes.scripted import TOKEN, home_paths
 
 @pytest.fixture(autouse=True)
 def without_our_kernels(monkeypatch):
-    """As on systems where they are not built; with them attention is neither of both ways."""
+    """Disable Tessera's kernels, as on systems without them: with them, neither kind of attention is used."""
     monkeypatch.setattr(candidates, "tiles_library", lambda _folder: None)
 
 
 @contextlib.asynccontextmanager
 async def resting(home, model):
-    """A server's parts with the bundled model loaded by a real runner, and the measuring of its idle time."""
+    """A server's components with the bundled model in a real runner, and idle-time measurement."""
     paths = home_paths(home)
     placer = Placer(open_resources(paths))
     models = ServedModels(lambda: Catalogue(paths), user_settings=placer.resources.settings, choose=placer.choose)
@@ -70,7 +70,7 @@ async def until(question, seconds=100.0):
 
 def test_a_resting_computer_measures_and_the_next_load_goes_by_it(tmp_path, monkeypatch):
     monkeypatch.setattr(attention_bench, "LENGTHS", (128,))
-    monkeypatch.setattr(attention_bench, "STEADY", 1e9)  # other tests run beside this one
+    monkeypatch.setattr(attention_bench, "STEADY", 1e9)  # other tests run concurrently
 
     async def scenario():
         async with resting(tmp_path, "spark") as (state, loaded):
@@ -83,7 +83,7 @@ def test_a_resting_computer_measures_and_the_next_load_goes_by_it(tmp_path, monk
             assert idle_attention_bench.OWNER not in {r.owner for r in state.placer.ledger.reservations()}
             placed = state.placer.choose("spark", loaded.settings)
             assert any("attention measured here" in reason for reason in sentences(placed.reasons))
-        # Kept for the next start.
+        # Stored for the next start.
         assert Placer(open_resources(home_paths(tmp_path))).history.attention(key).points == (point,)
 
     asyncio.run(scenario())
@@ -104,11 +104,11 @@ def test_who_comes_meanwhile_does_not_wait(tmp_path, monkeypatch):
     async def scenario():
         async with resting(tmp_path, "spark") as (state, loaded):
             await until(lambda: begun)
-            loaded.waiting += 1  # as a request for it does
+            loaded.waiting += 1  # like a request for the model
             await until(lambda: ended, 20)
             loaded.waiting -= 1
             assert state.placer.history.attention(key_of(state, loaded)) is None
-            await until(lambda: len(begun) > 1)  # tried again at the next rest
+            await until(lambda: len(begun) > 1)  # tried again at the next idle time
 
     asyncio.run(scenario())
 
@@ -141,7 +141,7 @@ def test_attention_by_our_own_kernels_is_not_compared(tmp_path, monkeypatch):
     async def scenario():
         async with resting(tmp_path, "spark") as (state, loaded):
             assert "attention" in loaded.settings.tiles
-            await asyncio.sleep(2)  # of .3 that a rest takes
+            await asyncio.sleep(2)  # an idle period takes 0.3 s
             assert state.placer.history.attention(key_of(state, loaded)) is None
             assert not (state.paths.cache / "stand-ins").exists()
 

@@ -1,4 +1,4 @@
-"""The socket a server listens on: what its connections inherit from it."""
+"""Socket options that a server's connections inherit."""
 
 import asyncio
 import socket
@@ -7,7 +7,7 @@ from engine.server.run import bind
 
 
 def test_an_answer_of_several_pieces_is_not_held_back():
-    """Without TCP_NODELAY a second piece waits 40 ms for the receiver's delayed acknowledgement of the first."""
+    """Checks TCP_NODELAY: without it the second chunk waits 40 ms for the receiver's delayed acknowledgement."""
 
     async def accepted():
         found = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""The library and its jobs over HTTP: a real server on loopback, the fake hub behind it."""
+"""The library and its jobs over HTTP: a real server on loopback with the fake hub."""
 
 import json
 import threading
@@ -66,7 +66,7 @@ def server(hub, placer):
 
 
 def follow(client, job):
-    """Every state of a job that its event stream shows."""
+    """All job states in its event stream."""
     with client.stream("GET", f"/tessera/v1/jobs/{job['id']}/events", timeout=100) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         data = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
@@ -93,7 +93,7 @@ def test_verdicts_count_what_loaded_models_hold(server, placer):
 
 
 def test_pull_with_progress_then_show_verify_remove_restore(server, hub):
-    hub.faults.bytes_per_s = 6 * MB  # some seconds, so that whoever follows sees it on its way
+    hub.faults.bytes_per_s = 6 * MB  # a few seconds, so that progress is visible
     answer = server.post("/tessera/v1/models/pull", json={"model": "org/Spark-GGUF"})
     assert answer.status_code == 202
     seen = follow(server, answer.json())

@@ -1,4 +1,4 @@
-"""The server ends at once when nobody waits for an answer."""
+"""The server shuts down immediately if no client waits for a response."""
 
 import asyncio
 import socket
@@ -21,7 +21,7 @@ async def _app(scope, receive, send):
 
 
 async def _ends_within(turns: int) -> float:
-    """Seconds that a server takes to end, with a connection whose acceptance has had so many turns of the loop."""
+    """Shutdown time in seconds, with a connection that was accepted this many event-loop iterations ago."""
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(_app, log_config=None, lifespan="on", timeout_graceful_shutdown=GRACE_S)
     config.load()
