@@ -40,7 +40,7 @@ class Judge(Protocol):
         ...
 
     def ask(self, model: Path, sha256: str, on_progress: OnProgress, cancelled: CancelCheck) -> Answered:
-        """Raises: Cancelled; whatever loading the file raises."""
+        """Run the cases on a file. Raises: Cancelled; errors of loading the file."""
         ...
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from quantize.job.gate import GateTask
 
 OpenGates: TypeAlias = "Callable[[], GateService]"
-_BAR = 1000  # steps of the one bar of a job
+_BAR = 1000  # steps of a job's progress bar
 
 
 def register(

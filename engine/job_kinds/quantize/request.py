@@ -248,7 +248,7 @@ def machine_fit(source: Path, options: QuantizeOptions, resources: Resources) ->
 
 # The part of a model that the GPU evaluates while measuring and comparing: the same as for a load.
 
-GPUS: Final = frozenset({"dgpu", "igpu"})  # kinds of device, as `devices.types` has them
+GPUS: Final = frozenset({"dgpu", "igpu"})  # kinds of device as in `devices.types`
 _OWNER: Final = "measuring a model"
 _WINDOW: Final = 512  # tokens evaluated at a time. Source: quantize.native.calibration, WINDOW
 # A comparison holds the source, Tessera's file and a preset's file at the same time: each of the latter two takes a
