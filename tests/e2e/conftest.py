@@ -1,4 +1,4 @@
-"""What several of these files share."""
+"""Shared fixtures of the end-to-end tests."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A llama-server that the user added serves a model of the library: with a small program that speaks as it does."""
+"""A llama-server that the user added serves a model of the library; a small program plays its role."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def start(program, tmp_path, monkeypatch):
         home.mkdir()
         monkeypatch.setenv("TESSERA_HOME", str(home))
         monkeypatch.setenv("LLAMA_FAKE", mode)
-        os.utime(program, (len(made), len(mode)))  # what an earlier mode said is not kept
+        os.utime(program, (len(made), len(mode)))  # a new time, so that the previous mode's output is not cached
         added = CliRunner().invoke(cli, ["engine", "add", "chip", str(program), *arguments])
         assert added.exit_code == 0, added.output
         made.append(RunningServer(home, env={"LLAMA_FAKE": mode, "LLAMA_FAKE_TOLD": str(told)}))
@@ -159,7 +159,7 @@ def test_what_is_no_llama_server_is_not_added(tmp_path, monkeypatch, program):
 
 
 def test_no_route_adds_a_program(server):
-    """Whoever has a key may ask for models, and cannot make the server start a program (SECURITY.md)."""
+    """A key gives access to models, but cannot make the server start a program (SECURITY.md)."""
     routes = httpx2.get(f"{server.url}/openapi.json", timeout=60).json()["paths"]
     about_engines = {path.rpartition("/")[2] for path in routes if "engine" in path}
     assert about_engines == {"engine", "engine_args"}

@@ -1,4 +1,4 @@
-"""Whatever is sent, the answer is a 4xx that names the field, and the server lives."""
+"""Every bad request gets a 4xx that names the field, and the server keeps running."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""`tessera code` next to a loaded embedding model whose context is shorter than a piece of code."""
+"""`tessera code` with a loaded embedding model whose context is shorter than a chunk of code."""
 
 import shutil
 

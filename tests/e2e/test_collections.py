@@ -1,4 +1,4 @@
-"""Collections over HTTP and in the terminal, by a real server."""
+"""Collections over HTTP and in the terminal, with a real server."""
 
 import json
 import os
@@ -154,7 +154,7 @@ def towns(client, tmp_path_factory):
 
 
 def given(client, *questions):
-    """(found, names of the documents that were given) for the last of some questions."""
+    """The tuple (found, names of the given documents) for the last of the queries."""
     told = [{"role": "user", "content": questions[0]}]
     for question in questions[1:]:
         told += [{"role": "assistant", "content": "It says so there."}, {"role": "user", "content": question}]

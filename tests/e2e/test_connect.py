@@ -1,4 +1,4 @@
-"""Terminal and window on a server of another machine: here another process with another home."""
+"""Terminal and window with a server on another computer, simulated by another process with another home."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ def tessera(home, *arguments, **environment):
 
 @pytest.fixture(scope="module")
 def far(tmp_path_factory):
-    """A server that listens for others, with a key that may manage."""
+    """A server that accepts other computers, with a key for management."""
     home = tmp_path_factory.mktemp("far")
     made = tessera(home, "keys", "add", "me", "--manage")
     assert made.returncode == 0, made.stderr
@@ -40,7 +40,7 @@ def test_connect_chat_and_back(far, tessera_home):
     assert (tessera_home / "config" / "connected-key.json").stat().st_mode & 0o777 == 0o600
     listed = tessera(tessera_home, "upstreams", "list")
     assert listed.returncode == 0, listed.stderr
-    assert not (tessera_home / "state" / "server.json").exists()  # no server was started here
+    assert not (tessera_home / "state" / "server.json").exists()  # no local server was started
     assert far.key not in listed.stdout + said.stdout
     assert "Connected to" in tessera(tessera_home, "connect").stdout
     assert tessera(tessera_home, "connect", "--off").returncode == 0
@@ -51,7 +51,7 @@ def test_a_wrong_key_and_a_server_that_is_gone_are_told(far, tessera_home):
     wrong = tessera(tessera_home, "connect", f"{far.url}/chat#key=tsr_wrong")
     assert wrong.returncode != 0
     assert "not valid" in wrong.stderr
-    assert RemoteServer(user_paths()).url == ""  # nothing was kept
+    assert RemoteServer(user_paths()).url == ""  # nothing was stored
     gone = tessera(tessera_home, "upstreams", "list", TESSERA_SERVER="http://127.0.0.1:9")
     assert gone.returncode != 0
     assert "No Tessera server answers at http://127.0.0.1:9" in gone.stderr
@@ -66,7 +66,7 @@ def test_the_window_uses_it(far, monkeypatch):
     assert link.remote
     assert not link.owned
     assert "spark" in " ".join(m.id for m in link.chat_models())
-    link.stop()  # leaves it running
+    link.stop()  # does not end it
     assert far.process.poll() is None
     monkeypatch.setenv("TESSERA_SERVER", "http://127.0.0.1:9")
     with pytest.raises(ServerUnreachable):
@@ -76,7 +76,7 @@ def test_the_window_uses_it(far, monkeypatch):
 def test_the_phones_link(far, tmp_path):
     hidden = tessera(far.home, "phone")
     assert hidden.returncode != 0
-    assert "tessera serve --host" in hidden.stderr  # nobody but this computer reaches it
+    assert "tessera serve --host" in hidden.stderr  # only reachable from this computer
     server = RunningServer(tmp_path, "--host", "127.0.0.2", "--allow-host", "127.0.0.2")
     try:
         shown = tessera(tmp_path, "phone")

@@ -1,4 +1,4 @@
-"""Programs connected by `tessera launch NAME --connect` go on working when the first key is made."""
+"""Programs connected by `tessera launch NAME --connect` keep working after the first key is created."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture
 def user(tmp_path, monkeypatch):
-    """A user's folder without any program's configuration."""
+    """A user's home folder without configuration of any program."""
     user = tmp_path / "user"
     user.mkdir()
     monkeypatch.setattr(Path, "home", lambda: user)

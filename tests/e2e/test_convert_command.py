@@ -1,4 +1,4 @@
-"""`tessera models convert`: a folder becomes a model of the library, and nothing is left of one that cannot."""
+"""`tessera models convert`: a folder becomes a model of the library; a failed conversion leaves nothing."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A folder of a family that is not ours, at the terminal beside a server: asked, then converted, then gone."""
+"""A folder of an unsupported architecture, in the terminal with a server: consent, conversion, removal."""
 
 import json
 import os

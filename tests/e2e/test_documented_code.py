@@ -1,4 +1,4 @@
-"""Every Python block that the docs mark as runnable runs as printed against a real server, and prints something."""
+"""Every Python block marked as runnable in the docs runs unchanged against a real server and prints something."""
 
 import re
 from pathlib import Path
@@ -25,5 +25,5 @@ def test_there_are_blocks():
 def test_block_runs(block, server, capsys):
     assert ADDRESS in block
     exec(compile(block.replace(ADDRESS, server.url), "block", "exec"), {})
-    if "finish_reason" not in block:  # else it prints only where the answer ended by itself
+    if "finish_reason" not in block:  # otherwise it prints only if the answer ended by itself
         assert capsys.readouterr().out.strip()

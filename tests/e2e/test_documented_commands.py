@@ -1,4 +1,4 @@
-"""Every command in a block of the documentation can be typed, and runs or stands here with the reason why not."""
+"""Every command in the documentation is valid, and either runs or has an entry with the reason why not."""
 
 import re
 import shlex
@@ -14,12 +14,12 @@ from tests.support.servers import RunningServer
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(?:bash|console)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# What explains a line stands behind it: after a # or, in a table of commands, after several spaces.
+# A line's explanation: after a # or, in a table of commands, after several spaces.
 BEHIND = re.compile(r"\s+#\s.*|\s{3,}\S.*")
-# The names that a reader puts in the place of, and what stands there when a line is run here.
+# Placeholder names in the documentation, and their values when a line runs here.
 PLACES = {"MODEL": "spark", "~/Documents/papers": "papers-folder"}
 
-# These are typed in the order of the pages with one server running; the words must be in what they say.
+# Run in page order with one running server; the output must contain these words.
 RUN = {
     "tessera collections add papers ~/Documents/papers": "papers",
     'tessera collections search papers "when is the rent due"': "fifth",
@@ -61,7 +61,7 @@ RUN = {
     "tessera settings set models.context 16384": "",
     "tessera settings path": "settings.toml",
 }
-# Typed but not run: only their words and options are checked. A pattern, and what keeps it from running.
+# Parsed but not run: only arguments and options are checked. A pattern, and the reason.
 NOT_RUN = {
     r"tessera cache clear": "asks first: unit/app/test_cache_command.py",
     r"python3 start\.py.*": "the test run itself begins with it; unit/installers/test_start.py has its options",
@@ -94,10 +94,10 @@ NOT_RUN = {
 
 
 def documented() -> list[str]:
-    """The command lines of all blocks, in the order of the pages."""
+    """The command lines of all blocks, in page order."""
     lines: list[str] = []
     for page in PAGES:
-        if page.name == "log.md" or page.parent.name == "adr":  # what was done once
+        if page.name == "log.md" or page.parent.name == "adr":  # records of the past
             continue
         for block in BLOCK.findall(page.read_text(encoding="utf-8")):
             for line in block.replace("\\\n", " ").splitlines():
@@ -107,14 +107,14 @@ def documented() -> list[str]:
 
 
 def alternatives(line: str) -> list[str]:
-    """`tessera collections list | show` names two commands; those that want a name get the page's."""
+    """`tessera collections list | show` stands for two commands; those that need a name get the page's."""
     first, *others = line.split(" | ")
     stem = first.rsplit(" ", 1)[0]
     return [first, *(f"{stem} {other} papers" for other in others)]
 
 
 def parsed(line: str) -> None:
-    """Let click read the line as it would, down to the command's own options. Raises: click.ClickException."""
+    """Parse the line with click, down to the command's own options. Raises: click.ClickException."""
     words = shlex.split(line)[1:]
     command: click.Command = cli
     context = click.Context(cli, info_name="tessera")
@@ -124,7 +124,7 @@ def parsed(line: str) -> None:
         assert found is not None, f"{line}: there is no command {name}"
         context = click.Context(found, info_name=name, parent=context)
         command = found
-    # Files that a line names need not be here: only what the words mean is read.
+    # Files in a line need not exist: only the arguments are parsed.
     command.make_context(context.info_name, words, parent=context.parent, resilient_parsing=True)
     known = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
     unknown = [word for word in words if word.startswith("--") and word.split("=")[0] not in known | {"--help"}]

@@ -1,4 +1,4 @@
-"""A draft model chosen by the user: refused where it cannot work, counted in memory, told, kept."""
+"""A draft model chosen by the user: refused if unsuitable, counted in memory, reported, stored."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def test_it_is_loaded_counted_and_used(running):
     assert guessed["timings"]["draft_n"] > 5
     assert json.loads((running.home / "config" / "model_settings.json").read_text())
     manage(running, "POST", "models/spark/unload")
-    chat(running)  # the choice is kept
+    chat(running)  # the choice is stored
     assert manage(running, "GET", "loaded").json()["models"][0]["draft"] == "weaker.gguf"
     without = manage(running, "POST", "models/spark/load", {"draft": ""})
     assert without.json()["draft"] is None

@@ -1,4 +1,4 @@
-"""Embeddings, rerank and tokenizing with real models in real runners."""
+"""Embeddings, reranking and tokenization with real models in real runners."""
 
 import asyncio
 import base64
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.e2e
 
 
 def in_runner(path, work, **settings):
-    """Run `work(runner, facts)` on a runner with this model."""
+    """Run `work(runner, facts)` with a runner for this model."""
     out = []
 
     async def go():
@@ -48,7 +48,7 @@ def vectors(answer):
 def test_official_client_embeds_in_both_encodings(server):
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
         texts = ["How do I list files?", "Show me the files of a folder.", "Bake bread."]
-        packed = client.embeddings.create(model="spark", input=texts)  # the client asks for base64
+        packed = client.embeddings.create(model="spark", input=texts)  # the client requests base64
         plain = client.embeddings.create(model="spark", input=texts, encoding_format="float")
         short = client.embeddings.create(model="spark", input=texts[0], dimensions=16)
     assert len(packed.data) == 3
@@ -99,12 +99,12 @@ def test_a_chat_model_does_not_rerank(server):
 
 def test_a_long_input_in_chunks_gives_the_mean_of_the_whole(bundled_model):
     async def work(runner, facts):
-        lengths = (511, 512, 513, 514)  # a chunk is 512 tokens
+        lengths = (511, 512, 513, 514)  # a chunk has 512 tokens
         rows = await runner.embed([list(range(10, 10 + n)) for n in lengths], normalize=False)
         return dict(zip(lengths, vectors(rows), strict=True))
 
     mean = in_runner(bundled_model, work, n_ctx=1024)
-    # The difference of two sums is one token's hidden state; across the border it must be of the same kind.
+    # The difference of two sums is one token's hidden state; across the chunk border it must be similar.
     inside = 512 * mean[512] - 511 * mean[511]
     across = 513 * mean[513] - 512 * mean[512]
     beyond = 514 * mean[514] - 513 * mean[513]
@@ -196,7 +196,7 @@ def test_an_encoder_runs_in_bf16_where_that_is_faster_and_gives_the_same_vectors
     async def work(runner, facts):
         return facts.description, vectors(await runner.embed(texts))
 
-    plain, exact = in_runner(path, work, embeddings=True, repack=False)  # weights as the file has them
+    plain, exact = in_runner(path, work, embeddings=True, repack=False)  # weights as stored in the file
     description, fast = in_runner(path, work, embeddings=True)
     told = start_backends().llama_print_system_info()
     able = all(name in told for name in (b"AVX512_BF16 = 1", b"LLAMAFILE = 1"))

@@ -1,4 +1,4 @@
-"""What evaluation programs ask of completions, on a real model: the prompt's own log probabilities."""
+"""Completions as evaluation programs use them, on a real model: the prompt's own log probabilities."""
 
 import json
 
@@ -35,7 +35,7 @@ def test_echo_with_logprobs_tells_the_prompts_tokens(server):
 
 
 def test_a_prompts_scores_are_those_of_generating_it(server):
-    """What greedy decoding draws has the probability that reading it gives."""
+    """Greedy tokens have the same log probabilities when they are read as a prompt."""
     begun = "Once upon a time"
     made = complete(server, prompt=begun, logprobs=0, max_tokens=12)["choices"][0]
     whole = complete(server, prompt=begun + made["text"], echo=True, logprobs=0, max_tokens=0)["choices"][0]

@@ -1,4 +1,4 @@
-"""Filling gaps with the bundled model through a real server, as editors ask for it."""
+"""Fill-in-the-middle with the bundled model through a real server, as editors use it."""
 
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def test_every_door_gives_the_same_completion(client: Client):
 
 
 def test_the_suffix_changes_the_answer(client: Client):
-    """A server that dropped the suffix would answer the same both times."""
+    """Asserts different answers; a server that ignores the suffix would repeat one."""
     answers = {
         post(client, "/infill", {"input_prefix": "x = [1, 2", "input_suffix": suffix, "n_predict": 8})["content"]
         for suffix in (")\nprint(x)\n", '"""\n    return total\n', "\n\nclass Foo:\n")
@@ -117,7 +117,7 @@ def test_an_editor_gets_the_fields_and_limits_it_asks_for(client: Client):
 
 
 def test_typing_keeps_the_prompt_in_the_cache(client: Client):
-    """At least 95 % of the prompt's tokens, while every keystroke leaves the answer before it."""
+    """At least 95 % of the prompt's tokens, although every keystroke cancels the previous request."""
     source = Path(fim_bench.__file__)
     result = fim_bench.run(client, source.read_text(), source.name, count=40)
     assert result.answered == 40
@@ -131,10 +131,10 @@ def metric(client: Client, name: str) -> float:
 
 
 def test_leaving_ends_the_work(client: Client):
-    """A cancelled answer stops long before it would have ended, measured by the tokens that were made for it."""
+    """Asserts by counting tokens that a cancelled answer stops long before its end."""
     tokens, made = 900, []
     endless = {"input_prefix": PREFIX, "n_predict": tokens, "ignore_eos": True, "stream": True}
-    for _ in range(5):  # a busy machine may hold this program up until the answer has ended by itself
+    for _ in range(5):  # on a busy machine the answer may end before this program cancels it
         before = metric(client, "tessera_generated_tokens_total")
         events = client.stream("/infill", dict, endless)
         next(events)

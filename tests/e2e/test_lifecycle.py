@@ -1,4 +1,4 @@
-"""Processes that die, clients that leave: T1, T24 and T25 of the fault list, each in the name of its test."""
+"""Dying processes and leaving clients: T1, T24 and T25 of the fault list, each in the name of its test."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.support.unhindered import Stopwatch
 
 pytestmark = pytest.mark.e2e
 
-# Long enough that something can happen in the middle: eight choices of 900 tokens, whatever they say.
+# Long enough to interfere with: eight choices of 900 tokens, whatever the text is.
 LONG = {
     "model": "spark",
     "messages": [{"role": "user", "content": "Go on."}],
@@ -131,7 +131,7 @@ def test_t24_a_hundred_disconnects_leave_nothing_behind(own_server):
         ten_leave()
     wait_for(lambda: active(own_server) == 0, 60, "the end of all generations")
     wait_for(lambda: process.num_fds() <= files + 2, what="closed connections")
-    pool = min(32, (os.cpu_count() or 1) + 4)  # asyncio's own bound: it grows whenever none of its threads is idle
+    pool = min(32, (os.cpu_count() or 1) + 4)  # asyncio's limit: the pool grows if no thread is idle
     assert process.num_threads() <= threads + pool
 
 
@@ -140,7 +140,7 @@ def test_t24_a_client_that_stops_reading_holds_nobody_up_and_is_let_go(own_serve
     process = psutil.Process(own_server.process.pid)
     files = process.num_fds()
     address = urlsplit(own_server.url)
-    body = json.dumps({**LONG, "n": 2}).encode()  # slots are left for others
+    body = json.dumps({**LONG, "n": 2}).encode()  # leaves slots for others
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect((address.hostname, address.port))

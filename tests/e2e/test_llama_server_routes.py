@@ -1,4 +1,4 @@
-"""llama-server's own routes on a real model, as its clients use them, and the routes that are refused in words."""
+"""llama-server's own routes on a real model, as its clients use them, and routes refused with a reason."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Why a file cannot be loaded: llama.cpp's own reason, in the answer and in the log, after one try."""
+"""Files that cannot be loaded: llama.cpp's own reason, in the response and in the log, after one attempt."""
 
 import io
 import shutil

@@ -1,4 +1,4 @@
-"""The loop guard over HTTP: only where it is asked for, told beside the finish reason."""
+"""The loop guard over HTTP: only on request, reported next to the finish reason."""
 
 import json
 

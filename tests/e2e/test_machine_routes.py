@@ -1,4 +1,4 @@
-"""The machine over HTTP, with a real server and the bundled model."""
+"""The machine routes over HTTP, with a real server and the bundled model."""
 
 import httpx2
 import pytest
@@ -85,7 +85,7 @@ def test_a_load_is_reserved_measured_and_audited(client):
     assert held["measured"]["pss_bytes"] > 30 << 20
     assert held["parts"]["weights"] > 1 << 20
     audit = ledger["audits"][-1]
-    assert abs(audit["error_frac"]) < 0.3  # scratch memory not yet touched counts as predicted only
+    assert abs(audit["error_frac"]) < 0.3  # untouched scratch memory is only in the prediction
     assert audit["buffers"]["CPU"] > 1 << 20
     assert sum(audit["buffers"].values()) < audit["predicted_bytes"]
     pools = {p["id"]: p for p in ledger["pools"]}
@@ -105,10 +105,10 @@ def test_unloading_from_the_terminal_audits_once_more(client, server, monkeypatc
         ledger = get(client, "/tessera/v1/ledger")
         assert ledger["reservations"] == []
         audit = ledger["audits"][-1]
-        if audit["moment"] == "unload":  # nobody waits longer than a second for a runner's last figures
+        if audit["moment"] == "unload":  # a runner gets at most 1 s for its last figures
             break
     assert audit["moment"] == "unload"
-    assert abs(audit["error_frac"]) < 0.3  # two tokens touch little of what a full context does
+    assert abs(audit["error_frac"]) < 0.3  # two tokens touch little of a full context's memory
 
 
 def test_live_readings_name_every_device(client):
@@ -198,7 +198,7 @@ def test_raw_engine_arguments_reach_llama_cpp_and_the_ledger(client):
     told = engine_args(client, rope_freq_base=100.0, ctx_size=2048, override_tensor=["ffn_down=CPU"])
     assert told["unloaded"]
     assert told["needed_bytes"] > 0
-    assert greedy(client) != usual  # also: prefixes computed with other frequencies are not used
+    assert greedy(client) != usual  # also: prefixes with other RoPE frequencies are not reused
     loaded = next(m for m in get(client, "/tessera/v1/loaded")["models"] if m["id"] == "spark")
     assert (loaded["n_ctx"], loaded["engine_args"]["rope_freq_base"]) == (2048, 100.0)
     assert "rope_freq_base 100.0" in get(client, "/tessera/v1/models/spark/placement")["placement"]["reasons"][-1]
@@ -237,7 +237,7 @@ def test_a_model_that_is_asked_long_chats_is_loaded_for_them_next_time(tmp_path)
 
     first = RunningServer(tmp_path)
     try:
-        without = {"engine_args": {"tiles": False}}  # our own attention leaves nothing to choose
+        without = {"engine_args": {"tiles": False}}  # with Tessera's own attention there is no choice
         headers = {"authorization": f"Bearer {first.token}"}
         route = f"{first.url}/tessera/v1/models/spark/engine_args"
         assert httpx2.put(route, json=without, headers=headers, timeout=60).status_code == 200
@@ -284,7 +284,7 @@ def test_a_model_has_the_name_its_owner_gave_it_until_that_is_taken_back(client)
     assert client.put(f"{path}/name", json={"name": "  My   Spark "}).json()["name"] == "My Spark"
     assert get(client, "/tessera/v1/models/My%20Spark")["id"] == get(client, path)["id"]
     assert "My Spark" in {row.get("name") for row in get(client, "/v1/models")["data"]}
-    job = client.post(f"{path}/verify").json()["id"]  # what else is recorded leaves both names alone
+    job = client.post(f"{path}/verify").json()["id"]  # storing other data changes neither name
     wait_for(lambda: get(client, f"/tessera/v1/jobs/{job}")["state"] == "done", 60)
     assert get(client, path)["name"] == "My Spark"
     assert client.put(f"{path}/name", json={"name": ""}).json()["name"] == own

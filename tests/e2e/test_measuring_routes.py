@@ -1,4 +1,4 @@
-"""Measuring, utilization and the time of requests over HTTP, with a real server and the bundled model."""
+"""Measuring, utilization and request timing over HTTP, with a real server and the bundled model."""
 
 import time
 
@@ -88,7 +88,7 @@ def test_the_history_counts_what_a_request_read_and_wrote(client):
     usage = client.post("/v1/chat/completions", json=body).json()["usage"]
 
     def counted():
-        """By a look after the answer's end; one in the midst of it may have seen all its tokens."""
+        """A sample after the end of the answer; one during it may already contain all its tokens."""
         told = newest()
         return told["generated_tokens"] >= usage["completion_tokens"] and told["active"] == 0
 

@@ -1,4 +1,4 @@
-"""Everything Tessera does by itself, next to an upstream that lists every kind of model: it gets no request."""
+"""Tessera's automatic requests never go to an upstream, even if that lists every kind of model."""
 
 import contextlib
 import json
@@ -43,7 +43,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, place):
-    """With a collection of before that names models of another server, to which nobody agreed."""
+    """A server with an old collection that names models of another server, without the user's consent."""
     home = tmp_path_factory.mktemp("leaving")
     (home / "config").mkdir()
     (home / "config" / "collections.json").write_text(json.dumps([{**OLD, "sources": [str(place)]}]))
@@ -64,7 +64,7 @@ def http(server):
 
 @pytest.fixture(scope="module")
 def desk(http):
-    """Its models were used, so all are loaded; by the rules what names one, or would wait here, may go there."""
+    """An upstream with loaded models; rules allow it for named models and for queued requests."""
     fake = FakeUpstream("vllm")
     fake.rows = ROWS
     assert http.put("/tessera/v1/upstreams/desk", json={"url": fake.url}).status_code == 200
@@ -87,7 +87,7 @@ def chat(http, text, model, **body):
 
 
 def ready(http, path):
-    """The collection once all work on it has ended."""
+    """The collection, after all work on it has ended."""
     found = {}
 
     def settled():
@@ -123,7 +123,7 @@ def test_collections_stay_here(http, desk, place):
 
 @pytest.mark.parametrize("model", ["desk/chat", "aside"])
 def test_side_work_is_refused_where_a_rule_sends_its_model_away(http, desk, model):
-    """Titles, summaries and reading ahead are such requests."""
+    """Titles, summaries and prompt prefill are such requests."""
     refused = [chat(http, SECRET, model, priority="side", stream=stream) for stream in (False, True)]
     for path in ("/v1/completions", "/v1/fim/completions"):
         body = {"model": model, "prompt": SECRET, "suffix": "x", "priority": "side"}
@@ -136,10 +136,10 @@ def test_side_work_is_refused_where_a_rule_sends_its_model_away(http, desk, mode
 
 
 def test_side_work_does_not_go_away_when_it_would_wait(http, desk):
-    """One request at a time is answered here; of what waits the rule sends the next one away, but no side work."""
+    """One request at a time runs locally; the rule forwards queued requests, but not background ones."""
 
     def told(**more):
-        with contextlib.suppress(httpx2.HTTPError):  # the model is taken from it in the end
+        with contextlib.suppress(httpx2.HTTPError):  # the model is unloaded in the end
             chat(http, SECRET, "spark", max_tokens=1_000_000, ignore_eos=True, context_shift=True, **more)
 
     def active():
@@ -160,7 +160,7 @@ def test_side_work_does_not_go_away_when_it_would_wait(http, desk):
 
 def test_a_model_that_nobody_named_is_a_local_one(server, http, desk):
     http.post("/v1/embeddings", json={"model": "desk/embed", "input": "hello"})
-    chat(http, "hello", "desk/chat")  # the one that was used last
+    chat(http, "hello", "desk/chat")  # the most recently used model
     desk.seen.clear()
     assert http.post("/tokenize", json={"content": SECRET}).status_code == 200
     assert http.post("/embedding", json={"content": SECRET}).status_code == 200

@@ -1,4 +1,4 @@
-"""Fields of Ollama's protocol that only a real model fills: log probabilities, the context of /api/generate."""
+"""Fields of Ollama's protocol that need a real model: log probabilities, the context of /api/generate."""
 
 import json
 

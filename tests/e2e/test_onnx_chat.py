@@ -1,4 +1,4 @@
-"""The bundled model, converted, behind the same server and clients as its GGUF."""
+"""The bundled model converted to ONNX, with the same server and clients as its GGUF."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def test_structured_output_and_tools(onnx_server, client):
 
 
 def test_the_other_clients(onnx_server):
-    import anthropic  # takes a second, which every process of the tests would spend when it collects
+    import anthropic  # takes 1 s, which every collecting process would spend
 
     with anthropic.Anthropic(base_url=onnx_server.url, api_key="unused", max_retries=0) as claude:
         said = claude.messages.create(model=onnx_server.model, max_tokens=8, messages=ASK)
@@ -95,7 +95,7 @@ def test_a_killed_runner_ends_its_request_only(onnx_server, client):
     os.kill(runner.pid, signal.SIGKILL)
     wait_for(lambda: not runner.is_running() or runner.status() == "zombie", what="the end of the runner")
     assert client.chat.completions.create(model="spark", messages=ASK, max_tokens=2).choices
-    patient = client.with_options(max_retries=4)  # the first may still meet the dead one, and is told so
+    patient = client.with_options(max_retries=4)  # the first attempt may reach the dead runner and fail
     assert patient.chat.completions.create(model=onnx_server.model, messages=ASK, max_tokens=2).choices
 
 

@@ -1,4 +1,4 @@
-"""The official client against a real server with the real bundled model."""
+"""The official client with a real server and the real bundled model."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from tests.support.late import openai
 
 pytestmark = pytest.mark.e2e
 
-# Closest two logits may come before the batch's shape may decide between them; see docs/dev/runner.md.
+# Logit gap below which the batch shape may decide; see docs/dev/runner.md.
 TOLERANCE = 0.05
 
 
@@ -103,7 +103,7 @@ def test_a_seed_repeats_the_answer_and_choices_differ(client):
         )
         return [c.message.content for c in answer.choices], answer.usage
 
-    run(1)  # from here on the prompt is cached, so both runs see the very same logits
+    run(1)  # from here on the prompt is cached, so both runs get the same logits
     assert run(1)[0] == run(1)[0]
     texts, usage = run(3)
     assert len(set(texts)) > 1

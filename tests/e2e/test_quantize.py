@@ -1,4 +1,4 @@
-"""Quantizing through a real server: the plan, the job, its end, the model it leaves in the library."""
+"""Quantization through a real server: the plan, the job, its end, and the new model in the library."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A bound on reasoning, kept by the runner: at the budget the block is closed and the answer goes on."""
+"""A reasoning budget enforced by the runner: at the limit the block is closed and the answer continues."""
 
 import httpx2
 import pytest
@@ -52,7 +52,7 @@ def test_a_budget_of_nothing_and_guesses_ahead(server):
 
 
 def test_the_budget_counts_for_what_must_follow(server):
-    """Structured output begins behind the mark that was written."""
+    """Structured output starts after the closing mark that was inserted."""
     schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
     message = ask(server, thinking_budget=8, json_schema=schema, ignore_eos=False)["choices"][0]["message"]
     assert message["content"].replace(" ", "").replace("\n", "") == '{"a":1}'

@@ -1,4 +1,4 @@
-"""Receipts over HTTP and `tessera replay`: the same text bit for bit, and every kind of change named."""
+"""Receipts over HTTP and `tessera replay`: the same text bit for bit, and every kind of change reported."""
 
 import json
 import os
@@ -17,7 +17,7 @@ QUESTION = [{"role": "user", "content": "Tell me about the river and the old hou
 
 
 def copies(bundled_model, models):
-    """Models that differ from the bundled one in their template alone, and in their weights alone."""
+    """Copies of the bundled model with only another template, and with only other weights."""
     data = bundled_model.read_bytes()
     template = b"'<|im_start|>' + message.role"
     assert data.count(template) == 1

@@ -1,4 +1,4 @@
-"""Layers of a model on another computer: a real SSH server, real workers, real tunnels, and what can go wrong."""
+"""Layers of a model on a remote host: a real SSH server, real workers, real tunnels, and their failures."""
 
 import json
 import os
@@ -16,9 +16,9 @@ from tests.support.fakes.ssh_hosts import Relay, SshHost, Worker, free_port
 from tests.support.servers import ROOT, RunningServer, wait_for
 from tests.support.unhindered import Stopwatch
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # processes start on busy machines too
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # processes also start on busy machines
 PATIENCE_S = 120
-TOLD_S = 2.0  # from the moment a fault is noticed to the client's error
+TOLD_S = 2.0  # from the detection of a fault to the client's error
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def host(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory):
-    made = Worker(tmp_path_factory.mktemp("worker"), memory="57M")  # not all of the model
+    made = Worker(tmp_path_factory.mktemp("worker"), memory="57M")  # too little for the whole model
     yield made
     made.stop()
 
@@ -64,7 +64,7 @@ def link(host):
 
 @pytest.fixture
 def desk(http, host, worker, link):
-    """The worker as `desk`, and the toy model pinned to it."""
+    """The worker as the remote host `desk`, with the toy model pinned to it."""
     assert add(http, host, link.port, worker.port).json()["state"] == "ok"
     assert pin(http, "desk").status_code == 200
     yield
@@ -103,14 +103,14 @@ def loaded(http):
 
 
 def endless(http):
-    """An answer that goes on until somebody stops it."""
+    """A response that continues until it is stopped."""
     return http.stream(
         "POST", "/v1/chat/completions", json=asked(max_tokens=4000, stream=True, ignore_eos=True, loop_guard=False)
     )
 
 
 def broken_answer(http, harm):
-    """Begins an answer, does harm once it is there, and returns the error that the stream ends with."""
+    """Start a response, cause a fault during it, and return the error at the end of the stream."""
     with endless(http) as answer:
         told = None
         for count, line in enumerate(answer.iter_lines()):
@@ -124,7 +124,7 @@ def broken_answer(http, harm):
 
 
 def is_well_again(http, here, host, worker):
-    """Nothing half open is left, another model answers, and the next request is planned anew."""
+    """Nothing is left half open, another model answers, and the next request gets a new placement."""
     other = {"model": "other", "prompt": "One", "max_tokens": 2}
     assert http.post("/v1/completions", json=other).status_code == 200
     assert ask(http).json()["choices"][0]["message"]["content"] == here
@@ -140,7 +140,7 @@ def is_well_again(http, here, host, worker):
 
 
 def is_tunnel(process):
-    """One that ended and was not waited for counts: its command is not told any more."""
+    """Return whether it is a tunnel process; zombies count, because their command is unknown."""
     try:
         return "tunnel_child" in " ".join(process.cmdline())
     except psutil.ZombieProcess:
@@ -155,7 +155,7 @@ def test_a_model_over_two_computers_says_what_it_says_here(http, here, host, wor
     assert "you pinned it there" in words
     assert "layers on desk" in words
     assert "kB per token there" in words
-    assert 0 < placed["n_gpu_layers"] <= placed["n_layers"]  # some here, some there
+    assert 0 < placed["n_gpu_layers"] <= placed["n_layers"]  # some layers are local, some remote
     answer = ask(http)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["message"]["content"] == here
@@ -164,7 +164,7 @@ def test_a_model_over_two_computers_says_what_it_says_here(http, here, host, wor
     assert row["rtt_ms"] > 0
     ledger = http.get("/tessera/v1/ledger").json()
     assert any(pool["id"] == "remote:desk/CPU" for pool in ledger["pools"])
-    # A scan of the worker: it and its sessions listen on 127.0.0.1, and on nothing else of this computer.
+    # The worker and its sessions listen on 127.0.0.1 only.
     (session,) = worker.sessions()
     for process in (psutil.Process(worker.process.pid), session):
         listening = [c.laddr for c in process.net_connections("inet") if c.status == "LISTEN"]
@@ -199,7 +199,7 @@ def test_the_process_over_there_dies(http, here, host, worker, desk):
     told = broken_answer(http, lambda: [session.kill() for session in worker.sessions()])
     assert told["code"] == "remote_failed"
     assert "ended" in told["message"]
-    # It is looked for again, found, and the model goes there again.
+    # The worker is probed again and found, and the model returns to it.
     wait_for(lambda: state(http)["state"] == "ok", PATIENCE_S, "the worker's return")
     assert ask(http).json()["choices"][0]["message"]["content"] == here
 
@@ -260,7 +260,7 @@ def test_another_version_over_there(http, here, host, link, tmp_path):
         assert row["state"] == "other_kernel"
         assert "9.9.9 fedcba9" in row["reason"]
         assert http.get("/tessera/v1/remotes").json()["kernel"] in row["reason"]
-        assert pin(http, "desk").status_code == 400  # nothing of it is a device
+        assert pin(http, "desk").status_code == 400  # none of its devices is listed
         assert ask(http).json()["choices"][0]["message"]["content"] == here
     finally:
         process.kill()

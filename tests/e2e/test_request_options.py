@@ -1,4 +1,4 @@
-"""Sampler order, context shift and adapters over HTTP and from the command line, with the bundled model."""
+"""Sampler order, context shift and LoRA adapters over HTTP and in the terminal, with the bundled model."""
 
 import json
 import os
@@ -105,6 +105,6 @@ def test_the_same_request_gives_the_same_answer_in_every_protocol(server, way):
     with httpx2.Client(base_url=server.url, timeout=60) as http:
         for i in range(4):
             found.add(answer(http, MODEL, way, "Tell me a story."))
-            if i % 2:  # another one whose beginning is the same
+            if i % 2:  # a request with the same prefix
                 answer(http, MODEL, chat, "Tell me a story of a horse.")
     assert len(found) == 1

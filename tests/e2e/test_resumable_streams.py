@@ -18,7 +18,7 @@ def http(server):
         yield client
 
 
-# Goes on until it is stopped, however long a busy machine holds this program up.
+# Continues until it is stopped, however long a busy machine delays this program.
 ENDLESS = {"max_tokens": 1_000_000, "context_shift": True}
 
 
@@ -35,7 +35,7 @@ def ask(**body):
 
 
 def leave_behind(http, name, path="/v1/chat/completions", headers=None, **body):
-    """Ask for a stream, read its first bytes and hang up; the bytes that were read."""
+    """Request a stream, read its first bytes and disconnect; return the bytes."""
     named = {"x-conversation-id": name, **(headers or {})}
     with http.stream("POST", path, json=ask(**body), headers=named) as answer:
         assert answer.status_code == 200, answer.read()
@@ -122,7 +122,7 @@ def test_wrong_questions_are_refused(http, query):
 
 
 def test_a_load_can_be_left_and_stopped(tmp_path):
-    """The page is reloaded while the model loads; and a stop during a load ends the waiting request in words."""
+    """The page is reloaded while the model loads; a stop during a load ends the waiting request with a message."""
     server = RunningServer(tmp_path)
     try:
         body = json.dumps(ask(max_tokens=4)).encode()

@@ -1,4 +1,4 @@
-"""A collection gives an embedding model its passages and questions behind the texts it was trained with."""
+"""A collection puts the prompts of the embedding model's training before passages and queries."""
 
 import apsw
 import httpx2
@@ -24,7 +24,7 @@ trained_with = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory):
-    """For each model: ask the server, the stored vector of the one passage, and the question's cosine with it."""
+    """For each model: the client, the stored vector of the one passage, and the query's cosine with it."""
     home, place = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("texts")
     (home / "models").mkdir()
     for seed, name in enumerate(("multilingual-e5-small", "bge-small-en-v1.5", "all-minilm-l6-v2")):
@@ -62,9 +62,9 @@ def test_what_is_read_is_what_the_model_was_trained_with(asked, model, question,
     read = embedded_text("w1", "", PASSAGE)
     wanted, plain = vector(model, passage + read), vector(model, "passage: " + read if not passage else read)
     stored, cosine = about(model)
-    assert stored @ wanted > 0.999  # a byte a number
+    assert stored @ wanted > 0.999  # one byte per dimension
     assert stored @ plain < stored @ wanted - 0.01
-    floor = 0.7 if "e5" in model else 0.0  # E5's cosines lie between .7 and 1: they are counted from there
+    floor = 0.7 if "e5" in model else 0.0  # E5's cosines are between 0.7 and 1 and are rescaled
     assert abs(vector(model, question + QUESTION) @ stored - (floor + (1 - floor) * cosine)) < 2e-3
     assert abs(vector(model, "passage: " + QUESTION) @ stored - (floor + (1 - floor) * cosine)) > 2e-3
 

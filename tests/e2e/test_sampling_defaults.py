@@ -1,4 +1,4 @@
-"""What a request leaves open, over HTTP in every protocol, and what the user keeps for a model."""
+"""Sampling parameters that a request omits, in every protocol, and the values that a user stores for a model."""
 
 import httpx2
 
@@ -44,7 +44,7 @@ def test_the_users_values_count_in_every_protocol_until_they_are_given_back(serv
             f"{server.url}/v1/responses", json={"model": "spark", "input": "a", "max_output_tokens": 16}
         ).json()
         assert (item["temperature"], item["tessera"]["sampling"]["top_k"]["value"]) == (0.0, 3)
-        # Greedy by the user's wish: Anthropic's messages are the same every time.
+        # Greedy by the user's setting: Anthropic messages are the same every time.
         body = {"model": "spark", "messages": ASK, "max_tokens": 12}
         answers = {
             httpx2.post(f"{server.url}/v1/messages", json=body).json()["content"][0]["text"] for _ in range(3)

@@ -1,4 +1,4 @@
-"""`tessera serve` takes address, port and the offline switch from the settings; the command line comes first."""
+"""`tessera serve` reads host, port and offline mode from the settings; the command line has priority."""
 
 import json
 import os
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture
 def serve(tmp_path):
-    """Start `tessera serve` with these settings, environment and words; its address once it is served."""
+    """Start `tessera serve` with these settings, environment and arguments; return its URL."""
     started = []
 
     def start(settings="", environ=(), words=()):

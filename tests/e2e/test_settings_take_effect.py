@@ -1,4 +1,4 @@
-"""Settings of a load come into force at once where the model is idle, else when its last answer has ended."""
+"""Load settings take effect immediately if the model is idle, else after its last answer."""
 
 import contextlib
 import threading
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.e2e
 
 MODEL = "spark"
 OURS = f"/tessera/v1/models/{MODEL}"
-# Every kind of setting: how it is set, what `pending` calls it.
+# All kinds of settings: how to set each, and its name in `pending`.
 KINDS = {
     "context": ("PUT", "load-settings", {"n_ctx": 512}, "n_ctx"),
     "cache type": ("PUT", "load-settings", {"n_ctx": 512, "kv_type": "q8_0"}, "type_k"),
@@ -57,7 +57,7 @@ def ask(client, **options):
 
 @contextlib.contextmanager
 def answering(server, client):
-    """A model whose runner stands still in the middle of an answer, until the block ends."""
+    """A model whose runner is paused in the middle of an answer until the block ends."""
     with client.stream(
         "POST",
         "/v1/completions",
@@ -146,7 +146,7 @@ def test_what_is_set_while_the_model_is_idle_holds_at_once(client):
 
 
 def test_a_larger_context_alone_does_not_wait(client):
-    """It grows beside the answer; a smaller one that a client asks for at a cold start is honoured."""
+    """The context grows during the answer; a smaller one requested at a cold start is supported."""
     loaded = client.post(f"{OURS}/load", json={"n_ctx": 256}).json()
     assert (loaded["n_ctx"], loaded["max_ctx"]) == (256, 1024)
     with client.stream(
@@ -165,7 +165,7 @@ def test_a_larger_context_alone_does_not_wait(client):
 
 
 def test_clients_are_told_what_the_context_can_be(client):
-    """The largest size this model can have here, cold or loaded; the loaded one stands next to it."""
+    """The maximum size of this model on this computer, whether loaded or not, next to the loaded size."""
 
     def told():
         row = client.get(f"/v1/models/{MODEL}", headers={"anthropic-version": "2023-06-01"}).json()

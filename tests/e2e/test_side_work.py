@@ -1,4 +1,4 @@
-"""Side work waits while anybody else is answered, goes on afterwards, and what it read serves the next question."""
+"""Background requests pause while another request runs, continue afterwards, and their prefill is reused."""
 
 import json
 import threading
@@ -16,7 +16,7 @@ STORY = "Once upon a time there was a keeper of a lighthouse. "
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     running = RunningServer(tmp_path_factory.mktemp("side"))
-    ask(running, body("Hi", 1))  # idle work loads no model
+    ask(running, body("Hi", 1))  # background requests do not load a model
     yield running
     running.stop()
 
@@ -29,7 +29,7 @@ def body(text, tokens, **more):
 
 
 def ask(server, request, seen=None, first=None, result=None):
-    """(text, usage), also in `result`; `seen` gets the time of every piece, `first` is set with the first."""
+    """The tuple (text, usage), also in `result`; `seen` gets each chunk's time, `first` is set at the first."""
     text, usage = "", None
     with httpx2.stream("POST", f"{server.url}/v1/chat/completions", json=request, timeout=120) as response:
         assert response.status_code == 200, response.read()
@@ -54,7 +54,7 @@ def test_side_work_stands_still_while_somebody_is_answered_and_ends_as_if_it_had
     aside = body(STORY + "Tell more.", 600, priority="side")
     alone, _ = ask(server, aside)
     told = []
-    for _ in range(4):  # a busy machine may let these threads read pieces long after they have come
+    for _ in range(4):  # on a busy machine, threads may read chunks long after their arrival
         seen, first, result = [], threading.Event(), []
         thread = threading.Thread(target=ask, args=(server, aside, seen, first, result))
         thread.start()
@@ -67,7 +67,7 @@ def test_side_work_stands_still_while_somebody_is_answered_and_ends_as_if_it_had
         between = [moment for moment in seen if answered[0] < moment < answered[-1]]
         late = any(moment > begun for moment in seen)
         told.append(f"{len(between)} pieces of side work among {len(answered)} of an answer, {late=}")
-        # What the step before the answer's first one decided may be told, or read here, a moment after it.
+        # A chunk decided in the step before the answer's first one may arrive or be read shortly after it.
         if len(between) <= 1 and late:
             return
     pytest.fail("; ".join(told))

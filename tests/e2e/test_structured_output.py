@@ -1,4 +1,4 @@
-"""The bundled model is bad at JSON; under a schema every one of its answers validates."""
+"""Structured output: the bundled model is bad at JSON, but under a schema all its answers validate."""
 
 import json
 import re
@@ -51,7 +51,7 @@ def test_every_complete_answer_validates(client, temperature):
 
 
 def test_members_that_a_schema_does_not_name_are_not_written(client):
-    """As a client's model class makes it: nothing is said of additionalProperties; tools likewise."""
+    """Schemas of client model classes and tools do not mention additionalProperties."""
     schema = {
         "type": "object",
         "properties": {"name": {"type": "string", "maxLength": 8}, "at": {"$ref": "#/$defs/Place"}},

@@ -1,4 +1,4 @@
-"""A server is killed, and another program takes its port: the terminal's next question does not go there."""
+"""A server is killed and another program takes its port: the terminal's next request does not go there."""
 
 import os
 import subprocess
@@ -53,7 +53,7 @@ def test_a_question_after_a_crash_is_answered_by_a_server_of_ones_own(tmp_path):
                 assert done.returncode == 0, done.stderr
                 assert impostor.seen == []
                 with pytest.raises(ServerUnreachable, match="another program"):
-                    client.chat_models()  # a program that had been connected
+                    client.chat_models()  # a client that had been connected
                 assert [authorization for _, authorization in impostor.seen] == [None]
             finally:
                 impostor.shutdown()

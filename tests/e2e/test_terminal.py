@@ -1,4 +1,4 @@
-"""The `tessera` command as a person or a script uses it."""
+"""The `tessera` command as used by people and by scripts."""
 
 import json
 import os
@@ -115,7 +115,7 @@ def test_debug_shows_the_traceback():
 def test_interrupting_stops_the_answer_and_leaves_no_server():
     models = Path(os.environ["TESSERA_HOME"]) / "models"
     models.mkdir(parents=True, exist_ok=True)
-    # Some ten milliseconds a token: two seconds are time enough to interrupt it, on a crowded computer too.
+    # About 10 ms per token: 2 s are enough to interrupt it, also on a busy machine.
     write_shape(models / "slow.gguf", scaled("llama", layers=8, embd=1024, ffn=4096, vocab=600, qtype=Q.Q8_0))
     process = subprocess.Popen(
         [sys.executable, "-m", "app", "chat", "slow", "-t", "0", "--max-tokens", "200", "--no-loop-guard"],

@@ -1,4 +1,4 @@
-"""`tessera chat` as a person types into it, in a real pseudo-terminal."""
+"""Interactive `tessera chat` in a real pseudo-terminal."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ WAIT_S = 60
 
 
 class Terminal:
-    """A command in a pseudo-terminal; `text` is all that it wrote."""
+    """A command in a pseudo-terminal; `text` is its whole output."""
 
     def __init__(self, home, *arguments, cwd=None, columns=40):
         import pty
@@ -49,7 +49,7 @@ class Terminal:
         self._reader.start()
 
     def _read(self):
-        with contextlib.suppress(OSError):  # the terminal's end
+        with contextlib.suppress(OSError):  # end of the terminal
             while part := os.read(self._master, 65536):
                 with self._new:
                     self.text += part.decode("utf-8", "replace")
@@ -59,7 +59,7 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def until(self, pattern, after=0):
-        """The end of the first place where the text fits."""
+        """Wait for the pattern; return the end of its first match."""
         end = time.monotonic() + WAIT_S
         with self._new:
             while not (found := re.compile(pattern, re.DOTALL).search(self.text, after)):
@@ -67,16 +67,16 @@ class Terminal:
         return found.end()
 
     def ready(self, after=0):
-        """The prompt waits for a line: the terminal pastes in brackets from now on."""
+        """Wait until the prompt accepts input: it then enables bracketed paste."""
         return self.until(r"\x1b\[\?2004h.*?>", after)
 
     def ask(self, text, after):
-        """Type a message, and wait for the prompt behind its answer."""
+        """Type a message, and wait for the prompt after the answer."""
         self.type(text + ENTER)
         return self.ready(self.until(r"tok/s", after))
 
     def command(self, text, after):
-        """Type a command, and wait for the prompt behind what it says."""
+        """Type a command, and wait for the prompt after its output."""
         self.type(text + ENTER)
         return self.ready(self.until(r"\x1b\[\?2004l", after))
 
@@ -90,7 +90,7 @@ class Terminal:
 
 @pytest.fixture
 def opened(beside):
-    """Terminals of a test."""
+    """A function that opens terminals for a test."""
     made = []
 
     def open_terminal(*arguments, **more):
@@ -103,7 +103,7 @@ def opened(beside):
 
 
 def saved(terminal, at, file):
-    """The conversation so far, as /save writes it, and where the terminal's text ends then."""
+    """The conversation so far, as written by /save, and the end of the terminal's text."""
     file.unlink(missing_ok=True)
     at = terminal.command(f"/save {file}", at)
     return json.loads(file.read_text()), at
@@ -126,7 +126,7 @@ def test_pasted_lines_are_one_question_and_history_brings_it_back(opened, tmp_pa
     assert chat.process.wait(WAIT_S) == 0
     again = opened("chat", "spark", "--max-tokens", "3")
     at = again.ready()
-    again.type(UP + UP)  # the command before it was /save
+    again.type(UP + UP)  # the previous command was /save
     again.until("ZeroDivisionError", at)
     at = again.ask("", at)
     assert questions(saved(again, at, tmp_path / "chat.json")[0]) == [PASTED]
@@ -187,7 +187,7 @@ def test_a_failed_question_is_forgotten_and_the_conversation_goes_on(opened, tmp
 
 
 def test_answers_break_between_words(opened):
-    """No line of an answer is longer than the terminal is wide."""
+    """Asserts that no line of an answer is longer than the terminal is wide."""
     asked = ("chat", "spark", "-t", "0", "--max-tokens", "20", "-p", "What is a token?")
     piped = subprocess.run(
         [sys.executable, "-m", "app", *asked], cwd=ROOT, capture_output=True, text=True, timeout=90, check=True

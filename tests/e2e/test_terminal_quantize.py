@@ -1,4 +1,4 @@
-"""`tessera quantize` and `tessera onnx convert` beside a server: its jobs, watched and ended from the terminal."""
+"""`tessera quantize` and `tessera onnx convert` with a server: jobs are watched and ended in the terminal."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def of_kind(server, kind):
 def test_the_file_lies_where_it_was_wanted_and_the_server_knows_the_job(beside, tmp_path):
     source = small_file(tmp_path / "source.gguf", 2)
     options = ["--budget", "1200000B", "--tier", "instant", "--threads", "1", "--json"]
-    # A path as it is typed in another folder than the server's.
+    # A path relative to another folder than the server's.
     running = start(beside, "quantize", str(source), "small.gguf", *options, cwd=tmp_path)
     out, errors = running.communicate(timeout=110)
     assert running.returncode == 0, errors
@@ -74,7 +74,7 @@ def test_an_ended_command_cancels_its_job_and_leaves_no_file(beside, tmp_path):
     try:
         _, errors = running.communicate(timeout=60)
     except subprocess.TimeoutExpired:
-        running.send_signal(signal.SIGABRT)  # it says where it stands
+        running.send_signal(signal.SIGABRT)  # its traceback shows where it hangs
         pytest.fail(f"{of_kind(beside, 'quantize')}\n{running.communicate()}")
     assert running.returncode == 130, errors
     assert errors.strip().endswith("Cancelled.")

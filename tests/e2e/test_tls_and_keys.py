@@ -1,4 +1,4 @@
-"""TLS by certificate files, and keys made on the command line, with real processes."""
+"""TLS with certificate files, and keys created in the terminal, with real processes."""
 
 import json
 import ssl
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    """A certificate for 127.0.0.1 made by the system's openssl."""
+    """A certificate for 127.0.0.1 from the system's openssl."""
     folder = tmp_path_factory.mktemp("tls")
     cert, key = folder / "cert.pem", folder / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
@@ -64,7 +64,7 @@ def test_tls_is_spoken_and_plain_http_is_not(tmp_path, certificate):
     finally:
         process.terminate()
         out, _ = process.communicate(timeout=60)
-    assert out == b""  # in particular no token
+    assert out == b""  # in particular, no token
 
 
 @pytest.mark.parametrize("which", ["no key", "missing", "swapped"])
@@ -111,13 +111,13 @@ def test_canaries_appear_in_no_log_file_environment_or_command_line(tmp_path):
         def betrays(child):
             try:
                 told = json.dumps([child.environ(), child.cmdline()])
-            except (psutil.NoSuchProcess, psutil.AccessDenied):  # one that asked the devices has ended meanwhile
+            except (psutil.NoSuchProcess, psutil.AccessDenied):  # a short-lived child process has ended
                 assert not runs(child.pid)
                 return False
             return any(canary in told for canary in (*secrets.values(), prompt))
 
         for child in psutil.Process(server.process.pid).children(recursive=True):
-            # Until its program begins, a new child has what the server has.
+            # Until its program starts, a new child process has the server's environment.
             wait_for(lambda child=child: not betrays(child), 30, "a child without secrets")
         commands = " ".join(psutil.Process(server.process.pid).cmdline())
         assert key not in commands
@@ -138,7 +138,7 @@ ROUTES = [
 
 
 def test_a_public_server_lets_nobody_in_when_its_last_key_is_gone(tmp_path):
-    """However the key went. 127.1 is an address of this computer that only its socket shows to be loopback."""
+    """Tests all ways to remove the key. Only the socket of 127.1 shows that this address is loopback."""
     file = tmp_path / "config" / "api-keys.json"
     store = KeyStore(file)
     key = store.add("phone", ("chat",))

@@ -1,4 +1,4 @@
-"""Files and vector stores by OpenAI's own client."""
+"""Files and vector stores with OpenAI's official client."""
 
 import httpx2
 import pytest

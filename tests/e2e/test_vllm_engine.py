@@ -1,4 +1,4 @@
-"""`vllm:` models: a folder that vLLM serves, started and ended by Tessera, against a stand-in for its program."""
+"""`vllm:` models: a folder that vLLM serves, started and ended by Tessera, with a fake vLLM program."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def get(server, path):
 
 
 def gone(pids):
-    """Ended; one that nobody waited for yet does nothing any more."""
+    """Return whether the processes have ended; zombies count as ended."""
     return not any(map(runs, pids))
 
 

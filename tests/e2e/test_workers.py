@@ -1,4 +1,4 @@
-"""engine_args.rpc: llama.cpp's own RPC servers on loopback, real processes, the bundled model."""
+"""engine_args.rpc: llama.cpp's own RPC servers on loopback, as real processes with the bundled model."""
 
 import os
 import signal
@@ -74,12 +74,12 @@ def test_a_model_over_two_workers_says_what_it_says_here(http, workers):
     assert away.json()["choices"][0]["message"]["content"] == here
     loaded = http.get("/tessera/v1/loaded").json()["models"][0]
     assert loaded["backend"] == "RPC0,RPC1"
-    for worker in workers:  # both hold a part, and nobody beyond this computer can reach them
+    for worker in workers:  # both hold a part, and are reachable only from this computer
         process = psutil.Process(worker.process.pid)
         listening = [c.laddr.ip for c in process.net_connections("inet") if c.status == "LISTEN"]
         assert listening == ["127.0.0.1"]
         assert any(c.status == "ESTABLISHED" for c in process.net_connections("inet"))
-    # One is killed: the request ends with an error, the server lives, and the next load says what is missing.
+    # After one is killed, the request ends with an error, the server lives, and the next load reports it missing.
     workers[0].process.send_signal(signal.SIGKILL)
     workers[0].process.wait()
     lost = ask(http)
