@@ -26,7 +26,7 @@ def arithmetic_here() -> str:
 
     A llama.cpp that was compiled for one CPU lacks the CPU variants, and on other systems numpy's BLAS lacks them.
     """
-    import numpy as np  # noqa: PLC0415  the parent of a child that measures may do without it
+    import numpy as np  # noqa: PLC0415  the parent process may not need it
 
     built = np.show_config(mode="dicts")
     blas = str(built.get("Build Dependencies", {}).get("blas", {}).get("name", ""))

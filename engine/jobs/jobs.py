@@ -62,7 +62,7 @@ class Subscription:
 
     async def changes(self) -> AsyncIterator[Job]:
         """Like `take`, for asyncio; ends when a single job has ended, or when no more changes come."""
-        import asyncio  # noqa: PLC0415 the terminal has no use for it
+        import asyncio  # noqa: PLC0415 the terminal does not need it
 
         loop, event = asyncio.get_running_loop(), asyncio.Event()
 
@@ -413,7 +413,7 @@ class JobRegistry:
             fault = Fault(code=error.code, message=str(error), facts=facts, blame=blame)
             _log.warning("job failed id=%s code=%s", job_id, error.code)
             self._fail(job_id, control, fault)
-        except Exception as error:  # noqa: BLE001 a bug in one job must neither hide nor end the others
+        except Exception as error:  # noqa: BLE001 a bug in one job must be logged and must not end the others
             self._fail(job_id, control, _unforeseen(job_id, error))
         else:
             self._update(job_id, state="done", result=result)

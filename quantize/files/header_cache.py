@@ -28,7 +28,7 @@ def cached_gguf_model(path: str | os.PathLike[str]) -> GgufModel:
 
     Raises: same as `read_gguf_model`.
     """
-    name = os.path.abspath(path)  # noqa: PTH100 - pathlib has none that leaves links alone
+    name = os.path.abspath(path)  # noqa: PTH100 - pathlib normalizes only with resolving links
     before = None if parse_split_name(os.path.basename(name)) is not None else _state(name)  # noqa: PTH119 - as above
     if before is None:
         return read_gguf_model(path)

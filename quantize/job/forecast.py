@@ -247,7 +247,7 @@ def slower_than_table() -> float:
 
 @lru_cache(maxsize=1)
 def _probed(_when: int) -> float:
-    import numpy as np  # noqa: PLC0415  a process that only asks for help must not load it
+    import numpy as np  # noqa: PLC0415  a process that only shows help must not load it
 
     left = np.full((_SIDE, _SIDE), 0.5, dtype=np.float32)
     out = np.empty_like(left)

@@ -146,6 +146,6 @@ class EvalContext:
                 return not ask
             node = tensor_at(address)
             return self._tap.asks(address, node) if ask else self._tap.takes(address, node)
-        except BaseException as error:  # noqa: BLE001  raised again by `run`; C code cannot carry it
+        except BaseException as error:  # noqa: BLE001  raised again by `run`; C code cannot propagate it
             self._tap_error = error
             return not ask

@@ -190,7 +190,7 @@ class DecoderGraph:
         # Plain operators unpack the rows, so that a tied head can share the packed matrix.
         weights, packed, scales = self._packed(name)
         codes = g.node("Gather", [packed, ids], axis=0)
-        if weights.bits == 4:  # noqa: PLR2004 - two codes a byte
+        if weights.bits == 4:  # noqa: PLR2004 - two codes per byte
             low = g.node("BitwiseAnd", [codes, g.constant("const.nibble", np.array(15, np.uint8))])
             high = g.node("BitShift", [codes, g.constant("const.four", np.array(4, np.uint8))], direction="RIGHT")
             ends = [g.node("Unsqueeze", [half, self._ints("minus_one", -1)]) for half in (low, high)]
