@@ -1,4 +1,4 @@
-"""Machines as JSON for programs and recordings."""
+"""Converts machines to JSON for programs and recordings."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from devices.types import BackendReport
 
 
 def to_json(value: object) -> Any:
-    """Structs as plain JSON values, sets sorted."""
+    """Structs as plain JSON values, with sorted sets."""
     return msgspec.to_builtins(value, enc_hook=str, order="deterministic")
 
 
 def backend_reports(value: object) -> tuple[BackendReport, ...]:
-    """Backend reports from parsed JSON; what does not have their shape is left out."""
+    """Backend reports from parsed JSON; entries of another form are skipped."""
     found = []
     for item in value if isinstance(value, list | tuple) else ():
         try:

@@ -1,4 +1,4 @@
-"""Small files, written whole, and changed by one program at a time."""
+"""Small files that are written atomically and changed by one program at a time."""
 
 import contextlib
 import errno
@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-# A change of a small file takes milliseconds; whoever holds the lock for longer is stopped or hangs.
+# A change of a small file takes milliseconds; a process that holds the lock longer is stopped or hangs.
 LOCK_S: Final = 20.0
 _POLL_S: Final = 0.005
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Nobody else who asks for it changes the file meanwhile: no other thread and no other process.
+    """Lock a file against changes by other threads and processes that use this lock.
 
-    Not reentrant. Raises: OSError: the folder cannot be written, or somebody holds the lock for LOCK_S.
+    Not reentrant. Raises: OSError: the folder cannot be written, or another process holds the lock for LOCK_S.
     """
     from filelock import FileLock, Timeout  # noqa: PLC0415 - every program reads state files, few change one
 
@@ -36,7 +36,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, raw: bytes, *, mode: int = 0o666) -> None:
-    """Write a file: readers see the old one or the new one; `mode` less the umask. Raises: OSError."""
+    """Write a file atomically: readers see the old or the new one; `mode` less the umask. Raises: OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)

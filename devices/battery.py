@@ -1,4 +1,4 @@
-"""What the battery tells: its charge, what it holds when full, and what is drawn from it. A look wakes nothing."""
+"""Reads the battery: its charge, its full capacity, and the power drawn from it. Does not wake sleeping devices."""
 
 import re
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ _JOULES_PER_WH: Final = 3600.0
 
 
 class Battery(msgspec.Struct, frozen=True):
-    """All batteries together. Joules; `power_w` is what is drawn while they discharge, None where not told."""
+    """Totals over all batteries, in joules; `power_w` is the power while they discharge, None if unknown."""
 
     discharging: bool
     charge_j: float | None = None
@@ -24,14 +24,14 @@ class Battery(msgspec.Struct, frozen=True):
 
     @property
     def charge_frac(self) -> float | None:
-        """How full, 0 to 1."""
+        """Charge level, 0 to 1."""
         if self.charge_j is None or not self.full_j:
             return None
         return min(1.0, self.charge_j / self.full_j)
 
 
 def is_unplugged() -> bool:
-    """This computer runs on its battery now; False where the system does not tell, as in a container."""
+    """Whether this computer runs on its battery now; False if the system does not report it, as in a container."""
     import psutil  # noqa: PLC0415 - a chat's first token does not wait for it
 
     try:
@@ -42,7 +42,7 @@ def is_unplugged() -> bool:
 
 
 def read_battery(host: Host) -> Battery | None:
-    """The batteries of this computer together; None without one. Peripherals' batteries are not counted."""
+    """The totals of this computer's batteries; None without one. Peripherals' batteries are not counted."""
     if host.system == "linux":
         found = [b for name in host.listdir(SUPPLIES) if (b := _linux(host, f"{SUPPLIES}/{name}")) is not None]
         return _together(found)
@@ -77,7 +77,7 @@ def _linux(host: Host, base: str) -> Battery | None:
     design = read_number(host, f"{base}/voltage_min_design") or volts
 
     def joules(kind: str) -> float | None:
-        """Microwatt hours as they are, or microampere hours at the battery's voltage."""
+        """Microwatt hours directly, or microampere hours times the battery's voltage."""
         wh = read_number(host, f"{base}/energy_{kind}")
         if wh is not None:
             return wh / 1e6 * _JOULES_PER_WH
@@ -86,7 +86,7 @@ def _linux(host: Host, base: str) -> Battery | None:
 
     microwatts = read_number(host, f"{base}/power_now")
     if microwatts is None and volts is not None:
-        amperes = number(text(host, f"{base}/current_now").removeprefix("-"))  # some drivers sign the direction
+        amperes = number(text(host, f"{base}/current_now").removeprefix("-"))  # the sign is the direction
         microwatts = None if amperes is None else volts * amperes // 10**6
     discharging = text(host, f"{base}/status") == "Discharging"
     watts = microwatts / 1e6 if microwatts is not None and discharging else None
@@ -118,7 +118,7 @@ def _macos(host: Host) -> Battery | None:
 
     volts, amperes = value("Voltage"), value("InstantAmperage")
     left, full = value("AppleRawCurrentCapacity"), value("AppleRawMaxCapacity")  # mAh
-    if amperes is not None and amperes >= 1 << 63:  # printed without its sign
+    if amperes is not None and amperes >= 1 << 63:  # printed as unsigned
         amperes -= 1 << 64
     discharging = amperes is not None and amperes < 0
 

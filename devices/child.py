@@ -1,7 +1,7 @@
-"""Children of this program: how one is started, how long it is waited for, and what it answers.
+"""Child processes: starting them, waiting for them, and reading their replies.
 
-`run_child` starts one for one answer; a `BoundedChild` stays and answers many requests on untrusted input. Whoever
-speaks another way with a child (runners, workers of the quantizer) starts it with `spawn` and has its own messages.
+`run_child` starts one for one reply; a `BoundedChild` stays and serves many requests on untrusted input. Runners
+and workers of the quantizer use other messages; they are started with `spawn`.
 """
 
 import contextlib
@@ -30,32 +30,32 @@ from devices.process_memory import bound_memory, cpu_seconds
 _log = logging.getLogger(__name__)
 _ROOT: Final = Path(__file__).resolve().parents[1]
 STDERR_CHARACTERS: Final = 400
-# A child that computes but gets little of a busy processor is waited for this much longer than the limit.
+# A child that computes but gets little CPU time on a busy machine may take this many times the limit.
 PATIENCE: Final = 6
-# One that is waited for beyond its limit and computes nothing for so long waits for a driver that hangs.
+# Beyond its limit, a child that computes nothing for this long waits for a driver that hangs.
 STEP_S: Final = 2.0
-# The least share of a limit that one who works computes, however busy the machine: 1 s in a step's 300 s, of which
-# a runner's heartbeats themselves take a tenth, and one tick of the clocks of processor time in 3 s.
+# Minimum share of a limit that a working process computes, however busy the machine: 1 s in a step's 300 s, a tenth
+# of which a runner's heartbeats take themselves, and one tick of the CPU clocks in 3 s.
 MIN_FRACTION: Final = 1 / 300
-# A cold interpreter on a busy two-core machine starts within 3 s; this is only the end of patience.
+# A cold interpreter on a busy two-core machine starts within 3 s; this is the final limit.
 _START_LIMIT_S: Final = 30.0
-# How often the size of a child is looked at where the system cannot bound it.
+# How often the size of a child is checked if the system cannot limit it.
 _WATCH_S: Final = 0.05
-# A bounded child that computes nothing for so long waits for something that does not come: a machine with 30 others
-# at work still gives the least of its processes .7 % of two cores, ten ticks of the clock.
+# A bounded child that computes nothing for this long waits for something that never comes: a machine with 30 other
+# busy processes still gives each at least 0.7 % of two cores, ten ticks of the clock.
 _STALLED_S: Final = 20.0
 _SYSTEM_BOUNDS_MEMORY: Final[bool] = sys.platform == "linux"
-# What anybody can have computed takes what the model and the server leave of the CPU.
+# Work that any client can request gets only the CPU time that the model and the server leave.
 _BACKGROUND_NICE: Final = 10
 _PASSED_ENVIRONMENT: Final = ("PATH", "SYSTEMROOT", "TEMP", "TMP", "TZ", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
-# What a child that is at work gets to end by itself.
+# Time that a working child gets to exit by itself.
 _CLOSE_S: Final = 0.2
 
 Spent = Callable[[int], float | None]
 
 
 def spawn(argv: Sequence[str], environment: Mapping[str, str], **options: Any) -> "subprocess.Popen[Any]":
-    """Start a child of ours with exactly this environment and without a window; `options` are those of Popen.
+    """Start a Tessera child with exactly this environment and without a window; `options` are those of Popen.
 
     It gets no more memory than the computer has, and leaves no core file. Raises: OSError.
     """
@@ -67,9 +67,9 @@ def spawn(argv: Sequence[str], environment: Mapping[str, str], **options: Any) -
 
 
 class Standstill:
-    """Whether one process that somebody waits for stands still; `spent` tells the seconds that it computed.
+    """Detects whether a process that is waited for has stalled; `spent` returns its CPU seconds.
 
-    What it computes decides, because a busy machine makes any clock late.
+    CPU time decides, because on a busy machine every wall-clock limit is exceeded.
     """
 
     def __init__(self, pid: int, spent: Spent = cpu_seconds) -> None:
@@ -79,7 +79,7 @@ class Standstill:
         self._moved = self._moved_s = 0.0
 
     def begin(self) -> None:
-        """A new wait."""
+        """Start a new wait."""
         self._begun, self._moved_s = None, 0.0
 
     def over(
@@ -91,10 +91,10 @@ class Standstill:
         stalled_s: float | None = None,
         longest_s: float | None = None,
     ) -> bool:
-        """After `waited_s` of a wait, more than `limit_s`: whether it is to end.
+        """Whether to end a wait that has taken `waited_s`, more than `limit_s`.
 
-        It is when nothing was computed for `stalled_s` (None: `limit_s`), when more was than `threads` can in
-        `limit_s`, and after `longest_s` whatever it does. Where processor time cannot be known the clock decides.
+        True if nothing was computed for `stalled_s` (None: `limit_s`), if more was computed than `threads` can in
+        `limit_s`, and always after `longest_s`. If CPU time is unknown, the wall clock decides.
         """
         stalled_s = limit_s if stalled_s is None else stalled_s
         spent = self._spent(self._pid)
@@ -112,7 +112,7 @@ class Standstill:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """`answer` is the child's JSON; `reason` says why there is none."""
+    """Result of a child. `answer` is its JSON; `reason` says why there is none."""
 
     answer: Mapping[str, Any] | None
     reason: str
@@ -120,9 +120,9 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def run_child(argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | None = None) -> Outcome:
-    """Start `argv`, wait `timeout_s`, and kill its whole process tree if it is still there.
+    """Start `argv`, wait `timeout_s`, and kill its whole process tree if it still runs.
 
-    On a busy machine one that has had less than `timeout_s` of processor time and continues computing has longer.
+    On a busy machine, a child that has had less than `timeout_s` of CPU time and still computes gets longer.
     """
     started = time.monotonic()
     flags: dict[str, Any] = {"start_new_session": True}
@@ -144,7 +144,7 @@ def run_child(argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | No
 
 
 def _output(process: "subprocess.Popen[bytes]", timeout_s: float) -> tuple[bytes, bytes]:
-    """What it wrote, once it ended. Raises: TimeoutExpired."""
+    """The child's output after it ended. Raises: TimeoutExpired."""
     started, step_s = time.monotonic(), min(STEP_S, timeout_s)
     still = Standstill(process.pid)
     over = partial(still.over, limit_s=timeout_s, stalled_s=step_s, longest_s=PATIENCE * timeout_s)
@@ -159,7 +159,7 @@ def _output(process: "subprocess.Popen[bytes]", timeout_s: float) -> tuple[bytes
 
 
 def _failure(code: int, answer: Mapping[str, Any] | None, stderr: bytes) -> str:
-    """Why the child gave no usable answer; empty when it did."""
+    """Why the child gave no usable reply; empty if it did."""
     if code < 0:
         return f"it was killed by {_signal_name(-code)}{_tail(stderr)}"
     if answer is None:
@@ -194,7 +194,7 @@ def kill_tree(process: "subprocess.Popen[bytes]") -> None:
 
 
 def kill_group(pid: int) -> None:
-    """Kill a process that leads a session of its own, and everything in it."""
+    """Kill a process that leads its own session, and everything in that session."""
     if sys.platform == "win32":
         import psutil  # noqa: PLC0415 - only where there are no process groups
 
@@ -222,7 +222,7 @@ def _tail(stderr: bytes) -> str:
 
 
 class ChildFailed(Exception):
-    """The child did not answer. `timed_out`: it was killed at its time limit; else it died by itself."""
+    """The child did not reply. `timed_out`: it was killed at its time limit; else it died by itself."""
 
     def __init__(self, *, timed_out: bool, out_of_memory: bool, exit_code: int | None) -> None:
         super().__init__(f"timed_out={timed_out} out_of_memory={out_of_memory} exit_code={exit_code}")
@@ -234,8 +234,8 @@ class ChildFailed(Exception):
 class BoundedChild:
     """Runs `module`, which calls `child_service.serve`. One request at a time; safe from any thread or loop.
 
-    `timeout_s` bounds what one answer computes (the start is not counted), `memory_bytes` the child's address
-    space. `arguments` are the module's own, behind both. A `background` child takes what others leave of the CPU.
+    `timeout_s` limits the CPU time of one reply (the start is not counted), `memory_bytes` the child's address
+    space. `arguments` are the module's own, after both. A `background` child runs at low CPU priority.
     """
 
     def __init__(
@@ -263,13 +263,13 @@ class BoundedChild:
         return self._process.pid if self._process else None
 
     async def ask(self, body: bytes) -> bytes:
-        """Answer one frame without blocking the event loop. Raises ChildFailed."""
+        """Send one frame and return the reply, without blocking the event loop. Raises ChildFailed."""
         import asyncio  # noqa: PLC0415 - whoever waits here has it; probes do without
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, self.ask_blocking, body)
 
     def ask_blocking(self, body: bytes) -> bytes:
-        """Answer one frame. Raises ChildFailed; the next call finds a fresh child."""
+        """Send one frame and return the reply. Raises ChildFailed; the next call starts a new child."""
         with self._lock:
             process = self._running()
             verdict: list[str] = []
@@ -290,7 +290,7 @@ class BoundedChild:
             code = self._discard(process)
             raise ChildFailed(
                 timed_out="time" in verdict,
-                # A child that runs out of memory leaves with 1 (see render_child) or is killed by the system.
+                # A child that runs out of memory exits with 1 (see render_child) or is killed by the system.
                 out_of_memory="memory" in verdict or ("time" not in verdict and code in {1, -9}),
                 exit_code=code,
             )
@@ -300,13 +300,13 @@ class BoundedChild:
         self._pool.submit(self._warm)
 
     def close(self) -> None:
-        """End the child, whatever it is at; later calls start a new one."""
+        """Stop the child, even during work; later calls start a new one."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         process = self._process
         if self._lock.acquire(timeout=_CLOSE_S):
             self._lock.release()
         elif process is not None:
-            process.kill()  # its work has a limit that nobody who closes wants to wait for
+            process.kill()  # closing must not wait for the time limit of its work
         self._pool.shutdown(wait=True)
         with self._lock:
             if self._process is not None:
@@ -341,10 +341,10 @@ class BoundedChild:
         return process
 
     def _watch(self, process: subprocess.Popen[bytes], done: threading.Event, verdict: list[str]) -> None:
-        """Kill the child at its time limit, or, where the system sets no bound, at its memory limit.
+        """Kill the child at its time limit or, if the system cannot limit memory, at its memory limit.
 
-        The limit is of processor time: on a busy machine an innocent child may wait long for its turn. One that
-        computes nothing at all is not waiting for its turn.
+        The limit applies to CPU time: on a busy machine a healthy child may wait long for a core. A child that
+        computes nothing at all is not waiting for a core.
         """
         import psutil  # noqa: PLC0415 - beside its only use
 
@@ -359,7 +359,7 @@ class BoundedChild:
                 size = 0 if _SYSTEM_BOUNDS_MEMORY else psutil.Process(process.pid).memory_info().rss
             except psutil.Error:
                 return
-            except OSError:  # no descriptor to look with; the next look may have one
+            except OSError:  # no file descriptor left for the check; the next check may have one
                 size = 0
             late = over(time.monotonic() - started)
             if size > self._memory_bytes or late:

@@ -1,7 +1,7 @@
-"""How this program starts itself: as a child that runs one of its modules, or as another of its commands.
+"""Builds command lines that start this program: as a child that runs one of its modules, or as another command.
 
-A source installation asks the interpreter for a module. A frozen build has no interpreter to ask: its executable is
-the `tessera` command, which `app.cli.main` turns into the child when `--child` comes first.
+A source installation starts the Python interpreter with a module. A frozen build has no interpreter: its executable
+is the `tessera` command, which `app.cli.main` turns into the child if `--child` comes first.
 """
 
 import json
@@ -13,12 +13,12 @@ from typing import Any, Final
 from devices.programs import installed_program
 
 CHILD_OPTION: Final = "--child"
-# Not `-m`, which would look for the module in the current folder first.
+# Not `-m`, which would search the current folder first.
 _START: Final = str(Path(__file__).with_name("start_module.py"))
 
 
 def child_command(module: str, *arguments: str) -> tuple[str, ...]:
-    """The command line that runs `module` of this program in a process of its own."""
+    """The command line that runs `module` of this program in a separate process."""
     if getattr(sys, "frozen", False):
         return (sys.executable, CHILD_OPTION, module, *arguments)
     return (sys.executable, "-X", "utf8", _START, module, *arguments)
@@ -44,19 +44,19 @@ def interpreter(*arguments: str) -> tuple[str, ...]:
     return (found, *arguments)
 
 
-# What a child that `run_child` started answers: one JSON object on a line of its standard output.
+# Reply of a child started by `run_child`: one JSON object on a line of its standard output.
 
 MAX_OUTPUT_BYTES = 1 << 20
 
 
 def write_answer(answer: Mapping[str, Any]) -> None:
-    """Write the answer; `error` in it says why there is no other."""
+    """Write the reply; `error` in it says why there is no result."""
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 
 
 def answer_with(find: Callable[[], Mapping[str, Any]], *errors: type[Exception]) -> int:
-    """Write what `find` finds, or which of `errors` stopped it; returns the exit code of the child."""
+    """Write the result of `find`, or which of `errors` it raised; return the child's exit code."""
     try:
         found = find()
     except errors as error:
@@ -67,7 +67,7 @@ def answer_with(find: Callable[[], Mapping[str, Any]], *errors: type[Exception])
 
 
 def answer_in(stdout: bytes) -> Mapping[str, Any] | None:
-    """The last line that is a JSON object: native libraries print around it."""
+    """The last line that is a JSON object: native libraries also print to this output."""
     for line in reversed(stdout[:MAX_OUTPUT_BYTES].splitlines()):
         if line.lstrip().startswith(b"{"):
             try:

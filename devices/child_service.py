@@ -1,4 +1,4 @@
-"""The life of a child that answers the server within bounds of memory and time."""
+"""Main loop of a child that serves requests within limits of memory and time."""
 
 import faulthandler
 import sys
@@ -8,16 +8,16 @@ from typing import Final
 from devices.frames import claim_stdio, read_frame, write_frame
 
 READY: Final = b"ready"
-# An answer that computes little, because others hold the CPU, may take this many times its limit.
+# A reply that gets little CPU time on a busy machine may take this many times its limit.
 PATIENCE: Final = 5
 
 
 def serve(answer: Callable[[bytes], bytes]) -> None:
-    """The whole life of a child: say ready, answer frames until the parent closes the pipe.
+    """Main loop of the child: send READY, then reply to frames until the parent closes the pipe.
 
-    argv[1] is the memory limit in bytes, argv[2] the time limit of one answer in seconds. The watchdog
-    is a C thread that ends the process even inside one long native operation; it fires later than the
-    parent's own limit and matters only when the parent is gone.
+    argv[1] is the memory limit in bytes, argv[2] the time limit of one reply in seconds. The watchdog
+    is a C thread that ends the process even inside one long native operation. It fires later than the
+    parent's own limit, so it matters only if the parent is gone.
     """
     _limit_memory(int(sys.argv[1]))
     seconds = float(sys.argv[2])
@@ -31,7 +31,7 @@ def serve(answer: Callable[[bytes], bytes]) -> None:
 
 
 def _limit_memory(limit_bytes: int) -> None:
-    """Bound the address space where the system can; elsewhere the parent watches the size."""
+    """Limit the address space if the system can; elsewhere the parent checks the size."""
     if sys.platform == "linux":
         import resource  # noqa: PLC0415 - exists on POSIX only
 

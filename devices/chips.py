@@ -1,4 +1,4 @@
-"""What a processor or GPU can do, from a table of published facts (chips.json), and which row a device is."""
+"""Capabilities of CPUs and GPUs from a table of published facts (chips.json), and the row of each device."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -13,9 +13,9 @@ from devices.msgspec_lock import learned
 from devices.types import Device, Machine, Memory, Runtime
 
 TABLE: Final = Path(__file__).with_name("chips.json")
-# How `Memory.bandwidth_source` begins where nothing on the machine says it.
+# Start of `Memory.bandwidth_source` if nothing on the machine reports the bandwidth.
 USUAL: Final = "usual for"
-# Evidence of how many cores Apple's GPU has.
+# Evidence key of the number of cores of Apple's GPU.
 GPU_CORES: Final = "gpu-core-count"
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -24,7 +24,7 @@ Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One GPU. Peaks are dense, in 10^12 operations a second; `matrix` names backends that use its matrix units."""
+    """One GPU. Peaks are dense, in 10^12 operations/s; `matrix` lists backends that use its matrix units."""
 
     id: Text
     name: Text
@@ -52,9 +52,9 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class CpuKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One kind of processor. `reads_gbs`: what all its cores together read; `bandwidth_gbs`: its usual memory.
+    """One kind of CPU. `reads_gbs`: read by all cores together; `bandwidth_gbs`: its usual memory.
 
-    `ghz` is with all fast cores busy; `slow_cores`: it has no others than efficiency cores.
+    `ghz` is with all fast cores busy; `slow_cores`: it has only efficiency cores.
     """
 
     id: Text
@@ -79,12 +79,12 @@ class Chips(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def chips() -> Chips:
-    """The table that comes with this program."""
+    """The table that ships with Tessera."""
     return read_chips(TABLE.read_bytes())
 
 
 def read_chips(content: bytes) -> Chips:
-    """A table from JSON. Raises: ValueError, re.error: a row is not as described."""
+    """A table from JSON. Raises: ValueError, re.error: a row does not match the schema."""
     found = msgspec.json.decode(content, type=learned(Chips))
     ids = [*(row.id for row in found.gpus), *(row.id for row in found.cpus)]
     twice = sorted({name for name in ids if ids.count(name) > 1})
@@ -108,7 +108,7 @@ def gpu(chip: str | None) -> Gpu | None:
 
 @cache
 def cpu_kind(name: str) -> CpuKind:
-    """The row of a processor by its id or the name that the system tells."""
+    """The row of a CPU by its id or the name that the system reports."""
     rows = chips().cpus
     by_id = next((row for row in rows if row.id == name), None)
     return by_id or next(row for row in rows if re.search(row.match, name, re.IGNORECASE))
@@ -122,7 +122,7 @@ def apple_gpus(cpu_name: str) -> tuple[Gpu, ...]:
 
 
 def with_chips(machine: Machine) -> Machine:
-    """`machine` with the chip that each device is; where nothing tells bandwidth or units, they are the chip's."""
+    """`machine` with each device's chip; unknown bandwidths and units are taken from the chip."""
     cpu_name = next((d.name for d in machine.devices if d.kind == "cpu"), "")
     usual = None if machine.environment == "vm" else cpu_kind(cpu_name)
     devices = tuple(_with_chip(device, cpu_name, usual, machine.system) for device in machine.devices)
@@ -151,7 +151,7 @@ def _with_chip(device: Device, cpu_name: str, usual: CpuKind | None, system: str
 
 
 def _with_units(runtime: Runtime, row: Gpu, system: str) -> Runtime:
-    """What the backend did not tell of the device, from the table."""
+    """Units that the backend did not report for the device, from the table."""
     matrix, dot = runtime.matrix_units, runtime.int_dot
     return replace(
         runtime,
@@ -168,7 +168,7 @@ def _with_bandwidth(memory: Memory, gbs: float | None, row: Gpu | CpuKind | None
 
 
 def gpu_of(device: Device, cpu_name: str) -> Gpu | None:
-    """The row of a GPU: by PCI id, else by target, and of several by the name; of those left the smallest."""
+    """The row of a GPU: by PCI id, else by target; several are narrowed by name, then the smallest is used."""
     rows = [row for row in chips().gpus if (row.vendor, row.kind) == (device.vendor, device.kind)]
     words = [device.name, *(runtime.description for runtime in device.runtimes)]
     if device.kind == "igpu":
@@ -188,7 +188,7 @@ def _by_id(rows: Sequence[Gpu], pci_id: str | None, arch: str | None) -> list[Gp
 
 
 def _span(known: str) -> tuple[str, int, int] | None:
-    """Vendor, first and last device of an entry `8086:4680-4693`; None: it is a target or a single id."""
+    """Vendor, first and last device of an entry `8086:4680-4693`; None for a target or a single id."""
     vendor, _, devices = known.partition(":")
     first, dash, last = devices.partition("-")
     return (vendor, int(first, 16), int(last, 16)) if dash else None
@@ -200,7 +200,7 @@ def _holds(known: str, pci_id: str) -> bool:
 
 
 def _named(rows: Iterable[Gpu], text: str) -> list[Gpu]:
-    """Those whose longest name is found: "rtx 4060 ti" before "rtx 4060"."""
+    """Rows whose longest name is in the text: "rtx 4060 ti" before "rtx 4060"."""
     found: list[tuple[int, Gpu]] = []
     for row in rows:
         lengths = [len(name) for name in row.names if name in text and _word(name).search(text)]
@@ -216,7 +216,7 @@ def _word(name: str) -> re.Pattern[str]:
 
 
 def _of_size(rows: Sequence[Gpu], device: Device) -> Gpu:
-    """Of chips that differ in size only, the one with as many units as the system tells, else the smallest."""
+    """Among chips that differ only in size, the one with the reported number of units, else the smallest."""
     counted = next((e.value for e in device.evidence if e.key == GPU_CORES), "")
     exact = [row for row in rows if str(row.units) == counted]
     gbs = device.memory.bandwidth_gbs

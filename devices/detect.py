@@ -1,4 +1,4 @@
-"""From a Host to a Machine: the inventory reads files only; `detailed` also asks the vendors' commands."""
+"""Builds a Machine from a Host: the inventory reads only files; `detailed` also runs the vendors' commands."""
 
 from msgspec.structs import replace
 
@@ -21,9 +21,9 @@ from devices.types import Device, Machine, Memory, SystemMemory
 
 
 def inventory(host: Host) -> Machine:
-    """What is in the machine, from files, registry and Plug and Play only: no driver loads, nothing wakes.
+    """Hardware from files, registry and Plug and Play only: loads no driver and wakes no device.
 
-    Takes well under 100 ms. A source that is missing, unreadable or garbled leaves `unknown` or None behind.
+    Takes well under 100 ms. A missing, unreadable or invalid source results in `unknown` or None.
     """
     cpu = probe_cpu(host)
     ram = system_memory(host, cpu.name)
@@ -56,7 +56,7 @@ def inventory(host: Host) -> Machine:
 
 
 def detailed(host: Host, machine: Machine | None = None) -> Machine:
-    """The inventory plus what vendors' own commands add, and the power meters; each has a time limit of seconds."""
+    """The inventory plus the output of vendors' commands and the power meters; each has a limit of seconds."""
     machine = machine or inventory(host)
     devices = with_nvidia_smi(host, machine.devices, machine.memory)
     return with_chips(replace(machine, devices=devices, meters=meters(host, devices)))
@@ -120,7 +120,7 @@ def _smallest(*values: int | None) -> int | None:
 
 
 def _with_carve_out(ram: SystemMemory, gpus: list[Device]) -> SystemMemory:
-    """Installed RAM where DMI is silent: what the system manages plus the largest carve-out."""
+    """Installed RAM if DMI does not report it: the OS-visible RAM plus the largest carve-out."""
     if ram.installed_bytes is not None or ram.total_bytes is None:
         return ram
     carve = max((gpu.memory.dedicated_bytes or 0 for gpu in gpus if gpu.kind == "igpu"), default=0)
@@ -128,7 +128,7 @@ def _with_carve_out(ram: SystemMemory, gpus: list[Device]) -> SystemMemory:
 
 
 def _unique(devices: list[Device]) -> tuple[Device, ...]:
-    """One entry an id: the first wins."""
+    """One entry per id: the first one is used."""
     found: dict[str, Device] = {}
     for device in devices:
         found.setdefault(device.id.lower(), device)

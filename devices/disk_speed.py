@@ -1,4 +1,4 @@
-"""How fast a disk reads from everywhere in large pieces, past the system's cache: what streamed weights come at."""
+"""Measures large random reads from a disk without the system's cache: the speed of streamed weights."""
 
 import contextlib
 import mmap
@@ -11,16 +11,16 @@ import time
 from pathlib import Path
 from typing import Final
 
-# As long as this is enough for a figure within a tenth, and short beside whatever it is asked for.
+# Long enough for a result within a tenth, and short compared with the work that needs it.
 MEASURED_S: Final = 0.4
-# As streamed experts are read: several at once, each matrix in one piece.
+# Streamed experts are read like this: several at once, each matrix in one chunk.
 READERS: Final = 8
 CHUNK_BYTES: Final = 512 << 10
 SMALLEST_BYTES: Final = 64 << 20
 
 
 def disk_of(path: Path) -> str | None:
-    """What tells one disk from another here: of the file, or of the first folder above it that exists."""
+    """An id of the disk of this file, or of the first existing folder above it."""
     for folder in (path, *path.parents):
         with contextlib.suppress(OSError):
             return str(folder.stat().st_dev)
@@ -28,9 +28,9 @@ def disk_of(path: Path) -> str | None:
 
 
 def read_gbs(path: Path, seconds: float = MEASURED_S) -> float | None:
-    """Billions of bytes a second from the disk of this file; of a folder, with a file of its own for a moment.
+    """Read speed in GB/s of the disk of this file; for a folder, measured with a temporary file.
 
-    None where the cache cannot be passed by (only Linux is known), the file is small, or reading it fails.
+    None if the cache cannot be bypassed (only Linux supports it), the file is small, or reading it fails.
     """
     if sys.platform != "linux":
         return None
@@ -74,13 +74,13 @@ def _read(path: Path, seconds: float) -> float | None:
     return sum(done) / elapsed / 1e9 if done else None
 
 
-# Where systems put drives that come and go. Source: udisks2, the Filesystem Hierarchy Standard, macOS.
+# Where systems mount removable drives. Source: udisks2, the Filesystem Hierarchy Standard, macOS.
 _DRIVES: Final = tuple(map(Path, ("/media", "/run/media", "/mnt", "/Volumes")))
 
 
 def drive_is_here(path: Path) -> bool:
-    """The drive that holds, or held, this file can be read now."""
-    if not Path(path.anchor).exists():  # a letter of Windows without its drive
+    """Whether the drive that holds, or held, this file can be read now."""
+    if not Path(path.anchor).exists():  # a Windows drive letter without its drive
         return False
     if not any(path.is_relative_to(root) for root in _DRIVES):
         return True

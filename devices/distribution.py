@@ -1,4 +1,4 @@
-"""Which Linux distribution this is, and how it installs packages."""
+"""Detects the Linux distribution, and how it installs packages."""
 
 from typing import Final, Literal
 
@@ -28,9 +28,9 @@ _IMAGE_INSTALL: Final = "rpm-ostree install {}"
 
 
 class Distribution(msgspec.Struct, frozen=True):
-    """`id` and `version` as /etc/os-release has them, `name` for people. Empty where it is not known.
+    """`id` and `version` as in /etc/os-release; `name` is the display name. Empty if unknown.
 
-    `image_based`: packages are layered on an image and count after the next start (Silverblue, Bazzite).
+    `image_based`: packages are layered on an image and take effect after a restart (Silverblue, Bazzite).
     """
 
     id: str = ""
@@ -40,7 +40,7 @@ class Distribution(msgspec.Struct, frozen=True):
     image_based: bool = False
 
     def install(self, packages: str) -> str:
-        """The command that installs packages, or the packages alone where the command is not known."""
+        """The command that installs packages, or only the packages if the command is unknown."""
         template = _IMAGE_INSTALL if self.image_based else _INSTALL.get(self.family, "{}")
         return template.format(packages)
 
@@ -52,7 +52,7 @@ class Distribution(msgspec.Struct, frozen=True):
 
 
 def distribution(host: Host) -> Distribution:
-    """What /etc/os-release says."""
+    """The distribution according to /etc/os-release."""
     if host.system != "linux":
         return Distribution()
     found = {

@@ -1,4 +1,4 @@
-"""Everything wrong with a machine for local AI, worst first, each with the step that fixes it. Pure."""
+"""All problems of a machine for local AI, worst first, each with the step that fixes it. Pure."""
 
 from devices import install_hints
 from devices.backends.cpu_kernels import BACKEND as TILES
@@ -9,15 +9,15 @@ from devices.power import READ_RAPL
 from devices.types import BackendReport, Device, Finding, Machine, Severity
 
 ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "advice": 2}
-# Below this a model of a billion parameters at 4 bits has no room beside a desktop.
+# Below this a model of a billion parameters at 4 bits does not fit next to a desktop.
 LITTLE_RAM_BYTES = 6 << 30
 LITTLE_FREE_BYTES = 2 << 30
-# The instruction set that makes the difference for the best ggml variant of a processor.
+# The instruction set that decides the best ggml variant of a CPU.
 VARIANT_MARKS = {"haswell": "avx2", "zen4": "avx512", "icelake": "avx512", "sapphirerapids": "amx_int8"}
 
 
 def diagnose(machine: Machine) -> tuple[Finding, ...]:
-    """Findings of the machine, its backends and its devices; empty when nothing can be improved."""
+    """Findings of the machine, its backends and its devices; empty if nothing can be improved."""
     found = [*machine.findings, *_kernels(machine), *_memory(machine)]
     for device in machine.devices:
         finding = _device(device)
@@ -31,7 +31,7 @@ def diagnose(machine: Machine) -> tuple[Finding, ...]:
 
 
 def build_summary(machine: Machine) -> str:
-    """One line on which kernels this installation has."""
+    """One line on the kernels of this installation."""
     built = [r.backend for r in machine.backends if r.state in {"usable", "no_device", "failed"}]
     libraries = {r.backend: r.library for r in machine.backends if r.state == "usable"}
     cpu = libraries.get("cpu", "no CPU library")
@@ -43,7 +43,7 @@ def build_summary(machine: Machine) -> str:
 
 
 def _prompt_kernels(machine: Machine) -> str:
-    """On our own kernels for prompts, which are built on Linux for x86-64 only."""
+    """Note on Tessera's prompt kernels, which are built only on Linux for x86-64."""
     report = next((r for r in machine.backends if r.backend == TILES), None)
     if report is not None and report.devices:
         return f"our own for prompts: {report.devices[0].description}; "
@@ -53,7 +53,7 @@ def _prompt_kernels(machine: Machine) -> str:
 
 
 def meter_summary(machine: Machine) -> str:
-    """One line on what energy is measured with."""
+    """One line on the power meters in use."""
     readable = [f"{m.name} ({m.part}; {m.note})" for m in machine.meters if m.readable]
     if not readable:
         return "Power meters: none that can be read; energy is not measured."
@@ -135,7 +135,7 @@ def _backend(report: BackendReport) -> Finding:
 
 
 def _openvino(machine: Machine) -> list[Finding]:
-    """What OpenVINO offers but could not be opened, and what was opened but never tried by this project."""
+    """Devices that OpenVINO offers but that could not be opened, and opened ones that this project never tested."""
     found = []
     for report in machine.backends:
         if report.backend == BACKEND and report.state == "usable" and report.reason:

@@ -1,4 +1,4 @@
-"""Environment variables: what children get of them, and where they move the user's folders."""
+"""Environment variables: which ones children get, and which ones move the user's folders."""
 
 import os
 import re
@@ -8,8 +8,8 @@ from typing import Final
 
 import platformdirs
 
-# What programs need to find themselves, their language and their tools. Secrets have any name (DATABASE_URL,
-# GITHUB_PAT, MYSQL_PWD): only a list of what is passed keeps them back.
+# Variables that programs need for their paths, language and tools. Secrets can have any name (DATABASE_URL,
+# GITHUB_PAT, MYSQL_PWD): only an allowlist keeps them out.
 _SYSTEM: Final = """
 PATH HOME USER LOGNAME SHELL TERM COLORTERM NO_COLOR FORCE_COLOR CLICOLOR COLUMNS LINES PWD TMPDIR TMP TEMP TZ CI
 LANG LANGUAGE LC_ALL LC_ADDRESS LC_COLLATE LC_CTYPE LC_IDENTIFICATION LC_MEASUREMENT LC_MESSAGES LC_MONETARY
@@ -38,7 +38,7 @@ ASDF_DATA_DIR MISE_DATA_DIR NIX_PATH NIX_PROFILES CUDA_HOME CUDA_PATH CUDA_VISIB
 HIP_VISIBLE_DEVICES OMP_NUM_THREADS
 """
 _PASSED: Final = frozenset(f"{_SYSTEM} {_TOOLS}".split())
-# What Tessera's own children get besides: settings of its engines, and of the drivers and libraries below them.
+# Tessera's own children also get the settings of its engines, and of the drivers and libraries below them.
 _OWN_PREFIXES: Final = """
 TESSERA_ GGML_ LLAMA_ HF_ TRANSFORMERS_ VLLM_ RAY_ TORCH TRITON_ PYTORCH_ ONNX ORT_ FLM_ PYTHON GLIBC_ MALLOC_
 CUDA_ CUDNN_ CUBLAS_ NVIDIA_ NCCL_ HIP_ HIPBLASLT_ HSA_ ROCR_ ROCM_ ROCBLAS_ RCCL_ MIOPEN_ AMD_ GPU_ GFX_ XRT_
@@ -48,13 +48,13 @@ BLIS_ VECLIB_ NUMEXPR_ DBUS_ XDG_ LC_ COVERAGE_ LD_ DYLD_ WSL FLASHINFER_ HIPBLA
 SAFETENSORS_ ACL_ MLX_ ADSP_
 """
 _OWN: Final = tuple(_OWN_PREFIXES.split())
-# Names on the list may hold secrets, too: HF_TOKEN, a proxy's address with its password.
+# Allowed names may still hold secrets: HF_TOKEN, or a proxy's address with its password.
 _SECRET: Final = re.compile(r"TOKEN|SECRET|PASS|PWD.|_PWD|KEY|CRED|AUTH(?!ORITY)|COOKIE|JWT|DSN")
 _WITH_PASSWORD: Final = re.compile(r"://[^/\s@]*@")
 
 
 def user_folder(name: str, override: str) -> Path:
-    """`name` below TESSERA_HOME, or in the folder for a user's data; the variable `override` wins over both."""
+    """`name` below TESSERA_HOME, or in the user's data folder; the variable `override` takes precedence."""
     if given := os.environ.get(override):
         return Path(given)
     if home := os.environ.get("TESSERA_HOME"):
@@ -63,12 +63,12 @@ def user_folder(name: str, override: str) -> Path:
 
 
 def program_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment for programs of others, such as an agent's commands and tool servers; with `extra`."""
+    """The environment for other programs, such as an agent's commands and tool servers; with `extra`."""
     return {k: v for k, v in os.environ.items() if _passes(k, v)} | dict(extra or {})
 
 
 def without_secrets(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment for Tessera's own children, which read untrusted files or drive devices; with `extra`."""
+    """The environment for Tessera's own children, which read untrusted files or use devices; with `extra`."""
     return {k: v for k, v in os.environ.items() if _passes(k, v, _OWN)} | dict(extra or {})
 
 

@@ -1,4 +1,4 @@
-"""The families of all errors, and the errors of this package: facts as fields, sentences where they are read."""
+"""Base classes of all errors, and this package's errors: facts as fields, sentences in the message catalog."""
 
 from collections.abc import Mapping
 
@@ -38,7 +38,7 @@ class InputFault(TesseraError):
 
 
 class Cancelled(TesseraError):
-    """The caller asked for the end."""
+    """The caller requested the cancellation."""
 
     code = "cancelled"
 
@@ -55,7 +55,7 @@ class BadRecording(InputFault):
 
 
 class PackRefused(InputFault):
-    """A kernel pack is not taken; `reason` says why, with the numbers."""
+    """A kernel pack is rejected; `reason` says why, with the numbers."""
 
     code = "kernel_pack_refused"
 
@@ -65,7 +65,7 @@ class PackRefused(InputFault):
 
 
 class EngineVersionRefused(InputFault):
-    """A version of llama-cpp-python is not taken or not used; `reason` says why, with the numbers."""
+    """A version of llama-cpp-python is rejected or not used; `reason` says why, with the numbers."""
 
     code = "engine_version_refused"
 
@@ -75,7 +75,7 @@ class EngineVersionRefused(InputFault):
 
 
 class EngineVersionRolledBack(EngineVersionRefused):
-    """The version in use failed its check; `used_again` is the one before it."""
+    """The version in use failed its check; `used_again` is the previous one."""
 
     def __init__(self, reason: str, used_again: str) -> None:
         super().__init__(f"{reason}. Version {used_again} is used again")

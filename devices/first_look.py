@@ -1,4 +1,4 @@
-"""What set-up does last: install the kernels that came along, and print which GPU was found and what it uses."""
+"""Last step of the setup: install the bundled kernels, and print each GPU and the kernels it uses."""
 
 import sys
 

@@ -10,13 +10,13 @@ MAX_FRAME_BYTES: Final = 300 << 20
 
 
 def write_frame(sink: BinaryIO, body: bytes) -> None:
-    """One frame, flushed."""
+    """Write one frame and flush it."""
     sink.write(LENGTH.pack(len(body)) + body)
     sink.flush()
 
 
 def read_frame(source: BinaryIO, limit_bytes: int = MAX_FRAME_BYTES) -> bytes | None:
-    """One frame's body; None at the end of the stream or for a length that cannot be right."""
+    """One frame's body; None at the end of the stream or for an invalid length."""
     header = source.read(LENGTH.size)
     if len(header) < LENGTH.size:
         return None
@@ -28,7 +28,7 @@ def read_frame(source: BinaryIO, limit_bytes: int = MAX_FRAME_BYTES) -> bytes | 
 
 
 def claim_stdio() -> tuple[BinaryIO, BinaryIO]:
-    """A child's stdin and stdout for frames alone: what libraries print goes to stderr."""
+    """Reserve a child's stdin and stdout for frames: output of libraries goes to stderr."""
     if sys.platform == "win32":
         import msvcrt  # noqa: PLC0415 - exists on Windows only
 

@@ -1,4 +1,4 @@
-"""Which kernels each GPU uses, or why none and the step that changes it: the reports on backends, made specific."""
+"""Reports which kernels each GPU uses, or why it uses none and how to fix that on this machine."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from devices.kernel_packs import bundled
 from devices.types import BackendReport, Device, Machine
 from devices.vulkan_driver import LOADER, driver_problem, install_driver
 
-# Debian and Ubuntu from this release on have the Vulkan headers (1.4) that ggml needs. Source: their package lists.
+# Debian and Ubuntu have the Vulkan headers (1.4) that ggml needs from this release on. Source: their package lists.
 _FIRST_WITH_HEADERS = {"debian": (13,), "ubuntu": (25, 4)}
 _BUILD_TOOLS = {
     "debian": "glslc libvulkan-dev spirv-headers",
@@ -29,9 +29,9 @@ _CLOSED = frozenset({"driver_missing", "no_permission"})
 def advised(
     host: Host, machine: Machine, reports: tuple[BackendReport, ...], *, live: bool = True
 ) -> tuple[BackendReport, ...]:
-    """The reports, with Vulkan's reason and step for this distribution, these devices and the packs at hand.
+    """The reports, with Vulkan's reason and fix for this distribution, these devices and the available packs.
 
-    live: the machine is this one, so that attempts to install packs here count.
+    live: the machine is this one, so attempts to install packs here count.
     """
     if machine.system != "linux":
         return reports
@@ -41,7 +41,7 @@ def advised(
 
 
 def gpu_lines(machine: Machine) -> tuple[str, ...]:
-    """One line for each GPU: the kernels it uses, or why none and what changes it. One line where there is none."""
+    """One line for each GPU: the kernels it uses, or why none and the fix. Without a GPU, one line."""
     gpus = [device for device in machine.devices if device.kind in {"igpu", "dgpu"}]
     if gpus:
         return tuple(_line(device) for device in gpus)
@@ -63,7 +63,7 @@ def _line(device: Device) -> str:
 
 
 class _Look(NamedTuple):
-    """The machine whose reports are made specific."""
+    """The machine that the advice is for."""
 
     host: Host
     system: Distribution
@@ -72,7 +72,7 @@ class _Look(NamedTuple):
     live: bool
 
     def problem(self, reason: str) -> tuple[str, str] | None:
-        """What keeps Vulkan from the GPUs, given the reason a load failed for, and the step that changes it."""
+        """Why Vulkan cannot use the GPUs, given the reason of a failed load, and the fix."""
         if LOADER in reason:
             words = f"the Vulkan loader ({LOADER}) is not installed"
             return words, install_driver(self.system, self.gpus[0].vendor)
@@ -104,7 +104,7 @@ def _not_installed(look: _Look, report: BackendReport) -> BackendReport:
 
 
 def build_hint(system: Distribution, machine: Machine) -> str:
-    """How Vulkan kernels come to a platform that no pack came along for."""
+    """How to get Vulkan kernels on a platform without a bundled pack."""
     first = _FIRST_WITH_HEADERS.get(system.id)
     if first and system.release and system.release < first:
         release = ".".join(f"{part:02}" if number else str(part) for number, part in enumerate(first))

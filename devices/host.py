@@ -1,4 +1,4 @@
-"""The one door from the probes to the operating system, so that a recording can stand in for a machine."""
+"""The only interface between the probes and the operating system, so that a recording can replace a machine."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ class CommandResult(msgspec.Struct, frozen=True):
 
 
 class Host(Protocol):
-    """Reads facts and changes nothing. No method raises for something that is absent or unreadable.
+    """Reads facts and changes nothing. No method raises for missing or unreadable sources.
 
-    `api` answers by name what has no file: `machine` (x86_64, arm64), `affinity` (CPU numbers),
+    `api` returns by name what has no file: `machine` (x86_64, arm64), `affinity` (CPU numbers),
     `address_space_limit`, `memlock_limit` (bytes), `now` (seconds), `kernel`, `pci_name:VVVV:DDDD`,
     `memory_modules` (data_width_bits, speed_mts, size_bytes each), `nvml` (pci, power_mw,
     energy_mj each); on Windows `battery_state` (present, discharging, full_mwh, remaining_mwh, rate_mw),
@@ -35,11 +35,11 @@ class Host(Protocol):
         ...
 
     def read(self, path: str) -> bytes | None:
-        """Content of a file (at most 1 MiB); None when it cannot be read."""
+        """Content of a file (at most 1 MiB); None if it cannot be read."""
         ...
 
     def listdir(self, path: str) -> tuple[str, ...]:
-        """Sorted names in a folder; empty when it cannot be read."""
+        """Sorted names in a folder; empty if it cannot be read."""
         ...
 
     def readlink(self, path: str) -> str | None:
@@ -71,17 +71,17 @@ class Host(Protocol):
         ...
 
     def api(self, name: str) -> Json:
-        """A fact that has no file; None when this system does not offer it."""
+        """A fact that has no file; None if this system does not offer it."""
         ...
 
 
 def text(host: Host, path: str) -> str:
-    """A file as stripped text; bytes that are not UTF-8 are replaced, an unreadable file is empty."""
+    """A file as stripped text; invalid UTF-8 is replaced, an unreadable file is empty."""
     return (host.read(path) or b"").decode("utf-8", "replace").replace("\0", "").strip()
 
 
 def number(value: object) -> int | None:
-    """An integer from decimal or 0x text, or None; negative values are refused, for none of ours may be."""
+    """An integer from decimal or 0x text, or None; negative values are rejected, as no value here may be."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -97,12 +97,12 @@ def number(value: object) -> int | None:
 
 
 def read_number(host: Host, path: str) -> int | None:
-    """A file that holds one integer."""
+    """The integer in a file."""
     return number(text(host, path))
 
 
 def cpu_list(listing: str, limit: int = 8192) -> frozenset[int]:
-    """CPU numbers of a kernel list such as `0-3,8,10-11`; what does not parse is left out."""
+    """CPU numbers of a kernel list such as `0-3,8,10-11`; invalid parts are skipped."""
     cpus: set[int] = set()
     for part in listing.split(","):
         first, dash, last = part.strip().partition("-")
@@ -113,7 +113,7 @@ def cpu_list(listing: str, limit: int = 8192) -> frozenset[int]:
 
 
 def fields(block: str, separator: str = ":") -> dict[str, str]:
-    """`key: value` lines as a dict; the first of a repeated key wins."""
+    """`key: value` lines as a dict; the first of a repeated key is used."""
     found: dict[str, str] = {}
     for line in block.splitlines():
         key, sep, value = line.partition(separator)
@@ -123,26 +123,26 @@ def fields(block: str, separator: str = ":") -> dict[str, str]:
 
 
 def records(value: Json) -> tuple[Mapping[str, Json], ...]:
-    """The mappings in a list; anything else is left out."""
+    """The mappings in a list; other values are skipped."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(item for item in value if isinstance(item, Mapping))
     return ()
 
 
 def strings(value: Json) -> tuple[str, ...]:
-    """The strings in a list; anything else is left out."""
+    """The strings in a list; other values are skipped."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(item for item in value if isinstance(item, str))
     return ()
 
 
 def integers(value: Json) -> tuple[int, ...]:
-    """The integers in a list; anything else is left out."""
+    """The integers in a list; other values are skipped."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(item for item in value if isinstance(item, int) and not isinstance(item, bool))
     return ()
 
 
 def suspended(host: Host, address: str | None) -> bool:
-    """Whether a PCI device sleeps; asking does not wake it. Linux only."""
+    """Whether a PCI device is asleep; reading this does not wake it. Linux only."""
     return text(host, f"/sys/bus/pci/devices/{address}/power/runtime_status") == "suspended"

@@ -1,4 +1,4 @@
-"""The machine this process runs on."""
+"""Host for the machine that this process runs on."""
 
 import contextlib
 import ctypes
@@ -36,7 +36,7 @@ class _Pci(ctypes.Structure):
 
 
 def nvml_samples() -> Json:
-    """Address, milliwatts and millijoules since the driver began, of each GPU; None without the library.
+    """Address, milliwatts and millijoules since the driver started, for each GPU; None without the library.
 
     The library is closed again: a process that keeps it open keeps the GPU awake.
     """
@@ -66,7 +66,7 @@ def _samples(library: ctypes.CDLL) -> list[dict[str, Json]]:
             continue
         if library.nvmlDeviceGetPciInfo_v3(handle, ctypes.byref(pci)) != 0:
             continue
-        # Older cards tell power but no energy, and some neither.
+        # Older cards report power but no energy, and some neither.
         power = library.nvmlDeviceGetPowerUsage(handle, ctypes.byref(milliwatts)) == 0
         energy = library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(millijoules)) == 0
         found.append(
@@ -87,7 +87,7 @@ ARCHITECTURES = {"amd64": "x86_64", "x64": "x86_64", "aarch64": "arm64"}
 
 
 class RealHost:
-    """Reads this machine. Stateless: every call asks the system again."""
+    """Reads this machine. Stateless: every call queries the system again."""
 
     @property
     def system(self) -> System:
@@ -95,7 +95,7 @@ class RealHost:
         return SYSTEMS.get(sys.platform, "unknown")
 
     def read(self, path: str) -> bytes | None:
-        """Content of a file, bounded; None when it cannot be read."""
+        """Content of a file, up to a size limit; None if it cannot be read."""
         try:
             with Path(path).open("rb", buffering=0) as file:
                 return file.read(MAX_FILE_BYTES)
@@ -158,7 +158,7 @@ class RealHost:
         return ()
 
     def sysctl(self, name: str) -> int | str | None:
-        """A macOS sysctl, read through libSystem: no process, microseconds."""
+        """A macOS sysctl, read through libSystem in microseconds, without a process."""
         return _sysctl(name) if sys.platform == "darwin" else None
 
     def env(self, name: str) -> str | None:
@@ -225,7 +225,7 @@ if sys.platform == "linux":
 
 
 def _pci_name(vendor_device: str) -> str | None:
-    """The name the distribution's PCI database gives `vvvv:dddd`."""
+    """The name of `vvvv:dddd` in the distribution's PCI database."""
     vendor, _, device = vendor_device.lower().partition(":")
     for path in PCI_IDS:
         try:

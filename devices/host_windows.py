@@ -1,4 +1,4 @@
-"""The Windows facts that have no file: registry, device list, adapters, cores. Imported on Windows only."""
+"""Windows facts that have no file: registry, device list, adapters, cores. Imported on Windows only."""
 
 import ctypes
 import sys
@@ -15,7 +15,7 @@ import winreg  # noqa: E402 - exists on Windows only
 
 MAX_ENTRIES = 4096
 DXGI_FACTORY1 = uuid.UUID("770aae78-f26f-4dba-a829-253c83d1b387")
-# PF_ARM_V82_DP 43, PF_AVX2 40, PF_AVX512F 41 and their neighbours: winnt.h numbers below 96.
+# PF_ARM_V82_DP 43, PF_AVX2 40, PF_AVX512F 41 and others: winnt.h numbers below 96.
 PROCESSOR_FEATURES = range(96)
 
 
@@ -89,7 +89,7 @@ def _processor_features() -> Json:
 
 
 def _logical_processors() -> Json:
-    """One record a physical core: its efficiency class (higher is faster) and number of hardware threads."""
+    """One record per physical core: its efficiency class (higher is faster) and number of hardware threads."""
     query = ctypes.windll.kernel32.GetLogicalProcessorInformationEx
     size = wintypes.DWORD(0)
     query(0, None, ctypes.byref(size))
@@ -111,7 +111,7 @@ def _logical_processors() -> Json:
 
 
 def _present_pnp_ids() -> Json:
-    """Instance ids of devices that are plugged in now: the registry alone also lists those long gone."""
+    """Instance ids of devices that are plugged in now: the registry also lists removed ones."""
     manager = ctypes.windll.cfgmgr32
     found: list[str] = []
     for enumerator in ("PCI", "ACPI"):
@@ -200,7 +200,7 @@ class _BatteryState(ctypes.Structure):
 
 def _battery_state() -> Json:
     state = _BatteryState()
-    # Level 5 is SystemBatteryState; it takes nothing and asks the driver's last report.
+    # Level 5 is SystemBatteryState; it has no input and returns the driver's last report.
     if ctypes.windll.powrprof.CallNtPowerInformation(5, None, 0, ctypes.byref(state), ctypes.sizeof(state)):
         return None
     return {
@@ -218,7 +218,7 @@ def _windows_version() -> Json:
 
 
 def _memory_modules() -> Json:
-    """Modules in the raw SMBIOS table; its first 8 bytes are Windows' own header."""
+    """Modules in the raw SMBIOS table, whose first 8 bytes are Windows' own header."""
     provider = 0x52534D42  # "RSMB"
     size = ctypes.windll.kernel32.GetSystemFirmwareTable(provider, 0, None, 0)
     if not 8 < size <= 1 << 20:

@@ -1,18 +1,18 @@
-"""The step that brings a missing backend, its driver or better kernels, in the words of each system."""
+"""Steps that install a missing backend, its driver or better kernels, for each system."""
 
 import sys
 from typing import Final
 
 from devices.types import System
 
-# Kernel packs that come along with the program, in assets/kernels.
+# Kernel packs that ship with the program, in assets/kernels.
 BUNDLED: Final = frozenset({"vulkan-linux-x86_64"})
-# Kernel packs that there is a recipe for (installers/packs/recipes.py). None is published.
+# Kernel packs with a recipe (installers/packs/recipes.py). None is published.
 PACKS: Final = frozenset(
     {"cuda-linux-x86_64", "openvino-linux-x86_64", "openvino-windows-x86_64", "rocm-linux-x86_64"}
     | {"sycl-linux-x86_64", "vulkan-linux-x86_64", "vulkan-windows-x86_64"}
 )
-# What start.py needs beside a compiler to build the Vulkan backend, by the names of Debian and Ubuntu.
+# What start.py needs in addition to a compiler to build the Vulkan backend, by the names of Debian and Ubuntu.
 VULKAN_TOOLS: Final = "glslc, Vulkan headers 1.4 and spirv-headers"
 _TOOLKITS: Final = {
     "cuda": ("CUDA", "the CUDA toolkit"),
@@ -25,7 +25,7 @@ _MAKERS_DRIVER: Final = "Install the current driver of the GPU's maker, then res
 
 
 def rebuild(system: System, *, frozen: bool | None = None) -> str:
-    """How the shipped libraries are made again. `frozen`: an installed program, which has nothing to build with."""
+    """How to rebuild the shipped libraries. `frozen`: an installed program, which cannot build them."""
     if getattr(sys, "frozen", False) if frozen is None else frozen:
         return "Install Tessera again"
     if system == "windows":
@@ -34,7 +34,7 @@ def rebuild(system: System, *, frozen: bool | None = None) -> str:
 
 
 def platform_of(system: System, arch: str) -> str:
-    """A platform as packs name it."""
+    """A platform as named by packs."""
     names = {"amd64": "x86_64", "arm64": "aarch64"} if system != "windows" else {"amd64": "x86_64"}
     return f"{system}-{names.get(arch.lower(), arch.lower())}"
 
@@ -74,7 +74,7 @@ def missing_backend(  # noqa: PLR0911 - one for each kind of remedy
 
 
 def no_device(backend: str, system: System) -> str | None:
-    """What a backend that loads but finds no device lacks; None where nothing can be said."""
+    """What a backend that loads but finds no device lacks; None if unknown."""
     if system == "windows":
         return {
             "vulkan": f"{_MAKERS_DRIVER}: it brings Vulkan.",

@@ -1,8 +1,8 @@
-"""Instruction sets: the ones that matter to inference kernels, and which ggml CPU variant they select."""
+"""Instruction sets that matter to inference kernels, and the ggml CPU variant that they select."""
 
 from collections.abc import Iterable
 
-# Spelled as /proc/cpuinfo spells them; other systems' names are translated to these.
+# Names as in /proc/cpuinfo; other systems' names are translated to these.
 X86 = frozenset(
     {
         "sse4_2",
@@ -27,7 +27,7 @@ INTERESTING = X86 | ARM
 _HASWELL = frozenset({"sse4_2", "avx", "f16c", "fma", "avx2", "bmi2"})
 _AVX512 = _HASWELL | {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"}
 
-# name: needs, best last. Source: ggml/src/CMakeLists.txt, ggml_add_cpu_backend_variant, ordered by the score
+# name: requirements, best last. Source: ggml/src/CMakeLists.txt, ggml_add_cpu_backend_variant, ordered by the score
 # of ggml-cpu/arch/x86/cpu-feats.cpp (each feature outweighs all those before it).
 X86_VARIANTS: tuple[tuple[str, frozenset[str]], ...] = (
     ("x64", frozenset()),
@@ -70,13 +70,13 @@ APPLE_VARIANTS: tuple[tuple[str, frozenset[str]], ...] = (
 
 
 def canonical(flags: Iterable[str]) -> frozenset[str]:
-    """The interesting instruction sets among `flags`, in one spelling."""
+    """The relevant instruction sets among `flags`, under one name each."""
     names = (ALIASES.get(flag.lower(), flag.lower()) for flag in flags)
     return frozenset(name for name in names if name in INTERESTING)
 
 
 def ggml_cpu_variant(isa: frozenset[str], arch: str, system: str) -> str | None:
-    """The ggml CPU library an all-variants build loads on such a processor; None if there is none."""
+    """The CPU library that an all-variants build of ggml loads on such a CPU; None if there is none."""
     if arch == "x86_64":
         variants = X86_VARIANTS
         if system == "windows":

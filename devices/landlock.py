@@ -1,7 +1,8 @@
-"""A command confined by the kernel: Landlock for files, a filter of system calls for sockets.
+"""Runs a command confined by the kernel: Landlock for files, a system-call filter for sockets.
 
-Run as a child: it starts the command restricted, waits for it, and ends whatever it left behind. Rules can only
-add: what must not change within a writable folder its owner checks afterwards.
+Runs as a child: it starts the restricted command, waits for it, and ends everything that the command left running.
+Rules can only add permissions; the caller checks afterwards that protected files in a writable folder are
+unchanged.
 """
 
 import ctypes
@@ -16,26 +17,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-# Source: linux/landlock.h; the numbers of its calls are the same on all processors.
+# Source: linux/landlock.h; the numbers of its calls are the same on all CPUs.
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
 _ASK_VERSION = 1
 _PATH_BENEATH = 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE, _IOCTL = 1, 1 << 1, 1 << 2, 1 << 3, 1 << 14, 1 << 15
 _OF_FILES: Final = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL
 _READ: Final = _EXECUTE | _READ_FILE | _READ_DIR
-_SCOPES = 3  # signals and abstract sockets of whoever is outside
+_SCOPES = 3  # signals and abstract sockets of processes outside
 # Truncating is only refused from version 3 on (Linux 6.2), signals to other programs from version 6 on (6.12).
 _LEAST_VERSION: Final = 3
 SCOPED_VERSION: Final = 6
 _HANDLED: Final = {3: (1 << 15) - 1, 5: (1 << 16) - 1}
-# Source: prctl.h, seccomp.h, audit.h, unistd.h of the two.
+# Source: prctl.h, seccomp.h, audit.h, unistd.h of both architectures.
 _NO_NEW_PRIVS, _SET_SECCOMP, _FILTER, _DEATH_SIGNAL, _SUBREAPER = 38, 22, 2, 1, 36
 _ARCHITECTURES: Final = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
 _IO_URING_SETUP, _X32 = 425, 0x40000000
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
-_INTERNET: Final = (2, 10, 16)  # version 4, version 6, and the list of interfaces that is read before them
+_INTERNET: Final = (2, 10, 16)  # IPv4, IPv6, and netlink, which lists the interfaces first
 _DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-# What programs are made of, on any distribution.
+# Files of installed programs, on any distribution.
 SYSTEM_FOLDERS: Final = (
     "/usr",
     "/bin",
@@ -49,7 +50,7 @@ SYSTEM_FOLDERS: Final = (
     "/nix",
     "/gnu",
 )
-# Without a space of processes of its own the rest of it would show what other programs were started with: keys.
+# Without a PID namespace, the rest of /proc would show other programs' arguments, which may contain keys.
 PROC: Final = tuple(
     f"/proc/{name}"
     for name in ("self", "cpuinfo", "meminfo", "stat", "loadavg", "uptime", "version", "filesystems", "sys")
@@ -58,7 +59,7 @@ _NOT_STARTED = 127
 
 
 def version() -> int:
-    """Landlock's version here; 0 where it cannot be used."""
+    """Landlock's version here; 0 if it cannot be used."""
     if sys.platform != "linux" or platform.machine() not in _ARCHITECTURES:
         return 0
     found = _libc().syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION))
@@ -76,7 +77,7 @@ def _check(result: int, what: str) -> int:
 
 
 def restrict(readable: Sequence[str], writable: Sequence[str], *, network: bool) -> None:
-    """From now on this process and its children reach nothing else. Raises: OSError."""
+    """Restrict this process and its children to these paths, permanently. Raises: OSError."""
     libc, abi = _libc(), version()
     if not abi:
         raise OSError(errno.ENOSYS, "Landlock is not here")
@@ -97,7 +98,7 @@ def _add(libc: Any, rules: int, path: str, rights: int) -> None:
     try:
         opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return  # what is not there needs no rule
+        return  # a missing path needs no rule
     if not Path(path).is_dir():
         rights &= _OF_FILES
     rule = struct.pack("=Qi", rights, opened)
@@ -106,13 +107,13 @@ def _add(libc: Any, rules: int, path: str, rights: int) -> None:
 
 
 def _filter_sockets(libc: Any, *, network: bool) -> None:
-    """No sockets, or with the network none but the internet's: a socket of the desktop is a way out."""
+    """Refuse all sockets, or with the network all but internet sockets: a desktop's socket is a way out."""
     architecture, socket = _ARCHITECTURES[platform.machine()]
     families = _INTERNET if network else ()
     load, equal, above, give = 0x20, 0x15, 0x35, 0x06
     refuse = 7 + len(families)
     allow = refuse + 1
-    # (what, value, the step where it holds, the step where it does not); None is the next one.
+    # (operation, value, the step if it matches, the step if it does not); None is the next one.
     steps: list[tuple[int, int, int | None, int | None]] = [
         (load, 4, None, None),
         (equal, architecture, None, refuse),
@@ -137,7 +138,7 @@ def _filter_sockets(libc: Any, *, network: bool) -> None:
 
 
 def main() -> None:
-    """Start `argv` of the argument's JSON, restricted; end with its code."""
+    """Start `argv` of the argument's JSON, restricted; exit with its code."""
     wanted = json.loads(sys.argv[1])
     libc = _libc()
     libc.prctl(_SUBREAPER, 1, 0, 0, 0)
@@ -165,7 +166,7 @@ def _become(wanted: dict[str, Any]) -> None:
 
 
 def _kill_orphans() -> None:
-    """Whoever lost its parent has this process for one."""
+    """Kill orphaned processes, which are now children of this process."""
     while True:
         listed = Path("/proc/thread-self/children").read_text(encoding="ascii").split()
         for pid in map(int, listed):

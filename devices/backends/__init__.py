@@ -1,1 +1,1 @@
-"""Which kernels load here: every backend library tried in a time-limited child process of its own."""
+"""Finds usable kernels: tests every backend library in its own child process with a time limit."""

@@ -1,4 +1,4 @@
-"""Try every backend library at once, each in its own child, and remember the answers until something changes."""
+"""Tests all backend libraries concurrently, each in its own child, and caches the results."""
 
 import hashlib
 import json
@@ -19,14 +19,14 @@ from devices.child_command import child_command
 from devices.msgspec_lock import learned
 from devices.types import BackendDevice, BackendReport, Machine
 
-# Source: Ollama gives a library 30 s, 90 s on Windows, where antivirus reads it first; drivers answer within 5.
+# Source: Ollama gives a library 30 s, 90 s on Windows, where antivirus reads it first; drivers respond within 5.
 TIMEOUT_S = 15.0
 TIMEOUT_WINDOWS_S = 90.0
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """One library to try: the backend's name, what is shown as its library, and the child's command."""
+    """One library to test: the backend's name, the displayed library name, and the child's command."""
 
     backend: str
     library: str
@@ -35,7 +35,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 def trial_command(backend: str, folder: Path | None, paths: tuple[Path, ...]) -> tuple[str, ...]:
-    """The child that loads a backend's libraries and lists what they can use; `folder` holds ggml."""
+    """Command of the child that loads a backend's libraries and lists usable devices; `folder` contains ggml."""
     if backend == openvino.BACKEND:
         return child_command("devices.backends.openvino_child", str(folder), *map(str, paths))
     return child_command("devices.backends.ggml_child", str(folder), *map(str, paths))
@@ -49,10 +49,10 @@ def try_backends(
     timeout_s: float | None = None,
     trials: tuple[Trial, ...],
 ) -> tuple[BackendReport, ...]:
-    """A report for every backend: tried, or known to be missing. Never raises for what a backend does.
+    """A report for every backend: tested, or known to be missing. Never raises for what a backend does.
 
-    `cache` is a file of earlier answers, used while driver, kernel, libraries and boot are the same; failures
-    are tried again every time.
+    `cache` is a file of earlier results, used while driver, kernel, libraries and boot are unchanged; failed
+    backends are tested again every time.
     """
     limit = timeout_s or (TIMEOUT_WINDOWS_S if machine.system == "windows" else TIMEOUT_S)
     cached = {} if fresh or cache is None else _read_cache(cache)
@@ -95,7 +95,7 @@ def _report(trial: Trial, outcome: Outcome, machine: Machine) -> BackendReport:
 
 
 def _not_built(machine: Machine, tried: set[str]) -> list[BackendReport]:
-    """Backends that some device of this machine could use, but whose library is not installed."""
+    """Backends that a device of this machine could use, but whose library is not installed."""
     found = []
     for backend in libraries.BACKENDS:
         if backend.name in tried or machine.system not in backend.systems:
@@ -115,7 +115,7 @@ def _not_built(machine: Machine, tried: set[str]) -> list[BackendReport]:
 
 
 def _cache_key(machine: Machine, trial: Trial) -> str:
-    """Changes with anything the answer depends on: libraries, drivers, kernel, boot, visibility settings."""
+    """Key of all that the result depends on: libraries, drivers, kernel, boot, visibility settings."""
     facts: list[object] = [trial.backend, machine.kernel, machine.arch, sys.version]
     facts += [(d.id, d.driver, d.driver_version, d.state) for d in machine.devices]
     for path in trial.files:
@@ -148,4 +148,4 @@ def _write_cache(cache: Path, reports: dict[str, BackendReport]) -> None:
     try:
         write_atomically(cache, json.dumps(reusable).encode())
     except OSError:
-        return  # a read-only home costs a second at each start, nothing else
+        return  # with a read-only home each start takes a second longer

@@ -1,4 +1,4 @@
-"""Our own backend on the processor (engine/kernels): its library beside llama.cpp's, and what it computes."""
+"""Tessera's own CPU backend (engine/kernels): its library next to llama.cpp's, and the operations it computes."""
 
 import ctypes
 from collections.abc import Iterable
@@ -8,21 +8,21 @@ from typing import Final
 from devices.backends.libraries import built_libraries
 
 BACKEND: Final = "tiles"
-# What it computes beside products of weights, among whose types this stands.
+# Name of attention in the list of operations, which otherwise contains weight types.
 ATTENTION: Final = "attention"
-# What was measured with kernels of an earlier number says nothing of these.
+# Measurements with an earlier version of the kernels do not apply to this one.
 VERSION: Final = 3
 
 
 def tiles_library(folder: Path | None) -> Path | None:
-    """The library in llama.cpp's `folder`; None: it was not built. Nothing is loaded."""
+    """The library in llama.cpp's `folder`; None if it was not built. Loads nothing."""
     return next(iter(built_libraries(folder).get(BACKEND, ())), None)
 
 
 def take(library: Path, type_ids: Iterable[int], *, attention: bool = False) -> frozenset[int]:
-    """Let it compute products of these types, and attention, from the next context on.
+    """Enable its products for these types, and its attention, from the next context on.
 
-    Returns the types it has kernels for here. Raises: OSError: the library does not load.
+    Returns the types with kernels on this CPU. Raises: OSError: the library does not load.
     """
     loaded = ctypes.CDLL(str(library))
     loaded.ggml_tiles_attend(ctypes.c_bool(attention))

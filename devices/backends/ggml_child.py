@@ -1,7 +1,7 @@
-"""Child process: load one ggml backend library, list its devices, open each, print JSON. It may die.
+"""Child process: load one ggml backend library, list its devices, open each, print JSON. It may crash.
 
 Usage: python -m devices.backends.ggml_child FOLDER LIBRARY... Several libraries are variants of one backend:
-the one that scores highest on this processor is loaded, as ggml itself would.
+the one with the highest score on this CPU is loaded, as ggml itself does.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from devices.backends.libraries import best_variant, ggml_library
 from devices.backends.symbols import ggml_functions
 from devices.child_command import answer_with
 
-# What Vulkan and Metal say of a device while they start. Source: ggml-vulkan.cpp, ggml_vk_print_gpu_info;
+# Lines that Vulkan and Metal log about a device at startup. Source: ggml-vulkan.cpp, ggml_vk_print_gpu_info;
 # ggml-metal-device.m.
 VULKAN_LINE = re.compile(r"ggml_vulkan: (\d+) = .*\| int dot: (\d) \| matrix cores: (\S+)")
 METAL_LINE = re.compile(r"has tensor\s*= (true|false)")
@@ -25,7 +25,7 @@ TRIAL_BYTES = 1 << 20
 class DeviceProps(ctypes.Structure):
     """The fields of ggml_backend_dev_props up to the device id. Source: ggml-backend.h.
 
-    The capabilities behind them grew between releases, so room is left for them and they are not read.
+    The capabilities after them grew between releases, so there is room for them, but they are not read.
     """
 
     _fields_ = (
@@ -46,7 +46,7 @@ class Feature(ctypes.Structure):
 
 
 def features(ggml: Any, registry: ctypes.c_void_p) -> list[str]:
-    """Instruction sets and options the loaded library was built with and uses."""
+    """Instruction sets and options that the loaded library was built with and uses."""
     ggml.ggml_backend_reg_get_proc_address.restype = ctypes.c_void_p
     address = ggml.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_get_features")
     if not address:
@@ -62,11 +62,11 @@ def features(ggml: Any, registry: ctypes.c_void_p) -> list[str]:
 
 
 class BackendLog:
-    """What backends write to their log while they start."""
+    """Log of the backends during startup."""
 
     def __init__(self, ggml: Any) -> None:
         self._text: list[str] = []
-        # ctypes calls it for as long as the process lives, so it must not be collected.
+        # ctypes calls it until the process ends, so it must not be garbage-collected.
         self._callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(self._add)
         ggml.ggml_log_set(self._callback, None)
 
@@ -74,12 +74,12 @@ class BackendLog:
         self._text.append((text or b"").decode("utf-8", "replace"))
 
     def units(self, index: int) -> dict[str, bool | None]:
-        """Whether the device of this number computes with matrix units and integer dot products; None: untold."""
+        """Whether the device with this number uses matrix units and integer dot products; None if unknown."""
         return reported_units("".join(self._text), index)
 
 
 def reported_units(log: str, index: int) -> dict[str, bool | None]:
-    """The same from what was written."""
+    """Matrix units and dot products of a device according to this log."""
     for match in VULKAN_LINE.finditer(log):
         if int(match[1]) == index:
             return {"matrix_units": match[3] != "none", "int_dot": match[2] == "1"}
@@ -88,7 +88,7 @@ def reported_units(log: str, index: int) -> dict[str, bool | None]:
 
 
 def open_device(ggml: Any, device: ctypes.c_void_p) -> None:
-    """Start the device and take and give back a small buffer: listing alone proves nothing."""
+    """Start the device, and allocate and free a small buffer: enumeration does not prove that the device works."""
     for name in ("ggml_backend_dev_init", "ggml_backend_dev_buffer_type", "ggml_backend_buft_alloc_buffer"):
         getattr(ggml, name).restype = ctypes.c_void_p
     backend = ggml.ggml_backend_dev_init(device, None)
@@ -112,7 +112,7 @@ def report(folder: Path, libraries: list[str]) -> dict[str, object]:
     log = BackendLog(ggml)
     pointer = ggml.ggml_backend_load(path.encode())
     if not pointer:
-        ctypes.CDLL(path)  # says which library or symbol is missing
+        ctypes.CDLL(path)  # raises with the name of the missing library or symbol
         raise OSError("the library refused to load: it found nothing it can use")
     registry = ctypes.c_void_p(pointer)
     devices = []
@@ -142,7 +142,7 @@ def report(folder: Path, libraries: list[str]) -> dict[str, object]:
 
 
 def main() -> int:
-    """Print the report, or the reason there is none."""
+    """Print the report, or the error."""
     return answer_with(lambda: report(Path(sys.argv[1]), sys.argv[2:]), OSError, AttributeError)
 
 

@@ -1,4 +1,4 @@
-"""The backend libraries there could be, and where they lie."""
+"""Known backend libraries, and where they are installed."""
 
 import ctypes
 import importlib.util
@@ -15,7 +15,7 @@ NOT_BACKENDS = ("base",)
 
 
 class Backend(msgspec.Struct, frozen=True):
-    """One backend: ggml's library stem, and the devices and systems it is for. No vendors: any will do."""
+    """One backend: ggml's library stem, and its devices and systems. No vendors means any vendor."""
 
     name: str
     stem: str
@@ -28,7 +28,7 @@ _ANY = frozenset({"linux", "windows", "macos"})
 _PC = frozenset({"linux", "windows"})
 _GPU = frozenset({"igpu", "dgpu"})
 
-# Every backend a device could ask for.
+# Every backend that a device could use.
 BACKENDS: tuple[Backend, ...] = (
     Backend("cpu", "cpu", frozenset({"cpu"}), frozenset(), _ANY),
     Backend("vulkan", "vulkan", _GPU, frozenset(), _PC),
@@ -41,12 +41,12 @@ BACKENDS: tuple[Backend, ...] = (
     Backend("rpc", "rpc", frozenset(), frozenset(), _ANY),
     Backend("tiles", "tiles", frozenset(), frozenset(), frozenset({"linux"})),
 )
-# Those that bring no device of this machine along.
+# Backends without a device of this machine.
 WITHOUT_DEVICE = frozenset({"cpu", "rpc", "tiles"})
 
 
 def library_folder() -> Path | None:
-    """Where llama.cpp's libraries lie, found without importing them; LLAMA_CPP_LIB_PATH overrides."""
+    """Folder of llama.cpp's libraries, found without importing them; LLAMA_CPP_LIB_PATH overrides."""
     override = os.environ.get("LLAMA_CPP_LIB_PATH")
     if override:
         return Path(override)
@@ -63,7 +63,7 @@ def ggml_library(folder: Path) -> Path:
 
 
 def built_libraries(folder: Path | None) -> dict[str, tuple[Path, ...]]:
-    """Backend name → its libraries: one, or the CPU's variants. Unknown stems keep their own name."""
+    """Backend name → its libraries: one, or the CPU's variants. Unknown stems are used as names."""
     if folder is None or not folder.is_dir():
         return {}
     names = {backend.stem: backend.name for backend in BACKENDS}
@@ -78,7 +78,7 @@ def built_libraries(folder: Path | None) -> dict[str, tuple[Path, ...]]:
 
 
 def best_variant(libraries: tuple[Path, ...]) -> Path:
-    """The one with the highest score on this processor, as ggml itself would choose. Several are loaded for it.
+    """The library with the highest score on this CPU, as ggml itself chooses. Loads each of several to compare.
 
     Raises: OSError: none of them runs here.
     """
@@ -100,7 +100,7 @@ def best_variant(libraries: tuple[Path, ...]) -> Path:
 
 
 def has_onnxruntime() -> bool:
-    """Whether ONNX Runtime is installed; it is not imported here."""
+    """Whether ONNX Runtime is installed; does not import it."""
     try:
         return importlib.util.find_spec("onnxruntime") is not None
     except (ImportError, ValueError):

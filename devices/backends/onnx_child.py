@@ -1,4 +1,4 @@
-"""Child process: import ONNX Runtime, list its execution providers and devices, print JSON. It may die."""
+"""Child process: import ONNX Runtime, list its execution providers and devices, print JSON. It may crash."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ KINDS = {"CPU": "cpu", "GPU": "gpu", "NPU": "npu"}
 
 
 def report() -> dict[str, object]:
-    """Providers, and the hardware each was offered where this version can tell."""
+    """Providers, and the hardware available to each if this version reports it."""
     import onnxruntime  # noqa: PLC0415 - telemetry is decided above
 
     providers = [str(name) for name in onnxruntime.get_available_providers()]
@@ -34,7 +34,7 @@ def report() -> dict[str, object]:
 
 
 def main() -> int:
-    """Print the report, or the reason there is none."""
+    """Print the report, or the error."""
     return answer_with(report, ImportError, OSError, RuntimeError)
 
 

@@ -1,7 +1,7 @@
-"""Intel's OpenVINO: its devices by the names Tessera gives them, and what ggml's backend is told for each.
+"""Intel's OpenVINO: its devices under Tessera's names, and the settings of ggml's backend for each.
 
-ggml's backend uses one device a process, named by an environment variable, and takes the processor without an error
-where that device is missing. So the runtime itself is asked first which devices it offers, through its C interface.
+ggml's backend uses one device per process, named by an environment variable. If that device is missing, it uses the
+CPU without an error. So the runtime itself is queried first for its devices, through its C interface.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ CACHE_BYTES: Final = 8 << 30
 
 
 class OpenVinoFailed(OSError):
-    """The runtime does not load or does not answer; the message says which call."""
+    """The runtime does not load, or a call fails; the message names the call."""
 
 
 class _Devices(ctypes.Structure):
@@ -35,14 +35,14 @@ class _Devices(ctypes.Structure):
 
 
 def target_of(devices: Sequence[str]) -> str:
-    """OpenVINO's name (CPU, GPU, GPU.1, NPU) of the first of these devices that is one of its; else empty."""
+    """OpenVINO's name (CPU, GPU, GPU.1, NPU) of the first OpenVINO device among these; else empty."""
     return next((name.removeprefix(PREFIX) for name in devices if name.startswith(PREFIX)), "")
 
 
 def environment(target: str, cache: Path | None) -> Mapping[str, str]:
-    """What ggml's backend reads once when it is loaded: the device, and a folder for compiled models.
+    """Variables that ggml's backend reads when it is loaded: the device, and a folder for compiled models.
 
-    Compiled models are kept by weights, graph, device and OpenVINO's version; for an NPU by OpenVINO's own key.
+    Compiled models are cached by weights, graph, device and OpenVINO's version; for an NPU by OpenVINO's own key.
     """
     found = {_DEVICE_VARIABLE: target, "GGML_OPENVINO_STATEFUL_EXECUTION": "0"}
     if cache is not None:
@@ -53,7 +53,7 @@ def environment(target: str, cache: Path | None) -> Mapping[str, str]:
 
 
 def trim(cache: Path, most_bytes: int = CACHE_BYTES) -> None:
-    """Remove compiled models that were written longest ago, until the folder holds at most so much."""
+    """Remove the oldest compiled models until the folder is at most this large."""
     with contextlib.suppress(OSError):
         files = sorted(
             ((p.stat().st_mtime, p.stat().st_size, p) for p in cache.iterdir() if p.is_file()), reverse=True
@@ -66,7 +66,7 @@ def trim(cache: Path, most_bytes: int = CACHE_BYTES) -> None:
 
 
 def offered(folder: Path) -> "tuple[BackendDevice, ...]":
-    """The devices that the runtime in a pack's `folder` offers here. It is loaded; call it in a child.
+    """The devices that the runtime in a pack's `folder` offers here. Loads the runtime; call it in a child.
 
     Raises: OpenVinoFailed.
     """
@@ -106,7 +106,7 @@ def _described(api: ctypes.CDLL, core: ctypes.c_void_p, name: str) -> "BackendDe
 
 
 def _asked(api: ctypes.CDLL, core: ctypes.c_void_p, device: str, key: str) -> str:
-    """A property as text; empty where the device has none of that name."""
+    """A property as text; empty if the device has no such property."""
     value = ctypes.c_char_p()
     if api.ov_core_get_property(core, device.encode(), key.encode(), ctypes.byref(value)) != 0:
         return ""

@@ -1,4 +1,4 @@
-"""Child process: ask OpenVINO for its devices, open each with ggml in a child of its own, print JSON. It may die.
+"""Child process: list OpenVINO's devices, open each with ggml in a separate child, print JSON. It may crash.
 
 Usage: python -m devices.backends.openvino_child FOLDER LIBRARY
 """
@@ -13,12 +13,12 @@ from devices.backends.openvino import environment, offered, target_of
 from devices.child import run_child
 from devices.child_command import answer_with, child_command
 
-# Each device is opened beside the others' time: an NPU's driver starts within a second.
+# The devices are opened concurrently: an NPU's driver starts within a second.
 OPEN_S = 12.0
 
 
 def report(folder: str, library: str) -> dict[str, object]:
-    """The devices ggml could open, and why it could not open the others. Raises: OSError."""
+    """The devices that ggml could open, and why it could not open the others. Raises: OSError."""
     opened, refused, version = [], [], ""
     argv = child_command("devices.backends.ggml_child", folder, library)
     for device in offered(Path(library).parent):
@@ -35,7 +35,7 @@ def report(folder: str, library: str) -> dict[str, object]:
 
 
 def main() -> int:
-    """Print the report, or the reason there is none."""
+    """Print the report, or the error."""
     return answer_with(lambda: report(sys.argv[1], sys.argv[2]), OSError)
 
 

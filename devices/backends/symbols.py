@@ -1,4 +1,4 @@
-"""Functions of ggml by one handle, whichever of llama.cpp's libraries exports them."""
+"""Calls ggml's functions through one handle, whichever of llama.cpp's libraries exports them."""
 
 import ctypes
 import sys
@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-# Those that export ggml's functions beside llama.dll.
+# Libraries that export ggml's functions in addition to llama.dll.
 WINDOWS_LIBRARIES: Final = ("ggml.dll", "ggml-base.dll")
 
 
@@ -31,10 +31,10 @@ def _is_windows() -> bool:
 
 @cache
 def ggml_functions(handle: Any, folder: Path) -> Any:
-    """Ggml's functions for a process that has opened libllama as `handle`; its libraries lie in `folder`.
+    """Ggml's functions for a process that has opened libllama as `handle`; its libraries are in `folder`.
 
-    dlsym searches what a library was linked with, GetProcAddress its own exports only. So on Windows the copies
-    that llama.dll has loaded are asked too.
+    dlsym also searches the libraries that a library was linked with; GetProcAddress searches only its own exports.
+    So on Windows the copies that llama.dll has loaded are searched too.
     """
     if not _is_windows():
         return handle

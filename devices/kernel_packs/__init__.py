@@ -1,1 +1,1 @@
-"""Kernel packs: ggml backend plugins that are installed beside the shipped libraries, checked, and taken back."""
+"""Kernel packs: ggml plugins installed next to the shipped libraries, checked, and rolled back on failure."""

@@ -1,4 +1,4 @@
-"""Which ggml the installed libraries are: a plugin built for another one would read foreign structs."""
+"""Identifies the installed ggml: a plugin built for another version would misread its structs."""
 
 import ctypes
 import hashlib
@@ -15,20 +15,20 @@ from devices.child_command import answer_with
 from devices.errors import PackRefused
 from devices.kernel_packs.manifest import Manifest, this_platform
 
-# What a plugin is compiled against; llama.cpp installs these beside the libraries.
+# Headers that a plugin is compiled with; llama.cpp installs them next to the libraries.
 HEADERS: Final = ("ggml.h", "ggml-backend.h", "ggml-alloc.h", "ggml-cpu.h")
 TIMEOUT_S: Final = 15.0
 
 
 class Abi(msgspec.Struct, frozen=True, kw_only=True):
-    """ggml's version, and the hash of its headers (empty where they are not installed)."""
+    """ggml's version, and the hash of its headers (empty if they are not installed)."""
 
     ggml_version: str
     headers: str
 
 
 def headers_hash(folder: Path) -> str:
-    """SHA-256 over ggml's public headers in `folder`; empty where one is missing."""
+    """SHA-256 over ggml's public headers in `folder`; empty if one is missing."""
     digest = hashlib.sha256()
     for name in HEADERS:
         try:
@@ -39,7 +39,7 @@ def headers_hash(folder: Path) -> str:
 
 
 def installed_abi(libraries: Path) -> Abi:
-    """The ABI of the libraries in this folder, asked in a child. Raises: PackRefused: they do not load."""
+    """The ABI of the libraries in this folder, read in a child. Raises: PackRefused: they do not load."""
     from devices.child import run_child  # noqa: PLC0415 - runners import this module and start nothing
     from devices.child_command import child_command  # noqa: PLC0415 - as above
 
@@ -50,7 +50,7 @@ def installed_abi(libraries: Path) -> Abi:
 
 
 def check_fits(manifest: Manifest, abi: Abi) -> None:
-    """The pack is for this platform and this ggml. Raises: PackRefused."""
+    """Check that the pack is for this platform and this ggml. Raises: PackRefused."""
     if manifest.platform != this_platform():
         raise PackRefused(f"it is for {manifest.platform}, this is {this_platform()}")
     if manifest.ggml_version != abi.ggml_version:
@@ -68,7 +68,7 @@ def check_fits(manifest: Manifest, abi: Abi) -> None:
 
 
 def glibc_version() -> str:
-    """Version of the C library; empty where it is not glibc."""
+    """Version of the C library; empty if it is not glibc."""
     if sys.platform != "linux":
         return ""
     try:

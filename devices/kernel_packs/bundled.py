@@ -1,7 +1,7 @@
-"""Kernel packs that come along with the program: installed once a device is seen that can use them.
+"""Bundled kernel packs: installed when a device is found that can use them.
 
-`<packs>/<name>/tried.json` holds the last attempt that failed, so that the next start does not repeat it while the
-machine and its drivers are the same.
+`<packs>/<name>/tried.json` stores the last failed attempt, so that the next start does not repeat it while the
+machine and its drivers are unchanged.
 """
 
 import contextlib
@@ -25,40 +25,40 @@ from devices.types import Machine
 
 ASSETS: Final = Path(__file__).resolve().parents[2] / "assets" / "kernels"
 TRIED: Final = "tried.json"
-# Where drivers leave their marks: the loader's cache, and the lists of Vulkan drivers.
+# Files that change with drivers: the loader's cache, and the lists of Vulkan drivers.
 DRIVER_MARKS: Final = ("/etc/ld.so.cache", *(f"{folder}/vulkan/icd.d" for folder in ("/usr/share", "/etc")))
 # With one of these set, a backend also offers software devices, which are in no inventory.
 SOFTWARE_DEVICES: Final = {"vulkan": "GGML_VK_VISIBLE_DEVICES"}
 RENDER_NODES: Final = Path("/dev/dri")
-# States in which no backend could open the device, whatever its kernels.
+# States in which no backend can open the device, whatever its kernels.
 _CLOSED: Final = frozenset({"driver_missing", "no_permission", "failed"})
 
 _log = logging.getLogger(__name__)
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt to install that failed: `reason`, and `facts`, a hash of what it depended on."""
+    """A failed attempt to install: `reason`, and `facts`, a hash of what it depended on."""
 
     facts: str
     reason: str
 
 
 def bundled_pack(backend: str, folder: Path = ASSETS, platform: str | None = None) -> Path | None:
-    """The archive for `platform` (None: this one) that came along; None where there is none."""
+    """The bundled archive for `platform` (None: this one); None if there is none."""
     found = sorted(folder.glob(f"{backend}-{platform or this_platform()}-*.tar.xz"))
     return found[-1] if found else None
 
 
 def pack_named(name: str, folder: Path = ASSETS) -> Path | None:
-    """The archive that came along and holds the pack of this name, such as vulkan-linux-x86_64."""
+    """The bundled archive of the pack with this name, such as vulkan-linux-x86_64."""
     found = sorted(folder.glob(f"{name}-[0-9]*.tar.xz")) if name.replace("-", "").replace("_", "").isalnum() else []
     return found[-1] if found else None
 
 
 def provide(machine: Machine, store: PackStore | None = None, assets: Path = ASSETS) -> None:
-    """Install the packs that came along and that a device of this machine can use. Never raises.
+    """Install the bundled packs that a device of this machine can use. Never raises.
 
-    A pack that the user removed or rolled back stays away, and one of the same ggml that is in use already is kept.
+    Skips a pack that the user removed or rolled back. Keeps a pack of the same ggml that is already in use.
     """
     store = store or PackStore(packs_folder())
     for backend in BACKENDS:
@@ -85,7 +85,7 @@ def provide(machine: Machine, store: PackStore | None = None, assets: Path = ASS
 
 
 def failed_attempt(name: str, store: PackStore | None = None) -> Attempt | None:
-    """The last attempt to install the pack that came along, if it failed."""
+    """The last attempt to install the bundled pack, if it failed."""
     path = (store or PackStore(packs_folder())).folder / name / TRIED
     try:
         return msgspec.json.decode(path.read_bytes(), type=learned(Attempt))
@@ -96,7 +96,7 @@ def failed_attempt(name: str, store: PackStore | None = None) -> Attempt | None:
 def _is_wanted(backend: Backend, machine: Machine) -> bool:
     if os.environ.get(SOFTWARE_DEVICES.get(backend.name, "")):
         return True
-    # A container may have the node of a device whose entries in /sys it does not see.
+    # A container may have the node of a device without its entries in /sys.
     if backend.name == "vulkan" and any(RENDER_NODES.glob("renderD*")):
         return True
     return any(
@@ -108,7 +108,7 @@ def _is_wanted(backend: Backend, machine: Machine) -> bool:
 
 
 def _in_use(store: PackStore, name: str) -> bool:
-    """A build of the pack is in use, and it fits the installed ggml."""
+    """Whether a build of the pack is in use and fits the installed ggml."""
     headers = installed_headers()
     return any(p.manifest.name == name and headers in {"", p.manifest.headers} for p in store.active())
 

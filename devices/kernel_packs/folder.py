@@ -1,4 +1,4 @@
-"""Where packs lie, and the libraries of those in use."""
+"""Folder of the packs, and the libraries of those in use."""
 
 from pathlib import Path
 
@@ -10,20 +10,20 @@ from devices.llama_cpp_versions.folder import chosen_version, package_folder
 
 
 def packs_folder() -> Path:
-    """Where the user's lie."""
+    """Folder of the user's packs."""
     return user_folder("kernels", "TESSERA_KERNELS")
 
 
 def installed_libraries(folder: Path | None) -> dict[str, tuple[Path, ...]]:
-    """Backend name → its libraries: those in llama.cpp's `folder`, with packs in the place of shipped ones."""
+    """Backend name → its libraries: those in llama.cpp's `folder`, with packs replacing shipped ones."""
     return built_libraries(folder) | active_libraries()
 
 
 def active_libraries() -> dict[str, tuple[Path, ...]]:
     """Backend name → libraries of the packs in use.
 
-    Reads a small file for each pack. Packs built from other headers than those of the llama-cpp-python in use rest:
-    their plugins would read foreign structs.
+    Reads a small file per pack. Packs built with other headers than those of the llama-cpp-python in use stay
+    inactive: their plugins would misread its structs.
     """
     found: dict[str, tuple[Path, ...]] = {}
     packs = PackStore(packs_folder()).active()
@@ -35,6 +35,6 @@ def active_libraries() -> dict[str, tuple[Path, ...]]:
 
 
 def installed_headers() -> str:
-    """The hash of the headers of the llama-cpp-python in use; empty where it has none."""
+    """The hash of the headers of the llama-cpp-python in use; empty if it has none."""
     package = package_folder()
     return headers_hash(package / "include") if package is not None else ""

@@ -1,4 +1,4 @@
-"""Install a pack: compared with the installed ggml, tried in a child, and only then used."""
+"""Installs a pack: compares it with the installed ggml, tests it in a child, and only then uses it."""
 
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ TIMEOUT_S: Final = 90.0
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pack's library showed when a child loaded it: the devices it can use here, and its version."""
+    """Result of loading a pack's library in a child: the devices it can use here, and its version."""
 
     devices: tuple[BackendDevice, ...]
     version: str
@@ -30,8 +30,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 def install(store: PackStore, source: Path, *, needs_device: bool = False) -> tuple[Pack, Trial]:
     """Add the pack in `source` (a folder or an archive) and use it from the next load on.
 
-    One that is not for this ggml, or whose library does not load, is removed again and the pack in use stays; with
-    `needs_device` also one that finds no device here. Raises: PackRefused, OSError.
+    A pack for another ggml, or whose library does not load, is removed again and the pack in use stays; with
+    `needs_device` also a pack that finds no device here. Raises: PackRefused, OSError.
     """
     libraries = _libraries()
     abi = installed_abi(libraries)

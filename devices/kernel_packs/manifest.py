@@ -1,4 +1,4 @@
-"""What a pack says of itself: which platform and ggml it is for, its files, and what it needs at run time."""
+"""A pack's manifest: its platform and ggml version, its files, and its requirements at run time."""
 
 import hashlib
 import platform
@@ -22,7 +22,7 @@ MAX_FILE_BYTES: Final = 4 << 30
 
 
 class PackFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One file of a pack, lying beside the manifest. `num_bytes` and `sha256` (hex) are checked first."""
+    """One file of a pack, next to the manifest. `num_bytes` and `sha256` (hex) are checked first."""
 
     name: str
     num_bytes: int
@@ -32,8 +32,8 @@ class PackFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """A pack. `backend` is ggml's name (`vulkan`), `platform` such as `linux-x86_64`.
 
-    `ggml_version` and `headers` (see abi.py) must be those of the installed libraries. `glibc` is the oldest that
-    will do (empty: no need). `needs` are libraries the system must have, each with words that say how to get it.
+    `ggml_version` and `headers` (see abi.py) must be those of the installed libraries. `glibc` is the minimum
+    version (empty: none). `needs` are libraries that the system must have, each with a text on how to get it.
     """
 
     format: int
@@ -50,7 +50,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """Names this very build: 16 hexadecimal digits."""
+        """Id of this build: 16 hexadecimal digits."""
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
 
     @property
@@ -60,14 +60,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def this_platform() -> str:
-    """The platform of this machine, as packs name it."""
+    """The platform of this machine, as named by packs."""
     systems = {"linux": "linux", "win32": "windows", "darwin": "macos"}
     machines = {"AMD64": "x86_64", "arm64": "aarch64", "ARM64": "aarch64"}
     return f"{systems.get(sys.platform, sys.platform)}-{machines.get(platform.machine(), platform.machine())}"
 
 
 def parse(data: bytes) -> Manifest:
-    """A manifest that is well formed and names no path outside its folder. Raises: PackRefused."""
+    """A well-formed manifest without paths outside its folder. Raises: PackRefused."""
     if len(data) > MAX_MANIFEST_BYTES:
         raise PackRefused(f"its manifest has {len(data)} bytes, at most {MAX_MANIFEST_BYTES} are read")
     try:
@@ -91,7 +91,7 @@ def parse(data: bytes) -> Manifest:
 
 
 def check_files(manifest: Manifest, folder: Path) -> None:
-    """Every file is there, whole and unchanged. Raises: PackRefused."""
+    """Check that every file is present, complete and unchanged. Raises: PackRefused."""
     for file in manifest.files:
         path = folder / file.name
         try:

@@ -1,4 +1,4 @@
-"""The installed packs: each build in a folder of its own, one of them in use, the one before it kept.
+"""Stores the installed packs: each build in its own folder, one of them in use, the previous one kept.
 
 <packs>/<name>/<digest>/manifest.json and files
 <packs>/<name>/in_use.json        {"format": 1, "digest": …, "previous": … or null}
@@ -23,7 +23,7 @@ _CHUNK: Final = 1 << 20
 
 
 class InUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Which build is used, and the one to go back to. `digest` None: the pack rests."""
+    """The build in use, and the one to roll back to. `digest` None: the pack is inactive."""
 
     digest: str | None
     previous: str | None = None
@@ -40,7 +40,7 @@ class Pack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PackStore:
-    """Installs, lists and removes. Nothing here loads a library: that is tried before `use` (see trial.py)."""
+    """Installs, lists and removes packs. Never loads a library: it is tested before `use` (see install.py)."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -68,9 +68,9 @@ class PackStore:
         return tuple(pack for pack in self.packs() if pack.in_use)
 
     def add(self, source: Path) -> Pack:
-        """Copy a pack from a folder or an archive (.tar.*, .zip) into the store, unused yet.
+        """Copy a pack from a folder or an archive (.tar.*, .zip) into the store, without using it.
 
-        The manifest decides which members are read; nothing else of an archive is. Raises: PackRefused, OSError.
+        Only the members that the manifest lists are read. Raises: PackRefused, OSError.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".incoming-") as name:
@@ -87,7 +87,7 @@ class PackStore:
         return self._pack(manifest, target)
 
     def use(self, pack: Pack) -> None:
-        """From the next start of a runner on, this build is used; the one before it is kept."""
+        """Use this build from the next start of a runner on; the previous one is kept."""
         with locked(self.folder / pack.manifest.name / IN_USE):
             state = self._in_use(pack.manifest.name)
             previous = state.digest if state.digest not in {None, pack.folder.name} else state.previous
@@ -98,13 +98,13 @@ class PackStore:
                 shutil.rmtree(other.folder, ignore_errors=True)
 
     def drop(self, pack: Pack) -> None:
-        """Remove a build that was never used or whose trial failed."""
+        """Remove a build that was never used or failed its test."""
         state = self._in_use(pack.manifest.name)
         if pack.folder.name not in {state.digest, state.previous}:
             shutil.rmtree(pack.folder, ignore_errors=True)
 
     def rollback(self, name: str) -> Pack | None:
-        """Use the build before the present one; None where there is none, then the pack rests.
+        """Use the build before the current one; None if there is none, then the pack is inactive.
 
         Raises: PackRefused: no such pack.
         """
@@ -114,7 +114,7 @@ class PackStore:
         return next((pack for pack in self.active() if pack.manifest.name == name), None)
 
     def remove(self, name: str) -> None:
-        """Remove every build of a pack, and remember that it was removed. Raises: PackRefused: no such pack."""
+        """Remove every build of a pack, and record that it was removed. Raises: PackRefused: no such pack."""
         self._require(name)
         with locked(self.folder / name / IN_USE):
             self._write(name, InUse(digest=None))
@@ -123,7 +123,7 @@ class PackStore:
                 shutil.rmtree(pack.folder)
 
     def rests(self, name: str) -> bool:
-        """The user removed the pack, or rolled it back to none."""
+        """Whether the user removed the pack, or rolled it back to none."""
         return (self.folder / name / IN_USE).exists() and self._in_use(name).digest is None
 
     def _require(self, name: str) -> str:
@@ -217,7 +217,7 @@ def _head(path: Path) -> bytes:
 
 
 def _copy(source: IO[bytes], target: Path, num_bytes: int) -> None:
-    """At most one byte more than promised: a bomb ends as a file of the wrong size."""
+    """Copy at most one byte more than expected: an archive bomb ends as a file of the wrong size."""
     left = num_bytes + 1
     with target.open("xb") as file:
         while left > 0 and (chunk := source.read(min(_CHUNK, left))):

@@ -1,4 +1,4 @@
-"""What to try of the libraries that are installed, shipped or in packs."""
+"""Tests for the installed libraries, shipped or in packs."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from devices.kernel_packs.folder import installed_libraries
 
 
 def installed_trials(folder: Path | None, *, onnx: bool) -> tuple[Trial, ...]:
-    """What to try of the installed libraries; `onnx`: ONNX Runtime is there."""
+    """The tests for the installed libraries; `onnx`: ONNX Runtime is installed."""
     trials = [
         Trial(name, paths[0].name, trial_command(name, folder, paths), paths)
         for name, paths in installed_libraries(folder).items()

@@ -1,1 +1,1 @@
-"""Versions of llama-cpp-python beside the one that belongs to this program."""
+"""Installed versions of llama-cpp-python in addition to the shipped one."""

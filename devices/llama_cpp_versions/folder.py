@@ -1,4 +1,4 @@
-"""Where versions lie, and where the `llama_cpp` package in use lies."""
+"""Folder of the versions, and of the `llama_cpp` package in use."""
 
 import importlib
 import importlib.machinery
@@ -13,12 +13,12 @@ from devices.environment import user_folder
 from devices.llama_cpp_versions.names import PACKAGE, SHIPPED
 from devices.llama_cpp_versions.store import VersionStore
 
-# Set for the children of one model, or by hand: a version, or `shipped`. It wins over what is stored.
+# Set for the children of one model, or by the user: a version, or `shipped`. Overrides the stored choice.
 VARIABLE: Final = "TESSERA_ENGINE_VERSION"
 
 
 def engines_folder() -> Path:
-    """Where the user's lie."""
+    """Folder of the user's versions."""
     return user_folder("engines", "TESSERA_ENGINES")
 
 
@@ -42,7 +42,7 @@ def shipped_package() -> Path | None:
 
 
 def package_folder() -> Path | None:
-    """The `llama_cpp` this process is to load. None: there is none.
+    """The `llama_cpp` that this process must load; None if there is none.
 
     Raises: EngineVersionRefused: TESSERA_ENGINE_VERSION names one that is not installed.
     """
@@ -51,7 +51,7 @@ def package_folder() -> Path | None:
 
 
 def child_variables(model: str) -> dict[str, str]:
-    """What the children that load this model get beside their environment; empty where it uses what all use."""
+    """Extra variables for the children that load this model; empty if it uses the version for all."""
     version, usual = chosen_version(model), chosen_version()
     return {} if version == usual else {VARIABLE: version or SHIPPED}
 
@@ -62,14 +62,14 @@ LOW_LEVEL: Final = f"{PACKAGE}.llama_cpp"
 def low_level_bindings(folder: Path) -> Any:
     """`llama_cpp.llama_cpp` of the package in `folder`, imported without running the package's `__init__`.
 
-    That `__init__` pulls in the high-level classes (and diskcache, which unpickles), which nobody here uses; an
-    eighth of the start of a child that measures was theirs.
+    That `__init__` imports the unused high-level classes (and diskcache, which unpickles); they took an eighth of
+    the start of a measuring child.
     Raises: OSError, RuntimeError: its libraries do not load.
     """
     if PACKAGE not in sys.modules:
         package = types.ModuleType(PACKAGE)
         package.__path__ = [str(folder)]
         package.__spec__ = importlib.machinery.ModuleSpec(PACKAGE, None, is_package=True)
-        package.__spec__.submodule_search_locations = [str(folder)]  # where others in this process look for it
+        package.__spec__.submodule_search_locations = [str(folder)]  # where other code in this process looks for it
         sys.modules[PACKAGE] = package
     return importlib.import_module(LOW_LEVEL)
