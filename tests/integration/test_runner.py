@@ -105,7 +105,7 @@ def test_a_rejected_guess_leaves_no_trace_in_the_cache(bundled_model):
 
 
 def test_answers_are_told_at_the_rate_of_a_display(bundled_model):
-    """Hundreds of tokens per second arrive in tens of deltas; the first comes alone and without delay."""
+    """Hundreds of tokens per second arrive in tens of deltas; the first comes alone and at once. None is lost."""
 
     async def work(runner):
         request = GenerationRequest(prompt="Once", sampling=GREEDY, max_tokens=300, ignore_eos=True)

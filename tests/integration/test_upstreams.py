@@ -326,7 +326,7 @@ def _active(http):
 
 
 def test_another_tessera(http, server):
-    """The whole path twice: gateway, server, runner. The remote server requires its key."""
+    """The whole path twice: gateway, server, runner. The remote server requires a key if its user created one."""
     row = http.put("/tessera/v1/upstreams/far", json={"url": server.url, "key": server.token}).json()
     assert (row["kind"], row["state"]) == ("tessera", "ok")
     http.put("/tessera/v1/upstream-rules", json={"model": "far/*", "upstream": "far"})

@@ -75,7 +75,7 @@ def test_a_plan_makes_the_same_bytes_on_any_number_of_threads(given, tmp_path, t
 
 
 def test_a_plan_of_points_and_signs_makes_the_same_bytes_on_any_number_of_threads(folder, tmp_path):
-    """Below 2.6 bits per weight there are only codebook types, whose entries cover eight weights."""
+    """Below 2.6 bits per weight there are only codebook types, which round eight weights at a time."""
     request = QuantizeRequest(
         source=small_file(folder / "one.gguf", 1, NARROW),
         out=folder / "small.gguf",

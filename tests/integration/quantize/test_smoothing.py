@@ -35,7 +35,7 @@ from tests.support.runner_calls import answered
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("kept", "few_types")]
 
-HUGE = 64.0  # factor of the channel
+HUGE = 64.0  # factor applied to the channel
 CHANNEL = 37
 LAYERS = 2
 SEAMS = 3 * LAYERS  # before attention, before the feed-forward network, before its last product
