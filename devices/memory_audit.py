@@ -1,4 +1,4 @@
-"""Predictions beside measurements: kept, shown, and used to correct the next prediction of the same kind."""
+"""Compares predictions with measurements: stored, shown, and used to correct later predictions of the same kind."""
 
 import contextlib
 import json
@@ -14,19 +14,19 @@ from msgspec.structs import asdict, force_setattr
 from devices.atomic_file import write_atomically
 
 MAX_ENTRIES = 500
-# One load moves the correction by this share of its error, so that a single odd measurement cannot spoil it.
+# One load moves the correction by this share of its error, so that a single bad measurement cannot spoil it.
 WEIGHT = 0.5
-# Only upwards: just after a load less is resident than in full use, which says nothing against the prediction.
+# Only upwards: just after a load less memory is resident than in full use, so a low value disproves nothing.
 # Above the upper bound the prediction has a bug that no factor fixes.
 SMALLEST, LARGEST = 1.0, 1.25
 
 
 class Audit(msgspec.Struct, frozen=True):
-    """One look at a loaded model: bytes predicted and measured, backend buffers by name, seconds since the epoch.
+    """One audit of a loaded model: predicted and measured bytes, backend buffers by name, seconds since the epoch.
 
-    `moment` is `load`, just after it, when not everything reserved was touched yet, or `unload`, after use.
-    `error_frac`, which follows, is how far the prediction was off, as a share of what was measured; positive: too
-    much was predicted.
+    `moment` is `load`, just after it, when not everything reserved was used yet, or `unload`, after use.
+    `error_frac`, derived from these, is the prediction's error as a share of the measured bytes; positive means
+    that too much was predicted.
     """
 
     owner: str
@@ -44,7 +44,7 @@ class Audit(msgspec.Struct, frozen=True):
 
 
 class AuditLog:
-    """The last audits, in `path` as JSON lines (None: in memory only). A damaged line is skipped."""
+    """The last audits, in `path` as JSON lines (None: in memory only). A corrupt line is skipped."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -52,18 +52,18 @@ class AuditLog:
         self._audits = _read(path)[-MAX_ENTRIES:] if path else []
 
     def all(self) -> tuple[Audit, ...]:
-        """Oldest first."""
+        """All audits, oldest first."""
         with self._lock:
             return tuple(self._audits)
 
     def correction(self, key: str) -> float:
-        """What to multiply a prediction of this kind by; 1 when nothing was measured yet."""
+        """Factor for predictions of this kind; 1 if nothing was measured yet."""
         factor = 1.0
         with self._lock:
             ratios = [
                 a.measured_bytes / a.predicted_bytes for a in self._audits if a.key == key and a.predicted_bytes
             ]
-        for ratio in ratios:  # predictions were corrected by the factor of their time, so ratios multiply up
+        for ratio in ratios:  # predictions were corrected by the factor of their time, so ratios multiply
             factor *= 1 + WEIGHT * (ratio - 1)
             factor = min(LARGEST, max(SMALLEST, factor))
         return factor

@@ -1,7 +1,7 @@
-"""The ledger: every byte a runner is going to take or has taken, against the pools that physically exist.
+"""The ledger: every byte that a runner will take or has taken, against the pools that physically exist.
 
-A load is reserved before it begins and refused if a pool would be overdrawn; after it, the measured bytes stand
-beside the predicted ones and correct the next prediction. Thread-safe; one per server.
+A load is reserved before it begins and refused if it exceeds a pool. After the load, the measured bytes are
+compared with the prediction and correct the next one. Thread-safe; one per server.
 """
 
 import threading
@@ -25,12 +25,12 @@ class Amount(msgspec.Struct, frozen=True):
 
     @property
     def total_bytes(self) -> int:
-        """Both kinds."""
+        """Anonymous and mapped bytes together."""
         return self.anonymous_bytes + self.mapped_bytes
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """What one runner was granted, by device id, and what it was then seen to hold. `parts`: bytes by purpose."""
+    """Memory granted to one runner, by device id, and its measured use. `parts`: bytes by purpose."""
 
     owner: str
     key: str
@@ -44,12 +44,12 @@ class Reservation(msgspec.Struct, frozen=True):
 
     @property
     def predicted_bytes(self) -> int:
-        """Over all devices."""
+        """Predicted bytes over all devices."""
         return sum(amount.total_bytes for amount in self.amounts.values())
 
 
 class Ledger:
-    """Reservations over the machine's pools. `read_machine` is asked for free memory at every decision."""
+    """Reservations over the machine's pools. `read_machine` returns the free memory for every decision."""
 
     def __init__(
         self,
@@ -71,10 +71,10 @@ class Ledger:
         expected_bytes: int | None = None,
         parts: Mapping[str, int] | None = None,
     ) -> Reservation:
-        """Reserve memory for `owner` (replacing what it held). `key` groups loads whose errors are alike.
+        """Reserve memory for `owner` (replacing its reservation). `key` groups loads with similar errors.
 
-        `expected_bytes` is what its process should show in full use, where that is less than what is set aside;
-        `parts` what the bytes are for.
+        `expected_bytes` is what its process should show in full use, if that is less than the reservation;
+        `parts` is the purpose of the bytes.
 
         Raises: Overdrawn: a pool is too small now; nothing was changed.
         """
@@ -88,13 +88,13 @@ class Ledger:
         return reservation
 
     def check(self, amounts: Mapping[str, Amount], exclude: str = "") -> None:
-        """Raise Overdrawn if these bytes cannot be had now; set nothing aside."""
+        """Raise Overdrawn if these bytes are not available now; reserves nothing."""
         machine = self._read_machine()
         with self._lock:
             self._draw(machine, amounts, exclude)
 
     def attach(self, owner: str, pid: int) -> None:
-        """Tell which process draws on a reservation, so that a load in progress is not counted twice."""
+        """Set the process of a reservation, so that a load in progress is not counted twice."""
         with self._lock:
             if owner in self._held:
                 self._held[owner] = replace(self._held[owner], pid=pid)
@@ -108,7 +108,7 @@ class Ledger:
         moment: str = "load",
         cached_bytes: int = 0,
     ) -> Audit | None:
-        """After a load and before an unload: what the process holds, measured here by its pid if not given.
+        """Record the memory of the process after a load or before an unload; measured here by its pid if not given.
 
         `buffers` are its backend's (None: as at the last audit); `cached_bytes` of its memory are a cache that no
         prediction counts.
@@ -126,14 +126,14 @@ class Ledger:
         held = dict(reservation.buffers if buffers is None else buffers)
         with self._lock:
             self._held[owner] = replace(reservation, measured=measured, buffers=held)
-        # What a process is expected to show is host memory; a reservation without that counts its devices too.
+        # The expected bytes of a process are host memory; without them, its device buffers count too.
         devices = [d for d in reservation.amounts if d != "cpu"] if reservation.expected_bytes is None else []
         on_gpu = sum(held.get(device, 0) for device in devices)
         return self.audits.add(
             owner,
             reservation.key,
             reservation.expected_bytes or reservation.predicted_bytes,
-            # Predictions know nothing of pages that happen to be shared.
+            # Predictions ignore shared pages.
             max(1, measured.rss_bytes - cached_bytes) + on_gpu,
             held,
             moment,
@@ -142,7 +142,7 @@ class Ledger:
     def refine(
         self, owner: str, amounts: Mapping[str, Amount], expected_bytes: int, parts: Mapping[str, int]
     ) -> None:
-        """Better numbers for a load that was already admitted. `expected_bytes` is what its process should show."""
+        """Update the numbers of an admitted load. `expected_bytes` is what its process should show."""
         machine = self._read_machine()
         with self._lock:
             reservation = self._held.get(owner)
@@ -150,19 +150,19 @@ class Ledger:
                 return
             try:
                 drawn = self._draw(machine, amounts, exclude=owner)
-            except Overdrawn:  # it is loaded, so it holds them all the same
+            except Overdrawn:  # it is loaded, so it uses the bytes anyway
                 drawn = dict(reservation.drawn)
             self._held[owner] = replace(
                 reservation, amounts=dict(amounts), drawn=drawn, expected_bytes=expected_bytes, parts=parts
             )
 
     def release(self, owner: str) -> None:
-        """The runner is gone."""
+        """Remove a runner's reservation."""
         with self._lock:
             self._held.pop(owner, None)
 
     def available(self, device_id: str, machine: Machine | None = None, exclude: str = "") -> int:
-        """Bytes a new load may take on one device now: free, less the reserve, less what is promised."""
+        """Bytes that a new load may take on one device now: free minus reserve minus reservations."""
         machine = machine or self._read_machine()
         device = machine.device(device_id)
         if device is None:
@@ -176,30 +176,30 @@ class Ledger:
         )
 
     def reservations(self) -> tuple[Reservation, ...]:
-        """What is held now, with fresh measurements where the process is known."""
+        """Current reservations, with new measurements if the process is known."""
         with self._lock:
             held = tuple(self._held.values())
         return tuple(replace(r, measured=self._measure(r.pid) or r.measured) if r.pid else r for r in held)
 
     def pools(self, machine: Machine | None = None) -> tuple[Pool, ...]:
-        """The machine's pools as they are now."""
+        """The machine's current pools."""
         return pools(machine or self._read_machine())
 
     def _free(self, machine: Machine, exclude: str) -> dict[str, int]:
-        """Pool id → bytes a new load may take."""
+        """Pool id → bytes that a new load may take."""
         free = {pool.id: pool.free_bytes - pool.reserve_bytes for pool in pools(machine)}
         for reservation in self._held.values():
             if reservation.owner == exclude:
-                # A load in its place finds free what its process holds now; the system counts that as taken.
+                # A load that replaces it can use what its process holds now, which the system counts as used.
                 now = self._measure(reservation.pid) if reservation.pid else None
                 free[RAM] = free.get(RAM, 0) + (now.anonymous_bytes if now is not None else 0)
                 continue
-            # Measured again: a cache is touched as it fills, and what was outstanding at the load is so no more.
+            # Measured again: a cache becomes resident as it fills, so less is outstanding than at the load.
             held = (self._measure(reservation.pid) if reservation.pid else None) or reservation.measured
             for pool, drawn in reservation.drawn.items():
                 if pool == RAM:
                     free[RAM] = free.get(RAM, 0) - _outstanding(reservation, drawn, held)
-                elif reservation.measured is None:  # a GPU's free figure already shows a finished load
+                elif reservation.measured is None:  # a GPU's free memory already reflects a finished load
                     free[pool] = free.get(pool, 0) - drawn
         return {pool: max(0, left) for pool, left in free.items()}
 
@@ -227,14 +227,14 @@ class Ledger:
 
 
 def _drawn_pools(device: Device) -> tuple[str, ...]:
-    """Pools a device draws on, first choice first."""
+    """Pools that a device uses, first choice first."""
     if device.kind in {"dgpu", "remote"}:
         return (pool_of(device),)
     return (pool_of(device), RAM) if device.kind == "igpu" else (RAM,)
 
 
 def _igpu(device: Device, free: Mapping[str, int]) -> int:
-    """Room on a unified GPU: its carve-out, and RAM up to the driver's ceiling."""
+    """Free memory of a unified GPU: its carve-out, and RAM up to the driver's limit."""
     memory = device.memory
     ceiling = free.get(RAM, 0)
     if memory.shared_limit_bytes is not None:
@@ -243,9 +243,9 @@ def _igpu(device: Device, free: Mapping[str, int]) -> int:
 
 
 def _outstanding(reservation: Reservation, drawn: int, held: ProcessMemory | None) -> int:
-    """RAM promised but not yet missing from the system's free figure.
+    """RAM that is reserved but not yet subtracted from the system's free memory.
 
-    A system counts mapped file pages as available, for it may drop them; a model that is in use needs them.
+    A system counts mapped file pages as available, because it may drop them; a model in use needs them.
     """
     if held is None:
         return drawn
@@ -260,7 +260,7 @@ RAM = "ram"
 
 
 def pools(machine: Machine) -> tuple[Pool, ...]:
-    """RAM the system manages, firmware carve-outs, VRAM. Together never more than RAM plus dedicated VRAM."""
+    """OS-visible RAM, firmware carve-outs, VRAM. Together never more than RAM plus dedicated VRAM."""
     ram = machine.memory
     total = ram.total_bytes or 0
     capacity = min(total, ram.limit_bytes) if ram.limit_bytes is not None else total
@@ -281,9 +281,7 @@ def pools(machine: Machine) -> tuple[Pool, ...]:
             open_bytes = size if memory.available_bytes is None else min(size, memory.available_bytes)
             found.append(Pool(pool_of(device), "vram", size, open_bytes, vram_reserve_bytes(size)))
         elif device.kind == "remote" and memory.physical_bytes:
-            free_there = (
-                memory.available_bytes or 0
-            )  # what its own ledger leaves: reserves are taken off over there
+            free_there = memory.available_bytes or 0  # already reduced by its own ledger and reserve
             found.append(Pool(pool_of(device), "remote", memory.physical_bytes, free_there, 0))
     return tuple(found)
 
@@ -297,8 +295,8 @@ def pool_of(device: Device) -> str:
 
 
 def vram_reserve_bytes(size: int) -> int:
-    """VRAM left to the desktop and to what backends allocate beyond their buffers.
+    """VRAM left for the desktop and for what backends allocate in addition to their buffers.
 
-    Source: llama.cpp common/fit.cpp leaves 1 GiB a device; an eighth on small cards.
+    Source: llama.cpp common/fit.cpp leaves 1 GiB per device; an eighth on small cards.
     """
     return min(1 << 30, size // 8)

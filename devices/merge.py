@@ -1,4 +1,4 @@
-"""Join what backends report to the devices of the inventory, and settle each device's state."""
+"""Joins backend reports with the devices of the inventory, and decides each device's state."""
 
 from msgspec.structs import replace
 
@@ -10,7 +10,7 @@ from devices.isa import canonical
 from devices.probes import fix_hints
 from devices.types import BackendDevice, BackendReport, Device, Evidence, Machine, Memory, Runtime, State
 
-# ggml's CPU feature names → ours, where they differ.
+# ggml's CPU feature names → Tessera's, if they differ.
 CPU_FEATURES = {"avx512": "avx512f", "dotprod": "asimddp", "matmul_int8": "i8mm", "fp16_va": "asimdhp", "ssse3": ""}
 ONNX_KINDS = {"cpu": ("cpu",), "gpu": ("igpu", "dgpu"), "npu": ("npu",)}
 # Software renderers that present themselves as GPUs.
@@ -18,7 +18,7 @@ SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader", "swrast")
 
 
 def merged(machine: Machine) -> Machine:
-    """`machine` with a Runtime on every device a backend can use, and a reason and hint on every other."""
+    """`machine` with a Runtime on every device that a backend can use, and a reason and hint on every other."""
     devices = {device.id: device for device in machine.devices}
     for report in machine.backends:
         if report.state == "usable":
@@ -33,7 +33,7 @@ def merged(machine: Machine) -> Machine:
 
 
 def _attach(devices: dict[str, Device], report: BackendReport, found: BackendDevice, index: int) -> None:
-    """Give the runtime to the device it is: by PCI address, else by kind, vendor and name; else a new device."""
+    """Add the runtime to its device: by PCI address, else by kind, vendor and name; else to a new device."""
     device = _match(devices, report, found)
     if device is None:
         if report.backend in {"onnx", "rpc"}:
@@ -85,14 +85,14 @@ def _match(devices: dict[str, Device], report: BackendReport, found: BackendDevi
 
 
 def _name(device: Device, found: BackendDevice) -> str:
-    """The driver's own name where ours came from a table or an id only."""
+    """The driver's own name if the inventory's came only from a table or an id."""
     if device.kind in {"igpu", "dgpu"} and device.pci_id and device.name.endswith((device.pci_id, ")")):
         return found.description or device.name
     return device.name
 
 
 def _memory(device: Device, found: BackendDevice) -> Memory:
-    """Tightened by what the backend can reach: the smaller of its figure and ours, never the larger."""
+    """Memory limited to what the backend can reach: the smaller of both figures, never the larger."""
     memory = device.memory
     if device.kind == "cpu" or not found.total_bytes:
         return memory
@@ -105,7 +105,7 @@ def _memory(device: Device, found: BackendDevice) -> Memory:
             shared_limit_bytes=found.total_bytes if memory.unified else None,
             available_bytes=min(found.free_bytes, found.total_bytes),
         )
-    if device.vendor == "Apple":  # the working set Metal itself reports beats our prior share of RAM
+    if device.vendor == "Apple":  # the working set that Metal reports replaces the assumed share of RAM
         limit = min(found.total_bytes, memory.physical_bytes or found.total_bytes)
         return replace(memory, shared_limit_bytes=limit, available_bytes=_least(memory.available_bytes, limit))
     available = memory.available_bytes
@@ -119,7 +119,7 @@ def _least(*values: int | None) -> int | None:
 
 
 def _unlisted(report: BackendReport, found: BackendDevice) -> Device:
-    """A device no inventory source shows: a software renderer, or one behind a layer such as WSL."""
+    """A device that no inventory source shows: a software renderer, or one behind a layer such as WSL."""
     software = any(mark in found.description.lower() for mark in SOFTWARE)
     unified = software or found.kind in {"igpu", "npu"}
     return Device(

@@ -1,4 +1,4 @@
-"""Types that msgspec decodes into are learned by one thread at a time."""
+"""Lets only one thread at a time resolve the types that msgspec decodes into."""
 
 import threading
 from typing import Any, Final, TypeVar
@@ -12,10 +12,10 @@ _LEARNED: Final[set[Any]] = set()
 
 
 def learned(kind: K) -> K:
-    """The same type, whose fields, and those of the classes in it, msgspec has resolved.
+    """The same type, after msgspec has resolved its fields and those of the classes in it.
 
-    msgspec 0.22 publishes what it learns of a class before it is complete: two threads that decode into one for the
-    first time at once end the process.
+    msgspec 0.22 publishes a class's type information before it is complete: if two threads decode into a class for
+    the first time concurrently, the process crashes.
     """
     if kind not in _LEARNED:
         with _LOCK:

@@ -1,7 +1,7 @@
-"""The power meters of a computer: which there are, and what they say. The one place that reads power.
+"""Finds and reads the power meters of a computer. The only place that reads power.
 
-A meter covers a part: `cpu` (processor packages with their memory controllers), a device by its id, or `system`,
-the whole computer. An integrated GPU draws through the package; where that has a meter, it counts there.
+A meter covers a part: `cpu` (CPU packages with their memory controllers), a device by its id, or `system`, the
+whole computer. An integrated GPU is powered through the package; if that has a meter, the GPU counts there.
 """
 
 import time
@@ -21,21 +21,21 @@ SYSTEM: Final = "system"
 # Top zones of RAPL and what they cover; `core` and `uncore` are parts of a package, -mmio zones the same packages
 # again. Source: kernel Documentation/power/powercap.
 _ZONES: Final = {"package": CPU, "psys": SYSTEM}
-# hwmon drivers that tell a processor's or a computer's power, by label. Source: the drivers' own documentation.
+# hwmon drivers that report the power of a CPU or computer, by label. Source: the drivers' own documentation.
 _MONITORS: Final = {
     "zenpower": {"SVI2_P_Core": CPU, "SVI2_P_SoC": CPU},
     "amd_energy": {"Esocket0": CPU, "Esocket1": CPU},
     "macsmc_hwmon": {"Total System Power": SYSTEM},
 }
 _MOST_INPUTS: Final = 40
-# NVIDIA's library is opened and closed for each look, so that a GPU may go to sleep between two.
+# NVIDIA's library is opened and closed for each reading, so that a GPU may sleep in between.
 NVML_EVERY_S: Final = 2.0
 _TRIED: Final = "read in tests from recorded files; no such meter was at hand"
 READ_RAPL: Final = "sudo chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj"
 
 
 class Draw(msgspec.Struct, frozen=True):
-    """What one meter told: mean watts since the look before where it counts joules, else watts at this moment."""
+    """One meter's reading: mean watts since the previous reading if it counts joules, else current watts."""
 
     meter: str
     part: str
@@ -44,13 +44,13 @@ class Draw(msgspec.Struct, frozen=True):
 
 
 class Counter:
-    """Turns a growing counter into a rate a second; it may wrap around at `span`."""
+    """Converts a growing counter to a rate per second; it may wrap around at `span`."""
 
     def __init__(self) -> None:
         self._last: tuple[float, int] | None = None
 
     def rate(self, value: int | None, now: float, span: int | None = None) -> float | None:
-        """Growth a second since the call before; None at the first, and where the counter began again."""
+        """Growth per second since the previous call; None at the first call, and after a reset of the counter."""
         if value is None:
             return None
         before, self._last = self._last, (now, value)
@@ -78,7 +78,7 @@ class _Source(msgspec.Struct, frozen=True):
 
 
 class PowerMeters:
-    """Reads one host's meters again and again, from one thread at a time. The first look has no counted watts."""
+    """Reads one host's meters repeatedly, from one thread at a time. The first reading has no counted watts."""
 
     def __init__(self, host: Host, devices: Sequence[Device], clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host
@@ -87,11 +87,11 @@ class PowerMeters:
         self._counters: dict[str, Counter] = {}
         self._nvidia: tuple[Draw, ...] = ()
         self._nvidia_at = float("-inf")
-        # What is in sysfs stays while the system runs; devices' monitors come and go with their drivers.
+        # Files in sysfs stay while the system runs; devices' monitors come and go with their drivers.
         self._fixed = tuple(_fixed_sources(host)) if host.system == "linux" else ()
 
     def read(self) -> tuple[Draw, ...]:
-        """What every meter says now; nothing asleep is woken."""
+        """Current readings of all meters; does not wake sleeping devices."""
         now = self._clock()
         found = [draw for source in self._fixed if (draw := self._drawn(source, now)) is not None]
         battery = read_battery(self._host)
@@ -137,11 +137,11 @@ class PowerMeters:
 
 
 def parts_w(draws: Iterable[Draw], devices: Iterable[Device] = ()) -> dict[str, float]:
-    """Watts by part, nothing twice: sockets are added up, several meters of one whole are not."""
+    """Watts by part, none counted twice: sockets are added up, several meters of one whole are not."""
     within = {d.id for d in devices if d.kind in {"igpu", "npu"}}
     found: dict[str, float] = {}
     for draw in draws:
-        if draw.part == SYSTEM:  # psys and the battery measure the same: the greater misses less
+        if draw.part == SYSTEM:  # psys and the battery measure the same: the larger one misses less
             found[SYSTEM] = max(found.get(SYSTEM, 0.0), draw.watts)
         else:
             found[draw.part] = found.get(draw.part, 0.0) + draw.watts
@@ -151,14 +151,14 @@ def parts_w(draws: Iterable[Draw], devices: Iterable[Device] = ()) -> dict[str, 
 
 
 def whole_w(parts: dict[str, float]) -> float | None:
-    """The computer's power as far as it can be read: that of the whole, or the sum of the parts; None: no meter."""
+    """The computer's readable power: of the whole, or the sum of the parts; None without a meter."""
     if SYSTEM in parts:
         return parts[SYSTEM]
     return sum(parts.values()) if parts else None
 
 
 def looked_for(system: str) -> str:
-    """The meters that are looked for on a system, in words."""
+    """The supported meters of a system, as text."""
     always = "a battery while it discharges, and NVIDIA's library"
     if system != "linux":
         return always
@@ -166,7 +166,7 @@ def looked_for(system: str) -> str:
 
 
 def meters(host: Host, devices: Sequence[Device]) -> tuple[Meter, ...]:
-    """The meters that this computer has, and whether this user may read them. Reads once; wakes nothing."""
+    """This computer's meters, and whether this user may read them. Reads once; wakes nothing."""
     found = []
     if host.system == "linux":
         here = [s for d in devices if d.pci and not suspended(host, d.pci) for s in _device_sources(host, d)]
@@ -192,7 +192,7 @@ def short_address(address: str) -> str:
 
 
 def _fixed_sources(host: Host) -> list[_Source]:
-    """Meters of processor and computer. RAPL comes first; a monitor that covers the same is left out."""
+    """Meters of the CPU and the computer. RAPL comes first; a monitor of the same part is skipped."""
     found = []
     for zone in host.listdir(POWERCAP):
         base = f"{POWERCAP}/{zone}"

@@ -1,7 +1,7 @@
-"""The system's power-saver profile: lower clocks, as the desktop's own switch sets them.
+"""The system's power-saver profile: lower clocks, as set by the desktop's own switch.
 
-Source: power-profiles-daemon. `powerprofilesctl launch` holds a profile for as long as its program lives;
-that program reads a pipe of ours here, so the profile ends with this process however it ends.
+Source: power-profiles-daemon. `powerprofilesctl launch` holds a profile while its program lives. Here that program
+reads a pipe of this process, so the profile ends with this process, however it ends.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ LAUNCH = ("launch", "--profile", "power-saver", "--reason", "quiet mode", "--app
 
 
 class PowerSaver:
-    """Holds the profile, or not. Linux with power-profiles-daemon or its stand-ins; elsewhere it is never held."""
+    """Holds the profile. Linux with power-profiles-daemon or a replacement; on other systems it is never held."""
 
     def __init__(self, find: Callable[[str], str | None] = installed_program) -> None:
         self._find = find
@@ -24,11 +24,11 @@ class PowerSaver:
 
     @property
     def held(self) -> bool:
-        """The system saves power for us now."""
+        """Whether the system saves power for Tessera now."""
         return self._child is not None and self._child.poll() is None
 
     def hold(self) -> None:
-        """Ask for the profile; a system without the program, or one that refuses, stays as it is."""
+        """Request the profile; a system without the program, or one that refuses, stays unchanged."""
         program, reader = self._find("powerprofilesctl"), self._find("cat")
         if self.held or program is None or reader is None:
             return
@@ -42,7 +42,7 @@ class PowerSaver:
             )
 
     def release(self) -> None:
-        """The profile is as it was before."""
+        """Restore the previous profile."""
         child, self._child = self._child, None
         if child is None:
             return

@@ -1,4 +1,4 @@
-"""What one process really holds, as the ledger audits it, and what it has computed."""
+"""Measures one process: its memory, for the ledger's audits, and its CPU time."""
 
 import contextlib
 import ctypes
@@ -13,7 +13,7 @@ KIB = 1024
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """Seconds a process has computed, its children left out; None: it is gone, or no descriptor to look with."""
+    """CPU seconds of a process without its children; None if it is gone, or no file descriptor is free."""
     import psutil  # noqa: PLC0415 - dry runs weigh what runners weigh, which do without
 
     try:
@@ -24,7 +24,7 @@ def cpu_seconds(pid: int) -> float | None:
 
 
 def process_memory(pid: int) -> ProcessMemory | None:
-    """Memory of a process and of swap it was pushed to; None when it is gone or may not be looked at."""
+    """Memory of a process, including swapped memory; None if it is gone or not readable."""
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError):
@@ -42,7 +42,7 @@ def process_memory(pid: int) -> ProcessMemory | None:
 
 
 def heaviest_descendant(pid: int) -> int:
-    """Of a process and all that it started, the one with most memory; itself where it is gone."""
+    """The process with the most memory among a process and its descendants; itself if it is gone."""
     import psutil  # noqa: PLC0415 - dry runs weigh what runners weigh, which do without
 
     try:
@@ -68,17 +68,17 @@ def _portable(pid: int) -> ProcessMemory | None:
     return ProcessMemory(rss, rss, own, max(0, rss - own))
 
 
-# Source: malloc.h of glibc. One heap for the main thread and one for all others: the interpreter lets one thread at
-# a time allocate, so more save nothing.
+# Source: malloc.h of glibc. One heap for the main thread and one for all others: the interpreter lets only one
+# thread allocate at a time, so more heaps gain nothing.
 _M_ARENA_MAX = -8
 _HEAPS = 2
 
 
 def few_heaps() -> bool:
-    """Let the C library keep two heaps; True where it does. Call it before threads begin.
+    """Limit the C library to two heaps; True if it accepts. Call it before threads start.
 
-    It makes eight for each processor otherwise, one for each thread, and what a thread once needed is never given
-    back: a server of many short jobs grew by 10 MB a minute, half of it free (docs/log.md, marathon). glibc only.
+    By default it creates eight per CPU, one per thread, and never returns what a thread once needed: a server of
+    many short jobs grew by 10 MB per minute, half of it free (docs/log.md, marathon). glibc only.
     """
     if sys.platform != "linux":
         return False
@@ -87,19 +87,19 @@ def few_heaps() -> bool:
 
 
 def give_back_freed() -> bool:
-    """Return to the system what this process has freed and its C library has kept; True where something was.
+    """Return freed memory that the C library still holds to the system; True if there was some.
 
-    Takes some ms for 80 MB, in which other threads wait for memory. glibc only.
+    Takes some ms for 80 MB, during which other threads wait for memory. glibc only.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     return trim is not None and bool(trim(0))
 
 
 def bound_memory(pid: int) -> None:
-    """Let a child have no more memory of its own than the computer has, and leave no core file.
+    """Limit a child's own memory to the computer's memory, and disable its core file.
 
-    It then fails by itself, where it would have taken the computer with it. Linux only. RLIMIT_AS would refuse what
-    is only reserved.
+    It then fails alone instead of exhausting the computer's memory. Linux only. RLIMIT_AS would also refuse memory
+    that is only reserved.
     """
     import psutil  # noqa: PLC0415 - dry runs weigh what runners weigh, which do without
 
@@ -114,5 +114,5 @@ def bound_memory(pid: int) -> None:
 
 
 def allowed_cores() -> int:
-    """Logical processors within the affinity mask, where a system has one, else all."""
+    """Logical CPUs within the affinity mask if the system has one, else all."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Find a program by its name, in folders that no opened project can lend its own program to."""
+"""Finds a program by its name, in folders where an opened project cannot place its own program."""
 
 import os
 import shutil
@@ -7,15 +7,15 @@ from pathlib import Path
 
 
 def installed_program(name: str) -> str | None:
-    """The absolute path of `name` on PATH; None when it is not installed.
+    """The absolute path of `name` on PATH; None if it is not installed.
 
-    Relative entries of PATH are passed over, and on Windows the current folder with them, which is searched first
-    there: whoever starts us in an unpacked folder would else run that folder's git.exe.
+    Skips relative entries of PATH and, on Windows, the current folder, which Windows searches first. Otherwise,
+    starting Tessera in an unpacked folder would run that folder's git.exe.
     """
     for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
         if not Path(folder).is_absolute():
             continue
-        # With a folder in it the name is not looked for anywhere else; PATHEXT still counts on Windows.
+        # With a folder in it, the name is not searched elsewhere; PATHEXT still counts on Windows.
         found = shutil.which(str(Path(folder, name)))
         if found is not None and (sys.platform != "win32" or Path(found).is_file()):
             return found

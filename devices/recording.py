@@ -1,4 +1,4 @@
-"""Machines as files: record what the probes read here, redacted, and replay it anywhere."""
+"""Machines as files: record what the probes read here, redacted, and replay it on any machine."""
 
 import json
 import re
@@ -24,9 +24,9 @@ HOME = re.compile(r"(/home/|/Users/|[A-Za-z]:\\Users\\)[^/\\\s:]+")
 
 
 class RecordedHost:
-    """Answers from a recording: `files` (path: text), `links`, `access`, `commands`, `registry`, `api`...
+    """Replays a recording: `files` (path: text), `links`, `access`, `commands`, `registry`, `api`...
 
-    Folders follow from the paths below them. Values of a wrong type read as absent, as on a broken machine.
+    Folders follow from the paths below them. Values of a wrong type count as absent, as on a broken machine.
     """
 
     def __init__(self, recording: Mapping[str, Any]) -> None:
@@ -121,7 +121,7 @@ _SYSTEMS = {"linux", "windows", "macos"}
 
 
 class RecordingHost:
-    """Passes every question to `inner` and keeps question and answer for `recording()`."""
+    """Passes every query to `inner` and stores query and result for `recording()`."""
 
     def __init__(self, inner: Host) -> None:
         self._inner = inner
@@ -133,14 +133,14 @@ class RecordingHost:
         return self._inner.system
 
     def read(self, path: str) -> bytes | None:
-        """Read and keep."""
+        """Read a file and record it."""
         content = self._inner.read(path)
         if content is not None:
             self._parts["files"][path] = content.decode("utf-8", "replace")
         return content
 
     def listdir(self, path: str) -> tuple[str, ...]:
-        """List; names count as present only through what is read below them."""
+        """List a folder; names count as present only through what is read below them."""
         names = self._inner.listdir(path)
         for name in names:
             full = f"{path.rstrip('/')}/{name}"
@@ -149,60 +149,60 @@ class RecordingHost:
         return names
 
     def readlink(self, path: str) -> str | None:
-        """Read a link and keep it."""
+        """Read a link and record it."""
         target = self._inner.readlink(path)
         if target is not None:
             self._parts["links"][path] = target
         return target
 
     def access(self, path: str) -> str:
-        """Ask and keep."""
+        """Query the access and record it."""
         answer = self._inner.access(path)
         self._parts["access"][path] = answer
         return answer
 
     def run(self, argv: Sequence[str], timeout_s: float) -> CommandResult:
-        """Run and keep."""
+        """Run a command and record it."""
         done = self._inner.run(argv, timeout_s)
         self._parts["commands"][" ".join(argv)] = {"returncode": done.returncode, "stdout": done.stdout}
         return done
 
     def registry(self, key: str) -> Mapping[str, Json]:
-        """Read a key and keep it."""
+        """Read a key and record it."""
         values = self._inner.registry(key)
         self._parts["registry"][key] = dict(values)
         return values
 
     def registry_keys(self, key: str) -> tuple[str, ...]:
-        """List subkeys and keep them."""
+        """List subkeys and record them."""
         names = self._inner.registry_keys(key)
         for name in names:
             self._parts["registry"].setdefault(f"{key}\\{name}", {})
         return names
 
     def sysctl(self, name: str) -> int | str | None:
-        """Read and keep."""
+        """Read a sysctl and record it."""
         value = self._inner.sysctl(name)
         if value is not None:
             self._parts["sysctl"][name] = value
         return value
 
     def env(self, name: str) -> str | None:
-        """Read and keep."""
+        """Read a variable and record it."""
         value = self._inner.env(name)
         if value is not None:
             self._parts["env"][name] = value
         return value
 
     def api(self, name: str) -> Json:
-        """Ask and keep."""
+        """Query a fact and record it."""
         value = self._inner.api(name)
         if value is not None:
             self._parts["api"][name] = value
         return value
 
     def recording(self, backends: Json = None) -> dict[str, Any]:
-        """Everything asked so far, without serial numbers, user names and kernel parameters of no concern."""
+        """Everything queried so far, without serial numbers, user names and irrelevant kernel parameters."""
         parts = {name: {k: redact(k, v) for k, v in part.items()} for name, part in self._parts.items()}
         document: dict[str, Any] = {"format": FORMAT, "system": self.system, **parts}
         if backends is not None:
@@ -211,7 +211,7 @@ class RecordingHost:
 
 
 def redact(name: str, value: Any) -> Any:
-    """`value` without what identifies a person or a single machine."""
+    """`value` without data that identifies a person or a single machine."""
     if isinstance(value, str):
         if name == "/proc/cmdline":
             return " ".join(word for word in value.split() if KERNEL_PARAMETERS.match(word))

@@ -1,4 +1,4 @@
-"""The whole report: inventory, vendors' commands, backends tried, and each device's final state with a hint."""
+"""Builds the full report: inventory, vendors' commands, tested backends, and each device's state with a hint."""
 
 from pathlib import Path
 
@@ -18,9 +18,9 @@ from devices.types import Machine
 
 
 def live_report(host: Host, cache: Path | None, *, try_backends: bool = True, fresh: bool = False) -> Machine:
-    """Report on the machine this process runs on; backend results come from `cache` while nothing changed.
+    """Report on the machine that this process runs on; backend results come from `cache` if nothing changed.
 
-    Before backends are tried, kernels that came along are installed where a device can use them.
+    Before backends are tested, bundled kernels are installed if a device can use them.
     """
     machine = detailed(host)
     if not try_backends:
@@ -32,7 +32,7 @@ def live_report(host: Host, cache: Path | None, *, try_backends: bool = True, fr
 
 
 def recorded_report(host: RecordedHost) -> Machine:
-    """The same report from a recording, with the backend results recorded then."""
+    """Build the report from a recording and its recorded backend results."""
     machine = detailed(host)
     reports = advised(host, machine, backend_reports(host.backends), live=False)
     return merged(replace(machine, backends=reports)) if reports else machine

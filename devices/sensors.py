@@ -1,4 +1,4 @@
-"""Utilization, temperature and power of each device right now. Nothing asleep is woken."""
+"""Reads the current utilization, temperature and power of each device. Does not wake sleeping devices."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -10,16 +10,16 @@ from devices.types import Device, LiveDevice
 NVIDIA_QUERY = "pci.bus_id,utilization.gpu,temperature.gpu,power.draw"
 NVIDIA_COMMAND = ("nvidia-smi", f"--query-gpu={NVIDIA_QUERY}", "--format=csv,noheader,nounits")
 NVIDIA_TIMEOUT_S = 3.0
-# hwmon drivers whose first temperature is that of the processor. Source: kernel Documentation/hwmon.
+# hwmon drivers whose first temperature is that of the CPU. Source: kernel Documentation/hwmon.
 CPU_SENSORS = frozenset({"k10temp", "zenpower", "coretemp", "cpu_thermal", "scpi_sensors"})
 _IDLE_FIELDS = (3, 4)  # of /proc/stat: idle, iowait
-_GUEST_FIELD = 8  # from here on counted in user time already
+_GUEST_FIELD = 8  # fields from here on are already counted in user time
 
 
 class LiveReader:
-    """Reads one host again and again; shares are of the time since the reading before.
+    """Reads one host repeatedly; shares are of the time since the previous reading.
 
-    `cpu_percent` answers where the system has no /proc/stat (0 to 100).
+    `cpu_percent` (0 to 100) is used if the system has no /proc/stat.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class LiveReader:
         self._metered: tuple[Device, ...] = ()
 
     def read(self, devices: Iterable[Device]) -> tuple[LiveDevice, ...]:
-        """One reading for each device; takes milliseconds, with NVIDIA's command about a tenth of a second."""
+        """One reading for each device; takes milliseconds, with NVIDIA's command about 0.1 s."""
         wanted = tuple(devices)
         if self._meters is None or wanted != self._metered:
             self._meters, self._metered = PowerMeters(self._host, wanted, self._clock), wanted
@@ -121,6 +121,6 @@ def _thousandth(value: int | None) -> float | None:
 
 
 def _decimal(cell: str) -> float | None:
-    """A number of a table; None for "[N/A]" and the like."""
+    """A number of a table; None for "[N/A]" and similar."""
     whole, _, fraction = cell.partition(".")
     return float(cell) if whole.isdecimal() and cell.isascii() and (fraction or "0").isdecimal() else None

@@ -6,7 +6,7 @@ UNKNOWN_WIDTH = 0xFFFF
 
 
 def memory_modules(table: bytes) -> list[dict[str, int]]:
-    """Populated memory devices: data_width_bits, speed_mts, size_bytes. A garbled table ends the walk."""
+    """Populated memory devices: data_width_bits, speed_mts, size_bytes. Stops at an invalid entry."""
     modules: list[dict[str, int]] = []
     at = 0
     while at + 4 <= len(table):

@@ -1,13 +1,13 @@
 """Run a module of this program: `python devices/start_module.py MODULE [ARGUMENT ...]`.
 
-`python -m MODULE` searches the current folder first. This program is started in folders that come from anywhere,
-and one with an `app.py` or a `json.py` of its own would have it run.
+`python -m MODULE` searches the current folder first. Tessera may be started in untrusted folders, whose own
+`app.py` or `json.py` would then run.
 """
 
 import os
 import sys
 
-# This program's own folder in place of the script's, in which `types` is another module than Python's.
+# This program's own folder replaces the script's folder, in which `types` is another module than Python's.
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib comes later
 
 import runpy  # noqa: E402 - see above

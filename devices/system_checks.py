@@ -1,20 +1,20 @@
-"""What about the machine itself, not one device, costs memory, speed or a device."""
+"""Checks of the machine itself, not of one device: problems that cost memory, speed or a device."""
 
 import re
 
 from devices.host import Host, text
 from devices.types import Finding, Machine
 
-# Recorded with AMD Strix Halo: instability below 6.18.4; before 6.16.9 ROCm sees 15.9 GiB only.
+# Recorded with AMD Strix Halo: instability below 6.18.4; before 6.16.9 ROCm sees only 15.9 GiB.
 STABLE_GFX11_KERNEL = (6, 18, 4)
-# Half of RAM is the kernel's default GTT ceiling; a tenth of tolerance for what firmware takes.
+# Half of RAM is the kernel's default GTT limit, plus a tenth of tolerance for what firmware takes.
 DEFAULT_GTT_FRAC = 0.55
 SINGLE_CHANNEL_BITS = 64
 LARGE_RAM_BYTES = 48 << 30
 
 
 def machine_findings(host: Host, machine: Machine) -> tuple[Finding, ...]:
-    """Findings that inventory alone supports."""
+    """Findings from the inventory alone."""
     found: list[Finding] = []
     if host.system == "linux":
         words = text(host, "/proc/cmdline").split()

@@ -1,4 +1,4 @@
-"""What is known about a machine: devices, their memory, the backends that can use them, and the evidence."""
+"""Facts about a machine: devices, their memory, the backends that can use them, and the evidence."""
 
 from typing import Final, Literal
 
@@ -15,7 +15,7 @@ Severity = Literal["error", "warning", "advice"]
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """Where a fact comes from: `source` is a path, command or registry key; `confidence_frac` is 0 to 1."""
+    """The source of a fact: `source` is a path, command or registry key; `confidence_frac` is 0 to 1."""
 
     source: str
     key: str
@@ -24,13 +24,13 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """Memory a device can use, in bytes. None means unknown, never zero.
+    """Memory that a device can use, in bytes. None means unknown, never zero.
 
-    `physical_bytes` is the pool the device draws on (installed RAM for a unified device, VRAM otherwise).
+    `physical_bytes` is the pool that the device uses (installed RAM for a unified device, VRAM otherwise).
     `dedicated_bytes` is VRAM, or the firmware carve-out of an integrated GPU. `shared_limit_bytes` is the
-    system RAM the driver lets the device map (GTT, DXGI shared memory). `available_bytes` is free now,
-    clamped to what physically exists. `budget_bytes`, which follows from them, is the most this device could ever
-    hold: dedicated plus shared, clamped to what physically exists.
+    system RAM that the driver lets the device map (GTT, DXGI shared memory). `available_bytes` is free now,
+    clamped to what physically exists. `budget_bytes`, derived from these, is the maximum for this device:
+    dedicated plus shared, clamped to what physically exists.
     """
 
     physical_bytes: int | None = None
@@ -55,7 +55,7 @@ class Memory(msgspec.Struct, frozen=True):
 class Runtime(msgspec.Struct, frozen=True):
     """One backend's view of one device, as its own library reported it in a child process (bytes).
 
-    `matrix_units` and `int_dot`: whether it computes with those; None where the backend does not tell.
+    `matrix_units` and `int_dot`: whether it computes with those; None if the backend does not report it.
     """
 
     backend: str
@@ -72,11 +72,11 @@ class Runtime(msgspec.Struct, frozen=True):
 
 
 class CoreCounts(msgspec.Struct, frozen=True):
-    """Processor cores. `performance` counts physical cores of the fastest class.
+    """CPU cores. `performance` counts physical cores of the fastest class.
 
-    `allowed_logical` are those the affinity mask leaves, `allowed_performance` the performance cores among
-    them; `quota_cores` is the cgroup's CPU limit in cores, None when there is none. `threads`, which follows, are
-    those worth starting: one a performance core, within affinity and quota, at least one.
+    `allowed_logical` are those within the affinity mask, `allowed_performance` the performance cores among
+    them; `quota_cores` is the cgroup's CPU limit in cores, None without a limit. `threads`, derived from these, is
+    the useful number of threads: one per performance core, within affinity and quota, at least one.
     """
 
     physical: int
@@ -98,7 +98,7 @@ class CoreCounts(msgspec.Struct, frozen=True):
 class Device(msgspec.Struct, frozen=True):
     """One processor that could run a model. `id` is its PCI address, LUID or a fixed name such as `cpu`.
 
-    `isa` is sorted. `chip` is its row in the table of chips (devices/chips.py); None where it is in none.
+    `isa` is sorted. `chip` is its row in the table of chips (devices/chips.py); None if it has none.
     """
 
     id: str
@@ -126,7 +126,7 @@ class Device(msgspec.Struct, frozen=True):
 class SystemMemory(msgspec.Struct, frozen=True):
     """The machine's RAM in bytes.
 
-    `total_bytes` is what the system manages, `installed_bytes` that plus what firmware took for an integrated
+    `total_bytes` is the OS-visible RAM, `installed_bytes` that plus the firmware's carve-out for an integrated
     GPU. `limit_bytes` is a container's or an address-space limit; `available_bytes` already respects it.
     """
 
@@ -142,7 +142,7 @@ class SystemMemory(msgspec.Struct, frozen=True):
 
 
 class BackendReport(msgspec.Struct, frozen=True):
-    """The result of trying one backend library in a child of its own."""
+    """The result of testing one backend library in a separate child."""
 
     backend: str
     library: str
@@ -156,9 +156,9 @@ class BackendReport(msgspec.Struct, frozen=True):
 
 
 class BackendDevice(msgspec.Struct, frozen=True):
-    """A device as a backend library lists it; `device_id` is a lower-case PCI address where it knows one.
+    """A device as listed by a backend library; `device_id` is a lower-case PCI address if known.
 
-    `matrix_units` and `int_dot` are what the backend says of them while it starts; None: nothing.
+    `matrix_units` and `int_dot` are what the backend reports at startup; None if it does not report them.
     """
 
     name: str
@@ -172,7 +172,7 @@ class BackendDevice(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something that costs local AI speed, memory or a device, and the command that fixes it."""
+    """A problem that costs local AI speed, memory or a device, and the command that fixes it."""
 
     id: str
     severity: Severity
@@ -183,7 +183,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Meter(msgspec.Struct, frozen=True):
-    """A power meter: the part it covers (`cpu`, `system`, a device's id), where it is read, what to know of it."""
+    """A power meter: the part it covers (`cpu`, `system`, a device's id), its source, and a note."""
 
     name: str
     part: str
@@ -195,7 +195,7 @@ class Meter(msgspec.Struct, frozen=True):
 class Machine(msgspec.Struct, frozen=True):
     """Everything known about one machine. `environment` is "", "wsl2", "container" or "vm".
 
-    `distribution` is Linux's by name and version, such as "Debian 12"; empty elsewhere.
+    `distribution` is Linux's by name and version, such as "Debian 12"; empty on other systems.
     """
 
     system: System
@@ -211,7 +211,7 @@ class Machine(msgspec.Struct, frozen=True):
     distribution: str = ""
 
     def device(self, device_id: str) -> Device | None:
-        """The device of that id, or the first of that kind; None when there is none."""
+        """The device with that id, or the first of that kind; None if there is none."""
         wanted = device_id.lower()
         by_id = next((d for d in self.devices if d.id.lower() == wanted), None)
         return by_id or next((d for d in self.devices if d.kind == wanted), None)
@@ -228,10 +228,7 @@ class Pool(msgspec.Struct, frozen=True):
 
 
 class ProcessMemory(msgspec.Struct, frozen=True):
-    """Bytes of one process. `anonymous` is its own; `mapped` are file pages it has in memory, shares divided.
-
-    `pss` counts shared pages in proportion; where a system has no such figure it is the resident set.
-    """
+    """Bytes of one process. `anonymous` is its own; `mapped` are resident file pages, shared ones divided."""
 
     rss_bytes: int
     pss_bytes: int
@@ -240,7 +237,7 @@ class ProcessMemory(msgspec.Struct, frozen=True):
 
 
 class DeviceUsage(msgspec.Struct, frozen=True):
-    """One GPU or NPU: share of time busy, bytes in use, watts. None where the driver does not tell."""
+    """One GPU or NPU: share of time busy, bytes in use, watts. None if the driver does not report it."""
 
     device: str
     kind: str
@@ -250,7 +247,7 @@ class DeviceUsage(msgspec.Struct, frozen=True):
 
 
 class LiveDevice(msgspec.Struct, frozen=True):
-    """One device now: share of its time in use (0 to 1), degrees Celsius, watts. None: the system does not tell."""
+    """Current state of a device: utilization (0 to 1), degrees Celsius, watts. None if not reported."""
 
     device: str
     busy_frac: float | None = None
@@ -260,11 +257,11 @@ class LiveDevice(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """How busy the machine was in one second; `at` is seconds since the epoch.
+    """Utilization of the machine in one second; `at` is seconds since the epoch.
 
-    `cpu_frac` is the share of all processors' time since the last sample. `cpu_power_w` is the processor packages,
-    `battery_w` what is drawn from a battery that discharges; None where not readable. `parts` are the watts by part
-    (`cpu`, `system` for the whole computer, a device's id), nothing twice; `power_w` is all that can be read.
+    `cpu_frac` is the share of all CPUs' time since the last sample. `cpu_power_w` is the CPU packages, `battery_w`
+    the power drawn from a discharging battery; None if not readable. `parts` are the watts by part (`cpu`, `system`
+    for the whole computer, a device's id), none counted twice; `power_w` is all that can be read.
     """
 
     at: float
@@ -278,7 +275,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     power_w: float | None = None
 
 
-# Why a device is not usable, where that needs no numbers. The window translates these by their English text.
+# Reasons without numbers why a device is not usable. The window translates these by their English text.
 
 NOT_INSTALLED: Final = "its library is not installed"
 NOT_TRIED: Final = "not tried yet"

@@ -1,4 +1,4 @@
-"""How busy the machine is at this moment: processors, memory, power. A look wakes nothing."""
+"""Samples the current utilization of the machine: CPUs, memory, power. Does not wake sleeping devices."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from devices.host import Host, read_number, suspended
 from devices.power import CPU, Counter, PowerMeters, parts_w, short_address, whole_w
 from devices.types import Device, DeviceUsage, Usage
 
-# nvidia-smi takes up to half a second, so it is asked seldom.
+# nvidia-smi takes up to 0.5 s, so it runs rarely.
 NVIDIA_EVERY_S = 5.0
 NVIDIA_TIMEOUT_S = 3.0
 NVIDIA = (
@@ -34,14 +34,14 @@ class UsageSampler:
         self._nvidia_at = float("-inf")
 
     def sample(self) -> Usage:
-        """The machine now."""
+        """A sample of the machine now."""
         now = self._clock()
         memory = psutil.virtual_memory()
         draws = self._meters.read()
         metered = {draw.part: draw.watts for draw in draws}
         devices = tuple(self._device(d, now, metered.get(d.id)) for d in self._devices)
         parts = parts_w(draws, self._all)
-        for used in devices:  # NVIDIA's command knows what its library did not tell
+        for used in devices:  # power that only NVIDIA's command reports, not its library
             if used.power_w is not None and used.device not in metered:
                 parts[used.device] = used.power_w
         return Usage(
@@ -58,7 +58,7 @@ class UsageSampler:
 
     def _cpu_frac(self) -> float:
         times = psutil.cpu_times()
-        # Guest time is counted in user time already.
+        # Guest time is already counted in user time.
         total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         busy = total - times.idle - getattr(times, "iowait", 0.0)
         before, self._cpu = self._cpu, (busy, total)
@@ -115,7 +115,7 @@ def _nvidia_rows(host: Host) -> dict[str, tuple[float | None, int | None, float 
 
 
 def _decimal(cell: str) -> float | None:
-    """A number that is not negative; None for what a driver writes when it does not know."""
+    """A number that is not negative; None for a driver's text for unknown values."""
     try:
         value = float(cell)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Why no Vulkan device was found on Linux, and the command that changes it on this distribution."""
+"""Why no Vulkan device was found on Linux, and the command that fixes it on this distribution."""
 
 import re
 from typing import Final
@@ -10,9 +10,9 @@ from devices.types import Device
 LOADER: Final = "libvulkan.so.1"
 DRIVER_LISTS: Final = ("/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d")
 DRIVER_LISTS_NIXOS: Final = ("/run/opengl-driver/share/vulkan/icd.d",)
-# What the file that lists a maker's Vulkan driver is called.
+# Name of the file that lists a vendor's Vulkan driver.
 _DRIVER_FILES: Final = {"AMD": "radeon|amd", "Intel": "intel", "NVIDIA": "nvidia|nouveau", "Qualcomm": "freedreno"}
-# The packages that bring the driver and the loader. Source: the distributions' package lists, November 2026
+# The packages with the driver and the loader. Source: the distributions' package lists, November 2026
 # (Debian's looked up, the others from their documentation).
 _PACKAGES: Final[dict[Family, dict[str, str]]] = {
     "debian": {"": "mesa-vulkan-drivers", "NVIDIA": "nvidia-driver"},
@@ -29,7 +29,7 @@ _PACKAGES: Final[dict[Family, dict[str, str]]] = {
         "NVIDIA": "nvidia-driver-G06-kmp-default nvidia-gl-G06",
     },
 }  # fmt: skip
-# How the package with Mesa's Vulkan driver is asked for its version.
+# Commands that print the version of the package with Mesa's Vulkan driver.
 _VERSION_COMMANDS: Final[dict[Family, tuple[str, ...]]] = {
     "debian": ("dpkg-query", "-W", "-f", "${Version}", "mesa-vulkan-drivers"),
     "fedora": ("rpm", "-q", "--qf", "%{VERSION}", "mesa-vulkan-drivers"),
@@ -37,9 +37,9 @@ _VERSION_COMMANDS: Final[dict[Family, tuple[str, ...]]] = {
 _ARCH_PACKAGES: Final = {"AMD": "vulkan-radeon", "Intel": "vulkan-intel"}
 _SUSE_PACKAGES: Final = {"AMD": "libvulkan_radeon", "Intel": "libvulkan_intel"}
 COMMAND_S: Final = 5.0
-# The first Mesa whose Vulkan driver knows a chip: RADV by AMD's name, ANV by Intel's generation.
+# The first Mesa whose Vulkan driver supports a chip: RADV by AMD's name, ANV by Intel's generation.
 # Source: Mesa's release notes (25.0 for RDNA 4); the others are from memory and on the safe side, since the
-# releases that are told apart here lie years before or after them (Debian 12 has 22.3, Debian 13 has 25.0).
+# releases to tell apart are years earlier or later (Debian 12 has 22.3, Debian 13 has 25.0).
 MESA_FOR_ARCH: Final[dict[str, tuple[int, int]]] = {
     "gfx1100": (22, 3), "gfx1101": (22, 3), "gfx1102": (22, 3), "gfx1103": (22, 3),
     "gfx1150": (24, 1), "gfx1151": (24, 1), "gfx1152": (25, 0), "gfx1153": (25, 0),
@@ -50,7 +50,7 @@ BACKPORTS: Final = {"13": "trixie-backports"}
 
 
 def driver_problem(host: Host, system: Distribution, devices: tuple[Device, ...]) -> tuple[str, str] | None:
-    """What keeps Vulkan from these GPUs and the step that changes it; None where neither can be said."""
+    """Why these GPUs have no Vulkan and the step that fixes it; None if either is unknown."""
     if not devices or not system.id:
         return None
     listed = driver_files(host)
@@ -78,7 +78,7 @@ def driver_files(host: Host) -> tuple[str, ...]:
 
 
 def install_driver(system: Distribution, vendor: str) -> str:
-    """How this distribution installs the maker's Vulkan driver."""
+    """How this distribution installs the vendor's Vulkan driver."""
     if system.family == "nixos":
         return "Set `hardware.graphics.enable = true;` in the system's configuration and rebuild it."
     if system.id == "ubuntu" and vendor == "NVIDIA":
@@ -95,7 +95,7 @@ def install_driver(system: Distribution, vendor: str) -> str:
 
 
 def mesa_version(host: Host, system: Distribution, vendor: str) -> tuple[int, int] | None:
-    """Version of the installed Mesa Vulkan driver; None where it cannot be told."""
+    """Version of the installed Mesa Vulkan driver; None if unknown."""
     command = _VERSION_COMMANDS.get(system.family, ())
     if system.family == "arch" and vendor in _ARCH_PACKAGES:
         command = ("pacman", "-Q", _ARCH_PACKAGES[vendor])

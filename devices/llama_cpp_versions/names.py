@@ -1,9 +1,9 @@
-"""How versions are named: by their folder, which is the version's number, and the package inside."""
+"""Names of versions: the folder is the version's number, and contains the package."""
 
 import re
 from typing import Final
 
 PACKAGE: Final = "llama_cpp"
-# What TESSERA_ENGINEVERSION_NAME and `models` call the version that came with the program.
+# Name of the shipped version in TESSERA_ENGINE_VERSION and `models`.
 SHIPPED: Final = "shipped"
 VERSION_NAME: Final = re.compile(r"^[0-9][0-9A-Za-z.+]{0,63}$")

@@ -1,4 +1,4 @@
-"""The installed versions, each unpacked from its wheel into a folder of its own, and which of them is used.
+"""Stores the installed versions, each unpacked from its wheel into its own folder, and the one in use.
 
 <engines>/<version>/llama_cpp/…
 <engines>/in_use.json             {"format": 1, "version": …, "previous": …, "models": {path: version}}
@@ -18,7 +18,7 @@ STATE: Final = "in_use.json"
 
 
 class InUse(msgspec.Struct, frozen=True, kw_only=True):
-    """`version` None: the shipped one. `previous` is what `rollback` goes back to. `models`: version by file."""
+    """`version` None: the shipped one. `rollback` returns to `previous`. `models`: version by file."""
 
     version: str | None = None
     previous: str | None = None
@@ -27,7 +27,7 @@ class InUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """An installed version; `package` is its `llama_cpp`, `models` the files it is used for alone."""
+    """An installed version; `package` is its `llama_cpp`, `models` are the files that only it is used for."""
 
     version: str
     package: Path
@@ -38,13 +38,13 @@ class EngineVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VersionStore:
-    """Installs, lists and removes. Nothing here loads a library."""
+    """Installs, lists and removes versions. Never loads a library."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def versions(self) -> tuple[EngineVersion, ...]:
-        """Every installed version, the newest first."""
+        """Every installed version, newest first."""
         from packaging import version  # noqa: PLC0415 - every start asks which version is in use, and no more
 
         state = self.state()
@@ -74,7 +74,7 @@ class VersionStore:
         return found
 
     def chosen(self, model: str | None = None) -> str | None:
-        """The version for this model file, or for all; None is the shipped one. One that is gone is not chosen."""
+        """The version for this model file, or for all; None is the shipped one, also if the chosen one is gone."""
         state = self.state()
         name = state.models.get(model, state.version) if model else state.version
         if name is None or name == SHIPPED or not (self.folder / name / PACKAGE).is_dir():
@@ -82,9 +82,9 @@ class VersionStore:
         return name
 
     def add(self, wheel: Path) -> EngineVersion:
-        """Unpack a wheel, unused yet. Every file is compared with the wheel's own list of hashes.
+        """Unpack a wheel without using it. Every file is checked against the wheel's own list of hashes.
 
-        Raises: EngineVersionRefused: no wheel of llama-cpp-python for this Python and system, or a damaged one.
+        Raises: EngineVersionRefused: no wheel of llama-cpp-python for this Python and system, or a corrupt one.
         """
         import shutil  # noqa: PLC0415 - see versions
         import tempfile  # noqa: PLC0415 - see versions
@@ -102,7 +102,7 @@ class VersionStore:
         return next(each for each in self.versions() if each.version == name)
 
     def use(self, name: str | None, model: str | None = None) -> None:
-        """From the next start of a runner on, `name` (None: the shipped one) is used, for all or for one model.
+        """Use `name` (None: the shipped one) from the next start of a runner on, for all models or for one.
 
         Raises: EngineVersionRefused: it is not installed.
         """
@@ -116,7 +116,7 @@ class VersionStore:
                 self._write(msgspec.structs.replace(state, version=name, previous=state.version))
 
     def rollback(self) -> str | None:
-        """Use what was used before the present version; None is the shipped one."""
+        """Use the version before the current one; None is the shipped one."""
         with locked(self.folder / STATE):
             state = self.state()
             before = (
@@ -126,7 +126,7 @@ class VersionStore:
         return before
 
     def remove(self, name: str) -> None:
-        """Remove a version; what used it uses the shipped one. Raises: EngineVersionRefused: not installed."""
+        """Remove a version; its models use the shipped one. Raises: EngineVersionRefused: not installed."""
         import shutil  # noqa: PLC0415 - see versions
 
         folder = self.package(name).parent
@@ -143,7 +143,7 @@ class VersionStore:
         shutil.rmtree(folder)
 
     def state(self) -> InUse:
-        """What is written; the shipped version for all where nothing readable is."""
+        """The stored state; the shipped version for all if it is unreadable."""
         try:
             return msgspec.json.decode((self.folder / STATE).read_bytes(), type=learned(InUse))
         except (OSError, ValueError, RecursionError):

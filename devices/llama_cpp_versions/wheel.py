@@ -1,4 +1,4 @@
-"""Wheels of llama-cpp-python: their names, and their files unpacked within bounds."""
+"""Reads wheels of llama-cpp-python: their names, and their files, unpacked within limits."""
 
 import base64
 import csv
@@ -13,7 +13,7 @@ from packaging import tags, utils
 from devices.errors import EngineVersionRefused
 from devices.llama_cpp_versions.names import PACKAGE, VERSION_NAME
 
-# A wheel with CUDA's libraries for many architectures is the largest there is, 1.5 GB unpacked.
+# A wheel with CUDA's libraries for many architectures is the largest, 1.5 GB unpacked.
 MAX_BYTES: Final = 4 << 30
 MAX_FILES: Final = 5_000
 _CHUNK: Final = 1 << 20
@@ -36,7 +36,7 @@ def checked_name(wheel: Path) -> str:
 
 
 def unpack(wheel: Path, target: Path) -> None:
-    """The package's files below `target`, bounded, each with the hash that the wheel's RECORD gives it."""
+    """Unpack the package's files below `target`, within limits; each must match the hash in the wheel's RECORD."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             infos = [info for info in archive.infolist() if not info.is_dir()]

@@ -1,1 +1,1 @@
-"""Pure readers: each asks a Host and returns facts, never raising for what is missing or garbled."""
+"""Pure readers: each queries a Host and returns facts; none raises for missing or invalid sources."""

@@ -8,13 +8,13 @@ from devices.probes.cpu import Cpu
 from devices.probes.ram import gpu_cores
 from devices.types import Device, Evidence, Memory, SystemMemory
 
-# Metal's recommended working set is 67-78 % of RAM (M5 Max: 40.2 of 51.5 GB). Two thirds up to 36 GiB, three
-# quarters above is never more than what was reported; the Metal backend's own figure replaces it once tried.
+# Metal's recommended working set is 67-78 % of RAM (M5 Max: 40.2 of 51.5 GB). Two thirds up to 36 GiB and three
+# quarters above never exceed the reported values; the Metal backend's own figure replaces this after its test.
 SMALL_BYTES, SMALL_FRAC, LARGE_FRAC = 36 << 30, 2 / 3, 3 / 4
 
 
 def apple_devices(host: Host, cpu: Cpu, ram: SystemMemory) -> list[Device]:
-    """GPU and Neural Engine of an Apple Silicon machine; nothing on Intel ones."""
+    """GPU and Neural Engine of an Apple Silicon machine; empty on Intel ones."""
     if cpu.vendor != "Apple":
         return []
     limit, source = working_set_bytes(host, ram)
@@ -58,7 +58,7 @@ def apple_devices(host: Host, cpu: Cpu, ram: SystemMemory) -> list[Device]:
 
 
 def working_set_bytes(host: Host, ram: SystemMemory) -> tuple[int | None, Evidence]:
-    """What the GPU may hold: the user's `iogpu.wired_limit_mb`, else a safe share of RAM."""
+    """Bytes that the GPU may hold: the user's `iogpu.wired_limit_mb`, else a safe share of RAM."""
     total = ram.total_bytes
     wired = number(host.sysctl("iogpu.wired_limit_mb"))
     if wired and total:

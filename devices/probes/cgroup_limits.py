@@ -1,16 +1,16 @@
-"""What a container or the shell leaves of the machine: cgroup memory and CPU limits, address space."""
+"""Limits of a container or the shell: cgroup memory and CPU limits, address space."""
 
 import msgspec
 
 from devices.host import Host, fields, number, read_number, text
 
-# cgroup v1 says "no limit" as LONG_MAX rounded down to a page.
+# cgroup v1 represents "no limit" as LONG_MAX rounded down to a page.
 V1_UNLIMITED = 1 << 62
 CGROUP = "/sys/fs/cgroup"
 
 
 class MemoryLimit(msgspec.Struct, frozen=True):
-    """The tightest limit above this process: bytes allowed and bytes of it not reclaimable right now."""
+    """The tightest limit above this process: bytes allowed, and the part of it that is not reclaimable now."""
 
     limit_bytes: int
     used_bytes: int
@@ -34,13 +34,13 @@ def cgroup_paths(host: Host) -> dict[str, str]:
 
 
 def _ancestors(path: str) -> list[str]:
-    """The folder and all above it, deepest first; inside a container only the root may exist."""
+    """The folder and all its parents, deepest first; inside a container only the root may exist."""
     parts = [p for p in path.split("/") if p not in {"", ".", ".."}][:32]
     return ["/".join(["", *parts[:depth]]) for depth in range(len(parts), -1, -1)]
 
 
 def memory_limit(host: Host) -> MemoryLimit | None:
-    """The tightest cgroup memory limit on this process or above it; None when there is none."""
+    """The tightest cgroup memory limit on this process or its parents; None without a limit."""
     paths = cgroup_paths(host)
     limits = []
     for folder in _ancestors(paths.get("", "")):
@@ -82,7 +82,7 @@ def cpu_quota(host: Host) -> float | None:
 
 
 def is_container(host: Host) -> bool:
-    """Whether this process runs in a container, by the marks the common engines leave."""
+    """Whether this process runs in a container, by the marks of the common engines."""
     if host.access("/.dockerenv") != "absent" or host.access("/run/.containerenv") != "absent":
         return True
     return host.env("container") is not None

@@ -1,4 +1,4 @@
-"""The processor as each system describes it: name, instruction sets, cores by class, caches."""
+"""The CPU as each system describes it: name, instruction sets, cores by class, caches."""
 
 import re
 
@@ -10,8 +10,8 @@ from devices.probes.cgroup_limits import cpu_quota
 from devices.types import CoreCounts, Evidence
 
 CPU_FOLDER = "/sys/devices/system/cpu"
-# A core class whose top clock is below this share of the fastest counts as efficiency cores (AMD's compact
-# cores reach 65 % on Strix Point; favoured cores of one class differ by up to 10 %).
+# A core class with a top clock below this share of the fastest counts as efficiency cores (AMD's compact cores
+# reach 65 % on Strix Point; favoured cores of one class differ by up to 10 %).
 EFFICIENCY_CLOCK_FRAC = 0.8
 IMPLEMENTERS = {"0x41": "Arm", "0x51": "Qualcomm", "0x61": "Apple", "0x4e": "NVIDIA", "0x53": "Samsung"}
 # winnt.h PF_* numbers. There is none for VNNI or BF16: the backend's own child reports those.
@@ -32,7 +32,7 @@ WINDOWS_FEATURES = {
 
 
 class Cpu(msgspec.Struct, frozen=True):
-    """One machine's CPU; None or empty where nothing says so."""
+    """One machine's CPU; None or empty if unknown."""
 
     name: str = ""
     vendor: str = ""
@@ -45,7 +45,7 @@ class Cpu(msgspec.Struct, frozen=True):
 
 
 def linux_cpu(host: Host) -> Cpu:
-    """From /proc/cpuinfo and the topology folders."""
+    """The CPU from /proc/cpuinfo and the topology folders."""
     info = fields(text(host, "/proc/cpuinfo").partition("\n\n")[0])
     flags = (info.get("flags") or info.get("Features") or "").split()
     implementer = info.get("CPU implementer", "")
@@ -134,14 +134,14 @@ def _linux_caches(host: Host) -> tuple[tuple[str, int], ...]:
 
 
 def windows_cpu(host: Host) -> Cpu:
-    """From the registry, IsProcessorFeaturePresent and GetLogicalProcessorInformationEx."""
+    """The CPU from the registry, IsProcessorFeaturePresent and GetLogicalProcessorInformationEx."""
     key = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
     values = host.registry(key)
     name = str(values.get("ProcessorNameString") or "").strip()
     vendor = str(values.get("VendorIdentifier") or "")
     found = {WINDOWS_FEATURES[f] for f in integers(host.api("processor_features")) if f in WINDOWS_FEATURES}
     arch = str(host.api("machine") or "")
-    if "avx512f" in found:  # every CPU with AVX-512 on Windows has the foundation's usual companions
+    if "avx512f" in found:  # every CPU with AVX-512 on Windows has these extensions too
         found |= {"avx512cd", "avx512bw", "avx512dq", "avx512vl"}
     if "avx2" in found:  # FMA, F16C and BMI2 came with AVX2 in every CPU sold
         found |= {"fma", "f16c", "bmi2"}
@@ -170,7 +170,7 @@ def _windows_cores(host: Host) -> CoreCounts | None:
 
 
 def macos_cpu(host: Host) -> Cpu:
-    """From sysctl."""
+    """The CPU from sysctl."""
     name = str(host.sysctl("machdep.cpu.brand_string") or "")
     arm = host.sysctl("hw.optional.arm64") == 1 or name.startswith("Apple")
     features = {

@@ -31,22 +31,22 @@ def firmware(module: str, address: str) -> str:
 
 
 def render_group(node: str) -> str:
-    """How to be allowed to open a device node."""
+    """How to get permission for a device node."""
     return f"Join the group that may open {node}: `sudo usermod -aG render,video $USER`, then log in again."
 
 
 def node(path: str) -> str:
-    """A device node with wrong permissions."""
+    """What to do about a device node with wrong permissions."""
     return f"Allow this user to open it: `ls -l {path}` shows its group; join it and log in again."
 
 
 def vfio(address: str) -> str:
-    """A device bound to vfio-pci."""
+    """What to do about a device bound to vfio-pci."""
     return f"Release it: remove its id from the vfio-pci.ids kernel parameter and reboot ({address})."
 
 
 def container_device(path: str) -> str:
-    """A device missing only because of a container."""
+    """What to do about a device that is missing only because of a container."""
     return f"Pass it into the container: `--device {path}`."
 
 
@@ -83,11 +83,11 @@ _INTEL_WINDOWS = (
 
 
 def npu_runtime_windows(vendor: str) -> str:
-    """What lets models run on an NPU whose Windows driver is there."""
+    """What to install to run models on an NPU that has its Windows driver."""
     return _INTEL_WINDOWS if vendor == "Intel" else NPU_RUNTIME[vendor]
 
 
 def npu_kernel(driver: str, since: tuple[int, int], kernel: str) -> str:
-    """An NPU driver that is not bound."""
+    """What to do about an NPU without a bound driver."""
     needs = f"Linux {since[0]}.{since[1]} or newer has it" if since[0] else "a recent kernel has it"
     return f"Load its driver: `sudo modprobe {driver}` ({needs}; this is {kernel or 'an unknown kernel'})."

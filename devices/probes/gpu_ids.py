@@ -1,4 +1,4 @@
-"""What PCI ids say about GPUs: integrated or not, instruction-set target, name."""
+"""Facts from PCI ids of GPUs: integrated or not, instruction-set target, name."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ VENDORS = {
     0x10DE: "NVIDIA",
     0x17CB: "Qualcomm",
     0x106B: "Apple",
-    0x4D4F4351: "Qualcomm",  # "QCOM", as ACPI names it on Windows
+    0x4D4F4351: "Qualcomm",  # "QCOM", as in ACPI on Windows
 }
 # Display functions that no kernel here can use: virtual and server-management adapters.
 NOT_FOR_COMPUTE = frozenset({0x1AF4, 0x1234, 0x15AD, 0x1013, 0x1B36, 0x1414, 0x102B, 0x1A03, 0x80EE, 0x1D0F})
@@ -52,7 +52,7 @@ TABLE: dict[tuple[int, int], GpuId] = {
 _INTEL_FAMILIES: tuple[tuple[frozenset[int], str, str], ...] = (
     (frozenset({0x64A0, 0x6420, 0x64B0}), "Arc Graphics (Lunar Lake)", "xe2-lpg"),
     (frozenset({0x7D55, 0x7D45, 0x7DD5, 0x7D40}), "Arc Graphics (Meteor Lake)", "xe-lpg"),
-    # Matrix units came with Arrow Lake-H alone. Source: llama.cpp, pull request 24404.
+    # Only Arrow Lake-H has matrix units here. Source: llama.cpp, pull request 24404.
     (frozenset({0x7D51, 0x7DD1}), "Arc Graphics (Arrow Lake-H)", "xe-lpg+"),
     (frozenset({0x7D67, 0x7D41}), "Intel Graphics (Arrow Lake)", "xe-lpg"),
     (frozenset({*range(0xB080, 0xB088), 0xB08F, 0xB090, 0xB0A0}), "Arc Graphics (Panther Lake)", "xe3-lpg"),
@@ -66,7 +66,7 @@ INTEL_DISCRETE_ARCHES = frozenset({"xe2-hpg", "xe-hpg"})
 
 
 def gpu_id(vendor: int, device: int) -> GpuId | None:
-    """What the tables know of an id; None when it is new to them."""
+    """The facts of an id in the tables; None if it is unknown."""
     if vendor == 0x8086:
         for ids, name, arch in _INTEL_FAMILIES:
             if device in ids:

@@ -11,7 +11,7 @@ from devices.types import Device, Evidence, Memory, State, SystemMemory
 
 DRM = "/sys/class/drm"
 KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
-# GPUs of ARM systems-on-chip sit on no PCI bus. Source: the kernel's drivers/gpu/drm, driver names.
+# GPUs of ARM systems-on-chip are not on a PCI bus. Source: the kernel's drivers/gpu/drm, driver names.
 SOC_DRIVERS = {
     "msm_dpu": "Qualcomm",
     "msm": "Qualcomm",
@@ -20,13 +20,13 @@ SOC_DRIVERS = {
     "panfrost": "Arm",
 }
 SOC_DRIVERS |= {"panthor": "Arm", "lima": "Arm", "v3d": "Broadcom"}
-# What is always left to the rest of the system, although drivers report all of the GTT as free.
+# Memory always left to the rest of the system, although drivers report all of the GTT as free.
 RESERVE_FRAC = 0.1
 MIN_RESERVE_BYTES = 2 << 30
 
 
 def linux_gpus(host: Host, functions: tuple[PciFunction, ...], ram: SystemMemory, cpu_name: str) -> list[Device]:
-    """Every GPU of the machine, usable or not, one Device each."""
+    """Every GPU of the machine, usable or not, as one Device each."""
     kfd = kfd_nodes(host)
     displays = [f for f in functions if f.base_class == 0x03 and f.vendor not in gpu_ids.NOT_FOR_COMPUTE]
     found = [_pci_gpu(host, f, kfd, ram, cpu_name) for f in displays]
@@ -165,9 +165,9 @@ def _memory(host: Host, f: PciFunction, ram: SystemMemory, cards: list[str], *, 
         free = None if vram is None or vram_used is None else max(0, vram - vram_used)
         return Memory(vram, vram, vram_used, None, None, free, unified=False)
     if gtt is None and f.driver in {"i915", "xe"}:
-        gtt = ram.total_bytes  # Intel's drivers set no ceiling of their own
+        gtt = ram.total_bytes  # Intel's drivers set no limit
     elif gtt is None and f.driver == "amdgpu" and ram.total_bytes is not None:
-        gtt = ram.total_bytes // 2  # the kernel's default ceiling
+        gtt = ram.total_bytes // 2  # the kernel's default limit
     return unified_memory(ram, vram, vram_used, gtt, gtt_used)
 
 
@@ -176,8 +176,8 @@ def unified_memory(
 ) -> Memory:
     """Memory of an integrated GPU: carve-out plus the part of system RAM it may map, clamped to what exists.
 
-    The shared ceiling (GTT, DXGI) is system RAM and never added to it. Drivers may claim more than exists
-    (VRAM + GTT over RAM before kernel commit 5dafdd6), hence the clamp.
+    The shared limit (GTT, DXGI) is system RAM and never added to it. Drivers may report more than exists
+    (VRAM + GTT over RAM before kernel commit 5dafdd6), so it is clamped.
     """
     physical = physical_ram(ram, carve)
     if physical is not None:
@@ -206,7 +206,7 @@ def unified_memory(
 
 
 def physical_ram(ram: SystemMemory, carve: int | None = None) -> int | None:
-    """RAM soldered or plugged in: from DMI, else what the system manages plus the carve-out."""
+    """Installed RAM: from DMI, else OS-visible RAM plus the carve-out."""
     if ram.installed_bytes is not None:
         return ram.installed_bytes
     return None if ram.total_bytes is None else ram.total_bytes + (carve or 0)
@@ -268,7 +268,7 @@ def _cards_without_pci(host: Host, addresses: set[str], ram: SystemMemory) -> li
 
 
 def _wsl_gpu(ram: SystemMemory, cpu_name: str) -> Device:
-    """WSL shows a GPU only as /dev/dxg: what it is, a backend must tell."""
+    """WSL shows a GPU only as /dev/dxg: a backend must report which one it is."""
     part = re.search(r"w/ (Radeon.*)$", cpu_name)
     return Device(
         id="dxg",

@@ -50,7 +50,7 @@ def _drivers(host: Host) -> dict[str, Mapping[str, Json]]:
 
 
 def _locations(host: Host) -> dict[str, list[str]]:
-    """PCI id → addresses of display devices present now; the instance id where no address is known."""
+    """PCI id → addresses of display devices present now; the instance id if the address is unknown."""
     found: dict[str, list[str]] = {}
     for instance in strings(host.api("present_pnp_ids")):
         match = ID.search(instance)

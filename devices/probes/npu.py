@@ -1,4 +1,4 @@
-"""NPUs: found by PCI or PnP id, judged by driver, node permission, firmware, IOMMU and generation."""
+"""NPUs: found by PCI or PnP id, checked for driver, node permission, firmware, IOMMU and generation."""
 
 import re
 
@@ -10,7 +10,7 @@ from devices.probes import fix_hints
 from devices.probes.pci import PciFunction
 from devices.types import Device, Evidence, Memory, State, SystemMemory
 
-# NPU ids: a class code alone is never enough, for Intel laptops carry other functions of the same class.
+# NPU ids: a class code alone is not enough, because Intel laptops have other functions of the same class.
 
 
 class NpuId(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ def _intel(name: str, since: tuple[int, int] = (6, 3)) -> NpuId:
     return NpuId("Intel", name, "NPU", "intel_vpu", since, llm=True)
 
 
-# (vendor, device): what it is. AMD's 17f0 is told apart by revision.
+# (vendor, device): the NPU. AMD's 17f0 is several models, which differ by revision.
 TABLE: dict[tuple[int, int], NpuId] = {
     (0x1022, 0x1502): _amd("NPU (Phoenix/Hawk Point)", "XDNA1", llm=False),
     (0x1022, 0x17F0): _amd("NPU", "XDNA2", llm=True),
@@ -48,13 +48,13 @@ TABLE: dict[tuple[int, int], NpuId] = {
     (0x8086, 0xFD3E): _intel("AI Boost (Wildcat Lake)", (6, 18)),
 }
 AMD_REVISIONS = {0x10: "NPU (Strix Point)", 0x11: "NPU (Strix Halo)", 0x20: "NPU (Krackan Point)"}
-# A function bound to one of these is an NPU whatever its id, so a model newer than the table is still found.
+# A function bound to one of these drivers is an NPU with any id, so models newer than the table are found too.
 DRIVERS = {"amdxdna": "AMD", "intel_vpu": "Intel"}
 VIRTUAL_FUNCTIONS = frozenset({(0x1022, 0x17F3)})
 
 
 def npu_id(vendor: int, device: int, revision: int | None, driver: str | None) -> NpuId | None:
-    """The NPU a PCI function is, by id or by the driver bound to it; None when it is something else."""
+    """The NPU of a PCI function, by id or by the driver bound to it; None if it is not an NPU."""
     if (vendor, device) in VIRTUAL_FUNCTIONS:
         return None
     known = TABLE.get((vendor, device))
@@ -167,7 +167,7 @@ def _hexagon(host: Host, node: str, ram: SystemMemory) -> Device:
 
 
 def windows_npus(host: Host, ram: SystemMemory) -> list[Device]:
-    """NPUs among the devices Plug and Play reports as present."""
+    """NPUs among the devices that Plug and Play reports as present."""
     found: dict[str, Device] = {}
     for instance in strings(host.api("present_pnp_ids")):
         known = _pnp_npu(instance)

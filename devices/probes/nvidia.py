@@ -1,4 +1,4 @@
-"""What nvidia-smi knows beyond sysfs: VRAM, compute capability, driver. A sleeping GPU is left asleep."""
+"""Reads from nvidia-smi what sysfs lacks: VRAM, compute capability, driver. Does not wake a sleeping GPU."""
 
 from msgspec.structs import replace
 
@@ -11,7 +11,7 @@ TIMEOUT_S = 5.0
 
 
 def with_nvidia_smi(host: Host, devices: tuple[Device, ...], ram: SystemMemory) -> tuple[Device, ...]:
-    """`devices` with NVIDIA's own figures filled in, joined by PCI address. A sleeping GPU is not woken."""
+    """`devices` with NVIDIA's own figures, joined by PCI address. Does not wake a sleeping GPU."""
     nvidia = [d for d in devices if d.vendor == "NVIDIA" and d.state == "present"]
     if not nvidia or all(d.asleep for d in nvidia):
         return devices
@@ -37,7 +37,7 @@ def _filled(device: Device, row: list[str] | None, ram: SystemMemory) -> Device:
         return device
     total, used = number(row[2]), number(row[3])
     capability = row[4].replace(".", "")
-    if total is None:  # a unified-memory GPU such as GB10 answers "[N/A]"
+    if total is None:  # a unified-memory GPU such as GB10 reports "[N/A]"
         memory = device.memory
     else:
         vram, taken = total << 20, (used or 0) << 20

@@ -1,4 +1,4 @@
-"""PCI functions of a Linux machine, from sysfs: seen whether or not a driver is bound."""
+"""PCI functions of a Linux machine, from sysfs, with or without a bound driver."""
 
 import re
 
@@ -35,12 +35,12 @@ class PciFunction(msgspec.Struct, frozen=True):
 
     @property
     def pci_id(self) -> str:
-        """`vvvv:dddd`."""
+        """The ids as `vvvv:dddd`."""
         return f"{self.vendor:04x}:{self.device:04x}"
 
 
 def pci_functions(host: Host) -> tuple[PciFunction, ...]:
-    """Functions that could be a GPU or an NPU; virtual functions of a listed device are left out."""
+    """Functions that could be a GPU or an NPU, without virtual functions of a listed device."""
     found: list[PciFunction] = []
     for address in host.listdir(BUS):
         function = _function(host, address) if ADDRESS.fullmatch(address) else None
@@ -78,7 +78,7 @@ def _function(host: Host, address: str) -> PciFunction | None:
 
 
 def _sibling(function: PciFunction, found: list[PciFunction]) -> bool:
-    """Whether this is another function of a device already listed: an SR-IOV VF whose link is not shown."""
+    """Whether this is another function of a listed device: an SR-IOV VF whose link is not shown."""
     slot = function.address.rpartition(".")[0]
     return any(
         other.address.rpartition(".")[0] == slot

@@ -1,4 +1,4 @@
-"""System memory: how much, how much is free for us, and how fast it can be."""
+"""System memory: its size, the free part for Tessera, and its maximum speed."""
 
 import re
 
@@ -9,13 +9,13 @@ from devices.host import Host, fields, number, records, text
 from devices.probes.cgroup_limits import memory_limit
 from devices.types import SystemMemory
 
-# Below this an address-space limit says nothing: RLIMIT_AS of a few MiB would not have let us start.
+# An address-space limit below this is ignored: this process could not have started with an RLIMIT_AS of a few MiB.
 MIN_ADDRESS_SPACE = 64 << 20
-# Addresses a runner takes beyond the memory it uses: libraries, thread stacks, allocator arenas.
+# Addresses that a runner takes in addition to the memory it uses: libraries, thread stacks, allocator arenas.
 # Measured: docs/log.md, memory (VmPeak 428 MiB with 75 MiB resident).
 ADDRESS_SPACE_OVERHEAD = 384 << 20
 
-# CPU name pattern: most that its memory controller can do, GB/s. DMI tables of about one laptop in twenty
+# CPU name pattern: maximum bandwidth of its memory controller, GB/s. DMI tables of about one laptop in twenty
 # report a wrong bus width (linuxhw/DMI, 912 dumps of 2023-25: 2-4x too high, some 4x too low).
 # Source: the vendors' data sheets: bus bits x fastest supported MT/s / 8.
 BANDWIDTH_CEILINGS: tuple[tuple[re.Pattern[str], float], ...] = tuple(
@@ -34,7 +34,7 @@ BANDWIDTH_CEILINGS: tuple[tuple[re.Pattern[str], float], ...] = tuple(
         (r"snapdragon|x1e|x1p|x elite", 135.0),
     )
 )
-# Packages that are sold with one memory configuration only.
+# Packages that are sold with only one memory configuration.
 SOLDERED: tuple[tuple[re.Pattern[str], float], ...] = (
     (re.compile(r"ryzen ai max", re.IGNORECASE), 256.0),
     (re.compile(r"core\(tm\) ultra \d+ 2\d\dV", re.IGNORECASE), 136.5),
@@ -42,7 +42,7 @@ SOLDERED: tuple[tuple[re.Pattern[str], float], ...] = (
 
 
 class MemoryBus(msgspec.Struct, frozen=True):
-    """What DMI says about the memory: width of all modules together, speed, bytes installed."""
+    """Memory according to DMI: width of all modules together, speed, installed bytes."""
 
     bits: int | None = None
     speed_mts: int | None = None
@@ -51,14 +51,14 @@ class MemoryBus(msgspec.Struct, frozen=True):
 
     @property
     def bandwidth_gbs(self) -> float | None:
-        """Peak of the bus as reported, GB/s."""
+        """Peak bandwidth of the reported bus, GB/s."""
         if not self.bits or not self.speed_mts:
             return None
         return self.bits * self.speed_mts / 8 / 1000
 
 
 def linux_bus(host: Host) -> MemoryBus:
-    """From udev's database, which republishes the DMI table that only root may read."""
+    """The bus from udev's database, which republishes the DMI table that only root may read."""
     modules = table_modules(host)
     if modules:
         return _bus(modules, "SMBIOS memory devices")
@@ -83,7 +83,7 @@ def linux_bus(host: Host) -> MemoryBus:
 
 
 def table_modules(host: Host) -> list[dict[str, int | None]]:
-    """Memory modules from the SMBIOS table itself, where this user may read it."""
+    """Memory modules from the SMBIOS table itself, if this user may read it."""
     return [
         {
             "DATA_WIDTH": number(module.get("data_width_bits")),
@@ -109,7 +109,7 @@ def _bus(modules: list[dict[str, int | None]], source: str) -> MemoryBus:
 
 
 def clamped_bandwidth(bus: MemoryBus, cpu_name: str) -> tuple[float | None, str]:
-    """Bandwidth in GB/s and where it comes from, never above what the CPU's controller can do."""
+    """Bandwidth in GB/s and its source, never above the limit of the CPU's controller."""
     reported = bus.bandwidth_gbs
     ceiling = next((gbs for pattern, gbs in BANDWIDTH_CEILINGS if pattern.search(cpu_name)), None)
     if reported is None:
@@ -123,7 +123,7 @@ def clamped_bandwidth(bus: MemoryBus, cpu_name: str) -> tuple[float | None, str]
 
 
 def system_memory(host: Host, cpu_name: str) -> SystemMemory:
-    """RAM of `host`, with container and address-space limits taken into account."""
+    """RAM of `host`, including container and address-space limits."""
     if host.system == "linux":
         return _linux(host, cpu_name)
     if host.system == "windows":
@@ -213,14 +213,14 @@ def _macos(host: Host, cpu_name: str) -> SystemMemory:
 
 
 def apple_bandwidth(cpu_name: str, cores: int | None) -> tuple[float | None, str]:
-    """Apple publishes it for each chip; of one sold with two, the GPU's cores decide, else it is the lower."""
+    """Apple's published bandwidth of a chip; if there are two variants, by the GPU's cores, else the lower one."""
     sizes = apple_gpus(cpu_name)
     found = next((row for row in sizes if row.units == cores), sizes[0] if sizes else None)
     return (found.bandwidth_gbs, f"published for the {found.name}") if found is not None else (None, "")
 
 
 def gpu_cores(host: Host) -> int | None:
-    """Cores of Apple's GPU, from the registry of its driver."""
+    """Cores of Apple's GPU, from its driver's registry."""
     output = host.run(["ioreg", "-rd1", "-c", "AGXAccelerator"], 2.0).stdout
     match = re.search(r'"gpu-core-count" = ([0-9]{1,3})\b', output, re.ASCII)
     return int(match[1]) if match else None
