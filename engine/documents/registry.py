@@ -529,7 +529,7 @@ class Collections:
             raise NotNow(because("no_embedding_model"))
         if not live.owned():
             return False
-        live.pending = False  # set again by whoever adds passages now
+        live.pending = False  # set again if passages are added now
         try:
             missing = live.store.without_vector(live.embedded_to, EMBED_BATCH)
         except BaseException:

@@ -22,7 +22,7 @@ from app.licences import UNSAID, Component
 DOCUMENTS: Final = Path("/usr/share/doc")
 _LICENCE_LINE: Final = re.compile(r"^License: *(\S.*)$", re.MULTILINE)
 _LISTED: Final = re.compile(r"^(\S+): (/\S+)$", re.MULTILINE)
-# A build tool whose bootloader is in the bundle.
+# A build tool; only its bootloader is in the bundle. setuptools' shim is not included.
 BOOTLOADER: Final = "pyinstaller"
 
 

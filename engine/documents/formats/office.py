@@ -157,6 +157,9 @@ def _table(title: str, number: int, head: str, rows: list[str], last: int) -> Pa
 
 
 # Word documents: the text that Word displays, read from the XML itself.
+#
+# Tracked insertions, moved text, content controls, fields, text boxes and notes are text; deleted text is not.
+# Elements are matched by their local names, because documents of the strict form have other namespaces.
 
 # Deleted text, text that was moved away, field codes, and settings without text.
 _LEFT_OUT: Final = frozenset({

@@ -150,7 +150,7 @@ class Transfer:
 
     def _retry_or_raise(self, error: Exception, backoff: float) -> float:
         """Sleep before the next attempt, or raise if the error is permanent or no byte arrived for too long."""
-        if isinstance(error, HubUnreachable) and error.status is not None and error.status < 500:  # noqa: PLR2004 5xx mend
+        if isinstance(error, HubUnreachable) and error.status is not None and error.status < 500:  # noqa: PLR2004 5xx pass
             raise error
         pause = min(error.retry_after_s, _MAX_RETRY_AFTER_S) if isinstance(error, RateLimited) else backoff
         if time.monotonic() - self._moved_at + pause > self._patience.give_up_s:

@@ -31,10 +31,9 @@ from quantize.plan.priors import prior_damage
 from quantize.plan.speed import model_spec
 from quantize.types import EvidenceRef, Goal, ModelSpec, TensorSpec
 
-# Local quantization instead of a ready-made file: its size and expected KL divergence. If no ready-made file sets
-# the size, it is Q6_K's bits per weight, whose KL divergence is close to the limit of measurement.
+# Local quantization instead of a ready-made file: its size and expected KL divergence.
 
-# Where no ready file sets the size: bits a weight of Q6_K, whose damage is close to what can be measured at all.
+# The size if no ready-made file sets it: bits per weight of Q6_K, whose loss is close to the limit of measurement.
 _BITS_WITHOUT_A_RIVAL = 6.6
 # Increase when the priors or the solver change, so that cached results are computed again.
 VERSION = 1
