@@ -264,7 +264,7 @@ class BoundedChild:
 
     async def ask(self, body: bytes) -> bytes:
         """Send one frame and return the reply, without blocking the event loop. Raises ChildFailed."""
-        import asyncio  # noqa: PLC0415 - whoever waits here has it; probes do without
+        import asyncio  # noqa: PLC0415 - async callers have it loaded; probes do not need it
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, self.ask_blocking, body)
 
@@ -346,7 +346,7 @@ class BoundedChild:
         The limit applies to CPU time: on a busy machine a healthy child may wait long for a core. A child that
         computes nothing at all is not waiting for a core.
         """
-        import psutil  # noqa: PLC0415 - beside its only use
+        import psutil  # noqa: PLC0415 - its only use
 
         started, still = time.monotonic(), Standstill(process.pid)
         longest_s = self._timeout_s * ANSWER_PATIENCE

@@ -57,7 +57,7 @@ def _read(path: Path, seconds: float) -> float | None:
     started = time.monotonic()
 
     def work(number: int) -> None:
-        rng = random.Random(number)  # noqa: S311 - places to read
+        rng = random.Random(number)  # noqa: S311 - positions to read, not a secret
         with mmap.mmap(-1, CHUNK_BYTES) as buffer, contextlib.suppress(OSError):
             while time.monotonic() - started < seconds:
                 done.append(os.preadv(descriptor, [buffer], rng.randrange(num_chunks) * CHUNK_BYTES))

@@ -81,7 +81,7 @@ def restrict(readable: Sequence[str], writable: Sequence[str], *, network: bool)
     libc, abi = _libc(), version()
     if not abi:
         raise OSError(errno.ENOSYS, "Landlock is not here")
-    handled = _HANDLED[5 if abi >= 5 else 3]  # noqa: PLR2004 - the version that knows ioctl
+    handled = _HANDLED[5 if abi >= 5 else 3]  # noqa: PLR2004 - the first version that handles ioctl
     facts = struct.pack("=QQQ", handled, 0, _SCOPES if abi >= SCOPED_VERSION else 0)
     size = {3: 8, 4: 16, 5: 16}.get(abi, 24)
     rules = _check(libc.syscall(_CREATE, facts, ctypes.c_size_t(size), ctypes.c_uint32(0)), "a set of rules")
@@ -158,7 +158,7 @@ def _become(wanted: dict[str, Any]) -> None:
         os.environ |= wanted["variables"]
         os.chdir(wanted["folder"])
         restrict(wanted["readable"], wanted["writable"], network=wanted["network"])
-        os.execvp(wanted["argv"][0], wanted["argv"])  # noqa: S606 - it was shown and allowed
+        os.execvp(wanted["argv"][0], wanted["argv"])  # noqa: S606 - the user saw and allowed it
     except OSError as error:
         sys.stderr.write(f"{wanted['argv'][0]}: {error.strerror}\n")
     finally:

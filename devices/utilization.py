@@ -104,7 +104,7 @@ def _nvidia_rows(host: Host) -> dict[str, tuple[float | None, int | None, float 
     found = {}
     for line in done.stdout.splitlines() if done.returncode == 0 else ():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == 4:  # noqa: PLR2004 - as many as NVIDIA asks for
+        if len(cells) == 4:  # noqa: PLR2004 - the number of queried columns
             busy, used, watts = (_decimal(cell) for cell in cells[1:])
             found[short_address(cells[0])] = (
                 None if busy is None else busy / 100,

@@ -40,7 +40,7 @@ def headers_hash(folder: Path) -> str:
 
 def installed_abi(libraries: Path) -> Abi:
     """The ABI of the libraries in this folder, read in a child. Raises: PackRefused: they do not load."""
-    from devices.child import run_child  # noqa: PLC0415 - runners import this module and start nothing
+    from devices.child import run_child  # noqa: PLC0415 - runners import this module but start no child
     from devices.child_command import child_command  # noqa: PLC0415 - as above
 
     outcome = run_child(child_command("devices.kernel_packs.abi", str(libraries)), TIMEOUT_S)

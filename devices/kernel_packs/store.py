@@ -151,7 +151,7 @@ class PackStore:
 
 def _unpacked(source: Path, work: Path) -> Manifest:
     """Copy the manifest and the files it names from `source` into `work`."""
-    import lzma  # noqa: PLC0415 - every runner imports this module, to look which packs there are
+    import lzma  # noqa: PLC0415 - every runner imports this module to list the packs
     import tarfile  # noqa: PLC0415 - as above
     import zipfile  # noqa: PLC0415 - as above
     import zlib  # noqa: PLC0415 - as above

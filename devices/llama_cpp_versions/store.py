@@ -45,7 +45,7 @@ class VersionStore:
 
     def versions(self) -> tuple[EngineVersion, ...]:
         """Every installed version, newest first."""
-        from packaging import version  # noqa: PLC0415 - every start asks which version is in use, and no more
+        from packaging import version  # noqa: PLC0415 - most starts only read the version in use
 
         state = self.state()
         found = []

@@ -112,7 +112,7 @@ def _name(host: Host, f: PciFunction, vendor: str, known: gpu_ids.GpuId | None, 
     return f"{vendor} {listed}" if isinstance(listed, str) and listed else f"{vendor} GPU {f.pci_id}"
 
 
-def _state(  # noqa: C901 - one branch for each way a GPU may be out of reach
+def _state(  # noqa: C901 - one branch per reason why a GPU is unreachable
     host: Host, f: PciFunction, vendor: str, cards: list[str]
 ) -> tuple[State, str, str | None]:
     if f.driver is None:

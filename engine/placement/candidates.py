@@ -42,8 +42,8 @@ QUIET_DIVISOR: Final = 2
 SPLIT_RESERVE_BYTES: Final = 512 << 20
 
 
-# A larger ubatch, or attention of all layers on the GPU, may cost this share of a usual turn. Long prompts gain
-# more from both.
+# Factor on a candidate's time of a usual turn, once for a larger ubatch and once for attention of all layers on the
+# GPU: both may cost a little there, but gain more on long prompts.
 TIE: Final = 0.95
 
 

@@ -18,7 +18,7 @@ from engine.placement.shape import ModelShape
 from engine.placement.types import Need, Overrides
 from engine.runner.protocol import LoadSettings
 
-# Share of the memory beside the weights that a larger context leaves free for a second model.
+# Share of the memory left by the weights that a larger context leaves free for a second model.
 FREE_FRAC: Final = 0.25
 # A context up to this size need not leave that: coding agents start with 11,000 to 24,000 tokens.
 AGENT_CONTEXT: Final = 32_768

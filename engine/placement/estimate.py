@@ -433,7 +433,7 @@ def shared_out(need: Need, shape: ModelShape, settings: LoadSettings, machine: M
     Each of them has its own scratch memory; anything that belongs to no layer stays on the first.
     """
     args = settings.engine_args
-    if gpu is None or len(settings.devices) < 2 or args.split_mode == "none":  # noqa: PLR2004 - nothing to share
+    if gpu is None or len(settings.devices) < 2 or args.split_mode == "none":  # noqa: PLR2004 - nothing to split
         return need
     ids = [_device_id(name, machine) or gpu for name in settings.devices]
     shares = args.tensor_split or settings.tensor_split or tuple(1.0 for _ in ids)

@@ -143,7 +143,7 @@ class PlacementHistory:
 
     def record_speed(self, device: str, backend: str, bytes_per_token: int, tok_s: float) -> None:
         """Store a measurement; a repeated one moves the stored value half way."""
-        if not (bytes_per_token > 0 and 0 < tok_s < 1e6):  # noqa: PLR2004 - a clock that stood still
+        if not (bytes_per_token > 0 and 0 < tok_s < 1e6):  # noqa: PLR2004 - a clock that did not advance
             return
         measured, key = bytes_per_token * tok_s / 1e9, f"{device}|{backend}"
         with self._lock:
@@ -188,7 +188,7 @@ class PlacementHistory:
 
     def record_energy(self, model: str, device: str, backend: str, tokens_per_joule: float) -> None:
         """Record a measured response; each moves the stored value by a quarter."""
-        if not 0 < tokens_per_joule < 1e9:  # noqa: PLR2004 - a meter that stood still
+        if not 0 < tokens_per_joule < 1e9:  # noqa: PLR2004 - a meter that did not advance
             return
         key = f"{model}|{device}|{backend}"
         with self._lock:

@@ -62,7 +62,7 @@ class UpstreamKeys:
 
 def _from_keyring(name: str) -> str | None:
     import keyring  # noqa: PLC0415 - takes 60 ms and is needed only here
-    import keyring.errors  # noqa: PLC0415 - the same
+    import keyring.errors  # noqa: PLC0415 - as above
 
     try:
         return keyring.get_password(_SERVICE, name)

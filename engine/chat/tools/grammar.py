@@ -137,7 +137,7 @@ def _tagged(form: TaggedCalls, tool: ToolDefinition, index: int, rules: list[str
             rules.append(f'{rule}: {opened} ({either}) {_text(close)} "\\n"?')
         elif text or form.nested:
             value = "" if form.nested else _text_value(schema, tool.parameters)
-            # A value that violates its pattern must not continue after its closing text.
+            # A value must not contain its closing text; otherwise it could end there without matching its pattern.
             value = f"{value} & ~/(?s:.*){_escaped(close)}(?s:.*)/" if value else "/(?s:.*)/"
             rules.append(f"TEXT_{rule.upper()}: {value}")
             rules.append(f"text_{rule}[suffix={_text(close)}]: TEXT_{rule.upper()}")

@@ -345,7 +345,7 @@ class AnswerParser:
         self._junk = ""
         self._block_over()
 
-    def _between_calls(self) -> bool:  # noqa: C901, PLR0911 - one exit for each thing that may stand here
+    def _between_calls(self) -> bool:  # noqa: C901, PLR0911 - one exit per construct
         if not self._junk:
             self._buffer = self._buffer.lstrip()
         if not self._buffer:

@@ -28,7 +28,7 @@ def referred(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
     return schema if isinstance(schema, dict) else {}
 
 
-def allowed_types(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str]:  # noqa: PLR0911 - one exit a keyword
+def allowed_types(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str]:  # noqa: PLR0911 - one exit per keyword
     """The types that a value may have; all types if the schema does not restrict them."""
     if not isinstance(schema, dict) or depth > _MAX_REFERENCES:
         return _ALL
