@@ -74,7 +74,7 @@ def missing_backend(  # noqa: PLR0911 - one for each kind of remedy
 
 
 def no_device(backend: str, system: System) -> str | None:
-    """What a backend that loads but finds no device lacks; None if unknown."""
+    """Advice for a backend that loads but finds no device; None if there is none."""
     if system == "windows":
         return {
             "vulkan": f"{_MAKERS_DRIVER}: it brings Vulkan.",

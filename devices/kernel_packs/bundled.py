@@ -114,7 +114,7 @@ def _in_use(store: PackStore, name: str) -> bool:
 
 
 def _facts(machine: Machine, archive: Path) -> str:
-    """What decides whether the archive can be installed: the archive, the devices and the drivers."""
+    """Hash of everything that decides whether the archive can be installed: archive, devices, drivers."""
     facts: list[object] = [machine.kernel, installed_headers()]
     facts += [(d.id, d.state, d.driver, d.driver_version) for d in machine.devices]
     for path in (archive, *map(Path, DRIVER_MARKS), RENDER_NODES):

@@ -22,7 +22,7 @@ TIMEOUT_S: Final = 180.0
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """How a version computes a model compared with the shipped version."""
+    """Result of comparing a version with the shipped one on a model."""
 
     model: str
     check: DeviceCheck

@@ -57,7 +57,7 @@ UNKNOWN_BYTES: Final = 3_000_000_000
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a program listens, and the key that requests to it carry."""
+    """Port of a program, and the key that requests to it carry."""
 
     port: int
     key: str

@@ -205,7 +205,7 @@ def _count(value: Any, most: int) -> int:
 
 
 def _not_ready(reason: Any) -> str:
-    """What `flm validate` reports as missing, with the step that installs it; empty if ready or not reported."""
+    """Requirements that `flm validate` reports as missing, with their fixes; empty if ready or not reported."""
     if not isinstance(reason, dict) or reason.get("ready") is not False:
         return ""
     missing = [words for key, words in _CHECKS.items() if reason.get(key) is False]

@@ -85,11 +85,7 @@ _Sound = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
 
 
 class Use(msgspec.Struct, frozen=True, array_like=True):
-    """How a model was used: means over the `tokens` it generated.
-
-    `depth` is the number of tokens before each; `at_once` is the number of running requests when its response
-    ended.
-    """
+    """Usage statistics of a model: means over the `tokens` it generated."""
 
     tokens: _Sound
     depth: _Sound
@@ -162,7 +158,7 @@ class PlacementHistory:
             self._save()
 
     def use(self, model: str) -> Use | None:
-        """How the model was used so far."""
+        """Usage statistics of the model; None if it was never used."""
         return self._uses.get(model)
 
     def record_use(self, model: str, tokens: int, depth: float, at_once: int) -> None:

@@ -35,7 +35,7 @@ RESERVED: Final = frozenset(
 
 
 class Build(msgspec.Struct, frozen=True, kw_only=True):
-    """What a program reports about itself: its version, its options, and devices other than the CPU."""
+    """A build of llama-server: its version, its options, and devices other than the CPU."""
 
     version: str
     options: frozenset[str]

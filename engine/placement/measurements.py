@@ -159,11 +159,7 @@ def knobs_of(settings: LoadSettings) -> Knobs:
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """How much one trial measures: prompt tokens, response tokens, and repeats.
-
-    `copying`: the model continues a repetitive text instead, and only its decode speed counts. `joules`: energy is
-    measured too. Trials that differ in this are never compared.
-    """
+    """Size of one trial: prompt tokens, response tokens, and repeats."""
 
     prompt: int
     answer: int

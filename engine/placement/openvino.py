@@ -50,7 +50,7 @@ def refusal(shape: ModelShape, settings: LoadSettings, runtime: Runtime) -> Reas
 
 
 def cost(shape: ModelShape, runtime: Runtime) -> Reason | None:
-    """What the file's types lose there; None if nothing."""
+    """Reason that names the loss of the file's types on this device; None if there is no loss."""
     kinds = _types(shape)
     total = sum(kinds.values())
     if runtime.device_name == NPU:

@@ -44,10 +44,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What memory depends on. `tensors` are all of the file's, `skipped_bytes` those of trailing draft layers.
-
-    `has_head`: these are one head for the token after the next one, of a kind that the runner can use.
-    """
+    """Facts that decide memory. `tensors` are all of the file's, `skipped_bytes` those of trailing draft layers."""
 
     architecture: str
     layers: tuple[Layer, ...]

@@ -142,7 +142,7 @@ def expected_depth(settings: LoadSettings, use: Use | None) -> float:
 
 
 def mixture_kind(shape: ModelShape) -> Mixture:
-    """How the mixture is built, which decides the cost of its small products."""
+    """The kind of mixture, which decides the cost of its small products."""
     names = {tensor.name for tensor in shape.tensors}
     beside = any("_shexp" in name or name.endswith(".ffn_gate.weight") for name in names)
     if shape.recurrent or beside:

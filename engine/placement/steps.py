@@ -91,7 +91,7 @@ class Load(msgspec.Struct, kw_only=True):
 
     @property
     def stores(self) -> Resources:
-        """What was learned and set on this machine."""
+        """Stores of what was learned and set on this machine."""
         assert self.resources is not None
         return self.resources
 

@@ -227,11 +227,7 @@ _AT_ONCE: Final = frozenset({"keep_loaded", "sampling"})
 
 
 class Overrides(LoadOptions, frozen=True, kw_only=True):
-    """What a placement must respect: the load options, and the state of this server.
-
-    `device` pins a device id, a kind (cpu, igpu, dgpu), a backend (vulkan) or `id/backend`.
-    `on_battery` prefers low power. `max_ctx`: nobody requested a context, so it may have up to this many tokens.
-    """
+    """Constraints of a placement: the load options, and the state of this server."""
 
     max_ctx: int | None = None
     device: str | None = None

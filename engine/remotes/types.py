@@ -46,11 +46,7 @@ class RemoteDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemoteFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker reports about itself.
-
-    `kernel` names the commit of its llama.cpp; a session's process uses `session_bytes` before any tensor is
-    loaded.
-    """
+    """Facts that a worker reports about itself."""
 
     host: str
     version: str

@@ -375,7 +375,7 @@ def repair(text: str) -> str:
 
 
 class State(Enum):
-    """What a reader of JSON expects next."""
+    """State of the parser: the kind of text that it expects next."""
 
     VALUE = auto()
     KEY = auto()
