@@ -228,7 +228,10 @@ class Pool(msgspec.Struct, frozen=True):
 
 
 class ProcessMemory(msgspec.Struct, frozen=True):
-    """Bytes of one process. `anonymous` is its own; `mapped` are resident file pages, shared ones divided."""
+    """Bytes of one process. `anonymous` is its own; `mapped` are resident file pages, shared ones divided.
+
+    `pss` counts shared pages in proportion; if a system has no such figure it is the resident set.
+    """
 
     rss_bytes: int
     pss_bytes: int

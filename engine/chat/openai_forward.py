@@ -24,7 +24,16 @@ _GPU: Final = {name: row.vllm for name, row in SAMPLING.items() if row.vllm}
 
 
 class ServerKind(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of server: the fields it accepts in addition to OpenAI's common ones, and those it rejects."""
+    """A kind of server: the fields it accepts in addition to OpenAI's common ones, and those it rejects.
+
+    `sampling`: Tessera's names to its names (None: it accepts all of Tessera's). `grammars`: the field for each
+    kind of grammar. `is_templated`: it renders the model's template, and accepts template variables and starts of
+    responses; `takes_template`: also another template. `has_extensions`: `min_tokens` and similar fields.
+    `is_salted`: it separates the cached prefixes of each `cache_salt`. `counts_tokens`: it has /tokenize; with
+    `counts_rendered` that gets the text that /apply-template renders from a chat. `refuses`: what it does not
+    support, as names of OpenAI's fields (`prompt`: a bare prompt; `images`). `streams_usage`: it has
+    `stream_options`.
+    """
 
     sampling: dict[str, str] | None = {}
     grammars: dict[str, tuple[str, ...]] = {}

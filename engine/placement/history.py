@@ -85,7 +85,11 @@ _Sound = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
 
 
 class Use(msgspec.Struct, frozen=True, array_like=True):
-    """Usage statistics of a model: means over the `tokens` it generated."""
+    """Usage statistics of a model: means over the `tokens` it generated.
+
+    `depth` is the number of tokens before each; `at_once` is the number of running requests when its response
+    ended.
+    """
 
     tokens: _Sound
     depth: _Sound

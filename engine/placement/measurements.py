@@ -159,7 +159,11 @@ def knobs_of(settings: LoadSettings) -> Knobs:
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """Size of one trial: prompt tokens, response tokens, and repeats."""
+    """Size of one trial: prompt tokens, response tokens, and repeats.
+
+    `copying`: the model continues a repetitive text instead, and only its decode speed counts. `joules`: energy is
+    measured too. Trials that differ in this are never compared.
+    """
 
     prompt: int
     answer: int

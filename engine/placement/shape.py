@@ -44,7 +44,10 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts that decide memory. `tensors` are all of the file's, `skipped_bytes` those of trailing draft layers."""
+    """Facts that decide memory. `tensors` are all of the file's, `skipped_bytes` those of trailing draft layers.
+
+    `has_head`: these are one head for the token after the next one, of a kind that the runner can use.
+    """
 
     architecture: str
     layers: tuple[Layer, ...]

@@ -227,7 +227,11 @@ _AT_ONCE: Final = frozenset({"keep_loaded", "sampling"})
 
 
 class Overrides(LoadOptions, frozen=True, kw_only=True):
-    """Constraints of a placement: the load options, and the state of this server."""
+    """Constraints of a placement: the load options, and the state of this server.
+
+    `device` pins a device id, a kind (cpu, igpu, dgpu), a backend (vulkan) or `id/backend`.
+    `on_battery` prefers low power. `max_ctx`: the limit for an automatic context, if no one requested a length.
+    """
 
     max_ctx: int | None = None
     device: str | None = None

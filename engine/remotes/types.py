@@ -46,7 +46,11 @@ class RemoteDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemoteFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts that a worker reports about itself."""
+    """Facts that a worker reports about itself.
+
+    `kernel` names the commit of its llama.cpp; a session's process uses `session_bytes` before any tensor is
+    loaded.
+    """
 
     host: str
     version: str

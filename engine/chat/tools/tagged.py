@@ -15,7 +15,10 @@ _STRING: Final = frozenset({"string"})
 
 
 class TaggedPayload:
-    """Parser of a call after its start marker. Streams strings; buffers other values and types them."""
+    """Parser of a call after its start marker. Streams strings; buffers other values and types them.
+
+    `stops` are the markers after which no argument of this call can follow.
+    """
 
     def __init__(self, form: TaggedCalls, sink: CallSink, stops: tuple[str, ...]) -> None:
         self._form = form
