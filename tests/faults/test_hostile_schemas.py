@@ -95,7 +95,8 @@ def test_t22_recursion_and_repetition_are_honoured_quickly(checker, kind, source
 
 
 def test_verdicts_are_kept(checker):
-    constraint = of_schema({"type": "object", "properties": {"kept": {"type": "integer"}}}, "p")
+    schema = {"type": "object", "properties": {"kept": {"type": "integer"}}, "additionalProperties": False}
+    constraint = of_schema(schema, "p")
     asyncio.run(checker.check(constraint, "p"))
     pid = checker.child.pid
     checker.child.close()
@@ -109,6 +110,7 @@ def test_ordinary_schemas_pass_unchanged(checker):
         "type": "object",
         "properties": {"a": {"type": "array", "items": {"$ref": "#/$defs/x"}}},
         "$defs": {"x": {"enum": [1]}},
+        "additionalProperties": False,
     }
     constraint = asyncio.run(checker.check(of_schema(schema, "p"), "p"))
     assert json.loads(constraint.source) == schema

@@ -16,8 +16,8 @@ from tests.support.servers import RunningServer, wait_for
 # The server as it is, but for its patience and a place where its loop can be held.
 HELD = """
 import signal, sys, time
-from engine.server import event_loop_watchdog
-event_loop_watchdog.LoopWatch.__init__.__defaults__ = (6,)
+from engine.server import build_server
+build_server.LoopWatch.__init__.__defaults__ = (6,)
 signal.signal(signal.SIGUSR1, lambda *_: time.sleep(60))
 from app.cli.main import main
 sys.argv = ["tessera", "serve", "--port", "0"]

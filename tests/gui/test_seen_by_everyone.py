@@ -141,7 +141,7 @@ def test_every_text_of_every_page_goes_through_the_translation(qtbot, home, pseu
     names = {
         "http", "tessera ", "Spark", str(home), "VS Code", "Ctrl", "Return", "Esc", "F1", "Shift", "pip ", "npm ",
         "Zed", "Aider", "Continue", "Cline", "curl", "openai", "Claude", "Codex", "Tessera", "No route",
-        "aider", "OpenCode", "llama", "GiB",
+        "aider", "OpenCode", "llama", "GiB", "pi", "goose", "Hermes Agent", "OpenClaw",
     }  # fmt: skip
     missed = {}
     for name in desktop.window.page_names:

@@ -127,9 +127,9 @@ def test_an_agent_is_started_with_the_context_it_needs(server, tessera_home, tmp
         f"{server.url}/tessera/v1/models/long/load-settings", json={"n_ctx": 8192}, headers=MANAGE, timeout=60
     )
     assert chosen.status_code == 200
-    n_ctx, said = launch()
-    assert n_ctx == 8192
-    assert "Warning: coding agents need" in said
+    refused = CliRunner().invoke(cli, ["launch", "claude", "--model", "long"], catch_exceptions=False)
+    assert refused.exit_code == 1
+    assert "you set it to 8,192" in refused.output
 
 
 def test_a_question_names_settings_that_a_load_would_get(server):

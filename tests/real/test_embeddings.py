@@ -36,9 +36,9 @@ TEXTS = [
 pytestmark = pytest.mark.timeout(900)  # some seconds each where nothing else runs
 # The page that answers, by question; none of them repeats the page's title.
 QUESTIONS = {
-    "Which parameters of a request are honoured and which are refused?": "api.md",
+    "What happens to a parameter that the server does not know: is it rejected or ignored?": "api.md",
     "Where are downloaded models stored on disk and how do I remove one?": "library.md",
-    "How are NPUs of Intel, AMD and Qualcomm used?": "npu.md",
+    "How do I install Intel's NPU driver and run a model on its NPU?": "npu.md",
     "How do I put nginx with TLS in front of the server?": "server.md",
     "How many bits per weight does Q4_K_M have, and what fits into 16 GB?": "models.md",
     "How do I let the quantizer calibrate on my own text and chats?": "quantize.md",

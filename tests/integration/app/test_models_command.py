@@ -100,6 +100,10 @@ def test_import_and_link(tessera, home, tmp_path):
     assert "No other application" in tessera("link")
     assert json.loads(tessera("link", tmp_path / "elsewhere", "--json"))["added"] == ["mine"]
     assert "no new model" in tessera("link", tmp_path / "elsewhere")
+    assert json.loads(tessera("import", tmp_path / "elsewhere/mine.gguf", "--json"))["model"] in {"mine", "spark"}
+    other = bytearray(SPARK.read_bytes())
+    other[-1] ^= 1
+    (tmp_path / "elsewhere/mine.gguf").write_bytes(other)
     assert json.loads(tessera("import", tmp_path / "elsewhere/mine.gguf", "--json"))["model"] == "mine-2"
     assert "mine-2 is shown as My model" in tessera("rename", "mine-2", "My model")
     assert json.loads(tessera("rename", "mine-2", "", "--json")) == {"model": "mine-2", "name": "mine"}

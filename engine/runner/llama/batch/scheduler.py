@@ -507,6 +507,7 @@ def shift(sequence: LlamaSequence, kv: KVCache, n_ctx: int) -> None:
     count = (len(sequence.tokens) - keep) // 2
     del sequence.tokens[keep : keep + count]
     sequence.limit -= count
+    sequence.most -= count
     sequence.forgotten += count
     if sequence.cache is not None:
         kv.truncate(sequence.cache, keep, or_empty=True)
