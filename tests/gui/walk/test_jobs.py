@@ -1,7 +1,6 @@
 """Work of the server as one follows it: begun, watched to its end, paused, cancelled, failed, and cut off."""
 
 import os
-import shutil
 import signal
 
 import pytest
@@ -64,7 +63,8 @@ def test_a_file_that_is_no_model_is_not_copied_and_says_why(walk, tmp_path):
     bad = tmp_path / "impostor.gguf"
     bad.write_bytes(b"GGUF" + bytes(4000))
     before = sorted((walk.home / "models").rglob("*"))
-    walk.click("Close", f"{LIBRARY}.banner")
+    if walk.ask(f"{LIBRARY}.banner.isVisible()"):  # of the test before
+        walk.click("Close", f"{LIBRARY}.banner")
     add_copy(walk, bad)
     walk.until(f"'impostor' in {LIBRARY}.banner.text and 'Add ' not in {LIBRARY}.banner.text")
     assert not walk.ask(f"any('impostor' in c.model.id for c in {LIBRARY}.cards)")
