@@ -78,7 +78,7 @@ def few_heaps() -> bool:
     """Limit the C library to two heaps; True if it accepts. Call it before threads start.
 
     By default it creates eight per CPU, one per thread, and never returns what a thread once needed: a server of
-    many short jobs grew by 10 MB per minute, half of it free (docs/log.md, marathon). glibc only.
+    many short jobs grew by 10 MB per minute, half of it free (log-archive.md, marathon). glibc only.
     """
     if sys.platform != "linux":
         return False

@@ -56,7 +56,7 @@ class _Worker:
     """A process that runs one task at a time.
 
     Its environment limits numpy to one thread and lets ggml's threads sleep while they wait. Otherwise the threads
-    compete for the cores, and on a busy machine take eight times as long (docs/log.md, "GPTQ rounding").
+    compete for the cores, and on a busy machine take eight times as long (log-archive.md, "GPTQ rounding").
     """
 
     def __init__(self, environment: dict[str, str]) -> None:

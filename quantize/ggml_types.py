@@ -67,9 +67,9 @@ class GgmlType(IntEnum):
     Sources. Ids and blocks: ggml.h, enum ggml_type, and gguf.GGML_QUANT_SIZES (gguf 0.19), which a test compares;
     removed ids are omitted; Q2_0 from ggml-common.h. File types: llama.h, enum llama_ftype. Fallbacks and imatrix:
     src/llama-quant.cpp. Repacking: ggml-cpu/repack.cpp and amx/common.h. All at the commit of llama-cpp-python
-    0.3.36. GPU times: llama.cpp, pull request 11595. CPU kernels: docs/log.md, "tiles for prompts".
-    Measured: errors, geometric mean over the tensors of a trained model (docs/log.md, plan, "Errors by type"); CPU
-    times, AVX-512, one thread, in cache (docs/log.md, plan). Types: docs/dev/quantization.md, "Types", "Alpha".
+    0.3.36. GPU times: llama.cpp, pull request 11595. CPU kernels: log-archive.md, "tiles for prompts".
+    Measured: errors, geometric mean over the tensors of a trained model (the log, plan, "Errors by type"); CPU
+    times, AVX-512, one thread, in cache (log-archive.md, plan). Types: docs/dev/quantization.md, "Types", "Alpha".
     """
 
     traits: Traits
@@ -175,7 +175,7 @@ TILED: Final = tuple(t.name for t in GgmlType if t.traits.tiles is not None)
 TIME_UNIT: Final = GgmlType.Q4_K
 # The smallest type that a source can have and lose almost nothing when it is quantized again.
 NEARLY_EXACT: Final = GgmlType.Q8_0
-# Round-to-nearest in this type predicts the effect of channel scaling on GPTQ. Measured: docs/log.md, "Smoothing".
+# Round-to-nearest in this type predicts the effect of channel scaling on GPTQ. Measured: the log, "Smoothing".
 SCALES_JUDGE: Final = GgmlType.Q4_1
 
 

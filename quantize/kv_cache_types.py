@@ -16,7 +16,7 @@ class CacheType(NamedTuple):
     v_damage: float | None = None
 
 
-# Measured: docs/log.md, "Quantization in minutes" ("KV cache"), on the bundled model.
+# Measured: log-archive.md, "Quantization in minutes" ("KV cache"), on the bundled model.
 CACHE_TYPES: Final = {
     "f16": CacheType(1, 16, 0.0, 0.0),
     "bf16": CacheType(30, 16),

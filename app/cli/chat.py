@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from app.client import ChatClient, Client
     from engine.api.chat import ModelRow
 
-# Measured: docs/log.md, "the 135 M model does not read a document reliably".
+# Measured: log-archive.md, "the 135 M model does not read a document reliably".
 _LEAST_PARAMETERS = 400_000_000
 _LONG_PROMPT = 500  # characters; a longer prompt is a text to work on, not a question
 _FILES = click.Path(exists=True, dir_okay=False, path_type=Path)

@@ -12,7 +12,7 @@ from devices.types import SystemMemory
 # An address-space limit below this is ignored: this process could not have started with an RLIMIT_AS of a few MiB.
 MIN_ADDRESS_SPACE = 64 << 20
 # Addresses that a runner takes in addition to the memory it uses: libraries, thread stacks, allocator arenas.
-# Measured: docs/log.md, memory (VmPeak 428 MiB with 75 MiB resident).
+# Measured: log-archive.md, memory (VmPeak 428 MiB with 75 MiB resident).
 ADDRESS_SPACE_OVERHEAD = 384 << 20
 
 # CPU name pattern: maximum bandwidth of its memory controller, GB/s. DMI tables of about one laptop in twenty

@@ -18,7 +18,7 @@ from engine.documents.vectors import above
 _END: Final = re.compile(r"(?<=[^\s.][.!?])[\"')\]]*\s+(?=[\"'(\[]?[A-Z\u00c0-\u00deÀ-ÖØ-Þ0-9*-])|\n+")
 _NUMBER: Final = re.compile(r"\d+(?:[.,:]\d+)*")
 _REFERENCE: Final = re.compile(r"\[\d+\]")
-# Measured on the benchmark's passages: docs/log.md, "Documents".
+# Measured on the benchmark's passages: log-archive.md, "Documents".
 _OVERLAP: Final = 0.6
 _OVERLAP_WITH_MEANING: Final = 0.35
 _COSINE: Final = 0.62

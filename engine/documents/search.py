@@ -14,7 +14,7 @@ from engine.documents.vectors import Vectors
 Ways = Literal["both", "words", "meaning"]
 # Candidates per method: enough that a passage found by one method usually has a score from the other.
 CANDIDATES: Final = 400
-# Weight of a cosine relative to the BM25 share of the best passage. Measured: docs/log.md, "Documents".
+# Weight of a cosine relative to the BM25 share of the best passage. Measured: log-archive.md, "Documents".
 _BY_MEANING: Final = 2.0
 _MAX_TERMS: Final = 16
 # A word in more than this share of the passages says little. It is omitted if ranking all its passages would be
@@ -139,7 +139,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     found: bool
 
 
-# Weights of a logistic regression on queries that are not in the benchmark. Measured: docs/log.md, "Documents".
+# Weights of a logistic regression on queries that are not in the benchmark. Measured: log-archive.md, "Documents".
 _BIAS, _BY_COVERAGE, _BY_COSINE = -3.6, 3.2, 4.4
 # Added to the passage count: a small collection says little about how rare a word is.
 _UNSEEN: Final = 500

@@ -23,7 +23,7 @@ DP4A: Final = "nvidia-dp4a"
 # A GPU without matrix units multiplies quantized weights with integer dot products. A device without these reaches
 # this share of that speed. A guess: no two runs were found that differ in nothing else.
 WITHOUT_INT_DOT: Final = 0.6
-# A software renderer on the CPU, without the CPU's own kernels. Measured: docs/log.md, kernels.
+# A software renderer on the CPU, without the CPU's own kernels. Measured: log-archive.md, kernels.
 SOFTWARE_GBS: Final = 2.4
 SOFTWARE_GFLOPS: Final = 35.0
 # Speed at which host weights are copied to a GPU for a prompt, GB/s. Published: gpt-oss-120b with all experts in

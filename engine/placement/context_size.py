@@ -127,7 +127,7 @@ def open_context(*, asked: bool) -> int | None:
 
 
 # Beyond one full context, a cache grows to this size for parallel requests. llama.cpp zeroes all of it during the
-# load, at about 1 GB/s. Measured: docs/log.md, engine.
+# load, at about 1 GB/s. Measured: log-archive.md, engine.
 ROOMY_BYTES: Final = 256 << 20
 
 

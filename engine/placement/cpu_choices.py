@@ -24,10 +24,10 @@ from quantize.ggml_types import TILED, GgmlType
 
 # A rule measured on one CPU, used until this machine has its own measurement. Plain attention is a matrix product
 # over all cells. On x86, one row takes 1.15 of the fused time at 50 tokens, 0.9 at 400, 0.7 at 2,000 and 0.46 at
-# 6,000; a prompt of 6,000 tokens takes 0.7. Measured: docs/log.md, engine. Plain attention also reads the cells of
+# 6,000; a prompt of 6,000 tokens takes 0.7. Measured: the log, engine. Plain attention also reads the cells of
 # other requests, which the fused one skips. So a model that may serve more than this many requests at once gets it
 # only if its use shows long texts and hardly ever two requests at once. One request after 1,500 tokens decodes 1.3
-# times as fast, four after 1,000 0.96, eight after 100 0.92. Measured: docs/log.md, engine.
+# times as fast, four after 1,000 0.96, eight after 100 0.92. Measured: log-archive.md, engine.
 MOST_PARALLEL: Final = 2
 LONG_TOKENS: Final = 512
 HARDLY_TWO: Final = 1.5
@@ -133,11 +133,11 @@ def answers_long_chats(use: Use | None) -> bool:
 
 # llama.cpp multiplies Q4_1 and Q5_1 row by row: Tessera's kernels take 0.21 to 0.22 of the prompt time for these;
 # 0.39 and 0.5 where llama.cpp has its own tiles, with fewer operations per byte; 0.56 and 0.64 for repacked types
-# (Q4_0, Q4_K). Measured: docs/log.md, "tiles for prompts", "rewritten weights by our kernels". Every product then
+# (Q4_0, Q4_K). Measured: the log, "tiles for prompts", "rewritten weights by our kernels". Every product then
 # is a separate step, after which threads synchronize: too expensive for a small share of the weights.
 LEAST_SHARE: Final = 0.1
 _MATRIX: Final = 2
-# Measured: docs/log.md, "attention of our own".
+# Measured: log-archive.md, "attention of our own".
 ATTENTION_ISA: Final = frozenset({"avx2", "fma", "f16c"})
 # Head values per step of the kernel's vectors. Source: engine/kernels/attend.cpp, `is_read`.
 HEAD_STEP: Final = 16
@@ -188,10 +188,10 @@ def _is_weight(tensor: TensorInfo) -> bool:
 
 # llama.cpp repacks some types for kernels that take eight rows of a weight at once. It also has kernels that
 # multiply tiles of the file's own blocks, which it uses only for weights that were not repacked. For 4 bits (K) and
-# VNNI these take 0.68 to 0.73 of the time for 64 to 512 rows of a prompt; without VNNI 1.25. Measured: docs/log.md,
+# VNNI these take 0.68 to 0.73 of the time for 64 to 512 rows of a prompt; without VNNI 1.25. Measured: the log,
 # engine. They are slower for a generated token, which is one row: a thread reads this many GB/s of the file's
 # weights, and 16 of the copy. That costs nothing if memory delivers less than this to all threads together, and
-# half as much time again if it delivers more. Measured: docs/log.md, "weights as the file has them, again".
+# half as much time again if it delivers more. Measured: log-archive.md, "weights as the file has them, again".
 THREAD_GBS: Final = 12.5
 # Share of a CPU's nominal bandwidth. Usual for two channels; Strix Halo's CPU reaches less.
 MEMORY_PART: Final = 0.75
@@ -226,7 +226,7 @@ def _is_tiled(tensor: TensorInfo, isa: frozenset[str]) -> bool:
 GIB: Final = 1 << 30
 # Assumed until a disk is measured: a SATA SSD.
 UNKNOWN_DISK_GBS: Final = 0.5
-# Cost per token of reading each layer's routing. Measured: docs/log.md, mixtures.
+# Cost per token of reading each layer's routing. Measured: log-archive.md, mixtures.
 LAYER_S: Final = 0.0003
 # Share of the remaining memory for experts; the rest is for everything else that reads the file.
 CACHED_FRACTION: Final = 15 / 16

@@ -44,11 +44,11 @@ def is_repacked(tensor: TensorInfo, isa: frozenset[str], *, as_head: bool = Fals
 CPU = "cpu"
 CELL_PADDING = 256
 # Memory that serving adds to a loaded runner: samplers, token lists, the prefix trie of a full context, and the
-# heaps of the tokenizer threads. Measured: docs/log.md, memory (5 to 7 MB, and about 150 bytes per token of
+# heaps of the tokenizer threads. Measured: log-archive.md, memory (5 to 7 MB, and about 150 bytes per token of
 # context).
 SERVING_BYTES, SERVING_TOKEN_BYTES = 6 << 20, 150
 # Process, interpreter and libraries of a runner, and bytes per token of vocabulary (text, piece table, the table
-# for constrained output). Measured: docs/log.md, memory. Used only if no dry run is available.
+# for constrained output). Measured: log-archive.md, memory. Used only if no dry run is available.
 PROCESS_BYTES = 50 << 20
 VOCABULARY_TOKEN_BYTES = 700
 # Bytes that one thread of Tessera's kernels decodes at once. Source: engine/kernels/tiles.h, PANEL_BYTES.
@@ -297,7 +297,7 @@ def is_host(buffer: str) -> bool:
 def compute_prior(shape: ModelShape, settings: LoadSettings) -> int:
     """Scratch memory of one ubatch if no dry run is available: activations, attention mask, logits of its outputs.
 
-    Measured: 0-60 % above llama.cpp's own number on the shapes of docs/log.md; 2 bytes per cell and token of mask.
+    Measured: 0-60 % above llama.cpp's own number on the shapes of the log; 2 bytes per cell and token of mask.
     """
     tokens = settings.n_ubatch
     cells = padded(max(settings.kv_cells, settings.n_ctx))

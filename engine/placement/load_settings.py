@@ -24,7 +24,7 @@ from engine.runner.protocol import LoadSettings
 DEFAULT_PARALLEL: Final = 4
 ONNX_PARALLEL: Final = 2
 # A model this small stays in a core's cache and has hundreds of barriers per millisecond: a second thread gains
-# little on an idle machine and makes it ten times slower on a busy one. Measured: docs/log.md, engine.
+# little on an idle machine and makes it ten times slower on a busy one. Measured: log-archive.md, engine.
 ONE_THREAD_BYTES: Final = 64 << 20
 # Prefixes stored outside the KV cache. A chat of 4k tokens takes 50 MB (tiny) to 500 MB (0.6B, f16).
 PREFIX_RAM_BYTES: Final = 512 << 20

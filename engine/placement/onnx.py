@@ -21,7 +21,7 @@ from engine.placement.npu_rule import busy_igpu, expected_power, why_npu
 from engine.placement.types import Alternative, FitReport, Need, Overrides, Part, Placement
 from engine.runner.protocol import LoadSettings
 
-# Python, ONNX Runtime and onnxruntime-genai with nothing loaded. Measured: docs/log.md, onnx.
+# Python, ONNX Runtime and onnxruntime-genai with nothing loaded. Measured: log-archive.md, onnx.
 OVERHEAD_BYTES: Final = 110 << 20
 # Scratch memory of one prompt chunk of 256 tokens next to the widest layer, generously.
 COMPUTE_BYTES: Final = 64 << 20

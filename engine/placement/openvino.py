@@ -1,7 +1,7 @@
 """Which GGUF files OpenVINO's backend accepts, what it loses on them, and the settings it needs.
 
 Source: ggml-openvino of llama.cpp as shipped (ggml-openvino.cpp, ggml-openvino-extra.cpp, ggml-quants.cpp,
-docs/backend/OPENVINO.md) and the trials of docs/log.md, OpenVINO.
+docs/backend/OPENVINO.md) and the trials of log-archive.md, OpenVINO.
 """
 
 from collections import Counter
@@ -21,10 +21,10 @@ from quantize.ggml_types import GgmlType
 # An NPU's graphs have the context compiled in; beyond this its memory cannot hold the attention mask.
 NPU_CONTEXT: Final = 4096
 # Memory of the runtime's libraries and of compilation leftovers; and how often it stores the weights: as extracted
-# by ggml's backend and as the device's kernels need them. Measured: docs/log.md, OpenVINO.
+# by ggml's backend and as the device's kernels need them. Measured: log-archive.md, OpenVINO.
 RUNTIME_BYTES: Final = 250 << 20
 WEIGHT_COPIES: Final = 2
-# KLD of a file whose offsets were rounded (0.38) compared with one with 16-bit weights (0.001): docs/log.md,
+# KLD of a file whose offsets were rounded (0.38) compared with one with 16-bit weights (0.001): log-archive.md,
 # OpenVINO.
 _TAKEN: Final = frozenset(kind for kind in GgmlType if kind.traits.openvino)
 

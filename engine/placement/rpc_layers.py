@@ -97,7 +97,7 @@ UNMEASURED: Final = Link(rtt_s=0.005, up_bytes_s=10e6, down_bytes_s=10e6)
 # Maximum speed-up of a worker that one response may imply: beyond it, the recorded speed here is too low.
 MOST_OFF: Final = 4.0
 # How often a token waits for a reply of each worker, and what a step sends in addition to hidden rows and the
-# attention mask: positions, and the calls themselves. Measured: docs/log.md, layers on other machines.
+# attention mask: positions, and the calls themselves. Measured: log-archive.md, layers on other machines.
 ROUNDS: Final = 1
 STEP_BYTES: Final = 4096
 

@@ -29,7 +29,7 @@ PINGS: Final = 9
 FIRST_BYTES: Final = 1 << 18
 # Measuring a link takes about this long in each direction.
 MEASURE_S: Final = 0.4
-# Hardware accelerates these, so they cost a third of the others. Source: docs/log.md, links.
+# Hardware accelerates these, so they cost a third of the others. Source: log-archive.md, links.
 _CIPHERS: Final = (
     "aes128-gcm@openssh.com",
     "aes256-gcm@openssh.com",

@@ -32,7 +32,7 @@ class QuickTexts:
             options = ort.SessionOptions()
             options.intra_op_num_threads = 1
             # The graph already has its fused operators. The only other fusion, SkipLayerNormalization, takes ten
-            # times as long as the two operators that it replaces (docs/log.md, "Documents").
+            # times as long as the two operators that it replaces (log-archive.md, "Documents").
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
             self._session = ort.InferenceSession(made.graph, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # an unsupported file, or an ONNX Runtime error, which has no narrower class

@@ -23,7 +23,7 @@ MAX_DRAFTING: Final = 2
 EXACT_ROWS, EXACT_GPU_ROWS = 64, 512
 # The same for a reproducible request (a seed, or temperature 0) while it runs alone. Smaller steps recompute less
 # of a cached prompt, but prefill slower: 32 rows take 1.19 times as long as 512, 64 rows 1.00.
-# Measured: docs/log.md, "answers that repeat".
+# Measured: log-archive.md, "answers that repeat".
 STEADY_ROWS: Final = 64
 # Prompt tokens that a draft model reads in one step of the engine: other requests wait no longer than this.
 DRAFT_CHUNK: Final = 512

@@ -30,7 +30,7 @@ STDERR_LINES: Final = 200
 # Bytes read from the pipe per call: all frames of a step, and of several if the server is late.
 READ_BYTES: Final = 1 << 18
 # Frames that arrive faster than this are processed together: waking up costs more than handling a token.
-# Measured: docs/log.md, server.
+# Measured: log-archive.md, server.
 GATHER_S: Final = 0.001
 SHUTDOWN_S: Final = 3.0
 # Deltas received before the runner gets credit: one control frame for many tokens.
@@ -444,7 +444,7 @@ class Mailbox:
 # Command and environment of a runner process.
 
 # Requests 2 MiB pages from Linux for large allocations of the C library (glibc 2.35 and later; others ignore it).
-# All weights are read for every token, and with small pages the page tables are read too. Measured: docs/log.md,
+# All weights are read for every token, and with small pages the page tables are read too. Measured: log-archive.md,
 # engine.
 HUGE_PAGES: Final = "glibc.malloc.hugetlb=1"
 

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from engine.core.errors import Cancelled, InputFault
 
 # Large bodies are parsed in short steps. Long strings are cut out before the JSON is parsed and are restored
-# afterwards. A parser holds the GIL until it ends: 60 MB blocked all other requests for 0.3 s (docs/log.md, abuse).
+# afterwards. A parser holds the GIL until it ends: 60 MB blocked all other requests for 0.3 s (the log, abuse).
 
 # The rest is parsed in one step of at most about 40 ms. A million tokens of text in many messages are 5 MB.
 MAX_SHORT_BYTES: Final = 16 << 20
@@ -357,7 +357,7 @@ def unread(value: object, shape: Any, path: str) -> list[str]:
 # objects. Text inside strings does not count, so a long prompt is one value.
 
 # Objects cost the most: messages, their parts, tools and the nodes of their schemas. Validating and translating
-# this many takes about 100 ms, which blocks all other requests. Measured: docs/log.md, abuse.
+# this many takes about 100 ms, which blocks all other requests. Measured: log-archive.md, abuse.
 MAX_OBJECTS: Final = 30_000
 # Numbers and short strings: enough for a prompt of 250,000 token ids.
 MAX_VALUES: Final = 300_000

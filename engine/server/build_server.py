@@ -169,7 +169,7 @@ class LateRoutes:
 # The HTTP application: middleware, error responses, the early routes, then all other routes.
 
 LOOK_S: Final = 5.0
-# A body of 60 MB left 52 MB in the C library's heap permanently, 500,000 messages 20 MB more (docs/log.md,
+# A body of 60 MB left 52 MB in the C library's heap permanently, 500,000 messages 20 MB more (log-archive.md,
 # marathons).
 WORTH_BYTES: Final = 16 << 20
 # Memory of a request in progress cannot be returned yet. After this many checks without a gain, stop trying.

@@ -37,7 +37,7 @@ FILES: Final = ("encoder_model.ort", "decoder_model_merged.ort", "tokenizer.bin"
 # Subfolder for the output of `tessera onnx convert speech --fixed`, next to the model's files.
 BESIDE: Final = "npu"
 OWNER: Final = "speech"
-# Measured in docs/log.md: the child with both models and a one-hour recording. Its address space is larger.
+# Measured in log-archive.md: the child with both models and a one-hour recording. Its address space is larger.
 RESIDENT_BYTES: Final = 1000 << 20
 ADDRESS_BYTES: Final = 4 << 30
 # The longest step is voice detection in one hour of audio.

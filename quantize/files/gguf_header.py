@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Limits(msgspec.Struct, frozen=True):
     """Limits for a header. Real files: about 60 keys, 3,000 tensors, 600,000 strings, 20 MB.
 
-    Measured: a header that reaches every limit takes under 1 s and 100 MB (docs/log.md, library).
+    Measured: a header that reaches every limit takes under 1 s and 100 MB (log-archive.md, library).
     """
 
     keys: int = 8192

@@ -40,7 +40,7 @@ def _blocks(width: int) -> list[slice]:
 # 2210.17323), section 3.3, whose 1 % also worked in Tessera's tests.
 DAMPING = 0.05
 # Additional damping per column per token: with fewer tokens the smaller directions are less reliable. Measured:
-# docs/log.md, "Quantization in minutes" ("Tokens").
+# log-archive.md, "Quantization in minutes" ("Tokens").
 _DOUBT = 0.2
 # Additional damping of a tied table's Hessian, as a fraction of its mean: the table's rows are also inputs, and
 # there every column counts the same. Source: docs/dev/quantization.md, "Tied heads".

@@ -255,7 +255,7 @@ def _gptq_pass(targets: Floats, bases: dict[str, list[Bytes]], curvature: Curvat
     """Round the same rows to the grids of several types at the same time.
 
     Each row continues with the grid that is best after error feedback. The sweeps take most of the time and seldom
-    change which grid that is (docs/log.md, "Quantization in minutes").
+    change which grid that is (log-archive.md, "Quantization in minutes").
     """
     width, rows = targets.shape
     grid = make_grid([(q, base) for q, several in bases.items() for base in several], width, curvature.order)
@@ -391,9 +391,9 @@ def _packed(base: Bytes, qtype: str, grid: OctetGrid, values: Floats, octets: Oc
 # then sweeps of coordinate descent on the same objective.
 
 # Columns handled one by one between two matrix products. Measured: 64 and 128 are within a tenth up to a width of
-# 4096, 32 is a fifth slower there (docs/log.md, "GPTQ rounding").
+# 4096, 32 is a fifth slower there (log-archive.md, "GPTQ rounding").
 _BLOCK = 64
-# Measured: 0, 1, 2 and 3 sweeps leave 1.052, 1.012, 1 and 0.995 of the error (docs/log.md, "GPTQ rounding")
+# Measured: 0, 1, 2 and 3 sweeps leave 1.052, 1.012, 1 and 0.995 of the error (log-archive.md, "GPTQ rounding")
 SWEEPS = 2
 
 

@@ -22,7 +22,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # From quick to thorough. `verify_tokens` is the usual length of a comparison, which stops once the result is clear.
-# Measured: factors of the output error by tokens, docs/log.md ("Quantization in minutes"), and of max and instant
+# Measured: factors of the output error by tokens, the log ("Quantization in minutes"), and of max and instant
 # ("Smoothing in balanced"); instant is allocation by priors with ggml's rounding, compared with GPTQ.
 EFFORTS = (
     Effort(

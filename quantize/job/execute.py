@@ -106,7 +106,7 @@ class Phases:
             self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 3)
 
 
-# Worker phases within a phase of the job: (job phase, start, fraction). Measured: docs/log.md, "Quantization in
+# Worker phases within a phase of the job: (job phase, start, fraction). Measured: log-archive.md, "Quantization in
 # minutes" ("Phases").
 _INSIDE: dict[str, tuple[str, float, float]] = {
     "smooth": ("measure", 0.0, 0.02),

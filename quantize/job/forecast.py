@@ -32,18 +32,18 @@ Rates = Mapping[str, float]
 
 # Compute-bound phases: their time scales with the speed of this machine compared with the table's.
 _COMPUTED = ("measure", "round", "verify")
-# Seconds of one core per unit of work, units as in `_core_seconds`. Measured: docs/log.md, "Quantization in
+# Seconds of one core per unit of work, units as in `_core_seconds`. Measured: log-archive.md, "Quantization in
 # minutes" ("Phases").
 _EVAL_FLOPS, _GRAM_FLOPS = 150e9, 70e9
 _HASH_BYTES, _WRITE_WEIGHTS, _CONVERT_BYTES = 400e6, 16e6, 150e6
 _LOGIT_S = 12e-9  # comparing one logit with the reference's
 _PLAIN_S, _GPTQ_S, _GPTQ_COLUMN_S, _FACTOR_S = 1.7e-6, 0.27e-6, 0.12e-9, 3.5e-11
-# Bytes of weights read per generated token, by all cores together. Measured: docs/log.md, engine.
+# Bytes of weights read per generated token, by all cores together. Measured: log-archive.md, engine.
 _DECODE_BYTES = 10e9
 _GATE_FILE_FRAC = 0.3  # of the source's 16 bits, for a forecast before there is a file
 # Seconds per weight of choosing eight signs together with their codebook entries, including three runs of ggml's
 # search; then the additional seconds of the smallest types while errors are measured: ggml's search for all of
-# them, and the choice. Measured: docs/log.md, "Points and signs".
+# them, and the choice. Measured: log-archive.md, "Points and signs".
 _OCTET_S, _SMALLEST_PLAIN_S, _SMALLEST_GPTQ_S = 3.3e-6, 1.1e-6, 6.6e-6
 _LOAD_S = 1.0  # starting a child process and loading Python's libraries
 _VERIFY_RUNS = 4.3  # the source once, and two quantized files, which are slower for large batches
@@ -233,7 +233,7 @@ def _head_values(model: ModelSpec) -> int:
 _SIDE = 1024
 _ROUNDS = 5
 # Speed of one core while all cores compute, on the reference machine of the forecast's table. Measured:
-# docs/log.md, "Forecast by the machine's own speed".
+# log-archive.md, "Forecast by the machine's own speed".
 _TABLE_FLOPS = 160e9
 # Limits: BLAS libraries with matrix units say little about llama.cpp's speed without them.
 _LEAST, _MOST = 0.5, 16.0

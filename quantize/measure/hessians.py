@@ -18,7 +18,7 @@ _MIN_TOKENS = 16  # smaller batches are lookups or single tokens. Source: llama.
 # The input node of the head. Source: llama.cpp, src/models. Reading it avoids the head's product, which takes a
 # quarter of the time for a large vocabulary.
 _HEAD_INPUT = "result_norm"
-# Tokens per column of the widest input, and the minimum. Measured: docs/log.md, "Quantization in minutes"
+# Tokens per column of the widest input, and the minimum. Measured: log-archive.md, "Quantization in minutes"
 # ("Tokens").
 _TOKENS_A_COLUMN = 40
 _LEAST_TOKENS = 32_768

@@ -17,7 +17,7 @@ from quantize.types import Tier
 
 _LAYER = re.compile(r"^blk\.(\d+)\.")
 # Layers measured alone, where sensitivity changes quickly; the layers between them form bands of about equal
-# length. Measured: docs/log.md, "Quantization in minutes" ("Bands").
+# length. Measured: log-archive.md, "Quantization in minutes" ("Bands").
 _ROLES = 4  # groups of a typical layer: q, k and v; attention's output; gate and up; down
 _FIRST_ALONE, _LAST_ALONE, _BANDS = 2, 1, 6
 _STANDS_OUT = 2.5  # outlier factor relative to a band's median error, up or down

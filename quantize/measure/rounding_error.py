@@ -17,7 +17,7 @@ from quantize.native.blocks import type_traits
 from quantize.native.source_weights import SourceWeights
 from quantize.types import Rounding
 
-# Sampled rows and experts per tensor. Measured: 128 rows give the error within a tenth (docs/log.md, "GPTQ
+# Sampled rows and experts per tensor. Measured: 128 rows give the error within a tenth (log-archive.md, "GPTQ
 # rounding").
 SAMPLED_ROWS = 128
 SAMPLED_EXPERTS = 4

@@ -23,7 +23,7 @@ from quantize.native.source_weights import SourceWeights
 
 _LOGITS_BYTES = 256 << 20  # memory for the reference's predictions
 # Tokens per window of a swap. Shorter than WINDOW, so that the same number of tokens covers more places in the
-# text: positions within one window are similar. Measured: docs/log.md, "Quantization in minutes" ("Bands").
+# text: positions within one window are similar. Measured: log-archive.md, "Quantization in minutes" ("Bands").
 PROBE_WINDOW = 256
 _STREAMS = 8  # stored positions in the model; a swap is evaluated from the last one before it
 

@@ -30,8 +30,8 @@ from quantize.native.scale_points import Seam, SeamTap
 from quantize.native.source_weights import SourceWeights, quantizable
 
 Floats = npt.NDArray[np.float32]
-_TOKENS = 4096  # for measuring the channels. Measured: docs/log.md, "Smoothing"
-# Fraction of the difference between channels that moves into the weights. Measured: docs/log.md, "Smoothing".
+_TOKENS = 4096  # for measuring the channels. Measured: log-archive.md, "Smoothing"
+# Fraction of the difference between channels that moves into the weights. Measured: log-archive.md, "Smoothing".
 _STRENGTHS = (0.0, 0.125, 0.25, 0.375, 0.5)
 _BLOCK = 32  # values with a shared step. Source: ggml-common.h, block_q8_0
 _STEPS = 127

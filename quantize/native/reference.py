@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 # Memory limit for all parallel contexts together, and the bytes of a context per token of its window and per
 # vocabulary entry: logits once in ggml's buffer and once as a copy. Contexts with one thread each never wait for
-# each other. Measured: docs/log.md, "GPTQ rounding" ("Lanes").
+# each other. Measured: log-archive.md, "GPTQ rounding" ("Lanes").
 _CONTEXTS_BYTES = 2 << 30
 _LOGIT_BYTES = 8
 

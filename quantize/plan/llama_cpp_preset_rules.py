@@ -33,7 +33,7 @@ class Mix(msgspec.Struct, frozen=True):
     """A llama.cpp preset: its number (`general.file_type`) and the type of most tensors.
 
     `loss` is set for recommended presets: the quality loss, on a scale where an 8-bit KV cache costs 0.5 and
-    halving the context 2. Source: the order of the KL divergences in docs/log.md, quantize.
+    halving the context 2. Source: the order of the KL divergences in log-archive.md, quantize.
     """
 
     ftype: int

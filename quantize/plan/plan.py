@@ -398,7 +398,7 @@ def _notes(question: Question) -> tuple[str, ...]:
 Array = np.ndarray[Any, Any]
 
 # Above this many states, nearly equal ones are merged; the result is then within the reported gap of the best.
-# Measured: 8B shapes with measured KL divergence need under 30,000 (docs/log.md, plan).
+# Measured: 8B shapes with measured KL divergence need under 30,000 (log-archive.md, plan).
 _MAX_STATES = 400_000
 _FIRST_DISTANCE = 1e-3
 

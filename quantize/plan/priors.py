@@ -9,7 +9,7 @@ from quantize.tensor_rules import allows_quantization
 from quantize.types import ModelSpec, TensorSpec
 
 # KL divergence per unit of relative error, by role. Measured: sensitivity by in-place swaps on a trained model of
-# eight layers. The sum over a role's layers matters, so each layer gets its share (docs/log.md, plan).
+# eight layers. The sum over a role's layers matters, so each layer gets its share (log-archive.md, plan).
 _ALPHA_OF_ROLE = {
     Role.OUTPUT: 0.9,
     Role.TOKEN_EMBD: 0.15,

@@ -6,7 +6,7 @@ from quantize.files.gguf_file import GgufFile, LazyArray
 from quantize.ggml_types import TIME_UNIT, GgmlType, bits_per_weight
 from quantize.types import DeviceKind, ModelSpec, TensorSpec
 
-# Times of a type vary by a tenth between loads. Measured: docs/log.md, "what types cost here".
+# Times of a type vary by a tenth between loads. Measured: log-archive.md, "what types cost here".
 _AS_FAST = 1.1
 
 

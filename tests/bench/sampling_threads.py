@@ -1,4 +1,4 @@
-"""What sampling of many sequences costs in one step, one after the other and over two threads, for docs/log.md.
+"""What sampling of many sequences costs in one step, one after the other and over two threads, for log-archive.md.
 
 python -m tests.bench.sampling_threads [--vocab 151936] [--rounds 30]
 """

@@ -36,7 +36,7 @@ from tests.support.runner_calls import answered
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "dev" / "architectures.md"
-# Best logits this close may swap with the batch shape. Measured: docs/log.md, architectures (up to 0.0012).
+# Best logits this close may swap with the batch shape. Measured: log-archive.md, architectures (up to 0.0012).
 TIE = 0.005
 COUNT = 16
 AFTER = [7, 8, 9]
@@ -229,7 +229,7 @@ encoder and a decoder are refused when they are loaded.
 
 States (recurrent layers) and sliding windows cannot be cut to a shorter prefix; they come back from checkpoints,
 see [runner.md](runner.md). With flash attention, or a cache of f16, the kernels round more, and where
-two logits are close a batch may choose the other token; docs/log.md has the figures.
+two logits are close a batch may choose the other token; log-archive.md has the figures.
 """
 
 

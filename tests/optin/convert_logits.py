@@ -2,7 +2,7 @@
 
     python tests/optin/convert_logits.py CHECKPOINTS PYTHON_WITH_TORCH [NAME...]
 
-Files are written in F32 so that only arithmetic differs. Results: docs/log.md, convert.
+Files are written in F32 so that only arithmetic differs. Results: log-archive.md, convert.
 """
 
 import json

@@ -2,7 +2,7 @@
 
     python tests/optin/convert_oracle.py CHECKPOINTS LLAMA_CPP_SOURCE PYTHON_WITH_TORCH
 
-CHECKPOINTS is made by make_checkpoints.py. Results: docs/log.md, convert.
+CHECKPOINTS is made by make_checkpoints.py. Results: log-archive.md, convert.
 """
 
 import subprocess

@@ -1,7 +1,7 @@
 """Another release of llama-cpp-python, built, checked, used by real runners and rolled back.
 
 Usage: python tests/optin/engine_version.py VERSION|WHEEL [MODEL.gguf ...]. Needs a compiler for a number: four
-minutes on two free cores. Last result: docs/log.md, "Other versions of the engine".
+minutes on two free cores. Last result: log-archive.md, "Other versions of the engine".
 """
 
 import asyncio

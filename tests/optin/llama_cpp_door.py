@@ -2,7 +2,7 @@
 
     python tests/optin/llama_cpp_door.py FOLDER     needs the package index, 2 GB of disk in FOLDER
 
-Files are written in F32, read by our own runner's library and compared with transformers. Results: docs/log.md,
+Files are written in F32, read by our own runner's library and compared with transformers. Results: log-archive.md,
 "llama.cpp's own converter".
 """
 
@@ -24,7 +24,7 @@ from quantize.convert.llama_cpp import architectures_in, supported_architectures
 from quantize.native.reference import ReferenceModel
 
 TOKENS = 96
-# Of the spread of the logits. Measured: docs/log.md, our own converter's families.
+# Of the spread of the logits. Measured: log-archive.md, our own converter's families.
 ALLOWED = 0.02
 
 

@@ -4,7 +4,7 @@
 
 Starts llama-server on the bundled model once for each template and compares POST /apply-template with our own
 rendering, for a plain conversation and for one with tools, a call and its result. Prints the first difference.
-Results: docs/log.md, chat.
+Results: log-archive.md, chat.
 """
 
 import json

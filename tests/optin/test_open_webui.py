@@ -3,7 +3,7 @@
     TESSERA_CLIENTS=FOLDER python -m pytest tests/optin/test_open_webui.py -o addopts= -q -s
 
 Not run in CI: it downloads about 400 MB. Its own login stays on this machine and is off; what reads documents and
-speech with models of its own is left out, so torch is not needed. Results: docs/log.md.
+speech with models of its own is left out, so torch is not needed. Results: log-archive.md.
 """
 
 import json

@@ -3,7 +3,7 @@
     python -m pytest tests/optin/test_real_model_clients.py -o addopts= -q -s
 
 Not run in CI: they download some hundred MB. TESSERA_CLIENTS names a folder that keeps the installation.
-Results: docs/log.md.
+Results: log-archive.md.
 """
 
 import json

@@ -119,7 +119,7 @@ def test_pages_of_our_documentation_are_found(served):
 
 def cut(page):
     """Sections of a page, each with its title, at most some 200 tokens long; beginnings of those not asked for."""
-    if page.name in {"log.md", "cli.md"}:  # an archive, and a list of options
+    if page.name == "cli.md":  # a list of options
         return []
     text = page.read_text(encoding="utf-8")
     title = text.split("\n", 1)[0].lstrip("# ")

@@ -93,7 +93,7 @@ _DELAY_MS = 250
 _STEPS = 1000
 _START_FRACTION = 0.35  # the slider starts near 4 to 5 bits
 _SWEEP = 9
-# Quality loss in words. Measured: docs/log.md (bundled model), tensors at 8, 5, 4 and 3 bits.
+# Quality loss in words. Measured: log-archive.md (bundled model), tensors at 8, 5, 4 and 3 bits.
 _LOSS_WORDS = ((0.004, "hardly any", "chip-ok"), (0.02, "small", "chip-ok"), (0.06, "noticeable", "chip-warn"))
 _TIERS = (
     ("instant", "Instant", "Uses what is known about models of this kind. Seconds."),

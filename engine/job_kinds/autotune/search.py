@@ -26,7 +26,7 @@ from engine.placement.measurements import Budget, Choice, Goal, Knobs, Outcome
 
 # One in this many points continues to the next round. Source: Li et al., "Hyperband", 2018 (3 or 4 there).
 ETA = 4
-# The best points differ by less than the noise of a short trial. Measured: docs/log.md, autotune against a grid.
+# The best points differ by less than the noise of a short trial. Measured: log-archive.md, autotune against a grid.
 MIN_SURVIVORS = 3
 # Levels within this factor of the best one are combined with other dimensions: rounds are short and noisy.
 NEAR = 1.05

@@ -13,7 +13,7 @@ from engine.placement.speed import BACKENDS
 
 UBATCHES = (32, 64, 128, 256, 512, 1024, 2048)
 BATCHES = (512, 2048)
-# Types below q8_0 lose quality: autotune must not trade quality for speed without a request. Measured: docs/log.md,
+# Types below q8_0 lose quality: autotune must not trade quality for speed without a request. Measured: the log,
 # types of the KV cache.
 LOSSY_KV = "q8_0"
 

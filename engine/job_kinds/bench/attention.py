@@ -1,7 +1,7 @@
 """Measures the speed of plain and flash attention on this CPU for one head geometry, with the real kernels.
 
 Which one is faster depends on the CPU, its threads and the heads: llama.cpp divides flash attention into tiles that
-fit some geometries and not others (docs/log.md, engine). A dummy-weight model with one layer, mostly attention,
+fit some geometries and not others (log-archive.md, engine). A dummy-weight model with one layer, mostly attention,
 measures it.
 """
 

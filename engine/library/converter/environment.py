@@ -34,7 +34,7 @@ from engine.message_catalog.reasons import Reason, because
 from quantize.convert.llama_cpp import ASSETS
 
 VERSION: Final = "0.3.36"
-# Measured: 2026-11-23 on Linux x86-64, docs/log.md, "llama.cpp's own converter": download size, disk size, and time
+# Measured: 2026-11-23 on Linux x86-64, the log, "llama.cpp's own converter": download size, disk size, and time
 # on two busy cores with a fast connection.
 DOWNLOAD_BYTES: Final = 320_000_000
 DISK_BYTES: Final = 1_000_000_000

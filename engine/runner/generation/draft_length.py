@@ -22,7 +22,7 @@ WORTH: Final = 1.03
 BUDGET_STEPS: Final = 1.0
 BUDGET_FRAC: Final = 0.015
 # Cost of an additional row, as a fraction of a step with one row, if drafts may not depend on measurements. A
-# conservative value: 4 rows took 1.5 times as long as one, 8 rows 1.9, 16 rows 2.7 to 3. Measured: docs/log.md,
+# conservative value: 4 rows took 1.5 times as long as one, 8 rows 1.9, 16 rows 2.7 to 3. Measured: log-archive.md,
 # "answers that repeat".
 ASSUMED_ROW: Final = 0.2
 # Maximum gain that may be risked again, in steps.

@@ -42,7 +42,7 @@ _MARK: Final = re.compile(r"[-*\u2022+>#]+|\(?\d{1,4}[.):]+")
 _PLAIN: Final = re.compile(r"[^\W\d_]+[.,;:!?]*")
 _ENOUGH: Final = 64
 _UNBROKEN: Final = 240
-# Measured on tests/support/long_texts.py and on greedy responses of SmolLM2-135M: docs/log.md, "Runaway answers".
+# Measured on tests/support/long_texts.py and on greedy responses of SmolLM2-135M: the log, "Runaway answers".
 _WINDOW_CHARS: Final = 1200
 _FRACTION: Final = 0.65
 _FIND: Final = 4

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 from engine.core.types import StepTime
 
 # Weight of a response row compared with a prompt row: it is also multiplied by the output matrix and attends to
-# more text. Measured: docs/log.md, engine.
+# more text. Measured: log-archive.md, engine.
 ANSWER_ROWS: Final = 3
 
 

@@ -33,7 +33,7 @@ def test_coarser_types_cost_more_on_either_side_and_add_up_to_what_both_cost(fou
         costs = [by[side, q].at(1024) for q in ("q8_0", "q5_1", "q4_0")]
         assert costs == sorted(costs)
         assert costs[0] > 0
-    # Measured by llama-perplexity at 512 tokens, K and V together: docs/log.md, "Types of the KV cache".
+    # Measured by llama-perplexity at 512 tokens, K and V together: log-archive.md, "Types of the KV cache".
     for qtype, both in (("q8_0", 0.000051), ("q5_1", 0.00214), ("q4_0", 0.0115)):
         assert by["k", qtype].at(1024) + by["v", qtype].at(1024) == pytest.approx(both, rel=0.6)
 

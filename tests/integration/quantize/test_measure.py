@@ -93,7 +93,7 @@ def test_evidence_orders_types_and_roundings(measured):
         assert all(rows[q] <= stock[q] * 1.001 for q in stock)
         assert tensor.alpha > 0
     ratio = np.array([t.errors["gptq"]["Q4_K"] / t.errors["stock"]["Q4_K"] for t in measured.evidence.tensors])
-    # Measured: 0.37 on all tensors of this model (docs/log.md, "GPTQ rounding").
+    # Measured: 0.37 on all tensors of this model (log-archive.md, "GPTQ rounding").
     assert np.exp(np.log(ratio).mean()) < 0.5
 
 

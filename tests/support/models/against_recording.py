@@ -13,7 +13,7 @@ from tests.support.runner_calls import GREEDY, answered
 
 LENGTH = 16  # tokens per answer: the recording has more, but that takes too long
 END = 2  # <|im_end|>, the end of a recorded answer
-# Logit gap in nats below which tokens may swap between kernels. Measured: docs/log.md, "Greedy answers".
+# Logit gap in nats below which tokens may swap between kernels. Measured: log-archive.md, "Greedy answers".
 NEARLY_A_TIE = 0.7
 
 

@@ -32,7 +32,7 @@ ERROR = {
     "Q2_K": 0.09, "IQ3_XXS": 0.045, "IQ3_S": 0.028, "Q3_K": 0.03, "IQ4_XS": 0.0075, "IQ4_NL": 0.0074,
     "Q4_K": 0.0065, "Q4_0": 0.009, "Q5_0": 0.002, "Q5_1": 0.0019, "Q5_K": 0.0018, "Q6_K": 0.0005, "Q8_0": 3e-5,
 }  # fmt: skip
-# Of Q4_K's time a weight. Measured: docs/log.md, measuring ("what types cost here").
+# Of Q4_K's time a weight. Measured: log-archive.md, measuring ("what types cost here").
 MEASURED_IQ3_S = 1.98
 EVIDENCE = EvidenceRef(tier="max", has_imatrix=True)
 

@@ -366,7 +366,7 @@ def _refused(job_id: int, message: str, param: str) -> Fault:
 MIN_TEXTS: Final = 16
 # The weights are in memory a second time, in 8 bits, and no memory estimate includes them.
 MAX_BYTES: Final = 128 << 20
-# Minimum cosine with llama.cpp's vector. Rows on disk are rounded to 8 bits too (docs/log.md, "Documents").
+# Minimum cosine with llama.cpp's vector. Rows on disk are rounded to 8 bits too (log-archive.md, "Documents").
 MIN_COSINE: Final = 0.98
 # Maximum CPU time, as a fraction of llama.cpp's.
 WORTH: Final = 0.8

@@ -17,7 +17,7 @@ from engine.runner.llama.native.model import LoadedModel
 from engine.runner.llama.sequence import LlamaSequence
 
 # Prompt tokens that take as long as the fixed cost of a step, until measured: waiting for a step to take fewer
-# tokens costs more than computing them. Measured: docs/log.md, engine, rows of a step.
+# tokens costs more than computing them. Measured: log-archive.md, engine, rows of a step.
 STEP_ROWS: Final = 8
 
 

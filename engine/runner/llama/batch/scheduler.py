@@ -515,7 +515,7 @@ def shift(sequence: LlamaSequence, kv: KVCache, n_ctx: int) -> None:
 
 # Isolates requests with non-finite logits, so that only the request that causes them fails.
 # A cell with NaN affects every sequence of the same cache, because some kernels compute a masked value as 0 times
-# NaN (seen on the CPU, docs/log.md). So the whole cache is wiped and all requests are computed again. Requests that
+# NaN (seen on the CPU, the log). So the whole cache is wiped and all requests are computed again. Requests that
 # showed NaN then run one by one, alone and without a stored prefix: a request that shows NaN again is the cause.
 
 

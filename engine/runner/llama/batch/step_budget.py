@@ -17,18 +17,18 @@ from engine.runner.protocol import LoadSettings
 # with the ratio of requests in prefill to generating ones: wide steps prefill faster.
 PROMPT_STEP_S: Final = 0.1
 MAX_STRETCH: Final = 5
-# A CPU is as efficient with this many rows as with hundreds. Measured: docs/log.md, engine.
+# A CPU is as efficient with this many rows as with hundreds. Measured: log-archive.md, engine.
 MIN_CHUNK: Final = 16
 # On CPUs llama.cpp's flash attention processes a step's rows in tiles of this many, and fewer rows one by one.
 # Source: GGML_FA_TILE_Q, ggml-cpu/common.h.
 TILE_ROWS: Final = 64
-# From this depth on, single rows are so slow that a step with a prompt should fill tiles. Measured: docs/log.md,
+# From this depth on, single rows are so slow that a step with a prompt should fill tiles. Measured: log-archive.md,
 # engine.
 DEEP: Final = 512
-# From this many rows on, single rows take longer there than a whole tile. Measured: docs/log.md, engine.
+# From this many rows on, single rows take longer there than a whole tile. Measured: log-archive.md, engine.
 NEARLY_A_TILE: Final = 40
 # Minimum time between two deltas of a response. Each costs the runner, the server and the client 0.5 ms on the
-# computing cores, and faster updates are not visible on a display. Measured: docs/log.md, engine.
+# computing cores, and faster updates are not visible on a display. Measured: log-archive.md, engine.
 FLUSH_INTERVAL_S: Final = 0.02
 
 

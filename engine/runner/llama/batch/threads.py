@@ -9,7 +9,7 @@ with the batch and the length of the text. This module only calculates: the call
 from dataclasses import dataclass, field
 from typing import Final
 
-# Threads that run less than this fraction of their time wait for other programs. Measured: docs/log.md, engine (two
+# Threads that run less than this fraction of their time wait for other programs. Measured: the log, engine (two
 # threads, mean of a step: 0.90 to 1.0 alone, 0.72 next to one busy program).
 STARVED: Final = 0.82
 # A change must reduce the time to this fraction, or the number would change all the time.

@@ -18,7 +18,7 @@ from engine.runner.llama.native.model import LoadedModel
 from engine.runner.load_limits import STEADY_ROWS
 
 # Idle cells that may remain during running requests even if the used ones are fewer. Every step also scans idle
-# cells: 2,000 of them cost a 0.6B model a tenth of its decode speed (docs/log.md, engine).
+# cells: 2,000 of them cost a 0.6B model a tenth of its decode speed (log-archive.md, engine).
 IDLE_CELLS: Final = 1024
 
 

@@ -21,7 +21,7 @@ def state_buffer(size: int) -> Any:
     """Return a buffer for a state, (size,) uint8, in separate pages.
 
     In the C library's heap, small objects that outlive states (tokens, indexes) would keep the memory between them
-    allocated: 17 to 30 KB per state ever stored. Measured: docs/log.md, engine.
+    allocated: 17 to 30 KB per state ever stored. Measured: log-archive.md, engine.
     """
     if size < OWN_PAGES_FROM:
         return np.empty(size, np.uint8)

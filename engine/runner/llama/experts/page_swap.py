@@ -2,7 +2,7 @@
 
 The copy has the file's bytes at the file's address, so readers get the same data, from memory that the kernel does
 not drop. A copy's pages are reused for the next one: allocating and clearing new ones takes four times as much CPU
-time (docs/log.md, mixtures).
+time (log-archive.md, mixtures).
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Converts an embedding model to BF16 on CPUs that multiply it faster than F16 and F32.
 
 With AVX-512 BF16 an encoder takes 0.7 of F16's CPU time; cosines with the vectors of F32 stay above 0.9999
-(docs/log.md, "Documents"). llama.cpp takes types only from the file, so it gets a temporary copy during the load.
+(the log, "Documents"). llama.cpp takes types only from the file, so it gets a temporary copy during the load.
 Without `repack` the weights stay unchanged.
 """
 

@@ -60,16 +60,16 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     noise_kld_max: float = 0.0
 
 
-# A margin between the two most likely tokens that no correct kernel reverses. Measured: docs/log.md, device check.
+# A margin between the two most likely tokens that no correct kernel reverses. Measured: the log, device check.
 SURE_NATS: Final = 0.5
 
 
 # A device is wrong if it exceeds both these limits and a multiple of the model's own noise. Correct devices have at
 # most 0.7 of the noise if activations have 8 bits, else 2e-4 in the mean and 5e-3 in a row (an MoE model's routing
-# at a near tie). Faults that change responses start at 1e-3. Measured: docs/log.md, device check.
+# at a near tie). Faults that change responses start at 1e-3. Measured: log-archive.md, device check.
 WRONG_KLD_MEAN: Final = 0.001
 # OpenVINO multiplies in bfloat16 on CPUs that support it: 1.1e-3 in the mean and 5e-3 in a row for 16-bit weights,
-# while a wrong type (4 bits with a rounded zero point) has 0.38. Measured: docs/log.md, OpenVINO.
+# while a wrong type (4 bits with a rounded zero point) has 0.38. Measured: log-archive.md, OpenVINO.
 WRONG_KLD_MEAN_BFLOAT: Final = 0.002
 WRONG_KLD_ROW: Final = 0.03
 NOISE_FACTOR: Final = 3.0
@@ -80,7 +80,7 @@ WRONG_TOP_FRAC: Final = 0.03
 ROUNDS: Final = 24
 ROUNDS_S: Final = 1.5
 UNSTEADY_KLD: Final = WRONG_KLD_MEAN / 5
-# Results below this fraction of the limits need no further checks. Measured: docs/log.md, device check.
+# Results below this fraction of the limits need no further checks. Measured: log-archive.md, device check.
 DOUBT: Final = 5.0
 
 

@@ -2,7 +2,7 @@
 
 The host of a virtual machine provides memory when it is first touched, and each huge page waits for it: clearing a
 cache of 189 MB took 0.04 to 0.44 s of CPU time. Small pages mostly come from recently freed memory: 0.11 to 0.12 s
-(docs/log.md, Starting).
+(log-archive.md, Starting).
 """
 
 import contextlib

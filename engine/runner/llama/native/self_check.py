@@ -18,10 +18,10 @@ TEXT: Final = "One, two, three, four, five, six, seven"
 # Enough for Tessera's own kernels to be among those compared. Source: engine/kernels/ggml-tiles.cpp.
 NUM_TOKENS: Final = 8
 # Below this size one thread checks in less than 0.1 s and waits for no other thread: on a busy machine two threads
-# with hundreds of barriers per step took ten times as long. Measured: docs/log.md, engine.
+# with hundreds of barriers per step took ten times as long. Measured: log-archive.md, engine.
 ONE_THREAD_BYTES: Final = 256 << 20
 # Difference of two logit rows divided by their spread (root mean squares). Unrelated rows differ by 1.4; those of
-# two batch shapes by 0.06 at most. Measured: docs/log.md, engine.
+# two batch shapes by 0.06 at most. Measured: log-archive.md, engine.
 LARGEST_DIFFERENCE: Final = 0.7
 
 

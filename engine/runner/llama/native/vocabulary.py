@@ -16,7 +16,7 @@ _SPELLING_TYPES: Final = frozenset({1, 2})  # SPM, BPE
 # llama.h, enum llama_token_attr: tokens that are searched in a text before all others.
 _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 8, 16
 # The time of llama_tokenize grows with the square of the number of control tokens in a text (1 MiB of <|im_start|>:
-# 24 s), so a text is tokenized in parts. Measured: docs/log.md, abuse.
+# 24 s), so a text is tokenized in parts. Measured: log-archive.md, abuse.
 PART_BYTES: Final = 16 << 10
 # No published vocabulary has a token of half this length (OpenAI's and Llama 3's: 128). The server uses this limit;
 # the runner uses the vocabulary itself, once a long text makes it scan all tokens.

@@ -145,7 +145,7 @@ def test_logits_are_those_of_the_formulas_and_of_llama_cpp(tmp_path, name):
     found = onnx_models.onnx_logits(tmp_path / "out", tokens)
     wanted = oracle(source, tokens)
     assert onnx_models.distance(found, wanted) < 2e-5
-    # llama.cpp rounds activations to the weights' own format; measured: docs/log.md, onnx.
+    # llama.cpp rounds activations to the weights' own format; measured: log-archive.md, onnx.
     limit = 0.03 if name == "llama-q4_0" else 0.01
     assert onnx_models.distance(found, onnx_models.llama_logits(source, tokens)) < limit
 
