@@ -1,7 +1,4 @@
-"""Runs a whole quantization job: convert, measure, plan, write, verify, publish.
-
-Native code runs in child processes.
-"""
+"""Runs a whole quantization job: convert, measure, plan, write, verify, publish. Native code runs in children."""
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
