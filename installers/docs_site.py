@@ -197,7 +197,7 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
 def benchmarks_page() -> str:
     """docs/benchmarks.md: the newest figure of each measurement, from tests/bench/results."""
     sys.path.insert(0, str(ROOT))
-    from tests.bench.results import newest
+    from tests.bench.recording import newest
 
     lines = [
         "# Benchmarks",

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.bench.clients import complete, together  # noqa: E402 - after sys.path
-from tests.bench.results import record  # noqa: E402
+from tests.bench.recording import record  # noqa: E402
 from tests.bench.rival import LlamaServer, llama_bench  # noqa: E402
 from tests.support.servers import RunningServer  # noqa: E402
 

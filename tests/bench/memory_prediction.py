@@ -23,7 +23,7 @@ from engine.placement.placer import read_shape
 from engine.placement.types import Need
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from tests.bench.results import record
+from tests.bench.recording import record
 from tests.support.models.shapes import SHAPES, scaled, write_shape
 
 ROOT = Path(__file__).resolve().parents[2]

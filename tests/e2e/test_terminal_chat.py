@@ -33,6 +33,8 @@ class Terminal:
         termios.tcsetwinsize(slave, (30, columns))
         environment = {**os.environ, "TESSERA_HOME": str(home), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
         environment["PYTHONPATH"] = str(ROOT)
+        for size in ("COLUMNS", "LINES"):  # else these count before the terminal's own size
+            environment.pop(size, None)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "app", *arguments],
             cwd=cwd or ROOT,

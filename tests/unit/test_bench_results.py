@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.bench import results
+from tests.bench import recording as results
 
 
 def test_every_recorded_line_is_whole():
