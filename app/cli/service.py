@@ -59,7 +59,7 @@ def status(*, as_json: bool) -> None:
 
 @command.command("restart")
 def restart() -> None:
-    """Start it anew, as after a change of settings; running answers end."""
+    """Start it again, as after a change of settings; running answers end."""
     try:
         os_service.restart(os_service.manager(own_command("serve")))
     except os_service.ServiceFailed as error:

@@ -7,7 +7,7 @@ Text that may still become a marker is buffered; events that were sent are never
 import re
 from collections.abc import Sequence
 from enum import Enum, auto
-from typing import Final
+from typing import ClassVar, Final
 
 from engine.chat.reasoning import last_opening, open_markers
 from engine.chat.tools.call_events import CallSink
@@ -147,17 +147,7 @@ class AnswerParser:
         return out
 
     def _advance(self) -> bool:
-        steps = {
-            _Mode.TEXT: self._text,
-            _Mode.REASONING: self._reason,
-            _Mode.HELD: self._hold,
-            _Mode.HEADER: self._header,
-            _Mode.SECTION: self._between_calls,
-            _Mode.CALL: self._call,
-            _Mode.BARE: self._maybe_bare,
-            _Mode.FOREIGN: self._foreign,
-        }
-        return steps[self._mode]()
+        return bool(self._STEPS[self._mode](self))
 
     # ------------------------------------------------------------------ visible text
 
@@ -469,6 +459,18 @@ class AnswerParser:
             self._enter(_IMPLICIT)
             self._section_calls = 1
         self._bare = None
+
+    # What advances the parser in each mode; functions of this class, called for each token.
+    _STEPS: ClassVar = {
+        _Mode.TEXT: _text,
+        _Mode.REASONING: _reason,
+        _Mode.HELD: _hold,
+        _Mode.HEADER: _header,
+        _Mode.SECTION: _between_calls,
+        _Mode.CALL: _call,
+        _Mode.BARE: _maybe_bare,
+        _Mode.FOREIGN: _foreign,
+    }
 
 
 # Markers that the parser of a dialect looks for in each state; created once per dialect.
