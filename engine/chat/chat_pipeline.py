@@ -213,6 +213,8 @@ class Conversations:
         offered = query.tools if choice == "auto" else ()
         if output is None:
             return await self._once_called(query, dialect, rendered, offered)
+        if dialect.speaks_in(rendered.prefill):
+            return output, notes
         if dialect.content_opening:
             # The format applies from the start of the visible text; calls before that are free.
             opening = ("", dialect.content_opening)
@@ -553,7 +555,7 @@ def budget_of(
             start=start,
             end=dialect.headers.body_ends[0],
             close=next_message + dialect.content_opening,
-            is_open=False,
+            is_open=dialect.reasons_in(rendered.prefill),
         )
     return None
 

@@ -136,6 +136,13 @@ class Dialect(msgspec.Struct, frozen=True):
         _, opening, begun = prefill.rpartition(self.call_preamble[0])
         return bool(opening) and not any(end in begun for end in self.headers.body_ends)
 
+    def speaks_in(self, prefill: str) -> bool:
+        """Whether the head of a response ends in visible text, as when that text is continued."""
+        if not self.content_opening or self.reasons_in(prefill):
+            return False
+        _, opening, begun = prefill.rpartition(self.content_opening)
+        return bool(opening) and (self.reasoning is None or self.reasoning.start not in begun)
+
 
 # Search for markers in text that is still growing.
 

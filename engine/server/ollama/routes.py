@@ -124,14 +124,14 @@ async def _events(
     lines = Lines(body.model, model.facts.n_ctx, load_s, chat=chat)
     try:
         if isinstance(asked, ChatQuery):
-            chat_of = await state.conversations.prepare(model.facts, asked)
+            own = chat_of = await state.conversations.prepare(model.facts, asked)
             if isinstance(body, GenerateBody):
-                chat_of = await _behind(model, chat_of, body.context)
+                chat_of = await _behind(model, own, body.context)
             turn = Turn(state, model, chat_of)
             async with aclosing(turn.events()) as events:
                 async for item in events:
                     if isinstance(item, AnswerFinished) and isinstance(body, GenerateBody):
-                        lines.context = await _context(model, chat_of, lines.text)
+                        lines.context = await _context(model, own, body.context, lines.text)
                     yield lines, item
             return
         raw, notes = await _raw_request(state, model, asked)
@@ -176,11 +176,15 @@ async def _behind(model: LoadedModel, chat: PreparedChat, context: list[int] | N
     )
 
 
-async def _context(model: LoadedModel, chat: PreparedChat, answer: str) -> list[int]:
-    """The conversation's tokens, for the next request. Empty if another server runs the model."""
+async def _context(model: LoadedModel, chat: PreparedChat, before: list[int] | None, answer: str) -> list[int]:
+    """The conversation's tokens, for the next request. Empty if another server runs the model.
+
+    `chat` is the request without the conversation `before` it, whose tokens are known.
+    """
     if not isinstance(chat.request, GenerationRequest) or model.runner is None:
         return []
-    return await model.runner.tokenize(chat.rendered.prompt + answer, add_special=chat.rendered.add_special)
+    add_special = chat.rendered.add_special and not before
+    return [*(before or ()), *await model.runner.tokenize(chat.rendered.prompt + answer, add_special=add_special)]
 
 
 async def _raw_request(

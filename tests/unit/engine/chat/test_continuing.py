@@ -1,14 +1,17 @@
 """Continuing an answer that has begun, in every family's own marks; forced calls end."""
 
+import asyncio
+
 import pytest
 
-from engine.chat.chat_pipeline import Answer
+from engine.chat.chat_pipeline import Answer, Conversations
+from engine.chat.query import ChatQuery
 from engine.chat.render_child import Renderer
 from engine.chat.render_protocol import RenderJob
 from engine.chat.tools.dialects import choose
 from engine.chat.tools.parser import AnswerParser
 from engine.chat.types import CallEnded, CallStarted, ChatTemplate, Message
-from engine.core.types import Delta
+from engine.core.types import Constraint, Delta, ModelFacts
 from tests.unit.engine.chat.conversations import NAMES, TOOLS, collect, source
 from tests.unit.engine.chat.test_conversation import done, prepared
 
@@ -121,3 +124,44 @@ def test_a_forced_call_that_is_cut_is_left_out_beside_a_whole_one_and_no_mark_is
 def test_a_single_forced_call_that_is_cut_is_passed_on():
     events, _ = forced(CALL[:60], end=done("length"))
     assert counts(events) == (1, 0)
+
+
+class _Checker:
+    async def fit(self, constraint, _param):
+        return constraint, ()
+
+
+class _Renderer:
+    async def render(self, template, messages, tools, **options):
+        options.pop("brought")
+        return Renderer().render(RenderJob(template=template, messages=messages, tools=tools, **options))
+
+
+SPEAKING = [name for name in NAMES if choose(source(name)).content_opening]
+
+
+@pytest.mark.parametrize("name", SPEAKING)
+@pytest.mark.parametrize(
+    ("reasoning", "content", "opening_is_awaited"),
+    [("", "Hello,", False), ("Done.", "Hello,", False), ("I'm", "", True), ("", "", True)],
+)
+def test_an_output_format_waits_only_for_an_opening_that_the_prompt_does_not_hold(
+    name, reasoning, content, opening_is_awaited
+):
+    begun = (Message(role="assistant", content=content, reasoning=reasoning),) if reasoning or content else ()
+    query = ChatQuery(
+        messages=(QUESTION, *begun),
+        continue_final=bool(begun),
+        add_generation_prompt=not begun,
+        output=Constraint(kind="json_schema", source='{"type":"object"}'),
+    )
+    facts = ModelFacts(
+        architecture="llama", description="", n_params=1, size_bytes=1, n_vocab=1, n_ctx=1, n_ctx_train=1,
+        n_parallel=1, n_embd=1, chat_template=source(name), bos="<s>", eos="</s>", add_bos=True, fim={},
+        metadata={},
+    )  # fmt: skip
+    prepared_chat = asyncio.run(Conversations(_Renderer(), _Checker()).prepare(facts, query))
+    opening = choose(source(name)).content_opening
+    awaited = ("", opening) if opening_is_awaited else None
+    assert prepared_chat.request.constraint.preamble == awaited
+    assert prepared_chat.request.constraint.preamble_open == opening_is_awaited
