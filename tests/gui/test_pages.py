@@ -3,8 +3,9 @@
 import time
 
 import msgspec
+from PySide6.QtCore import QCoreApplication, QEvent, QPoint
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QCheckBox, QComboBox, QPlainTextEdit, QPushButton, QSpinBox
+from PySide6.QtWidgets import QCheckBox, QComboBox, QLabel, QPlainTextEdit, QPushButton, QSpinBox
 
 from app.gui.chat.welcome import Welcome
 from app.gui.dashboard import DashboardPage
@@ -14,6 +15,7 @@ from app.gui.jobs import Jobs
 from app.gui.quantize.page import FitPage
 from app.gui.server.page import ServerPage
 from app.gui.settings_page import SettingsPage
+from app.gui.widgets.basics import Page
 from app.gui.widgets.tensor_mosaic import Mosaic, Tile, bits_of, tiles_of_types
 from app.gui.widgets.time_plot import TimePlot
 from app.settings import SETTINGS, load
@@ -431,3 +433,27 @@ def test_every_control_of_every_page_has_a_name(qtbot, show, services, server, q
     jobs.deleteLater()
     pages[0].save_draft()
     assert nameless == []
+
+
+def test_a_control_stays_where_it_is_when_lists_above_it_arrive(qtbot, show):
+    page = Page("Server")
+    late = QLabel("a list that arrives late")
+    late.hide()
+    below = QPushButton("Use it")
+    for item in (late, *(QPushButton(f"row {n}") for n in range(30)), below, QLabel("end\n" * 20)):
+        page.content.addWidget(item)
+    show(page)
+    page.resize(600, 400)
+    qtbot.waitUntil(lambda: page.verticalScrollBar().maximum() > 0)
+    page.ensureWidgetVisible(below)
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)
+    at = below.mapTo(page, QPoint(0, 0))
+    for shown in (True, False):
+        late.setMinimumHeight(240)
+        late.setVisible(shown)
+        QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)
+        assert below.mapTo(page, QPoint(0, 0)) == at
+    page.verticalScrollBar().setValue(0)
+    late.show()
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)
+    assert page.verticalScrollBar().value() == 0, "what is new at the top is seen there"

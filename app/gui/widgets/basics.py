@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from PySide6.QtCore import QEvent, QObject, QSize, Qt, QTimer, Signal
+from PySide6.QtCore import QEvent, QObject, QPoint, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import (
+    QCursor,
     QFocusEvent,
     QGuiApplication,
     QHideEvent,
@@ -282,6 +283,7 @@ class Page(QScrollArea):
         whole = stack(outer, spacing=0)
         whole.addStretch(1)
         inner.setLayout(whole)
+        self._places: dict[QWidget, int] = {}  # y of each visible widget within `inner` in the last layout
         self.setWidget(inner)
         self.setAccessibleName(title)
         self._timer = QTimer(self)
@@ -305,6 +307,31 @@ class Page(QScrollArea):
         super().hideEvent(event)
         self._timer.stop()
 
+    def event(self, event: QEvent) -> bool:
+        """Scroll along when content above changes its height, so that a control does not move under the mouse."""
+        top = self.verticalScrollBar().value()
+        handled = super().event(event)
+        if event.type() == QEvent.Type.LayoutRequest and self.widget() is not None:
+            before = self._places
+            self._note_places()
+            if top:  # at the top of the page, new content pushes the rest down
+                self._stay(top, before)
+        return handled
+
+    def _stay(self, top: int, before: dict[QWidget, int]) -> None:
+        """Keep the widget under the mouse, else the first visible one, where it was in the viewport."""
+        inner = self.widget()
+        pointed = inner.childAt(inner.mapFromGlobal(QCursor.pos())) if self.viewport().underMouse() else None
+        seen = [made for made in before if made in self._places and before[made] >= top]
+        anchor = pointed if pointed in seen else min(seen, key=before.__getitem__, default=None)
+        if anchor is not None:
+            self.verticalScrollBar().setValue(top + self._places[anchor] - before[anchor])
+
+    def _note_places(self) -> None:
+        inner = self.widget()
+        found = inner.findChildren(QWidget)
+        self._places = {made: made.mapTo(inner, QPoint(0, 0)).y() for made in found if made.isVisible()}
+
     def set_subtitle(self, text: str) -> None:
         """Set the text below the title."""
         self.subtitle.setText(text)
@@ -315,6 +342,7 @@ class Page(QScrollArea):
         """Set the subtitle's height for its wrapped lines, which the header layout does not do."""
         super().resizeEvent(event)
         self._fit_subtitle()
+        self._note_places()
 
     def _fit_subtitle(self) -> None:
         self.subtitle.setMinimumHeight(max(0, self.subtitle.heightForWidth(self.subtitle.width())))

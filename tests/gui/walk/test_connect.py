@@ -49,12 +49,11 @@ WRITTEN = {
 
 @pytest.fixture(scope="module")
 def walk(open_window):
-    made = open_window()
-    made.go("Connect")
-    return made
+    return open_window()
 
 
 def test_every_program_is_connected_and_let_go(walk):
+    walk.go("Connect")
     user = walk.home / "user"
     for button, (file, address) in WRITTEN.items():
         title = button.removeprefix("Connect ")
@@ -87,6 +86,7 @@ def test_every_program_is_connected_and_let_go(walk):
 
 
 def test_a_program_whose_settings_nobody_may_write_says_what_to_enter(walk):
+    walk.go("Connect")
     for button, label in (
         ("Connect goose", "OPENAI_HOST"),
         ("Connect Hermes Agent", "model.base_url"),
@@ -145,6 +145,7 @@ def test_another_server_is_added_checked_used_and_forgotten(walk, upstream):
 
 
 def test_a_computer_for_layers_is_added_once_its_host_key_was_seen(walk, tmp_path):
+    walk.go("Server")
     card = f"{SERVER}.remotes"
     host = SshHost(tmp_path)
     keys = walk.home / "user" / ".ssh"
@@ -174,6 +175,7 @@ def test_a_computer_for_layers_is_added_once_its_host_key_was_seen(walk, tmp_pat
 
 
 def test_what_programs_paste_is_chosen_and_copied(walk):
+    walk.go("Server")
     walk.choose("Program to connect", "curl", SERVER)
     walk.until(f"'curl' in {SERVER}.snippet.toPlainText()")
     walk.click("Copy", SERVER)
@@ -182,6 +184,7 @@ def test_what_programs_paste_is_chosen_and_copied(walk):
 
 
 def test_a_key_that_may_manage_is_made_and_does(walk):
+    walk.go("Server")
     walk.fill("Name of the new key", "phone", f"{SERVER}.keys")
     walk.choose("What the new key may do", "May also manage models", f"{SERVER}.keys")
     walk.click("Make a key", f"{SERVER}.keys")
@@ -197,6 +200,7 @@ def test_a_key_that_may_manage_is_made_and_does(walk):
 
 
 def test_another_tessera_is_used_and_left(walk, tmp_path):
+    walk.go("Server")
     card = f"{SERVER}.elsewhere"
     own = walk.server()["url"]
     assert not walk.ask(f"{card}.show_code.isEnabled()"), "only this computer reaches this server"
