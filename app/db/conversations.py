@@ -19,13 +19,13 @@ _OF_FOLDERS = frozenset({"name", "path", "instructions", "model", "sampling", "t
 _AS_JSON = frozenset({"sampling", "tools"})
 
 
-def create(connection: apsw.Connection, **fields: object) -> Conversation:
-    """Create an empty conversation; fields as in `Conversation`."""
+def create(connection: apsw.Connection, *, created_s: float | None = None, **fields: object) -> Conversation:
+    """Create an empty conversation; fields as in `Conversation`. `created_s`: None for now."""
     with connection:
         connection.execute(
             "INSERT INTO conversations(created_s, touched) "
             "VALUES (?, (SELECT coalesce(max(touched), 0) + 1 FROM conversations))",
-            (time.time(),),
+            (created_s or time.time(),),
         )
         conversation_id = connection.last_insert_rowid()
         update(connection, conversation_id, **fields)

@@ -24,9 +24,13 @@ def add(
     reasoning: str = "",
     facts: AnswerFacts = NO_FACTS,
     attachments: Iterable[Attachment] = (),
+    created_s: float | None = None,
 ) -> Message:
-    """Write a message durably and make it the end of the visible branch."""
-    created_s = time.time()
+    """Write a message durably and make it the end of the visible branch. `created_s`: None for now.
+
+    A message with a date of its own does not move its conversation to the top of the list.
+    """
+    is_new, created_s = created_s is None, created_s or time.time()
     stored: list[Attachment] = []
     with connection:
         connection.execute(
@@ -52,7 +56,8 @@ def add(
             )
             stored.append(Attachment(item.name, item.mime, item.text, item.data, connection.last_insert_rowid()))
         conversations.update(connection, conversation_id, leaf_id=message_id)
-        conversations.touch(connection, conversation_id)
+        if is_new:
+            conversations.touch(connection, conversation_id)
     return Message(
         message_id,
         conversation_id,

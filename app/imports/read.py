@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path
 from typing import Any, Final
 
-from app.imports.types import Branches, Chat, ImportFailed, Message, rows_of, table_of, text_of
+from app.imports.types import Branches, Chat, ImportFailed, Message, date_of, rows_of, table_of, text_of
 
 # Larger than any export; a file that decompresses to more is not an export.
 MAX_BYTES: Final = 1 << 30
@@ -102,12 +102,15 @@ def jan(lines: str, thread: Any) -> Chat:
         key = text_of(row.get("id")) or str(number)
         role = _ROLES.get(text_of(row.get("role")))
         left = tuple(text_of(part.get("type")) for part in parts if "text" not in part)
-        branches.add(key, parent, _message(key, role, text, left_out=left))
+        when = date_of(row.get("created_at"))
+        branches.add(key, parent, _message(key, role, text, left_out=left, created_s=when))
         parent = key
     about = table_of(thread)
     assistant = next(iter(rows_of(about.get("assistants"))), {})
     model = text_of(table_of(assistant.get("model")).get("id"))
-    return _chat(text_of(about.get("title")), branches, parent, model, text_of(assistant.get("instructions")))
+    when = date_of(about.get("updated"), about.get("created"))
+    system = text_of(assistant.get("instructions"))
+    return _chat(text_of(about.get("title")), branches, parent, model, system, when=when)
 
 
 def _chatgpt(row: dict[str, Any]) -> Chat:
@@ -127,11 +130,16 @@ def _chatgpt(row: dict[str, Any]) -> Chat:
         hidden = facts.get("is_visually_hidden_from_conversation") or content.get("content_type") == "thoughts"
         left = tuple(text_of(part.get("content_type")) or "attachment" for part in others)
         parent = table_of(node).get("parent")
-        made = None if hidden else _message(key, _ROLES.get(role), text, model=named, left_out=left)
+        when = date_of(message.get("create_time"))
+        made = None
+        if not hidden:
+            made = _message(key, _ROLES.get(role), text, model=named, left_out=left, created_s=when)
         branches.add(key, parent if isinstance(parent, str) else None, made)
         model = named or model
     leaf = row.get("current_node")
-    return _chat(text_of(row.get("title")), branches, leaf if isinstance(leaf, str) else None, model, system)
+    when = date_of(row.get("update_time"), row.get("create_time"))
+    shown = leaf if isinstance(leaf, str) else None
+    return _chat(text_of(row.get("title")), branches, shown, model, system, when=when)
 
 
 def _claude(row: dict[str, Any]) -> Chat:
@@ -151,11 +159,13 @@ def _claude(row: dict[str, Any]) -> Chat:
         above = message.get("parent_message_uuid")
         parent = above if isinstance(above, str) and above in branches.rows else before
         role = _ROLES.get(text_of(message.get("sender")))
-        made = _message(key, role, text, reasoning=reasoning, documents=documents, left_out=left)
+        when = date_of(message.get("created_at"))
+        made = _message(key, role, text, reasoning=reasoning, documents=documents, left_out=left, created_s=when)
         branches.add(key, parent, made)
         before = key
     leaf = text_of(row.get("current_leaf_message_uuid"))
-    return _chat(text_of(row.get("name")), branches, leaf or before, text_of(row.get("model")))
+    when = date_of(row.get("updated_at"), row.get("created_at"))
+    return _chat(text_of(row.get("name")), branches, leaf or before, text_of(row.get("model")), when=when)
 
 
 def _open_webui(row: dict[str, Any]) -> Chat:
@@ -173,14 +183,17 @@ def _open_webui(row: dict[str, Any]) -> Chat:
         parent = message.get("parentId")
         left = tuple(text_of(item.get("name")) or "file" for item in rows_of(message.get("files")))
         role = _ROLES.get(text_of(message.get("role")))
-        made = _message(key, role, text, model=text_of(message.get("model")), left_out=left)
+        when = date_of(message.get("timestamp"))
+        made = _message(key, role, text, model=text_of(message.get("model")), left_out=left, created_s=when)
         branches.add(key, parent if isinstance(parent, str) else None, made)
         last = key
     models = chat.get("models")
     model = text_of(models[0]) if isinstance(models, list) and models else ""
     leaf = text_of(history.get("currentId")) or last
     title = text_of(row.get("title")) or text_of(chat.get("title"))
-    return _chat(title, branches, leaf, model, text_of(table_of(chat.get("params")).get("system")))
+    system = text_of(table_of(chat.get("params")).get("system"))
+    when = date_of(row.get("updated_at"), row.get("created_at"), chat.get("timestamp"))
+    return _chat(title, branches, leaf, model, system, when=when)
 
 
 def _is_lm_studio(row: dict[str, Any]) -> bool:
@@ -210,7 +223,8 @@ def _lm_studio(row: dict[str, Any]) -> Chat:
                 after = key
         before = after
     model = text_of(table_of(row.get("lastUsedModel")).get("identifier"))
-    return _chat(text_of(row.get("name")), branches, before, model, text_of(row.get("systemPrompt")))
+    when = date_of(row.get("userLastMessagedAt"), row.get("createdAt"))
+    return _chat(text_of(row.get("name")), branches, before, model, text_of(row.get("systemPrompt")), when=when)
 
 
 def _message(key: str, role: str | None, text: str, **more: Any) -> Message | None:
@@ -220,5 +234,16 @@ def _message(key: str, role: str | None, text: str, **more: Any) -> Message | No
     return Message(key, None, "user" if role == "user" else "assistant", text, **more)
 
 
-def _chat(title: str, branches: Branches, leaf: str | None, model: str = "", system: str = "") -> Chat:
-    return Chat(title, branches.ordered(), branches.shown(leaf), model, system)
+def _chat(
+    title: str,
+    branches: Branches,
+    leaf: str | None,
+    model: str = "",
+    system: str = "",
+    *,
+    when: float | None = None,
+) -> Chat:
+    """Build a chat. Without a date of its own it has that of its last message."""
+    rows = branches.ordered()
+    when = when or max((row.created_s for row in rows if row.created_s), default=None)
+    return Chat(title, rows, branches.shown(leaf), model, system, when)

@@ -1,7 +1,8 @@
 """A chat from an export, in the same form for all programs."""
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
 
 
 class ImportFailed(Exception):
@@ -24,6 +25,7 @@ class Message:
     model: str = ""
     documents: tuple[tuple[str, str], ...] = ()  # name, text
     left_out: tuple[str, ...] = ()  # contents that could not be imported
+    created_s: float | None = None  # None: the export has no date
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Chat:
     leaf: str | None = None
     model: str = ""
     system_prompt: str = ""
+    created_s: float | None = None  # of the last change if the export has it; None: the export has no date
 
 
 @dataclass
@@ -71,16 +74,7 @@ class Branches:
                 message = self.rows[name][1]
                 assert message is not None  # `shown` returns only keys of messages
                 parent = self.shown(self.rows[name][0])
-                done[name] = Message(
-                    name,
-                    parent if parent in done else None,
-                    message.role,
-                    message.text,
-                    message.reasoning,
-                    message.model,
-                    message.documents,
-                    message.left_out,
-                )
+                done[name] = replace(message, key=name, parent=parent if parent in done else None)
         return tuple(done.values())
 
 
@@ -97,3 +91,25 @@ def rows_of(value: Any) -> list[dict[str, Any]]:
 def table_of(value: Any) -> dict[str, Any]:
     """Return a dict unchanged; an empty dict for any other type."""
     return value if isinstance(value, dict) else {}
+
+
+# Larger numbers are milliseconds. As seconds, this is the year 5138.
+_MOST_S: Final = 1e11
+_FIRST_S: Final = 946_684_800  # 2000-01-01: earlier dates are placeholders
+
+
+def date_of(*values: Any) -> float | None:
+    """Seconds since 1970 of the first valid date: seconds, milliseconds or ISO 8601. None if there is none."""
+    for value in values:
+        seconds: float | None = None
+        if isinstance(value, str):
+            try:
+                read = datetime.fromisoformat(value)
+                seconds = (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
+            except (ValueError, OverflowError):
+                continue
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            seconds = value / 1000 if _MOST_S < value < 1000 * _MOST_S else value
+        if seconds is not None and _FIRST_S <= seconds < _MOST_S:
+            return float(seconds)
+    return None

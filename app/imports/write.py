@@ -1,6 +1,6 @@
 """Add imported chats to the database: all of them, or none."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import apsw
 
@@ -10,21 +10,30 @@ from app.db.records import Attachment
 from app.imports.types import Chat
 
 _LONGEST_TITLE = 200
+Progress = Callable[[int, int], object]  # chats written so far, chats in all
 
 
-def add_chats(connection: apsw.Connection, chats: Sequence[Chat]) -> int:
-    """Write the chats with their branches; return their number. Lists omitted contents in their messages."""
+def unseen(done: int, total: int) -> None:
+    """Report progress to nobody."""
+    del done, total
+
+
+def add_chats(connection: apsw.Connection, chats: Sequence[Chat], progress: Progress = unseen) -> list[int]:
+    """Write the chats with their branches; return their ids. Lists omitted contents in their messages."""
+    ids = []
     with connection:
-        for chat in chats:
-            _add(connection, chat)
-    return len(chats)
+        for number, chat in enumerate(chats):
+            progress(number, len(chats))
+            ids.append(_add(connection, chat))
+    return ids
 
 
-def _add(connection: apsw.Connection, chat: Chat) -> None:
+def _add(connection: apsw.Connection, chat: Chat) -> int:
     made = conversations.create(
         connection,
         title=" ".join(chat.title.split())[:_LONGEST_TITLE],
         system_prompt=chat.system_prompt,
+        created_s=chat.created_s,
     )
     ids: dict[str, int] = {}
     for message in chat.messages:
@@ -39,7 +48,9 @@ def _add(connection: apsw.Connection, chat: Chat) -> None:
             facts=AnswerFacts(left_out=message.left_out),
             attachments=[Attachment(name, "text/plain", text) for name, text in message.documents]
             + [Attachment(f"{name} (not in the export)", "") for name in message.left_out],
+            created_s=message.created_s or chat.created_s,
         )
         ids[message.key] = written.id
     if chat.leaf in ids:
         conversations.update(connection, made.id, leaf_id=ids[chat.leaf])
+    return made.id

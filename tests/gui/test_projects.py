@@ -82,7 +82,9 @@ def test_all_chats_go_out_and_come_back(qtbot, page, server, services, tmp_path)
         page.import_export.export_all_to(archive)
     with qtbot.waitSignal(page.import_export.imported) as done:
         page.import_export.import_from(archive)
-    assert done.args == [2]
+    assert len(done.args[0]) == 2
+    qtbot.waitUntil(lambda: page.controller.conversation.id == done.args[0][0])
+    qtbot.waitUntil(lambda: "2 chats imported" in page.banner.text)
     rows = services.store.submit(conversations.listing).result()
     assert sorted(chat.title for chat in rows) == ["One: a/b", "One: a/b", "Two", "Two"]
     texts = [[m.content for m in services.store.submit(messages.of_conversation, c.id).result()] for c in rows]

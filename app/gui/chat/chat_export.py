@@ -16,8 +16,8 @@ from app.db import conversations, messages
 from app.db.records import Attachment, Conversation, Message
 from app.gui.chat.tree import MessageTree
 from app.imports.read import read_chats, read_document
-from app.imports.types import Chat, ImportFailed
-from app.imports.write import add_chats
+from app.imports.types import Chat, ImportFailed, date_of
+from app.imports.write import Progress, add_chats, unseen
 
 FORMAT = "tessera-chats"
 VERSION = 1
@@ -40,6 +40,7 @@ def to_json(items: Sequence[tuple[Conversation, Sequence[Message]]]) -> str:
                 "system_prompt": chat.system_prompt,
                 "sampling": chat.sampling,
                 "leaf": chat.leaf_id,
+                "created_s": chat.created_s,
                 "messages": [_message(message) for message in rows],
             }
             for chat, rows in items
@@ -94,15 +95,15 @@ def read_export(path: Path) -> Any:
     return document if ours else read_chats(path, document)
 
 
-def import_chats(connection: apsw.Connection, found: Any) -> int:
-    """Add the chats that `read_export` returned, all or none. Returns their number. Raises: ImportFailed."""
+def import_chats(connection: apsw.Connection, found: Any, progress: Progress = unseen) -> list[int]:
+    """Add the chats that `read_export` returned, all or none. Returns their ids. Raises: ImportFailed."""
     if isinstance(found, list) and all(isinstance(chat, Chat) for chat in found):
-        return add_chats(connection, found)
-    return import_document(connection, found)
+        return add_chats(connection, found, progress)
+    return import_document(connection, found, progress)
 
 
-def import_document(connection: apsw.Connection, document: Any) -> int:
-    """Add the conversations of a Tessera export, all or none. Returns their number.
+def import_document(connection: apsw.Connection, document: Any, progress: Progress = unseen) -> list[int]:
+    """Add the conversations of a Tessera export, all or none. Returns their ids.
 
     Raises: ImportFailed.
     """
@@ -113,10 +114,12 @@ def import_document(connection: apsw.Connection, document: Any) -> int:
     chats = document.get("conversations")
     if not isinstance(chats, list):
         raise ImportFailed("it holds no conversations")
+    ids = []
     with connection:
-        for chat in chats:
-            _import_chat(connection, chat)
-    return len(chats)
+        for number, chat in enumerate(chats):
+            progress(number, len(chats))
+            ids.append(_import_chat(connection, chat))
+    return ids
 
 
 def _message(message: Message) -> dict[str, Any]:
@@ -128,6 +131,7 @@ def _message(message: Message) -> dict[str, Any]:
         "reasoning": message.reasoning,
         "status": message.status,
         "model": message.model,
+        "created_s": message.created_s,
         "facts": msgspec.to_builtins(message.facts),
         "attachments": [
             {
@@ -141,7 +145,7 @@ def _message(message: Message) -> dict[str, Any]:
     }
 
 
-def _import_chat(connection: apsw.Connection, chat: Any) -> None:
+def _import_chat(connection: apsw.Connection, chat: Any) -> int:
     if not isinstance(chat, dict) or not isinstance(chat.get("messages"), list):
         raise ImportFailed("a conversation has no list of messages")
     sampling = chat.get("sampling")
@@ -151,6 +155,7 @@ def _import_chat(connection: apsw.Connection, chat: Any) -> None:
         model=_text(chat, "model"),
         system_prompt=_text(chat, "system_prompt"),
         sampling=sampling if isinstance(sampling, dict) else {},
+        created_s=date_of(chat.get("created_s")),
     )
     ids: dict[Any, int] = {}
     for row in chat["messages"][:_MOST_MESSAGES]:
@@ -171,10 +176,12 @@ def _import_chat(connection: apsw.Connection, chat: Any) -> None:
             model=_text(row, "model"),
             facts=facts_of(row.get("facts")),
             attachments=[_attachment(item) for item in row.get("attachments") or ()],
+            created_s=date_of(row.get("created_s"), chat.get("created_s")),
         )
         ids[row.get("id")] = written.id
     if chat.get("leaf") in ids:
         conversations.update(connection, made.id, leaf_id=ids[chat["leaf"]])
+    return made.id
 
 
 def _attachment(item: Any) -> Attachment:

@@ -14,11 +14,14 @@ from app.db.records import Conversation, Fold, Message
 from app.gui.app_context import Services
 from app.gui.reasons import error_message
 
+_SHOWN_EVERY = 50  # chats
+
 
 class ChatImportExport(QObject):
     """Reads and writes chat files on worker threads."""
 
-    imported = Signal(int)
+    importing = Signal(int, int)  # chats written so far, chats in all; 0 of 0 while the file is read
+    imported = Signal(list)  # ids of the new chats
     exported = Signal(str)
     failed = Signal(str)
 
@@ -79,10 +82,15 @@ class ChatImportExport(QObject):
         """Import the chats of a file."""
         from app.gui.chat.chat_export import import_chats, read_export
 
+        def progress(done: int, total: int) -> None:
+            if done % _SHOWN_EVERY == 0:
+                self.importing.emit(done, total)
+
         def add(found: object) -> None:
-            future = self._services.store.submit(import_chats, found)
+            future = self._services.store.submit(import_chats, found, progress)
             self._services.background.watch(future, self.imported.emit, self._fail, self)
 
+        self.importing.emit(0, 0)
         self._services.background.run(lambda: read_export(path), add, self._fail, self)
 
     def _dialog(self, title: str, filters: list[str], chosen: Callable[[Path], None]) -> QFileDialog:

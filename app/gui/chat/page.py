@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QApplication, QBoxLayout, QFrame, QPlainTextEdit, 
 from app.client import ServerUnreachable
 from app.db import conversations
 from app.db.records import Attachment, Conversation, Folder
+from app.gui import formatted
 from app.gui.animations import appear
 from app.gui.app_context import Services
 from app.gui.chat.background_requests import SideWork
@@ -130,7 +131,8 @@ class ChatPage(QSplitter):
         self.projects.began.connect(self._begin)
         self.projects.changed.connect(self.sidebar.refresh)
         self.projects.changed.connect(lambda: chat.project.follow(chat.conversation))
-        self.import_export.imported.connect(self.sidebar.refresh)
+        self.import_export.importing.connect(self._on_importing)
+        self.import_export.imported.connect(self._on_imported)
         self.import_export.exported.connect(self._on_exported)
         self.import_export.failed.connect(lambda text: self.banner.notify(text, "bad"))
         self.bar.chosen.connect(self._on_model_chosen)
@@ -259,6 +261,9 @@ class ChatPage(QSplitter):
         self.transcript.setVisible(bool(path))
         self._drafts.show()
         self.banner.hide()
+        if self._say_when_open:
+            self.banner.notify(self._say_when_open, "ok")
+            self._say_when_open = ""
         if self._wanted_message:
             self.transcript.scroll_to(self._wanted_message)
             self._wanted_message = 0
@@ -293,6 +298,26 @@ class ChatPage(QSplitter):
     def _on_failed(self, error: Exception) -> None:
         if isinstance(error, ServerUnreachable):
             self._services.models.refresh()
+
+    def _on_importing(self, done: int, total: int) -> None:
+        words = self.tr("Reading the file…")
+        if total:
+            words = self.tr("Importing chats: {done} of {total}")
+        self.banner.notify(words.format(done=formatted.whole(done), total=formatted.whole(total)))
+
+    def _on_imported(self, ids: list[int]) -> None:
+        """Open a single imported chat. Report the number of several, and offer to show them in the list."""
+        self.sidebar.refresh()
+        if not ids:
+            self.banner.notify(self.tr("There is no chat in this file."), "warn")
+            return
+        self.open(ids[0])
+        words = self.tr("1 chat imported, with its date.")
+        if len(ids) > 1:
+            words = self.tr("{n} chats imported. They stand in the list by their dates; this is the first one.")
+        self._say_when_open = words.format(n=formatted.whole(len(ids)))
+
+    _say_when_open = ""
 
     def _on_exported(self, path: str) -> None:
         self.banner.notify(

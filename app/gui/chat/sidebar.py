@@ -49,15 +49,22 @@ from app.gui.widgets.basics import IconButton, label, row, search_field, stack, 
 from app.gui.widgets.popups import Menu
 
 _SEARCH_DELAY_MS = 120
-_WEEK = 7
+_WEEK, _MONTH = 7, 30
 
 
 def _age(created_s: float) -> str:
-    """The age group of a chat by the local date on which it was created."""
-    days = (date.today() - date.fromtimestamp(created_s)).days  # noqa: DTZ011, DTZ012 - local dates
+    """The age group of a chat by the local date on which it was created; before the last month its year."""
+    created = date.fromtimestamp(created_s)  # noqa: DTZ012 - local dates
+    days = (date.today() - created).days  # noqa: DTZ011 - local dates
     if days <= 0:
         return "today"
-    return "yesterday" if days == 1 else "week" if days < _WEEK else "earlier"
+    return "yesterday" if days == 1 else "week" if days < _WEEK else "month" if days < _MONTH else str(created.year)
+
+
+def _by_date(chat: Conversation) -> float:
+    """Sorts older chats by date. Those of today, pinned ones and folders keep the order of their last use."""
+    own = isinstance(_group_of(chat), int) or _group_of(chat) in {"pinned", "today"}
+    return -float("inf") if own else -chat.created_s
 
 
 def _group_of(chat: Conversation) -> int | str:
@@ -175,7 +182,7 @@ class Sidebar(QFrame):
 
     def _on_loaded(self, loaded: tuple[list[Conversation], list[Folder]]) -> None:
         """Rebuild the rows only if they changed: rebuilding would lose the selection and a click in progress."""
-        rows, folders = self._loaded = loaded
+        rows, folders = self._loaded = sorted(loaded[0], key=_by_date), loaded[1]
         looks = (
             [(_group_of(chat), chat.id, chat.title) for chat in rows],
             [(folder.id, folder.name) for folder in folders],
@@ -219,8 +226,13 @@ class Sidebar(QFrame):
             self._mark(marked)
 
     def _age_words(self, age: str) -> str:
-        texts = {"today": self.tr("Today"), "yesterday": self.tr("Yesterday"), "week": self.tr("Last 7 days")}
-        return texts.get(age) or self.tr("Earlier")
+        texts = {
+            "today": self.tr("Today"),
+            "yesterday": self.tr("Yesterday"),
+            "week": self.tr("Last 7 days"),
+            "month": self.tr("Last 30 days"),
+        }
+        return texts.get(age, age)
 
     def _groups_shown(self) -> set[int | str]:
         return {self.model.index(position, 0).data(FOLDER) for position in range(self.model.rowCount())}

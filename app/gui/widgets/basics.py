@@ -283,6 +283,7 @@ class Page(QScrollArea):
         whole = stack(outer, spacing=0)
         whole.addStretch(1)
         inner.setLayout(whole)
+        self._inner = inner
         self._places: dict[QWidget, int] = {}  # y of each visible widget within `inner` in the last layout
         self.setWidget(inner)
         self.setAccessibleName(title)
@@ -320,7 +321,7 @@ class Page(QScrollArea):
 
     def _stay(self, top: int, before: dict[QWidget, int]) -> None:
         """Keep the widget under the mouse, else the first visible one, where it was in the viewport."""
-        inner = self.widget()
+        inner = self._inner
         pointed = inner.childAt(inner.mapFromGlobal(QCursor.pos())) if self.viewport().underMouse() else None
         seen = [made for made in before if made in self._places and before[made] >= top]
         anchor = pointed if pointed in seen else min(seen, key=before.__getitem__, default=None)
@@ -328,7 +329,7 @@ class Page(QScrollArea):
             self.verticalScrollBar().setValue(top + self._places[anchor] - before[anchor])
 
     def _note_places(self) -> None:
-        inner = self.widget()
+        inner = self._inner
         found = inner.findChildren(QWidget)
         self._places = {made: made.mapTo(inner, QPoint(0, 0)).y() for made in found if made.isVisible()}
 

@@ -115,6 +115,8 @@ def test_a_chat_is_put_into_a_folder_and_the_folder_is_a_project(walk, tmp_path)
 
 
 def test_all_chats_are_exported_and_come_back_by_import(walk):
+    if rows(walk, "SELECT count(*) FROM conversations") == [(0,)]:
+        walk.say(FOR_THE_TOY[0].question)
     archive = walk.home / "all.zip"
     walk.click("More", "chat.sidebar")
     walk.click("Export all chats…")
@@ -131,6 +133,25 @@ def test_all_chats_are_exported_and_come_back_by_import(walk):
         "__import__('app.db.conversations', fromlist=['x']).listing).result())"
     )
     are_rows(walk, "SELECT count(*) FROM conversations", [(2 * before,)])
+    walk.until(f"'{before} chats imported' in chat.banner.text or '1 chat imported' in chat.banner.text")
+
+
+def test_imported_chats_keep_their_dates_and_the_first_is_opened(walk):
+    said = {"sender": "human", "text": "When is low tide?"}
+    dated = [
+        {"name": f"Tides {year}", "updated_at": f"{year}-03-01T12:00:00Z", "chat_messages": [said]}
+        for year in (2020, 2021)
+    ]
+    export = walk.home / "claude.json"
+    export.write_text(json.dumps(dated))
+    walk.click("More", "chat.sidebar")
+    walk.click("Import chats…")
+    walk.choose_file(export)
+    walk.until("'2 chats imported' in chat.banner.text")
+    walk.until("chat.controller.tree.path()[0].content == 'When is low tide?'")
+    years = "[chat.sidebar.model.item(n).text() for n in range(chat.sidebar.model.rowCount())][-2:]"
+    walk.until(f"{years} == ['2021', '2020']")
+    walk.picture("imported")
 
 
 def test_a_chat_comes_out_of_the_archive(walk):

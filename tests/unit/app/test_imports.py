@@ -13,12 +13,12 @@ from app.db.store import open_in_memory
 from app.gui.chat.chat_export import import_chats, read_export, to_json
 from app.gui.chat.tree import MessageTree
 from app.imports.read import chats_of, read_chats
-from app.imports.types import ImportFailed
+from app.imports.types import ImportFailed, date_of
 from tests.support.examples import examples
 
 CHATGPT = [
     {
-        "title": "Tides", "create_time": 1.0, "current_node": "a2",
+        "title": "Tides", "create_time": 1.0, "update_time": 1767225600.5, "current_node": "a2",
         "mapping": {
             "root": {"id": "root", "message": None, "parent": None, "children": ["sys"]},
             "sys": {"id": "sys", "parent": "root", "children": ["u1"], "message": {
@@ -53,7 +53,7 @@ CLAUDE = [
 ]  # fmt: skip
 OPEN_WEBUI = [
     {
-        "id": "x", "title": "Tides",
+        "id": "x", "title": "Tides", "updated_at": 1767225600,
         "chat": {"models": ["llama3"], "params": {"system": "Be brief."},
                  "history": {"currentId": "3", "messages": {
             "3": {"id": "3", "parentId": "1", "role": "assistant", "content": "At six.", "model": "llama3"},
@@ -63,7 +63,8 @@ OPEN_WEBUI = [
     }
 ]  # fmt: skip
 LM_STUDIO = {
-    "name": "Tides", "systemPrompt": "Be brief.", "lastUsedModel": {"identifier": "qwen"},
+    "name": "Tides", "createdAt": 1767225600123, "systemPrompt": "Be brief.",
+    "lastUsedModel": {"identifier": "qwen"},
     "messages": [
         {"currentlySelected": 0, "versions": [{"type": "singleStep", "role": "user", "content": [
             {"type": "text", "text": "When is low tide?"}]}]},
@@ -78,6 +79,7 @@ WORDS = "When is low tide?"
 JAN_THREAD = {
     "id": "t",
     "title": "Tides",
+    "updated": 1767225600,
     "assistants": [{"model": {"id": "jan-nano"}, "instructions": "Be brief."}],
 }
 JAN_LINES = [
@@ -113,8 +115,10 @@ def files(tmp_path):
 @pytest.mark.parametrize("name", ["chatgpt", "claude", "open_webui", "lm_studio", "jan"])
 def test_an_export_comes_in_with_its_branches(tmp_path, name):
     db = open_in_memory().connection
-    assert import_chats(db, read_export(files(tmp_path)[name])) == 1
+    (number,) = import_chats(db, read_export(files(tmp_path)[name]))
     (chat,) = conversations.listing(db)
+    assert chat.id == number
+    assert chat.created_s == pytest.approx(1767225600, abs=1), "2026-01-01"
     rows = messages.of_conversation(db, chat.id)
     path = MessageTree(rows, chat.leaf_id).path()
     assert chat.title == "Tides"
@@ -137,9 +141,25 @@ def test_what_we_export_comes_back(tmp_path):
     (chat,) = conversations.listing(db)
     out = tmp_path / "ours.json"
     out.write_text(to_json([(chat, messages.of_conversation(db, chat.id))]))
-    assert import_chats(db, read_export(out)) == 1
+    assert len(import_chats(db, read_export(out))) == 1
     first, second = (messages.of_conversation(db, c.id) for c in conversations.listing(db))
     assert [m.content for m in first] == [m.content for m in second]
+
+
+DATES = [
+    (("2026-01-01T00:00:00Z",), 1767225600),
+    (("2026-01-01T01:00:00+01:00",), 1767225600),
+    (("2026-01-01",), 1767225600),
+    ((1767225600,), 1767225600),
+    ((1767225600123,), 1767225600.123),
+    (("soon", None, 1767225600), 1767225600),
+    ((0, 1.0, -5, True, float("nan"), float("inf"), 10**400, "9999-99-99", [], {}), None),
+]
+
+
+@pytest.mark.parametrize(("values", "seconds"), DATES)
+def test_dates_of_exports_are_read_or_left_out(values, seconds):
+    assert date_of(*values) == seconds
 
 
 GARBAGE = [
@@ -200,7 +220,7 @@ def test_no_document_breaks_the_reader(document):
     except ImportFailed:
         return
     db = open_in_memory().connection
-    assert import_chats(db, chats) == len(chats)
+    assert len(import_chats(db, chats)) == len(chats)
     db.close()
 
 
