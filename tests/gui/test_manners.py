@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QMimeData, QPointF, Qt, QUrl
+from PySide6.QtCore import QEvent, QMimeData, QObject, QPointF, Qt, QUrl
 from PySide6.QtGui import QDropEvent, QGuiApplication
 from PySide6.QtNetwork import QLocalSocket
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import (
     QLabel,
     QSystemTrayIcon,
+    QWidget,
 )
 
 from app.gui import main_window
@@ -93,6 +94,28 @@ def test_dropped_models_go_to_the_library_and_other_files_to_the_chat(qtbot, des
 
 
 # -- shortcuts
+
+
+def test_no_page_flashes_a_window_of_its_own_while_it_is_built(qtbot, qapp, desktop):
+    class Shown(QObject):
+        found = ()
+
+        def eventFilter(self, watched, event):
+            if event.type() == QEvent.Type.Show and isinstance(watched, QWidget) and watched.isWindow():
+                self.found = (*self.found, (type(watched).__name__, getattr(watched, "text", str)()))
+            return False
+
+    shown = Shown()
+    qapp.installEventFilter(shown)
+    try:
+        for name in desktop.window.page_names:
+            desktop.window.show_page(name)
+            qtbot.wait(20)
+        desktop.window.chat.options.show()
+        desktop.window.chat.tools.toggle()
+    finally:
+        qapp.removeEventFilter(shown)
+    assert shown.found == ()
 
 
 def test_every_shortcut_of_the_table_works(qtbot, desktop):

@@ -261,9 +261,9 @@ class ChatPage(QSplitter):
         self.transcript.setVisible(bool(path))
         self._drafts.show()
         self.banner.hide()
-        if self._say_when_open:
-            self.banner.notify(self._say_when_open, "ok")
-            self._say_when_open = ""
+        if self._imported_words:
+            self.banner.notify(self._imported_words, "ok")
+            self._imported_words = ""
         if self._wanted_message:
             self.transcript.scroll_to(self._wanted_message)
             self._wanted_message = 0
@@ -315,9 +315,9 @@ class ChatPage(QSplitter):
         words = self.tr("1 chat imported, with its date.")
         if len(ids) > 1:
             words = self.tr("{n} chats imported. They stand in the list by their dates; this is the first one.")
-        self._say_when_open = words.format(n=formatted.whole(len(ids)))
+        self._imported_words = words.format(n=formatted.whole(len(ids)))
 
-    _say_when_open = ""
+    _imported_words = ""
 
     def _on_exported(self, path: str) -> None:
         self.banner.notify(

@@ -200,9 +200,9 @@ class CodePage(QWidget):
         column = stack(self.hint, self.transcript, spacing=0)
         column.setStretch(0, 1)
         column.setStretch(1, 1)
-        self._show_hint(shown=True)
         column.addLayout(below)
         left.setLayout(column)
+        self._show_hint(shown=True)  # with a parent: shown without one, it would be a window of its own
         self.tabs.addTab(self.files, self.tr("Files"))
         self.tabs.addTab(self.review, self.tr("Edits"))
         split = saved_splitter("code.sides", left, self.tabs, sizes=(_TALK, _FILES))

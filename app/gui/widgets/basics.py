@@ -269,7 +269,8 @@ class Page(QScrollArea):
         column.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         self.title = label(title, "title")
         self.subtitle = label(subtitle, "muted", wrap=True)
-        self.subtitle.setVisible(bool(subtitle))
+        if not subtitle:  # showing a label that has no parent yet would open a window
+            self.subtitle.hide()
         self.header = QHBoxLayout()
         self.header.setSpacing(8)
         self.header.addLayout(stack(self.title, self.subtitle, spacing=4), 1)
