@@ -100,7 +100,7 @@ def test_no_page_flashes_a_window_of_its_own_while_it_is_built(qtbot, qapp, desk
     class Shown(QObject):
         found = ()
 
-        def eventFilter(self, watched, event):
+        def eventFilter(self, watched, event):  # noqa: N802 - the name that Qt calls
             if event.type() == QEvent.Type.Show and isinstance(watched, QWidget) and watched.isWindow():
                 self.found = (*self.found, (type(watched).__name__, getattr(watched, "text", str)()))
             return False
