@@ -21,7 +21,7 @@ _BUSY_LOAD = 1.5
 class Phase:
     """`done` of `total`: prompt tokens while reading, percent while loading."""
 
-    name: Literal["waiting", "loading", "reading", "thinking", "writing"] = "waiting"
+    name: Literal["waiting", "permission", "loading", "reading", "thinking", "writing"] = "waiting"
     done: int = 0
     total: int = 0
     before: int = 0
@@ -29,6 +29,7 @@ class Phase:
 
 
 WAITING, THINKING, WRITING = Phase("waiting"), Phase("thinking"), Phase("writing")
+PERMISSION = Phase("permission")  # the user is asked whether a tool may run
 
 
 def phase_of(chunk: ChatChunk) -> Phase | None:
@@ -59,13 +60,14 @@ def phase_text(phase: Phase, seconds: float, tr: Callable[[str], str], number: C
     else:
         words = {
             "waiting": tr("Waiting for its turn"),
+            "permission": tr("Waiting for your permission"),
             "reading": tr("Reading your prompt"),
             "thinking": tr("Thinking"),
             "writing": tr("Writing"),
         }[phase.name]
     if phase.before:
         words = f"{words} · " + tr("{n} before this one").format(n=phase.before)
-    if seconds < _MIN_SHOWN_S:
+    if seconds < _MIN_SHOWN_S or phase.name == "permission":
         return words
     words = f"{words} · " + tr("{n} s").format(n=int(seconds))
     return f"{words} · " + tr("this computer is busy") if seconds >= _MIN_BUSY_S and is_busy() else words

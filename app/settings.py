@@ -151,6 +151,13 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("chat.model", "", "Model of new chats", "Empty: the model used last.", "Chat"),
     Setting("chat.system_prompt", "", "System prompt", "Instructions that open every new chat.", "Chat"),
     Setting(
+        "chat.tools",
+        "",
+        "Tools of new chats",
+        "Names of the tools that are on in every new chat, separated by commas. The Tools panel can set this.",
+        "Chat",
+    ),
+    Setting(
         "chat.max_tokens",
         0,
         "Max tokens",

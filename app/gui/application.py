@@ -44,6 +44,7 @@ from app.gui.server_link import ServerLink
 from app.gui.theme import ASSETS, Theme
 from app.gui.widgets.basics import Banner
 from app.updates import RELEASES, newer_version
+from devices.child_command import own_command
 from engine.core.paths import user_paths
 from engine.core.version import __version__
 
@@ -207,6 +208,9 @@ def run(files: list[str]) -> int:
     termination.close()
     instance.release()
     crashes.close()
+    if desktop.window.starts_again:
+        command = own_command("window")
+        os.execv(command[0], command)  # noqa: S606 - this program
     return code
 
 

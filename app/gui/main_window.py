@@ -385,6 +385,13 @@ class MainWindow(QMainWindow):
         self.close()
         self._quitting = False
 
+    def restart(self) -> None:
+        """Quit, then start the window again. If work would be lost, the user decides first."""
+        self.starts_again = True
+        self.quit()
+
+    starts_again = False  # the program starts again after this window has closed
+
     def open_files(self, files: list[str]) -> None:
         """Open models in the library and attach other files to the chat."""
         for name in files:
@@ -419,12 +426,15 @@ class MainWindow(QMainWindow):
             event.ignore()
             self.tray.show_window()
             self.banner.notify(
-                question(lost), "warn", (self.tr("Close"), self.quit_now), (self.tr("Stay"), lambda: None)
+                question(lost), "warn", (self.tr("Close"), self.quit_now), (self.tr("Stay"), self._stay)
             )
             return
         self.chat.stop()
         super().closeEvent(event)
         self.closed.emit()
+
+    def _stay(self) -> None:
+        self.starts_again = False
 
     def quit_now(self) -> None:
         """Quit without asking."""

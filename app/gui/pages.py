@@ -100,7 +100,9 @@ class Pages:
     def _settings(self) -> QWidget:
         from app.gui.settings_page import SettingsPage
 
-        return SettingsPage(self._services)
+        page = SettingsPage(self._services)
+        page.restart_wanted.connect(self._window.restart)
+        return page
 
     def _show(self, name: str) -> Any:
         self._window.show_page(name)
@@ -114,7 +116,6 @@ class Pages:
         self._window.new_chat()
         chat = self._window.chat.controller
         chat.change(sampling={**chat.conversation.sampling, "collection": collection})
-        self._window.chat.options.show()
 
     def _fit_model(self, model: str) -> None:
         self._show("fit").choose(model)

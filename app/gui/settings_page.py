@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from PySide6.QtCore import QLocale, Qt, QTimer
+from PySide6.QtCore import QLocale, Qt, QTimer, Signal
 from PySide6.QtWidgets import (
     QButtonGroup,
     QCheckBox,
@@ -19,20 +19,23 @@ from PySide6.QtWidgets import (
 
 from app.gui.app_context import Services
 from app.gui.shortcuts import SHORTCUTS, shown_keys, words_of
-from app.gui.widgets.basics import Page, button, card, label, row, rule, search_field, set_kind, stack
+from app.gui.widgets.basics import Banner, Page, button, card, label, row, rule, search_field, set_kind, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice, entries_of
-from app.settings import SETTINGS, Setting, SettingsError, Value, settings_file
+from app.settings import BY_NAME, SETTINGS, Setting, SettingsError, Value, settings_file
 from engine.core.paths import user_paths
 from engine.core.version import __version__
 from quantize.kv_cache_types import CACHE_TYPES
 
 _DELAY_MS = 400
 _CODE = 2  # length of a language code
+_TEST_LANGUAGE = "pseudo"  # finds texts that do not fit; no language for users
 
 
 class SettingsPage(Page):
     """One row per setting. A change applies immediately unless the row says otherwise."""
+
+    restart_wanted = Signal()
 
     def __init__(self, services: Services) -> None:
         super().__init__(self.tr("Settings"))
@@ -40,12 +43,15 @@ class SettingsPage(Page):
         self._frames: dict[str, QWidget] = {}
         self._headings: dict[str, QWidget] = {}  # visible if several sections are
         self._rows: list[tuple[str, QWidget, str]] = []  # section, row, searchable text
+        self.banner = Banner(services.theme)
+        self._started = {setting.name: services.settings.now[setting.name] for setting in SETTINGS}
         self.search = search_field(self.tr("Search settings"))
         self.search.setFixedWidth(240)
         self.search.textChanged.connect(lambda _: self._show_sections())
         self.header.addWidget(self.search, 0, Qt.AlignmentFlag.AlignTop)
         self._buttons = QButtonGroup(self)
         self._names = Flow(spacing=4)
+        self.content.addWidget(self.banner)
         self.content.addWidget(self._names)
         self.editors: dict[str, QWidget] = {}
         self._notes: dict[str, QWidget] = {}
@@ -150,6 +156,8 @@ class SettingsPage(Page):
         if setting.choices:
             choice = Choice()
             for name in setting.choices:
+                if name == _TEST_LANGUAGE and name != value:
+                    continue
                 choice.addItem(self._choice_label(setting, name), name)
             choice.setCurrentIndex(choice.findData(value))
             choice.setMinimumWidth(160)
@@ -230,6 +238,17 @@ class SettingsPage(Page):
             note.show()
         else:
             note.hide()
+            self._offer_restart(name)
+
+    def _offer_restart(self, name: str) -> None:
+        """Offer to restart after a change that needs it. A change that was taken back needs none."""
+        if not BY_NAME[name].restart:
+            return
+        if self._services.settings.now[name] == self._started[name]:
+            self.banner.hide()
+            return
+        words = self.tr("{name} changes when Tessera starts again.").format(name=self.tr(BY_NAME[name].title))
+        self.banner.notify(words, "info", (self.tr("Restart now"), self.restart_wanted.emit))
 
     def _show_value(self, name: str) -> None:
         """Update an editor after its setting was changed elsewhere."""

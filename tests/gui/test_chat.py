@@ -3,16 +3,17 @@
 import threading
 
 import msgspec
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QCoreApplication, QEvent, QMimeData, QPoint, Qt
 from PySide6.QtWidgets import QLabel, QPushButton
 
 from app.answer_facts import ToolCall
 from app.db import conversations, messages
 from app.db.records import Attachment
 from app.gui.chat.chat_transcript import FoldItem
-from app.gui.chat.message_widget import MessageWidget
+from app.gui.chat.message_widget import MessageWidget, folded
+from app.gui.widgets.basics import IconButton
 from engine.api.chat import ModelRow, TokenCount
-from tests.gui.hands import ask
+from tests.gui.hands import ask, texts
 
 
 def texts_of(item):
@@ -401,14 +402,89 @@ def test_export_and_import_bring_a_chat_back_with_all_branches(qtbot, tmp_path, 
     assert copy[1].parent_id == copy[2].parent_id == copy[0].id
 
 
-def test_without_a_server_nothing_can_be_sent_and_the_page_says_so(qtbot, services, page, server):
+def test_without_a_server_a_message_waits_and_is_sent_when_the_model_is_there(qtbot, services, page, server):
     services.models.stop()
     services.models._on_error(RuntimeError("gone"))
     services.models.choices = ()
     services.models.changed.emit()
-    page.composer.set_text("anyone?")
     assert not page.composer._send.isEnabled()
     assert page.bar.models.currentText() == "Starting…"
+    page.composer.set_text("anyone?")
+    qtbot.keyClick(page.composer.editor, Qt.Key.Key_Return)
+    assert page.composer.text == ""
+    qtbot.waitUntil(lambda: "Sent when the model is there:" in texts(page.composer))
+    assert server.bodies == []
+    services.models.refresh()
+    qtbot.waitUntil(lambda: [m.content for m in page.controller.tree.path()] == ["anyone?", "Hello **world**"])
+    assert "Sent when the model is there:" not in texts(page.composer)
+
+
+def test_messages_sent_during_an_answer_wait_for_its_end_in_order(qtbot, page, server):
+    server.hold.clear()
+    for text in ("one", "two", "three"):
+        page.composer.set_text(text)
+        qtbot.keyClick(page.composer.editor, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: texts(page.composer).count("Sent after this answer:") == 2)
+    server.hold.set()
+    qtbot.waitUntil(lambda: len(server.bodies) == 3 and not page.controller.busy)
+    asked = [m.content for m in page.controller.tree.path() if m.role == "user"]
+    assert asked == ["one", "two", "three"]
+
+
+def test_a_waiting_message_stays_with_its_chat_and_is_not_sent_after_a_failure(qtbot, page, server):
+    ask(qtbot, page, "first")
+    first = page.controller.conversation.id
+    server.hold.clear()
+    for text in ("held", "waits", "and waits"):
+        page.composer.set_text(text)
+        qtbot.keyClick(page.composer.editor, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: len(server.bodies) == 2)
+    page.new_chat()
+    assert page.composer.text == ""
+    server.hold.set()
+    page.open(first)
+    qtbot.waitUntil(lambda: page.composer.text == "waits\n\nand waits")
+    assert len(server.bodies) == 2
+    server.error = (400, "no", "bad_request")
+    server.hold.clear()
+    for text in ("fails", "waits"):
+        page.composer.set_text(text)
+        qtbot.keyClick(page.composer.editor, Qt.Key.Key_Return)
+    server.hold.set()
+    qtbot.waitUntil(lambda: page.composer.text == "waits")
+    assert page.controller.tree.path()[-1].status == "error"
+
+
+def test_a_long_pasted_text_is_attached_and_a_long_message_is_folded(qtbot, page, server):
+    data = QMimeData()
+    data.setText("word " * 400_000)
+    page.composer.editor.insertFromMimeData(data)
+    assert page.composer.text == ""
+    (given,) = page.composer.attachments
+    assert (given.name, len(given.text) > 2_000_000) == ("pasted text 1.txt", True)
+    page.composer.clear()
+    long = "line of a long message\n" * 20_000
+    ask(qtbot, page, long)
+    item = shown(page)[0]
+    assert item.text_view.toPlainText() == folded(long.strip())
+    for words, most in (("Show more", 100_000), ("Show less", 4002)):
+        next(b for b in item.findChildren(QPushButton) if b.text().startswith(words)).click()
+        assert len(item.text_view.toPlainText()) <= most
+    assert server.bodies[0]["messages"][0]["content"] == long.strip()
+
+
+def test_a_second_click_closes_the_panel_that_the_first_one_opened(qtbot, page):
+    for name, panel in (("System prompt and sampling", lambda: page.options), ("Tools", lambda: page.tools.panel)):
+        button = next(b for b in page.bar.findChildren(IconButton) if b.accessibleName() == name)
+        at = button.mapTo(page, QPoint(0, 0))
+        for opened in (True, False):
+            qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
+            assert panel().isVisible() == opened
+            QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)
+            assert button.mapTo(page, QPoint(0, 0)) == at
+        qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
+    assert page.tools.panel.isVisible()
+    assert not page.options.isVisible(), "one panel at a time"
 
 
 def test_a_draft_too_long_for_the_model_is_told_before_anything_is_sent(qtbot, page, server):

@@ -51,6 +51,8 @@ def test_a_call_is_asked_for_made_and_answered_with_and_all_of_it_is_kept(qtbot,
     ask(qtbot, page)
     card = page.tools.card
     assert "demo.py" in card.detail.toPlainText()
+    waiting = page.controller.tree.leaf_id
+    qtbot.waitUntil(lambda: page.transcript.pane(waiting)._phase.text() == "Waiting for your permission")
     assert card.decline.hasFocus()
     decide(qtbot, card.always)
     qtbot.waitUntil(lambda: card.isVisible() and '"a": 2' in card.detail.toPlainText())

@@ -117,7 +117,8 @@ def test_the_list_of_chats_leads_to_the_documents_and_these_to_a_chat_that_asks_
     press(page, "Ask in a chat")
     qtbot.waitUntil(window.chat.isVisible)
     assert window.chat.controller.conversation.sampling["collection"] == "col_1"
-    qtbot.waitUntil(lambda: window.chat.options.documents.currentText() == "Sea")
+    qtbot.waitUntil(lambda: "Answers from Sea" in texts(window.chat.composer))
+    assert not window.chat.options.isVisible()
     to_documents.click()
     window._rail.buttons["chat"].click()
     assert window.chat.isVisible(), "the bar leads to the talk, not to where one was before"

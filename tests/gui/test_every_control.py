@@ -56,6 +56,7 @@ CANNOT = {
         "server/remote_server_card.py",
         "Show a QR code of this server",
     ): "closed while only loopback is served, as in tests",
+    ("settings_page.py", "Restart now"): "the window that starts again has no eye of a walk; see test_manners",
     ("settings_page.py", "Port"): "closed by the environment variable that keeps walks apart",
     ("main_window.py", "Quit"): "a bare X server has no tray",
     ("main_window.py", "Show Tessera"): "a bare X server has no tray",

@@ -118,6 +118,18 @@ def test_no_page_flashes_a_window_of_its_own_while_it_is_built(qtbot, qapp, desk
     assert shown.found == ()
 
 
+def test_a_change_that_needs_a_restart_offers_it_and_the_window_starts_again(qtbot, desktop):
+    window = desktop.window
+    page = window.page("settings")
+    window.show_page("settings")
+    box = page.editors["window.language"]
+    assert box.findData("pseudo") == -1, "a developer's test, no language"
+    box.activated.emit(box.findData("de"))
+    press(page.banner, "Restart now")
+    assert window.starts_again
+    assert not window.isVisible()
+
+
 def test_every_shortcut_of_the_table_works(qtbot, desktop):
     window = desktop.window
     bound = {action.shortcut().toString() for action in window.actions()}

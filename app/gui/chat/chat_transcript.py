@@ -13,7 +13,7 @@ from app.gui.app_context import Services
 from app.gui.chat.controller import ChatController
 from app.gui.chat.message_actions import MessageActions
 from app.gui.chat.message_editor import MessageEditor
-from app.gui.chat.message_widget import MessageWidget
+from app.gui.chat.message_widget import MessageWidget, folded
 from app.gui.documents.citations import GroundsCard
 from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, button, label, row, set_kind, stack
@@ -55,7 +55,8 @@ class Transcript(Column):
 
 def estimated_height(message: Message) -> int:
     """Estimated height in pixels of a message that is not laid out yet."""
-    lines = message.content.count("\n") + len(message.content) // _LINE_CHARACTERS + 1
+    text = folded(message.content) if message.role == "user" else message.content
+    lines = text.count("\n") + len(text) // _LINE_CHARACTERS + 1
     return _MESSAGE_PIXELS + lines * _LINE_PIXELS
 
 

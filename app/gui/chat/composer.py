@@ -1,6 +1,7 @@
 """The message composer: grows with the text, accepts files and shows the context usage."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QMimeData, QRectF, QSize, Qt, Signal
@@ -15,20 +16,23 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QFileDialog, QFrame, QSizePolicy, QToolButton, QWidget
 
-from app.attachments import Document, read
+from app.attachments import Document, document_text, read
 from app.db.records import Attachment
 from app.gui.background import Background
 from app.gui.chat.answer_stats import number
 from app.gui.chat.request import estimate_tokens
 from app.gui.reasons import error_message
 from app.gui.theme import Theme
-from app.gui.widgets.basics import IconButton, label, row, stack
+from app.gui.widgets.basics import ElidedLabel, IconButton, clear, label, row, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.growing_text import GrowingText
 from app.gui.widgets.swatch import shape_painter
 
 _MOST_LINES = 10
+_SHOWN_WAITING = 200  # characters
+_PASTED = "pasted text"
 _AROUND = 8  # pixels of padding above and below the text
+_LONG_TEXT = 10_000  # characters; a longer pasted text becomes an attachment
 _BESIDE_HINT = 280  # pixels for attach, meter, send and their spacing
 
 
@@ -37,11 +41,14 @@ class _Editor(GrowingText):
 
     send_pressed = Signal()
     files_given = Signal(list)
+    text_given = Signal(str)
     prompts_wanted = Signal()
     focus_changed = Signal(bool)
 
-    def __init__(self) -> None:
+    def __init__(self, *, attaches: bool) -> None:
+        """Create the editor. `attaches`: a long text becomes an attachment when it is pasted."""
         super().__init__(1, _MOST_LINES, _AROUND)
+        self._attaches = attaches
         self.setProperty("kind", "bare")
         self.setTabChangesFocus(True)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
@@ -64,10 +71,12 @@ class _Editor(GrowingText):
         return source.hasUrls() or super().canInsertFromMimeData(source)
 
     def insertFromMimeData(self, source: QMimeData) -> None:
-        """Attach files; insert text as plain text."""
+        """Attach files and long texts; insert other text as plain text."""
         files = [url.toLocalFile() for url in source.urls() if url.isLocalFile()]
         if files:
             self.files_given.emit(files)
+        elif self._attaches and len(source.text()) > _LONG_TEXT:
+            self.text_given.emit(source.text())
         else:
             self.insertPlainText(source.text())
 
@@ -140,24 +149,30 @@ class Composer(QFrame):
     draft_changed = Signal(str)
     failed = Signal(str)
     prompts_wanted = Signal()
+    source_removed = Signal()
 
-    def __init__(self, theme: Theme, background: Background) -> None:
+    def __init__(self, theme: Theme, background: Background, *, queues: bool = False) -> None:
+        """Create a composer. `queues`: a message that cannot be sent yet waits, and a long text is attached."""
         super().__init__()
-        self._theme, self._background = theme, background
+        self._theme, self._background, self._queues = theme, background, queues
+        self._queue: list[tuple[str, tuple[Attachment, ...]]] = []
+        self._source = ""  # title of the documents that this chat answers from
         self.setProperty("kind", "composer")
         self.setAcceptDrops(True)
         self.attachments: list[Attachment] = []
         self._busy = False
         self._ready = False
         self._sees = True
-        self.editor = _Editor()
+        self.editor = _Editor(attaches=queues)
         self.editor.setPlaceholderText(self.tr("Ask anything"))
         self.editor.setAccessibleName(self.tr("Message"))
         self.editor.send_pressed.connect(self.send)
         self.editor.files_given.connect(self.attach)
+        self.editor.text_given.connect(self._attach_text)
         self.editor.prompts_wanted.connect(self.prompts_wanted)
         self.editor.focus_changed.connect(self._on_focus_changed)
         self.editor.textChanged.connect(self._on_text_changed)
+        self._waiting = stack(spacing=4)
         self._chips = Flow()
         self._chips.hide()
         self.meter = ContextMeter(theme)
@@ -175,6 +190,7 @@ class Composer(QFrame):
         self._tools = row(spacing=8)
         self.setLayout(
             stack(
+                self._waiting,
                 self._chips,
                 self.editor,
                 row(self._attach, self._prompts, self._tools, self._hint, 1, self.meter, self._send, spacing=8),
@@ -236,13 +252,70 @@ class Composer(QFrame):
             self._show_chips()
 
     def send(self) -> None:
-        """Send the draft if it is not empty, a model is available and no response is being generated."""
+        """Send the draft if it is not empty. Without a model, or during a response, it waits or stays."""
         text = self.text.strip()
-        if self._busy or not self._ready or not (text or self.attachments):
+        if not (text or self.attachments) or not (self._queues or self._free):
             return
         given = tuple(self.attachments)
         self.clear()
-        self.sent.emit(text, given)
+        self.submit(text, given)
+
+    def submit(self, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
+        """Send this message, or let it wait until a model is available and no response is being generated."""
+        if self._free and not self._queue:
+            self.sent.emit(text, attachments)
+            return
+        self._queue.append((text, attachments))
+        self._show_waiting()
+
+    def send_next(self) -> None:
+        """Send the first waiting message, if it can be sent now."""
+        if self._queue and self._free:
+            text, attachments = self._queue.pop(0)
+            self._show_waiting()
+            self.sent.emit(text, attachments)
+
+    def take_back(self) -> None:
+        """Put all waiting messages in front of the draft."""
+        if self._queue:
+            waiting, self._queue = self._queue, []
+            texts = [text for text, _ in waiting if text] + ([self.text] if self.text else [])
+            self._show_waiting()
+            self.set_draft("\n\n".join(texts), [item for _, given in waiting for item in given] + self.attachments)
+
+    @property
+    def _free(self) -> bool:
+        return self._ready and not self._busy
+
+    def _show_waiting(self) -> None:
+        clear(self._waiting)
+        for place, (text, attachments) in enumerate(self._queue):
+            shown = " ".join(text.split())[:_SHOWN_WAITING] or ", ".join(item.name for item in attachments)
+            words = self.tr("Sent after this answer:") if self._busy else self.tr("Sent when the model is there:")
+            edit = IconButton(self._theme, "edit", self.tr("Edit the waiting message"), self.take_back, size=16)
+            drop = partial(self._drop, place)
+            remove = IconButton(self._theme, "close", self.tr("Discard the waiting message"), drop, size=14)
+            holder = QFrame()
+            holder.setProperty("kind", "note")
+            line = row(label(words, "small"), ElidedLabel(shown), edit, remove, margins=(8, 0, 2, 0))
+            line.setStretch(1, 1)
+            holder.setLayout(line)
+            self._waiting.addWidget(holder)
+
+    def _drop(self, place: int) -> None:
+        del self._queue[place]
+        self._show_waiting()
+
+    def show_source(self, title: str) -> None:
+        """Show the documents that this chat answers from; "": none."""
+        if title != self._source:
+            self._source = title
+            self._show_chips()
+
+    def _attach_text(self, text: str) -> None:
+        number = sum(item.name.startswith(_PASTED) for item in self.attachments) + 1
+        name = f"{_PASTED} {number}.txt"
+        self._on_read(Document(name, "text/plain", document_text(name, text)))
 
     def clear(self) -> None:
         """Clear the draft."""
@@ -284,23 +357,33 @@ class Composer(QFrame):
 
     def _show_chips(self) -> None:
         self._chips.clear()
+        if self._source:
+            words = self.tr("Answers from {name}").format(name=self._source)
+            remove = IconButton(
+                self._theme, "close", self.tr("Answer without these documents"), self.source_removed.emit, size=12
+            )
+            self._chips.add(self._chip(label(words, "small"), remove))
         for item in self.attachments:
             size = (
                 (self.tr("image") if self._sees else self.tr("image, which this model cannot see"))
                 if item.data
                 else self.tr("~{n} tokens").format(n=number(estimate_tokens(item.text)))
             )
-            holder = QFrame()
-            holder.setProperty("kind", "note")
-            words = label(f"{item.name} · {size}", "small")
-            words.setToolTip(item.text[:2000])
+            text = label(f"{item.name} · {size}", "small")
+            text.setToolTip(item.text[:2000])
             remove = IconButton(
                 self._theme, "close", self.tr("Remove {name}").format(name=item.name), self._remover(item), size=12
             )
-            holder.setLayout(row(words, remove, spacing=4, margins=(8, 0, 2, 0)))
-            self._chips.add(holder)
-        self._chips.setVisible(bool(self.attachments))
+            self._chips.add(self._chip(text, remove))
+        self._chips.setVisible(bool(self.attachments or self._source))
         self._refresh()
+
+    @staticmethod
+    def _chip(words: QWidget, remove: QWidget) -> QFrame:
+        holder = QFrame()
+        holder.setProperty("kind", "note")
+        holder.setLayout(row(words, remove, spacing=4, margins=(8, 0, 2, 0)))
+        return holder
 
     def _remover(self, item: Attachment) -> Callable[[], None]:
         def remove() -> None:
@@ -334,8 +417,11 @@ class Composer(QFrame):
 
     def _refresh(self) -> None:
         words = self.tr("Stop (Esc)") if self._busy else self.tr("Send")
+        if self._queues:
+            hint = self.tr("Enter sends · Shift+Enter for a new line")
+            self._hint.setText(self.tr("Enter sends it after this answer") if self._busy else hint)
         self._send.setToolTip(words)
         self._send.setAccessibleName(words)
-        can = self._busy or (self._ready and bool(self.text.strip() or self.attachments))
+        can = self._busy or ((self._ready or self._queues) and bool(self.text.strip() or self.attachments))
         self._send.setEnabled(can)
         self._send.setIcon(self._theme.icon("stop" if self._busy else "send", "on_accent" if can else "muted"))

@@ -10,7 +10,7 @@ from app.answer_facts import NO_FACTS, AnswerFacts
 from app.client import Answer, ApiError, WholeAnswer
 from app.db import conversations, messages
 from app.db.records import Attachment, Conversation, Fold, Message, Status
-from app.generation_phase import WAITING, Phase
+from app.generation_phase import PERMISSION, WAITING, Phase
 from app.gui.app_context import Services
 from app.gui.background import StreamJob
 from app.gui.chat import chat_transactions
@@ -61,6 +61,10 @@ class ChatController(QObject):
         self.tools = ToolTurns(services, self)
         self._calling = False
         self._preparing = 0  # id of the response that waits for its tools
+        self._deciding_s = 0.0  # time in which the user decided about tools of this response
+        self._preparing_phase = WAITING
+        self.tools.consent_wanted.connect(lambda _: self._on_preparing(PERMISSION))
+        self.tools.consent_given.connect(lambda seconds: self._on_preparing(WAITING, seconds))
 
     @property
     def busy(self) -> bool:
@@ -76,7 +80,14 @@ class ChatController(QObject):
     def phase(self) -> tuple[Phase, float]:
         """Phase of the current response, and its start time (monotonic clock)."""
         now = self.answer.so_far
-        return (now.phase, now.began) if now else (WAITING, time.monotonic())
+        return (now.phase, now.began) if now else (self._preparing_phase, time.monotonic())
+
+    def _on_preparing(self, phase: Phase, decided_s: float = 0.0) -> None:
+        """The user is asked about a tool of the response that is being prepared, or has decided."""
+        self._preparing_phase = phase
+        self._deciding_s += decided_s
+        if self._preparing:
+            self.phase_changed.emit(self._preparing, phase)
 
     @property
     def partial(self) -> Message | None:
@@ -254,9 +265,11 @@ class ChatController(QObject):
     def _generate(self, message_id: int, answer: WholeAnswer, *, continue_last: bool) -> None:
         """Request a response after the enabled tools have started."""
         self._starting, self._calling, self._preparing = False, True, message_id
+        self._deciding_s, self._preparing_phase = 0.0, WAITING
 
         def go_on(specs: tuple[ToolSpec, ...]) -> None:
             self._calling, self._preparing = False, 0
+            answer.began += self._deciding_s
             self._stream(message_id, answer, specs, continue_last=continue_last)
 
         # The second response is for comparison only, so it gets no tools: calls would run twice.

@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 from app.answer_facts import ToolCall
 from app.db.records import Message
 from app.generation_phase import Phase
+from app.gui import formatted
 from app.gui.chat.answer_stats import answer_facts, runaway_words
 from app.gui.chat.message_editor import MessageEditor
 from app.gui.chat.phase_label import PhaseLabel
@@ -23,6 +24,18 @@ from app.gui.widgets.virtual_list import ColumnItem
 
 _BUBBLE_FRACTION = 0.85
 _DONE_MS = 1500
+
+
+_LONG, _LONG_LINES = 4000, 40  # a longer message of the user is folded to this
+_UNFOLDED = 100_000  # characters shown at most: a widget has a limited height
+
+
+def folded(text: str) -> str:
+    """The part of a message of the user that is shown at first."""
+    if len(text) <= _LONG and text.count("\n") <= _LONG_LINES:
+        return text
+    lines = text[:_LONG].split("\n")
+    return "\n".join(lines[:_LONG_LINES]).rstrip() + " …"
 
 
 class MessageWidget(ColumnItem):
@@ -138,11 +151,15 @@ class MessageWidget(ColumnItem):
         self._bubble = QFrame()
         self._bubble.setProperty("kind", "bubble")
         self._body = MarkdownView(self._theme)
-        self._body.set_plain(self.message.content)
+        content = self.message.content
+        self._body.set_plain(folded(content))
         self._body.setAccessibleName(self.tr("Your message"))
         self._body.height_changed.connect(self.height_changed)
         self._views.append((self._body, 4 * unit))
-        self._bubble.setLayout(stack(self._body, margins=(2 * unit, unit + 3, 2 * unit, unit - 2)))
+        inside = stack(self._body, margins=(2 * unit, unit + 3, 2 * unit, unit - 2))
+        if folded(content) != content:
+            inside.addWidget(self._unfold())
+        self._bubble.setLayout(inside)
         if self.message.attachments:
             chips = Flow()
             for item in self.message.attachments:
@@ -165,6 +182,27 @@ class MessageWidget(ColumnItem):
         line.addWidget(self._bubble)
         self._column.addLayout(line)
         self._update_tools()
+
+    def _unfold(self) -> QWidget:
+        """A button that shows more of a long message, and less again."""
+        content = self.message.content
+        more = button("", None, "link")
+
+        def show(*, opened: bool) -> None:
+            self._body.set_plain(content[:_UNFOLDED] if opened else folded(content))
+            left = len(content) - _UNFOLDED
+            words = self.tr("Show less") if opened else self.tr("Show more")
+            if opened and left > 0:
+                words += " · " + self.tr("{n} more characters are not shown; Copy takes all").format(
+                    n=formatted.whole(left)
+                )
+            more.setText(words)
+            self.height_changed.emit()
+
+        more.setCheckable(True)
+        more.toggled.connect(lambda opened: show(opened=opened))
+        more.setText(self.tr("Show more"))
+        return more
 
     def enterEvent(self, event: QEnterEvent) -> None:
         """Show the tools of a user message while the pointer is over it."""

@@ -1,6 +1,6 @@
 """The chat page: conversation list on the left, the open conversation on the right."""
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, Qt, QTimer, Signal
 from PySide6.QtGui import QKeyEvent, QKeySequence, QResizeEvent
@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QApplication, QBoxLayout, QFrame, QPlainTextEdit, 
 
 from app.client import ServerUnreachable
 from app.db import conversations
-from app.db.records import Attachment, Conversation, Folder
+from app.db.records import Attachment, Conversation
 from app.gui import formatted
 from app.gui.animations import appear
 from app.gui.app_context import Services
@@ -20,18 +20,17 @@ from app.gui.chat.import_export import ChatImportExport
 from app.gui.chat.message_actions import MessageActions
 from app.gui.chat.model_bar import ModelBar
 from app.gui.chat.options import ChatOptions, default_sampling
+from app.gui.chat.project_of_chat import Projects
 from app.gui.chat.prompt_library import PromptLibrary
 from app.gui.chat.sidebar import Sidebar
 from app.gui.chat.welcome import Welcome
 from app.gui.close_guard import show_in_folder
-from app.gui.reasons import error_message
 from app.gui.widgets.basics import SCROLL_BAR, Banner, button, label, row, stack
 from app.gui.widgets.popups import ConsentCard
+from engine.api.collections import Collection
 
 if TYPE_CHECKING:
-    from app.gui.chat.project_dialog import ProjectDialog
     from app.gui.chat.tools_panel import ToolsPanel
-    from app.tools.catalogue import Offered
     from app.tools.consent import ConsentRequest
 
 _MIN_BOTH = 42  # in letters of body text: minimum width to show the list and the chat
@@ -54,7 +53,12 @@ class ChatPage(QSplitter):
         self.controller = ChatController(services, self)
         self.sidebar = Sidebar(services)
         self.import_export = ChatImportExport(services, self)
-        self.composer = Composer(theme, services.background)
+        self.composer = Composer(theme, services.background, queues=True)
+        self._tools_button = button("", None, "quiet")
+        self._tools_button.hide()
+        self._tools_button.setToolTip(self.tr("Tools that the model may use in this chat"))
+        self.composer.add_tool(self._tools_button)
+        self._sources: dict[str, str] = {}  # titles of document collections by id
         self.prompts = PromptLibrary(services, self.composer, self._model_title)
         self.banner = Banner(theme)
         self.projects = Projects(services, self.banner, self)
@@ -91,11 +95,12 @@ class ChatPage(QSplitter):
         centred.addStretch(0)
         main = QWidget()
         column = stack(spacing=0)
-        column.addWidget(self.bar)
         column.addWidget(self._middle, 1)
         column.addLayout(centred)
         self._beside.addWidget(_with(column))
-        main.setLayout(self._beside)
+        whole = stack(self.bar, spacing=0)  # above the panels, so that an opened panel does not move its button
+        whole.addLayout(self._beside, 1)
+        main.setLayout(whole)
         self.addWidget(self.sidebar)
         self.addWidget(main)
         self.setStretchFactor(0, 0)
@@ -116,7 +121,7 @@ class ChatPage(QSplitter):
         self.composer.stopped.connect(chat.stop)
         self.composer.draft_changed.connect(self._on_draft)
         self.composer.failed.connect(lambda text: self.banner.notify(text, "warn"))
-        self._welcome.asked.connect(lambda text: self._on_sent(text, ()) if self.composer.ready else None)
+        self._welcome.asked.connect(self.composer.submit)
         self._welcome.library_pressed.connect(self.library_wanted)
         self._welcome.pull_pressed.connect(self.pull_wanted)
         self.sidebar.chosen.connect(self.open)
@@ -140,8 +145,10 @@ class ChatPage(QSplitter):
         self.bar.picker.more_wanted.connect(self.library_wanted)
         self.bar.picker.failed.connect(lambda text: self.banner.notify(text, "bad"))
         self.bar.fold_pressed.connect(lambda: self.sidebar.setVisible(not self.sidebar.isVisible()))
-        self.bar.tools_pressed.connect(self.tools.toggle)
-        self.bar.tune_pressed.connect(lambda: self.options.setVisible(not self.options.isVisible()))
+        self.bar.tools_pressed.connect(self._toggle_tools)
+        self._tools_button.clicked.connect(self._toggle_tools)
+        self.bar.tune_pressed.connect(self._toggle_options)
+        self.composer.source_removed.connect(self._on_source_removed)
         self._context.new_chat_wanted.connect(self._move_to_new_chat)
         self._actions.server_wanted.connect(self.server_wanted)
         self._actions.edit_wanted.connect(self._edit)
@@ -181,7 +188,9 @@ class ChatPage(QSplitter):
     def _empty(self) -> Conversation:
         now = self._services.settings.now
         prompt = now.text("chat.system_prompt")
-        return Conversation(0, model=self._default_model(), system_prompt=prompt, sampling=default_sampling(now))
+        tools = tuple(name.strip() for name in now.text("chat.tools").split(",") if name.strip())
+        sampling = default_sampling(now)
+        return Conversation(0, model=self._default_model(), system_prompt=prompt, sampling=sampling, tools=tools)
 
     def _begin(self, conversation: Conversation) -> None:
         self._take_options()
@@ -207,7 +216,8 @@ class ChatPage(QSplitter):
         self._show_models()
 
     def save_draft(self) -> None:
-        """Save the draft."""
+        """Save the draft. Messages that wait become part of it: they belong to this chat."""
+        self.composer.take_back()
         self._drafts.save()
 
     def _move_to_new_chat(self) -> None:
@@ -219,6 +229,36 @@ class ChatPage(QSplitter):
     def stop(self) -> None:
         """Stop the response."""
         self.controller.stop()
+
+    def _toggle_tools(self) -> None:
+        if self._options is not None:
+            self._options.hide()
+        self.tools.toggle()
+
+    def _toggle_options(self) -> None:
+        self.tools.hide()
+        self.options.setVisible(not self.options.isVisible())
+
+    def _on_source_removed(self) -> None:
+        sampling = self.controller.conversation.sampling
+        self.controller.change(sampling={name: sampling[name] for name in sampling if name != "collection"})
+
+    def _show_source(self, conversation: Conversation) -> None:
+        """Show at the composer which documents the chat answers from, and how many tools are on."""
+        count = len(conversation.tools)
+        self._tools_button.setText(self.tr("Tools ({n})").format(n=count))
+        self._tools_button.setVisible(count > 0)
+        source = str(conversation.sampling.get("collection") or "")
+        self.composer.show_source(self._sources.get(source, source))
+        if source in self._sources or not source:
+            return
+
+        def show(found: tuple[Collection, ...]) -> None:
+            self._sources = {each.id: each.name for each in found}
+            now = str(self.controller.conversation.sampling.get("collection") or "")
+            self.composer.show_source(self._sources.get(now, now))
+
+        self._services.background.run(self._services.api.collections, show, lambda _: None, self)
 
     _wanted_message = 0
 
@@ -278,14 +318,19 @@ class ChatPage(QSplitter):
         self.composer.set_busy(busy)
         if busy:
             self._writing.take()
-        else:
-            self.sidebar.refresh()
-            self.transcript.offer_choice()
+            return
+        self.sidebar.refresh()
+        self.transcript.offer_choice()
+        path = self.controller.tree.path()
+        if path and path[-1].status == "error":  # the user decides what comes next
+            self.composer.take_back()
+        self.composer.send_next()
 
     def _on_conversation(self, conversation: Conversation) -> None:
         if self._options is not None:
             self._options.show_conversation(conversation)
         self.sidebar.select(conversation.id)
+        self._show_source(conversation)
         self._show_models()
 
     def _on_save_failed(self, text: str, attachments: tuple[Attachment, ...], reason: str) -> None:
@@ -367,6 +412,7 @@ class ChatPage(QSplitter):
         self.transcript.show_titles()
         self.composer.set_ready(bool(choices) and self._services.models.get(current) is not None)
         self.composer.set_sees(self._services.models.sees(current))
+        self.composer.send_next()
         self._context.refresh()
 
 
@@ -504,6 +550,11 @@ class ToolsSide(QObject):
             self._panel.changed.connect(lambda names: self._controller.change(tools=names))
         return self._panel
 
+    def hide(self) -> None:
+        """Hide the panel."""
+        if self._panel is not None:
+            self._panel.hide()
+
     def toggle(self) -> None:
         """Show or hide the panel."""
         if self.panel.isVisible():
@@ -537,63 +588,3 @@ class ToolConsentCard(ConsentCard):
         if request.kind == "tool":
             return self.tr("The model wants to use {tool} with:").format(tool=request.title)
         return request.title
-
-
-class Projects(QObject):
-    """Project actions. `began` carries an empty conversation with a project's model, settings and tools."""
-
-    began = Signal(object)
-    changed = Signal()
-
-    def __init__(self, services: Services, banner: Banner, window: QWidget) -> None:
-        super().__init__(window)
-        self._services, self._banner, self._window = services, banner, window
-        self.dialog: ProjectDialog | None = None
-
-    def edit(self, folder_id: int) -> None:
-        """Show the form of a project."""
-
-        def read(folder: Folder) -> "tuple[Folder, list[Offered]]":
-            from app.tools.catalogue import offered  # noqa: PLC0415 - not needed until the window is shown
-
-            return folder, offered()
-
-        def show(found: "tuple[Folder, list[Offered]]") -> None:
-            from app.gui.chat.project_dialog import ProjectDialog  # noqa: PLC0415 - imported on first use
-
-            self.dialog = ProjectDialog(self._services, *found, self._window)
-            self.dialog.saved.connect(lambda fields: self._save(folder_id, fields))
-            self.dialog.open()
-
-        self._with(folder_id, read, show)
-
-    def begin(self, folder_id: int, empty: Conversation) -> None:
-        """Start a chat in a project. `empty` is a new chat without a project."""
-
-        def made(folder: Folder) -> Conversation:
-            return Conversation(
-                0,
-                folder_id=folder.id,
-                model=folder.model or empty.model,
-                system_prompt=empty.system_prompt,
-                sampling={**empty.sampling, **folder.sampling},
-                tools=folder.tools,
-            )
-
-        self._with(folder_id, made, self.began.emit)
-
-    def _save(self, folder_id: int, fields: dict[str, object]) -> None:
-        future = self._services.store.submit(conversations.update_folder, folder_id, **fields)
-        self._services.background.watch(future, lambda _: self.changed.emit(), self._failed, self)
-
-    def _with(self, folder_id: int, work: Any, done: Any) -> None:
-        def find(connection: Any) -> Folder:
-            return next(folder for folder in conversations.folders(connection) if folder.id == folder_id)
-
-        def go_on(folder: Folder) -> None:
-            self._services.background.run(lambda: work(folder), done, self._failed, self)
-
-        self._services.background.watch(self._services.store.submit(find), go_on, self._failed, self)
-
-    def _failed(self, error: Exception) -> None:
-        self._banner.notify(error_message(error), "bad")

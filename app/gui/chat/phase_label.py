@@ -5,7 +5,7 @@ import time
 from PySide6.QtCore import QCoreApplication, QTimer
 from PySide6.QtWidgets import QLabel
 
-from app.generation_phase import WAITING, Phase, phase_text
+from app.generation_phase import PERMISSION, WAITING, Phase, phase_text
 from app.gui import formatted
 from app.gui.widgets.basics import label
 
@@ -20,7 +20,7 @@ class PhaseLabel(QLabel):
         self.setProperty("kind", "small")
         self.setTextFormat(label().textFormat())
         self.phase = WAITING
-        self._began = time.monotonic()
+        self._began = self._asked_at = time.monotonic()
         self._tick = QTimer(self)
         self._tick.setInterval(_TICK_MS)
         self._tick.timeout.connect(self._refresh)
@@ -33,7 +33,12 @@ class PhaseLabel(QLabel):
         self.show_phase(phase)
 
     def show_phase(self, phase: Phase) -> None:
-        """Show another phase."""
+        """Show another phase. The time in which the user decides about a permission is not counted."""
+        now = time.monotonic()
+        if phase == PERMISSION != self.phase:
+            self._asked_at = now
+        elif self.phase == PERMISSION != phase:
+            self._began += now - self._asked_at
         self.phase = phase
         self._refresh()
 

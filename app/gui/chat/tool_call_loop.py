@@ -29,6 +29,7 @@ class ToolTurns(QObject):
 
     consent_wanted = Signal(object)
     consent_over = Signal()
+    consent_given = Signal(float)  # seconds that the user took to decide
     not_started = Signal(str)
 
     def __init__(self, services: Services, parent: QObject) -> None:
@@ -39,6 +40,7 @@ class ToolTurns(QObject):
         self._decisions: queue.SimpleQueue[ToolDecision] = queue.SimpleQueue()
         self._toolset: Toolset | None = None
         self._cancelled = threading.Event()
+        self._asked_at = 0.0
         services.background.at_close(self.close)
 
     def prepare(
@@ -112,6 +114,7 @@ class ToolTurns(QObject):
     def decide(self, decision: "ToolDecision") -> None:
         """Pass on the user's decision about the current question."""
         self._decisions.put(decision)
+        self.consent_given.emit(time.monotonic() - self._asked_at)
 
     def stop(self) -> None:
         """Cancel running and pending calls. A pending question is answered with "no"."""
@@ -143,6 +146,7 @@ class ToolTurns(QObject):
             self._decisions.get()  # discard the decision on a withdrawn question
         if cancelled.is_set():
             return "no"
+        self._asked_at = time.monotonic()
         self.consent_wanted.emit(request)
         return self._decisions.get()
 

@@ -20,6 +20,7 @@ from app.tools.types import shown_line
 from engine.core.paths import user_paths
 
 _MAX_SHOWN = 90
+_DEFAULT = "chat.tools"  # the setting that names the tools of new chats
 
 
 class ToolsPanel(QFrame):
@@ -51,13 +52,17 @@ class ToolsPanel(QFrame):
             spacing=12,
             margins=(16, 16, 16, 16),
         )
+        self.default = button(self.tr("Use these in every new chat"), self._set_default)
+        column.addWidget(self.default)
         column.addLayout(self._decisions)
         column.addStretch(1)
+        services.settings.changed.connect(lambda name: self._show_default() if name == _DEFAULT else None)
         self.setLayout(stack(scrolled(column)))
 
     def show_conversation(self, conversation: Conversation) -> None:
         """Show the tools of a conversation."""
         self._on, self._model = conversation.tools, conversation.model
+        self._show_default()
         if self.isVisible():
             self.refresh()
 
@@ -155,6 +160,15 @@ class ToolsPanel(QFrame):
         if self._shown is not None:
             self._shown = (self._shown[0], self._on)  # the switch already shows it
         self.changed.emit(self._on)
+        self._show_default()
+
+    def _set_default(self) -> None:
+        self._services.settings.set(_DEFAULT, ", ".join(self._on))
+
+    def _show_default(self) -> None:
+        """The button is for a change only: the tools of this chat differ from those of new chats."""
+        names = self._services.settings.now.text(_DEFAULT).split(",")
+        self.default.setEnabled(set(self._on) != {name.strip() for name in names if name.strip()})
 
     def _remove(self, name: str) -> None:
         self._switch(name, on=False)

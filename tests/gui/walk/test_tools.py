@@ -115,11 +115,19 @@ def test_tools_are_added_and_removed(walk, tmp_path):
     walk.until("'tessera:calculator' in chat.controller.conversation.tools")
     walk.click("Calculator", "chat")
     walk.until("chat.controller.conversation.tools == ('sums',)")
+    walk.click("Use these in every new chat", "chat")
+    walk.until("desktop.services.settings.now.text('chat.tools') == 'sums'")
+    walk.key("ctrl+n")
+    walk.until("spot('Tools (1)', chat.composer) and chat.controller.conversation.tools == ('sums',)")
+    walk.click("Tools (1)", "chat.composer")
+    walk.until("not chat.tools.panel.isVisible()")
+    walk.click("Tools (1)", "chat.composer")
 
 
 def test_tools_are_asked_for_and_decided_about(walk, talker):
     talker.arguments = {"a": 2, "b": 40}
     asked(walk, "What is two plus forty?")
+    walk.until("'Waiting for your permission' in says(chat.transcript)")
     walk.picture("tool-consent")
     walk.click("Allow once", CONSENT)  # the start of the program
     shown_call(walk, '"b": 40')
@@ -135,7 +143,6 @@ def test_tools_are_asked_for_and_decided_about(walk, talker):
     walk.say("Is two plus forty the same again?")
     assert walk.ask(f"{LAST}.content").endswith("42"), "not asked again in this chat"
     walk.new_chat()
-    walk.click("sums", "chat")
     walk.until("'sums' in chat.controller.conversation.tools")
     asked(walk, "In another chat, two plus forty?")
     walk.click("Always", CONSENT)
