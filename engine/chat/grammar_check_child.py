@@ -9,7 +9,8 @@ import msgspec
 from devices import child_service
 from devices.msgspec_lock import learned
 from engine.chat.render_protocol import Trial, Verdict
-from engine.chat.schemas import Loosening, Schema, closed, readable, tidy
+from engine.chat.schema_loosening import Loosening, Separation, readable
+from engine.chat.schemas import Schema, closed, tidy
 from engine.core.errors import ConstraintRefused
 from engine.core.grammar import grammar_of, lark_of_gbnf, limits
 
@@ -76,15 +77,20 @@ class Checker:
     def _closed(self, source: str) -> Verdict:
         """A schema that compiles; closed if the closed form compiles too."""
         schema = json.loads(source)
-        shut = closed(tidy(schema))
-        if shut != schema and not self._schema_problem(shut):
-            source = json.dumps(shut, ensure_ascii=False)
-        return Verdict(kind="json_schema", source=source)
+        exact = tidy(schema)
+        problem = ""
+        for form in (closed(exact), exact):
+            problem = "" if form == schema else self._schema_problem(form)
+            if not problem:
+                return Verdict(kind="json_schema", source=json.dumps(form, ensure_ascii=False))
+        # Some formats are checked only in the exact form, which may show that no value fits.
+        problem = readable(problem) if problem.startswith("Unsatisfiable") else ""
+        return Verdict(kind="json_schema", source=source, problem=problem)
 
     def _made_to_fit(self, source: str, *, strict: bool) -> Verdict:
         """A schema in an enforceable form; without `strict`, only its enforceable parts."""
         schema = tidy(json.loads(source))
-        shut = closed(schema)
+        shut = closed(Separation(self._schema_problem).separated(closed(schema)))
         verdict = self._enforceable(shut, strict=strict)
         if not verdict.problem or shut == schema:
             return verdict
@@ -98,7 +104,7 @@ class Checker:
             loose, impossible = loosening.loosen(schema)
             if strict or impossible:
                 names = "; ".join(f"{what} cannot be enforced" for what in loosening.dropped[:3])
-                why = readable(impossible or problem)
+                why = readable(impossible or loosening.reason or problem)
                 plain = why.startswith("Unimplemented keys")
                 problem = (names if plain else f"{names} ({why})") if names and not impossible else why
             else:

@@ -1,7 +1,6 @@
 """Converts clients' JSON schemas to schemas that the grammar engine can enforce.
 
-Removes keywords without effect, and rewrites keywords that have an enforceable form. Drops and names those that
-cannot be enforced; callers that need a guarantee reject the schema instead.
+Removes keywords without effect, and rewrites keywords that have an enforceable form.
 """
 
 import itertools
@@ -12,13 +11,35 @@ from typing import Any, Final
 
 # A JSON schema: an object, or true and false.
 Schema = Any
-# Returns why a schema does not compile; empty if it does.
-Compile = Callable[[Schema], str]
-
 # Source: llguidance 1.9.1, json/formats.rs. By the standard an unknown format is an annotation.
 FORMATS: Final = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 )
+# Formats that the engine checks only in part, as whole patterns. Without year 0 and leap seconds, because the date
+# types of programming languages refuse them.
+_YEAR: Final = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9][0-9]|[0-9][1-9][0-9]{2}|[1-9][0-9]{3})"
+_LEAP_YEAR: Final = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DATE: Final = (
+    f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
+)
+_TIME: Final = (
+    r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+)
+_LABEL: Final = (  # at most 63 characters, without the two hyphens of encoded international names
+    "[A-Za-z0-9](?:[A-Za-z0-9-]{0,2}[A-Za-z0-9]"
+    "|[A-Za-z0-9-](?:[A-Za-z0-9][A-Za-z0-9-]|-[A-Za-z0-9])[A-Za-z0-9-]{0,58}[A-Za-z0-9])?"
+)
+_PATTERNS: Final = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}T{_TIME}$",
+    "hostname": rf"^{_LABEL}(?:\.{_LABEL})*$",
+}
+_HOSTNAME_LENGTH: Final = 253
+# Before 2019 other keywords next to a reference are ignored.
+_BESIDE_REFERENCES: Final = frozenset({"$ref", "$schema", "$id", "id", "$defs", "definitions"})
+_OLD_DRAFT: Final = re.compile(r"draft-0[3467]/")
 # More elements than any context holds: 65,536 elements of a list are at least 131,072 tokens.
 MAX_COUNT: Final = 65_536
 _ANNOTATIONS: Final = frozenset(
@@ -28,20 +49,15 @@ _ANNOTATIONS: Final = frozenset(
         "x-guidance",  # options of the grammar engine, which clients may not set
     }
 )  # fmt: skip
-_UNENFORCEABLE: Final = (
-    "uniqueItems", "contains", "minContains", "maxContains", "not", "if", "then", "else", "dependentRequired",
-    "dependentSchemas", "dependencies", "propertyNames", "unevaluatedProperties", "unevaluatedItems", "$dynamicRef",
-    "$recursiveRef",
-)  # fmt: skip
-_TYPES: Final = frozenset({"string", "integer", "number", "boolean", "array", "object", "null"})
-_COUNTS: Final = tuple(
+TYPES: Final = frozenset({"string", "integer", "number", "boolean", "array", "object", "null"})
+COUNTS: Final = tuple(
     f"{s}{what}" for s in ("min", "max") for what in ("Items", "Length", "Properties", "Contains")
 )
-_NUMBERS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+NUMBERS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 # Keywords that evaluate members and elements in addition to `properties` and `items`.
 _APPLICATORS: Final = ("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "dependencies", "$dynamicRef")
-_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
+MAPS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE: Final = (
     "additionalProperties", "items", "additionalItems", "contains", "not", "if", "then", "else", "propertyNames",
     "unevaluatedItems", "unevaluatedProperties",
@@ -61,8 +77,6 @@ _MAX_MERGED: Final = 2_000
 # A grammar of more names is not worth it.
 _MAX_NAMES: Final = 256
 _MAX_REFERENCES: Final = 16
-# Compiling a part takes about a millisecond; a schema that needs more tests is dropped as a whole.
-_MAX_TRIALS: Final = 120
 
 
 def tidy(schema: Schema) -> Schema:
@@ -130,7 +144,7 @@ class _Closing:
             return node
         out = dict(node)
         pointers = {id(part): pointer for pointer, part in self._definitions()} if node is self._root else {}
-        _change_parts(
+        change_parts(
             out,
             lambda part, _: self._definition(pointers[id(part)]) if id(part) in pointers else self._merged(part),
         )
@@ -224,15 +238,15 @@ class _Closing:
             inner[id(part)] = part_alone and inner.get(id(part), True)
         if node is self._root:
             inner |= {id(part): pointer not in self._shared for pointer, part in self._definitions()}
-        _change_parts(out, lambda part, _: self._close(part, alone=inner.get(id(part), False)))
-        names, required = out.get("properties"), _required(out)
+        change_parts(out, lambda part, _: self._close(part, alone=inner.get(id(part), False)))
+        names, required = out.get("properties"), required_names(out)
         if alone and isinstance(names, dict) and names and required is not None and _is_closable(out, names):
             out["properties"] = {**names, **{name: {} for name in required if name not in names}}
             out["additionalProperties"] = False
         return out
 
 
-def _required(node: dict[str, Any]) -> list[str] | None:
+def required_names(node: dict[str, Any]) -> list[str] | None:
     """The required members; None if the value is not a list of names."""
     listed = node.get("required", [])
     return listed if isinstance(listed, list) and all(isinstance(name, str) for name in listed) else None
@@ -242,7 +256,7 @@ def _only_names(part: Schema) -> bool:
     """Whether a part of an object says only which members it has, their schemas, and which are required."""
     if not isinstance(part, dict) or part.keys() - _ANNOTATIONS - {"type", "properties", "required"}:
         return False
-    is_plain = isinstance(part.get("properties", {}), dict) and _required(part) is not None
+    is_plain = isinstance(part.get("properties", {}), dict) and required_names(part) is not None
     return is_plain and part.get("type", "object") == "object"
 
 
@@ -269,7 +283,7 @@ def _has_other_parts(node: dict[str, Any], names: object) -> bool:
 def _only_requires(branch: Schema, names: dict[str, Any]) -> bool:
     if not isinstance(branch, dict) or branch.keys() - _ANNOTATIONS - {"required", "type"}:
         return False
-    required = _required(branch)
+    required = required_names(branch)
     return required is not None and all(name in names for name in required)
 
 
@@ -277,30 +291,69 @@ def _tidy(schema: Schema, root: Schema) -> Schema:
     if not isinstance(schema, dict):
         return schema
     out = {key: value for key, value in schema.items() if key not in _ANNOTATIONS}
-    _change_parts(out, lambda part, _: _tidy(part, root))
+    if "$ref" in out and _OLD_DRAFT.search(str(root.get("$schema"))):
+        out = {key: value for key, value in out.items() if key in _BESIDE_REFERENCES}
+    if schema is not root:
+        out.pop("$schema", None)
+    _tidy_beside_references(out, root)
+    change_parts(out, lambda part, _: _tidy(part, root))
     if "not" in out and _says_nothing(out["not"]):
         return False  # a schema that forbids every value matches nothing
     _tidy_numbers(out)
     _tidy_lists(out)
     _tidy_conditions(out)
     _tidy_names(out, root)
-    branches = [_resolved(branch, root) for branch in out["oneOf"]] if isinstance(out.get("oneOf"), list) else []
+    branches = [resolved(branch, root) for branch in out["oneOf"]] if isinstance(out.get("oneOf"), list) else []
     if branches and "anyOf" not in out and all(_differ(a, b, root) for a, b in itertools.combinations(branches, 2)):
         out["anyOf"] = out.pop("oneOf")
-    if "format" in out and not (isinstance(out["format"], str) and out["format"] in FORMATS):
-        del out["format"]
-    if isinstance(out.get("type"), str) and out["type"].lower() in _TYPES:
+    _tidy_format(out)
+    if isinstance(out.get("type"), str) and out["type"].lower() in TYPES:
         out["type"] = out["type"].lower()  # Gemini's SDKs write STRING
     return out
 
 
-def _change_parts(node: dict[str, Any], change: Callable[[Schema, str], Schema]) -> None:
+def _tidy_beside_references(out: dict[str, Any], root: Schema) -> None:
+    """Remove keywords without effect next to branches: next to a reference to itself, none can be compiled."""
+    listed = [out[key] for key in ("anyOf", "oneOf") if isinstance(out.get(key), list)]
+    listed += [[{"$ref": out["$ref"]}]] if "$ref" in out else []
+    if not listed or out.keys() & {"properties", "patternProperties"}:
+        return
+    for key in ("additionalProperties", "items"):
+        if _says_nothing(out.get(key)):
+            del out[key]
+    kinds = types_of(out)
+    for branches in listed:
+        found = [resolved(branch, root) for branch in branches]
+        if kinds and all(isinstance(part, dict) and types_of(part) and types_of(part) <= kinds for part in found):
+            out.pop("type", None)
+
+
+def _tidy_format(out: dict[str, Any]) -> None:
+    form = out.get("format")
+    if not isinstance(form, str) or form not in FORMATS:
+        out.pop("format", None)
+        return
+    if form not in _PATTERNS:
+        return
+    full = {"pattern": _PATTERNS[form]}
+    if "pattern" not in out:
+        out |= full
+    elif isinstance(out.get("allOf", []), list):
+        out["allOf"] = [*out.get("allOf", ()), full]
+    else:
+        return
+    del out["format"]
+    if form == "hostname" and isinstance(out.get("maxLength", 0), int):
+        out["maxLength"] = min(out.get("maxLength", _HOSTNAME_LENGTH), _HOSTNAME_LENGTH)
+
+
+def change_parts(node: dict[str, Any], change: Callable[[Schema, str], Schema]) -> None:
     """Replace every direct subschema; `change` gets it and the name of its position."""
-    for key in _MAPS:
+    for key in MAPS:
         if isinstance(node.get(key), dict):
             prefix = f"{key}/" if key in {"$defs", "definitions"} else ""
             node[key] = {name: change(part, f"{prefix}{name}") for name, part in node[key].items()}
-    for key in _LISTS:
+    for key in LISTS:
         if isinstance(node.get(key), list):
             node[key] = [change(part, _PATHS.get(key, "")) for part in node[key]]
     for key in _SINGLE:
@@ -315,7 +368,7 @@ def _says_nothing(schema: Schema) -> bool:
 
 
 def _tidy_numbers(out: dict[str, Any]) -> None:
-    for key in _COUNTS:
+    for key in COUNTS:
         count = out.get(key)
         if isinstance(count, float) and count.is_integer():
             count = out[key] = int(count)  # JavaScript and YAML write 2.0
@@ -361,7 +414,7 @@ def _tidy_names(out: dict[str, Any], root: Schema) -> None:
         out.pop("unevaluatedProperties", None)
     elif not any(key in out for key in (*_APPLICATORS, "additionalProperties")):
         out["additionalProperties"] = out.pop("unevaluatedProperties")
-    rule = _resolved(out.get("propertyNames", True), root)
+    rule = resolved(out.get("propertyNames", True), root)
     if _says_nothing(rule) or rule == {"type": "string"}:
         out.pop("propertyNames", None)
         return
@@ -386,7 +439,7 @@ def _differ(one: Schema, other: Schema, root: Schema) -> bool:
     """Whether no value fits both schemas, as shown by their types or by a member that both require."""
     if not isinstance(one, dict) or not isinstance(other, dict):
         return False
-    types = [_types(schema) for schema in (one, other)]
+    types = [types_of(schema) for schema in (one, other)]
     if all(types) and not types[0] & types[1]:
         return True
     if types != [{"object"}, {"object"}]:
@@ -395,7 +448,8 @@ def _differ(one: Schema, other: Schema, root: Schema) -> bool:
     return any(not members[0][name] & members[1][name] for name in members[0].keys() & members[1].keys())
 
 
-def _types(schema: dict[str, Any]) -> set[str]:
+def types_of(schema: dict[str, Any]) -> set[str]:
+    """The types that a schema lists; empty if it lists none."""
     named = schema.get("type")
     types = set(map(str, named)) if isinstance(named, list) else {named} if isinstance(named, str) else set()
     return types | {"integer"} if "number" in types else types
@@ -408,7 +462,7 @@ def _required_values(schema: dict[str, Any], root: Schema) -> dict[str, set[str]
     if not isinstance(members, dict) or not isinstance(required, list):
         return found
     for name, part in members.items():
-        member = _resolved(part, root)
+        member = resolved(part, root)
         values = [member["const"]] if isinstance(member, dict) and "const" in member else None
         if values is None and isinstance(member, dict):
             values = member.get("enum")
@@ -417,7 +471,7 @@ def _required_values(schema: dict[str, Any], root: Schema) -> dict[str, set[str]
     return found
 
 
-def _resolved(schema: Schema, root: Schema) -> Schema:
+def resolved(schema: Schema, root: Schema) -> Schema:
     """The target of a schema that is only a reference within the document, without annotations."""
     for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, dict) or set(schema) != {"$ref"} or not str(schema["$ref"]).startswith("#/"):
@@ -429,130 +483,3 @@ def _resolved(schema: Schema, root: Schema) -> Schema:
             return schema
         schema = {key: value for key, value in target.items() if key not in _ANNOTATIONS}
     return schema
-
-
-class Loosening:
-    """Drops the parts of a schema that cannot be enforced. `dropped` lists them: where, and what."""
-
-    def __init__(self, compile_schema: Compile) -> None:
-        self._compile = compile_schema
-        self._trials = 0
-        self._defs: dict[str, Any] = {}
-        self.dropped: list[str] = []
-
-    def loosen(self, schema: Schema) -> tuple[Schema, str]:
-        """A schema that compiles, and the reason if there is none."""
-        if not isinstance(schema, dict):
-            return schema, self._problem(schema)
-        supported = self._supported(schema, "")
-        problem = self._problem(supported)
-        if not problem or problem.startswith("Unsatisfiable"):
-            return supported, problem
-        for key in ("$defs", "definitions"):
-            if isinstance(supported.get(key), dict):
-                self._defs[key] = supported[key]
-        for key, defs in self._defs.items():
-            for name in list(defs):
-                defs[name] = self._part(defs[name], f"{key}/{name}")
-        found = self._part(supported, "")
-        problem = self._problem(found)
-        if problem and not self._compile(plain := {"type": "object"} if schema.get("type") == "object" else {}):
-            self.dropped = ["the schema as a whole"]
-            return plain, ""
-        return found, problem
-
-    def _note(self, path: str, what: str) -> None:
-        where = f"{path}: " if path else ""
-        self.dropped.append(f"{where}{what}")
-
-    def _problem(self, schema: Schema) -> str:
-        self._trials += 1
-        if self._trials > _MAX_TRIALS:
-            return "too much of it cannot be enforced"
-        return self._compile(schema)
-
-    def _alone(self, part: Schema) -> str:
-        """Why a part does not compile by itself."""
-        return self._problem({**part, **self._defs} if isinstance(part, dict) else part)
-
-    def _supported(self, schema: Schema, path: str) -> Schema:
-        """The schema without keywords that the engine is known not to support."""
-        if not isinstance(schema, dict):
-            return schema
-        out = dict(schema)
-        for key in _UNENFORCEABLE:
-            if key in out:
-                del out[key]
-                self._note(path, key)
-        self._drop_malformed(out, path)
-        for pattern in list(out.get("patternProperties") or ()):
-            if self._problem({"type": "string", "pattern": pattern}):
-                del out["patternProperties"][pattern]
-                out.pop("additionalProperties", None)
-                self._note(path, f"patternProperties {pattern!r}")
-        if "pattern" in out and self._problem({"type": "string", "pattern": out["pattern"]}):
-            self._note(path, f"pattern {out.pop('pattern')!r}")
-        required = out.get("required") or ()
-        if any(name not in required for name in out.get("properties") or ()):
-            for key in ("minProperties", "maxProperties"):
-                if key in out:
-                    del out[key]
-                    self._note(path, key)
-        _change_parts(out, lambda part, name: self._supported(part, _joined(path, name)))
-        return out
-
-    def _drop_malformed(self, out: dict[str, Any], path: str) -> None:
-        """Drop keywords whose value is invalid by the standard."""
-        wrong = [key for key in _MAPS if not isinstance(out.get(key, {}), dict)]
-        wrong += [key for key in (*_LISTS, "required", "enum") if not isinstance(out.get(key, []), list)]
-        wrong += [key for key in (*_COUNTS, *_NUMBERS) if not _is_number(out.get(key, 0))]
-        wrong += [key for key in ("pattern", "$ref") if not isinstance(out.get(key, ""), str)]
-        for key in wrong:
-            del out[key]
-            self._note(path, key)
-        kinds = out.get("type", [])
-        if any(str(kind) not in _TYPES for kind in (kinds if isinstance(kinds, list) else [kinds])):
-            self._note(path, f"type {out.pop('type')!r}")
-
-    def _part(self, part: Schema, path: str) -> Schema:
-        """The smallest change that makes a part compile by itself."""
-        if not isinstance(part, dict) or not self._alone(part):
-            return part
-        out = dict(part)
-        if "oneOf" in out and "anyOf" not in out:
-            out["anyOf"] = out.pop("oneOf")
-            self._note(path, "the exclusiveness of oneOf")
-            if not self._alone(out):
-                return out
-        _change_parts(out, lambda inner, name: self._part(inner, _joined(path, name)))
-        for key in [k for k in out if k not in {"type", "properties", "$defs", "definitions"}]:
-            if not self._alone(out):
-                return out
-            del out[key]
-            self._note(path, key)
-        if not self._alone(out):
-            return out
-        self._note(path, "all but its type")
-        plain = {"type": part["type"]} if "type" in part else {}
-        return {} if self._alone(plain) else plain
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _joined(path: str, name: str) -> str:
-    if not name:
-        return path
-    return f"{path}{name}" if name == "[]" else f"{path}.{name}" if path else name
-
-
-def readable(problem: str) -> str:
-    """A message of the grammar engine, reworded for a client's schema."""
-    if problem.startswith("regex parse error"):
-        last = problem.splitlines()[-1].removeprefix("error: ")
-        return f"a pattern cannot be enforced ({last})"
-    first = problem.splitlines()[0] if problem else ""
-    if "coerce_one_of" in first:
-        return "the branches of a oneOf may overlap"
-    return re.sub(r"^at \d+\(\d+\): failed to compile JSON schema: ", "", first)

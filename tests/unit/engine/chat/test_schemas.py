@@ -1,5 +1,6 @@
 """Schemas that clients send: what asserts nothing goes, what cannot be enforced is named or refused."""
 
+import asyncio
 import json
 import random
 
@@ -7,9 +8,11 @@ import jsonschema
 import llguidance
 import pytest
 
+from devices.child import ChildFailed
 from engine.chat.grammar_check_child import Checker
 from engine.chat.render_protocol import Trial
 from engine.chat.schemas import FORMATS, closed, shape, tidy
+from engine.chat.structured import ConstraintChecker, ConstraintImpossible, of_schema
 from engine.chat.tools.dialects import BY_NAME
 from engine.chat.tools.grammar import tool_grammar
 from engine.chat.types import ToolDefinition
@@ -18,6 +21,12 @@ from engine.core.grammar import grammar_of
 CHECKER = Checker()
 TEXT = {"type": "string"}
 LIST = {"type": "array", "items": TEXT}
+
+
+def accepts(source, value):
+    """Whether a model may write this value under a schema that was checked."""
+    matcher = llguidance.LLMatcher(CHECKER._tokenizer, grammar_of("json_schema", source, {}), log_level=0)
+    return all(matcher.consume_token(byte) for byte in json.dumps(value).encode()) and matcher.is_accepting()
 
 
 def tried(part, *, strict):
@@ -97,7 +106,112 @@ def test_an_unknown_format_is_an_annotation():
         verdict, made = tried({**TEXT, "format": found, "maxLength": 3}, strict=True)
         assert (verdict.problem, made) == ("", {**TEXT, "maxLength": 3})
     for found in FORMATS:
-        assert tried({**TEXT, "format": found}, strict=True)[1]["format"] == found
+        made = tried({**TEXT, "format": found}, strict=True)[1]
+        assert made.get("format") == found or made["pattern"]
+
+
+# Texts of a format, and texts that only look like it.
+FORMAT_TEXTS = {
+    "date": (["2024-02-29", "2000-02-29", "0001-01-01", "2023-12-31"],
+             ["2021-02-29", "2100-02-29", "2023-04-31", "2023-13-01", "0000-01-01", "2023-00-10", "2023-1-1"]),
+    "time": (["22:59:59Z", "00:00:00.123456+05:30"], ["22:59:60Z", "24:00:00Z", "22:59:59", "22:59:59+24:00"]),
+    "date-time": (["2024-02-29T12:00:00Z"], ["2021-02-29T12:00:00Z", "2021-02-28T23:59:60Z", "2021-02-28"]),
+    "hostname": (["a", "a-b.example", "a1.b2", "ab-c.de", "a" * 63, ".".join(["a" * 49] * 5)],
+                 ["-a", "a-", "a..b", "xn--a.example", "a" * 64, ".".join(["a" * 60] * 5), ""]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", [None, "^.*$"])
+@pytest.mark.parametrize("name", FORMAT_TEXTS)
+def test_dates_and_names_in_networks_are_right_to_the_day_and_the_letter(name, pattern):
+    right, wrong = FORMAT_TEXTS[name]
+    part = {**TEXT, "format": name, **({"pattern": pattern} if pattern else {})}
+    verdict, _ = tried(part, strict=True)
+    assert verdict.problem == ""
+    for text in right:
+        assert accepts(verdict.source, {"q": text}), text
+    for text in wrong:
+        assert not accepts(verdict.source, {"q": text}), text
+
+
+def test_a_date_that_a_pattern_makes_impossible_is_refused():
+    verdict, _ = tried({**TEXT, "format": "date", "pattern": "^2021-02-29$"}, strict=True)
+    assert "Unsatisfiable" in verdict.problem
+
+
+X, Y = {"x": {"type": "integer"}}, {"y": {"type": "integer"}}
+# A oneOf that the engine does not take; values of it that may be written; values of none or of several branches.
+ONE_OF = {
+    "other required members": (
+        {"oneOf": [{"type": "object", "properties": X, "required": ["x"]},
+                   {"type": "object", "properties": Y, "required": ["y"]}]},
+        [{"x": 1}, {"y": 1}], [{"x": 1, "y": 1}, {}, {"y": "a"}]),
+    "members outside": (
+        {"type": "object", "properties": X | Y, "oneOf": [{"required": ["x"]}, {"required": ["y"]}]},
+        [{"x": 1}, {"y": 1}], [{"x": 1, "y": 1}, {}]),
+    "three": (
+        {"properties": X | Y | {"z": TEXT}, "oneOf": [{"required": [name]} for name in "xyz"]},
+        [{"x": 1}, {"z": "a"}], [{"x": 1, "z": "a"}, {"x": 1, "y": 1, "z": "a"}, {}]),
+    "patterns": ({"oneOf": [{**TEXT, "pattern": "^a+$"}, {**TEXT, "pattern": "^b+$"}]}, ["aa", "b"], ["ab", ""]),
+    "type outside": ({**TEXT, "oneOf": [{"format": "ipv4"}, {"format": "ipv6"}]}, ["1.2.3.4", "::1"], ["a", 1]),
+    "numbers": ({"oneOf": [{"type": "number", "maximum": 5}, {"type": "number", "exclusiveMinimum": 5}]},
+                [4.5, 5.5], ["5"]),
+    "references": ({"oneOf": [{"$ref": "#/$defs/c"}, {**TEXT, "pattern": "^x"}]}, ["a", "xx"], ["c"]),
+    "nested": ({"type": "array", "items": {"oneOf": [{"type": "object", "required": ["x"]},
+                                                     {"type": "object", "required": ["y"]}]}},
+               [[{"x": 1}, {"y": 1}]], [[{"x": 1, "y": 1}], [{}]]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("name", ONE_OF)
+def test_branches_of_a_one_of_are_told_apart(name, strict):
+    part, right, wrong = ONE_OF[name]
+    verdict, _ = tried(part, strict=strict)
+    assert (verdict.problem, verdict.dropped) == ("", ())
+    whole = {"type": "object", "properties": {"q": part}, "$defs": {"c": {"enum": ["a", "b"]}}}
+    checks = jsonschema.FormatChecker()
+    for value in right:
+        jsonschema.validate({"q": value}, whole, format_checker=checks)
+        assert accepts(verdict.source, {"q": value}), value
+    for value in wrong:
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({"q": value}, whole, format_checker=checks)
+        assert not accepts(verdict.source, {"q": value}), value
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        [{"type": "integer"}, {"type": "number"}],
+        [TEXT, {"enum": ["a"]}],
+        [{"type": "object"}, {"type": "object", "required": ["x"]}],
+    ],
+)
+def test_a_branch_within_another_one_is_refused_with_its_place(branches):
+    verdict, _ = tried({"oneOf": branches}, strict=True)
+    assert (
+        verdict.problem == "q: the exclusiveness of oneOf cannot be enforced (the branches of a oneOf may overlap)"
+    )
+
+
+def test_other_keywords_next_to_a_reference_are_ignored_in_old_drafts():
+    node = {"type": "object", "properties": {"n": {"$ref": "#/definitions/N", "minProperties": 3}}}
+    whole = {"$ref": "#/definitions/N", "definitions": {"N": node}}
+    for draft in ("http://json-schema.org/draft-04/schema#", "http://json-schema.org/draft-07/schema"):
+        source = json.dumps({"$schema": draft, **whole})
+        assert CHECKER.check(Trial(kind="json_schema", source=source)).problem == ""
+    assert "circular" in CHECKER.check(Trial(kind="json_schema", source=json.dumps(whole))).problem
+
+
+def test_a_schema_within_itself_may_have_keywords_without_effect():
+    lists = {"type": "object", "properties": {"items": {"type": "array", "items": {"$ref": "#"}}}}
+    texts = {"type": "object", "properties": {"text": TEXT}}
+    whole = {"type": "object", "additionalProperties": {}, "anyOf": [{"$ref": "#/$defs/L"}, {"$ref": "#/$defs/T"}],
+             "$defs": {"L": lists, "T": texts}}  # fmt: skip
+    verdict = CHECKER.check(Trial(kind="json_schema", source=json.dumps(whole)))
+    assert verdict.problem == ""
+    assert accepts(verdict.source, {"items": [{"text": "a"}, {"items": []}]})
 
 
 EQUIVALENT = {
@@ -145,8 +259,8 @@ UNENFORCEABLE = {
     "pattern": ({**TEXT, "pattern": r"^(?=.*@)[^@]+$"}, TEXT),
     "patternProperties": ({"type": "object", "patternProperties": {"(a)\\1": TEXT}, "additionalProperties": False},
                           {"type": "object", "patternProperties": {}}),
-    "oneOf": ({"oneOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]},
-              {"anyOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]}),
+    "oneOf": ({"oneOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["a", "b"]}]},
+              {"anyOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["a", "b"]}]}),
     "minProperties": ({"type": "object", "properties": {"a": TEXT}, "additionalProperties": True,
                        "minProperties": 1},
                       {"type": "object", "properties": {"a": TEXT}, "additionalProperties": True}),
@@ -236,9 +350,7 @@ def is_writable(schema, value):
     """Whether an answer under that schema may be this value."""
     verdict = CHECKER.check(Trial(kind="json_schema", source=json.dumps(schema)))
     assert verdict.problem == ""
-    grammar = grammar_of("json_schema", verdict.source, {})
-    matcher = llguidance.LLMatcher(CHECKER._tokenizer, grammar, log_level=0)
-    return all(matcher.consume_token(byte) for byte in json.dumps(value).encode()) and matcher.is_accepting()
+    return accepts(verdict.source, value)
 
 
 @pytest.mark.parametrize("name", CLOSED)
@@ -340,3 +452,21 @@ def test_any_nonsense_is_taken_or_refused_but_never_raises():
         for parameters in (tidy(source), shape(source)):
             if isinstance(parameters, dict):
                 tool_grammar(tagged, [ToolDefinition(name="f", parameters=parameters)], parallel=True)
+
+
+class _Slow:
+    async def ask(self, _body):
+        raise ChildFailed(timed_out=True, out_of_memory=False, exit_code=None)
+
+
+def test_a_schema_that_takes_too_long_is_refused_only_if_it_must_be_enforced():
+    checker = ConstraintChecker()
+    checker.child = _Slow()
+    schema = {"type": "object", "properties": {"a": TEXT}}
+    made, notes = asyncio.run(checker.fit(of_schema(schema, "format", strict=False), "format"))
+    assert (json.loads(made.source), notes) == (
+        {"type": "object"},
+        ("format: the schema as a whole is not enforced",),
+    )
+    with pytest.raises(ConstraintImpossible, match="takes more than"):
+        asyncio.run(checker.fit(of_schema(schema, "format"), "format"))
