@@ -140,7 +140,7 @@ class Ledger:
         )
 
     def refine(
-        self, owner: str, amounts: Mapping[str, Amount], expected_bytes: int, parts: Mapping[str, int]
+        self, owner: str, amounts: Mapping[str, Amount], expected_bytes: int | None, parts: Mapping[str, int]
     ) -> None:
         """Update the numbers of an admitted load. `expected_bytes` is what its process should show."""
         machine = self._read_machine()

@@ -35,7 +35,7 @@ from engine.placement.fallbacks import (
 from engine.placement.fit import ledger_amounts
 from engine.placement.fit_report import audit_key, claim, fit_report, offload_target
 from engine.placement.history import FALLBACK_FIELDS
-from engine.placement.placer import ENOUGH_TOKENS, LARGE_READ_BYTES, Placer, read_shape
+from engine.placement.placer import ENOUGH_TOKENS, LARGE_READ_BYTES, Placer, deterministic_owner, read_shape
 from engine.placement.speed import weights_read
 from engine.placement.types import Fallback, FitReport, Placement
 from engine.runner.buffers import BufferLog
@@ -133,7 +133,7 @@ class MemoryAdmission:
         device = offload_target(settings, machine)[0] or "cpu"
         parts = exact_parts(read_shape(settings.path), settings)
         try:
-            self._ledger.reserve(_widened(model_id), {device: Amount(sum(parts.values()))}, parts=parts)
+            self._ledger.reserve(deterministic_owner(model_id), {device: Amount(sum(parts.values()))}, parts=parts)
         except Overdrawn as error:
             raise NotEnoughMemory(error.needed_bytes, error.available_bytes, device) from error
 
@@ -156,6 +156,13 @@ class MemoryAdmission:
             self._loads[model_id] = msgspec.structs.replace(load, settings=settings)
         need = self._placer.need_of(settings)
         self._ledger.refine(model_id, ledger_amounts(need), need.resident_bytes, need.by_purpose())
+        exact = deterministic_owner(model_id)
+        held = next((r for r in self._ledger.reservations() if r.owner == exact), None)
+        if held is not None:
+            parts = exact_parts(read_shape(settings.path), settings)
+            self._ledger.refine(
+                exact, {device: Amount(sum(parts.values())) for device in held.amounts}, None, parts
+            )
 
     async def largest_context(self, model_id: str, settings: LoadSettings, limit: int) -> int:
         """The largest context, up to `limit`, that fits this model in its available memory."""
@@ -163,8 +170,12 @@ class MemoryAdmission:
 
     def others(self, model_id: str) -> list[tuple[str, int]]:
         """Other owners of memory and their bytes, largest first."""
-        held = [(r.owner, r.predicted_bytes) for r in self._ledger.reservations() if r.owner != model_id]
-        return sorted(held, key=lambda one: -one[1])
+        held: dict[str, int] = {}
+        for one in self._ledger.reservations():
+            owner = one.owner.removesuffix(deterministic_owner(""))
+            held[owner] = held.get(owner, 0) + one.predicted_bytes
+        held.pop(model_id, None)
+        return sorted(held.items(), key=lambda row: -row[1])
 
     def attach(self, model_id: str, pid: int, buffers: BufferLog) -> None:
         """Record the process of a loaded model, audit it, and store its settings if an earlier attempt failed.
@@ -281,7 +292,7 @@ class MemoryAdmission:
         self._history.flush()
         self._loads.pop(model_id, None)
         self._ledger.release(model_id)
-        self._ledger.release(_widened(model_id))
+        self._ledger.release(deterministic_owner(model_id))
 
     async def to_load(self, settings: LoadSettings) -> LoadSettings:
         """The settings with the CPU reference, if this device was not compared yet. Computed once per file."""
@@ -360,8 +371,3 @@ class MemoryAdmission:
 def _in_llama_cpp(settings: LoadSettings) -> bool:
     """Whether one of Tessera's runners loads it with llama.cpp, which reports its memory."""
     return settings.external is None and not onnx.is_folder(settings.path)
-
-
-def _widened(model_id: str) -> str:
-    """Owner name of the memory for a model's deterministic requests."""
-    return f"{model_id} (deterministic)"

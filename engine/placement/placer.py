@@ -14,7 +14,7 @@ from engine.message_catalog.reasons import because
 from engine.onnx.folder import OnnxFolder
 from engine.placement import llama_server, onnx, openvino, rpc_layers
 from engine.placement.cpu_choices import disk_gbs
-from engine.placement.estimate import kv_layer_bytes
+from engine.placement.estimate import exact_parts, kv_layer_bytes
 from engine.placement.external import external_report, kind_of, place_external
 from engine.placement.fit import (
     DryRunFailed,
@@ -54,6 +54,7 @@ from engine.placement.types import (
     Step,
     changes_between,
 )
+from engine.runner.load_limits import exact_settings
 from engine.runner.protocol import ExternalProgram, LoadSettings
 from quantize.files.header_cache import cached_gguf_model
 
@@ -299,13 +300,20 @@ class Placer:
     ) -> Overdrawn | None:
         """Memory that a model lacks for these settings, if they replace those it is loaded with; None if it fits.
 
-        `copied` are settings whose caches are temporarily copied to main memory.
+        `copied` are settings whose caches are temporarily copied to main memory. The context for deterministic
+        requests is resized too, after the other one.
         """
-        amounts = ledger_amounts(self.need_of(settings))
+        amounts, shape = ledger_amounts(self.need_of(settings)), read_shape(settings.path)
+        exact = next((r for r in self.ledger.reservations() if r.owner == deterministic_owner(model_id)), None)
         if copied is not None:
-            bytes_copied = sum(kv_layer_bytes(read_shape(copied.path), copied))
-            own = amounts.get("cpu", Amount(0))
-            amounts["cpu"] = Amount(own.anonymous_bytes + bytes_copied, own.mapped_bytes)
+            caches = [sum(kv_layer_bytes(shape, copied))]
+            if exact is not None:
+                caches.append(sum(kv_layer_bytes(shape, exact_settings(copied))))
+            amounts["cpu"] = _more(amounts.get("cpu"), max(caches))
+        if exact is not None:
+            after = sum(exact_parts(shape, settings).values())
+            for device, before in exact.amounts.items():
+                amounts[device] = _more(amounts.get(device), max(0, after - before.total_bytes))
         try:
             self.ledger.check(amounts, exclude=model_id)
         except Overdrawn as error:
@@ -348,6 +356,16 @@ class Placer:
         except DryRunFailed as error:
             log.warning("no dry run of %s: %s", settings.path, error)
             return None
+
+
+def deterministic_owner(model_id: str) -> str:
+    """Owner of the memory for a model's deterministic requests, in the ledger."""
+    return f"{model_id} (deterministic)"
+
+
+def _more(amount: Amount | None, num_bytes: int) -> Amount:
+    own = amount or Amount(0)
+    return Amount(own.anonymous_bytes + num_bytes, own.mapped_bytes)
 
 
 def read_shape(path: str) -> ModelShape:

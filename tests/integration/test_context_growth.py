@@ -7,9 +7,16 @@ import functools
 import pytest
 
 from engine.core.errors import ContextOverflow, RunnerDied
-from engine.core.types import GenerationRequest
-from engine.runner.protocol import ContextWanted
+from engine.core.paths import Paths
+from engine.core.types import GenerationRequest, Started
+from engine.placement.memory_admission import MemoryAdmission
+from engine.placement.placer import Placer
+from engine.placement.resources import open_resources
+from engine.pool import pool as pools
+from engine.pool.model_resolution import Resolved
+from engine.runner.protocol import ContextWanted, LoadSettings
 from tests.support import runner_calls
+from tests.support.fakes.free_pool import FreePool
 from tests.support.models.architectures import ARCHITECTURES, write_architecture
 from tests.support.runner_calls import EXACT, LIKELIEST, answered
 from tests.support.servers import wait_for
@@ -158,6 +165,46 @@ def test_a_smaller_context_keeps_prefixes_in_memory(model):
     small, again = with_runner(model("Llama, Mistral"), work)
     assert len(small.ids) == 24
     assert again.started.cached_tokens >= LONG
+
+
+def test_an_idle_context_goes_back_to_its_first_size(model, tmp_path, monkeypatch):
+    """The pool's timer, with the real admission: prefixes stay, and what the ledger holds is less again."""
+    monkeypatch.setattr(pools, "REAP_S", 0.02)
+    monkeypatch.setattr(pools, "SHRINK_AFTER_S", 1e9)
+    paths = Paths(*(tmp_path / name for name in ("config", "models", "state", "cache", "logs")))
+    placer = Placer(open_resources(paths))
+    usual = {"n_threads": 1, "n_parallel": 2, "cache_ram_bytes": 64 << 20, **EXACT}
+    settings = LoadSettings(path=str(model("Llama, Mistral")), n_ctx=256, kv_cells=256, max_ctx=TRAINED, **usual)
+
+    class Source:
+        async def resolve(self, name, min_ctx=0):
+            return Resolved(model_id=name, engine="llama", settings=settings)
+
+    async def ask(pool, prompt):
+        loaded = await pool.acquire("m")
+        return [event async for event in pool.generate(loaded, asked(prompt))]
+
+    async def until(condition):
+        await asyncio.to_thread(wait_for, condition)
+
+    async def work():
+        pool = FreePool(Source(), admission=MemoryAdmission(placer))
+        try:
+            await ask(pool, text(LONG))
+            loaded = pool.get("m")
+            pid, grown = loaded.runner.pid, placer.ledger.reservations()[0].predicted_bytes
+            assert loaded.facts.n_ctx == 2048
+            monkeypatch.setattr(pools, "SHRINK_AFTER_S", 0.0)
+            await until(lambda: loaded.facts.n_ctx == 256)
+            await until(lambda: placer.ledger.reservations()[0].predicted_bytes < grown)
+            monkeypatch.setattr(pools, "SHRINK_AFTER_S", 1e9)
+            events = await ask(pool, text(LONG + 8))
+            assert (loaded.runner.pid, loaded.facts.n_ctx) == (pid, 2048)
+            return next(event.cached_tokens for event in events if isinstance(event, Started))
+        finally:
+            await pool.close()
+
+    assert asyncio.run(work()) == LONG
 
 
 def test_a_runner_that_is_killed_while_it_grows_loses_nothing_that_was_stored(model, tmp_path):

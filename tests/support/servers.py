@@ -24,15 +24,17 @@ HEARS_INTERRUPTS: dict[str, Any] = (
 
 
 class RunningServer:
-    """Runs on a free port with a separate home. `log` is its stderr."""
+    """Runs on a free port with a separate home. `log` is its stderr, `program` the module that is run."""
 
-    def __init__(self, home: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, home: Path, *arguments: str, env: dict[str, str] | None = None, program: str = "app"
+    ) -> None:
         self.home = home
         self.log_path = home / "server.log"
         started = time.monotonic()
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "app", "serve", "--port", "0", *arguments],
+                [sys.executable, "-m", program, "serve", "--port", "0", *arguments],
                 cwd=ROOT,
                 env={**os.environ, "TESSERA_HOME": str(home), **(env or {})},
                 stdin=subprocess.DEVNULL,

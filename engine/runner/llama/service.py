@@ -303,7 +303,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             self._abort.bind(self._loaded.context)
         if self._exact is not None:
             try:
-                faults += self._exact.resize(message.n_ctx, message.n_ctx)[1]
+                faults += self._exact.resize(message.n_ctx, message.n_ctx, through_disk=message.through_disk)[1]
             except llama_model.LoadFailed as error:
                 sys.stderr.write(f"the context of deterministic requests keeps its size: {error}\n")
                 faults += self._exact.refuse_parked()
