@@ -217,7 +217,7 @@ SETTINGS: tuple[Setting, ...] = (
         "models.context",
         0,
         "Context",
-        "Tokens a model is loaded with unless it was trained for fewer. 0: Tessera chooses what fits.",
+        "Tokens of a model's context, unless it was trained for fewer. 0: Tessera chooses what fits, and it grows.",
         "Models",
         minimum=0,
         maximum=1 << 24,

@@ -49,7 +49,7 @@ _OLD_LOGS = 3
     "context",
     type=click.IntRange(16, 1 << 24),
     default=SettingDefault("models.context", "as fits"),
-    help="Context in tokens for loaded models.",
+    help="Context in tokens for loaded models. It grows beyond only for a client that names a size.",
 )
 @click.option(
     "--parallel",

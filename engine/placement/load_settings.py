@@ -52,6 +52,7 @@ def load_settings(
         mmproj_path=None if embeds else entry.projector,
         n_ctx=n_ctx,
         max_ctx=entry.context_train if entry.format == "gguf" and not embeds else 0,
+        chosen_ctx=n_ctx if context else 0,
         kv_cells=n_ctx * (ONNX_PARALLEL if onnx else DEFAULT_PARALLEL),
         n_parallel=ONNX_PARALLEL if onnx else DEFAULT_PARALLEL,
         allow_fallback=onnx and os.environ.get("TESSERA_ONNX_FALLBACK") == "1",

@@ -156,6 +156,7 @@ def requested(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason 
     """Apply the options of the user, the server or a client; the cache follows context and requests."""
     asked = load.overrides
     settings = resize_context(settings, asked.n_ctx or settings.n_ctx, asked.n_parallel)
+    settings = msgspec.structs.replace(settings, chosen_ctx=asked.n_ctx or settings.chosen_ctx)
     if asked.type_k:
         flash = "on" if asked.type_k != "f16" else settings.flash_attn
         settings = msgspec.structs.replace(settings, type_k=asked.type_k, type_v=asked.type_k, flash_attn=flash)

@@ -11,6 +11,8 @@ from engine.core.errors import ContextCannotGrow, ContextOverflow
 from engine.placement.fit import resize_context
 from engine.placement.memory_admission import MemoryAdmission
 from engine.pool.loaded_model import LoadedModel, Runner
+from engine.runner.faults import RequestFailed
+from engine.runner.load_limits import growth_limit
 from engine.runner.protocol import ContextWanted, LoadSettings, Resized
 
 log = logging.getLogger(__name__)
@@ -54,21 +56,26 @@ class ContextGrowth:
         `exact`: the user requested this size; otherwise more space is added for later tokens.
 
         Raises:
-            ContextOverflow: The model was trained for less, or its context cannot be resized.
+            ContextOverflow: The model was trained for less, the user set less, or its context cannot be resized.
             ContextCannotGrow: There is not enough memory.
-            RequestFailed, RunnerDied: The resize failed.
+            RunnerDied: The resize failed, and the model has to be loaded again.
         """
         facts, runner, before = model.facts, model.runner, model.settings
         if facts is None or tokens <= facts.n_ctx:
             return
-        if tokens > facts.largest_ctx or not isinstance(runner, GrowingRunner):
-            raise ContextOverflow(tokens - 1, facts.largest_ctx)
+        limit = growth_limit(before) if exact else facts.largest_ctx
+        if tokens > limit or not isinstance(runner, GrowingRunner):
+            raise ContextOverflow(tokens - 1, limit)
         sizes = (_resized(before, tokens),) if exact else tuple(larger(before, tokens, facts.max_ctx))
         while (found := await self._first_that_fits(model, sizes)) is None:
             if not await self._eviction_helps(model, sizes[-1]) or not await self._evict():
                 raise await self._refusal(model, tokens, sizes[-1])
         after, through_disk = found
-        await self._resize(model, runner, after, through_disk=through_disk)
+        try:
+            await self._resize(model, runner, after, through_disk=through_disk)
+        except RequestFailed as error:  # the system had less memory, or less disk space, than the ledger knows of
+            log.warning("model=%s keeps its context: %s", model.id, error)
+            raise ContextCannotGrow(tokens - 1, facts.n_ctx, facts.n_ctx) from error
 
     async def _first_that_fits(
         self, model: LoadedModel, sizes: tuple[LoadSettings, ...]
@@ -120,10 +127,12 @@ class ContextGrowth:
         model.settings = after
         assert model.facts is not None
         model.facts = msgspec.structs.replace(model.facts, n_ctx=resized.n_ctx)
+        model.limit_growth()
         await self._admission.resized(model.id, after)
         log.info(
-            "resized model=%s n_ctx=%d before=%d state_bytes=%d ms=%d",
-            model.id, resized.n_ctx, before.n_ctx, resized.state_bytes, resized.seconds * 1000,
+            "resized model=%s n_ctx=%d before=%d through=%s state_bytes=%d ms=%d",
+            model.id, resized.n_ctx, before.n_ctx, "file" if through_disk else "memory", resized.state_bytes,
+            resized.seconds * 1000,
         )  # fmt: skip
 
 

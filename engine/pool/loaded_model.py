@@ -7,11 +7,14 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from engine.core.errors import RunnerDied
 from engine.core.startup_timing import Phases
 from engine.core.types import GenerationRequest, ModelFacts
 from engine.placement.types import ModelSettings, Placement
 from engine.runner.buffers import BufferLog
+from engine.runner.load_limits import own_growth_limit
 from engine.runner.protocol import COMPILING, Embedded, LoadSettings, Stats
 
 # Maximum number of runner crashes stored per model.
@@ -102,6 +105,11 @@ class LoadedModel:
     def ready(self) -> bool:
         """Whether a live runner serves the model."""
         return self.runner is not None and self.runner.alive and self.facts is not None
+
+    def limit_growth(self) -> None:
+        """Set the limit of `facts` for growth to what the user's settings allow."""
+        if self.facts is not None and self.facts.max_ctx:
+            self.facts = msgspec.structs.replace(self.facts, max_ctx=own_growth_limit(self.settings))
 
     @property
     def queued(self) -> int:

@@ -35,6 +35,7 @@ from engine.pool.loaded_model import MAX_CRASHES, REMOTE, SPREAD, LoadedModel, Q
 from engine.pool.model_resolution import Elsewhere, ModelSource, Resolved
 from engine.runner.exit_reasons import ended_itself
 from engine.runner.faults import RequestFailed
+from engine.runner.load_limits import growth_limit
 from engine.runner.protocol import ContextWanted, LoadSettings
 
 log = logging.getLogger(__name__)
@@ -201,8 +202,8 @@ class Pool:
         try:
             async with model.lock:
                 if self._should_grow(model, min_ctx) and model.runner is not None and model.facts is not None:
-                    if model.facts.max_ctx > model.facts.n_ctx:
-                        await self._try_to_grow(model, min(min_ctx, model.facts.max_ctx))
+                    if (limit := growth_limit(model.settings)) > model.facts.n_ctx:
+                        await self._try_to_grow(model, min(min_ctx, limit))
                     elif not model.runner.active_requests:
                         await model.runner.stop()
                         model.runner = None
@@ -251,8 +252,8 @@ class Pool:
             await self.grow(model, n_ctx, exact=True)
         except (ContextOverflow, RequestFailed):
             return False
-        if model.loaded_settings is not None:
-            model.loaded_settings = model.settings
+        model.settings = model.loaded_settings = msgspec.structs.replace(model.settings, chosen_ctx=n_ctx)
+        model.limit_growth()
         return True
 
     async def _renew(self, model: LoadedModel) -> bool:
@@ -382,6 +383,7 @@ class Pool:
                     progress("", 0.0)
                     model.facts = await runner.load(settings, progress)
                     model.loaded_settings = model.settings
+                    model.limit_growth()
                     if isinstance(runner, GrowingRunner):
                         runner.on_context_wanted = partial(self._on_context_wanted, model, runner)
                 except BaseException:

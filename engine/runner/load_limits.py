@@ -32,14 +32,20 @@ DRAFT_CHUNK: Final = 512
 def growth_limit(settings: LoadSettings) -> int:
     """Return the size to which the context of a load may grow; the current size if it cannot.
 
-    It cannot if a part of the cache is on another machine, if a compiler has fixed the size, or if a raw argument
-    sets it. An embedding model has no cache.
+    It cannot if a part of the cache is on another machine, if a compiler has fixed the size, if a raw argument sets
+    it, or if another program serves the model. An embedding model has no cache.
     """
     args = settings.engine_args
     fixed = settings.embeddings or settings.remotes or args.rpc or args.n_ctx is not None
-    if fixed or openvino.target_of(settings.devices):
+    if fixed or settings.external is not None or openvino.target_of(settings.devices):
         return settings.n_ctx
     return max(settings.n_ctx, settings.max_ctx)
+
+
+def own_growth_limit(settings: LoadSettings) -> int:
+    """Return the size to which the context may grow unless a client names one: at most what the user set."""
+    limit = growth_limit(settings)
+    return max(settings.n_ctx, min(limit, settings.chosen_ctx or limit))
 
 
 def draft_settings(settings: LoadSettings) -> LoadSettings:

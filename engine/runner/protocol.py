@@ -57,6 +57,8 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `n_ctx` is the longest sequence, `kv_cells` the size of the cache shared by all sequences (0: n_ctx).
     `max_ctx` is the size to which the context may grow while the model serves (0: it does not grow).
+    `chosen_ctx` is the size that the user set (0: none): beyond it, the context grows only to a size that a client
+    names.
     `n_gpu_layers` -1 offloads all. `devices` names the backend devices to use (empty: the runner's choice).
     `tensor_split` are the layer fractions of several devices (empty: equal); the experts of the first
     `cpu_expert_layers` layers stay on the CPU wherever those layers are. `expert_bytes` is the memory for experts
@@ -78,6 +80,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     n_ctx: int = 4096
     max_ctx: int = 0
+    chosen_ctx: int = 0
     kv_cells: int = 0
     n_parallel: int = 4
     n_batch: int = 2048

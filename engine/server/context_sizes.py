@@ -9,7 +9,7 @@ from engine.placement.placer import Placer
 from engine.placement.types import Overrides
 from engine.pool.loaded_model import LoadedModel
 from engine.pool.pool import Pool
-from engine.runner.load_limits import growth_limit
+from engine.runner.load_limits import own_growth_limit
 from engine.runner.protocol import LoadSettings
 from engine.server.models import ServedModels
 
@@ -84,7 +84,7 @@ class ContextSizes:
             return settings.n_ctx
         if not placed.fits:
             return settings.n_ctx
-        has, most = placed.settings.n_ctx, growth_limit(placed.settings)
+        has, most = placed.settings.n_ctx, own_growth_limit(placed.settings)
         return _rounded(self._placer.largest_context(model_id, placed.settings, most), has, most)
 
 

@@ -33,6 +33,7 @@ from engine.message_catalog.reasons import because
 from engine.placement.load_settings import require_sound, with_engine_args
 from engine.pool.loaded_model import LoadedModel as PooledModel
 from engine.runner.engine_args import NO_ARGS, EngineArgs
+from engine.runner.load_limits import growth_limit
 from engine.server.models import ServedModels
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.sse import while_connected
@@ -191,8 +192,9 @@ async def load(request: Request, model: str, body: LoadRequest) -> LoadedModel:
         return describe(waiting)  # it is reloaded after its last running response
     tokens = body.tokens
     found = await while_connected(request, state.pool.acquire(model, min_ctx=tokens or 0))
-    if tokens is not None and found.facts is not None and found.facts.max_ctx > found.facts.n_ctx:
-        await while_connected(request, state.pool.grow(found, min(tokens, found.facts.max_ctx), exact=True))
+    limit = growth_limit(found.settings)
+    if tokens is not None and found.facts is not None and limit > found.facts.n_ctx:
+        await while_connected(request, state.pool.grow(found, min(tokens, limit), exact=True))
     if body.pinned is not None:
         found.pinned = body.pinned
     if body.idle_s is not None:

@@ -1,0 +1,164 @@
+"""A server whose computer has little memory: how far a context grows, what refuses more, and what makes room."""
+
+import json
+import re
+
+import httpx2
+import pytest
+
+from devices.process_memory import process_memory
+from tests.support import small_machine
+from tests.support.models.shapes import scaled, write_shape
+from tests.support.servers import RunningServer
+
+pytestmark = pytest.mark.e2e
+
+# 64 KiB of cache for a token: 4,096 tokens take 256 MiB.
+TRAINED, START = 4096, 512
+SHAPE = scaled("llama", layers=2, heads=32, kv_heads=32, head_dim=256, embd=64, ffn=64, vocab=2000, context=TRAINED)
+MIB = 1 << 20
+# What the process of the first model may have: enough for 1,792 tokens of context, and for no copies.
+ROOM = 300 * MIB
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    home = tmp_path_factory.mktemp("small")
+    (home / "models").mkdir()
+    write_shape(home / "models" / "first.gguf", SHAPE)
+    write_shape(home / "models" / "second.gguf", SHAPE, seed=1)
+    memory = home / "meminfo"
+    small_machine.set_free(memory, 320 * MIB)
+    env = {small_machine.VARIABLE: str(memory), "TESSERA_CACHE_PREFIX_MIB": "0"}
+    running = RunningServer(home, program=small_machine.__name__, env=env)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def client(server):
+    with httpx2.Client(
+        base_url=server.url, headers={"authorization": f"Bearer {server.token}"}, timeout=120
+    ) as made:
+        yield made
+
+
+def load(client, model, **options):
+    answer = client.post(f"/tessera/v1/models/{model}/load", json=options)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def start(server, client):
+    """Load the first model alone, with its first size."""
+    for model in ("first", "second"):
+        client.post(f"/tessera/v1/models/{model}/unload")
+    small_machine.set_free(server.home / "meminfo", 320 * MIB)
+    return load(client, "first", n_ctx=START)
+
+
+def leave(server, pid, num_bytes):
+    """Let the process of a model have `num_bytes` in all."""
+    small_machine.set_free(server.home / "meminfo", num_bytes - process_memory(pid).anonymous_bytes)
+
+
+def text(tokens):
+    return [3 + (i * i * 7 + i) % 200 for i in range(tokens)]
+
+
+def ask(client, tokens, **options):
+    body = {"model": "first", "prompt": text(tokens), "max_tokens": 4, "ignore_eos": True, **options}
+    return client.post("/v1/completions", json=body)
+
+
+def cached(answer):
+    assert answer.status_code == 200, answer.text
+    return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def resizes(server):
+    return re.findall(r"resized model=(\w+) n_ctx=(\d+) before=(\d+) through=(\w+)", server.log)
+
+
+def test_the_size_that_a_refusal_names_is_reached(server, client):
+    """Through a file, where memory has no room for copies beside the largest cache; nothing is computed twice."""
+    loaded = start(server, client)
+    assert (loaded["n_ctx"], loaded["max_ctx"]) == (START, TRAINED)
+    assert cached(ask(client, 400)) == 0
+    leave(server, loaded["pid"], ROOM)
+    refused = ask(client, TRAINED - 100)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (400, "context_length_exceeded")
+    largest = error["context_tokens"]
+    assert START < largest < TRAINED
+    assert (error["prompt_tokens"], error["loaded_context_tokens"]) == (TRAINED - 100, START)
+    assert f"context has {START} and can grow to {largest} in the memory that is free" in error["message"]
+    assert client.get("/v1/models/first").json()["context_length"] in range(largest - 1023, largest + 1)
+    assert cached(ask(client, largest - 270)) == 400  # near it: the process itself may have grown a little
+    assert resizes(server)[-1] == ("first", str(largest - 256), str(START), "file")
+    assert not list((server.home / "cache").rglob("tmp*"))
+
+
+def test_with_room_for_copies_no_file_is_written(server, client):
+    loaded = start(server, client)
+    ask(client, 400)
+    leave(server, loaded["pid"], ROOM + 256 * MIB)
+    assert cached(ask(client, 700)) == 400
+    assert resizes(server)[-1][1:] == ("2048", str(START), "memory")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "LONG"}]}),
+        ("/v1/responses", {"input": "LONG"}),
+        ("/v1/messages", {"max_tokens": 4, "messages": [{"role": "user", "content": "LONG"}]}),
+        ("/api/generate", {"prompt": "LONG"}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "LONG"}], "options": {"num_ctx": TRAINED}}),
+        ("/completion", {"prompt": "LONG"}),
+    ],
+)
+def test_every_protocol_names_the_size(server, client, path, body):
+    loaded = load(client, "first")
+    if loaded["n_ctx"] != START:
+        loaded = start(server, client)
+    leave(server, loaded["pid"], ROOM)
+    long = json.loads(json.dumps(body).replace("LONG", "words " * 600))
+    refused = client.post(path, json={"model": "first", **long})
+    assert refused.status_code == 400, refused.text
+    found = re.search(rf"context has {START} and can grow to (\d+) in the memory|> (\d+) maximum", refused.text)
+    assert found, refused.text
+    assert int(found[1] or found[2]) > START
+
+
+def test_what_would_have_to_be_unloaded_is_named_and_then_makes_room(server, client):
+    """A pinned model stays loaded; an idle one without a pin gives its memory back by itself."""
+    first = start(server, client)
+    small_machine.set_free(server.home / "meminfo", 800 * MIB)
+    load(client, "second", n_ctx=2048, pinned=True)
+    leave(server, first["pid"], ROOM + 150 * MIB)
+    error = ask(client, 2000).json()["error"]
+    assert error["unload"] == ["second"]
+    assert "Unload second to make room" in error["message"]
+    assert [m["id"] for m in client.get("/tessera/v1/loaded").json()["models"]] == ["first", "second"]
+    load(client, "second", pinned=False)
+    assert cached(ask(client, 2000)) == 0
+    assert [m["id"] for m in client.get("/tessera/v1/loaded").json()["models"]] == ["first"]
+
+
+def test_a_context_that_the_user_set_is_a_limit(server, client):
+    """It grows beyond only for a client that names a size."""
+    settings = "/tessera/v1/models/first/load-settings"
+    client.put(settings, json={"n_ctx": START})
+    loaded = start(server, client)
+    assert (loaded["n_ctx"], loaded["max_ctx"]) == (START, START)
+    assert client.get("/v1/models/first").json()["context_length"] == START
+    refused = ask(client, 600)
+    assert (refused.status_code, refused.json()["error"]["context_tokens"]) == (400, START)
+    ended = ask(client, 400, max_tokens=300).json()
+    assert (ended["usage"]["total_tokens"], ended["choices"][0]["finish_reason"]) == (START, "length")
+    named = {"model": "first", "prompt": "words " * 20, "options": {"num_ctx": 1024, "num_predict": 2}}
+    assert client.post("/api/generate", json={**named, "stream": False}).status_code == 200
+    assert cached(ask(client, 600)) == 400
+    assert ask(client, 1100).json()["error"]["context_tokens"] == 1024
+    client.put(settings, json={})
