@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @click.option("--repeats", type=click.IntRange(1, 50), default=3, show_default=True)
 @click.option("--threads", type=click.IntRange(1, 1024), help="Default: what dispatch or autotune chose.")
 @click.option("--types", "prices", is_flag=True, help="Measure what each quantization type costs here instead.")
+@click.option("--places", is_flag=True, help="Measure MODEL on each device that can run it, to use the fastest.")
 @click.option("--history", is_flag=True, help="Show what was measured before, of MODEL or of all.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print llama-bench's columns as CSV.")
@@ -51,6 +52,7 @@ def command(
     repeats: int,
     threads: int | None,
     prices: bool,
+    places: bool,
     history: bool,
     as_json: bool,
     as_csv: bool,
@@ -67,6 +69,9 @@ def command(
         return
     if prices:
         _price_types(as_json=as_json)
+        return
+    if places:
+        _compare_places(model, as_json=as_json)
         return
     from engine.api.measuring import BenchRequest  # noqa: PLC0415
     from engine.services import Services  # noqa: PLC0415
@@ -98,6 +103,28 @@ def command(
         click.echo(services.as_csv(report), nl=False)
     else:
         _show(report, services.measured_before(report))
+
+
+def _compare_places(model: str | None, *, as_json: bool) -> None:
+    """Measure a model on each place that was not measured yet, and print the speeds."""
+    import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
+
+    from engine.api.measuring import CompareRequest  # noqa: PLC0415
+
+    if model is None:
+        raise click.UsageError("Give a MODEL of the library.")
+    found = measure(lambda client: client.compare_places(CompareRequest(model=model))).comparison
+    assert found is not None
+    if as_json:
+        click.echo(msgspec.json.encode(found).decode())
+        return
+    for place in found.places:
+        where = f"{place.device} by {place.backend}"
+        echo(f"{where}: reads {place.prefill_tok_s:.0f} tok/s, writes {place.decode_tok_s:.1f} tok/s")
+    if not found.places:
+        echo("Nothing to measure: there is one place for this model, or all were measured, tuned or pinned.")
+    moved = f" instead of {found.before}" if found.after != found.before else ""
+    echo(f"It runs on {found.after}{moved}.")
 
 
 def _price_types(*, as_json: bool) -> None:

@@ -50,7 +50,7 @@ from engine.api.machine import (
     PowerLimits,
     PowerState,
 )
-from engine.api.measuring import BenchRequest, BenchResults, Shapes, TuneRequest
+from engine.api.measuring import BenchRequest, BenchResults, CompareRequest, Shapes, TuneRequest
 from engine.api.models import (
     Alias,
     AliasRequest,
@@ -134,6 +134,10 @@ class JobRoutes(Asking):
     def price_types(self) -> Job:
         """Start measuring the relative cost of each quantization type."""
         return self.post(f"{OURS}/bench/types", Job)
+
+    def compare_places(self, request: CompareRequest) -> Job:
+        """Start measuring a model on each place that could run it."""
+        return self.post(f"{OURS}/bench/places", Job, request)
 
     def autotune(self, request: TuneRequest) -> Job:
         """Start a search for the fastest settings, or those with the most tokens per joule."""

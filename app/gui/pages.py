@@ -73,7 +73,7 @@ class Pages:
     def _devices(self) -> QWidget:
         from app.gui.devices.page import DevicesPage
 
-        return DevicesPage(self._services)
+        return DevicesPage(self._services, self._jobs)
 
     def _bench(self) -> QWidget:
         from app.gui.bench.page import BenchPage

@@ -7,7 +7,7 @@ import msgspec
 from devices.msgspec_lock import learned
 from engine.job_kinds.quantize.options import Quantized
 from engine.jobs.job_types import ENDED, Fault, Job, JobKind, JobState, ModelMade, Progress
-from engine.placement.measurements import Knobs, Point, Report, TuneReport, TypePrices
+from engine.placement.measurements import Comparison, Knobs, Point, Report, TuneReport, TypePrices
 
 __all__ = [
     "ENDED",
@@ -39,11 +39,12 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a `measure` job: a measurement, a settings search, or the costs of quantization types."""
+    """Result of a `measure` job: a measurement, a settings search, costs of types, or a comparison of places."""
 
     report: Report | None = None
     reports: tuple[TuneReport, ...] = ()
     prices: TypePrices | None = None
+    comparison: Comparison | None = None
 
 
 class BenchPartial(msgspec.Struct, frozen=True, kw_only=True):

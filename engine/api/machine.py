@@ -214,12 +214,16 @@ class FitReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /tessera/v1/models/{id}/placement: planned placement, its fit report, current placement and pin."""
+    """GET /tessera/v1/models/{id}/placement: planned placement, its fit report, current placement and pin.
+
+    `comparing`: id of the running job that measures the places for this model.
+    """
 
     placement: ModelPlacement
     fit: FitReport | None = None
     loaded: ModelPlacement | None = None
     pinned: str | None = None
+    comparing: str | None = None
 
 
 # /tessera/v1/power: power limits for Tessera's work.

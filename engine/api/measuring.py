@@ -11,6 +11,7 @@ __all__ = [
     "BenchRequest",
     "BenchResult",
     "BenchResults",
+    "CompareRequest",
     "Concurrency",
     "Goal",
     "Point",
@@ -54,6 +55,12 @@ class TuneRequest(SubjectRequest, frozen=True, kw_only=True, omit_defaults=True)
     lengths: Annotated[tuple[Length, ...], Meta(min_length=1, max_length=8)] = (512,)
     limit_s: Annotated[float, Meta(ge=1, le=86_400)] = 600.0
     goal: Goal = "speed"
+
+
+class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /tessera/v1/bench/places: the model to measure on every place that could run it."""
+
+    model: Annotated[str, Meta(max_length=4096)]
 
 
 class BenchResult(Report, frozen=True, kw_only=True):

@@ -11,5 +11,6 @@ BENCH: Final = {
     "bench_loading": "loading {phase} {share:.0%}",
     "bench_warming_up": "warming up",
     "bench_length": "{tokens} tokens, {run} of {runs}",
+    "compare_place": "measuring on {device} by {backend}",
     "bench_parallel": "{requests} at once, {run} of {runs}",
 }

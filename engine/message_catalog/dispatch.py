@@ -183,6 +183,7 @@ _ALTERNATIVES: Final = {
     "fits_not_there": "it does not fit there",
     "no_layer_fits_there": "not one layer fits there",
     "pinned_elsewhere": "you pinned another device",
+    "slower_here": "measured here: slower ({decode_tok_s:.1f} tok/s, reads {prefill_tok_s:.0f})",
     "slower": "expected to be slower ({decode_tok_s:.1f} tok/s, reads {prefill_tok_s:.0f})",
     "only_pinned": "only where you pin {device}",
     "only_pinned_npu": "only where you pin {device}, when quiet, on battery or beside a busy integrated GPU",

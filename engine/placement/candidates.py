@@ -31,7 +31,7 @@ from engine.placement.fit_report import need_on
 from engine.placement.history import AttentionSpeed, PlacementHistory, attention_key
 from engine.placement.results import machine_key
 from engine.placement.shape import ModelShape
-from engine.placement.speed import BACKENDS, HOST_UBATCH, Speed, expected
+from engine.placement.speed import BACKENDS, HOST_UBATCH, Forecast, Speed, expected
 from engine.placement.types import DryRun, Need, Overrides, SettingChange, Step, Streaming, changes_between, follow
 from engine.runner.engine_args import overrides
 from engine.runner.protocol import LoadSettings
@@ -71,7 +71,8 @@ class Candidate(msgspec.Struct, frozen=True):
     """A place to run, whether the model fits there, and the expected speed.
 
     `others`: further GPUs in addition to `device`; `attention`: this machine's measurements of fused and plain
-    attention; `changes`: what its steps changed, if there was more than one step.
+    attention; `changes`: what its steps changed, if there was more than one step; `forecast`: the rule for it, by
+    which its measurements are stored; None if it is never measured.
     """
 
     device: Device
@@ -84,11 +85,30 @@ class Candidate(msgspec.Struct, frozen=True):
     attention: Reason | None = None
     streaming: Streaming | None = None
     changes: tuple[SettingChange, ...] = ()
+    forecast: Forecast | None = None
 
     @property
     def backend(self) -> str:
         """Name of its backend; `cpu` for the CPU's own kernels."""
         return self.runtime.backend if self.runtime else "cpu"
+
+
+def is_comparable(candidate: Candidate) -> bool:
+    """Whether a short measurement there says how fast answers would be: it fits, and reads no experts from disk."""
+    runs = candidate.device.kind == "cpu" or candidate.settings.n_gpu_layers > 0
+    return candidate.fits and runs and candidate.streaming is None and candidate.backend != BACKEND
+
+
+def forecast_for(shape: ModelShape, settings: LoadSettings, machine: Machine) -> Forecast | None:
+    """The rule for settings that were already chosen; None if they use several devices or none of this machine."""
+    cpu = machine.device("cpu")
+    if cpu is None or settings.remotes or len(settings.devices) > 1:
+        return None
+    if not settings.devices:
+        return Forecast(shape, settings, ((cpu, "cpu", 1.0),), None)
+    usable = ((d, r) for d in machine.devices for r in d.runtimes if r.device_name == settings.devices[0])
+    found = next(((d, r.backend) for d, r in usable if r.backend != BACKEND), None)
+    return Forecast(shape, settings, ((*found, 1.0),), cpu) if found is not None else None
 
 
 def threads(machine: Machine, overrides: Overrides, base: LoadSettings) -> int:
@@ -137,11 +157,20 @@ def on_cpu(asked: Question, dry_run: DryRunner) -> Candidate:
 
     def at(tried: LoadSettings, step: str = "", reason: Reason | None = None) -> Candidate:
         need = need_on(shape, tried, asked.machine, asked.ledger, None, "cpu", dry_run(tried))
-        speed = expected(shape, tried, ((cpu, "cpu", 1.0),), None, asked.memory, asked.owner)
+        rule = Forecast(shape, tried, ((cpu, "cpu", 1.0),), None)
+        speed = expected(rule, asked.memory, asked.owner)
         attention = why_measured(tried, measured, use)
         more = changes_between(step, settings, tried, reason or attention)
         return Candidate(
-            cpu, None, tried, need, asked.fits(need), speed, attention=attention, changes=(*changes, *more)
+            cpu,
+            None,
+            tried,
+            need,
+            asked.fits(need),
+            speed,
+            attention=attention,
+            changes=(*changes, *more),
+            forecast=rule,
         )
 
     plain = plain_attention(settings, shape, machine_isa(asked.machine), use, measured)
@@ -334,11 +363,12 @@ class _Offload:
             (device, runtime.backend, size / whole)
             for (device, runtime), size in zip(self._devices, held, strict=True)
         )
+        rule = Forecast(asked.shape, settings, devices, asked.machine.device("cpu"))
         speed = Speed(0.0, 0.0, measured=False)
         if settings.n_gpu_layers:
-            speed = expected(asked.shape, settings, devices, asked.machine.device("cpu"), asked.memory, asked.owner)
+            speed = expected(rule, asked.memory, asked.owner)
         others = tuple(device for device, _ in self._devices[1:])
-        return Candidate(self._gpu, self._runtime, settings, need, fits, speed, others)
+        return Candidate(self._gpu, self._runtime, settings, need, fits, speed, others, forecast=rule)
 
 
 def through_openvino(asked: Question) -> list[Candidate]:
@@ -356,6 +386,7 @@ def through_openvino(asked: Question) -> list[Candidate]:
             settings = msgspec.structs.replace(settings, n_threads=count, n_threads_batch=count)
             gpu = device.id if device.kind in {"igpu", "dgpu"} else None
             need = need_on(shape, settings, machine, asked.ledger, gpu, runtime.backend)
-            speed = expected(shape, settings, ((device, BACKEND, 1.0),), None, asked.memory, asked.owner)
+            rule = Forecast(shape, settings, ((device, BACKEND, 1.0),), None)
+            speed = expected(rule, asked.memory, asked.owner)
             found.append(Candidate(device, runtime, settings, need, asked.fits(need), speed))
     return found

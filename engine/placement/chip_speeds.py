@@ -5,6 +5,7 @@ bandwidth, plus a cost per layer on GPUs. The constants are in chip_speeds.json.
 those of GPUs and reports their error for a chip they were not fitted to.
 """
 
+import hashlib
 import re
 from functools import cache
 from pathlib import Path
@@ -201,6 +202,12 @@ class ChipSpeeds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 def chip_speeds() -> ChipSpeeds:
     """The constants that ship with Tessera. Raises: ValueError: the file does not match its schema."""
     return msgspec.json.decode(TABLE.read_bytes(), type=learned(ChipSpeeds))
+
+
+@cache
+def rule_version() -> str:
+    """Changes with the constants; speeds that are stored as multiples of forecasts are worthless then."""
+    return hashlib.sha256(TABLE.read_bytes()).hexdigest()[:8]
 
 
 def rates(device: Device, backend: str, threads: int | None = None) -> Rates:

@@ -252,7 +252,8 @@ def _alternative(
     elif aside is not None:
         reason = aside
     else:
-        reason = because("slower", decode_tok_s=speed.decode_tok_s, prefill_tok_s=speed.prefill_tok_s)
+        kind = "slower_here" if speed.measured else "slower"
+        reason = because(kind, decode_tok_s=speed.decode_tok_s, prefill_tok_s=speed.prefill_tok_s)
     return Alternative(
         device=candidate.device.id,
         backend=candidate.backend,

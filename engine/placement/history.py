@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
@@ -49,6 +50,37 @@ class AttentionSpeed(msgspec.Struct, frozen=True):
     def nearest(self, depth: float) -> AttentionTimes:
         """The measurement nearest to `depth` tokens."""
         return min(self.points, key=lambda point: abs(point.length - depth))
+
+
+class SpeedPoint(msgspec.Struct, frozen=True, array_like=True):
+    """Seconds per token after `depth` others, as measured and as the rule forecast them for the measured model."""
+
+    depth: Annotated[float, msgspec.Meta(ge=0)]
+    measured_s: Annotated[float, msgspec.Meta(gt=0)]
+    forecast_s: Annotated[float, msgspec.Meta(gt=0)]
+
+
+class MeasuredSpeed(msgspec.Struct, frozen=True):
+    """What one place takes for a family of models, shallowest point first. `at`: when, in seconds since 1970."""
+
+    prompt: tuple[SpeedPoint, ...]
+    decode: tuple[SpeedPoint, ...]
+    at: float = 0.0
+
+
+def seconds_at(points: Sequence[SpeedPoint], depth: float, forecast: Callable[[float], float]) -> float:
+    """Seconds per token after `depth` others, of a model that `forecast` describes.
+
+    The points are moved to this model by its own forecast at their depths. Between and beyond two of them, time
+    grows with the forecast; the measured slope may even fall, but not below half of what was measured.
+    """
+    moved = [(p.depth, p.measured_s * forecast(p.depth) / p.forecast_s) for p in points]
+    above = next((i for i, (at, _) in enumerate(moved) if at >= depth), len(moved) - 1)
+    (near, near_s), (far, far_s) = moved[max(0, above - 1)], moved[max(above, min(1, len(moved) - 1))]
+    low, high, wanted = forecast(near), forecast(far), forecast(depth)
+    if high <= low:
+        return near_s * wanted / low
+    return max(near_s + (far_s - near_s) * (wanted - low) / (high - low), min(near_s, far_s) / 2)
 
 
 def attention_key(machine: str, heads: Heads, threads: int) -> str:
@@ -109,17 +141,19 @@ class Learnt(msgspec.Struct, kw_only=True):
     energies: Any = None
     attention: Any = None
     disks: Any = None
+    measured: Any = None
 
 
 _TABLES: Final = tuple(name for name in Learnt.__struct_fields__ if name != "pins")
 
 
 class PlacementHistory:
-    """A small JSON file of `speeds`, `ladders`, `uses`, `energies`, `attention` and `disks`.
+    """A small JSON file of `speeds`, `ladders`, `uses`, `energies`, `attention`, `disks` and `measured`.
 
     `speeds`: device|backend → GB/s read while decoding. `ladders`: model → settings of the fallback that worked.
     `uses`: model → tokens, depth and parallel requests. `energies`: model|device|backend → tokens generated per
-    joule. `attention`: `attention_key` → seconds of fused and plain attention. `disks`: disk → GB/s.
+    joule. `attention`: `attention_key` → seconds of fused and plain attention. `disks`: disk → GB/s. `measured`: a
+    forecast's key → seconds per token at several depths.
 
     Keys include everything the value depends on, so a new driver or file simply has no entry yet.
     """
@@ -134,6 +168,7 @@ class PlacementHistory:
         self._energies: dict[str, float] = _sound_rows(found.energies, Annotated[float, msgspec.Meta(gt=0)])
         self._attention: dict[str, AttentionSpeed] = _sound_rows(found.attention, AttentionSpeed)
         self._disks: dict[str, float] = _sound_rows(found.disks, Annotated[float, msgspec.Meta(gt=0)])
+        self._measured: dict[str, MeasuredSpeed] = _sound_rows(found.measured, MeasuredSpeed)
         self._unsaved = 0
         self._written = {name: dict(getattr(self, f"_{name}")) for name in _TABLES}
 
@@ -212,6 +247,23 @@ class PlacementHistory:
             self._attention[key] = measured
             self._save()
 
+    def measured_speed(self, key: str) -> MeasuredSpeed | None:
+        """Speeds that were measured here, by a forecast's key."""
+        found = self._measured.get(key)
+        return found if found is not None and found.prompt and found.decode else None
+
+    @property
+    def knows_speeds(self) -> bool:
+        """Whether any speeds were measured here."""
+        return bool(self._measured)
+
+    def record_measured(self, key: str, measured: MeasuredSpeed) -> None:
+        """Store a measurement; it replaces an older one."""
+        with self._lock:
+            self._measured.pop(key, None)
+            self._measured[key] = measured
+            self._save()
+
     def flush(self) -> None:
         """Write the statistics collected since the last write."""
         with self._lock:
@@ -240,6 +292,7 @@ class PlacementHistory:
             energies=_newest(self._energies),
             attention=_newest(self._attention),
             disks=_newest(self._disks),
+            measured=_newest(self._measured),
         )
         with contextlib.suppress(OSError):  # without this file only the first choice is slower
             self._store.change(lambda kept: self._merged(kept, learnt))

@@ -81,6 +81,28 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.points, key=lambda p: p.length).decode_tok_s.median
 
 
+class PlaceSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a place was measured to do: tokens/s of a short prompt and of the tokens generated after it.
+
+    `took_s` includes loading and compiling shaders.
+    """
+
+    device: str
+    backend: str
+    prefill_tok_s: float
+    decode_tok_s: float
+    took_s: float
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """All places of one model, and where it runs by forecasts (`before`) and by what was measured (`after`)."""
+
+    model: str
+    places: tuple[PlaceSpeed, ...]
+    before: str
+    after: str
+
+
 class TypePrices(msgspec.Struct, frozen=True, kw_only=True):
     """Nanoseconds of decoding per weight, by type name, with these devices and threads."""
 

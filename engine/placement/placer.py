@@ -13,6 +13,7 @@ from engine.core.errors import BadModelFile, fact_of
 from engine.message_catalog.reasons import because
 from engine.onnx.folder import OnnxFolder
 from engine.placement import llama_server, onnx, openvino, rpc_layers
+from engine.placement.candidates import Candidate, is_comparable
 from engine.placement.cpu_choices import disk_gbs
 from engine.placement.estimate import exact_parts, kv_layer_bytes
 from engine.placement.external import external_report, kind_of, place_external
@@ -29,6 +30,7 @@ from engine.placement.fit_report import audit_key, fit_report, load_need
 from engine.placement.load_settings import refused
 from engine.placement.npu_rule import busy_igpu
 from engine.placement.resources import Resources
+from engine.placement.results import machine_key, shape_key
 from engine.placement.shape import ModelShape, model_shape
 from engine.placement.speed import effective_gbs, weights_read
 from engine.placement.steps import (
@@ -42,6 +44,7 @@ from engine.placement.steps import (
     run,
     sound,
 )
+from engine.placement.steps import device as device_step
 from engine.placement.types import (
     NO_OVERRIDES,
     WORKERS,
@@ -217,6 +220,25 @@ class Placer:
     ) -> Placement:
         """Default placement without tuned settings, and without memory for cached prefixes."""
         return run(self._load(model_id, shape, settings, overrides, exact=exact), other_machines)
+
+    def unmeasured(
+        self, model_id: str, settings: LoadSettings, overrides: Overrides = NO_OVERRIDES
+    ) -> list[Candidate]:
+        """Places that forecasts alone compare, fastest forecast first; fewer than two places are not compared.
+
+        Empty if the user decided, tuned settings decide, or every place was measured. Raises: BadModelFile.
+        """
+        pinned = overrides.device or self.resources.settings.get(model_id).device
+        if pinned or settings.remotes or settings.external is not None or onnx.is_folder(settings.path):
+            return []
+        shape, machine = read_shape(settings.path), self.machine_now()
+        if self.tuned.get(machine_key(machine), shape_key(shape), settings.n_ctx) is not None:
+            return []
+        load = self._load(model_id, shape, settings, onnx.with_power(overrides), exact=False)
+        run(load, device_step)
+        found = [c for c in load.candidates if is_comparable(c)]
+        missing = [c for c in found if c.forecast and self.history.measured_speed(c.forecast.key) is None]
+        return sorted(missing, key=lambda c: c.speed.turn_s) if len(found) > 1 else []
 
     def pin(self, model_id: str, device: str | None) -> None:
         """Store the user's device (None: no choice) and delete the stored fallback of the earlier one."""

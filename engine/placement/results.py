@@ -28,7 +28,7 @@ def shape_key(shape: ModelShape) -> str:
     """Key that is equal for files with the same tensors, types and architecture, whatever their weights."""
     tensors = sorted((t.name, tuple(t.shape), t.ggml_type.name) for t in shape.tensors)
     facts = (shape.architecture, shape.heads, shape.attention, shape.sliding_window, tensors)
-    return _digest(repr(facts))
+    return digest(repr(facts))
 
 
 def machine_key(machine: Machine) -> str:
@@ -38,7 +38,7 @@ def machine_key(machine: Machine) -> str:
         for d in machine.devices
     ]
     total = (machine.memory.installed_bytes or machine.memory.total_bytes or 0) >> 30
-    return _digest(repr((machine.system, machine.arch, total, devices, build())))
+    return digest(repr((machine.system, machine.arch, total, devices, build())))
 
 
 def build() -> str:
@@ -61,7 +61,8 @@ def shipped_version() -> str:
         return "none"
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """A short key for what the text describes."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -17,10 +17,12 @@ from engine.placement.chip_speeds import (
     mixture_speed,
     openvino_rates,
     rates,
+    rule_version,
     type_speed,
 )
 from engine.placement.estimate import gpu_layer_start, kv_layer_bytes, on_gpu, padded
-from engine.placement.history import PlacementHistory, Use
+from engine.placement.history import MeasuredSpeed, PlacementHistory, SpeedPoint, Use, seconds_at
+from engine.placement.results import build, digest
 from engine.placement.shape import BLOCK, ModelShape
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import TensorInfo
@@ -150,55 +152,137 @@ def mixture_kind(shape: ModelShape) -> Mixture:
     return "few" if shape.experts_used <= FEW_EXPERTS else "many"
 
 
-def expected(
-    shape: ModelShape,
-    settings: LoadSettings,
-    devices: tuple[tuple[Device, str, float], ...],
-    cpu: Device | None,
-    memory: PlacementHistory,
-    owner: str,
-) -> Speed:
-    """Speed with layers on `devices`: (device, backend, share of the GPU layers); the CPU reads the rest.
+class Forecast(msgspec.Struct, frozen=True):
+    """Seconds per token with layers on `devices`: (device, backend, share of the GPU layers).
 
-    If `settings` offload nothing, the only device with all layers is the CPU itself.
+    The CPU reads the rest. If `settings` offload nothing, the only device with all layers is the CPU itself.
+    `memory` has speeds in GB/s that earlier answers had here; without it, this is the rule alone.
     """
-    frac = expert_frac(shape)
-    whole = bytes_per_token(shape, frac)
-    there = on_gpu(shape, settings)
-    near = bytes_per_token(shape, frac, there) if settings.n_gpu_layers else whole
-    if shape.tied and settings.n_gpu_layers:  # the head is a second copy of the embedding on the device
-        near = min(whole, near + sum(t.nbytes for t in shape.tensors if t.name == "token_embd.weight"))
-    share_near = near / whole if whole else 1.0
-    wide = bytes_per_token(shape, frac, lambda t: there(t) and t.ggml_type in WIDE) if near else 0
-    depth = expected_depth(settings, memory.use(owner))
-    prompt_depth = max(depth - TURN_PROMPT / 2, TURN_PROMPT / 2)
-    caches = cache_read(shape, settings, depth)
-    seconds = prefill = 0.0
-    is_measured = False
-    # llama.cpp computes prompts on the GPU even with weights in RAM, unless the user disabled it.
-    prompt_share = share_near if settings.engine_args.op_offload is False else 1.0
-    for device, backend, share in devices:
-        rate = _rates(shape, settings, device, backend)
-        measured = memory.speed_gbs(device.id, backend)
-        is_measured = is_measured or measured is not None
-        if measured is not None:
-            seconds += share * near / 1e9 / measured
-        else:
+
+    shape: ModelShape
+    settings: LoadSettings
+    devices: tuple[tuple[Device, str, float], ...]
+    cpu: Device | None
+    memory: PlacementHistory | None = None
+
+    @property
+    def whole(self) -> int:
+        """Bytes of weights read per token."""
+        return weights_read(self.shape)
+
+    @property
+    def near(self) -> int:
+        """Those of them that the devices read."""
+        shape = self.shape
+        if not self.settings.n_gpu_layers:
+            return self.whole
+        near = bytes_per_token(shape, expert_frac(shape), on_gpu(shape, self.settings))
+        if shape.tied:  # the head is a second copy of the embedding on the device
+            near = min(self.whole, near + sum(t.nbytes for t in shape.tensors if t.name == "token_embd.weight"))
+        return near
+
+    def measured_gbs(self, device: str, backend: str) -> float | None:
+        """GB/s that earlier answers read there."""
+        return self.memory.speed_gbs(device, backend) if self.memory is not None else None
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether any of the devices was measured."""
+        return any(self.measured_gbs(device.id, backend) is not None for device, backend, _ in self.devices)
+
+    def decode_s(self, depth: float) -> float:
+        """Seconds for one generated token after `depth` others."""
+        shape, settings, whole, near = self.shape, self.settings, self.whole, self.near
+        share_near, caches = near / whole if whole else 1.0, cache_read(shape, settings, depth)
+        there = on_gpu(shape, settings)
+        wide = bytes_per_token(shape, expert_frac(shape), lambda t: there(t) and t.ggml_type in WIDE) if near else 0
+        seconds = 0.0
+        for device, backend, share in self.devices:
+            measured = self.measured_gbs(device.id, backend)
+            if measured is not None:
+                seconds += share * near / 1e9 / measured
+                continue
+            rate = _rates(shape, settings, device, backend)
             seconds += share * _weights_s(shape, rate, near, wide)
             seconds += share * caches * share_near / 1e9 / rate.cache_read_gbs
             seconds += share * _answer_s(shape, settings, device, backend, rate, depth)
-        prefill += share * prompt_share * _prompt_s(shape, settings, device, backend, rate, prompt_depth)
-    if len(devices) > 1:
-        seconds /= SPLIT_EFFICIENCY
-    if near < whole and cpu is not None:
-        here = _rates(shape, settings, cpu, "cpu")
-        slow = memory.speed_gbs("cpu", "cpu") or here.gbs
-        seconds += ((whole - near) / slow + caches * (1 - share_near) / here.cache_read_gbs) / 1e9
-        if settings.engine_args.op_offload is False:
-            prefill += (1 - share_near) * _prompt_s(shape, settings, cpu, "cpu", here, prompt_depth)
-        else:
-            prefill += _copied_s(shape, settings, [(device, share) for device, _, share in devices], there)
-    return Speed(1 / prefill if prefill else 0.0, 1 / seconds if seconds else 0.0, is_measured)
+        if len(self.devices) > 1:
+            seconds /= SPLIT_EFFICIENCY
+        if near < whole and self.cpu is not None:
+            here = _rates(shape, settings, self.cpu, "cpu")
+            slow = self.measured_gbs("cpu", "cpu") or here.gbs
+            seconds += ((whole - near) / slow + caches * (1 - share_near) / here.cache_read_gbs) / 1e9
+        return seconds
+
+    def prompt_s(self, depth: float) -> float:
+        """Seconds for one prompt token after `depth` others."""
+        shape, settings, whole, near = self.shape, self.settings, self.whole, self.near
+        share_near = near / whole if whole else 1.0
+        # llama.cpp computes prompts on the GPU even with weights in RAM, unless the user disabled it.
+        copies = settings.engine_args.op_offload is not False
+        share_there = 1.0 if copies else share_near
+        seconds = sum(
+            share
+            * share_there
+            * _prompt_s(shape, settings, device, backend, _rates(shape, settings, device, backend), depth)
+            for device, backend, share in self.devices
+        )
+        if near < whole and self.cpu is not None:
+            if copies:
+                shares = [(device, share) for device, _, share in self.devices]
+                seconds += _copied_s(shape, settings, shares, on_gpu(shape, settings))
+            else:
+                here = _rates(shape, settings, self.cpu, "cpu")
+                seconds += (1 - share_near) * _prompt_s(shape, settings, self.cpu, "cpu", here, depth)
+        return seconds
+
+    def measured_at(self, lengths: Sequence[tuple[int, float, float]], answer: int, now: float) -> MeasuredSpeed:
+        """What to store of measurements: (prompt tokens, tokens/s of the prompt, of `answer` tokens after it).
+
+        A prompt takes what its middle takes.
+        """
+        prompt, decode = [], []
+        for length, prefill_tok_s, decode_tok_s in sorted(lengths):
+            read, written = length / 2, length + answer / 2
+            prompt.append(SpeedPoint(read, 1 / prefill_tok_s, self.prompt_s(read)))
+            decode.append(SpeedPoint(written, 1 / decode_tok_s, self.decode_s(written)))
+        return MeasuredSpeed(tuple(prompt), tuple(decode), now)
+
+    @property
+    def key(self) -> str:
+        """Key of everything that a measured speed depends on: chips, drivers, kernels, family of models, layout.
+
+        Models of one family differ in size only, which the rule knows; it is part of the key too, because measured
+        speeds are stored as multiples of it.
+        """
+        shape, settings = self.shape, self.settings
+        is_split = gpu_layer_start(shape, settings.n_gpu_layers) > 0
+        has_experts = settings.cpu_expert_layers > 0
+        on_cpu = is_split or has_experts or any(device.kind == "cpu" for device, _, _ in self.devices)
+        chips = [(d.chip or d.name, d.driver_version, backend) for d, backend, _ in self.devices]
+        if on_cpu and self.cpu is not None:
+            chips.append((self.cpu.chip or self.cpu.name, None, "cpu"))
+        family = (shape.architecture, bool(shape.experts), main_type(shape))
+        own = (settings.n_threads, settings.tiles, settings.repack) if on_cpu else ()
+        layout = (is_split, has_experts, settings.flash_attn, settings.type_k)
+        return digest(repr((chips, build(), rule_version(), family, own, layout)))
+
+
+def expected(rule: Forecast, memory: PlacementHistory, owner: str) -> Speed:
+    """Speed of a place for `owner`'s use: as measured here, else as learned from answers, else by the rule."""
+    settings = rule.settings
+    depth = expected_depth(settings, memory.use(owner))
+    prompt_depth = max(depth - TURN_PROMPT / 2, TURN_PROMPT / 2)
+    found = memory.measured_speed(rule.key) if memory.knows_speeds else None
+    if found is not None:
+        prompt, decode = (
+            seconds_at(found.prompt, prompt_depth, rule.prompt_s),
+            seconds_at(found.decode, depth, rule.decode_s),
+        )
+        return Speed(1 / prompt if prompt else 0.0, 1 / decode if decode else 0.0, measured=True)
+    forecast = msgspec.structs.replace(rule, memory=memory)
+    prompt, decode = forecast.prompt_s(prompt_depth), forecast.decode_s(depth)
+    return Speed(1 / prompt if prompt else 0.0, 1 / decode if decode else 0.0, forecast.is_measured)
 
 
 def _rates(shape: ModelShape, settings: LoadSettings, device: Device, backend: str) -> Rates:

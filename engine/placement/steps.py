@@ -75,6 +75,7 @@ class Load(msgspec.Struct, kw_only=True):
     prefix_bytes: int = 0
     placement: Placement | None = None
     context: ContextChoice | None = None
+    candidates: tuple[Candidate, ...] = ()
     changes: list[SettingChange] = []
     reasons: dict[str, Reason] = {}
 
@@ -191,7 +192,7 @@ def device(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | N
     """Choose the fastest place where the load fits: CPU, GPUs, OpenVINO; a pin takes precedence."""
     asked = load.question(settings)
     found = choose_candidate(asked, load.dry_run)
-    load.placement = placement_of(asked, found, load.context)
+    load.placement, load.candidates = placement_of(asked, found, load.context), found.candidates
     load.changes += found.chosen.changes
     return found.chosen.settings, load.placement.reasons[0]
 

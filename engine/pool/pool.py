@@ -273,17 +273,18 @@ class Pool:
         """Called when a response ends. If settings are pending, reload the model with them; TTL and pin stay."""
         model.answered.set()
         if model.pending and model.idle and self._models.get(model.id) is model:
-            task = asyncio.create_task(self._load_again(model))
+            task = asyncio.create_task(self.load_again(model))
             self._growing.add(task)
             task.add_done_callback(self._growing.discard)
 
-    async def _load_again(self, model: LoadedModel) -> None:
+    async def load_again(self, model: LoadedModel) -> None:
+        """Unload an idle model and load it as placement decides now."""
         try:
             if await self._renew(model):
                 again = await self.acquire(model.id, only=HERE)
                 again.ttl_s, again.pinned = model.ttl_s, again.pinned or model.pinned
         except (TesseraError, OSError) as error:
-            log.warning("model=%s is not loaded again with its new settings: %s", model.id, error)
+            log.warning("model=%s is not loaded again: %s", model.id, error)
 
     async def grow(self, model: LoadedModel, tokens: int, *, exact: bool = False) -> None:
         """Grow a loaded model's context to `tokens`, prompt and response together.

@@ -306,9 +306,9 @@ async def _make_ready(state: ServerState, late: LateRoutes) -> None:
 
 async def _measure_attention(state: ServerState) -> None:
     await asyncio.sleep(MEASURE_AFTER_S)  # import the benchmark long after the first response
-    from engine.server.idle_attention_bench import IdleAttention  # noqa: PLC0415
+    from engine.server.idle_measuring import IdleMeasuring  # noqa: PLC0415
 
-    await IdleAttention(state).run()
+    await IdleMeasuring(state).run()
 
 
 async def _health(request: Request) -> Response:

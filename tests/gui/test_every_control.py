@@ -49,6 +49,7 @@ ALSO_CALLED = {
     ("server/upstreams_card.py", "Use its models"): "Use NAME",
 }
 CANNOT = {
+    ("devices/page.py", "Stop measuring"): "this machine has one place for models; pressed in test_pages",
     ("chat/options.py", "Reasoning budget"): "the walks' models do not reason",
     ("chat/page.py", "Show in folder"): "opens a program of the desktop, which a bare X server has not",
     ("library/model_card.py", "Show in folder"): "opens a program of the desktop, which a bare X server has not",

@@ -87,7 +87,7 @@ def test_a_dispatch_card_gives_its_reasons_in_german(qtbot, german):
         energy_detail=because("energy_not_yet"),
         energy="energy not measured yet",
     )
-    card = placement_card("m", "M", PlacementAnswer(placement=placed), lambda *_: None)
+    card = placement_card("m", "M", PlacementAnswer(placement=placed), lambda *_: None, print)
     qtbot.addWidget(card)
     shown = "\n".join(said(card))
     assert "42,0 Token/s hier mit diesem Modell gemessen, hinter 128 Token" in shown

@@ -1,6 +1,7 @@
 """Lists that are read anew: nothing is lost under the pointer, and a slow answer does not replace a newer one."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 from PySide6.QtCore import Qt
@@ -118,7 +119,7 @@ def test_a_look_from_before_a_change_does_not_bring_old_bounds_of_power_back(qtb
     asked, late = threading.Event(), threading.Event()
     server.routes["GET", "/tessera/v1/power"] = PowerState(limits=PowerLimits(), measured=True)
     server.routes["PUT", "/tessera/v1/power"] = PowerState(limits=PowerLimits(cap_w=15), measured=True)
-    page = show(DevicesPage(services))
+    page = show(DevicesPage(services, SimpleNamespace(by_id={})))
     qtbot.waitUntil(page.power.isVisible)
     page._timer.stop()
     qtbot.waitUntil(lambda: "power" not in page._asked)

@@ -1,6 +1,7 @@
 """Devices, dashboard, server, settings and the first run, against a server on loopback."""
 
 import time
+from types import SimpleNamespace
 
 import msgspec
 from PySide6.QtCore import QCoreApplication, QEvent, QPoint
@@ -88,7 +89,7 @@ def test_devices_show_state_reason_fix_and_who_holds_the_memory(qtbot, show, ser
     pinned = Pinned(id="spark", device="gpu0/vulkan", unloaded=True)
     server.routes["POST", "/tessera/v1/models/spark/pin"] = pinned
     server.routes["POST", "/tessera/v1/models/spark/load"] = LoadedModel(id="spark", state="loaded")
-    page = show(DevicesPage(services))
+    page = show(DevicesPage(services, SimpleNamespace(by_id={})))
     qtbot.waitUntil(lambda: "RX 9070" in texts(page) and "Spark (demo) · " in texts(page))
     qtbot.waitUntil(lambda: "42 % in use · 61 °C" in texts(page))
     qtbot.waitUntil(lambda: "It is the only device." in texts(page))
@@ -107,7 +108,7 @@ def test_a_pinned_model_says_so_and_can_be_let_go(qtbot):
     wanted = []
     placed = ModelPlacement(device="cpu", backend="cpu", n_threads=1, reasons=("one",))
     answer = PlacementAnswer(placement=placed, pinned="cpu")
-    made = placement_card("spark", "Spark", answer, lambda model, device: wanted.append((model, device)))
+    made = placement_card("spark", "Spark", answer, lambda model, device: wanted.append((model, device)), print)
     qtbot.addWidget(made)
     made.show()
     assert "Pinned" in texts(made)
@@ -117,10 +118,23 @@ def test_a_pinned_model_says_so_and_can_be_let_go(qtbot):
     made.close()
 
 
+def test_a_running_comparison_of_devices_is_shown_and_can_be_stopped(qtbot):
+    stopped = []
+    placed = ModelPlacement(device="cpu", backend="cpu", n_threads=1, reasons=("one",))
+    answer = PlacementAnswer(placement=placed, comparing="measure-1")
+    made = placement_card("spark", "Spark", answer, lambda *_: None, stopped.append)
+    qtbot.addWidget(made)
+    made.show()
+    assert "Measuring which device is fastest" in texts(made)
+    press(made, "Stop measuring")
+    assert stopped == ["measure-1"]
+    made.close()
+
+
 def test_the_card_shows_which_step_set_what(qtbot):
     change = SettingChange(step="requested", field="type_k", old="f16", new="q8_0", reason="it was asked for")
     placed = ModelPlacement(device="cpu", backend="cpu", reasons=("one",), changes=(change,))
-    made = placement_card("spark", "Spark", PlacementAnswer(placement=placed), lambda *_: None)
+    made = placement_card("spark", "Spark", PlacementAnswer(placement=placed), lambda *_: None, print)
     qtbot.addWidget(made)
     made.show()
     line = "type_k: f16 → q8_0 (requested: it was asked for)"
@@ -416,7 +430,7 @@ def test_every_control_of_every_page_has_a_name(qtbot, show, services, server, q
     server.routes["GET", "/tessera/v1/models"] = Models(models=())
     server.routes["GET", "/tessera/v1/jobs/events"] = Events([])
     jobs = Jobs(server.api, services.background, services.models, qapp)
-    pages = [ChatPage(services), LibraryPage(services, jobs), FitPage(services, jobs), DevicesPage(services),
+    pages = [ChatPage(services), LibraryPage(services, jobs), FitPage(services, jobs), DevicesPage(services, jobs),
              DashboardPage(services), ServerPage(services, server.api), SettingsPage(services)]  # fmt: skip
     nameless = []
     for page in pages:

@@ -1,5 +1,7 @@
 """The power card on the Devices page: what is asked for reaches the server, and what comes of it is shown."""
 
+from types import SimpleNamespace
+
 import msgspec
 
 from app.gui.devices.page import DevicesPage
@@ -26,7 +28,7 @@ class Desk:
 
 def test_a_cap_and_a_mode_are_set_and_taken_back(qtbot, show, services, server):
     desk = Desk(server, measured=True, power_w=31.4)
-    page = show(DevicesPage(services))
+    page = show(DevicesPage(services, SimpleNamespace(by_id={})))
     card = page.power
     qtbot.waitUntil(card.isVisible)
     assert "Drawing 31 W now." in texts(card)
@@ -47,7 +49,7 @@ def test_a_cap_and_a_mode_are_set_and_taken_back(qtbot, show, services, server):
 
 def test_what_is_being_typed_stays_and_nonsense_is_not_sent(qtbot, show, services, server):
     desk = Desk(server, notes=("A cap cannot be held: there is no meter.",))
-    page = show(DevicesPage(services))
+    page = show(DevicesPage(services, SimpleNamespace(by_id={})))
     card = page.power
     qtbot.waitUntil(card.isVisible)
     assert "no power meter" in texts(card)

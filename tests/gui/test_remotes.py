@@ -132,7 +132,7 @@ def test_a_model_is_pinned_to_a_device_by_the_name_the_server_knows(qtbot):
     there = ModelPlacement(device="remote:desk/CPU", backend="rpc", n_threads=1, reasons=("it is faster",))
     for placed in (here, there):
         answer = PlacementAnswer(placement=placed)
-        made = placement_card("spark", "Spark", answer, lambda _, device: wanted.append(device))
+        made = placement_card("spark", "Spark", answer, lambda _, device: wanted.append(device), print)
         qtbot.addWidget(made)
         made.show()
         press(made, "Pin to this device")

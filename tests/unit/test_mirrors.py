@@ -14,7 +14,6 @@ REASONS = {
         engine.ComparedDevice engine.Row
         engine.Alternative engine.Alternative
         engine.Model engine.ModelEntry
-        engine.Candidate engine.ModelPlacement
         engine.SettingChange engine.SettingChange
         engine.FitReport engine.FitReport
         engine.ModelPlacement engine.Placement
@@ -70,7 +69,6 @@ REASONS = {
         devices.BackendDevice engine.RemoteDevice
         engine.PageText engine.Passage
         engine.AnswerFinished engine.Done
-        engine.Candidate engine.Placement
         engine.Load engine.Question
         engine.Clock engine.TimeSpent
         engine.Dimensions quantize.DecoderShape

@@ -14,6 +14,7 @@ from app.gui import formatted
 from app.gui.app_context import Services
 from app.gui.devices.facts import KINDS, backend_words, device_facts, gpu_words, live_facts, pool_shares, summary
 from app.gui.devices.power_card import PowerCard
+from app.gui.jobs import Jobs
 from app.gui.reasons import all_translated, error_message, translated
 from app.gui.widgets.basics import Banner, LabelKind, Page, button, card, clear, label, row, stack
 from app.gui.widgets.memory_bar import MemoryUse
@@ -53,9 +54,9 @@ _TEXT_BY_STATE = {"no_device", "not_built"}
 class DevicesPage(Page):
     """Refreshes memory, utilization and power while visible."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, jobs: Jobs) -> None:
         super().__init__(self.tr("Devices"))
-        self._services = services
+        self._services, self._jobs = services, jobs
         self.banner = Banner(services.theme)
         again = button(self.tr("Refresh"), self.refresh)
         self.header.addWidget(again, 0, Qt.AlignmentFlag.AlignTop)
@@ -208,9 +209,10 @@ class DevicesPage(Page):
 
     def _show_loaded(self, models: Sequence[LoadedModel]) -> None:
         loaded = tuple(item.id for item in models if item.state == "loaded")
-        if loaded == self._placements:
+        shown = (*loaded, *self._comparisons())
+        if shown == self._placements:
             return
-        self._placements = loaded
+        self._placements = shown
         self._round += 1
         now = self._round
         clear(self._loaded)
@@ -223,9 +225,18 @@ class DevicesPage(Page):
             def show(answer: PlacementAnswer, layout: QVBoxLayout = layout, model: str = model) -> None:
                 if now == self._round:  # otherwise this layout was replaced
                     clear(layout)
-                    layout.addWidget(placement_card(model, self._services.models.title(model), answer, self._pin))
+                    title = self._services.models.title(model)
+                    layout.addWidget(placement_card(model, title, answer, self._pin, self._stop))
 
             self._ask(f"placement {now} of {model}", partial(self._services.api.placement, model), show)
+
+    def _comparisons(self) -> tuple[str, ...]:
+        """Running jobs that compare the places for a model."""
+        jobs = self._jobs.by_id.values()
+        return tuple(job.id for job in jobs if job.state == "running" and job.params.get("what") == "compare")
+
+    def _stop(self, job: str) -> None:
+        self._jobs.do(job, "cancel")
 
     def _pin(self, model: str, device: str | None) -> None:
         def pinned(answer: Pinned) -> None:
@@ -246,13 +257,15 @@ class DevicesPage(Page):
 # The placement card: where a model runs, why, and the alternatives.
 
 Pin = Callable[[str, str | None], object]
+Stop = Callable[[str], object]
 _ELSEWHERE = "rpc"  # backend of devices on remote hosts
 
 
-def placement_card(model: str, title: str, answer: PlacementAnswer, pin: Pin) -> QFrame:
+def placement_card(model: str, title: str, answer: PlacementAnswer, pin: Pin, stop: Stop) -> QFrame:
     """A card of one model's placement.
 
-    `pin` is called with the model and a device, or None to return to automatic placement.
+    `pin` is called with the model and a device, or None to return to automatic placement; `stop` with the job that
+    is measuring the model's devices.
     """
     placement = answer.placement
     head = row(label(title, "strong"), label(_where(placement), "chip"))
@@ -269,6 +282,10 @@ def placement_card(model: str, title: str, answer: PlacementAnswer, pin: Pin) ->
         column.addWidget(label(facts, "small", wrap=True))
     for reason in all_translated(placement.reason_details, placement.reasons):
         column.addWidget(label(f"• {_sentence(reason)}", "", wrap=True))
+    if answer.comparing is not None:
+        words = _tr("Measuring which device is fastest. A new request stops it.")
+        stops = _button(_tr("Stop measuring"), model, partial(stop, answer.comparing), "link")
+        column.addLayout(row(label(words, "small", wrap=True), stops, 1))
     if placement.changes:
         column.addWidget(_changes(model, placement))
     if placement.alternatives:

@@ -1,6 +1,8 @@
 """Runs measurements for the terminal and for jobs: bench, autotune, decoding times of types. Stores the results."""
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +14,8 @@ from devices.backends.cpu_kernels import tiles_library
 from devices.backends.libraries import library_folder
 from devices.host import Host
 from devices.host_real import RealHost
-from engine.core.errors import Cancelled
+from devices.types import Machine
+from engine.core.errors import BadModelFile, Cancelled, NotEnoughMemory, RunnerDied
 from engine.core.paths import Paths
 from engine.energy.meter import EnergyMeter
 from engine.job_kinds.autotune.journal import Journal
@@ -20,17 +23,31 @@ from engine.job_kinds.autotune.run import Step, tune
 from engine.job_kinds.autotune.space import dimensions
 from engine.job_kinds.bench.qtype_speed import PriceStore, measure_prices
 from engine.job_kinds.bench.run import bench, bench_settings
+from engine.job_kinds.measure.compare import LIMIT_S, MOST_PLACES, compare_settings, measure_place
 from engine.job_kinds.measure.target import Opened, Subject, opened
-from engine.jobs.jobs import Control, JobKind, JobRegistry, params_of
+from engine.jobs.jobs import Control, JobKind, JobRegistry, Paused, params_of
 from engine.library.catalogue import Catalogue
 from engine.message_catalog.reasons import Reason, because
+from engine.placement.candidates import Candidate, forecast_for
 from engine.placement.load_settings import usable_cores
-from engine.placement.measurements import Goal, Point, Report, TuneReport, TypePrices, knobs_of
+from engine.placement.measurements import (
+    Comparison,
+    Goal,
+    PlaceSpeed,
+    Point,
+    Report,
+    TuneReport,
+    TypePrices,
+    knobs_of,
+)
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer, read_shape
 from engine.placement.results import Results, machine_key, shape_key, tuned_of
+from engine.placement.shape import ModelShape
+from engine.placement.types import NO_OVERRIDES
 from engine.runner.protocol import LoadSettings
 
+log = logging.getLogger(__name__)
 # KV cells in addition to the prompt of a tuned request: its response and the chat template.
 TURN_CELLS: Final = 512
 
@@ -44,6 +61,13 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     repeats: int = 3
     tokens: int = 32
     threads: int | None = None
+
+
+class CompareOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """One comparison of the places for a model. `limit_s` limits the measuring itself, of all places together."""
+
+    model: str
+    limit_s: float = LIMIT_S
 
 
 class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +136,16 @@ class BenchService:
                     )
                 )
         placer.results.add(report)
+        self._learn(report, shape, settings, machine)
         return report
+
+    def _learn(self, report: Report, shape: ModelShape, settings: LoadSettings, machine: Machine) -> None:
+        """Store the report's points, from which later forecasts for this family of models are made."""
+        forecast = forecast_for(shape, settings, machine)
+        if forecast is not None:
+            rows = [(p.length, p.prefill_tok_s.median, p.decode_tok_s.median) for p in report.points]
+            found = forecast.measured_at(rows, report.tokens, report.started_at)
+            self._placer.history.record_measured(forecast.key, found)
 
     def tune(self, options: TuneOptions, step: Step) -> list[TuneReport]:
         """Search for every length and store the results.
@@ -156,6 +189,53 @@ class BenchService:
                 placer.tuned.put(tuned_of(report, where, which))
                 found.append(report)
         return found
+
+    def unmeasured(self, model: str) -> list[Candidate]:
+        """Places that only forecasts compare for this model. Raises: InputFault, ModelNotFound, BadModelFile."""
+        with opened(Subject(model=model), self._paths, self._open, lambda _: None) as subject:
+            options = self._placer.resources.settings.get(model).load_options
+            return self._placer.unmeasured(model, subject.settings, NO_OVERRIDES.with_options(options))
+
+    def compare(self, options: CompareOptions, control: Control) -> Comparison:
+        """Measure each place that was not measured yet, and store what it does. Raises: Paused, Cancelled."""
+        model = options.model
+        missing = self.unmeasured(model)[:MOST_PLACES]
+        before = self._place(model)
+        places: list[PlaceSpeed] = []
+        for done, candidate in enumerate(missing):
+
+            def step(now: Reason, done: int = done) -> None:
+                control.report("comparing", done, len(missing), "places", now, {"model": model})
+
+            began = time.monotonic()
+            try:
+                with self._admitted(compare_settings(candidate)):
+                    limit_s = options.limit_s / len(missing)
+                    found = asyncio.run(measure_place(candidate, limit_s, step, control.check))
+            except (NotEnoughMemory, BadModelFile, RunnerDied) as error:
+                log.info("model=%s not measured on %s: %s", model, candidate.device.name, error)
+                continue
+            assert candidate.forecast is not None
+            self._placer.history.record_measured(candidate.forecast.key, found)
+            places.append(
+                PlaceSpeed(
+                    device=candidate.device.id,
+                    backend=candidate.backend,
+                    prefill_tok_s=1 / found.prompt[0].measured_s,
+                    decode_tok_s=1 / found.decode[0].measured_s,
+                    took_s=time.monotonic() - began,
+                )
+            )
+        return Comparison(model=model, places=tuple(places), before=before, after=self._place(model))
+
+    def _place(self, model: str) -> str:
+        """Where the model would run now."""
+        with opened(Subject(model=model), self._paths, self._open, lambda _: None) as subject:
+            options = self._placer.resources.settings.get(model).load_options
+            placed = self._placer.placement(
+                model, subject.settings, NO_OVERRIDES.with_options(options), exact=False
+            )
+        return f"{placed.device}/{placed.backend}"
 
     def price_types(self, step: Callable[[str, int, int], None]) -> TypePrices:
         """Measure the types on the CPU and store the times. Raises: same as `bench`."""
@@ -204,9 +284,10 @@ def _owner(subject: Opened) -> str:
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """The parameters of a job of kind `measure`."""
 
-    what: Literal["bench", "tune", "prices"]
+    what: Literal["bench", "tune", "prices", "compare"]
     bench: BenchOptions | None = None
     tune: TuneOptions | None = None
+    compare: CompareOptions | None = None
 
 
 def register(registry: JobRegistry, bench_service: BenchService) -> None:
@@ -246,6 +327,12 @@ def run(bench_service: BenchService, task: Task, control: Control) -> dict[str, 
             control.report("measuring", min(done, total), total, "runs", now, known)
 
         return {"report": bench_service.bench(options, step, points.append)}
+
+    if task.what == "compare" and task.compare is not None:
+        try:
+            return {"comparison": bench_service.compare(task.compare, control)}
+        except Paused:  # what was measured is stored; the rest is measured at the next idle time
+            raise Cancelled from None
 
     def priced(name: str, done: int, total: int) -> None:
         control.check()

@@ -12,6 +12,7 @@ from devices.types import Machine
 from engine.api import machine as api
 from engine.api.placing import fit_report, model_placement
 from engine.core.errors import InputFault
+from engine.jobs.jobs import JobKind, JobRegistry
 from engine.placement.model_settings import check_kv_type
 from engine.placement.pins import device_names, gone_pins
 from engine.placement.placer import Placer
@@ -101,7 +102,14 @@ async def placement(
         fit=fit_report(report),
         loaded=model_placement(loaded) if loaded else None,
         pinned=placer.resources.settings.get(entry.id).device,
+        comparing=_comparison_of(state.jobs, entry.id),
     )
+
+
+def _comparison_of(jobs: JobRegistry, model: str) -> str | None:
+    """Id of the running job that compares the places for this model."""
+    running = (job for job in jobs.jobs() if job.kind is JobKind.MEASURE and job.state in {"queued", "running"})
+    return next((job.id for job in running if (job.params.get("compare") or {}).get("model") == model), None)
 
 
 def _check_pin(machine: Machine, wanted: str) -> None:

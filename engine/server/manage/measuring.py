@@ -7,11 +7,19 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 
 from engine.api.jobs import Job, JobKind
-from engine.api.measuring import BenchRequest, BenchResult, BenchResults, Shapes, SubjectRequest, TuneRequest
+from engine.api.measuring import (
+    BenchRequest,
+    BenchResult,
+    BenchResults,
+    CompareRequest,
+    Shapes,
+    SubjectRequest,
+    TuneRequest,
+)
 from engine.core.errors import InputFault
 from engine.job_kinds.bench.shapes import SHAPES
 from engine.job_kinds.measure.target import Subject
-from engine.job_kinds.measure.work import BenchOptions, BenchService, Task, TuneOptions
+from engine.job_kinds.measure.work import BenchOptions, BenchService, CompareOptions, Task, TuneOptions
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
 
@@ -52,6 +60,18 @@ async def bench(request: Request, body: BenchRequest) -> Job:
 async def price_types(request: Request) -> Job:
     """Start measuring the cost of each quantization type on this computer; the planner uses the results."""
     return _start(request, "Measure quantization types", Task(what="prices"))
+
+
+@router.post("/bench/places", status_code=202)
+async def compare(request: Request, body: CompareRequest) -> Job:
+    """Start measuring a model on each device and backend that could run it; later loads use the fastest.
+
+    Places that were measured before are not measured again. Takes about 20 seconds, plus loading.
+    """
+    service, entry = _bench_service(request), await server_state(request).models.entry(body.model)
+    await asyncio.to_thread(service.unmeasured, entry.id)  # errors belong to this request, not to the job
+    options = CompareOptions(model=entry.id)
+    return _start(request, f"Compare devices for {entry.id}", Task(what="compare", compare=options))
 
 
 @router.post("/autotune", status_code=202)

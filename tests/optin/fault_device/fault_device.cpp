@@ -1,13 +1,13 @@
 // A ggml backend for tests: a CPU device that poses as a GPU with memory of its own, and computes wrongly on demand.
 //
 // GGML_FAULT_DEVICE (environment) or fault_device_set() give the fault, fields behind semicolons:
-//   mode=scale|negate|zero|nan|lane|rotate|noise|fail|hang|abort   what happens (without it: nothing)
+//   mode=scale|negate|zero|nan|lane|rotate|noise|fail|hang|abort|slow   what happens (without it: nothing)
 //   op=MUL_MAT        the operation, by ggml's name (without it: every one)
 //   type=q4_K         type of the first source
 //   rows=one|many     only results of one column (decode) or of several (prefill)
 //   after=N           the first N eligible results are right
 //   every=N           then only each Nth is wrong
-//   amount=F          factor of scale, relative deviation of noise, number of the lane
+//   amount=F          factor of scale, relative deviation of noise, number of the lane, milliseconds of slow
 //   limit=BYTES       allocations beyond it fail, as on a GPU that is full
 
 #include "ggml-backend-impl.h"
@@ -96,6 +96,10 @@ bool spoil(ggml_tensor * node) {
     }
     if (fault.mode == "abort") {
         std::abort();
+    }
+    if (fault.mode == "slow") {
+        std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(fault.amount));
+        return true;
     }
     double squares = 0;
     for (int64_t i = 0; i < n; i++) {

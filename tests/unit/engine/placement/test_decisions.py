@@ -9,7 +9,7 @@ from devices.types import Device, Memory, Runtime
 from engine.message_catalog import sentence
 from engine.placement.chip_speeds import chip_speeds, openvino_rates, peak_tflops, rates
 from engine.placement.history import PlacementHistory
-from engine.placement.speed import bytes_per_token, effective_gbs, expected, main_type
+from engine.placement.speed import Forecast, bytes_per_token, effective_gbs, expected, main_type
 from engine.placement.steps import place
 from engine.placement.types import NO_OVERRIDES, Overrides
 from engine.runner.engine_args import EngineArgs
@@ -191,7 +191,7 @@ def test_the_four_rows_that_were_wrong_are_as_their_forecasts():
     )
 
     def speed(machine, device, backend, at=settings, shape=shape):
-        found = expected(shape, at, ((device, backend, 1.0),), None, PlacementHistory(None), "")
+        found = expected(Forecast(shape, at, ((device, backend, 1.0),), None), PlacementHistory(None), "")
         return found.prefill_tok_s, found.decode_tok_s
 
     desktop = with_small_gpu(opened("simpledrm-card0"), "1002:164e", "Graphics", "gfx1036")
@@ -235,7 +235,7 @@ def test_prompts_copy_what_lies_in_ram_once_a_piece():
             path="m", n_ctx=8192, n_threads=8, n_gpu_layers=-1, devices=("x",), cpu_expert_layers=40,
             n_ubatch=n_ubatch, **changes,
         )  # fmt: skip
-        found = expected(shape, at, ((card, "cuda", 1.0),), cpu, PlacementHistory(None), "")
+        found = expected(Forecast(shape, at, ((card, "cuda", 1.0),), cpu), PlacementHistory(None), "")
         return found.prefill_tok_s
 
     experts = sum(t.nbytes for t in shape.tensors if "_exps" in t.name) * 40 / 48
@@ -293,7 +293,8 @@ def test_openvino_is_judged_by_device_and_type():
 
     def decode(device, shape):
         at = LoadSettings(path="m", n_ctx=2048, n_gpu_layers=-1, devices=("openvino:x",))
-        return expected(shape, at, ((device, "openvino", 1.0),), None, PlacementHistory(None), "").decode_tok_s
+        rule = Forecast(shape, at, ((device, "openvino", 1.0),), None)
+        return expected(rule, PlacementHistory(None), "").decode_tok_s
 
     assert decode(npu, plain) > 4 * decode(npu, shape), "an NPU rounds k-quants again, a token takes half a second"
     assert decode(igpu, shape) > 30

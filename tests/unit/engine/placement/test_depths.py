@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from engine.placement.chip_speeds import chip_speeds, rates
-from engine.placement.history import PlacementHistory
-from engine.placement.speed import expected
+from engine.placement.history import PlacementHistory, SpeedPoint, seconds_at
+from engine.placement.speed import Forecast, expected
 from engine.runner.protocol import LoadSettings
 from tests.bench import depth_speeds
 from tests.support.machines.opened_machines import opened
@@ -22,7 +22,7 @@ def speed(machine, backend, model, depth, n_ubatch=512):
     history = PlacementHistory(None)
     history.record_use("m", 20_000, float(depth), 1)
     at = LoadSettings(path="m", n_ctx=131_072, n_gpu_layers=-1, devices=("x",), n_ubatch=n_ubatch)
-    return expected(MODELS[model], at, ((igpu, backend, 1.0),), None, history, "m")
+    return expected(Forecast(MODELS[model], at, ((igpu, backend, 1.0),), None), history, "m")
 
 
 @pytest.mark.parametrize("backend", ["vulkan", "rocm"])
@@ -76,3 +76,47 @@ def test_a_fitted_chip_without_its_matrix_units_follows_the_rule_again():
     denied = replace(igpu, runtimes=tuple(replace(r, matrix_units=False) for r in igpu.runtimes))
     assert rates(denied, "vulkan").gflops < 0.7 * fitted.gflops
     assert rates(denied, "vulkan").attention_gflops is None
+
+
+def test_measured_points_replace_the_forecast_and_grow_with_it():
+    def forecast(depth):
+        return 1.0 + depth / 1000
+
+    one = (SpeedPoint(1000, 4.0, 2.0),)
+    assert seconds_at(one, 3000, forecast) == 8.0
+    two = (SpeedPoint(0, 3.0, 1.0), SpeedPoint(1000, 4.0, 2.0))
+    assert [seconds_at(two, at, forecast) for at in (0, 1000, 3000)] == [3.0, 4.0, 6.0]
+    falling = (SpeedPoint(0, 4.0, 1.0), SpeedPoint(1000, 3.0, 2.0))
+    assert seconds_at(falling, 1500, forecast) == 2.5
+    assert seconds_at(falling, 100_000, forecast) == 1.5, "never below half of what was measured"
+    # Another model of the family, twice as large: its own forecast at the same depths says how much longer.
+    assert seconds_at(two, 1000, lambda depth: 2 * forecast(depth)) == 8.0
+    three = (*two, SpeedPoint(3000, 12.0, 4.0))
+    assert seconds_at(three, 2000, forecast) == 8.0
+
+
+def test_a_measured_place_is_stored_with_chip_driver_and_family(tmp_path):
+    igpu = opened("sh-framework-desktop-linux").device("igpu")
+    at = LoadSettings(path="m", n_ctx=8192, n_gpu_layers=-1, devices=("x",))
+
+    def rule(model="8B", device=igpu, **changes):
+        settings = replace(at, **changes)
+        return Forecast(MODELS[model], settings, ((device, "vulkan", 1.0),), None)
+
+    history = PlacementHistory(tmp_path / "dispatch.json")
+    found = rule().measured_at([(512, 100.0, 10.0), (4096, 80.0, 8.0)], 16, 1.0)
+    history.record_measured(rule().key, found)
+    again = PlacementHistory(tmp_path / "dispatch.json")
+    speed = expected(rule(), again, "")
+    assert speed.measured
+    assert 80 < speed.prefill_tok_s < 100
+    assert 8 < speed.decode_tok_s < 10
+    for other in (
+        rule(device=replace(igpu, driver_version="another")),
+        rule(device=replace(igpu, chip=None, name="another")),
+        rule("30B-A3B"),
+        rule(n_gpu_layers=5),
+        rule(type_k="q8_0"),
+    ):
+        assert not expected(other, again, "").measured
+    assert expected(rule(n_ctx=4096, n_ubatch=256), again, "").measured

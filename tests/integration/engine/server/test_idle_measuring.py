@@ -2,24 +2,28 @@
 
 import asyncio
 import contextlib
+import threading
 
 import pytest
 
 from devices.backends.cpu_kernels import tiles_library
 from devices.backends.libraries import library_folder
+from engine.core.errors import Cancelled
 from engine.job_kinds.bench import attention as attention_bench
+from engine.job_kinds.measure import work
 from engine.library.catalogue import Catalogue
 from engine.message_catalog import sentences
 from engine.placement import candidates
 from engine.placement.cpu_choices import heads_of
 from engine.placement.history import attention_key
+from engine.placement.measurements import Comparison
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer, read_shape
 from engine.placement.resources import open_resources
 from engine.placement.results import machine_key
-from engine.server import idle_attention_bench
+from engine.server import idle_measuring
 from engine.server.auth import Access
-from engine.server.idle_attention_bench import IdleAttention
+from engine.server.idle_measuring import IdleMeasuring
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
 from engine.server.utilization import Utilization
@@ -34,7 +38,7 @@ def without_our_kernels(monkeypatch):
 
 
 @contextlib.asynccontextmanager
-async def resting(home, model):
+async def resting(home, model, service=None):
     """A server's components with the bundled model in a real runner, and idle-time measurement."""
     paths = home_paths(home)
     placer = Placer(open_resources(paths))
@@ -44,8 +48,11 @@ async def resting(home, model):
     state = ServerState(
         models=models, pool=pool, access=Access(TOKEN), placer=placer, paths=paths, utilization=usage
     )
+    if service is not None:
+        state.bench_service = service
+        work.register(state.jobs, service)
     usage.start()
-    idle = asyncio.create_task(IdleAttention(state, idle_s=0.3, most_busy=2.0).run())
+    idle = asyncio.create_task(IdleMeasuring(state, idle_s=0.3, most_busy=2.0).run())
     try:
         yield state, await pool.acquire(model)
     finally:
@@ -80,7 +87,7 @@ def test_a_resting_computer_measures_and_the_next_load_goes_by_it(tmp_path, monk
             assert point.length == 128
             assert min(point.fused_prompt_s, point.plain_prompt_s, point.fused_token_s, point.plain_token_s) > 0
             assert not list((state.paths.cache / "stand-ins").iterdir())
-            assert idle_attention_bench.OWNER not in {r.owner for r in state.placer.ledger.reservations()}
+            assert idle_measuring.OWNER not in {r.owner for r in state.placer.ledger.reservations()}
             placed = state.placer.choose("spark", loaded.settings)
             assert any("attention measured here" in reason for reason in sentences(placed.reasons))
         # Stored for the next start.
@@ -99,7 +106,7 @@ def test_who_comes_meanwhile_does_not_wait(tmp_path, monkeypatch):
         finally:
             ended.append(heads)
 
-    monkeypatch.setattr(idle_attention_bench, "measure_attention", endless)
+    monkeypatch.setattr(idle_measuring, "measure_attention", endless)
 
     async def scenario():
         async with resting(tmp_path, "spark") as (state, loaded):
@@ -122,13 +129,13 @@ def test_what_cannot_be_measured_is_left_after_three_tries(tmp_path, monkeypatch
         if fault == "broken":
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(idle_attention_bench, "measure_attention", failing)
+    monkeypatch.setattr(idle_measuring, "measure_attention", failing)
 
     async def scenario():
         async with resting(tmp_path, "spark") as (state, loaded):
-            await until(lambda: len(tries) == idle_attention_bench.TRIES)
+            await until(lambda: len(tries) == idle_measuring.TRIES)
             await asyncio.sleep(1.5)
-            assert len(tries) == idle_attention_bench.TRIES
+            assert len(tries) == idle_measuring.TRIES
             assert state.placer.history.attention(key_of(state, loaded)) is None
 
     asyncio.run(scenario())
@@ -144,5 +151,64 @@ def test_attention_by_our_own_kernels_is_not_compared(tmp_path, monkeypatch):
             await asyncio.sleep(2)  # an idle period takes 0.3 s
             assert state.placer.history.attention(key_of(state, loaded)) is None
             assert not (state.paths.cache / "stand-ins").exists()
+
+    asyncio.run(scenario())
+
+
+class Compared:
+    """A bench service with one comparison to make, which waits until it may end or is stopped."""
+
+    def __init__(self, *, after="igpu/vulkan"):
+        self.missing, self.after = ["a place"], after
+        self.may_end, self.runs, self.stops = threading.Event(), 0, 0
+
+    def unmeasured(self, _model):
+        return self.missing
+
+    def compare(self, options, control):
+        self.runs += 1
+        try:
+            while not self.may_end.is_set():
+                control.wait(0.02)
+        except Cancelled:
+            self.stops += 1
+            raise
+        self.missing = []
+        return Comparison(model=options.model, places=(), before="cpu/cpu", after=self.after)
+
+
+def test_devices_are_compared_once_at_rest_and_the_model_moves(tmp_path):
+    service = Compared()
+
+    async def scenario():
+        async with resting(tmp_path, "spark", service) as (state, loaded):
+            first = loaded.runner
+            await until(lambda: service.runs == 1)
+            loaded.waiting += 1  # like a request for the model
+            await until(lambda: service.stops == 1, 20)
+            loaded.waiting -= 1
+            assert state.pool.get("spark").runner is first
+            await until(lambda: service.runs == 2)  # tried again at the next idle time
+            service.may_end.set()
+            await until(
+                lambda: (now := state.pool.get("spark")) is not None and now.ready and now.runner is not first
+            )
+            jobs = [job for job in state.jobs.jobs() if job.params["what"] == "compare"]
+            assert [job.state for job in jobs] == ["done", "cancelled"]
+
+    asyncio.run(scenario())
+
+
+def test_a_comparison_that_the_user_cancels_does_not_come_back(tmp_path):
+    service = Compared()
+
+    async def scenario():
+        async with resting(tmp_path, "spark", service) as (state, loaded):
+            await until(lambda: service.runs == 1)
+            state.jobs.cancel(state.jobs.jobs()[0].id)
+            await until(lambda: service.stops == 1)
+            await asyncio.sleep(1.5)  # several idle times
+            assert service.runs == 1
+            assert state.pool.get("spark") is loaded
 
     asyncio.run(scenario())

@@ -1,6 +1,7 @@
-"""Measures plain and flash attention for the heads of a loaded model while the computer is idle.
+"""Measures for placement while the computer is idle: the devices that could run a loaded model, and attention.
 
-Placement uses the result at the next load. A request stops the measurement; it restarts at the next idle time.
+Placement uses the results. A request stops the measurement; it restarts at the next idle time. The comparison of
+devices is a job, so that the user sees it and can cancel it; then this server does not start it again.
 """
 
 import asyncio
@@ -13,7 +14,8 @@ from devices.backends.cpu_kernels import ATTENTION
 from devices.errors import TesseraError
 from devices.memory_ledger import Amount
 from engine.job_kinds.bench.attention import measure_attention, memory_bytes
-from engine.jobs.job_types import ENDED
+from engine.job_kinds.measure.work import CompareOptions, Task
+from engine.jobs.job_types import ENDED, JobKind
 from engine.placement.cpu_choices import heads_of
 from engine.placement.history import Heads, attention_key
 from engine.placement.onnx import with_power
@@ -41,7 +43,7 @@ OWNER: Final = "measuring attention"
 log = logging.getLogger(__name__)
 
 
-class IdleAttention:
+class IdleMeasuring:
     """Measures after `idle_s` seconds without requests in which the CPU load is at most `most_busy`."""
 
     def __init__(self, state: "ServerState", idle_s: float = IDLE_S, most_busy: float = MOST_BUSY) -> None:
@@ -59,15 +61,18 @@ class IdleAttention:
             if idle_for_s < self._idle_s or not await asyncio.to_thread(self._is_idle):
                 continue
             for model in self._state.pool.loaded:
+                if await self._compared(model):
+                    break
                 wanted = await asyncio.to_thread(self._wanted, model)
                 if wanted is not None:
                     await self._measure(*wanted)
                     break
             idle_for_s = 0.0
 
-    def _busy(self) -> bool:
+    def _busy(self, own_job: str = "") -> bool:
         state = self._state
-        return state.pool.busy or any(job.state not in {*ENDED, "paused"} for job in state.jobs.jobs())
+        others = (job for job in state.jobs.jobs() if job.id != own_job)
+        return state.pool.busy or any(job.state not in {*ENDED, "paused"} for job in others)
 
     def _is_idle(self) -> bool:
         """Whether no other program uses the CPU and the computer is not on battery."""
@@ -76,6 +81,36 @@ class IdleAttention:
         usage = self._state.utilization
         samples = usage.last(max(1, int(self._idle_s))) if usage is not None else ()
         return bool(samples) and sum(s.cpu_frac for s in samples) <= self._most_busy * len(samples)
+
+    async def _compared(self, model: LoadedModel) -> bool:
+        """Compare the places for this model if that was not done yet; move it to a faster one. Whether it began."""
+        state, service = self._state, self._state.bench_service
+        if service is None or model.placement is None or self._tries[model.id] >= TRIES:
+            return False
+        try:
+            if not await asyncio.to_thread(service.unmeasured, model.id):
+                return False
+        except TesseraError as error:  # a model of another server, or a file that is gone
+            log.debug("model=%s is not compared: %s", model.id, error)
+            return False
+        title = f"Compare devices for {model.id}"
+        job = state.jobs.start(JobKind.MEASURE, title, Task(what="compare", compare=CompareOptions(model=model.id)))
+        has_left = False
+        while not job.ended:
+            await asyncio.sleep(WATCH_S)
+            job = state.jobs.get(job.id)
+            if not has_left and not job.ended and self._busy(job.id):
+                log.info("model=%s: comparing devices is left for later", model.id)
+                state.jobs.cancel(job.id)
+                has_left = True
+        if has_left:
+            return True
+        self._tries[model.id] += TRIES if job.state == "cancelled" else 1
+        result = (job.result or {}).get("comparison", {})
+        if job.state == "done" and result["after"] != result["before"]:
+            log.info("model=%s moves from %s to %s", model.id, result["before"], result["after"])
+            await state.pool.load_again(model)
+        return True
 
     def _wanted(self, model: LoadedModel) -> tuple[str, Heads, int] | None:
         """(key, heads, threads) of the next missing measurement for a CPU model, or None."""
