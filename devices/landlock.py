@@ -1,8 +1,8 @@
-"""Runs a command confined by the kernel: Landlock for files, a system-call filter for sockets.
+"""Runs a command confined by the kernel: Landlock for files, a filter of system calls for everything else.
 
-Runs as a child: it starts the restricted command, waits for it, and ends everything that the command left running.
-Rules can only add permissions; the caller checks afterwards that protected files in a writable folder are
-unchanged.
+Runs as a child: it starts the restricted command, answers the calls that the filter passes on, and in the end kills
+everything that the command left running. Rules can only add permissions; the caller checks afterwards that
+protected files in a writable folder are unchanged.
 """
 
 import ctypes
@@ -11,11 +11,14 @@ import json
 import os
 import platform
 import signal
+import socket
 import struct
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
+
+from devices import syscall_filter
 
 # Source: linux/landlock.h; the numbers of its calls are the same on all CPUs.
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
@@ -29,12 +32,9 @@ _SCOPES = 3  # signals and abstract sockets of processes outside
 _LEAST_VERSION: Final = 3
 SCOPED_VERSION: Final = 6
 _HANDLED: Final = {3: (1 << 15) - 1, 5: (1 << 16) - 1}
-# Source: prctl.h, seccomp.h, audit.h, unistd.h of both architectures.
-_NO_NEW_PRIVS, _SET_SECCOMP, _FILTER, _DEATH_SIGNAL, _SUBREAPER = 38, 22, 2, 1, 36
-_ARCHITECTURES: Final = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
-_IO_URING_SETUP, _X32 = 425, 0x40000000
-_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
-_INTERNET: Final = (2, 10, 16)  # IPv4, IPv6, and netlink, which lists the interfaces first
+# Source: prctl.h.
+_NO_NEW_PRIVS, _DEATH_SIGNAL, _SUBREAPER = 38, 1, 36
+_MACHINES: Final = ("x86_64", "aarch64")
 _DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 # Files of installed programs, on any distribution.
 SYSTEM_FOLDERS: Final = (
@@ -60,7 +60,7 @@ _NOT_STARTED = 127
 
 def version() -> int:
     """Landlock's version here; 0 if it cannot be used."""
-    if sys.platform != "linux" or platform.machine() not in _ARCHITECTURES:
+    if sys.platform != "linux" or platform.machine() not in _MACHINES:
         return 0
     found = _libc().syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION))
     return found if found >= _LEAST_VERSION else 0
@@ -76,8 +76,12 @@ def _check(result: int, what: str) -> int:
     return result
 
 
-def restrict(readable: Sequence[str], writable: Sequence[str], *, network: bool) -> None:
-    """Restrict this process and its children to these paths, permanently. Raises: OSError."""
+def restrict(readable: Sequence[str], writable: Sequence[str], *, network: bool) -> int:
+    """Restrict this process and its children to these paths, permanently; the descriptor of its filter.
+
+    Sockets are refused, with the network all but those of the internet: a socket of the desktop is a way out.
+    Raises: OSError.
+    """
     libc, abi = _libc(), version()
     if not abi:
         raise OSError(errno.ENOSYS, "Landlock is not here")
@@ -91,7 +95,7 @@ def restrict(readable: Sequence[str], writable: Sequence[str], *, network: bool)
     _check(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
     _check(libc.syscall(_RESTRICT, rules, ctypes.c_uint32(0)), "the rules")
     os.close(rules)
-    _filter_sockets(libc, network=network)
+    return syscall_filter.install(syscall_filter.OPEN if network else ())
 
 
 def _add(libc: Any, rules: int, path: str, rights: int) -> None:
@@ -106,58 +110,37 @@ def _add(libc: Any, rules: int, path: str, rights: int) -> None:
     os.close(opened)
 
 
-def _filter_sockets(libc: Any, *, network: bool) -> None:
-    """Refuse all sockets, or with the network all but internet sockets: a desktop's socket is a way out."""
-    architecture, socket = _ARCHITECTURES[platform.machine()]
-    families = _INTERNET if network else ()
-    load, equal, above, give = 0x20, 0x15, 0x35, 0x06
-    refuse = 7 + len(families)
-    allow = refuse + 1
-    # (operation, value, the step if it matches, the step if it does not); None is the next one.
-    steps: list[tuple[int, int, int | None, int | None]] = [
-        (load, 4, None, None),
-        (equal, architecture, None, refuse),
-        (load, 0, None, None),
-        (above, _X32, refuse, None),
-        (equal, _IO_URING_SETUP, refuse, None),
-        (equal, socket, None, allow),
-        (load, 16, None, None),
-        *((equal, family, allow, None) for family in families),
-        (give, _REFUSE | errno.EACCES, None, None),
-        (give, _ALLOW, None, None),
-    ]
-
-    def far(at: int, target: int | None) -> int:
-        return 0 if target is None else target - at - 1
-
-    program = [(what, far(at, yes), far(at, no), value) for at, (what, value, yes, no) in enumerate(steps)]
-    code = b"".join(struct.pack("=HBBI", *step) for step in program)
-    buffer = ctypes.create_string_buffer(code)
-    head = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(buffer)))
-    _check(libc.prctl(_SET_SECCOMP, _FILTER, head, 0, 0), "the filter of system calls")
-
-
 def main() -> None:
     """Start `argv` of the argument's JSON, restricted; exit with its code."""
     wanted = json.loads(sys.argv[1])
     libc = _libc()
     libc.prctl(_SUBREAPER, 1, 0, 0, 0)
+    ours, theirs = socket.socketpair()
     child = os.fork()
     if not child:
-        _become(wanted)
+        ours.close()
+        _become(wanted, theirs)
+    theirs.close()
+    with ours:
+        _, listeners, _, _ = socket.recv_fds(ours, 1, 1)
+    for listener in listeners:  # none if the command could not be restricted
+        syscall_filter.supervise(listener, child, wanted["writable"])
     _, status = os.waitpid(child, 0)
     _kill_orphans()
     sys.exit(os.waitstatus_to_exitcode(status) % 256)
 
 
-def _become(wanted: dict[str, Any]) -> None:
+def _become(wanted: dict[str, Any], supervisor: socket.socket) -> None:
     try:
         _libc().prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         for name in wanted["hidden"]:
             os.environ.pop(name, None)
         os.environ |= wanted["variables"]
         os.chdir(wanted["folder"])
-        restrict(wanted["readable"], wanted["writable"], network=wanted["network"])
+        listener = restrict(wanted["readable"], wanted["writable"], network=wanted["network"])
+        socket.send_fds(supervisor, [b"f"], [listener])
+        os.close(listener)
+        supervisor.close()
         os.execvp(wanted["argv"][0], wanted["argv"])  # noqa: S606 - the user saw and allowed it
     except OSError as error:
         sys.stderr.write(f"{wanted['argv'][0]}: {error.strerror}\n")

@@ -30,6 +30,8 @@ _COMMIT = re.compile(r"(?:[0-9a-f]{40}|[0-9a-f]{64})")
 _REFERENCE = re.compile(r"refs/(?!.*\.\.)[^\x00-\x20~^:?*\[\\\x7f]+")
 _SYMBOLIC_STEPS = 5
 _TIMEOUT_S = 20
+# More files of settings than any project includes in one another.
+_MAX_INCLUDES = 50
 # Settings that define how text and names are written on this system; none of them starts or opens anything.
 _DATA_KEYS = frozenset(
     f"core.{key}" for key in ("autocrlf", "eol", "filemode", "symlinks", "ignorecase", "precomposeunicode")
@@ -81,8 +83,9 @@ def borrowed(repository: Repository, program: str) -> Iterator[Mapping[str, str]
         (scratch / "HEAD").write_text("ref: refs/heads/none\n")
         (scratch / "config").write_text("[core]\n\trepositoryformatversion = 0\n")
         environment = _environment(scratch)
-        theirs = _settings(program, environment, ("--file", str(repository.common / "config"), "--no-includes"))
-        users = _settings(program, {**os.environ, **_plain(scratch)}, ("--includes",))
+        config = ("--file", str(repository.common / "config"), "--no-includes")
+        theirs = dict(_settings(program, environment, config))
+        users = dict(_settings(program, {**os.environ, **_plain(scratch)}, ("--includes",)))
         _write_format(scratch, repository, theirs)
         head = _head(repository)
         if head is not None:
@@ -129,8 +132,8 @@ def _environment(scratch: Path) -> dict[str, str]:
     return {**environment, **_plain(scratch), **nobody, "HOME": str(scratch), "XDG_CONFIG_HOME": str(scratch)}
 
 
-def _settings(program: str, environment: Mapping[str, str], source: tuple[str, ...]) -> dict[str, str]:
-    """Settings as git reads them; the last value of a key counts. Empty if nothing can be read."""
+def _settings(program: str, environment: Mapping[str, str], source: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Settings as git reads them, in order; the last value of a key counts. Empty if nothing can be read."""
     environment = {key: value for key, value in environment.items() if not key.startswith("GIT_CONFIG_")} | {
         key: environment[key] for key in ("GIT_CONFIG_NOSYSTEM", "GIT_CONFIG_GLOBAL") if key in environment
     }
@@ -147,7 +150,44 @@ def _settings(program: str, environment: Mapping[str, str], source: tuple[str, .
     except (OSError, subprocess.TimeoutExpired) as error:
         raise GitFailed(("config",), str(error)) from error
     pairs = (entry.partition("\n") for entry in done.stdout.decode("utf-8", "replace").split("\0") if entry)
-    return {key.lower(): value if mark else "true" for key, mark, value in pairs}
+    return [(key.lower(), value if mark else "true") for key, mark, value in pairs]
+
+
+def run_by_git(top: Path) -> frozenset[Path]:
+    """Files and folders that the settings of the repository in `top` let git run, or read further settings from.
+
+    These are folders of hooks, also those that the user's own settings name, and included files; they may be
+    missing. Raises: GitFailed.
+    """
+    repository, program = find_repository(top), installed_program("git")
+    if repository is None or program is None:
+        return frozenset()
+    named: set[Path] = set()
+    with tempfile.TemporaryDirectory(prefix="tessera-git-") as made:
+        environment = {**os.environ, **_plain(Path(made))}
+        for key, value in _settings(program, environment, ("--includes",)):
+            if key == "core.hookspath":
+                named.add(_from(repository.top, value))
+        waiting = [repository.own / "config.worktree", repository.common / "config"]
+        for _ in range(_MAX_INCLUDES):
+            if not waiting:
+                break
+            file = waiting.pop()
+            for key, value in _settings(program, environment, ("--file", str(file), "--no-includes")):
+                if key == "core.hookspath":
+                    named.add(_from(repository.top, value))
+                elif key.startswith(("include.", "includeif.")) and key.endswith(".path"):
+                    included = _from(file.parent, value)
+                    waiting += [included] if included not in named else []
+                    named.add(included)
+    return frozenset(named)
+
+
+def _from(folder: Path, value: str) -> Path:
+    """The place that a setting names, seen from `folder`; a home folder that is unknown stays as written."""
+    with contextlib.suppress(RuntimeError):
+        return Path(os.path.normpath(folder / Path(value).expanduser()))
+    return Path(os.path.normpath(folder / value))
 
 
 def _write_format(scratch: Path, repository: Repository, theirs: Mapping[str, str]) -> None:

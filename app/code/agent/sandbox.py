@@ -9,15 +9,26 @@ import functools
 import json
 import os
 import shutil
-import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from devices import landlock
+from app.code.agent.git_programs import (
+    ASIDE,
+    keep,
+    keep_programs,
+    new_programs,
+    programs_in_project,
+    put_aside,
+    put_back,
+    rebase_programs,
+    repositories,
+)
+from devices import landlock, syscall_filter
 from devices.child_command import child_command
 from devices.landlock import SYSTEM_FOLDERS
 from devices.programs import installed_program
@@ -26,6 +37,7 @@ from devices.programs import installed_program
 # gitrepository-layout.
 _STEERING: Final = ("config", "config.worktree", "commondir", "hooks", "modules", "worktrees")
 _ITSELF: Final = b".\n"
+_KERNEL_SETTINGS: Final = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 _MEMORY_DISK_BYTES: Final = 1 << 30
 _TRY_LIMIT_S: Final = 10
 # Variables that refer to services outside the sandbox: key agents, the desktop, its buses.
@@ -66,13 +78,14 @@ def without_bubblewrap() -> str | None:
         return "bubblewrap is not installed (package bubblewrap)"
     folder = Path("/usr/bin")  # it has no subfolders: a project folder is scanned for repositories
     try:
-        tried = subprocess.run(
-            [*_bubblewrapped(("true",), folder, Openings(), program)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TRY_LIMIT_S,
-            check=False,
-        )
+        with tempfile.TemporaryDirectory(prefix="tessera-sandbox-") as scratch:
+            tried = subprocess.run(
+                _bubblewrapped(("true",), folder, Openings(), Path(scratch), program),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_TRY_LIMIT_S,
+                check=False,
+            )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"bubblewrap does not start: {error}"
     lines = tried.stderr.decode("utf-8", "replace").strip().splitlines()
@@ -84,7 +97,7 @@ def without_bubblewrap() -> str | None:
 def sandboxed(argv: Sequence[str], folder: Path, openings: Openings, scratch: Path) -> list[str]:
     """Command that runs `argv` in the sandbox; requires `missing()` to be None. Temporary files go to `scratch`."""
     if without_bubblewrap() is None:
-        return _bubblewrapped(argv, folder, openings, installed_program("bwrap") or "bwrap")
+        return _bubblewrapped(argv, folder, openings, scratch, installed_program("bwrap") or "bwrap")
     home = Path.home()
     variables = {"TMPDIR": str(scratch)}
     if not openings.home:
@@ -106,7 +119,7 @@ def sandboxed(argv: Sequence[str], folder: Path, openings: Openings, scratch: Pa
     return list(child_command("devices.landlock", json.dumps(wanted)))
 
 
-def _bubblewrapped(argv: Sequence[str], folder: Path, openings: Openings, program: str) -> list[str]:
+def _bubblewrapped(argv: Sequence[str], folder: Path, openings: Openings, scratch: Path, program: str) -> list[str]:
     home = Path.home()
     options = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     if openings.network:
@@ -114,25 +127,43 @@ def _bubblewrapped(argv: Sequence[str], folder: Path, openings: Openings, progra
     for system in landlock.SYSTEM_FOLDERS:
         options += ["--ro-bind-try", system, system]
     options += ["--proc", "/proc", "--dev", "/dev"]
-    for scratch in ("/tmp", "/var/tmp", "/run"):  # noqa: S108 - tmpfs inside the sandbox
-        options += ["--size", str(_MEMORY_DISK_BYTES), "--tmpfs", scratch]
+    for settings in _KERNEL_SETTINGS:  # the superuser may write them even without capabilities
+        options += ["--ro-bind-try", settings, settings]
+    for memory in ("/tmp", "/var/tmp", "/run"):  # noqa: S108 - tmpfs inside the sandbox
+        options += ["--size", str(_MEMORY_DISK_BYTES), "--tmpfs", memory]
     if openings.network:  # for DNS resolution
         options += ["--ro-bind-try", "/run/systemd/resolve", "/run/systemd/resolve"]
-    home_mount = ["--bind", str(home), str(home)]
-    if not openings.home:
-        home_mount = ["--size", str(_MEMORY_DISK_BYTES), "--tmpfs", str(home)]
-    options += home_mount
-    for path in program_paths(argv[0], home):
-        # An open home folder contains the single programs, and bwrap cannot bind a link to a hidden target.
-        if not openings.home or Path(path).is_dir():
-            options += ["--ro-bind-try", path, path]
+    options += _home(argv[0], home, openings)
     options += ["--bind", str(folder), str(folder)]
-    for repository in sorted({folder / ".git", *repositories(folder).paths}):
+    for repository in sorted({folder / ".git", *(found := repositories(folder).paths)}):
         options += _repository(repository)
+    for program_file in map(str, sorted(programs_in_project(folder, found))):
+        options += ["--ro-bind-try", program_file, program_file]
     options += ["--chdir", str(folder)]
     for name in sorted(HIDDEN_VARIABLES):
         options += ["--unsetenv", name]
-    return [program, *options, "--", *argv]
+    return [*_filtered(program, openings, scratch), *options, "--", *argv]
+
+
+def _home(name: str, home: Path, openings: Openings) -> list[str]:
+    """The home folder, or an empty one with the programs in it."""
+    options = ["--bind", str(home), str(home)]
+    if not openings.home:
+        options = ["--size", str(_MEMORY_DISK_BYTES), "--tmpfs", str(home)]
+    for path in program_paths(name, home):
+        # An open home folder contains the single programs, and bwrap cannot bind a link to a hidden target.
+        if not openings.home or Path(path).is_dir():
+            options += ["--ro-bind-try", path, path]
+    return options
+
+
+def _filtered(program: str, openings: Openings, scratch: Path) -> list[str]:
+    """Bubblewrap with a filter of system calls, which it reads from a descriptor."""
+    rules = syscall_filter.program(syscall_filter.OPEN if openings.network else syscall_filter.CLOSED)
+    if not rules:
+        return [program]
+    (scratch / "filter").write_bytes(rules)
+    return ["/bin/sh", "-c", 'exec 9< "$0" && exec "$@"', str(scratch / "filter"), program, "--seccomp", "9"]
 
 
 def _repository(repository: Path) -> list[str]:
@@ -156,6 +187,8 @@ def guarded(folder: Path) -> Iterator[list[str]]:
     """
     before = repositories(folder).paths
     mine = sorted({folder / ".git", *before})
+    programs = {path: keep_programs(path) for path in sorted(programs_in_project(folder, before))}
+    todo = rebase_programs(before)
     notes: list[str] = []
     with contextlib.ExitStack() as stack:
         snapshots = {}
@@ -169,7 +202,10 @@ def guarded(folder: Path) -> Iterator[list[str]]:
         finally:
             for repository, state in snapshots.items():
                 notes += put_back(repository, state, ASIDE)
+            for path, state in programs.items():
+                notes += put_back(path, state, ASIDE, keep_programs)
             notes += put_aside(folder, before)
+            notes += new_programs(folder, before, programs, todo)
 
 
 @contextlib.contextmanager
@@ -205,203 +241,6 @@ def _put_back(hooks: Path, leads_to: Path) -> None:
     else:
         hooks.unlink(missing_ok=True)
     hooks.symlink_to(leads_to)
-
-
-# Files of a repository that name programs. They are saved and restored if a sandbox cannot make them read-only.
-
-_NAMES: Final = frozenset({"config", "config.worktree", "commondir", "gitdir"})
-# These folders contain only data and are large.
-_DATA: Final = frozenset({"objects", "refs", "logs", "lfs"})
-_MOST_FILES: Final = 5_000
-_MOST_BYTES: Final = 1 << 20
-
-
-class TooMuch(OSError):
-    """The repository has more such files than can be saved."""
-
-
-Snapshot = dict[Path, tuple[int, bytes]]
-
-
-def _kind(state: tuple[int, bytes] | None) -> int | None:
-    return None if state is None else stat.S_IFMT(state[0])
-
-
-def keep(path: Path) -> Snapshot:
-    """Save mode and content of each file that can make git run programs. Raises: TooMuch."""
-    if not path.is_dir() or path.is_symlink():
-        return dict(_one(path))
-    snapshot: Snapshot = {path: (stat.S_IFDIR, b"")}
-    waiting = [(path, False)]
-    while waiting:
-        folder, hooks = waiting.pop()
-        with contextlib.suppress(OSError), os.scandir(folder) as entries:
-            for entry in entries:
-                path = Path(entry.path)
-                if entry.is_dir(follow_symlinks=False):
-                    if entry.name not in _DATA or hooks:
-                        waiting.append((path, hooks or entry.name == "hooks"))
-                elif hooks or entry.name in _NAMES or entry.is_symlink():
-                    snapshot |= _one(path)
-                    if len(snapshot) > _MOST_FILES:
-                        raise TooMuch("the repository has too many files that name programs")
-    return snapshot
-
-
-def _one(path: Path) -> Iterator[tuple[Path, tuple[int, bytes]]]:
-    with contextlib.suppress(FileNotFoundError):
-        mode = path.lstat().st_mode
-        if stat.S_ISLNK(mode):
-            yield path, (mode, os.fsencode(path.readlink()))
-        elif stat.S_ISREG(mode):
-            if path.lstat().st_size > _MOST_BYTES:
-                raise TooMuch(f"{path.name} of the repository is too large to be kept")
-            yield path, (mode, path.read_bytes())
-
-
-def put_back(root: Path, before: Snapshot, aside: str) -> list[str]:
-    """Restore the state `before` and move new files aside; return one note per action."""
-    notes = []
-    was, now = _kind(before.get(root)), _kind(keep(root).get(root))
-    if was is None:
-        return []  # `put_aside` handles a repository that was created
-    if now != was:
-        if now is not None:
-            root.rename(root.with_name(root.name + aside))
-        if was == stat.S_IFDIR:
-            return [f"{root.name} was moved away or replaced by the command: look at it before you run git."]
-    present = keep(root)
-    for path in sorted(present.keys() - before.keys()):
-        path.rename(path.with_name(path.name + aside))
-        notes.append(f"{path.name} of the repository was made by the command: it is {path.name}{aside} now.")
-    for path, (mode, content) in sorted(before.items()):
-        if present.get(path) == (mode, content):
-            continue
-        if os.path.lexists(path):
-            path.unlink()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if stat.S_ISLNK(mode):
-            path.symlink_to(os.fsdecode(content))
-        else:
-            path.write_bytes(content)
-            path.chmod(stat.S_IMODE(mode))
-        notes.append(f"{path.name} of the repository was changed by the command: it is as before.")
-    return notes
-
-
-# Repositories inside a project: the user's git enters what looks like a submodule and obeys its settings.
-#
-# Existing repositories are bind-mounted, so that a command cannot change the programs that they name. New ones are
-# scanned after the command: every file that names programs is renamed and reported.
-
-# Larger than any project; a larger folder is reported.
-_MOST_ENTRIES: Final = 500_000
-_MOST_SETTINGS_BYTES: Final = 1 << 16
-ASIDE: Final = ".made-by-a-command"
-# Settings that start and open nothing, by section and name. Source: git-config.
-_HARMLESS: Final = {
-    "core": {"repositoryformatversion", "filemode", "bare", "logallrefupdates", "symlinks", "ignorecase"}
-    | {"precomposeunicode", "autocrlf", "eol"},
-    "user": {"name", "email"},
-    "init": {"defaultbranch"},
-    "remote": {"url", "fetch"},
-    "branch": {"remote", "merge", "rebase"},
-    "extensions": {"objectformat", "refstorage"},
-}
-_HARMLESS_ADDRESSES: Final = ("https://", "http://", "ssh://", "git://", "git@", "/", "./", "../")
-
-
-@dataclass(frozen=True)
-class Found:
-    """Repositories in a folder and below. `whole` is True if the scan was complete."""
-
-    paths: frozenset[Path]
-    whole: bool
-
-
-def repositories(root: Path) -> Found:
-    """Find every `.git`, folder or file, and every folder that git would treat as a bare repository."""
-    paths: set[Path] = set()
-    left, waiting = _MOST_ENTRIES, [root]
-    while waiting:
-        folder = waiting.pop()
-        names: dict[str, bool] = {}
-        with contextlib.suppress(OSError), os.scandir(folder) as entries:
-            for entry in entries:
-                names[entry.name] = entry.is_dir(follow_symlinks=False)
-        left -= len(names)
-        if left < 0:
-            return Found(frozenset(paths), whole=False)
-        if ".git" in names:
-            paths.add(folder / ".git")
-        if {"HEAD", "objects", "refs"} <= names.keys():
-            paths.add(folder)
-        waiting += [folder / name for name, is_folder in names.items() if is_folder and name != ".git"]
-    return Found(frozenset(paths), whole=True)
-
-
-def put_aside(root: Path, before: frozenset[Path]) -> list[str]:
-    """Disable repositories that did not exist `before`; return one note per renamed file."""
-    found = repositories(root)
-    notes = []
-    for path in sorted(found.paths - before):
-        for part in _steering(path):
-            aside = part.with_name(part.name + ASIDE)
-            with contextlib.suppress(OSError):
-                part.rename(aside)
-                notes.append(
-                    f"{part.relative_to(root)} can make git run programs: it is {aside.relative_to(root)} now."
-                )
-    if not found.whole:
-        notes.append("The project has too many files to look for repositories that the command made.")
-    return notes
-
-
-def _steering(path: Path) -> Iterator[Path]:
-    """Files of a new repository that can make git run programs or refer it to another place."""
-    if not path.is_dir() or path.is_symlink():
-        yield path
-        return
-    if not _is_harmless(path / "config"):
-        yield path / "config"
-    for name in ("config.worktree", "commondir"):
-        if os.path.lexists(path / name):
-            yield path / name
-    hooks = path / "hooks"
-    if hooks.is_symlink() or any(not hook.name.endswith(".sample") for hook in _inside(hooks)):
-        yield hooks
-
-
-def _inside(folder: Path) -> list[Path]:
-    with contextlib.suppress(OSError):
-        return list(folder.iterdir())
-    return []
-
-
-def _is_harmless(config: Path) -> bool:
-    """Return True if a config file has only settings that start nothing; strict: False if in doubt."""
-    if not os.path.lexists(config):
-        return True
-    if config.is_symlink() or not config.is_file() or config.stat().st_size > _MOST_SETTINGS_BYTES:
-        return False
-    section = ""
-    try:
-        lines = config.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return False
-    for line in map(str.strip, lines):
-        if line.startswith("[") and line.endswith("]") and "]" not in line[1:-1]:
-            section = line[1:-1].partition(" ")[0].lower()
-        elif line and line[0] not in "#;" and not _starts_nothing(section, line):
-            return False
-    return True
-
-
-def _starts_nothing(section: str, line: str) -> bool:
-    name, mark, value = (part.strip() for part in line.partition("="))
-    if not mark or "\\" in value or name.lower() not in _HARMLESS.get(section, ()):
-        return False
-    return name.lower() != "url" or value.startswith(_HARMLESS_ADDRESSES)
 
 
 # Programs outside the system's folders that a sandbox shows, without the data next to them.

@@ -12,6 +12,7 @@ import pytest
 
 from app.code.agent import sandbox
 from app.code.agent.command import run_command
+from app.code.agent.git_programs import ASIDE
 from app.code.agent.sandbox import Openings
 from devices import landlock
 from tests.support.code_project import git
@@ -141,7 +142,7 @@ open(".git/commondir", "w").write("../evil")
     assert done.exit_code == 0, done.output
     (project / "planted").unlink(missing_ok=True)
     assert (project / ".git" / "config").read_bytes() == before
-    assert sandbox.ASIDE in done.output
+    assert ASIDE in done.output
     git(project, "status")
     assert not (project / "planted").exists()
 

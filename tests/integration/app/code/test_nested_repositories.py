@@ -7,6 +7,7 @@ import pytest
 
 from app.code.agent import sandbox
 from app.code.agent.command import run_command
+from app.code.agent.git_programs import ASIDE
 from app.code.agent.sandbox import Openings
 from tests.support.code_project import git
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.skipif(sandbox.missing() is not None, reason=f"no sandb
 MADE = "git init -q sub; cd sub; git -c user.name=T -c user.email=t@e.org commit -q --allow-empty -m x; "
 TRAP = "git config core.fsmonitor 'touch $PWD/planted; false'; touch f; git add f; "
 LINKED = "git -C .. update-index --add --cacheinfo 160000,$(git rev-parse HEAD),sub; cd ..; "
-ASIDE_CONFIG = f".git/config{sandbox.ASIDE}"
+ASIDE_CONFIG = f".git/config{ASIDE}"
 WAYS = {
     "a submodule": MADE + TRAP + LINKED,
     "a file that leads elsewhere": MADE + TRAP + LINKED + "mv sub/.git evil; echo 'gitdir: ../evil' > sub/.git; ",
@@ -47,7 +48,7 @@ def test_the_persons_git_runs_nothing_of_a_repository_that_a_command_made(reposi
     done = shell(repository, way + "find . -name planted -delete")
     assert done.exit_code == 0, done.output
     assert not persons_git(repository)
-    assert sandbox.ASIDE in done.output
+    assert ASIDE in done.output
 
 
 def test_a_repository_that_was_there_keeps_its_settings(repository):
@@ -78,7 +79,7 @@ def test_a_folder_that_looks_like_a_bare_repository_names_no_programs(repository
 def test_a_plain_new_repository_is_left_as_it_is(repository):
     done = shell(repository, MADE + "git remote add origin https://example.org/x.git")
     assert done.exit_code == 0, done.output
-    assert sandbox.ASIDE not in done.output
+    assert ASIDE not in done.output
     assert b"example.org" in git(repository / "sub", "config", "remote.origin.url").stdout
 
 
