@@ -148,7 +148,7 @@ def install(families: Sequence[int]) -> int:
 
 def supervise(listener: int, child: int, writable: Sequence[str]) -> None:
     """Answer the calls of a filter until `child` has ended. Files below `writable` may change, and descendants."""
-    rooms = tuple(os.path.realpath(path) for path in writable)
+    roots = tuple(os.path.realpath(path) for path in writable)
     ended = os.pidfd_open(child)
     try:
         poller = select.poll()
@@ -156,14 +156,14 @@ def supervise(listener: int, child: int, writable: Sequence[str]) -> None:
         poller.register(listener, select.POLLIN)
         while ended not in (ready := dict(poller.poll())):
             if ready[listener] & select.POLLIN:
-                _answer_one(listener, rooms)
+                _answer_one(listener, roots)
             else:
                 poller.unregister(listener)
     finally:
         os.close(ended)
 
 
-def _answer_one(listener: int, rooms: Sequence[str]) -> None:
+def _answer_one(listener: int, roots: Sequence[str]) -> None:
     buffer = bytearray(_NOTIFICATION.size)
     try:
         fcntl.ioctl(listener, _RECEIVE, buffer)
@@ -175,7 +175,7 @@ def _answer_one(listener: int, rooms: Sequence[str]) -> None:
         if _may_continue(number, arguments):
             flags = _CONTINUE
         else:
-            _change_file(_numbers(_FILES).get(number, ""), pid, arguments, rooms)
+            _change_file(_numbers(_FILES).get(number, ""), pid, arguments, roots)
     except OSError as failed:
         error = -(failed.errno or errno.EPERM)
     try:
@@ -251,7 +251,7 @@ def _request(name: str, memory: "_Memory", arguments: Sequence[int]) -> _Request
     return requests[name]()
 
 
-def _change_file(name: str, pid: int, arguments: Sequence[int], rooms: Sequence[str]) -> None:
+def _change_file(name: str, pid: int, arguments: Sequence[int], roots: Sequence[str]) -> None:
     """Make the change that a call requests. Raises: OSError: what the call returns."""
     memory = _Memory(pid)
     request = _request(name, memory, arguments)
@@ -261,7 +261,7 @@ def _change_file(name: str, pid: int, arguments: Sequence[int], rooms: Sequence[
     path = Path(f"/proc/self/fd/{opened}")
     try:
         real = str(path.readlink()).removesuffix(" (deleted)")
-        if not any(real == room or real.startswith(room.rstrip("/") + "/") for room in rooms):
+        if not any(real == root or real.startswith(root.rstrip("/") + "/") for root in roots):
             raise PermissionError(errno.EPERM, real)
         request.change(str(path))
     finally:
