@@ -52,7 +52,7 @@ class IncompleteFile(BadFile):
     code = "incomplete_file"
 
     def __init__(self, path: str, have_bytes: int, needed_bytes: int, *, known: bool = True) -> None:
-        where = f"a whole one has {needed_bytes:,}" if known else "in the middle of its header"
+        where = f"a complete file has {needed_bytes:,}" if known else "within its header"
         super().__init__(path, f"incomplete: it ends after {have_bytes:,} bytes, {where}")
         self.have_bytes = have_bytes
         self.needed_bytes = needed_bytes
@@ -71,7 +71,9 @@ class BudgetTooSmall(InputFault):
     code = "budget_too_small"
 
     def __init__(self, limit_bytes: int, smallest_bytes: int) -> None:
-        super().__init__(f"{limit_bytes} bytes asked for; the smallest possible mix takes {smallest_bytes}")
+        super().__init__(
+            f"{limit_bytes} bytes requested; the smallest possible quantization needs {smallest_bytes}"
+        )
         self.limit_bytes = limit_bytes
         self.smallest_bytes = smallest_bytes
 

@@ -47,7 +47,9 @@ class About(QDialog):
         sides.addWidget(self._text)
         sides.setStretchFactor(1, 1)
         sides.setSizes([280, 540])
-        head = label(self.tr("Under the Apache License 2.0, made of the parts below."), "muted", wrap=True)
+        head = label(
+            self.tr("Licensed under the Apache License 2.0. It contains the parts below."), "muted", wrap=True
+        )
         self.setLayout(
             stack(
                 label(self._facts, "title", selectable=True),
@@ -86,4 +88,4 @@ class About(QDialog):
             return
         part: Component = item.data(_COMPONENT)
         head = "\n".join(filter(None, (f"{part.name} {part.version}".strip(), part.licence, part.page)))
-        self._text.setPlainText(f"{head}\n\n{part.text or self.tr('Its package carries no text of its licence.')}")
+        self._text.setPlainText(f"{head}\n\n{part.text or self.tr('Its package contains no licence text.')}")

@@ -85,7 +85,7 @@ class Desktop:
         )
         for problem in settings.now.problems:
             self.window.banner.notify(
-                self.window.tr("A setting was not usable and is at its default: {problem}").format(problem=problem),
+                self.window.tr("A setting was invalid, so its default is used: {problem}").format(problem=problem),
                 "warn",
             )
 
@@ -106,7 +106,7 @@ class Desktop:
         opened = self.services.store.opened
         if opened.quarantined is None:
             return
-        words = self.window.tr("Your chats file was damaged. It is kept as {name}.").format(
+        words = self.window.tr("The file with your chats was damaged. It was saved as {name}.").format(
             name=opened.quarantined.name
         )
         if not opened.restorable:
@@ -128,7 +128,7 @@ class Desktop:
 
     def show_crash(self, report: str) -> None:
         """Report a crash of this or the previous run and offer to copy the report. It stays on this computer."""
-        words = self.window.tr("Something went wrong. A report without names or chats is on this computer.")
+        words = self.window.tr("Something went wrong. A report without names or chats was saved on this computer.")
         copy = self.window.tr("Copy the report")
         self.window.banner.notify(words, "bad", (copy, lambda: QGuiApplication.clipboard().setText(report)))
 
@@ -200,7 +200,10 @@ def run(files: list[str]) -> int:
     desktop.show_recovery()
     if unwritable is not None:
         desktop.window.banner.notify(
-            desktop.window.tr("Nothing will be kept after closing: {reason}").format(reason=str(unwritable)), "bad"
+            desktop.window.tr("Nothing will be saved when you close Tessera: {reason}").format(
+                reason=str(unwritable)
+            ),
+            "bad",
         )
     desktop.window.open_files([str(Path(name).absolute()) for name in files])
     code = app.exec()
@@ -285,7 +288,7 @@ class UpdateNotice(QObject):
         self.looked.emit()
         if version is None:
             return
-        words = self.tr("Tessera {new} is out; this is {own}.").format(new=version, own=__version__)
+        words = self.tr("Tessera {new} is available; this is {own}.").format(new=version, own=__version__)
         page = QUrl(self.releases)
         self._banner.notify(
             words, "info", (self.tr("Open the release page"), lambda: QDesktopServices.openUrl(page))
@@ -413,15 +416,15 @@ class Supervisor(QObject):
         self._services.models.refresh()
         if self._restarted_at is None or now - self._restarted_at > _TRUST_S:
             self._restarted_at = now
-            words = self.tr("The server ended unexpectedly ({reason}) and is starting again.")
+            words = self.tr("The server stopped unexpectedly ({reason}) and is restarting.")
             self._banner.notify(words.format(reason=reason), "warn")
-            self._begin(self.tr("The server ended unexpectedly ({reason}). It runs again.").format(reason=reason))
+            self._begin(
+                self.tr("The server stopped unexpectedly ({reason}). It is running again.").format(reason=reason)
+            )
             return
         self._reported = True
         self._banner.notify(
-            self.tr("The server ended again ({reason}). Its log on the Server page says more.").format(
-                reason=reason
-            ),
+            self.tr("The server stopped again ({reason}). See its log on the Server page.").format(reason=reason),
             "bad",
             (self.tr("Start the server"), self.start),
         )

@@ -20,7 +20,7 @@ def would_be_lost(jobs: dict[str, Job], *, server_ends: bool) -> list[str]:
 
 def question(lost: list[str]) -> str:
     """The question to show before closing."""
-    return _tr("This is not finished and would begin anew: {work}. Close all the same?").format(
+    return _tr("Not finished, and would start from the beginning: {work}. Close anyway?").format(
         work=", ".join(lost)
     )
 

@@ -53,7 +53,7 @@ class DashboardPage(Page):
 
     def _nothing(self) -> QLabel:
         """Placeholder text for an empty table."""
-        made = label(self.tr("Requests appear here, without what was said in them."), "muted", wrap=True)
+        made = label(self.tr("Requests appear here, without their contents."), "muted", wrap=True)
         self._notes.append(made)
         return made
 

@@ -126,7 +126,7 @@ def note_of(job: Job) -> str:
         parts += [phase_words(progress.phase), amount_of(progress), translated(progress.note_detail, progress.note)]
     if job.state == "running":
         if progress.stalled:
-            parts.append(tr("nothing has come for a while"))
+            parts.append(tr("no data for a while"))
         elif progress.eta_s:
             parts.append(tr("about {time} left").format(time=formatted.duration(progress.eta_s)))
     return " · ".join(part for part in parts if part)
@@ -135,12 +135,12 @@ def note_of(job: Job) -> str:
 def phase_words(phase: str) -> str:
     """The name of a job phase."""
     texts = {
-        "planning": tr("Looking at what there is"),
+        "planning": tr("Checking the current state"),
         "downloading": tr("Downloading"),
         "verifying": tr("Checking"),
         "copying": tr("Copying"),
         "converting": tr("Converting"),
-        "fetching": tr("Fetching"),
+        "fetching": tr("Downloading"),
         "measuring": tr("Measuring"),
         "tuning": tr("Trying settings"),
         "pricing types": tr("Timing precisions"),
@@ -179,7 +179,7 @@ def tr(text: str) -> str:
 _QUANTIZE_STEPS: tuple[tuple[str, frozenset[str]], ...] = (
     ("reading the model", frozenset({"read", "hash", "convert", "prepare", ""})),
     ("learning how it is used", frozenset({"smooth", "survey", "moments"})),
-    ("measuring damage", frozenset({"measure", "errors", "alpha"})),
+    ("measuring quality loss", frozenset({"measure", "errors", "alpha"})),
     ("choosing precisions", frozenset({"plan"})),
     ("writing the file", frozenset({"round", "write"})),
     ("checking the result", frozenset({"verify", "gate"})),

@@ -182,7 +182,7 @@ class SettingsPage(Page):
 
         def fill() -> None:
             now = self._services.settings.now.text("chat.model")
-            offered = [(self.tr("The one used last"), "")]
+            offered = [(self.tr("The most recently used one"), "")]
             offered += [(model.title, model.id) for model in self._services.models.choices]
             if now not in {model for _, model in offered}:
                 offered.append((now, now))
@@ -278,7 +278,7 @@ class SettingsPage(Page):
         )
         lines = [self._folder_line(words, str(path)) for words, path in folders]
         empty = button(self.tr("Empty the trash of chats…"), self._ask_empty_trash, "danger")
-        self._add_frame("places", self.tr("Where things are"), card(*lines, row(empty, 1)))
+        self._add_frame("places", self.tr("Locations"), card(*lines, row(empty, 1)))
         about = button(self.tr("About Tessera and its licences…"), self._show_about, "link")
         version = row(label(f"Tessera {__version__}", selectable=True), 1, about)
         self._add_frame("about", self.tr("About"), card(version))

@@ -6,7 +6,7 @@ UNKNOWN = "Run `tessera devices --record FILE` and attach the file to a bug repo
 _DRIVERS = {
     "AMD": "Install amdgpu's firmware: `sudo apt install firmware-amd-graphics` on Debian, `linux-firmware` "
     "elsewhere; then reboot.",
-    "Intel": "Update the kernel (xe and i915 learn new GPUs late) and linux-firmware; then reboot.",
+    "Intel": "Update the kernel (xe and i915 support new GPUs late) and linux-firmware; then reboot.",
     "NVIDIA": "Install NVIDIA's driver: `sudo ubuntu-drivers install` (Ubuntu), `sudo apt install "
     "nvidia-driver` (Debian), `sudo dnf install akmod-nvidia` (Fedora); then reboot.",
 }
@@ -60,8 +60,8 @@ NPU_XDNA1 = (
     "Use the integrated GPU."
 )
 NPU_FIRMWARE = (
-    "Update linux-firmware (NPU firmware 1.1 comes with kernel 7.0 era releases) and reboot: "
-    "language models need 1.1 or newer."
+    "Update linux-firmware (releases from the time of kernel 7.0 contain NPU firmware 1.1) and reboot: language "
+    "models need 1.1 or newer."
 )
 NPU_MEMLOCK = (
     "Allow unlimited locked memory: `echo '* - memlock unlimited' | sudo tee "
@@ -69,16 +69,16 @@ NPU_MEMLOCK = (
 )
 NPU_RUNTIME = {
     "AMD": "Install AMD's runtime (XRT and the Ryzen AI or FastFlowLM package): the driver runs no model.",
-    "Intel": "Install Intel's NPU driver (packages intel-level-zero-npu, intel-driver-compiler-npu, intel-fw-npu), "
-    "then OpenVINO's kernel pack openvino-linux-x86_64, which runs GGUF files on the NPU. None is published yet: "
-    "build it from Tessera's sources (their page Kernels).",
+    "Intel": "Install Intel's NPU driver (packages intel-level-zero-npu, intel-driver-compiler-npu, "
+    "intel-fw-npu), then OpenVINO's kernel pack openvino-linux-x86_64, which runs GGUF files on the NPU. "
+    "It is not published yet: build it from Tessera's sources (see the page Kernels there).",
     "Qualcomm": "Install ONNX Runtime with the QNN provider: `pip install onnxruntime-qnn`.",
     "Apple": "Only Core ML reaches the Neural Engine; language models run faster on this GPU through Metal.",
 }
 
 _INTEL_WINDOWS = (
-    "OpenVINO's kernel pack openvino-windows-x86_64 runs GGUF files on the NPU. None is published yet: build it "
-    "from Tessera's sources (their page Kernels)."
+    "OpenVINO's kernel pack openvino-windows-x86_64 runs GGUF files on the NPU. It is not published yet: build it "
+    "from Tessera's sources (see the page Kernels there)."
 )
 
 

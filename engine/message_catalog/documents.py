@@ -3,21 +3,21 @@
 from typing import Final
 
 _PROBLEMS: Final = {
-    "not_there": "{path} is not there",
+    "not_there": "{path} does not exist",
     "no_embedding_model": "there is no embedding model here, so passages are found by their words only",
     "cannot_embed": "{model} cannot embed: {why}",
-    "cannot_embed_question": "{model} cannot embed the question, so only words were looked for: {why}",
-    "nothing_embedded": "nothing is embedded yet, so only words were looked for",
+    "cannot_embed_question": "{model} cannot embed the question, so only keyword search was used: {why}",
+    "nothing_embedded": "there are no embeddings yet, so only keyword search was used",
     "remote_not_agreed": '{model} runs at {server}, another server. Nothing of the collection is sent there until you agree: --allow-remote in the terminal, "allow_remote": true in a request.',
-    "looked_for_every_minute": "changes are looked for every minute only: {why}",
+    "looked_for_every_minute": "Tessera checks for changes only once a minute: {why}",
 }
 _GROUNDS: Final = {
-    "whole_document": "The whole document was given: {tokens} tokens of {budget} that fit.",
-    "whole_documents": "All {documents} documents were given: {tokens} tokens of {budget} that fit.",
-    "nothing_to_give": "The collection holds no text yet that could be given.",
-    "passages_weak": "Weak match: little of the question stands in the collection. The nearest {count} passages of {documents} documents ({amount}) were given all the same: {tokens} tokens.",
-    "passages_given": "{count} passages of {documents} documents ({amount}) were given: {tokens} tokens.",
-    "passages_not_whole": "The documents do not fit as a whole; {count} passages of {documents} documents ({amount}) were given: {tokens} tokens.",
+    "whole_document": "The model received the whole document: {tokens} of {budget} tokens that fit.",
+    "whole_documents": "The model received all {documents} documents: {tokens} of {budget} tokens that fit.",
+    "nothing_to_give": "The collection contains no text for the model yet.",
+    "passages_weak": "Weak match: the collection contains little of the question. The model still received the {count} nearest passages of {documents} documents ({amount}): {tokens} tokens.",
+    "passages_given": "The model received {count} passages of {documents} documents ({amount}): {tokens} tokens.",
+    "passages_not_whole": "The documents do not fit completely. The model received {count} passages of {documents} documents ({amount}): {tokens} tokens.",
     "characters": "{chars} characters",
     "million_characters": "{millions:.1f} million characters",
 }
@@ -29,5 +29,5 @@ DOCUMENTS: Final = {
     "collection_unusable": "The index {path} cannot be used: {why}.",
     "collection_name": "The name of a collection has 1 to {most} characters.",
     "too_many_collections": "There are already {most} collections and vector stores. Remove some first.",
-    "collection_there": "There is a collection named {name!r} already.",
+    "collection_there": "There is already a collection named {name!r}.",
 }

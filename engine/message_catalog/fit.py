@@ -5,22 +5,22 @@ from typing import Final
 FIT: Final = {
     "beyond_training": "The model was trained for {tokens} tokens; beyond that its answers degrade.",
     "no_layers": "The header names no layers: the cache could not be predicted.",
-    "onnx_cache": "ONNX Runtime keeps the cache in 32 bits, allocated in full for each sequence.",
-    "flm_cache": "FastFlowLM does not tell what its cache takes; its list tells the weights.",
-    "llama_server_memory": "Computed as for Tessera's own llama.cpp; another build may take more or less.",
-    "vllm_memory": "What vLLM takes beside weights and cache is set aside by experience, not measured here.",
+    "onnx_cache": "ONNX Runtime stores the KV cache in 32 bits and allocates it in full for each sequence.",
+    "flm_cache": "FastFlowLM does not report the size of its cache; its list gives the size of the weights.",
+    "llama_server_memory": "Computed as for Tessera's own llama.cpp; another build may use more or less.",
+    "vllm_memory": "Memory that vLLM needs in addition to weights and cache is estimated from experience, not measured here.",
 }
 OPTIONS: Final = {
     "with_command": "{option} ({command})",
-    "option_kv": "keep the context in {kv_type} instead of {before}",
+    "option_kv": "use KV cache type {kv_type} instead of {before}",
     "option_parallel": "answer one request at a time",
     "option_context": "use a context of {n_ctx} tokens instead of {before}",
     "option_compact_context": "use a context of {n_ctx} tokens instead of {before}, 8-bit, one request at a time",
     "option_layers": "keep {layers} of {all_layers} layers on the GPU",
     "option_processor": "run it on the processor",
-    "option_quantize": "quantize it to {mix}, or let Tessera choose a mix of that size",
-    "option_fetch": "fetch a smaller quantization, of {mix}'s {budget_mib} MiB",
-    "option_unload": "stop {model}, which holds {held_gib:.1f} GiB",
+    "option_quantize": "quantize it to {mix}, or let Tessera choose a quantization of that size",
+    "option_fetch": "download a smaller quantization, as large as {mix}: {budget_mib} MiB",
+    "option_unload": "unload {model}, which uses {held_gib:.1f} GiB",
 }
 # Options of `tessera fit` and `serve`, or whole commands.
 COMMANDS: Final = {

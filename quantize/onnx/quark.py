@@ -70,7 +70,7 @@ def quark_python() -> str:
     if named:
         if Path(named).is_file():
             return named
-        raise QuarkFailed(f"TESSERA_QUARK_PYTHON names {named}, which is not there")
+        raise QuarkFailed(f"TESSERA_QUARK_PYTHON names {named}, which does not exist")
     if importlib.util.find_spec("quark") is not None:
         return interpreter()[0]
     raise QuarkFailed(

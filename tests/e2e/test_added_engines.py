@@ -82,7 +82,7 @@ def test_it_serves_a_model_with_memory_reserved_and_ends_with_it(start):
     (loaded,) = [m for m in server.http.get("/loaded").json()["models"] if m["id"] == MODEL]
     assert (loaded["backend"], loaded["n_ctx"]) == ("llama-server", 1024)
     placed = server.http.get(f"/models/{MODEL}/placement").json()["placement"]
-    assert "chip runs it, a llama-server that you added (7777 (abcdef0))" in placed["reasons"]
+    assert "chip, a llama-server that you added, runs it (7777 (abcdef0))" in placed["reasons"]
     counted = httpx2.post(
         f"{server.url}/v1/messages/count_tokens",
         json={"model": MODEL, "messages": [{"role": "user", "content": "five words are counted here"}]},
@@ -152,7 +152,7 @@ def test_what_is_no_llama_server_is_not_added(tmp_path, monkeypatch, program):
 
     assert "does not name --model" in add("x", sys.executable)
     assert "No such file" in add("x", "/nowhere/llama-server")
-    assert "cannot name a program" in add("vllm", str(program))
+    assert "is not a valid program name" in add("vllm", str(program))
     assert "--host is for Tessera to decide" in add("x", str(program), "--host", "0.0.0.0")
     listed = CliRunner().invoke(cli, ["engine", "list", "--json"])
     assert json.loads(listed.output)["programs"] == []

@@ -135,7 +135,7 @@ def test_an_empty_collection_gives_nothing_and_says_so(client, tmp_path):
     more = {"collection": {"id": "Empty", "mode": "passages"}}
     grounds = ask(client, "How often is high water?", **more).json()["tessera"]["collection"]
     client.delete(f"/tessera/v1/collections/{made['id']}")
-    assert (grounds["mode"], grounds["why"]) == ("none", "The collection holds no text yet that could be given.")
+    assert (grounds["mode"], grounds["why"]) == ("none", "The collection contains no text for the model yet.")
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ RUN = {
     "tessera engine list": "",
     "tessera devices": "cpu",
     "tessera fit MODEL": "fits",
-    "tessera fit MODEL --explain": "Who set what",
+    "tessera fit MODEL --explain": "Source of each setting",
     "tessera fit MODEL --ctx 65536": "",
     "tessera models starters": "tessera models pull",
     "tessera launch": "zed",

@@ -86,7 +86,7 @@ def test_a_models_own_head_is_used_without_being_asked_for(running):
     assert headed["mtp"] is True
     manage(running, "POST", f"models/{headed['id']}/unload")
     reasons = manage(running, "GET", "models/headed/placement").json()["placement"]["reasons"]
-    assert any("own head" in reason for reason in reasons)
+    assert any("MTP head" in reason for reason in reasons)
 
 
 @pytest.mark.parametrize(

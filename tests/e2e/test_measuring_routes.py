@@ -126,7 +126,7 @@ def test_tuning_for_energy_without_a_meter_is_refused_with_what_was_looked_for(c
     told = ended(client, job["id"])
     assert told["state"] == "failed"
     assert told["error"]["code"] == "no_power_meter"
-    assert "Looked for" in told["error"]["message"]
+    assert "Searched" in told["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ def test_when_no_settings_generate_the_model_is_refused_for_a_while(path, paths)
     assert isinstance(told[0], RunnerDied)
     assert len(seen) <= 8
     assert isinstance(again, RunnerDied)
-    assert "is not started again for now" in str(again)
+    assert "is not restarted for now" in str(again)
     free = placer_with(paths, 3000).choose("m", LoadSettings(path=path, n_ctx=1024)).settings
     assert free.repack, "settings that did not work are not remembered"
 

@@ -103,7 +103,7 @@ def test_a_shape_is_tuned_and_the_result_told(qtbot, page, server):
     )  # fmt: skip
     result = msgspec.to_builtins(Measured(reports=(report,)))
     page.jobs.started(measuring("done", updated_at=4e9 + 2, result=result))
-    assert "1.50 s a turn, 2.00 s before" in page.banner.text
+    assert "1.50 s per request, 2.00 s before" in page.banner.text
     assert "ubatch 256" in page.banner.text
 
 
@@ -121,7 +121,7 @@ def test_settings_that_save_energy_are_looked_for_and_told(qtbot, page, server):
     )  # fmt: skip
     result = msgspec.to_builtins(Measured(reports=(report,)))
     page.jobs.started(measuring("done", updated_at=4e9 + 2, result=result))
-    assert "2.50 s a turn, 2.00 s before" in page.banner.text
+    assert "2.50 s per request, 2.00 s before" in page.banner.text
     assert "3.25 tokens per joule, 2.00 before" in page.banner.text
 
 

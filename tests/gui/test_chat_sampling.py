@@ -22,7 +22,7 @@ def test_a_chat_follows_the_models_recommendation_until_it_has_its_own(qtbot, se
     page.options.show()
     panel.fields["temperature"].setValue(0.3)
     qtbot.waitUntil(lambda: page.controller.conversation.sampling.get("temperature") == 0.3)
-    assert panel.states["temperature"].text() == "This chat's own; otherwise 0.6 (The model's card)"
+    assert panel.states["temperature"].text() == "Set for this chat; otherwise 0.6 (The model's card)"
     ask(qtbot, page, "And now?")
     assert server.bodies[-1]["temperature"] == 0.3
     assert "top_k" not in server.bodies[-1]

@@ -10,10 +10,10 @@ from tests.gui.controls import controls, is_pressed, presses
 READ = {
     ("about.py", "Licence"),
     ("bench/page.py", "Progress of the measurement"),
-    ("bench/page.py", "What was measured before"),
+    ("bench/page.py", "Earlier measurements"),
     ("chat/message_widget.py", "Message text"),
     ("chat/page.py", "Conversation"),
-    ("chat/chat_transcript.py", "What the tool answered"),
+    ("chat/chat_transcript.py", "Result of the tool"),
     ("code/page.py", "Code"),
     ("code/transcript.py", "Questions and answers"),
     ("code/transcript.py", "Your question"),
@@ -26,8 +26,8 @@ READ = {
     ("library/recommended.py", "Recommended"),
     ("server/remote_server_card.py", "QR code of the link"),
     ("server/page.py", "Log of the server"),
-    ("server/page.py", "What to paste"),
-    ("widgets/popups.py", "What would happen"),
+    ("server/page.py", "Text to paste"),
+    ("widgets/popups.py", "Effect of the selected entry"),
     ("widgets/tensor_mosaic.py", "{n} tensors, {bits} bits on average"),
 }
 # Other words of a control that is pressed by the first ones.
@@ -40,9 +40,9 @@ ALSO_CALLED = {
     ("code/page.py", "Ask about the project, or name a @file"): "Question",
     ("devices/page.py", "Let Tessera choose"): "Let Tessera choose: MODEL",
     ("devices/page.py", "Pin"): "Pin: MODEL, DEVICE",
-    ("devices/page.py", "Who set what"): "Who set what: MODEL",
+    ("devices/page.py", "Source of each setting"): "Who set what: MODEL",
     ("devices/page.py", "Pin to this device"): "Pin to this device: MODEL",
-    ("documents/page.py", "Download"): "Download a model that finds by meaning",
+    ("documents/page.py", "Download"): "Download a model for search by meaning",
     ("documents/page.py", "Ask in a chat"): "Ask about NAME in a chat",
     ("documents/page.py", "Read again"): "Read NAME again",
     ("server/upstreams_card.py", "Remove the rule"): "Remove the rule for MODEL",
@@ -68,7 +68,7 @@ CANNOT = {
     ): "needs the converter's environment of 1 GB (optin/llama_cpp_door.py)",
     (
         "quantize/converter_prompt.py",
-        "Get it and convert",
+        "Download and convert",
     ): "fetches 320 MB; pressed before recorded answers in test_fit_page",
 }
 # Words that several places of the window say: which walk presses those of each.
@@ -109,7 +109,7 @@ WHERE = {
     ("connect/page.py", "Remove {name}"): "test_connect",
     ("devices/page.py", "Copy"): "test_devices",
     ("devices/power_card.py", "Apply"): "test_models",
-    ("documents/page.py", "Forget {name}"): "test_controls",
+    ("documents/page.py", "Remove {name}"): "test_controls",
     ("quantize/page.py", "Make it fit"): "test_jobs",
     ("quantize/page.py", "Model"): "test_small_controls",
     ("quantize/page.py", "Try again"): "test_mends",
@@ -126,7 +126,7 @@ WHERE = {
     ("main_window.py", "Close"): "test_leaving",
     ("server/page.py", "Copy"): "test_connect",
     ("server/rows_card.py", "Add"): "test_connect",
-    ("server/rows_card.py", "Forget {name}"): "test_connect",
+    ("server/rows_card.py", "Remove {name}"): "test_connect",
     ("settings_page.py", "System prompt"): "test_settings",
     ("shortcuts.py", "Close"): "test_small_controls",
     ("application.py", "Try again"): "test_leaving",
@@ -166,7 +166,7 @@ def test_words_that_are_said_in_several_places_are_pressed_in_each():
         ("Revoke {name}", {"Revoke editor"}, True),
         ("Revoke {name}", {"Revoke {}"}, True),
         ("Revoke {name}", {"Revoke"}, False),
-        ("Leave out %1", {"Leave out lamp.py"}, True),
+        ("Skip %1", {"Skip lamp.py"}, True),
     ],
 )
 def test_what_counts_as_pressed(words, pressed, so):

@@ -50,7 +50,7 @@ def test_the_slider_forecasts_live_and_starts_a_job(qtbot, fit, server):
     qtbot.waitUntil(fit.start.isEnabled)
     fit.start.click()
     qtbot.waitUntil(lambda: "Making Spark fit" in texts(fit))
-    assert "Step 3 of 6: measuring damage · 40 %" in texts(fit), "one bar over all steps, in words"
+    assert "Step 3 of 6: measuring quality loss · 40 %" in texts(fit), "one bar over all steps, in words"
     body = next(body for method, path, body in server.requests if path == "/tessera/v1/quantize")
     assert msgspec.convert(body, QuantizeOptions) == QuantizeOptions(model="spark", budget_bytes=budget)
 
@@ -72,7 +72,7 @@ def test_layers_on_the_gpu_and_what_was_evened_out_are_told(qtbot, fit, server, 
     qtbot.addWidget(card)
     card.show()
     assert "Measured with 9 layers on the GPU." in texts(card)
-    assert "24 of its inputs were evened out: LoRA adapters" in texts(card)
+    assert "24 of its inputs were smoothed: LoRA adapters" in texts(card)
 
 
 def test_a_context_can_be_aimed_for_with_a_way_to_store_it(qtbot, fit, server):
@@ -87,11 +87,11 @@ def test_a_context_can_be_aimed_for_with_a_way_to_store_it(qtbot, fit, server):
     fit._forecast()
     qtbot.waitUntil(lambda: "Context up to 16384 fits" in texts(fit))
     fit.aim.kind.setCurrentIndex(1)
-    qtbot.waitUntil(lambda: "For a context of 8192" in texts(fit) and "Context stored in q8_0" in texts(fit))
+    qtbot.waitUntil(lambda: "For a context length of 8192" in texts(fit) and "KV cache type q8_0" in texts(fit))
     assert not fit.slider.isVisible()
     fit.aim.context.setCurrentIndex(fit.aim.context.findData(32768))
     fit.aim.cache.setCurrentIndex(fit.aim.cache.findData("q4_0"))
-    qtbot.waitUntil(lambda: "For a context of 32768" in texts(fit) and "Context stored in q4_0" in texts(fit))
+    qtbot.waitUntil(lambda: "For a context length of 32768" in texts(fit) and "KV cache type q4_0" in texts(fit))
     server.routes["POST", "/tessera/v1/quantize"] = (400, {"error": {"message": "not now"}})
     qtbot.waitUntil(fit.start.isEnabled)
     fit.start.click()
@@ -130,7 +130,7 @@ def test_the_report_is_shown_and_leads_to_a_chat(qtbot, fit):
         JobKind.QUANTIZE, "done", title="Spark", updated_at=time.time() + 1, result=msgspec.to_builtins(made)
     )
     fit._jobs._on_jobs([done])
-    qtbot.waitUntil(lambda: "Its loss is 50 % of that of Q4_K_M" in texts(fit))
+    qtbot.waitUntil(lambda: "Its loss is 50 % of the loss of Q4_K_M" in texts(fit))
     with qtbot.waitSignal(fit.chat_wanted) as wanted:
         press(fit.banner, "Chat with it")
     assert wanted.args == ["spark-5"]
@@ -139,7 +139,7 @@ def test_the_report_is_shown_and_leads_to_a_chat(qtbot, fit):
 def test_after_a_job_the_whole_curve_rests_on_what_was_measured(qtbot, fit, server):
     qtbot.waitUntil(lambda: len(fit._ours) >= 10)
     before = set(fit._ours)
-    assert "Guessed from other models" in texts(fit)
+    assert "Estimated from other models" in texts(fit)
 
     def measured(body):
         found = sketch(body["budget_bytes"], damage=0.004)
@@ -153,7 +153,7 @@ def test_after_a_job_the_whole_curve_rests_on_what_was_measured(qtbot, fit, serv
     asked = {body["tier"] for _, path, body in server.requests if path == "/tessera/v1/quantize/plan"}
     assert asked == {"balanced"}, "points of another tier rest on other measurements"
     qtbot.waitUntil(lambda: "Loss of quality: hardly any (0.0040)" in texts(fit))
-    assert "Guessed from other models" not in texts(fit)
+    assert "Estimated from other models" not in texts(fit)
     assert "spark-5 is in your library" in fit.banner.text
 
 
@@ -188,7 +188,7 @@ def test_a_task_is_chosen_asked_for_and_taken_back(qtbot, fit, server, tmp_path)
     mine.write_text("")
     fit.gate.findChild(QFileDialog).fileSelected.emit(str(mine))
     qtbot.waitUntil(lambda: asked(str(mine)))
-    assert fit.gate.box.currentText() == "Check mine.jsonl before keeping it"
+    assert fit.gate.box.currentText() == "Quality gate: mine.jsonl"
     fit.gate.box.setCurrentIndex(0)
     fit.gate.box.activated.emit(0)
     assert fit._request().gate is None
@@ -206,7 +206,7 @@ def test_text_of_ones_own_is_chosen_asked_for_and_taken_back(qtbot, fit, server,
     choose(1)
     fit.text.findChild(QFileDialog).fileSelected.emit(str(tmp_path))
     qtbot.waitUntil(lambda: any((body or {}).get("calibration") == str(tmp_path) for *_, body in server.requests))
-    assert fit.text.box.currentText() == f"Fit it to {tmp_path.name} too"
+    assert fit.text.box.currentText() == f"Calibrate on {tmp_path.name} too"
     choose(0)
     assert fit._request().calibration is None
 
@@ -217,10 +217,12 @@ def test_a_veto_is_told_with_its_numbers_and_what_to_do(qtbot, fit):
     report = quantize_report(5_000_000, 0.005, 0.010)
     report = msgspec.structs.replace(report, gate=gate, shipped="nothing", out=None, file_bytes=None)
     shown(fit, report)
-    qtbot.waitUntil(lambda: "Nothing was kept: it did the task clearly worse" in fit.banner.text)
+    qtbot.waitUntil(lambda: "The new file was discarded: it did the task clearly worse" in fit.banner.text)
     qtbot.waitUntil(lambda: "Choose a larger file" in texts(fit))
-    assert "Task certify: 38 of 50 right before, 31 after. A likely loss of 3 to 23 points: not kept." in texts(fit)
-    assert "Task certify, stock mix: 38 of 50 right before, 30 after." in texts(fit)
+    assert "Task certify: 38 of 50 correct before, 31 after. A likely loss of 3 to 23 points: discarded." in texts(
+        fit
+    )
+    assert "Task certify, llama.cpp preset: 38 of 50 correct before, 30 after." in texts(fit)
     assert "Chat with it" not in texts(fit.banner)
 
 
@@ -230,16 +232,16 @@ def test_a_gate_that_lets_pass_and_ones_own_text_are_on_the_card(qtbot, fit):
     ours = msgspec.structs.replace(report.ours, ratio=Interval(1.2, 1.1, 1.3))
     own = msgspec.structs.replace(report.ours, ratio=Interval(0.4, 0.35, 0.45))
     shown(fit, msgspec.structs.replace(report, gate=gate, ours=ours, own=own), "spark-5")
-    qtbot.waitUntil(lambda: "Task mine.jsonl: 38 of 50 right before, 37 after." in texts(fit))
+    qtbot.waitUntil(lambda: "Task mine.jsonl: 38 of 50 correct before, 37 after." in texts(fit))
     assert "no clear loss" in texts(fit)
-    assert "On your own text: 60 % less loss than the stock mix." in texts(fit)
-    assert "On text of all kinds: 20 % more loss than the stock mix." in texts(fit)
+    assert "On your own text: 60 % less loss than the llama.cpp preset." in texts(fit)
+    assert "On general text: 20 % more loss than the llama.cpp preset." in texts(fit)
 
 
 def test_the_card_says_where_a_gate_could_not_judge_as_it_should(qtbot, fit):
     gate = GateReport(task="certify", reference="in 8 bits", checks=(checked("ours", 1, 0),))
     shown(fit, msgspec.structs.replace(quantize_report(5_000_000, 0.005, 0.010), gate=gate), "spark-5")
-    qtbot.waitUntil(lambda: "this task could not veto" in texts(fit))
+    qtbot.waitUntil(lambda: "this quality gate was skipped" in texts(fit))
     assert "Compared with the original in 8 bits" in texts(fit)
 
 
@@ -337,7 +339,7 @@ def test_a_family_that_is_not_ours_is_asked_for_then_converted_and_chosen(qtbot,
     server.routes["GET", "/tessera/v1/converter"] = state
     server.routes["GET", "/tessera/v1/models"] = Models(models=(granite,))
     fit.choose("granite")
-    qtbot.waitUntil(lambda: "does not know the family of Granite" in fit.banner.text)
+    qtbot.waitUntil(lambda: "does not support the architecture of Granite" in fit.banner.text)
     assert "320 MiB" in fit.banner.text
     assert "1.0 GiB" in fit.banner.text
     assert not fit.start.isEnabled()
@@ -347,7 +349,7 @@ def test_a_family_that_is_not_ours_is_asked_for_then_converted_and_chosen(qtbot,
     ended = job(JobKind.CONVERT, "done", id="turn", result={"model": "granite-f16", "path": "/m", "type": "F16"})
     server.routes["POST", "/tessera/v1/converter"] = lambda body: (202, job(JobKind.CONVERT, id="fetch"))
     server.routes["POST", "/tessera/v1/models/convert"] = lambda body: (202, job(JobKind.CONVERT, id="turn"))
-    press(fit.banner, "Get it and convert")
+    press(fit.banner, "Download and convert")
     qtbot.waitUntil(lambda: "fetch" in fit._foreign._awaited)
     fit._jobs.finished.emit(fetched)
     qtbot.waitUntil(lambda: "turn" in fit._foreign._awaited)
@@ -373,5 +375,5 @@ def test_the_phases_of_a_job_are_six_steps_in_plain_words(qapp):
     told = [step_words(phase) for phase in phases]
     assert told == sorted(told), "in the order in which they happen"
     assert told[0] == "Step 1 of 6: reading the model"
-    assert told[4] == told[5] == "Step 3 of 6: measuring damage"
+    assert told[4] == told[5] == "Step 3 of 6: measuring quality loss"
     assert told[-1] == "Step 6 of 6: checking the result"

@@ -90,7 +90,7 @@ def test_a_dispatch_card_gives_its_reasons_in_german(qtbot, german):
     card = placement_card("m", "M", PlacementAnswer(placement=placed), lambda *_: None, print)
     qtbot.addWidget(card)
     shown = "\n".join(said(card))
-    assert "42,0 Token/s hier mit diesem Modell gemessen, hinter 128 Token" in shown
+    assert "42,0 Token/s hier mit diesem Modell gemessen, nach 128 Token" in shown
     assert "It is known to the server alone." in shown
     assert "vermutlich langsamer (4,2 Token/s, liest 1234)" in shown
     assert "Energie noch nicht gemessen" in shown
@@ -108,7 +108,7 @@ def test_an_error_of_the_server_is_told_in_german(german):
     assert told.startswith(
         "12,0 GiB werden auf EPYC gebraucht, 5 MiB sind verfügbar. Damit es passt: other entladen,"
     )
-    assert told.endswith("das 1,5 GiB hält (tessera models unload other).")
+    assert told.endswith("das 1,5 GiB belegt (tessera models unload other).")
     assert error_message(ApiError(400, "x", "Only the server knows this.")) == "Only the server knows this."
 
 
@@ -118,7 +118,10 @@ def test_a_damaged_file_is_told_in_german(german):
     from quantize.errors import DiskFull, IncompleteFile
 
     cut = fact_of(IncompleteFile("m.gguf", 1_234_567, 2_000_000))
-    assert translated(cut, "") == "m.gguf: unvollständig: sie endet nach 1.234.567 Bytes, eine ganze hat 2.000.000"
+    assert (
+        translated(cut, "")
+        == "m.gguf: unvollständig: sie endet nach 1.234.567 Bytes, eine vollständige hat 2.000.000"
+    )
     full = fact_of(DiskFull("/models", 3 << 30, 1 << 20))
     assert translated(full, "") == "bei /models werden 3,0 GiB gebraucht, frei sind 1,0 MiB"
 

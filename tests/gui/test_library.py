@@ -154,7 +154,7 @@ def test_offline_asks_nothing_of_the_network(qtbot, library, server):
 def test_a_dropped_model_is_offered_both_ways(qtbot, library, server):
     server.routes["POST", "/tessera/v1/models/link"] = Linked(added=("x",))
     library.offer("/some/where/model.gguf")
-    press(library.banner, "Use it where it is")
+    press(library.banner, "Use it in its current folder")
     qtbot.waitUntil(
         lambda: ("POST", "/tessera/v1/models/link", {"where": "/some/where/model.gguf"}) in server.requests
     )
@@ -163,11 +163,11 @@ def test_a_dropped_model_is_offered_both_ways(qtbot, library, server):
 def test_a_folder_without_a_new_model_is_told(qtbot, library, server, tmp_path):
     server.routes["POST", "/tessera/v1/models/link"] = Linked(added=())
     library.add(str(tmp_path), link=True)
-    qtbot.waitUntil(lambda: f"No new model is in {tmp_path.name}." in library.banner.text)
+    qtbot.waitUntil(lambda: f"There is no new model in {tmp_path.name}." in library.banner.text)
     file = tmp_path / "known.gguf"
     file.touch()
     library.add(str(file), link=True)
-    qtbot.waitUntil(lambda: library.banner.text == "known.gguf is in the library already.")
+    qtbot.waitUntil(lambda: library.banner.text == "known.gguf is already in the library.")
 
 
 def test_details_show_the_mosaic_and_close(qtbot, library):
@@ -224,9 +224,9 @@ def test_a_server_error_is_shown_in_its_own_words(qtbot, library, server):
 @pytest.mark.parametrize(
     ("ok", "basis", "told"),
     [
-        (True, "hub", "org/model is as it should be."),
-        (True, "none", "org/model was read whole. Its checksum is kept"),
-        (False, "earlier", "org/model is damaged: model.gguf is not what it was."),
+        (True, "hub", "org/model is intact."),
+        (True, "none", "org/model was read completely. Its checksum is stored"),
+        (False, "earlier", "org/model is damaged: model.gguf has changed."),
     ],
 )
 def test_a_check_tells_what_it_found(qtbot, library, ok, basis, told):

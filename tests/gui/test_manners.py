@@ -168,7 +168,7 @@ def test_closing_asks_only_when_work_would_begin_anew(qtbot, desktop):
     window.find_lost = lambda: would_be_lost({"q": running}, server_ends=True)
     window.close()
     assert window.isVisible()
-    assert "would begin anew" in window.banner.text
+    assert "would start from the beginning" in window.banner.text
     press(window.banner, "Stay")
     assert window.isVisible()
     window.close()

@@ -132,16 +132,16 @@ def test_a_running_comparison_of_devices_is_shown_and_can_be_stopped(qtbot):
 
 
 def test_the_card_shows_which_step_set_what(qtbot):
-    change = SettingChange(step="requested", field="type_k", old="f16", new="q8_0", reason="it was asked for")
+    change = SettingChange(step="requested", field="type_k", old="f16", new="q8_0", reason="it was requested")
     placed = ModelPlacement(device="cpu", backend="cpu", reasons=("one",), changes=(change,))
     made = placement_card("spark", "Spark", PlacementAnswer(placement=placed), lambda *_: None, print)
     qtbot.addWidget(made)
     made.show()
-    line = "type_k: f16 → q8_0 (requested: it was asked for)"
+    line = "type_k: f16 → q8_0 (requested: it was requested)"
     assert line not in texts(made)
-    press(made, "Who set what")
+    press(made, "Source of each setting")
     assert line in texts(made)
-    press(made, "Who set what")
+    press(made, "Source of each setting")
     assert line not in texts(made)
     made.close()
 
@@ -156,7 +156,7 @@ def test_what_a_device_does_now_in_words():
 
 def test_the_machine_in_one_sentence():
     assert summary(MACHINE) == "EPYC, 24.0 GiB for models: up to about 36.7 B parameters at 4 bits."
-    assert "not known" in summary(machine())
+    assert "not been checked yet" in summary(machine())
 
 
 def test_memory_adds_up_to_what_is_used():
@@ -281,7 +281,7 @@ def test_the_server_page_shows_who_is_connected_and_what_was_asked(qtbot, show, 
     assert page.programs.texts() == [["claude-cli/2.0", "127.0.0.1", "now", "1", "3"]]
     server.routes["GET", "/tessera/v1/requests"] = RecentActivity()
     page._follow()
-    qtbot.waitUntil(lambda: "No program has asked" in texts(page))
+    qtbot.waitUntil(lambda: "No program has sent a request" in texts(page))
     assert not page.requests.isVisible()
 
 
@@ -317,7 +317,7 @@ def test_keys_are_made_shown_once_copied_and_revoked(qtbot, show, services, serv
     qtbot.waitUntil(lambda: page.keys._copy.text() == "Copy the key")
     public = True
     page.keys.refresh()
-    qtbot.waitUntil(lambda: "lets no other program in until you make a key" in texts(page))
+    qtbot.waitUntil(lambda: "accepts no other program until you create a key" in texts(page))
 
 
 def test_a_refused_key_says_why(qtbot, show, services, server):
@@ -386,7 +386,7 @@ def test_one_of_the_models_to_begin_with_is_recommended_and_says_why(qtbot, show
     page = show(Welcome(services))
     qtbot.waitUntil(lambda: "large" in texts(page))
     assert texts(page).count("Recommended") == 1
-    assert "writes as fast as one reads" in texts(page)
+    assert "writes at reading speed" in texts(page)
     kinds = {
         b.accessibleName(): b.property("kind") for b in page.findChildren(QPushButton) if b.text() == "Download"
     }

@@ -51,7 +51,7 @@ def test_a_model_of_text_only_is_told_of_a_picture_and_answers(qtbot, offered, s
     assert "cannot see" in page.composer._chips.findChildren(type(page.composer._hint))[0].text()
     send(qtbot, page, "What is this?", PICTURE)
     assert images(server) == (0, "[pic.png: a picture, which this model cannot see]\n\nWhat is this?")
-    assert "Spark (demo) cannot see pictures" in page.banner.text
+    assert "Spark (demo) cannot see images" in page.banner.text
     assert "pic.png" in page.banner.text
     send(qtbot, page, "And now?")
     assert images(server)[0] == 0
@@ -93,7 +93,7 @@ def test_a_picture_that_is_refused_can_be_left_out_and_stays_out(qtbot, offered,
     assert page.controller.tree.path()[-1].status == "error"
     server.error = None
     widget = page.transcript.item(leaf)
-    button = next(b for b in widget.findChildren(QPushButton) if b.text() == "Answer without the pictures")
+    button = next(b for b in widget.findChildren(QPushButton) if b.text() == "Answer without the images")
     button.click()
     qtbot.waitUntil(lambda: not page.controller.busy)
     expected = "[pic.png: a picture, which could not be read]\n\nWhat is this?"
@@ -110,13 +110,13 @@ def test_other_errors_offer_nothing_about_pictures(qtbot, offered, server):
     server.error = {"message": "no", "code": "invalid_request"}
     send(qtbot, page, "Hello")
     widget = page.transcript.item(page.controller.tree.leaf_id)
-    assert "Answer without the pictures" not in [b.text() for b in widget.findChildren(QPushButton)]
+    assert "Answer without the images" not in [b.text() for b in widget.findChildren(QPushButton)]
 
 
 def test_the_code_page_says_that_it_reads_no_pictures(qtbot, services, server):
     page = CodePage(services)
     qtbot.addWidget(page)
     page.composer.sent.emit("", (PICTURE,))
-    assert "Pictures are not read here: pic.png" in page.banner.text
+    assert "Images are not supported here: pic.png" in page.banner.text
     assert server.bodies == []
     page.controller.close_project()

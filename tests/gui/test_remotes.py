@@ -56,7 +56,7 @@ def test_a_computer_is_added_after_its_host_key_was_seen(qtbot, show, services, 
     assert asked[-1] == {"host": "desk-pc", "user": "you", "use": "faster", "host_key": SHOWN}
     assert not card.accept.isVisibleTo(card)
     assert "GeForce: 20.0 of 24.0 GB free" in texts(page)
-    press(page, "Forget")
+    press(page, "Remove")
     qtbot.waitUntil(lambda: "GeForce" not in texts(page))
 
 

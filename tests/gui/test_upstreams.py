@@ -63,8 +63,8 @@ def test_another_server_is_added_used_and_forgotten(qtbot, show, services, serve
     registry.rules.append(UpstreamRule(model="big", upstream="desk", as_model="x", queue=2, unfit=True))
     card.refresh()
     qtbot.waitUntil(lambda: "big goes to desk when more than 2 wait or when it does not fit here" in texts(page))
-    press(page, "Forget")
-    qtbot.waitUntil(lambda: "can stand beside the local ones" in texts(page))
+    press(page, "Remove")
+    qtbot.waitUntil(lambda: "can be used next to the local ones" in texts(page))
 
 
 def test_an_address_that_is_none_says_why(qtbot, show, services, server):

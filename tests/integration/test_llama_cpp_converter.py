@@ -156,7 +156,7 @@ def test_without_an_index_it_says_so_and_what_is_there_does_not_count(catalogue,
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     told = []
-    with pytest.raises(NoConverter, match="could not be fetched"):
+    with pytest.raises(NoConverter, match="could not be downloaded"):
         environment.install(catalogue.paths.converter, Control(told.append))
     assert environment.installed(catalogue.paths.converter) is None
     assert {p.phase for p in told} == {"fetching"}

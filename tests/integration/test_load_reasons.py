@@ -69,7 +69,9 @@ def test_only_ends_that_the_file_brings_about_are_blamed_on_it():
     check = "/src/llama-vocab.cpp:3554: GGML_ASSERT(special_bos_id != LLAMA_TOKEN_NULL) failed"
     thrown = ["terminate called after throwing an instance of 'std::out_of_range'", "  what():  map::at"]
     told = sentence(file_to_blame(-6, ["x", check], weights_read=False))
-    assert told.startswith("reading it ends llama.cpp: llama-vocab.cpp:3554: GGML_ASSERT(special_bos_id")
+    assert told.startswith(
+        "llama.cpp crashes when it reads the file: llama-vocab.cpp:3554: GGML_ASSERT(special_bos_id"
+    )
     assert "map::at" in sentence(file_to_blame(-6, thrown, weights_read=True))
     part = ["tessera: loading the projector /models/mmproj.gguf", check]
     assert "reading the projector /models/mmproj.gguf ends" in sentence(file_to_blame(-6, part, weights_read=True))

@@ -86,6 +86,6 @@ def test_the_server_tries_the_ladder_and_says_what_happened(bundled_model, tmp_p
         error = json.loads(answer.text)["error"]
         assert error["code"] == "self_check_failed"
         assert "not a number" in error["message"]
-        assert "trying: use the weights as the file has them" in server.log
+        assert "trying: use the weights as stored in the file" in server.log
     finally:
         server.stop()

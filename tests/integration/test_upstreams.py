@@ -207,7 +207,7 @@ def test_a_raw_prompt_of_ollamas_is_sent_with_ollamas_own_defaults(http, desk):
         ("overloaded", 429, "upstream_busy", "queue full"),
         ("broken", 502, "upstream_failed", "EngineCore died"),
         ("dies", 502, "upstream_broke_off", "encountered an issue"),
-        ("cut", 502, "upstream_broke_off", "broke off"),
+        ("cut", 502, "upstream_broke_off", "aborted"),
         ("garbage", 502, "upstream_broke_off", "unreadable"),
     ],
 )

@@ -337,7 +337,7 @@ TABLE = (
     Fault("process", "helper process killed", helper_dies),
     Fault("process", "server stopped and thawed", server_pauses, breaks=True),
     Fault("process", "server killed", server_ends(signal.SIGKILL), breaks=True, mortal=True),
-    Fault("process", "server ended", server_ends(signal.SIGTERM), breaks=True, mortal=True),
+    Fault("process", "server stopped", server_ends(signal.SIGTERM), breaks=True, mortal=True),
     Fault("process", "window killed", window_dies),
     Fault("process", "writer of chats killed", writer_dies),
     Fault("disk", "full", disk_full),

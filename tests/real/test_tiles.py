@@ -21,8 +21,8 @@ def test_the_server_chooses_them_and_says_why(real_server):
     assert answer.status_code == 200, answer.text
     told = answer.json()["placement"]
     assert told["settings"]["tiles"] == ["Q4_1", "attention"]
-    assert any("prompts by our own kernels" in reason for reason in told["reasons"])
-    assert any("attention by our own kernels" in reason for reason in told["reasons"])
+    assert any("prompts with Tessera's CPU kernels" in reason for reason in told["reasons"])
+    assert any("attention with Tessera's CPU kernels" in reason for reason in told["reasons"])
 
 
 @pytest.mark.parametrize(("before", "cache"), [("", "q8_0"), (LONG, "f16")], ids=["short", "behind a long text"])

@@ -49,7 +49,7 @@ class BenchPage(Page):
     def __init__(self, services: Services, jobs: Jobs) -> None:
         super().__init__(
             self.tr("Measure"),
-            self.tr("How fast models run on this computer, also ones you have not downloaded."),
+            self.tr("How fast models run on this computer, including models you have not downloaded."),
         )
         self._services, self._jobs = services, jobs
         self._job: str | None = None
@@ -72,7 +72,7 @@ class BenchPage(Page):
         self.model.currentIndexChanged.connect(lambda _: self._on_model())
         self.mix = Choice()
         self.mix.addItems(list(STAND_IN_MIXES))
-        self.mix.setAccessibleName(self.tr("Precision of the stand-in"))
+        self.mix.setAccessibleName(self.tr("Quantization of the simulated model"))
         self.lengths = QLineEdit("128, 512, 2048")
         self.lengths.setAccessibleName(self.tr("Prompt lengths in tokens"))
         self.repeats = QSpinBox()
@@ -112,12 +112,12 @@ class BenchPage(Page):
         theme = self._services.theme
         self.decode = SpeedPlot(theme, self.tr("Writing, tokens/s"), "decode_tok_s")
         self.prefill = SpeedPlot(theme, self.tr("Reading, tokens/s"), "prefill_tok_s")
-        self.busy = BusyPlot(theme, self.tr("How busy the computer is, %"))
+        self.busy = BusyPlot(theme, self.tr("Load of the computer, %"))
         self._speeds = card(self.decode, self.prefill)
         self._speeds.hide()  # until there are results to plot
         self._nothing = Empty(
             self.tr("Nothing measured yet"),
-            self.tr("Choose a model above and press Measure. Its speed at each length of text is drawn here."),
+            self.tr("Choose a model above and press Measure. Its speed at each prompt length is shown here."),
         )
         self.content.addWidget(self._nothing)
         self.content.addWidget(self._speeds)
@@ -145,9 +145,9 @@ class BenchPage(Page):
         self.table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
         self.table.setEditTriggers(QTableWidget.EditTrigger.NoEditTriggers)
         self.table.setShowGrid(False)
-        self.table.setAccessibleName(self.tr("What was measured before"))
+        self.table.setAccessibleName(self.tr("Earlier measurements"))
         self.table.itemSelectionChanged.connect(self._draw)
-        self.image = button(self.tr("Save picture"), lambda: self._save("png"))
+        self.image = button(self.tr("Save image"), lambda: self._save("png"))
         self.csv = button(self.tr("Save CSV"), lambda: self._save("csv"))
         self.json = button(self.tr("Save JSON"), lambda: self._save("json"))
         keep = row(1, self.image, self.csv, self.json)
@@ -287,8 +287,8 @@ class BenchPage(Page):
     def _tuned(self, report: TuneReport) -> str:
         best = report.best
         text = self.tr(
-            "{model}, {length} tokens: {now} s a turn, {before} s before. Threads {threads}, ubatch {ubatch}, "
-            "flash attention {flash}, cache {cache}."
+            "{model}, {length} tokens: {now} s per request, {before} s before. Threads {threads}, ubatch "
+            "{ubatch}, flash attention {flash}, cache {cache}."
         ).format(
             model=report.model,
             length=report.prompt_tokens,
@@ -317,7 +317,7 @@ class BenchPage(Page):
             settings = f"{result.backend}, {result.threads} threads, {result.type_k}, ub {result.n_ubatch}"
             cells = [
                 formatted.moment(result.started_at),
-                result.model + (self.tr(" (stand-in)") if result.stand_in else ""),
+                result.model + (self.tr(" (simulated)") if result.stand_in else ""),
                 settings,
                 formatted.whole(points[-1].prefill_tok_s.median) if points else "",
                 formatted.decimal(points[0].decode_tok_s.median, 1) if points else "",

@@ -69,13 +69,11 @@ def runaway_words(message: Message) -> str:
     if found is None:
         return ""
     if found.kind == "noise":
-        return _tr("Ended here: the answer had turned into noise. A lower temperature helps.")
+        return _tr("Stopped: the answer became random text. A lower temperature helps.")
     passage = found.passage
     shown = passage if len(passage) <= _SHOWN_PASSAGE else passage[:_SHOWN_PASSAGE] + "…"
     times = number(found.times)
-    return _tr("Ended here: the answer said the same {n} times (\u201c{passage}\u201d).").format(
-        n=times, passage=shown
-    )
+    return _tr("Stopped: the answer repeated the same text {n} times (“{passage}”).").format(n=times, passage=shown)
 
 
 def _tr(text: str) -> str:

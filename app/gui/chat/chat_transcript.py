@@ -163,13 +163,11 @@ class FoldItem(ColumnItem):
             ("▾ " if expanded else "▸ ") + words, lambda: self.shown.emit(fold.id, not expanded), "link"
         )
         self.fold.setAccessibleName(words)
-        self.send = QCheckBox(self.tr("Send the originals to the model"))
+        self.send = QCheckBox(self.tr("Send the original messages to the model"))
         self.send.setChecked(fold.opened)
         self.send.toggled.connect(lambda on: self.opened.emit(fold.id, on))
         edit = IconButton(theme, "edit", self.tr("Edit the summary"), self.start_edit, size=16)
-        undo = IconButton(
-            theme, "trash", self.tr("Take this summary back"), lambda: self.undone.emit(fold.id), size=16
-        )
+        undo = IconButton(theme, "trash", self.tr("Undo this summary"), lambda: self.undone.emit(fold.id), size=16)
         self.text = label(fold.summary, "muted", wrap=True, selectable=True)
         frame = QFrame()
         frame.setProperty("kind", "note")
@@ -329,7 +327,7 @@ class ToolItem(ColumnItem):
         self.text.setReadOnly(True)
         theme.dress(self.text, "small")
         self.text.setPlainText(shown_text(message.content))
-        self.text.setAccessibleName(self.tr("What the tool answered"))
+        self.text.setAccessibleName(self.tr("Result of the tool"))
         self.text.setFixedHeight(_MAX_HEIGHT)
         frame = QFrame()
         set_kind(frame, "note")
@@ -412,9 +410,9 @@ class PairWidget(ColumnItem):
         column.addStretch(1)
         if len(self.panes) > 1 and not busy:
             if pane.message.id == chosen_id:
-                foot: QWidget = label(self.tr("The chat goes on from here"), "chip-ok")
+                foot: QWidget = label(self.tr("The chat continues from here"), "chip-ok")
             else:
-                foot = button(self.tr("Go on with this one"), lambda: self.picked.emit(pane.message.id))
+                foot = button(self.tr("Continue with this answer"), lambda: self.picked.emit(pane.message.id))
             column.addLayout(row(foot, 1))
             self._feet.append(foot)
         frame.setLayout(column)

@@ -95,7 +95,9 @@ class Compactor(QObject):
 
         def done(made: int) -> None:
             if made:
-                words = self.tr("The older part of this chat was summarized. Every summary opens to its originals.")
+                words = self.tr(
+                    "The older part of this chat was summarized. Open a summary to see the original messages."
+                )
                 self.noticed.emit(words)
             if then is not None:
                 then()

@@ -107,7 +107,7 @@ class ContextMeter(QWidget):
         self._used, self._draft, self._total, self._warn_frac = used, draft, total, warn_frac
         self.setVisible(total > 0)
         if total:
-            words = self.tr("Context: {used} of {total} tokens used, about {draft} in what you are writing").format(
+            words = self.tr("Context: {used} of {total} tokens used, about {draft} by your draft").format(
                 used=number(used), total=number(total), draft=number(draft)
             )
             self.setToolTip(words)

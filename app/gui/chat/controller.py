@@ -520,15 +520,15 @@ class ContextWatch(QObject):
         if alone:
             self._banner.notify(
                 self.tr(
-                    "What you are writing has about {draft} tokens; this model takes {total} with its answer. "
-                    "Shorten it, attach less, or choose a model with a longer context."
+                    "Your draft has about {draft} tokens; this model takes {total} including its answer. Shorten "
+                    "it, attach less, or choose a model with a longer context."
                 ).format(draft=draft, total=total),
                 "warn",
             )
             return
         words = self.tr("This chat is close to the model's limit: {used} of {total} tokens.")
         if level == "bad":
-            words = self.tr("With what you are writing, this chat needs {used} tokens; the model takes {total}.")
+            words = self.tr("With your draft, this chat needs {used} tokens; the model takes {total}.")
         self._banner.notify(
             words.format(used=number(used + self._composer.draft_tokens()), total=total),
             "warn",

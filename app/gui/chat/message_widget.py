@@ -294,7 +294,7 @@ class MessageWidget(ColumnItem):
     def _add_status(self) -> None:
         message = self.message
         if message.status == "interrupted":
-            note = label(self.tr("Interrupted: this is what had arrived."), "small", wrap=True)
+            note = label(self.tr("Interrupted: this is the text received so far."), "small", wrap=True)
             self._column.addWidget(note)
         ended = runaway_words(message)
         if ended and message.status == "complete":
@@ -323,7 +323,7 @@ class MessageWidget(ColumnItem):
                     ("new", self.tr("Start a new chat with this question")),
                 ]
         elif message.facts.pictures_sent and message.facts.error_code != "unreachable":
-            remedies.append(("without_pictures", self.tr("Answer without the pictures")))
+            remedies.append(("without_pictures", self.tr("Answer without the images")))
         buttons = row(1)
         for remedy, text in remedies:
             buttons.addWidget(button(text, partial(self.fixed.emit, message.id, remedy)))

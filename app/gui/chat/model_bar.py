@@ -66,7 +66,7 @@ class ModelBar(QWidget):
             self.models.addItem(choice.title, choice.id)
         position = self.models.findData(current)
         if position < 0 and current and choices:
-            self.models.addItem(self.tr("{name} (not here)").format(name=current), current)
+            self.models.addItem(self.tr("{name} (missing)").format(name=current), current)
             position = self.models.count() - 1
         if not choices:
             reachable = self._services.models.reachable

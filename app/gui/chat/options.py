@@ -275,11 +275,18 @@ class Knob:
 
 
 KNOBS = (
-    Knob("temperature", "Temperature", "0 always takes the likeliest word; higher is more varied.", 2),
-    Knob("top_p", "Top P", "Only the likeliest words that have this probability together. 1: all.", 1, 0.01),
-    Knob("min_p", "Min P", "Drops words less likely than this share of the likeliest. 0 keeps all."),
-    Knob("top_k", "Top K", "Only this many words. 0 keeps all.", 1000),
-    Knob("repeat_penalty", "Repeat penalty", "Above 1 discourages words used shortly before.", 2, 0.5),
+    Knob(
+        "temperature",
+        "Temperature",
+        "0 always picks the most likely token; higher values give more varied answers.",
+        2,
+    ),
+    Knob(
+        "top_p", "Top P", "Keeps the most likely tokens that together have this probability. 1 keeps all.", 1, 0.01
+    ),
+    Knob("min_p", "Min P", "Ignores tokens below this fraction of the top token's probability. 0 turns it off."),
+    Knob("top_k", "Top K", "Keeps only this many of the most likely tokens. 0 keeps all.", 1000),
+    Knob("repeat_penalty", "Repeat penalty", "Values above 1 discourage repeating recent words.", 2, 0.5),
 )
 
 
@@ -313,8 +320,8 @@ class SamplingFields(QWidget):
             column.addWidget(label(self.tr(knob.description), "small", wrap=True))
             column.addSpacing(4)
         self.all = button(self.tr("Reset to the model's values"), lambda: self.follow(*self.fields))
-        self.keep = button(self.tr("Keep for this model"), self.keep_pressed.emit)
-        self.keep.setToolTip(self.tr("Every chat with this model begins with these values"))
+        self.keep = button(self.tr("Save for this model"), self.keep_pressed.emit)
+        self.keep.setToolTip(self.tr("Every chat with this model starts with these values"))
         column.addWidget(self.all)
         column.addWidget(self.keep)
         self.setLayout(column)
@@ -342,7 +349,7 @@ class SamplingFields(QWidget):
             if field.value() != value:  # setValue rewrites the text, even while the user types
                 field.setValue(int(value) if knob.row.whole else value)  # type: ignore[arg-type]
             source = formatted.source(recommended.source if recommended is not None else "")
-            form = self.tr("This chat's own; otherwise {value} ({source})") if is_own else "{source}"
+            form = self.tr("Set for this chat; otherwise {value} ({source})") if is_own else "{source}"
             self.states[knob.name].setText(form.format(value=f"{usual:g}", source=source))
             self.resets[knob.name].setEnabled(is_own)
         self.all.setEnabled(bool(self.own))
@@ -407,7 +414,7 @@ class OutputOptions(QWidget):
         self._reasons.hide()
         self._problem = label("", "chip-bad", wrap=True)
         self._problem.hide()
-        self.receipt = QCheckBox(self.tr("Answers carry a receipt"))
+        self.receipt = QCheckBox(self.tr("Attach a receipt to answers"))
         self.receipt.toggled.connect(lambda _: self._on_edited())
         self.seed.textEdited.connect(lambda _: self._on_edited())
         self.stops.textChanged.connect(self._on_edited)
@@ -418,7 +425,7 @@ class OutputOptions(QWidget):
                 label(self.tr("Seed"), "strong"),
                 self.seed,
                 label(
-                    self.tr("The same seed usually gives the same answer again; a receipt makes sure of it."),
+                    self.tr("The same seed usually gives the same answer. A receipt lets you repeat it exactly."),
                     "small",
                     wrap=True,
                 ),
@@ -427,10 +434,13 @@ class OutputOptions(QWidget):
                 label(self.tr("JSON schema"), "strong"),
                 self.schema,
                 self._problem,
-                label(self.tr("Answers are JSON of this shape and nothing else."), "small", wrap=True),
+                label(self.tr("Answers contain only JSON that matches this schema."), "small", wrap=True),
                 self.receipt,
                 label(
-                    self.tr("The same question then gives the same answer, whatever else runs."),
+                    self.tr(
+                        "The same request then gives the same answer, even when other requests run "
+                        "at the same time."
+                    ),
                     "small",
                     wrap=True,
                 ),
@@ -464,7 +474,7 @@ class OutputOptions(QWidget):
     def _on_reasoning(self) -> None:
         budget = _BUDGETS[self.reasoning.value()]
         if budget is None:
-            words_ = self.tr("The model's own")
+            words_ = self.tr("Model's default")
         else:
             words_ = self.tr("{n} tokens").format(n=formatted.whole(budget)) if budget else self.tr("Off")
         self._budget.setText(words_)

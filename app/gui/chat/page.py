@@ -277,7 +277,7 @@ class ChatPage(QSplitter):
         models, model = self._services.models, self.controller.conversation.model
         unseen = ", ".join(item.name for item in attachments if item.data)
         if unseen and not models.sees(model):
-            words = self.tr("{model} cannot see pictures. It is told the name of {files}, not what is to be seen.")
+            words = self.tr("{model} cannot see images. It receives only the name of {files}.")
             self.banner.notify(words.format(model=models.title(model), files=unseen), "warn")
 
     def _take_options(self) -> None:

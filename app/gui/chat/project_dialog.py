@@ -28,9 +28,9 @@ class ProjectDialog(QDialog):
         self.instructions = QPlainTextEdit(folder.instructions)
         self.instructions.setTabChangesFocus(True)
         self.instructions.setFixedHeight(120)
-        self.instructions.setPlaceholderText(self.tr("What the model should know or do in every chat here"))
+        self.instructions.setPlaceholderText(self.tr("Instructions for the model in every chat here"))
         self.model = Choice()
-        self.model.addItem(self.tr("The usual one"), "")
+        self.model.addItem(self.tr("Default"), "")
         for choice in services.models.choices:
             self.model.addItem(choice.title, choice.id)
         index = self.model.findData(folder.model)
@@ -45,7 +45,7 @@ class ProjectDialog(QDialog):
         for field, words in (
             (self.name, self.tr("Name")),
             (self.instructions, self.tr("Instructions")),
-            (self.model, self.tr("Model of new chats")),
+            (self.model, self.tr("Model for new chats")),
         ):
             field.setAccessibleName(words)
             column.addWidget(label(words, "strong"))
@@ -53,10 +53,10 @@ class ProjectDialog(QDialog):
         self.path.setAccessibleName(self.tr("Folder"))
         column.addWidget(label(self.tr("Folder"), "strong"))
         column.addLayout(row(self.path, button(self.tr("Choose…"), self._choose)))
-        note = self.tr("AGENTS.md and CLAUDE.md in it are read; tools are started in it.")
+        note = self.tr("Tessera reads AGENTS.md and CLAUDE.md in this folder and starts tools there.")
         column.addWidget(label(note, "small", wrap=True))
         if self.tools:
-            column.addWidget(label(self.tr("Tools of new chats"), "strong"))
+            column.addWidget(label(self.tr("Tools for new chats"), "strong"))
             for box in self.tools.values():
                 column.addWidget(box)
         self.save = button(self.tr("Save"), self._save, "primary")

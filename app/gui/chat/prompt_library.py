@@ -42,7 +42,7 @@ class PromptLibrary(QObject):
             Entry(str(item.id), item.name, " ".join(item.text.split())[:_SHOWN], action=self.tr("Remove"))
             for item in found
         ]
-        words = self.tr("Save what is written as a prompt…")
+        words = self.tr("Save this text as a prompt…")
         if not self._composer.text.strip():
             words = self.tr("New prompt…")
         palette.show_entries([*entries, Entry(_SAVE, words, always=True)])

@@ -75,9 +75,9 @@ class ToolsPanel(QFrame):
         def read() -> tuple[list[Offered], dict[str, StoredDecision], str]:
             found = CertificateStore(user_paths().state).load(model) if model else None
             words = (
-                self.tr("Calls tools rightly in {n} % of the test's cases.")
+                self.tr("Calls tools correctly in {n} % of the test cases.")
                 if found
-                else self.tr("How well this model calls tools was not measured: tessera certify {model}")
+                else self.tr("Tool calling of this model has not been measured: tessera certify {model}")
             )
             share = round(100 * found.pass_frac) if found else 0
             return offered(), ConsentStore().all(), words.format(n=share, model=model)
@@ -126,7 +126,7 @@ class ToolsPanel(QFrame):
             self._list.addWidget(label(words, "small", wrap=True))
         clear(self._decisions)
         if decisions:
-            self._decisions.addWidget(label(self.tr("Decided for good"), "strong"))
+            self._decisions.addWidget(label(self.tr("Saved permissions"), "strong"))
         for key, decision in sorted(decisions.items()):
             state = self.tr("always") if decision.decision == "always" else self.tr("never")
             text = label(f"{shown_line(key)[:_MAX_SHOWN]}: {state}", "small", wrap=True)
@@ -210,7 +210,10 @@ class AddServer(QDialog):
         for field, words in (
             (self.name, self.tr("Name")),
             (self.where, self.tr("Command or address")),
-            (self.values, self.tr("Variables, or headers of an address: one NAME=value a line")),
+            (
+                self.values,
+                self.tr("Environment variables, or HTTP headers for an address: one NAME=value per line"),
+            ),
             (self.json, self.tr("Or paste the JSON from the server's page")),
         ):
             field.setAccessibleName(words)

@@ -44,7 +44,7 @@ class Welcome(QScrollArea):
         self._questions = Flow(centred=True)
         self._asked_of = ""
         self._try = _heading("")
-        self._begin = _heading(self.tr("Or begin with a model that fits this computer"))
+        self._begin = _heading(self.tr("Or start with a model that fits this computer"))
         self._begin.hide()
         more = button(self.tr("All models"), self.library_pressed.emit, "link")
         self._first.setLayout(
@@ -102,7 +102,7 @@ class Welcome(QScrollArea):
         self._asked_of = chosen.id
         if chosen.demo:
             reason = why_missing()
-            warning = self.tr("{name} answers: a toy for demonstrations, often wrong.").format(name=chosen.title)
+            warning = self.tr("{name} is a demo model; its answers are often wrong.").format(name=chosen.title)
             self._try.setText(f"{warning} {reason}" if reason else warning)
         else:
             self._try.setText(self.tr("Try it now with {name}").format(name=chosen.title))

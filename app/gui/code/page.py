@@ -144,16 +144,16 @@ class CodePage(QWidget):
         self.empty = Empty(
             self.tr("Work on a project"),
             self.tr(
-                "Open a folder to ask about its code, have edits proposed and review them before anything is "
-                "written. It is indexed on this machine and nothing leaves it."
+                "Open a folder to ask about its code and to review proposed edits before they are written. It is "
+                "indexed on this computer, and nothing leaves it."
             ),
             self.tr("Open folder"),
         )
         self.hint = Empty(
             self.tr("Ask about this project"),
             self.tr(
-                "The files that matter are found and shown with each answer. Name others with @file, @folder:path, "
-                "@symbol:name or @diff, or select lines and choose a task."
+                "Tessera finds the relevant files and shows them with each answer. Add others with @file, "
+                "@folder:path, @symbol:name or @diff, or select lines and choose a task."
             ),
         )
         self.chips = Flow()
@@ -162,7 +162,9 @@ class CodePage(QWidget):
         self.composer.set_words(self.tr("Ask about the project, or name a @file"), self.tr("Question"))
         self.agent = QCheckBox(self.tr("Work with tools"))
         self.agent.setToolTip(
-            self.tr("The model reads, edits and runs commands by itself; each edit and command is asked.")
+            self.tr(
+                "The model reads and edits files and runs commands by itself. You approve every edit and command."
+            )
         )
         self.consent = AgentConsentCard(services.theme)
         self.composer.set_sees(False)
@@ -306,7 +308,7 @@ class CodePage(QWidget):
             self.banner.notify(self._not_read(unseen), "warn")
 
     def _not_read(self, names: str) -> str:
-        return self.tr("Pictures are not read here: {files} was left out.").format(files=names)
+        return self.tr("Images are not supported here: {files} was skipped.").format(files=names)
 
     def _ask(self, question: str) -> None:
         model = self._chosen_model()
@@ -371,7 +373,7 @@ class CodePage(QWidget):
         for item in context.items:
             chip = button(f"{item.title.split(',')[0]} · {item.num_tokens} ✕", self._dropper(item.key), "quiet")
             chip.setToolTip(f"{item.title}\n{item.reason}\n{self.tr('Press to ask again without it')}")
-            chip.setAccessibleName(self.tr("Leave out %1").replace("%1", item.title))
+            chip.setAccessibleName(self.tr("Skip %1").replace("%1", item.title))
             self.chips.add(chip)
         words = self.tr("About %1 of %2 tokens.")
         words = words.replace("%1", str(context.used_tokens)).replace("%2", str(context.budget_tokens))
@@ -397,7 +399,7 @@ class CodePage(QWidget):
         self.banner.notify(self.tr("Written: %1").replace("%1", ", ".join(paths)), "ok", undo)
 
     def _on_taken_back(self, paths: tuple[str, ...]) -> None:
-        self.banner.notify(self.tr("Taken back: %1").replace("%1", ", ".join(paths)), "ok")
+        self.banner.notify(self.tr("Undone: %1").replace("%1", ", ".join(paths)), "ok")
 
     def _on_failed(self, error: Exception) -> None:
         if isinstance(error, UncommittedChanges | GitFailed):

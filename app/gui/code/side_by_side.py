@@ -81,8 +81,8 @@ class SideBySide(QWidget):
         self._theme = theme
         self._rows: list[DiffRow] = []
         self._indent = 0
-        self.left = self._pane(self.tr("As it is"))
-        self.right = self._pane(self.tr("As it would be"))
+        self.left = self._pane(self.tr("Before"))
+        self.right = self._pane(self.tr("After"))
         layout = QHBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(8)

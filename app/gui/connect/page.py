@@ -31,7 +31,10 @@ class ConnectPage(Page):
     def __init__(self, services: Services, link: ServerLink, home: Path | None = None) -> None:
         super().__init__(
             self.tr("Connect"),
-            self.tr("Let an editor or a coding agent use a model here. Changes are shown first; backups are kept."),
+            self.tr(
+                "Connect an editor or a coding agent to a model on this computer. You see every "
+                "change first, and backups are made."
+            ),
         )
         self._services, self._link = services, link
         self._home = home or Path.home()
@@ -178,7 +181,7 @@ class ConnectPage(Page):
         def show(edits: list[FileEdit]) -> None:
             if not edits:
                 self.banner.notify(
-                    self.tr("{name} is connected to this model already.").format(name=integration.title)
+                    self.tr("{name} is already connected to this model.").format(name=integration.title)
                 )
                 return
             self._offer(integration, edits, lambda: self._store.connect(integration, edits), removing=False)

@@ -14,7 +14,7 @@ BACKENDS = {
     "cpu": "GGUF models",
     "onnx": "ONNX models",
     "rpc": "Other computers (RPC)",
-    "tiles": "Our own kernels for prompts",
+    "tiles": "Tessera's CPU kernels for prompts",
 }
 _RUNS_NOTHING_ALONE = {"tiles"}  # computes parts of what another backend runs
 _PRODUCTS = {
@@ -40,7 +40,7 @@ def summary(machine: Machine) -> str:
     best = max(machine.devices, key=lambda device: (rank(device), budget(device)), default=None)
     total = max(budget(best) if best else 0, machine.memory.total_bytes or 0)
     if not total:
-        return tr("What this computer can do is not known yet.")
+        return tr("The hardware of this computer has not been checked yet.")
     parameters = total * _USABLE_FRACTION * _PARAMETERS_AT_4_BITS
     name = (best.name if best else "") or tr("This computer")
     return tr("{name}, {memory} for models: up to about {n} parameters at 4 bits.").format(
@@ -133,7 +133,7 @@ PARTS = {
     "output": "logits",
     "projector": "image reader",
     "overhead": "process",
-    "prefixes": "kept prompts",
+    "prefixes": "cached prompts",
     "correction": "margin",
 }
 

@@ -43,7 +43,7 @@ _STATES: dict[str, tuple[str, LabelKind]] = {
     "driver_missing": ("Driver missing", "chip-bad"),
     "no_permission": ("No permission", "chip-bad"),
     "failed": ("Does not work", "chip-bad"),
-    "unknown": ("Not known", "chip"),
+    "unknown": ("Unknown", "chip"),
     "no_device": ("No device found", "chip"),
     "not_built": ("Not installed", "chip"),
 }
@@ -125,11 +125,11 @@ class DevicesPage(Page):
             self._devices.addWidget(self._device_card(device))
         clear(self._backends)
         if machine.backends:
-            self._backends.addWidget(label(self.tr("What can run models"), "strong"))
+            self._backends.addWidget(label(self.tr("Devices that can run models"), "strong"))
             rows = [self._state_rows(backend_words(backend.backend), backend) for backend in machine.backends]
             self._backends.addWidget(card(*rows, spacing=12))
         if machine.findings:
-            self._backends.addWidget(label(self.tr("What would make it better"), "strong"))
+            self._backends.addWidget(label(self.tr("Possible improvements"), "strong"))
             for finding in machine.findings:
                 self._backends.addWidget(self._finding_card(finding))
 
@@ -323,7 +323,7 @@ def _changes(model: str, placement: ModelPlacement) -> QWidget:
         lines.append(label(f"{values} ({change.step}: {reason})", "small", wrap=True))
     rows.setLayout(stack(*lines, spacing=2))
     rows.hide()
-    shows = _button(_tr("Who set what"), model, lambda: rows.setVisible(rows.isHidden()), "link")
+    shows = _button(_tr("Source of each setting"), model, lambda: rows.setVisible(rows.isHidden()), "link")
     made = QWidget()
     made.setLayout(stack(row(shows, 1), rows, spacing=4))
     return made

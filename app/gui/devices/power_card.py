@@ -30,12 +30,12 @@ class PowerCard(QFrame):
         self._notes = label("", "small", wrap=True)
         self.mode = Choice()
         self.mode.setAccessibleName(self.tr("Mode"))
-        self.mode.addItem(self.tr("As the server was started"), None)
+        self.mode.addItem(self.tr("Server's start options"), None)
         for mode in get_args(Mode):
             self.mode.addItem(_mode_words(mode), mode)
         self.mode.currentIndexChanged.connect(lambda _: self._refresh_button())
-        self.cap = self._number(self.tr("Cap"), 1, 10_000)
-        self.battery = self._number(self.tr("Battery share"), 0.1, 100)
+        self.cap = self._number(self.tr("Power limit"), 1, 10_000)
+        self.battery = self._number(self.tr("Battery budget"), 0.1, 100)
         self.use = button(self.tr("Apply"), self._apply, "primary")
         fields = Flow(spacing=24)
         for made in (
@@ -65,7 +65,7 @@ class PowerCard(QFrame):
         self._refresh_button()
 
     def _number(self, name: str, low: float, high: float) -> QLineEdit:
-        field = line_field(self.tr("no bound"), name)
+        field = line_field(self.tr("no limit"), name)
         field.setFixedWidth(_FIELD_WIDTH)
         check = QDoubleValidator(low, high, 1, field)
         check.setNotation(QDoubleValidator.Notation.StandardNotation)
@@ -105,15 +105,13 @@ def _number(field: QLineEdit) -> float | None:
 
 def _now(state: PowerState) -> str:
     """One line: current power, and how much work is paused to stay within the limits."""
-    drawn = _tr("Drawing {watts} W now.").format(watts=f"{state.power_w:.0f}") if state.power_w is not None else ""
+    drawn = _tr("Using {watts} W now.").format(watts=f"{state.power_w:.0f}") if state.power_w is not None else ""
     if not state.measured:
         drawn = _tr("This computer has no power meter that can be read.")
-    saver = _tr("The system saves power.") if state.saver else ""
+    saver = _tr("Power saver is on.") if state.saver else ""
     held = ""
     if state.duty_frac < 1:
-        held = _tr("Models rest {percent} % of the time.").format(
-            percent=formatted.whole(100 * (1 - state.duty_frac))
-        )
+        held = _tr("Paused {percent} % of the time.").format(percent=formatted.whole(100 * (1 - state.duty_frac)))
     battery = ""
     if state.battery_percent is not None:
         battery = _tr("Battery at {percent} %.").format(percent=formatted.whole(state.battery_percent))

@@ -34,9 +34,9 @@ class GroundsCard(QFrame):
             lines.append(made)
         loose = [answer[s.start : s.end] for s in grounds.checked if not s.carried]
         if loose:
-            text = self.tr("Not in these passages, as far as a comparison of words tells:")
+            text = self.tr("Probably not supported by these passages (compared by words):")
             if any(sentence.cosine is not None for sentence in grounds.checked):
-                text = self.tr("Not in these passages, as far as a comparison of words and meaning tells:")
+                text = self.tr("Probably not supported by these passages (compared by words and meaning):")
             if not grounds.passages:
                 text = self.tr("Not from the documents:")
             lines.append(label(text, "small", wrap=True))

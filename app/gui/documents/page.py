@@ -28,7 +28,10 @@ class DocumentsPage(Page):
     def __init__(self, services: Services) -> None:
         super().__init__(
             self.tr("Documents"),
-            self.tr("Folders that chats can answer from. All stays on this computer unless a card says otherwise."),
+            self.tr(
+                "Folders that chats can answer from. Everything stays on this computer unless a card "
+                "says otherwise."
+            ),
         )
         self._services = services
         self._shown: Sequence[Collection] | None = None  # None: not loaded yet
@@ -39,8 +42,8 @@ class DocumentsPage(Page):
         self.empty = Empty(
             self.tr("No folders yet"),
             self.tr(
-                "Add one with PDF, Word, text or Markdown files. They stay where they are and are read on this "
-                "computer; then ask about them in a chat, which names the pages it answers from."
+                "Add one with PDF, Word, text or Markdown files. They are read on this computer and are not "
+                "moved. Then ask about them in a chat: the answer names the pages it uses."
             ),
             self.tr("Add a folder…"),
         )
@@ -102,8 +105,8 @@ class DocumentsPage(Page):
 
     def _model_card(self) -> QFrame:
         get = button(self.tr("Download"), partial(self.model_wanted.emit, _FINDS_BY_MEANING))
-        get.setAccessibleName(self.tr("Download a model that finds by meaning"))
-        text = self.tr("all-MiniLM-L6-v2, a small model, finds passages by meaning, too.")
+        get.setAccessibleName(self.tr("Download a model for search by meaning"))
+        text = self.tr("all-MiniLM-L6-v2, a small model, also finds passages by meaning.")
         line = row(label(text, "small", wrap=True), get)
         line.setStretch(0, 1)
         return card(line)
@@ -111,12 +114,12 @@ class DocumentsPage(Page):
     def _card(self, found: Collection) -> QFrame:
         read = self._services.api.refresh_collection
         remove = button(
-            self.tr("Forget"), lambda: self._change(partial(self._services.api.remove_collection, found.id))
+            self.tr("Remove"), lambda: self._change(partial(self._services.api.remove_collection, found.id))
         )
-        remove.setAccessibleName(self.tr("Forget {name}").format(name=found.name))
+        remove.setAccessibleName(self.tr("Remove {name}").format(name=found.name))
         again = button(self.tr("Read again"), lambda: self._change(partial(read, found.id)))
         again.setAccessibleName(self.tr("Read {name} again").format(name=found.name))
-        ocr = button(self.tr("Read scans too"), lambda: self._change(partial(self._read_scans, found.id)))
+        ocr = button(self.tr("Use OCR"), lambda: self._change(partial(self._read_scans, found.id)))
         ocr.setVisible(bool(found.unread_pages) and not found.ocr)
         problems = map(formatted.sentence, all_translated(found.problem_details, found.problems))
         sent = [
@@ -149,7 +152,7 @@ class DocumentsPage(Page):
         if found.state == "reading":
             return self.tr("Reading: {done} of {all} files").format(done=found.files_done, all=found.files)
         if found.state == "embedding":
-            return self.tr("Found by words already; by meaning: {done} of {all} passages").format(
+            return self.tr("Keyword search is ready; search by meaning: {done} of {all} passages").format(
                 done=found.embedded, all=found.chunks
             )
         return self.tr("Ready")

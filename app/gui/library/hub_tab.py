@@ -248,9 +248,9 @@ class HubTab(QWidget):
         holder = row(spacing=16)
         holder.addLayout(text, 1)
         if verdict and verdict.fits and not verdict.measured_on:
-            try_it = button(self.tr("Try the speed"), lambda: self._try(f"{repo}:{choice.label}"))
+            try_it = button(self.tr("Test the speed"), lambda: self._try(f"{repo}:{choice.label}"))
             try_it.setToolTip(
-                self.tr("Measures random weights of the same shape here; only the header is fetched.")
+                self.tr("Measures random weights of the same shape here; only the header is downloaded.")
             )
             holder.addWidget(try_it)
         holder.addWidget(get)
@@ -268,7 +268,7 @@ class HubTab(QWidget):
 
     def _on_trying(self, job: Job) -> None:
         self.trying.emit(job)
-        self._note.setText(self.tr("Measuring a stand-in; its speed will be shown here when you look again."))
+        self._note.setText(self.tr("Measuring a simulated model. Come back later to see its speed here."))
 
     def _failing(self, again: Callable[[], object]) -> Callable[[Exception], None]:
         """Returns an error callback that shows the error with a retry button, which calls `again`."""
@@ -283,7 +283,7 @@ class HubTab(QWidget):
 def speed_words(tok_s: float, measured_on: str | None) -> str:
     """Expected speed of a file that is not downloaded, and whether it was measured."""
     texts = {
-        "stand-in": QCoreApplication.translate("HubTab", "about {n} tok/s here (measured on a stand-in)"),
+        "stand-in": QCoreApplication.translate("HubTab", "about {n} tok/s here (measured on a simulated model)"),
         "model": QCoreApplication.translate("HubTab", "about {n} tok/s here (measured)"),
     }
     unmeasured = QCoreApplication.translate("HubTab", "about {n} tokens/s")

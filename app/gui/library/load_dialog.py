@@ -45,9 +45,9 @@ class LoadDialog(QDialog):
         self._context_words = label("", "strong")
         self.layers = self._number(self.tr("Layers on the GPU"), _MOST_LAYERS)
         self.threads = self._number(self.tr("Processor threads"), _MOST_THREADS, 1)
-        self.parallel = self._number(self.tr("Requests at once"), _MOST_PARALLEL, 1)
+        self.parallel = self._number(self.tr("Concurrent requests"), _MOST_PARALLEL, 1)
         self.cache = Choice()
-        self.cache.setAccessibleName(self.tr("Type of the cache"))
+        self.cache.setAccessibleName(self.tr("KV cache type"))
         self.cache.addItem(self.tr("Automatic"), None)
         for name in K_DAMAGE:
             bits = formatted.decimal(float(CACHE_TYPES[name].bits))
@@ -55,7 +55,7 @@ class LoadDialog(QDialog):
         self.cache.setFixedWidth(_FIELD)
         self.keep = QCheckBox(self.tr("Keep it loaded until it is ejected"))
         self.own_context = QCheckBox(self.tr("Automatic"))
-        self.memory = MemoryUse(services.theme, self.tr("Memory this load needs"))
+        self.memory = MemoryUse(services.theme, self.tr("Memory needed"))
         self._verdict = label("", "small", wrap=True)
         self._verdict.setMinimumHeight(round(2.6 * services.theme.tokens.small))
         self._delay = QTimer(self)
@@ -85,16 +85,20 @@ class LoadDialog(QDialog):
             (
                 (
                     self.tr("Layers on the GPU"),
-                    self.tr("What does not fit the graphics card runs on the processor."),
+                    self.tr("Layers that do not fit the graphics card run on the processor."),
                     self.layers,
                 ),
-                (self.tr("Processor threads"), self.tr("One a fast core is best for most models."), self.threads),
                 (
-                    self.tr("Type of the cache"),
-                    self.tr("Fewer bits hold more context; below 8 answers suffer."),
+                    self.tr("Processor threads"),
+                    self.tr("One thread per fast core is best for most models."),
+                    self.threads,
+                ),
+                (
+                    self.tr("KV cache type"),
+                    self.tr("Fewer bits allow a longer context; below 8 bits, answers get worse."),
                     self.cache,
                 ),
-                (self.tr("Requests at once"), self.tr("More need more memory for the cache."), self.parallel),
+                (self.tr("Concurrent requests"), self.tr("Higher values use more memory."), self.parallel),
             )
         ):
             texts = QWidget()
@@ -105,7 +109,7 @@ class LoadDialog(QDialog):
         note = QFrame()
         note.setProperty("kind", "note")
         note.setLayout(stack(self.memory, self._verdict, margins=(16, 12, 16, 12)))
-        self.reset = button(self.tr("All automatic"), self._reset)
+        self.reset = button(self.tr("Reset to automatic"), self._reset)
         self.load = button(self.tr("Save and load"), lambda: self._save(self._load_now), "primary")
         save = button(self.tr("Save"), lambda: self._save(self.accept))
         self.setLayout(

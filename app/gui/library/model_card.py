@@ -69,7 +69,7 @@ class ModelCard(QFrame):
         fit.setToolTip(unfit(model))
         update = button(self.tr("Update"), lambda: self.update_pressed.emit(identity))
         update.setToolTip(
-            self.tr("Fetches {size}. This version stays until the newer one works.").format(
+            self.tr("Downloads {size}. This version is kept until the newer one works.").format(
                 size=formatted.size(newer_bytes)
             )
         )
@@ -153,9 +153,9 @@ def origin_words(origin: Origin) -> str:
         origin.repo
         or origin.app
         or {
-            "bundled": _tr("Comes with Tessera"),
-            "installed": _tr("Comes with Tessera"),
-            "built": _tr("Made here"),
+            "bundled": _tr("Included with Tessera"),
+            "installed": _tr("Included with Tessera"),
+            "built": _tr("Created on this computer"),
             "linked": _tr("Linked"),
             "file": _tr("A file on this computer"),
             "hub": "Hugging Face",
@@ -175,11 +175,11 @@ def chips_of(model: Model, tool_calls_frac: float | None = None) -> list[tuple[s
     elif state in {"broken", "changed"}:
         made.append((translated(model.problem_detail, model.problem or "") or _tr("The file changed"), "chip-bad"))
     if origin.kind == "bundled":
-        made.append((_tr("Toy for demonstrations"), "chip"))
+        made.append((_tr("Demo model"), "chip"))
     elif origin.kind == "installed":
-        made.append((_tr("Comes with Tessera"), "chip"))
+        made.append((_tr("Included with Tessera"), "chip"))
     elif origin.kind == "built":
-        made.append((_tr("Made here"), "chip-ok"))
+        made.append((_tr("Created on this computer"), "chip-ok"))
     elif origin.kind == "linked":
         made.append((_tr("Linked from {app}").format(app=origin.app) if origin.app else _tr("Linked"), "chip"))
     if tool_calls_frac is not None:

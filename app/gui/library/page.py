@@ -147,9 +147,9 @@ class LibraryPage(Page):
         self.refresh()
         if new.added:
             return
-        text = self.tr("{name} is in the library already.")
+        text = self.tr("{name} is already in the library.")
         if Path(path).is_dir():
-            text = self.tr("No new model is in {name}. Models that are put there appear here by themselves.")
+            text = self.tr("There is no new model in {name}. Models that you put there appear here automatically.")
         self.banner.notify(text.format(name=Path(path).name or path), "info")
 
     def offer(self, path: str) -> None:
@@ -157,7 +157,7 @@ class LibraryPage(Page):
         self.banner.notify(
             self.tr("Add {name} to the library?").format(name=Path(path).name),
             "info",
-            (self.tr("Use it where it is"), lambda: self.add(path, link=True)),
+            (self.tr("Use it in its current folder"), lambda: self.add(path, link=True)),
             (self.tr("Copy it"), lambda: self.add(path, link=False)),
         )
 
@@ -172,7 +172,7 @@ class LibraryPage(Page):
             lines = [
                 self.tr("{n} models have a newer version.").format(n=len(self._newer))
                 if self._newer
-                else self.tr("Every downloaded model is the newest version."),
+                else self.tr("All downloaded models are up to date."),
                 *(f"{repo}: {reason}" for repo, reason in found.problems.items()),
             ]
             self.banner.notify("\n".join(lines), "warn" if found.problems else "info")
@@ -254,7 +254,7 @@ class LibraryPage(Page):
 
     def _ask_remove(self, model: str, name: str) -> None:
         self.banner.notify(
-            self.tr("Remove {name}? It can be brought back until the trash is emptied.").format(name=name),
+            self.tr("Remove {name}? It can be restored until the trash is emptied.").format(name=name),
             "warn",
             (self.tr("Remove"), lambda: self.remove(model, name)),
         )
@@ -283,7 +283,7 @@ class LibraryPage(Page):
                 self.banner, lambda: self._services.api.load(model), lambda _: self._services.models.refresh()
             )
         )
-        words = self.tr("{name} is answering. It is loaded again with these settings when the last answer ends.")
+        words = self.tr("{name} is answering. It reloads with these settings when the last answer ends.")
         dialog.waiting.connect(lambda _: self.banner.notify(words.format(name=name), "ok"))
         dialog.open()
 
@@ -351,13 +351,13 @@ class LibraryPage(Page):
             return
         bad = [Path(file.path).name for file in found.files if not file.ok]
         if bad:
-            text = self.tr("{name} is damaged: {files} is not what it was. Download or copy it again.")
+            text = self.tr("{name} is damaged: {files} has changed. Download or copy it again.")
             self.banner.notify(text.format(name=job.title, files=", ".join(bad)), "bad")
         elif found.basis == "none":
-            text = self.tr("{name} was read whole. Its checksum is kept, so that a later check can compare.")
+            text = self.tr("{name} was read completely. Its checksum is stored for later checks.")
             self.banner.notify(text.format(name=job.title), "info")
         else:
-            self.banner.notify(self.tr("{name} is as it should be.").format(name=job.title), "ok")
+            self.banner.notify(self.tr("{name} is intact.").format(name=job.title), "ok")
 
     def _on_job_finished(self, job: Job) -> None:
         if job.state == "failed":
@@ -464,7 +464,7 @@ def _rows(model: Model) -> list[tuple[str, str]]:
         (_tr("API identifier"), model.id),
         (_tr("File"), model.path),
         (_tr("From"), origin_words(model.origin)),
-        (_tr("License"), details.license or _tr("not stated")),
+        (_tr("Licence"), details.license or _tr("not stated")),
         (_tr("Capabilities"), ", ".join(map(capability_words, model.capabilities))),
     ]
     by_source: dict[str, list[str]] = {}

@@ -21,9 +21,9 @@ def recommendation(proposal: Proposal) -> str:
     """Why the model is recommended, or ""."""
     texts = {
         "": "",
-        "reading_speed": _tr("The largest of these that fits and writes as fast as one reads"),
-        "quickest": _tr("Fits, and is the quickest of these on this computer"),
-        "smallest": _tr("The smallest of these: fits with room to spare"),
+        "reading_speed": _tr("The largest of these that fits and writes at reading speed"),
+        "quickest": _tr("Fits, and is the fastest of these on this computer"),
+        "smallest": _tr("The smallest of these; leaves memory free"),
     }
     return texts[proposal.recommended]
 

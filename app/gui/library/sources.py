@@ -13,13 +13,13 @@ _FORMATS = frozenset({"gguf", "safetensors"})
 def unfit(model: Model) -> str:
     """Why this model cannot be quantized, or ""."""
     if model.state != "online":
-        return _tr("Its file is not here.")
+        return _tr("Its file is missing.")
     if model.format not in _FORMATS:
         return _tr("Only GGUF and safetensors models can be made to fit.")
     coarse = sorted((bits_of(name), name) for name in model.details.type_bytes if 0 < bits_of(name) < _LEAST_BITS)
     if coarse:
         words = _tr(
-            "It is quantized to {name} already; what that lost cannot be restored. Start from the original."
+            "It is already quantized to {name}, and the lost precision cannot be restored. Start from the original."
         )
         return words.format(name=coarse[0][1])
     return ""

@@ -38,19 +38,23 @@ class ForeignFamily(QObject):
         if model is None:
             return
         if state.installed:
-            text = self.tr("Tessera's converter does not know the family of {name}; llama.cpp's does, and is here.")
+            text = self.tr(
+                "Tessera's converter does not support the architecture of {name}. llama.cpp's "
+                "converter does and is installed."
+            )
             self._banner.notify(text.format(name=model.name), "warn", (self.tr("Convert it"), self._convert))
             return
         text = self.tr(
-            "Tessera's converter does not know the family of {name}; llama.cpp's does. Getting it downloads about "
-            "{download} and takes {disk} of disk, about {time} over a fast line."
+            "Tessera's converter does not support the architecture of {name}, but llama.cpp's does. To get it, "
+            "Tessera downloads about {download} and needs {disk} of disk space; on a fast connection this takes "
+            "about {time}."
         ).format(
             name=model.name,
             download=formatted.size(state.download_bytes),
             disk=formatted.size(state.disk_bytes),
             time=formatted.duration(state.seconds),
         )
-        self._banner.notify(text, "warn", (self.tr("Get it and convert"), self._fetch))
+        self._banner.notify(text, "warn", (self.tr("Download and convert"), self._fetch))
 
     def _fetch(self) -> None:
         self._begin(self._services.api.fetch_converter, self._on_fetched)

@@ -96,7 +96,7 @@ _SWEEP = 9
 # Quality loss in words. Measured: log-archive.md (bundled model), tensors at 8, 5, 4 and 3 bits.
 _LOSS_WORDS = ((0.004, "hardly any", "chip-ok"), (0.02, "small", "chip-ok"), (0.06, "noticeable", "chip-warn"))
 _TIERS = (
-    ("instant", "Instant", "Uses what is known about models of this kind. Seconds."),
+    ("instant", "Instant", "Estimates the loss from similar models. Takes seconds."),
     ("balanced", "Balanced", "Measures this model in groups of tensors."),
     ("max", "Best", "Measures every tensor. Takes longest."),
 )
@@ -331,8 +331,10 @@ class FitPage(Page):
         set_kind(chip, kind)
         self.chips.add(chip)
         if not plan.evidence.sensitivity_sha256:
-            prior = label(self.tr("Guessed from other models"), "chip")
-            prior.setToolTip(self.tr("Balanced and Best measure this one: it may lose several times as much."))
+            prior = label(self.tr("Estimated from other models"), "chip")
+            prior.setToolTip(
+                self.tr("Balanced and Best measure this model; without that, the loss may be several times larger.")
+            )
             self.chips.add(prior)
         measured = [self.tr("Measures with {n} layers on the GPU").format(n=gpu_layers)] if gpu_layers else []
         for text in [*self._facts(plan, forecast), *measured]:
@@ -342,7 +344,7 @@ class FitPage(Page):
         """What the plan means on this computer, as far as known."""
         found: list[str] = []
         if self.aim.is_context:
-            found.append(self.tr("For a context of {n}").format(n=formatted.whole(self.aim.n_ctx)))
+            found.append(self.tr("For a context length of {n}").format(n=formatted.whole(self.aim.n_ctx)))
         elif forecast.largest_context:
             context = formatted.whole(forecast.largest_context)
             found.append(self.tr("Context up to {n} fits").format(n=context))
@@ -350,7 +352,7 @@ class FitPage(Page):
             found.append(self.tr("Does not fit the memory that is free now"))
         if plan.kv:
             types = " / ".join(dict.fromkeys((plan.kv.type_k, plan.kv.type_v)))
-            found.append(self.tr("Context stored in {k}").format(k=types))
+            found.append(self.tr("KV cache type {k}").format(k=types))
         if plan.decode_cost:
             speed = formatted.decimal(1 / plan.decode_cost, 2)
             found.append(self.tr("{n} x the speed of a 4-bit file").format(n=speed))
@@ -421,7 +423,7 @@ class FitPage(Page):
         self._report.addWidget(report_card(self._services.theme, made.report))
         if made.report.out is None:
             self.banner.notify(
-                self.tr("Nothing was kept: it did the task clearly worse than the original."), "warn"
+                self.tr("The new file was discarded: it did the task clearly worse than the original."), "warn"
             )
             return
         chat = (self.tr("Chat with it"), lambda: self.chat_wanted.emit(made.model))
@@ -429,11 +431,14 @@ class FitPage(Page):
 
 
 _TEXTS: tuple[tuple[str | None, str, str], ...] = (
-    (None, "Fit it to text of all kinds", "Books, code and talk in many languages, which come with Tessera."),
+    (None, "Calibrate on general text", "Books, code and conversations in many languages, included with Tessera."),
     (
         PATH,
-        "Fit it to my own text too…",
-        "Half of it from a folder of yours, read on this computer only. Then you see what is gained on it.",
+        "Calibrate on my own text too…",
+        (
+            "Half of the calibration text comes from your folder, which is read on this computer only. "
+            "Afterwards you see the gain on your text."
+        ),
     ),
 )
 
@@ -442,35 +447,38 @@ class OwnTextChoice(PathChoice):
     """Chooses the calibration text. `value` is a folder, or None for the bundled text."""
 
     def __init__(self) -> None:
-        super().__init__(self.tr("Text it is fitted to"), _TEXTS)
+        super().__init__(self.tr("Calibration text"), _TEXTS)
 
     def dialog(self) -> QFileDialog:
         """Dialog for a folder."""
-        made = QFileDialog(self, self.tr("A folder with text of yours"))
+        made = QFileDialog(self, self.tr("A folder with your own text"))
         made.setFileMode(QFileDialog.FileMode.Directory)
         return made
 
     def words(self, name: str) -> str:
         """The row text, with the folder's name."""
-        return self.tr("Fit it to {name} too").format(name=name)
+        return self.tr("Calibrate on {name} too").format(name=name)
 
 
 _GATES: tuple[tuple[str | None, str, str], ...] = (
-    (None, "Keep it without a task", "The file is compared with the original on text alone."),
+    (None, "No quality gate", "The file is compared with the original only on text."),
     (
         "certify",
-        "Check tool calls before keeping it",
-        "Some thirty calls are asked of the original and of the new file. What is clearly worse is not kept.",
+        "Quality gate: tool calls",
+        "Runs about 30 tool calls on both files and discards the new one if it is clearly worse.",
     ),
     (
         "evaluate",
-        "Check programs before keeping it",
-        "Fifty programs are asked of both and run here in a sandbox, without network and without your files.",
+        "Quality gate: programs",
+        (
+            "Both models write fifty programs, which run here in a sandbox without network and without access to "
+            "your files."
+        ),
     ),
     (
         PATH,
-        "Check my own tasks before keeping it…",
-        "A text file with one task on a line, as JSON: prompt, and answer or regex.",
+        "Quality gate: my own tasks…",
+        "A text file with one task per line, as JSON: prompt, and answer or regex.",
     ),
 )
 
@@ -479,7 +487,7 @@ class GateChoice(PathChoice):
     """Chooses the quality gate. `value` is a task name or a file path, or None for no gate."""
 
     def __init__(self) -> None:
-        super().__init__(self.tr("Check a task before keeping it"), _GATES)
+        super().__init__(self.tr("Quality gate"), _GATES)
 
     def dialog(self) -> QFileDialog:
         """Dialog for a task file."""
@@ -490,7 +498,7 @@ class GateChoice(PathChoice):
 
     def words(self, name: str) -> str:
         """The row text, with the file's name."""
-        return self.tr("Check {name} before keeping it").format(name=name)
+        return self.tr("Quality gate: {name}").format(name=name)
 
 
 _CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -506,21 +514,21 @@ class Aim(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.kind = Choice()
-        self.kind.setAccessibleName(self.tr("What to aim for"))
-        self.kind.addItem(self.tr("Aim for a size"))
-        self.kind.addItem(self.tr("Aim for a context on this computer"))
+        self.kind.setAccessibleName(self.tr("Target"))
+        self.kind.addItem(self.tr("Target: file size"))
+        self.kind.addItem(self.tr("Target: context length"))
         self.context = Choice()
-        self.context.setAccessibleName(self.tr("Context in tokens"))
+        self.context.setAccessibleName(self.tr("Context length in tokens"))
         for n_ctx in _CONTEXTS:
             self.context.addItem(self.tr("{n} tokens").format(n=formatted.whole(n_ctx)), n_ctx)
         self.context.setCurrentIndex(self.context.findData(DEFAULT_CONTEXT))
         self.cache = Choice()
-        self.cache.setAccessibleName(self.tr("How the context is stored"))
-        self.cache.addItem(self.tr("the best for it"), None)
+        self.cache.setAccessibleName(self.tr("KV cache type"))
+        self.cache.addItem(self.tr("automatic"), None)
         for name in K_DAMAGE:
             self.cache.addItem(self.tr(_CACHE_NAMES.get(name, name)), name)
         self._more = QWidget()
-        stored = label(self.tr("stored in"), "small")
+        stored = label(self.tr("KV cache"), "small")
         self._more.setLayout(row(self.context, stored, self.cache))
         self._more.hide()
         parts = FlowLayout(self)

@@ -25,14 +25,14 @@ def report_card(theme: Theme, report: QuantizeReport) -> QFrame:
     grid = QGridLayout()
     grid.setHorizontalSpacing(24)
     grid.setColumnStretch(0, 1)
-    heads = [_tr("Measured on text it was not fitted to"), _tr("This file")]
+    heads = [_tr("Measured on text outside the calibration text"), _tr("This file")]
     if stock:
-        heads.append(_tr("Stock {name}").format(name=report.stock_mix or ""))
+        heads.append(_tr("llama.cpp {name}").format(name=report.stock_mix or ""))
     for column, text in enumerate(heads):
         grid.addWidget(label(text, "small"), 0, column)
     asked = [label(text, wrap=True) for text in [*own_words(report), *gate_words(report), *_how(report)]]
     if not ours:
-        left_out = label(_tr("Not compared: that was left out."), "small")
+        left_out = label(_tr("Not compared: the comparison was skipped."), "small")
         return card(verdict, mosaic, PrecisionLegend(theme), left_out, *asked)
     for number, (words_, written) in enumerate(_MEASURES, 1):
         grid.addWidget(label(_tr(words_)), number, 0)
@@ -45,16 +45,25 @@ def report_card(theme: Theme, report: QuantizeReport) -> QFrame:
 def _verdict(report: QuantizeReport) -> str:
     size = formatted.size(report.file_bytes or report.plan.file_bytes)
     if report.shipped == "nothing" and report.gate:
-        return _tr("Nothing was kept. Choose a larger file, or measure more thoroughly. The original is untouched.")
+        return _tr(
+            "The new file was discarded. Choose a larger file, or measure more thoroughly. The "
+            "original is unchanged."
+        )
     if report.shipped == "stock" and _vetoed_ours(report):
-        text = _tr("{size}. Ours did the task clearly worse, the stock mix {name} did not and was written.")
+        text = _tr(
+            "{size}. Tessera's quantization did the task clearly worse, but the llama.cpp preset "
+            "{name} did not, so the preset was written."
+        )
         return text.format(size=size, name=report.stock_mix or "")
     if report.shipped == "stock":
-        text = _tr("{size}. Ours was not clearly better than the stock mix {name}, which was written.")
+        text = _tr(
+            "{size}. Tessera's quantization was not clearly better than the llama.cpp preset {name}, "
+            "so the preset was written."
+        )
         return text.format(size=size, name=report.stock_mix or "")
     ratio = report.kld_ratio
     if ratio:
-        return _tr("{size}. Its loss is {n} % of that of {name}, the usual mix of this size.").format(
+        return _tr("{size}. Its loss is {n} % of the loss of {name}, the llama.cpp preset of this size.").format(
             size=size, n=formatted.whole(100 * ratio), name=report.stock_mix or ""
         )
     return size
@@ -71,22 +80,24 @@ def gate_words(report: QuantizeReport) -> list[str]:
     lines = []
     for check in report.gate.checks:
         if check.mix == "ours":
-            text = _tr("Task {task}: {before} of {cases} right before, {after} after.")
+            text = _tr("Task {task}: {before} of {cases} correct before, {after} after.")
         else:
-            text = _tr("Task {task}, stock mix: {before} of {cases} right before, {after} after.")
+            text = _tr("Task {task}, llama.cpp preset: {before} of {cases} correct before, {after} after.")
         counts = text.format(task=report.gate.task, before=check.before, cases=check.cases, after=check.after)
         low, high = 100 * check.loss.low, 100 * check.loss.high
         if check.vetoed:
-            likely = _tr("A likely loss of {low} to {high} points: not kept.")
+            likely = _tr("A likely loss of {low} to {high} points: discarded.")
         elif high < 0:
             likely, low, high = _tr("A likely gain of {low} to {high} points."), -high, -low
         else:
             likely, low = _tr("Between {low} points better and {high} worse: no clear loss."), -low
         lines.append(f"{counts} {likely.format(low=formatted.whole(low), high=formatted.whole(high))}")
     if not could_veto(report.gate):
-        lines.append(_tr("The original itself does so few of them that this task could not veto."))
+        lines.append(_tr("The original solves too few of these tasks, so this quality gate was skipped."))
     if report.gate.reference:
-        lines.append(_tr("Compared with the original in 8 bits: as it is it does not fit into the free memory."))
+        lines.append(
+            _tr("Compared with the original in 8 bits, because the original does not fit into free memory.")
+        )
     return lines
 
 
@@ -94,7 +105,9 @@ def _how(report: QuantizeReport) -> list[str]:
     """How the file was made, if not in the usual way."""
     lines = []
     if report.smoothed:
-        text = _tr("{n} of its inputs were evened out: LoRA adapters of the original fit here, not elsewhere.")
+        text = _tr(
+            "{n} of its inputs were smoothed: LoRA adapters of the original work here, but not in other programs."
+        )
         lines.append(text.format(n=report.smoothed))
     if report.gpu_layers:
         lines.append(_tr("Measured with {n} layers on the GPU.").format(n=report.gpu_layers))
@@ -107,22 +120,26 @@ def own_words(report: QuantizeReport) -> list[str]:
         return []
     lines = [_change(_tr("On your own text: {change}."), report.own.ratio)]
     if report.ours is not None and report.ours.ratio is not None:
-        lines.append(_change(_tr("On text of all kinds: {change}."), report.ours.ratio))
+        lines.append(_change(_tr("On general text: {change}."), report.ours.ratio))
     return lines
 
 
 def _change(text: str, ratio: Interval) -> str:
     if ratio.low <= 1 <= ratio.high:
-        return text.format(change=_tr("as large a loss as the stock mix has"))
+        return text.format(change=_tr("the same loss as the llama.cpp preset"))
     less = ratio.value < 1
-    change = _tr("{n} % less loss than the stock mix") if less else _tr("{n} % more loss than the stock mix")
+    change = (
+        _tr("{n} % less loss than the llama.cpp preset")
+        if less
+        else _tr("{n} % more loss than the llama.cpp preset")
+    )
     return text.format(change=change.format(n=formatted.whole(100 * abs(1 - ratio.value))))
 
 
 _MEASURES: tuple[tuple[str, Callable[[FileReport], str]], ...] = (
     ("Mean loss (KL divergence)", lambda found: formatted.decimal(found.kld_mean.value, 5)),
     ("Worst 1 % of tokens", lambda found: formatted.decimal(found.kld_p99, 4)),
-    ("Same first choice", lambda found: f"{formatted.decimal(100 * found.top1_agreement_frac.value, 1)} %"),
+    ("Same top token", lambda found: f"{formatted.decimal(100 * found.top1_agreement_frac.value, 1)} %"),
     ("Perplexity", lambda found: formatted.decimal(found.perplexity.value, 3)),
 )
 
@@ -175,7 +192,7 @@ class PlanView(QFrame):
             widget.setVisible(stock is not None)
         if stock is not None:
             self.rival.show_tiles(tiles_of_tensors(plan.tensors, stock.types))
-            text = self.tr("Stock mix {name} · {size}")
+            text = self.tr("llama.cpp preset {name} · {size}")
             self._rival_name.setText(text.format(name=stock.name, size=formatted.size(stock.file_bytes)))
         self.plot.show_here(plan.file_bytes)
 

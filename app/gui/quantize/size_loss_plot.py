@@ -42,7 +42,7 @@ class FrontierPlot(Chart):
         self._stock_rows: Sequence[StockPlan] = ()
         self.legend = self.addLegend(offset=(-8, 8))
         self.legend.addItem(self._ours, self.tr("Tessera"))
-        self.legend.addItem(self._stock, self.tr("Stock mixes"))
+        self.legend.addItem(self._stock, self.tr("llama.cpp presets"))
         self.name_axes(bottom=self.tr("Size of the file, MiB"), left=self.tr("Predicted loss (KLD)"))
         self._recolour()
         theme.changed.connect(self._recolour)

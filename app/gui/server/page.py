@@ -40,10 +40,10 @@ class KeysCard(RowsCard[Keys]):
         name = self.tr("Name of the new key")
         self.name = self._field(self.tr("Name of the program or person"), name, _MOST_NAME)
         self.scope = Choice()
-        self.scope.setAccessibleName(self.tr("What the new key may do"))
+        self.scope.setAccessibleName(self.tr("Permissions of the new key"))
         self.scope.addItem(self.tr("May run models"), ["chat"])
         self.scope.addItem(self.tr("May also manage models"), ["chat", "manage"])
-        self.add.setText(self.tr("Make a key"))
+        self.add.setText(self.tr("Create a key"))
         self._new = QFrame()
         self._new.setProperty("kind", "banner-ok")
         self.key = label("", "", wrap=True, selectable=True)
@@ -73,7 +73,7 @@ class KeysCard(RowsCard[Keys]):
             note = self.tr("Every program must present one of these keys, on this computer too.")
         elif found.public:
             note = self.tr(
-                "Other computers can reach this server, so it lets no other program in until you make a key."
+                "Other computers can reach this server. It accepts no other program until you create a key."
             )
         else:
             note = self.tr("No key is needed on this computer. As soon as there is one, every program needs one.")
@@ -84,7 +84,7 @@ class KeysCard(RowsCard[Keys]):
         scopes = {"chat": self.tr("runs models"), "manage": self.tr("manages models")}
         chips = [label(scopes[scope], "chip") for scope in key.scopes]
         made = formatted.date(QDateTime.fromSecsSinceEpoch(int(key.created_at)).date())
-        words = self.tr("connected program") if key.program else self.tr("made {date}").format(date=made)
+        words = self.tr("connected program") if key.program else self.tr("created {date}").format(date=made)
         revoke = button(self.tr("Revoke"), lambda: self._revoke(name), "danger")
         revoke.setAccessibleName(self.tr("Revoke {name}").format(name=name))
         return row(label(name), *chips, label(words, "small"), 1, revoke)
@@ -166,7 +166,7 @@ class ServerPage(Page):
         self.log.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.log.setMinimumHeight(200)
         self.log.setAccessibleName(self.tr("Log of the server"))
-        self.log.setPlaceholderText(self.tr("What the server writes appears here."))
+        self.log.setPlaceholderText(self.tr("The server's output appears here."))
         self.add_section(self.tr("Log"), self.log)
         self.while_visible(_REFRESH_MS, self._follow, self._look)
         services.models.reachable_changed.connect(lambda _: self.refresh())
@@ -184,7 +184,7 @@ class ServerPage(Page):
         self.snippet.setReadOnly(True)
         theme.dress(self.snippet)
         self.snippet.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
-        self.snippet.setAccessibleName(self.tr("What to paste"))
+        self.snippet.setAccessibleName(self.tr("Text to paste"))
         self._hint = label("", "small", wrap=True)
         copy = button(self.tr("Copy"), self._copy_snippet, "primary")
         self._copy_button = copy
@@ -196,7 +196,7 @@ class ServerPage(Page):
             theme, self.tr("Programs that are connected"), requests.program_columns(), numbers=2, rows=5
         )
         self._nobody = label(
-            self.tr("No program has asked in the last minutes. Connect one with the text above."),
+            self.tr("No program has sent a request in the last minutes. Connect one with the text above."),
             "muted",
             wrap=True,
         )
@@ -204,7 +204,7 @@ class ServerPage(Page):
         self.requests = PlainTable(
             theme, self.tr("Requests, newest first"), requests.request_columns(), numbers=6, rows=8, wide=2
         )
-        self._none = label(self.tr("Requests appear here, without what was said in them."), "muted", wrap=True)
+        self._none = label(self.tr("Requests appear here, without their contents."), "muted", wrap=True)
         self.add_section(self.tr("Requests"), card(self._none, self.requests))
         self._show_activity(RecentActivity())
 
@@ -219,14 +219,14 @@ class ServerPage(Page):
         self.switch.setText(self.tr("Stop") if running else self.tr("Start"))
         self.switch.setEnabled(not running or owned)
         if not running:
-            words = self.tr("Start it to chat here and to let other programs in.")
+            words = self.tr("Start it to chat here and to connect other programs.")
         elif self._link.remote:
             words = self.tr("On another computer; below you can go back to this one.")
         elif owned:
             words = self.tr("Started by this window; it stops when the window closes.")
         else:
             words = self.tr(
-                "Started by another program (for example tessera serve); it goes on without this window."
+                "Started by another program (for example tessera serve); it keeps running without this window."
             )
         self._where.setText(words)
         if not running:
@@ -246,7 +246,7 @@ class ServerPage(Page):
         choice = self._services.models.get(model)
         hint = self.tr(snippet.hint)
         if self.keys.required:
-            hint += " " + self.tr("Put one of the keys below in the place of {name}.").format(name=NAME_OF_A_KEY)
+            hint += " " + self.tr("Replace {name} with one of the keys below.").format(name=NAME_OF_A_KEY)
         self._hint.setText(hint)
         context = choice.n_ctx if choice is not None else DEFAULT_CONTEXT
         self.snippet.setPlainText(snippet.text(url, model, context, needs_key=self.keys.required))

@@ -43,7 +43,7 @@ class ElsewhereCard(QFrame):
         self.key = self._field(self.tr("Key"), self.tr("Key of the other Tessera"))
         self.key.setEchoMode(QLineEdit.EchoMode.Password)
         self.use = button(self.tr("Use it"), self._use)
-        self.back = button(self.tr("Use this computer's own"), self._back)
+        self.back = button(self.tr("Use this computer's server"), self._back)
         self.show_code = button(self.tr("Show a QR code of this server"), self._show_code)
         self.code = QLabel()
         self.code.setAccessibleName(self.tr("QR code of the link"))
@@ -78,7 +78,7 @@ class ElsewhereCard(QFrame):
         if chosen:
             words = self.tr("This window and the terminal use {url}.").format(url=chosen)
             if is_plain_text(chosen):
-                words += " " + self.tr("The way there is not encrypted: whoever shares the network can read along.")
+                words += " " + self.tr("The connection is not encrypted: others on the network can read it.")
         else:
             words = self.tr("This window can use a Tessera on another computer: its models, its memory, its keys.")
         self._note.setText(words)
@@ -91,7 +91,7 @@ class ElsewhereCard(QFrame):
         self.show_code.setToolTip(
             ""
             if self.show_code.isEnabled()
-            else self.tr("Only this computer reaches this server: tessera serve --host")
+            else self.tr("Only this computer can reach this server. To allow others: tessera serve --host")
         )
 
     def _use(self) -> None:
@@ -150,7 +150,7 @@ class ElsewhereCard(QFrame):
             pixmap.loadFromData(QByteArray(_png(link)))
             self.code.setPixmap(pixmap)
             self.shown.setText(
-                self.tr("{link}\nWhoever has it may run models here; the key stands among the keys above.").format(
+                self.tr("{link}\nAnyone with this link may run models here; its key is in the list above.").format(
                     link=link
                 )
             )

@@ -18,7 +18,7 @@ def request_columns() -> list[str]:
     """Column titles of `request_row`."""
     return [
         _tr("Program"), _tr("Route"), _tr("Model"), _tr("Time"), _tr("Read"), _tr("Cached"),
-        _tr("Written"), _tr("First"), _tr("Tokens/s"), _tr("Took"),
+        _tr("Written"), _tr("First"), _tr("Tokens/s"), _tr("Duration"),
     ]  # fmt: skip
 
 
@@ -43,8 +43,8 @@ def took(row: RequestRecord) -> str:
     if row.running:
         return _tr("Running")
     if not row.status:
-        return _tr("Client left")
-    return _seconds(row.seconds) if row.status < _OK_BELOW else _tr("Refused ({status})").format(status=row.status)
+        return _tr("Client disconnected")
+    return _seconds(row.seconds) if row.status < _OK_BELOW else _tr("Rejected ({status})").format(status=row.status)
 
 
 def program_columns() -> list[str]:

@@ -87,8 +87,8 @@ class RowsCard(QFrame, Generic[T]):
         """The row of a named item, with the common buttons."""
         looking = button(self.tr("Check"), partial(self._ask, check))
         looking.setAccessibleName(self.tr("Check {name}").format(name=name))
-        removing = button(self.tr("Forget"), partial(self._ask, forget), "danger")
-        removing.setAccessibleName(self.tr("Forget {name}").format(name=name))
+        removing = button(self.tr("Remove"), partial(self._ask, forget), "danger")
+        removing.setAccessibleName(self.tr("Remove {name}").format(name=name))
         return row(label(name, "strong"), *chips, 1, *more, looking, removing)
 
 

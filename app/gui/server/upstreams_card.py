@@ -34,9 +34,14 @@ class UpstreamsCard(RowsCard[Upstreams]):
         rows: list[QLayout] = [self._upstream(row_, used=row_.name in used) for row_ in found.upstreams]
         rows += [self._rule(rule) for rule in found.rules if rule.model != f"{rule.upstream}/*"]
         note = (
-            self.tr("Nothing is sent to a server that may not be used; every answer says where it was made.")
+            self.tr(
+                "Tessera sends nothing to a server that you have not allowed. Every answer shows "
+                "where it was generated."
+            )
             if found.upstreams
-            else self.tr("Models of vLLM, SGLang, llama-server or another Tessera can stand beside the local ones.")
+            else self.tr(
+                "Models from vLLM, SGLang, llama-server or another Tessera can be used next to the local ones."
+            )
         )
         return rows, note
 
@@ -86,9 +91,9 @@ class UpstreamsCard(RowsCard[Upstreams]):
             return self.tr("Answers in {ms} ms").format(ms=f"{upstream.latency_ms:.0f}")
         words = {
             "unknown": self.tr("Not checked yet"),
-            "refused": self.tr("Refuses the key"),
+            "refused": self.tr("Rejects the key"),
             "unreachable": self.tr("Cannot be reached"),
-            "failed": self.tr("Answers wrongly"),
+            "failed": self.tr("Wrong answers"),
         }
         return words[upstream.state]
 

@@ -26,7 +26,7 @@ class RemotesCard(RowsCard[Remotes]):
         self.name = self._field(self.tr("Name"), self.tr("Name of the other computer"), _MOST_NAME)
         self.where = self._field("you@desk-pc", self.tr("User and address for SSH"), _MOST_ADDRESS)
         self.use = Choice()
-        self.use.setAccessibleName(self.tr("When layers go there"))
+        self.use.setAccessibleName(self.tr("When to send layers there"))
         self.use.addItem(self.tr("when a model does not fit here"), "unfit")
         self.use.addItem(self.tr("also when it is faster"), "faster")
         self.use.addItem(self.tr("only for models pinned to it"), "pinned")
@@ -53,11 +53,13 @@ class RemotesCard(RowsCard[Remotes]):
 
     def _rows_of(self, found: Remotes) -> tuple[list[QLayout], str]:
         note = (
-            self.tr("Layers go there through an SSH tunnel, with your keys; the card of each model says how many.")
+            self.tr(
+                "Layers are sent there through an SSH tunnel with your keys; the card of each model shows how many."
+            )
             if found.remotes
             else self.tr(
-                "A model that is too large for this computer can lie on several. "
-                "On the other one, run: tessera worker"
+                "A model that is too large for this computer can run on several. On the other one, run: tessera "
+                "worker"
             )
         )
         return [self._remote(remote) for remote in found.remotes], note
@@ -90,11 +92,11 @@ class RemotesCard(RowsCard[Remotes]):
             )
         words = {
             "unknown": self.tr("Not checked yet"),
-            "refused": self.tr("Refuses the key"),
+            "refused": self.tr("Rejects the key"),
             "unreachable": self.tr("Cannot be reached"),
             "changed_key": self.tr("Shows another host key"),
             "no_worker": self.tr("Runs no worker"),
-            "other_kernel": self.tr("Has another version"),
+            "other_kernel": self.tr("Update available"),
             "slow": self.tr("Slow now"),
             "lost": self.tr("Lost"),
         }
@@ -131,9 +133,9 @@ class RemotesCard(RowsCard[Remotes]):
         fingerprint = next((word.rstrip(",") for word in text.split() if word.startswith("SHA256:")), "")
         self._asked = (name, msgspec.structs.replace(request, host_key=fingerprint))
         self._shown.setText(
-            self.tr("{host} shows the host key {fingerprint}. Compare it over there: ssh-keygen -lf {file}").format(
-                host=request.host, fingerprint=fingerprint, file="/etc/ssh/ssh_host_ed25519_key.pub"
-            )
+            self.tr(
+                "{host} shows the host key {fingerprint}. Compare it on the remote host: ssh-keygen -lf {file}"
+            ).format(host=request.host, fingerprint=fingerprint, file="/etc/ssh/ssh_host_ed25519_key.pub")
         )
         self._question.show()
         self.refuse.setFocus()

@@ -143,7 +143,7 @@ class ConsentCard(QFrame):
         self.detail.setReadOnly(True)
         theme.dress(self.detail, "small")
         self.detail.setMaximumHeight(self.max_height)
-        self.detail.setAccessibleName(self.tr("What would happen"))
+        self.detail.setAccessibleName(self.tr("Effect of the selected entry"))
         self.decline = button(self.tr("Decline"), lambda: self._decide("no"))
         self.once = button(self.tr("Allow once"), lambda: self._decide("once"), "primary")
         items = (self.title, self.warning, self.detail, self.answers())

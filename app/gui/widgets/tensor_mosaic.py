@@ -153,7 +153,7 @@ class Mosaic(QWidget):
         height = (self.height() - _ROW) / (len(self._roles) + 1)
         side = self._side()
         names = [_ROLE_NAMES.get(role, role) for role in self._roles]
-        for number, name in enumerate([*names, self.tr("ends")]):
+        for number, name in enumerate([*names, self.tr("first and last")]):
             box = QRectF(0, number * height, side - 8, height)
             painter.drawText(box, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight, name)
         last = max(tile.layer for tile in self._tiles)
@@ -164,7 +164,7 @@ class Mosaic(QWidget):
     def _side(self) -> float:
         metrics = QFontMetricsF(self._theme.font("small"))
         names = [_ROLE_NAMES.get(role, role) for role in self._roles]
-        return max(metrics.horizontalAdvance(name) for name in [*names, self.tr("ends")]) + 10
+        return max(metrics.horizontalAdvance(name) for name in [*names, self.tr("first and last")]) + 10
 
     def event(self, event: QEvent) -> bool:
         """Show the tooltip of the tile under the pointer."""

@@ -83,7 +83,7 @@ def test_a_chat_is_put_into_a_folder_and_the_folder_is_a_project(walk, tmp_path)
     walk.click("Project: instructions, folder, tools…")
     walk.until("app.activeModalWidget() is not None and 'Instructions' in says()")
     walk.fill("Instructions", "Answer as a pilot of the harbour would.")
-    walk.choose("Model of new chats", "Spark (demo)")
+    walk.choose("Model for new chats", "Spark (demo)")
     walk.click("Choose…")
     walk.name_file(tmp_path)
     walk.key("Return")
@@ -181,7 +181,7 @@ def test_sampling_is_set_kept_for_the_model_and_given_back(walk):
         walk.until(f"{SAMPLING}.get({name!r}) == {value}")
     walk.click("Top K as the model recommends", OPTIONS)
     walk.until(f"'top_k' not in {SAMPLING}")
-    walk.click("Keep for this model", OPTIONS)
+    walk.click("Save for this model", OPTIONS)
     walk.until(f"'temperature' not in {SAMPLING}")
     assert walk.manage("models/spark/sampling")["user"]["temperature"] == 0.3
     walk.until(f"{OPTIONS}.sampling.fields['temperature'].value() == 0.3")
@@ -198,7 +198,7 @@ def test_sampling_is_set_kept_for_the_model_and_given_back(walk):
 
 
 def test_an_answer_carries_a_receipt_that_can_be_copied(walk):
-    walk.click("Answers carry a receipt", OPTIONS)
+    walk.click("Attach a receipt to answers", OPTIONS)
     walk.until(f"{SAMPLING}.get('receipt')")
     walk.say("What is quantization?")
     walk.until("'receipt' in str(chat.controller.tree.path()[-1].facts)")
@@ -206,7 +206,7 @@ def test_an_answer_carries_a_receipt_that_can_be_copied(walk):
     walk.click("Copy the receipt")
     walk.until("app.clipboard().text().startswith('{')")
     assert "spark" in json.dumps(json.loads(walk.ask("app.clipboard().text()")))
-    walk.click("Answers carry a receipt", OPTIONS)
+    walk.click("Attach a receipt to answers", OPTIONS)
     walk.until(f"not {SAMPLING}.get('receipt')")
 
 

@@ -115,7 +115,7 @@ def test_another_server_is_added_checked_used_and_forgotten(walk, upstream):
     walk.fill("Address of the other server", upstream.url, card)
     walk.fill("Key of the other server", "sk-wrong", card)
     walk.click("Add", card)
-    walk.until(f"'Refuses the key' in says({card})")
+    walk.until(f"'Rejects the key' in says({card})")
     walk.fill("Name of the other server", "desk", card)
     walk.fill("Address of the other server", upstream.url, card)
     walk.fill("Key of the other server", "sk-desk", card)
@@ -155,7 +155,7 @@ def test_a_computer_for_layers_is_added_once_its_host_key_was_seen(walk, tmp_pat
         for answer in ("Do not add it", "It is the right computer"):
             walk.fill("Name of the other computer", "desk", card)
             walk.fill("User and address for SSH", f"you@127.0.0.1:{host.port}", card)
-            walk.choose("When layers go there", "also when it is faster", card)
+            walk.choose("When to send layers there", "also when it is faster", card)
             walk.click("Add", card)
             walk.until(f"{host.fingerprint!r} in says({card})")
             assert walk.manage("remotes")["remotes"] == [], "nothing is kept before it was looked at"
@@ -186,8 +186,8 @@ def test_what_programs_paste_is_chosen_and_copied(walk):
 def test_a_key_that_may_manage_is_made_and_does(walk):
     walk.go("Server")
     walk.fill("Name of the new key", "phone", f"{SERVER}.keys")
-    walk.choose("What the new key may do", "May also manage models", f"{SERVER}.keys")
-    walk.click("Make a key", f"{SERVER}.keys")
+    walk.choose("Permissions of the new key", "May also manage models", f"{SERVER}.keys")
+    walk.click("Create a key", f"{SERVER}.keys")
     walk.until(f"{SERVER}.keys.key.isVisible() and {SERVER}.keys.key.text()")
     key = walk.ask(f"{SERVER}.keys.key.text()")
     asked = urllib.request.Request(f"{walk.server()['url']}/tessera/v1/loaded", headers={"x-api-key": key})
@@ -216,7 +216,7 @@ def test_another_tessera_is_used_and_left(walk, tmp_path):
         assert walk.ask("chat.controller.tree.path()[-1].status") == "complete"
         assert walk.loaded() == [], "it was answered over there"
         walk.go("Server")
-        walk.click("Use this computer's own", card)
+        walk.click("Use this computer's server", card)
         walk.until(f"desktop.link.url == {own!r} and desktop.services.models.reachable")
         walk.picture("elsewhere")
     finally:

@@ -118,7 +118,7 @@ def test_a_key_is_made_for_a_program_and_revoked(walk):
     assert status(walk, "") == 200, "no key is needed before there is one"
     walk.click("Name of the new key", SERVER)
     walk.type("editor")
-    walk.click("Make a key", SERVER)
+    walk.click("Create a key", SERVER)
     walk.until(f"{SERVER}.keys.key.isVisible() and {SERVER}.keys.key.text()")
     key = walk.ask(f"{SERVER}.keys.key.text()")
     walk.click("Copy the key", SERVER)
@@ -141,7 +141,7 @@ def test_a_setting_is_kept_on_the_disk_and_obeyed_at_once(walk):
     walk.until(f"'dark' in __import__('pathlib').Path({str(kept)!r}).read_text()")
     walk.click("Search settings", SETTINGS)
     walk.type("tray")
-    walk.until(f"'Icon in the tray' in says({SETTINGS}) and 'Text size' not in says({SETTINGS})")
+    walk.until(f"'Tray icon' in says({SETTINGS}) and 'Text size' not in says({SETTINGS})")
     walk.key("ctrl+a", "BackSpace")
     walk.until(f"'Text size' in says({SETTINGS})")
 

@@ -61,7 +61,7 @@ def test_only_real_languages_are_offered_and_a_restart_is(walk):
     walk.choose("Language", "System", SETTINGS)
     walk.until(f"not spot('Restart now', {SETTINGS})")
     walk.click("Chat", SETTINGS)
-    walk.fill("Tools of new chats", "tessera:calculator", SETTINGS)
+    walk.fill("Tools for new chats", "tessera:calculator", SETTINGS)
     walk.key("Tab")
     walk.until("desktop.services.settings.now.text('chat.tools') == 'tessera:calculator'")
     walk.new_chat()

@@ -65,7 +65,7 @@ def test_a_search_that_failed_and_a_look_that_failed_are_tried_again(walk, hub):
 
 
 def test_the_speed_of_a_model_that_is_not_here_is_tried(walk):
-    walk.click("Try the speed", LIBRARY)
+    walk.click("Test the speed", LIBRARY)
     walk.until(f"'Measuring a stand-in' in says({LIBRARY})")
     walk.ends("measure", 0, "done", 600)
     walk.click("← Back", LIBRARY)

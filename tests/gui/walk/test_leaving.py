@@ -17,10 +17,10 @@ STATES = "[j.state for j in desktop.jobs.by_id.values() if j.kind.value == 'quan
 
 def test_a_server_that_died_twice_is_started_by_hand_once_its_port_is_free(open_window):
     walk = open_window()
-    for told in ("It runs again", "ended again"):
+    for told in ("It is running again", "stopped again"):
         os.kill(walk.server()["pid"], signal.SIGKILL)
         walk.until(f"{told!r} in window.banner.text")
-        walk.until(f"desktop.services.models.reachable == {told == 'It runs again'}")
+        walk.until(f"desktop.services.models.reachable == {told == 'It is running again'}")
     port = walk.env["TESSERA_SERVER_PORT"]
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -48,7 +48,7 @@ def test_closing_with_work_under_way_asks_first(open_window):
     walk.picture("leaving")
     walk.click("Stay", "window.banner")
     walk.until("not window.banner.isVisible()")
-    assert walk.ask(STATES) == ["running"], "it goes on"
+    assert walk.ask(STATES) == ["running"], "it keeps running"
     server = walk.server()["pid"]
     walk.key("ctrl+q")
     walk.until("'would begin anew' in window.banner.text")

@@ -158,7 +158,7 @@ def test_a_question_that_is_too_long_alone_offers_to_shorten_it(walk):
     walk.say("Sum it up")
     walk.until("chat.controller.tree.path()[-1].status == 'error'")
     walk.find("Shorten the question", "chat.transcript")
-    assert "Leave out" not in walk.ask("says(chat)")
+    assert "Skip" not in walk.ask("says(chat)")
 
 
 def test_what_is_connected_ends_with_the_server(walk):

@@ -92,8 +92,8 @@ def test_every_load_setting_is_kept_and_taken_back(walk):
     walk.click("Load settings…")
     walk.until("app.activeModalWidget() is not None and 'Runs on' in says()")
     walk.fill("Processor threads", "1")
-    walk.fill("Requests at once", "2")
-    walk.choose("Type of the cache", "q8_0 (8.5 bits)")
+    walk.fill("Concurrent requests", "2")
+    walk.choose("KV cache type", "q8_0 (8.5 bits)")
     walk.tick("Keep it loaded until it is ejected")
     automatic = "app.activeModalWidget().own_context"
     walk.click("Context length")
@@ -115,7 +115,7 @@ def test_every_load_setting_is_kept_and_taken_back(walk):
     walk.click("More about Spark (demo)", LIBRARY)
     walk.click("Load settings…")
     walk.until("app.activeModalWidget() is not None and 'Runs on' in says()")
-    walk.click("All automatic")
+    walk.click("Reset to automatic")
     walk.click("Save")
     walk.dialog_closed()
     wait_for(lambda: "spark" not in stored(), 60, "the end of what was kept")
@@ -139,13 +139,13 @@ def test_what_was_measured_is_saved_and_the_fastest_settings_are_found(walk):
     shapes = [f"{MEASURE}.model.itemText({n})" for n in range(20)]
     walk.choose("Model or shape to measure", next(s for s in map(walk.ask, shapes) if "not downloaded" in s))
     walk.until(f"{MEASURE}.mix.isVisible()")
-    walk.choose("Precision of the stand-in", walk.ask(f"{MEASURE}.mix.itemText(1)"))
+    walk.choose("Quantization of the simulated model", walk.ask(f"{MEASURE}.mix.itemText(1)"))
     walk.choose("Model or shape to measure", "Spark (demo)")
     walk.fill("Prompt lengths in tokens", "64", MEASURE)
     walk.fill("Repeats", "1", MEASURE)
     walk.click("Measure", f"{MEASURE}.start")
     walk.until(f"{MEASURE}.table.rowCount() == 1 and {MEASURE}.csv.isVisible()", 300)
-    for button, ending in (("Save picture", "png"), ("Save CSV", "csv"), ("Save JSON", "json")):
+    for button, ending in (("Save image", "png"), ("Save CSV", "csv"), ("Save JSON", "json")):
         file = walk.home / f"kept.{ending}"
         walk.click(button, MEASURE)
         walk.choose_file(file)
@@ -167,15 +167,15 @@ def test_what_was_measured_is_saved_and_the_fastest_settings_are_found(walk):
 def test_the_power_that_work_may_draw_is_bounded(walk):
     walk.go("Devices")
     walk.choose("Mode", "Quiet", DEVICES)
-    walk.fill("Cap", "40", DEVICES)
-    walk.fill("Battery share", "10", DEVICES)
+    walk.fill("Power limit", "40", DEVICES)
+    walk.fill("Battery budget", "10", DEVICES)
     walk.click("Apply", f"{DEVICES}.power")
     walk.until(f"not {DEVICES}.power.use.isEnabled()")
     wanted = {"mode": "quiet", "cap_w": 40, "battery_percent": 10}
     wait_for(lambda: wanted.items() <= walk.manage("power")["limits"].items(), 60, "the limits on the server")
-    walk.choose("Mode", "As the server was started", DEVICES)
-    walk.fill("Cap", "", DEVICES)
-    walk.fill("Battery share", "", DEVICES)
+    walk.choose("Mode", "Server's start options", DEVICES)
+    walk.fill("Power limit", "", DEVICES)
+    walk.fill("Battery budget", "", DEVICES)
     walk.click("Apply", f"{DEVICES}.power")
     walk.until(f"not {DEVICES}.power.use.isEnabled()")
     wait_for(lambda: not any(walk.manage("power")["limits"].values()), 60, "no limits on the server")

@@ -56,7 +56,7 @@ def test_a_model_whose_drive_comes_back_is_here_again_at_once(walk):
         walk.click("Add a file or folder…", LIBRARY)
         walk.click("A GGUF file…")
         walk.choose_file(file)
-        walk.click("Use it where it is", LIBRARY)
+        walk.click("Use it in its current folder", LIBRARY)
         walk.until(f"any('voyager' in c.model.id for c in {LIBRARY}.cards)")
         card = f"next(c for c in {LIBRARY}.cards if 'voyager' in c.model.id)"
         away = drive / "voyager.away"

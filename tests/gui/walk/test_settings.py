@@ -57,9 +57,9 @@ def test_how_it_looks(walk):
     walk.fill("Text size", "100", SETTINGS)
     walk.key("Return")
     is_kept(walk, "window.text_percent", 100)
-    walk.click("Icon in the tray", SETTINGS)
+    walk.click("Tray icon", SETTINGS)
     is_kept(walk, "window.tray", True)
-    walk.click("Icon in the tray", SETTINGS)
+    walk.click("Tray icon", SETTINGS)
     is_kept(walk, "window.tray", False)
     walk.choose("Language", "Deutsch", SETTINGS)
     is_kept(walk, "window.language", "de")
@@ -69,7 +69,7 @@ def test_how_it_looks(walk):
 
 def test_how_it_chats(walk):
     walk.click("Chat", SETTINGS)
-    walk.choose("Model of new chats", "Spark (demo)", SETTINGS)
+    walk.choose("Model for new chats", "Spark (demo)", SETTINGS)
     is_kept(walk, "chat.model", "spark")
     walk.fill("System prompt", "Answer in one sentence.", SETTINGS)
     is_kept(walk, "chat.system_prompt", "Answer in one sentence.")
@@ -82,7 +82,7 @@ def test_how_it_chats(walk):
     ):
         walk.click(title, SETTINGS)
         is_kept(walk, name, value=False)
-    walk.choose("Read what you write before you send it", "Off", SETTINGS)
+    walk.choose("Process your draft while you type", "Off", SETTINGS)
     is_kept(walk, "chat.read_ahead", "off")
     walk.fill("Folders that the file tool may read", str(walk.home), SETTINGS)
     walk.key("Return")
@@ -90,7 +90,7 @@ def test_how_it_chats(walk):
     walk.fill("Warn when the context is this full", "60", SETTINGS)
     walk.key("Return")
     is_kept(walk, "chat.context_warn_percent", 60)
-    walk.fill("Daily backups kept", "3", SETTINGS)
+    walk.fill("Daily backups to keep", "3", SETTINGS)
     walk.key("Return")
     is_kept(walk, "chat.backup_days", 3)
     walk.new_chat()
@@ -102,11 +102,11 @@ def test_how_models_are_loaded(walk):
     walk.click("Models", SETTINGS)
     for title, typed, name, kept in (
         ("Context", "2048", "models.context", 2048),
-        ("Requests at the same time", "2", "models.parallel", 2),
+        ("Concurrent requests", "2", "models.parallel", 2),
         ("Device", "cpu", "models.device", "cpu"),
         ("Unload idle models after", "600", "models.keep_alive", 600),
         ("Models loaded at once", "3", "models.max_loaded", 3),
-        ("Disk for computed prompts", "512", "cache.prefix_mib", 512),
+        ("Disk space for cached prompts", "512", "cache.prefix_mib", 512),
         ("Folder of the models", str(walk.home / "models"), "models.folder", str(walk.home / "models")),
     ):
         walk.fill(title, typed, SETTINGS)
@@ -133,7 +133,7 @@ def test_how_it_serves_and_what_it_reaches(walk):
         walk.fill(title, "https://127.0.0.1/packs", SETTINGS)
         walk.key("Return")
         is_kept(walk, name, "https://127.0.0.1/packs")
-    walk.click("Tell of new versions", SETTINGS)
+    walk.click("Check for new versions of Tessera", SETTINGS)
     is_kept(walk, "updates.notice", value=True)
     walk.click("Offline", SETTINGS)
     is_kept(walk, "network.offline", value=True)
@@ -153,7 +153,7 @@ def test_the_trash_is_emptied_and_the_licences_are_read(walk):
     walk.until("'deleted' in chat.banner.text")
     assert chats(walk) == 1, "in the trash"
     walk.go("Settings")
-    walk.click("Where things are", SETTINGS)
+    walk.click("Locations", SETTINGS)
     walk.click("Empty the trash of chats…", SETTINGS)
     walk.click("Discard")
     walk.dialog_closed()

@@ -65,12 +65,12 @@ def test_make_it_fit_takes_every_wish(walk):
     walk.choose("Model", walk.ask(f"{FIT}.model.currentText()"), FIT)
     walk.choose("How thorough", "Instant", FIT)
     walk.until(f"{FIT}.tier.currentData() == 'instant'")
-    walk.choose("What to aim for", walk.ask(f"{FIT}.aim.findChildren(type({FIT}.tier))[0].itemText(1)"), FIT)
+    walk.choose("Target", walk.ask(f"{FIT}.aim.findChildren(type({FIT}.tier))[0].itemText(1)"), FIT)
     walk.until(f"{FIT}.aim.is_context and not {FIT}.slider.isVisible()")
-    walk.click("How the context is stored", FIT)
+    walk.click("KV cache type", FIT)
     walk.until("app.activePopupWidget() is not None")
     walk.key("End", "Return")
-    walk.click("Context in tokens", FIT)
+    walk.click("Context length in tokens", FIT)
     walk.until("app.activePopupWidget() is not None")
     walk.key("Home", "Return")
     walk.until(f"{FIT}.start.isEnabled() or {FIT}.banner.text")
@@ -107,8 +107,8 @@ def test_scans_are_read_too_where_one_wants_it(walk, tmp_path):
     walk.choose_file(folder)
     walk.until(f"'Not read: ' in says({DOCUMENTS})", 400)
     walk.picture("scans")
-    walk.click("Read scans too", DOCUMENTS)
-    walk.until(f"not spot('Read scans too', {DOCUMENTS})", 400)
+    walk.click("Use OCR", DOCUMENTS)
+    walk.until(f"not spot('Use OCR', {DOCUMENTS})", 400)
     (kept,) = [each for each in walk.manage("collections")["collections"] if each["name"] == "Letters"]
     wait_for(lambda: walk.manage(f"collections/{kept['id']}").get("ocr"), 60, "what the server keeps of it")
 
@@ -141,11 +141,11 @@ def test_a_model_that_finds_documents_by_meaning_is_downloaded(walk, hub, tmp_pa
     number = len(walk.states("pull"))
     try:
         walk.go("Documents")
-        walk.click("Download a model that finds by meaning", DOCUMENTS)
+        walk.click("Download a model for search by meaning", DOCUMENTS)
         walk.ends("pull", number, "done")
     finally:
         del hub.repos[repo]
     walk.go("Documents")
-    walk.until(f"not spot('Download a model that finds by meaning', {DOCUMENTS})", 400)
+    walk.until(f"not spot('Download a model for search by meaning', {DOCUMENTS})", 400)
     collections = "desktop.services.api.collections()"
     walk.until(f"all(each.embedded for each in {collections})", 400)

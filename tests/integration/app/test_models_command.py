@@ -177,7 +177,7 @@ def fails(monkeypatch, capsys):
         (("pull", "org/absent"), 3, "no repository 'org/absent'"),
         (("pull", "org/Spark-GGUF:Q9"), 3, "It offers: Q4_K_M"),
         (("import", "/nowhere.gguf"), 3, "No such file"),
-        (("link", "/nowhere"), 3, "is not there"),
+        (("link", "/nowhere"), 3, "does not exist"),
         (("remove",), 2, "Which model"),
         (("remove", "--undo", "../x"), 3, "is not in the trash"),
     ],

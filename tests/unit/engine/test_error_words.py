@@ -29,7 +29,7 @@ from quantize import errors as quantizer
 OLD = (
     (
         library.HubUnreachable("https://huggingface.co", "[Errno 111] Connection refused"),
-        "huggingface.co cannot be reached (nobody answers there). Check the network connection.",
+        "huggingface.co cannot be reached (no server answers there). Check the network connection.",
     ),
     (
         library.HubUnreachable("https://huggingface.co", "HTTP status 503", 503),
@@ -56,7 +56,10 @@ OLD = (
     (library.HashMismatch("f", "aa", "bb", None), "f: expected sha256 aa, found bb"),
     (
         remotes.RemoteFault("desk", "unreachable", because("ssh_silent", host="10.0.0.2", port=22)),
-        "desk: 10.0.0.2 port 22 did not answer in time. Is it on, and does ssh reach it? tessera remote check desk",
+        (
+            "desk: 10.0.0.2 port 22 did not answer in time. Check that it is on and that ssh reaches it: "
+            "tessera remote check desk"
+        ),
     ),
     (remotes.RemoteFault("desk", "slow", "the way is long"), "desk: the way is long."),
     (
@@ -65,7 +68,7 @@ OLD = (
     ),
     (
         upstreams.UpstreamRefusesKey("box", "401: no"),
-        "box refuses the key (401: no). Give it another: tessera upstreams key box",
+        "box rejects the key (401: no). Give it another: tessera upstreams key box",
     ),
     (
         RunnerDied(-9, exit_reason(-9, stopping=False)),
@@ -85,8 +88,8 @@ OLD = (
     (
         NeverAtRest(60.4),
         (
-            "Settings cannot be chosen by energy now: what the computer draws at rest is not known, for other "
-            "programs kept the processors busy for 60 s. End them and start again."
+            "Tuning for energy is not possible now: other programs kept the processors busy for 60 s, so the idle "
+            "power of this computer is unknown. Close them and start again."
         ),
     ),
     (
@@ -97,15 +100,15 @@ OLD = (
         template.BadTemplate("bad", 7),
         (
             'The model\'s chat template failed (line 7): bad. Send "chat_template": "chatml" to use the built-in '
-            "template instead, or mend the file's own."
+            "template instead, or fix the template in the file."
         ),
     ),
-    (Stopping(), "The server is being stopped; ask again when it is back."),
+    (Stopping(), "The server is stopping; try again when it is back."),
     (Damaged(Path("a.json"), "no JSON"), "a.json cannot be read: no JSON."),
     (TooManyFailures(9), "Too many wrong keys from this address; try again in 9 s."),
-    (refusal("box", 429, b'{"error": "full"}'), "box takes no more requests now: full"),
+    (refusal("box", 429, b'{"error": "full"}'), "box accepts no more requests now: full"),
     (refusal("box", 500, b'{"error": "broken"}'), "box failed (500): broken"),
-    (refusal("box", 400, b'{"error": "too odd"}'), "box refuses the request (400): too odd"),
+    (refusal("box", 400, b'{"error": "too odd"}'), "box rejects the request (400): too odd"),
 )
 
 
@@ -175,7 +178,7 @@ def test_what_a_tunnel_saw_reaches_the_server_as_facts():
     told = msgspec.json.decode(line(Failed(state="no_worker", reason=seen)), type=Failed)
     assert told.reason == seen
     fault = remotes.RemoteFault("desk", told.state, told.reason)
-    assert fault.reason == "at port 1 of h no Tessera worker answers (nothing was heard from it for 4 s)"
+    assert fault.reason == "no Tessera worker answers at port 1 of h (it has not responded for 4 s)"
     assert fault.why == seen
     kept = msgspec.json.encode(Seen(state="no_worker", reason=fault.reason, detail=seen))
     assert msgspec.json.decode(kept, type=Seen).detail == seen

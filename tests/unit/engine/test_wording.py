@@ -147,7 +147,8 @@ def test_values_and_reasons_stand_in_a_sentence():
     shares = (because("output_on_remote", remote="desk", up_kb=1.6, down_kb=12), "the rest")
     spread = because("spread", shares=shares, tok_s=2.34)
     assert (
-        sentence(spread) == "the output on desk, 2 kB per token there and 12 kB back; the rest, 2.3 tok/s expected"
+        sentence(spread)
+        == "the output on desk, 2 kB per token sent and 12 kB received; the rest, 2.3 tok/s expected"
     )
     assert sentences((because("all_layers_fit", devices=("A", "B")), because("no_npu"))) == (
         "all layers fit on A and B",

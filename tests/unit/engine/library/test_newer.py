@@ -48,7 +48,7 @@ def test_a_newer_version_is_told_and_takes_the_place_of_the_older(hub, client, c
 
 def test_a_version_that_cannot_be_read_leaves_the_one_before_it(hub, client, catalogue, installed):
     publish(hub, b"GGUF" + bytes(5000))
-    with pytest.raises(errors.BadUpdate, match="the one before it was kept"):
+    with pytest.raises(errors.BadUpdate, match="the previous one was kept"):
         update(client, catalogue, installed).run(Control())
     assert installed.path.read_bytes() == SPARK.read_bytes()
     assert catalogue.get(installed.id).state == "online"

@@ -100,7 +100,7 @@ def test_operators_of_its_own_are_refused(folder):
 
 def test_truncated_external_data(folder):
     (folder / "w.data").write_bytes(bytes(63))
-    refused(folder, IncompleteFile, "ends after 63 bytes, a whole one has 64", weights())
+    refused(folder, IncompleteFile, "ends after 63 bytes, a complete file has 64", weights())
 
 
 def test_a_type_that_does_not_fit_the_bytes(folder):

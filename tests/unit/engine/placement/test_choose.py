@@ -211,7 +211,7 @@ def test_the_files_own_head_guesses_where_it_fits_and_nothing_else_does(tmp_path
 
     def uses_it(machine=HALO, **changes):
         found = placed(shape, file, machine, Overrides(device="cpu"), settings=base(file, **changes))
-        assert found.settings.mtp == any("own head" in reason for reason in sentences(found.reasons))
+        assert found.settings.mtp == any("MTP head" in reason for reason in sentences(found.reasons))
         assert (found.need.part_bytes("draft") > 0) == found.settings.mtp
         return found.settings.mtp
 
@@ -275,7 +275,7 @@ def test_what_was_measured_here_beats_the_rule_by_instruction_sets(shape, path):
         found = place(shape, base(path), wished, machine, Ledger(lambda: machine), memory, owner="m")
         (told,) = [reason for reason in sentences(found.reasons) if "attention measured here" in reason]
         pays = found.settings.flash_attn == "auto" and min(ratios.values()) < 0.95  # but is not taken for all that
-        assert ("which stays where several may ask" in told) == (pays and not answers)
+        assert ("which is still used for concurrent requests" in told) == (pays and not answers)
         return found.settings.flash_attn
 
     arm = next(m for m in MACHINES.values() if m.arch in {"arm64", "aarch64"} and "avx2" not in m.devices[0].isa)
@@ -381,7 +381,7 @@ def test_the_ladder_goes_from_backend_to_processor(path):
         changes.append(sentence(fallback.change))
         assert len(tried) < 40
     assert changes[0] == "use rocm instead (ROCm0)"
-    assert "read prompts in pieces of 256 tokens" in changes
+    assert "read prompts in chunks of 256 tokens" in changes
     assert "run on the processor" in changes
     final = tried[-1]
     assert (final.devices, final.n_gpu_layers, final.repack, final.use_mmap) == ((), 0, False, False)

@@ -52,10 +52,10 @@ def test_with_room_it_gets_64k_or_what_it_was_trained_for(models):
     machine = MACHINES["vm-firecracker"]
     large, _ = placed(models[131072], with_free(machine, 60 * GIB))
     assert (large.settings.n_ctx, large.settings.kv_cells) == (65536, 65536)
-    assert why(large)[0].startswith("64k of context, the most a model gets unless more is asked for")
+    assert why(large)[0].startswith("64k of context, the maximum unless a request needs more")
     trained, _ = placed(models[40960], with_free(machine, 60 * GIB))
     assert trained.settings.n_ctx == 40960
-    assert why(trained)[0].startswith("40k of context, as many as it was trained for")
+    assert why(trained)[0].startswith("40k of context, the length it was trained for")
     small, _ = placed(models[8192], with_free(machine, 60 * GIB))
     assert (small.settings.n_ctx, why(small)) == (8192, [])
 

@@ -198,7 +198,7 @@ def test_several_cards_share_what_one_cannot_hold():
     book.reserve("big", ledger_amounts(plan.need))
     for device in plan.need.devices:
         assert plan.need.device_bytes(device) <= book.available(device, found, exclude="big")
-    assert "shared out by free memory" in " ".join(sentences(plan.reasons))
+    assert "split by free memory" in " ".join(sentences(plan.reasons))
     alone, _ = placed(found, Overrides(device="CUDA1"))
     assert alone.settings.devices == ("CUDA1",), "a pin that names one card means that one alone"
     assert alone.settings.cpu_expert_layers > 0

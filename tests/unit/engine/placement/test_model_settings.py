@@ -171,7 +171,7 @@ def test_options_of_loads_replace_each_other_and_leave_the_rest(tmp_path):
     store.set_load("m", LoadOptions(n_ctx=512, type_k="q8_0"))
     store.set_load("m", LoadOptions(n_threads=2))
     assert store.get("m") == ModelSettings(device="cpu", draft="tiny", sampling={"top_k": 3}, n_threads=2)
-    with pytest.raises(InputFault, match="is not a cache type"):
+    with pytest.raises(InputFault, match="is not a KV cache type"):
         store.set_load("m", LoadOptions(type_k="q9"))
     with pytest.raises(InputFault, match="was trained for 512 tokens"):
         store.set_load("m", LoadOptions(n_ctx=513), context_train=512)

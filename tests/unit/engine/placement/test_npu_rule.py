@@ -88,7 +88,7 @@ def test_joules_that_were_measured_decide_then_the_first_token(why, npu, other, 
 
 def test_published_watts_are_told_as_such_until_a_meter_told():
     told = "; ".join(sentences(judge(BATTERY, "AMD", Offer("NPU", 500), Offer("GPU", 900)).reasons))
-    assert "on NPU: 13 W instead of 52 W expected (published), not measured here" in told
+    assert "on NPU: 13 W instead of 52 W expected (published figures), not measured here" in told
 
 
 @pytest.mark.parametrize("name", ["lnl-256v", "mtl-zbook-power-g11"])
@@ -104,7 +104,7 @@ def test_an_npu_that_openvino_opened_is_taken_quiet_on_battery_and_beside_a_busy
     ledger.reserve("other", {igpu.id: Amount(1 << 20)}, "k")
     beside = placed(shape, machine, ledger=ledger)
     assert beside.device == npu_of(machine).id
-    assert "a small model beside the integrated GPU, which is busy" in sentences(beside.reasons)
+    assert "a small model, while the integrated GPU is busy" in sentences(beside.reasons)
     ledger.release("other")
     ledger.reserve("m", {igpu.id: Amount(1 << 20)}, "k")  # the model itself is no reason to move it
     assert placed(shape, machine, ledger=ledger).device != npu_of(machine).id
@@ -120,7 +120,7 @@ def test_joules_of_this_computer_take_the_model_from_the_npu_again(shape):
     found = placed(shape, machine, Overrides(on_battery=True), history=history)
     assert (found.device, found.backend) == (usual.device, usual.backend)
     [why] = [sentence(a.reason) for a in found.alternatives if a.device == npu.id]
-    assert "now not: on NPU: 2 tokens per joule measured here, 5 on" in why
+    assert "not now: on NPU: 2 tokens per joule measured here, 5 on" in why
     assert placed(shape, machine, Overrides(mode="quiet"), history=history).device == npu.id
 
 
@@ -132,7 +132,7 @@ def test_a_slow_first_token_keeps_a_model_off_the_npu_unless_it_must_be_quiet(sh
     found = placed(large, machine, Overrides(on_battery=True))
     assert found.device != slow.id
     [why] = [sentence(a.reason) for a in found.alternatives if a.device == slow.id]
-    assert "now not: first token of a prompt of 1,000 tokens after about" in why
+    assert "not now: first token of a prompt of 1,000 tokens after about" in why
     assert placed(large, machine, Overrides(mode="quiet")).device == slow.id
     assert PATIENCE_S == 10
 
@@ -157,12 +157,12 @@ def test_dictation_and_embeddings_go_to_recorded_npus_beside_a_busy_gpu(name, pr
     chosen = onnx.choose_provider(SPEECH, settings, NO_OVERRIDES, machine, True, {})
     if usable:
         assert chosen.provider == provider
-        assert "side work beside the integrated GPU, which is busy" in sentences(chosen.reasons)
+        assert "background requests, while the integrated GPU is busy" in sentences(chosen.reasons)
         assert any("not tried on hardware" in reason for reason in sentences(chosen.reasons))
         assert any("not measured here" in reason for reason in sentences(chosen.reasons))
     else:
         assert chosen.provider == ""
-        assert "side work beside the integrated GPU, which is busy, but" in sentences(chosen.reasons)[0]
+        assert "background requests, while the integrated GPU is busy, but" in sentences(chosen.reasons)[0]
     assert onnx.choose_provider(SPEECH, settings, NO_OVERRIDES, machine, False, {}).provider == ""
     pinned = onnx.choose_provider(SPEECH, settings, Overrides(device="cpu"), machine, True, {})
     assert pinned.provider == ""

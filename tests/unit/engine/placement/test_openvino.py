@@ -110,7 +110,7 @@ def test_a_large_model_stays_off_the_npu_on_battery(shape, path, laptop):
         (GgmlType.F16, "", ""),
         (GgmlType.Q4_0, "", "rounded again"),
         (GgmlType.Q4_K, "lose their offsets", "rounded again"),
-        (GgmlType.Q6_K, "8 bits with one scale a row", "rounded again"),
+        (GgmlType.Q6_K, "8 bits with one scale per row", "rounded again"),
     ],
 )
 def test_the_card_says_what_a_type_costs(shape, laptop, kind, on_cpu, on_npu):

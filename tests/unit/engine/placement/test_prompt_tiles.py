@@ -79,7 +79,7 @@ def placed(shape, path, device="cpu", **changes):
 def test_types_that_llama_cpp_multiplies_slowly(path, kind):
     found = placed(of_types(read_shape(path), kind), path)
     assert found.settings.tiles == (kind.name, ATTENTION)
-    why = f"our own kernels: llama.cpp's take 1.1 to 4 times as long for weights in {kind.name}"
+    why = f"Tessera's CPU kernels: llama.cpp's take 1.1 to 4 times as long for weights in {kind.name}"
     assert any(why in reason for reason in sentences(found.reasons))
 
 
@@ -87,7 +87,7 @@ def test_types_that_llama_cpp_multiplies_slowly(path, kind):
 def test_other_types_keep_llama_cpps_kernels(path, kind):
     found = placed(of_types(read_shape(path), kind), path)
     assert found.settings.tiles == (ATTENTION,)
-    assert not any("prompts by our own kernels" in reason for reason in sentences(found.reasons))
+    assert not any("prompts with Tessera's CPU kernels" in reason for reason in sentences(found.reasons))
     assert because("own_attention_kernels") in found.reasons
 
 
@@ -164,7 +164,7 @@ def test_a_gpus_settings_are_not_touched(path):
 def test_what_the_user_asked_for_stays(path, wish, tiles):
     found = placed(of_types(read_shape(path), GgmlType.Q8_0), path, engine_args=EngineArgs(tiles=wish))
     assert found.settings.tiles == tiles
-    assert not any("our own kernels" in reason for reason in sentences(found.reasons))
+    assert not any("Tessera's CPU kernels" in reason for reason in sentences(found.reasons))
 
 
 def test_what_they_keep_is_in_the_prediction(path):

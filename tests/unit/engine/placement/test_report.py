@@ -107,7 +107,7 @@ def test_a_refusal_carries_the_numbers_and_three_ways(path):
     assert error.device == "AMD EPYC"
     assert len(error.options) == 3
     assert "--kv q8_0" in command(error.options[0])
-    assert error.facts()["options"][0] == "keep the context in q8_0 instead of f16 (--kv q8_0)"
+    assert error.facts()["options"][0] == "use KV cache type q8_0 instead of f16 (--kv q8_0)"
     assert str(error).endswith(f"To make it fit: {'; '.join(error.facts()['options'])}.")
 
 

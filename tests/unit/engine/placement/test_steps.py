@@ -92,14 +92,14 @@ def test_the_need_of_a_placement_is_not_computed_again_for_its_load(placer, bund
 def test_the_api_and_the_terminal_say_who_set_what(placer, bundled_model, tessera_home):
     answer = model_placement(placer.choose("m", LoadSettings(path=str(bundled_model)), Overrides(n_parallel=2)))
     (change,) = [c for c in answer.changes if c.field == "n_parallel"]
-    assert (change.step, change.old, change.new, change.reason) == ("requested", 4, 2, "it was asked for")
+    assert (change.step, change.old, change.new, change.reason) == ("requested", 4, 2, "it was requested")
     assert msgspec.json.decode(msgspec.json.encode(answer), type=type(answer)) == answer
     command = ["fit", str(bundled_model), "--parallel", "2"]
     shown = CliRunner().invoke(cli, [*command, "--explain"]).output
     line = next(line for line in shown.splitlines() if "n_parallel" in line)
     assert line.split()[:4] == ["requested", "n_parallel", "4", "2"]
-    assert line.rstrip().endswith("it was asked for")
+    assert line.rstrip().endswith("it was requested")
     found = json.loads(CliRunner().invoke(cli, [*command, "--explain", "--json"]).output)["placement"]["changes"]
     assert {"requested", "cpu threads"} <= {row["step"] for row in found}
     assert "changes" not in json.loads(CliRunner().invoke(cli, [*command, "--json"]).output)["placement"]
-    assert "Who set what" not in CliRunner().invoke(cli, command).output
+    assert "Source of each setting" not in CliRunner().invoke(cli, command).output

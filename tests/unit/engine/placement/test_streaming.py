@@ -99,9 +99,9 @@ def test_what_does_not_fit_is_streamed_within_what_is_free_and_says_what_that_co
         assert plan.decode_tok_s == pytest.approx(cost.decode_tok_s, abs=0.1)
         said = " ".join(sentences(plan.reasons))
         for words in (
-            "are kept by use",
+            "stay in memory",
             f"{cost.hit_rate:.0%}",
-            "a guess until it was used",
+            "an estimate until it has been used",
             "2.00 GB/s (measured",
         ):
             assert words in said
@@ -161,7 +161,7 @@ def test_what_was_used_here_decides(tmp_path):
     known, _ = placed(8, path=str(tmp_path / "mixture.gguf"), cache_dir=cache)
     assert known.streaming.seen_tokens == 5000
     assert known.streaming.hit_rate > 0.9
-    assert "by what 5000 tokens asked for here" in " ".join(sentences(known.reasons))
+    assert "measured here on 5000 tokens" in " ".join(sentences(known.reasons))
 
 
 def test_heads_that_guess_ahead_are_not_streamed():

@@ -60,7 +60,7 @@ def test_a_load_gets_what_was_tuned_and_says_why(placer, bundled_model):
     assert placed.basis == "measured"
     told = " ".join(sentences(placed.reasons))
     assert "20% faster than the defaults" in told
-    assert "ubatch 128: 1.60 s for a turn against 1.90 s with 512" in told
+    assert "ubatch 128: 1.60 s for a request against 1.90 s with 512" in told
     assert placer.choose("m", settings).settings.n_ubatch == 96
     assert placer.defaults("m", read_shape(str(bundled_model)), settings).settings.n_ubatch != 96
 
@@ -138,7 +138,7 @@ def test_the_goal_that_was_tuned_for_last_decides(paths):
 def test_what_energy_was_tuned_to_is_told_in_tokens_per_joule():
     told = sentence(tuned("m", "s", goal="energy", tokens_per_joule=3.0, default_tokens_per_joule=2.0).reasons()[0])
     assert "3 tokens per joule, 50% more than the defaults" in told
-    assert "321.0 tok/s written" in told
+    assert "generation 321.0 tok/s" in told
     same = sentence(tuned("m", "s", goal="energy", tokens_per_joule=2.0, default_tokens_per_joule=2.0).reasons()[0])
     assert "no setting clearly saved more" in same
 
@@ -167,7 +167,7 @@ def test_a_speed_measured_on_a_stand_in_is_told(placer, bundled_model):
     placed = placer.placement("m", LoadSettings(path=str(bundled_model), n_ctx=1024, n_threads=2), exact=False)
     assert placed.decode_tok_s == 42.0
     assert placed.basis == "measured"
-    assert "42.0 tok/s measured here on a stand-in, behind 128 tokens" in sentences(placed.reasons)
+    assert "42.0 tok/s measured here on a simulated model, after 128 tokens" in sentences(placed.reasons)
     real = msgspec.structs.replace(report, stand_in=False, started_at=0.5)
     placer.results.add(real)
     settings = LoadSettings(path=str(bundled_model), n_ctx=1024, n_threads=2)

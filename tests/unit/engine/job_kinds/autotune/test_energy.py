@@ -89,7 +89,7 @@ def test_every_choice_is_explained_by_its_joules_and_seconds():
     assert (threads.value, threads.against) == ("2", "4")
     assert threads.turn_j < threads.against_turn_j
     assert threads.turn_s > threads.against_turn_s
-    assert f"{threads.turn_j:.3g} J and {threads.turn_s:.2f} s for a turn against" in threads.words()
+    assert f"{threads.turn_j:.3g} J and {threads.turn_s:.2f} s for a request against" in threads.words()
     assert 0 < found.joules_noise < 0.1
     rest = [c for c in found.choices(best) if c.name != "threads"]
     assert all(c.words().endswith("(no clear gain)") == (c.against_turn_j < c.turn_j) for c in rest)
@@ -174,7 +174,7 @@ def at_once(monkeypatch):
 def test_without_a_meter_it_is_said_what_was_looked_for_and_what_to_do():
     with pytest.raises(NoPowerMeter) as told:
         asyncio.run(EnergyMeter(host(), machine()).rest())
-    for word in ("RAPL", "zenpower", "battery", "NVIDIA", "by speed"):
+    for word in ("RAPL", "zenpower", "battery", "NVIDIA", "Tuning for speed"):
         assert word in str(told.value)
     base = f"{POWERCAP}/intel-rapl:0"
     locked = host({f"{base}/name": "package-0"}, access={f"{base}/energy_uj": "denied"})
@@ -193,7 +193,7 @@ MONITOR = {
 @pytest.mark.usefixtures("at_once")
 def test_a_meter_of_a_card_alone_says_nothing_of_the_processor():
     card = {path: value for path, value in MONITOR.items() if CARD in path}
-    with pytest.raises(NoPowerMeter, match="what the processor draws"):
+    with pytest.raises(NoPowerMeter, match="power meter for the processor"):
         asyncio.run(EnergyMeter(host(card), machine()).rest())
 
 
