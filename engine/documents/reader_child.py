@@ -124,8 +124,9 @@ class _Reading:
 # About 220 tokens: small embedding models were trained on this length (all-MiniLM-L6-v2: 256).
 TARGET_CHARS: Final = 900
 MOST_CHARS: Final = 1300
-# A larger table is split between rows, and each chunk repeats the table head.
-TABLE_CHARS: Final = 4000
+# A larger table is split between rows, and each chunk repeats the table head. About as long as a passage of text:
+# BM25 divides by the length, so the one row that answers would lose to short passages with common words.
+TABLE_CHARS: Final = 1000
 
 
 class Cutter:

@@ -29,6 +29,10 @@ from engine.message_catalog.reasons import Reason, because
 
 # A file of a few kB can expand to any amount of text. This is twenty times the longest novel.
 MAX_CHARS: Final = 64_000_000
+# How passages are cut. If an index was cut otherwise, files with tables are read again; equal passages keep their
+# vectors.
+_CUT: Final = "tables of 1000"
+_WITHOUT_TABLES: Final = frozenset({"pdf", "picture", "code", "text", "eml", "mbox"})
 # After this time the next file gets a turn.
 TURN_S: Final = 20.0
 Outcome = Literal["done", "later", "stopped"]
@@ -54,12 +58,17 @@ def update(
     Entries of files that the walk could not access are kept.
     """
     indexed = store.indexed_files()
+    cut_now = store.fact("cut") == _CUT
     waiting: list[Found] = []
     for file in walk.files():
         if stopped():
             return False
         size, mtime, state = indexed.pop(file.path, (-1, -1, ""))
-        if (size, mtime) != (file.size_bytes, file.mtime_ns) or state == READING:
+        if (
+            (size, mtime) != (file.size_bytes, file.mtime_ns)
+            or state == READING
+            or (not cut_now and file.kind not in _WITHOUT_TABLES)
+        ):
             waiting.append(file)
     store.remove([path for path in indexed if not walk.hid(path)])
     progress.files, progress.done = len(waiting), 0
@@ -78,6 +87,9 @@ def update(
         else:
             progress.done += 1
     progress.current = ""
+    store.forget_spare()
+    if not cut_now:
+        store.set_fact("cut", _CUT)
     return True
 
 
@@ -106,7 +118,7 @@ def read_file(
         if size > MAX_CHARS and not done:
             done, problem = True, f"it has more than {MAX_CHARS:,} characters; what follows is not read"
         if not store.add_pages(ticket, answer.pages, done=done, problem=problem):
-            log.info("reading given up: it is read anew, or removed")
+            log.info("reading given up: it is read again, or removed")
             return "done"
         if done:
             return "done"
@@ -486,14 +498,18 @@ class Collections:
         wanted = [p for p in mine if any(is_below(p, s) and is_wanted(p, s) for s in definition.sources)]
         walk = Walk(wanted, images=definition.ocr)
         found = {f.path: f for f in walk.files()}
+        # Removed files first: a moved file takes its vectors along.
         for path in mine:
-            file = found.get(path)
             if walk.hid(path):
                 self._look_again(definition.id)
-            elif file is None:
+            elif path not in found:
                 live.store.remove([path])
-            else:
+        for path in mine:
+            file = found.get(path)
+            if file is not None and not walk.hid(path):
                 read_file(live.store, file, self._reader_of_changed(file, live), self._interrupted(live))
+        if not live.reading:
+            live.store.forget_spare()
 
     def _reader_of_changed(self, file: Found, live: Live) -> Reader:
         ocr = live.definition.ocr and file.kind in _SCANNED

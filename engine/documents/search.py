@@ -1,7 +1,8 @@
 """Finds passages by keyword (BM25) and by meaning (vectors), fused by score; each page's best passage is first."""
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -23,6 +24,15 @@ _COMMON_FRACTION: Final = 0.12
 _MANY: Final = 20_000
 # A page has about this many passages, so this many candidates per result cover enough pages.
 _PAGE_PASSAGES: Final = 6
+# At most this many passages of one document come before other documents: the pages of one manual, all about the
+# same, would leave no place for the second document of a question.
+_OF_DOCUMENT: Final = 3
+# A number, code or compound name ("22012", "gc.auto", "reflogExpire", "POSIX"): who writes it means exactly that.
+_CODE: Final = re.compile(r"[\w./:\\-]*(?:\d|\w[_./:]\w|[a-z][A-Z]|[A-Z]{2})[\w./:\\-]*")
+# Extra score of a passage that holds all codes of the query. Without them a score is at most 1.
+_BY_CODES: Final = 0.8
+# A code in more than this share of the passages is a topic of the collection and selects nothing.
+_COMMON_CODE: Final = 0.3
 # bm25 column weights: title, heading, body.
 _WEIGHTS: Final = "1.0, 1.0, 1.0"
 
@@ -74,20 +84,57 @@ def find(
     """
     words = by_words(store, question) if ways != "meaning" or vector is None else []
     meaning = vectors.nearest(vector, CANDIDATES, floor) if ways != "words" and vector is not None else []
-    return fused(store, words, meaning, limit)
+    return fused(store, words, meaning, limit, by_codes(store, question) if words else {})
+
+
+def by_codes(store: Store, question: str) -> dict[int, float]:
+    """Extra score of the passages that hold numbers, codes and compound names of the query, the rarer the more.
+
+    BM25 divides by the length of a passage and adds up common words, so the only row of a table with the code that
+    was asked for may come after many short passages with the words around it.
+    """
+    codes = dict.fromkeys(code.strip("./:\\-") for code in _CODE.findall(question))
+    rows: list[tuple[float, list[int]]] = []
+    with store.lock:
+        total = max(int(store.connection.execute("SELECT count(*) FROM chunk").get), 1)
+        limit = min(int(_COMMON_CODE * total) + 1, _MANY)
+        for code in [c for c in codes if store.stemmer.stems(c)][:_MAX_TERMS]:
+            found: list[Any] = store.connection.execute(
+                "SELECT rowid FROM full_text WHERE full_text MATCH ? LIMIT ?",
+                ('"' + code.replace('"', '""') + '"', limit + 1),
+            ).fetchall()
+            if len(found) <= limit:
+                rows.append((_rarity(total, len(found)), [chunk_id for (chunk_id,) in found]))
+    whole = sum(rarity for rarity, _ in rows)
+    scores: dict[int, float] = {}
+    for rarity, ids in rows:
+        for chunk_id in ids:
+            scores[chunk_id] = scores.get(chunk_id, 0.0) + _BY_CODES * rarity / whole
+    return scores
 
 
 def fused(
-    store: Store, words: Sequence[tuple[int, float]], meaning: Sequence[tuple[int, float]], limit: int
+    store: Store,
+    words: Sequence[tuple[int, float]],
+    meaning: Sequence[tuple[int, float]],
+    limit: int,
+    codes: Mapping[int, float],
 ) -> list[Passage]:
-    """Fuse both lists by BM25 share and cosine. The best passage of each page comes first."""
+    """Fuse both lists by BM25 share and cosine. The best passage of each page comes first.
+
+    `codes`: extra score of the passages with the query's codes. Only those that one of the methods found get it.
+    """
     shares = _shares(words)
     cosines = dict(meaning)
     # A passage that is not among the nearest is at most as near as the last of them.
     far = meaning[-1][1] if meaning else 0.0
     most = bool(words) + _BY_MEANING * bool(meaning)
+    highest = 1.0 + max(codes.values(), default=0.0)
     scores = {
-        chunk_id: (shares.get(chunk_id, 0.0) + _BY_MEANING * cosines.get(chunk_id, far)) / most
+        chunk_id: (
+            (shares.get(chunk_id, 0.0) + _BY_MEANING * cosines.get(chunk_id, far)) / most + codes.get(chunk_id, 0.0)
+        )
+        / highest
         for chunk_id in {**shares, **cosines}
     }
     best = sorted(scores, key=lambda chunk_id: (-scores[chunk_id], chunk_id))[: _PAGE_PASSAGES * limit]
@@ -126,6 +173,43 @@ def _by_page(hits: Sequence[Passage]) -> list[Passage]:
     return first + rest
 
 
+def spread(hits: Sequence[Passage]) -> list[Passage]:
+    """The best passages of each document first, then the others of documents that had their share."""
+    seen: dict[int, int] = {}
+    first: list[Passage] = []
+    rest: list[Passage] = []
+    for hit in hits:
+        number = seen[hit.document] = seen.get(hit.document, 0) + 1
+        (first if number <= _OF_DOCUMENT else rest).append(hit)
+    return first + rest
+
+
+# A passage is given with its neighbours up to this length, about 350 tokens: small passages are found more
+# precisely, larger ones hold the sentence after the one that matched.
+_WIDE_CHARS: Final = 1500
+
+
+def widened(chunks: Sequence[Passage], chunk_id: int, taken: Collection[int]) -> Sequence[Passage]:
+    """The passages of a page around `chunk_id` to be given as one; without those in `taken`, which are given."""
+    first = last = next(i for i, chunk in enumerate(chunks) if chunk.id == chunk_id)
+    size = len(chunks[first].text)
+    forward = True
+    while True:
+        # In turn, the text after it first: a heading or a question stands before its answer.
+        ways = [
+            place
+            for place in ((last + 1, first - 1) if forward else (first - 1, last + 1))
+            if 0 <= place < len(chunks)
+            and chunks[place].id not in taken
+            and size + len(chunks[place].text) <= _WIDE_CHARS
+        ]
+        if not ways:
+            return chunks[first : last + 1]
+        size += len(chunks[ways[0]].text)
+        first, last = min(first, ways[0]), max(last, ways[0])
+        forward = not forward
+
+
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Evidence that the collection contains the answer. Both values are between 0 and 1.
 
@@ -147,6 +231,11 @@ _WORDS_ALONE: Final = 0.6
 _LOOKED_AT: Final = 5
 
 
+def _rarity(total: int, count: int) -> float:
+    """The weight of a word in `count` of `total` passages."""
+    return math.log(1 + (total + _UNSEEN) / (count + 5))
+
+
 def evidence(store: Store, question: str, hits: Sequence[Passage]) -> Evidence:
     """Estimate whether the passages are relevant to the query at all; the log has the accuracy."""
     with store.lock:
@@ -154,7 +243,7 @@ def evidence(store: Store, question: str, hits: Sequence[Passage]) -> Evidence:
         stems = {stem for word in store.stemmer.telling(question) for stem in store.stemmer.stems(word)}
         total = max(int(store.connection.execute("SELECT count(*) FROM chunk").get), 1)
         counts = document_counts(store, stems)
-        weights = {stem: math.log(1 + (total + _UNSEEN) / (count + 5)) for stem, count in counts.items()}
+        weights = {stem: _rarity(total, count) for stem, count in counts.items()}
         whole = sum(weights.values()) or 1.0
         texts = [f"{hit.title} {hit.heading} {hit.text}" for hit in hits[:_LOOKED_AT]]
         held = [stems.intersection(store.stemmer.stems(text)) for text in texts]

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import apsw
 import msgspec
@@ -40,6 +40,9 @@ CREATE TABLE vector(id INTEGER PRIMARY KEY AUTOINCREMENT, chunk_id INTEGER NOT N
   REFERENCES chunk(id) ON DELETE CASCADE, vector BLOB NOT NULL);
 CREATE TABLE fact(name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
+# Vectors of removed passages by content hash, until the pass over the files ends: a renamed folder has the same
+# texts in other places. In memory, so nothing of a deleted file stays on disk.
+_SPARE: Final = "CREATE TEMP TABLE spare(digest BLOB PRIMARY KEY, vector BLOB NOT NULL) WITHOUT ROWID"
 READING, READY, FAILED = "reading", "ready", "failed"
 
 
@@ -104,6 +107,7 @@ class Store:
             self._on_open()
             try:
                 db = open_index(self.path, _SCHEMA, _VERSION, synchronous="normal")
+                db.execute(_SPARE)
                 self._opened = db, Stemmer(db)
             except (OSError, apsw.Error) as error:
                 raise CollectionUnusable(self.path, str(error)) from error
@@ -174,9 +178,10 @@ class Store:
             if found is None:
                 return False
             title, next_page = found
-            kept = self._clear(document_id) if next_page == 0 else {}
+            if next_page == 0:
+                self._clear(document_id)
             for page in pages:
-                self._add_page(document_id, title, page, kept)
+                self._add_page(document_id, title, page)
             state = FAILED if problem and not pages and next_page <= 1 else READY if done else READING
             last = pages[-1].number if pages else max(next_page - 1, 0)
             self._db.execute(
@@ -194,7 +199,7 @@ class Store:
             )
         return True
 
-    def _add_page(self, document_id: int, title: str, page: PageRead, kept: dict[bytes, bytes]) -> None:
+    def _add_page(self, document_id: int, title: str, page: PageRead) -> None:
         execute = self._db.execute
         execute("INSERT OR REPLACE INTO page VALUES(?,?,?,?)", (document_id, page.number, page.label, page.problem))
         for chunk in page.chunks:
@@ -207,26 +212,28 @@ class Store:
                 "INSERT INTO full_text(rowid, title, heading, body) VALUES(?,?,?,?)",
                 (chunk_id, title, chunk.heading, chunk.text),
             )
-            vector = kept.get(_digest(chunk.heading, chunk.text)) if kept else None
-            if vector is not None:
-                execute("INSERT INTO vector(chunk_id, vector) VALUES(?,?)", (chunk_id, vector))
-
-    def _clear(self, document_id: int) -> dict[bytes, bytes]:
-        """Delete a document's passages; return its vectors by content hash."""
-        kept = {
-            _digest(heading, text): vector
-            for heading, text, vector in self._db.execute(
-                "SELECT heading, text, vector FROM chunk JOIN vector ON chunk_id=chunk.id WHERE document_id=?",
-                (document_id,),
+            execute(
+                "INSERT INTO vector(chunk_id, vector) SELECT ?, vector FROM spare WHERE digest=?",
+                (chunk_id, _digest(title, chunk.heading, chunk.text)),
             )
-        }
+
+    def _clear(self, document_id: int) -> None:
+        """Delete a document's passages. Their vectors stay as spare ones."""
+        rows: list[Any] = self._db.execute(
+            "SELECT title, heading, text, vector FROM chunk JOIN vector ON chunk_id=chunk.id"
+            " JOIN document ON document.id=document_id WHERE document_id=?",
+            (document_id,),
+        ).fetchall()
+        self._db.executemany(
+            "INSERT OR REPLACE INTO spare VALUES(?,?)",
+            [(_digest(title, heading, text), vector) for title, heading, text, vector in rows],
+        )
         self._db.execute(
             "DELETE FROM full_text WHERE rowid IN (SELECT id FROM chunk WHERE document_id=?)", (document_id,)
         )
         self._db.execute("DELETE FROM chunk WHERE document_id=?", (document_id,))
         self._db.execute("DELETE FROM page WHERE document_id=?", (document_id,))
         self._db.execute("UPDATE document SET num_chars=0 WHERE id=?", (document_id,))
-        return kept
 
     def remove(self, paths: Iterable[str]) -> None:
         """Delete documents, each in a separate transaction."""
@@ -236,6 +243,16 @@ class Store:
                 if found is not None:
                     self._clear(found)
                     self._db.execute("DELETE FROM document WHERE id=?", (found,))
+
+    def forget_spare(self) -> None:
+        """Forget the vectors of removed passages."""
+        with self.lock:
+            self._db.execute("DELETE FROM spare")
+
+    def set_fact(self, name: str, value: str) -> None:
+        """Store a metadata value of the index."""
+        with self.lock, self._db:
+            self._db.execute("INSERT OR REPLACE INTO fact VALUES(?, ?)", (name, value))
 
     def add_vectors(self, model: str, vectors: Sequence[tuple[int, bytes]]) -> None:
         """Store vectors that `model` computed; passages deleted in the meantime are skipped."""
@@ -258,6 +275,7 @@ class Store:
             if all(self.fact(name) == value for name, value in made_by.items()):
                 return False
             self._db.execute("DELETE FROM vector")
+            self._db.execute("DELETE FROM spare")
             self._db.executemany("INSERT OR REPLACE INTO fact VALUES(?, ?)", made_by.items())
         return True
 
@@ -378,8 +396,8 @@ def embedded_text(title: str, heading: str, text: str) -> str:
     return f"{place}\n{text}" if place else text
 
 
-def _digest(heading: str, text: str) -> bytes:
-    return hashlib.blake2b(f"{heading}\0{text}".encode("utf-8", "replace"), digest_size=16).digest()
+def _digest(title: str, heading: str, text: str) -> bytes:
+    return hashlib.blake2b(f"{title}\0{heading}\0{text}".encode("utf-8", "replace"), digest_size=16).digest()
 
 
 def _document(row: tuple[object, ...]) -> DocumentRow:

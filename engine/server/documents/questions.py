@@ -52,6 +52,26 @@ def questions_of(query: "ChatQuery") -> tuple[str, ...]:
     return last[-_MAX_CHARS:], "\n".join(joined)[-_MAX_CHARS:]
 
 
+# Where a question has two subjects. A part without content words, or one that points back ("and what does it
+# do?"), is no question by itself.
+_JOINT: Final = re.compile(
+    r"[;?]\s+|[,;]?\s+(?:and|or|und|oder|et|ou|y|o|versus|vs\.?|than|als|(?:as )?compared (?:with|to))\s+",
+    re.IGNORECASE,
+)
+_MAX_PARTS: Final = 4
+
+
+def parts_of(question: str) -> tuple[str, ...]:
+    """The parts of a question with several subjects, to be searched by themselves; none if it has only one."""
+    pieces = [piece.strip(" ?.,;") for piece in _JOINT.split(question)]
+    whole = [
+        piece
+        for piece in dict.fromkeys(pieces)
+        if not _PRONOUN.search(piece) and any(word.lower() not in STOP for word in WORD.findall(piece))
+    ]
+    return tuple(whole) if 1 < len(whole) <= _MAX_PARTS else ()
+
+
 def points_back(text: str) -> bool:
     """Whether a message depends on earlier messages, estimated from its words."""
     telling = [word for word in WORD.findall(text) if word.lower() not in STOP]

@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from engine.chat.query import ChatQuery
     from engine.pool.loaded_model import LoadedModel
 
-# Default number of passages; more of them confuse small models.
+# Passages of OpenAI's file search if the request names no number.
 PASSAGES: Final = 6
+# A chat gets the best passages that fit into this share of the model's context, at most this many: the answer and
+# the chat so far need the rest.
+_SHARE: Final = 4
+_MOST: Final = 24
 # Tokens reserved for the response if the request sets no limit, and for the text that templates add.
 _ANSWER_TOKENS: Final = 1024
 _TEMPLATE_TOKENS: Final = 64
@@ -108,7 +112,7 @@ class Asked:
         self, service: CollectionService, live: Live, mode: str = "auto", passages: int | None = None
     ) -> None:
         self._service, self._live = service, live
-        self._mode, self._passages = mode, passages or PASSAGES
+        self._mode, self._passages = mode, passages
 
     async def ground(self, model: "LoadedModel", query: "ChatQuery") -> Grounded:
         """The query with the relevant documents."""
@@ -121,12 +125,12 @@ async def ground(
     model: "LoadedModel",
     query: "ChatQuery",
     mode: str = "auto",
-    most: int = PASSAGES,
+    most: int | None = None,
 ) -> Grounded:
     """Retrieve documents for the last question and insert them before it.
 
     `mode` "auto" uses all documents if they fit the model's context, else passages. "whole" and "passages" force
-    one of the two.
+    one of the two. Without `most`, as many passages as a quarter of the context holds.
     """
     budget = await token_budget(model, query)
     counts = await asyncio.to_thread(live.store.counts)
@@ -143,12 +147,15 @@ async def ground(
                 documents=counts.documents, passages=whole,
             )  # fmt: skip
             return Grounded(service, live, with_given(query, f"{_WHOLE}\n\n{_by_document(whole)}"), grounds)
-    answer = await _nearest(service, live, questions_of(query), most)
+    answer = await _nearest(service, live, questions_of(query), most or _MOST)
     if not answer.passages:
         why = because("nothing_to_give")
         grounds = Grounds(id=key, name=name, mode="none", why=sentence(why), why_detail=why, notes=answer.notes)
         return Grounded(service, live, with_given(query, NOT_THERE), grounds)
-    chosen, tokens = await fitting(model, answer.passages, budget)
+    assert model.facts is not None
+    chosen, tokens = await fitting(
+        model, answer.passages, budget if most else min(budget, model.facts.n_ctx // _SHARE)
+    )
     amount = because("characters", chars=counts.chars)
     if counts.chars > _MILLION:
         amount = because("million_characters", millions=counts.chars / _MILLION)

@@ -5,6 +5,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -20,12 +21,13 @@ from engine.core.paths import Paths
 from engine.documents.collection_config import Definition
 from engine.documents.errors import CollectionUnusable, NoCollection, NoDocument, NotAgreed
 from engine.documents.registry import NONE, Collections, EmbeddingModel, Live, NotNow
-from engine.documents.search import Ways, evidence, find
+from engine.documents.search import Evidence, Ways, evidence, find, spread, widened
 from engine.library.embedding_prompts import RetrievalPrompts, retrieval_prompts
 from engine.message_catalog import sentence, sentences
 from engine.message_catalog.reasons import because
 from engine.pool.pool import HERE, Pool
 from engine.server.auth import Access, presented_keys
+from engine.server.documents.questions import interleaved, parts_of
 from engine.server.models import ServedModels
 
 if TYPE_CHECKING:
@@ -139,12 +141,12 @@ class SideWork:
             raise NotNow(because("cannot_embed", model=model.id, why=fact_of(error) or str(error))) from error
         return found
 
-    async def question(self, model: Chosen, text: str) -> Any:
-        """The vector of a query that a client waits for; background work pauses meanwhile."""
+    async def questions(self, model: Chosen, texts: Sequence[str]) -> Sequence[Any]:
+        """The vectors of queries that a client waits for; background work pauses meanwhile."""
         self._asked += 1
         try:
             prompts = await self._prompts(model.id)
-            return (await self._embedded(model, [prompts.question + text]))[0]
+            return await self._embedded(model, [prompts.question + text for text in texts])
         finally:
             self._asked -= 1
 
@@ -274,21 +276,26 @@ class CollectionService:
         # open the index of an idle collection in a thread
         await asyncio.to_thread(live.store.fact, "embedding_model")
         notes: list[str] = []
-        vector = await self.question_vector(live, wanted.query, notes) if wanted.ways != "words" else None
+        questions = (wanted.query, *parts_of(wanted.query))
+        vectors: list[Any] = [None]
+        if wanted.ways != "words":
+            vectors = await self.question_vectors(live, questions, notes)
+        vector = vectors[0]
         if wanted.ways == "meaning" and vector is None:
             raise InputFault(f"ways: {notes[0]}", "ways")
         reranker = await self._reranker(live.definition, notes)
-        limit = max(wanted.limit, _RERANKED) if reranker else wanted.limit
         used: Ways = "words" if vector is None else wanted.ways
         floor = await self.side_work.floor(live.store.fact("embedding_model"))
-        hits, found = await asyncio.to_thread(_look, live, wanted.query, vector, used, limit, floor)
+        asked = list(zip_longest(questions, vectors))
+        limit = max(wanted.limit, _RERANKED)
+        hits, found = await asyncio.to_thread(_look, live, asked, used, limit, floor)
         if reranker:
             try:
-                hits = await self._reranked(reranker, wanted.query, hits)
+                hits = spread(await self._reranked(reranker, wanted.query, hits))
             except TesseraError as error:
                 notes.append(f"{reranker.id} could not rerank: {error}")
                 reranker = None
-        passages = await asyncio.to_thread(self._passages, live, hits[: wanted.limit])
+        passages = await asyncio.to_thread(self._passages, live, hits, wanted.limit)
         counts = await asyncio.to_thread(live.store.counts)
         if vector is not None and counts.embedded < counts.chunks:
             notes.append(f"{counts.chunks - counts.embedded} of {counts.chunks} passages have no vector yet")
@@ -305,20 +312,20 @@ class CollectionService:
 
     async def beginnings(self, live: Live, limit: int) -> tuple[Passage, ...]:
         """The first passages of the first documents, as a description of them if no word of a query matches."""
-        return await asyncio.to_thread(lambda: self._passages(live, live.store.first_chunks(limit)))
+        return await asyncio.to_thread(lambda: self._passages(live, live.store.first_chunks(limit), limit))
 
-    async def question_vector(self, live: Live, question: str, notes: list[str]) -> Any | None:
-        """The unit vector of a query, by the collection's embedding model; None, with a note, if there is none."""
+    async def question_vectors(self, live: Live, questions: Sequence[str], notes: list[str]) -> list[Any]:
+        """The unit vectors of queries by the collection's embedding model; [None] and a note if there is none."""
         model = live.store.fact("embedding_model")
         if live.definition.embedding_model == NONE or not model:
             notes.append(sentence(live.embedding_problem or because("nothing_embedded")))
-            return None
+            return [None]
         try:
-            vector = await self.side_work.question(self.maker(live), question)
+            vectors = await self.side_work.questions(self.maker(live), questions)
         except TesseraError as error:
             notes.append(sentence(because("cannot_embed_question", model=model, why=str(error))))
-            return None
-        return vector / (np.linalg.norm(vector) or 1.0)
+            return [None]
+        return [vector / (np.linalg.norm(vector) or 1.0) for vector in vectors]
 
     @staticmethod
     def maker(live: Live) -> Chosen:
@@ -344,16 +351,23 @@ class CollectionService:
         ranked = (replace(hit, relevance=score) for hit, score in zip(hits, scores, strict=True))
         return sorted(ranked, key=lambda hit: -(hit.relevance or 0.0))
 
-    def _passages(self, live: Live, hits: list[Passage]) -> tuple[Passage, ...]:
-        pages: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
-        found = []
+    def _passages(self, live: Live, hits: list[Passage], limit: int) -> tuple[Passage, ...]:
+        """The first `limit` hits with their neighbours on the page, each text once."""
+        given: set[int] = set()
+        found: list[Passage] = []
         for hit in hits:
-            key = hit.document, hit.page
-            if key not in pages:
-                pages[key] = _spans(live, *key)
-            start, end = pages[key].get(hit.id, (0, 0))
+            page = live.store.chunks_of(hit.document, hit.page)
+            if len(found) == limit:
+                break
+            if hit.id in given or all(chunk.id != hit.id for chunk in page):
+                continue
+            chunks = widened(page, hit.id, given)
+            given.update(chunk.id for chunk in chunks)
+            text = BREAK.join(chunk.text for chunk in chunks)
+            start, _ = _spans(page)[chunks[0].id]
             cosine = None if hit.cosine is None else round(hit.cosine, 4)
-            found.append(replace(hit, start=start, end=end, score=round(hit.score, 6), cosine=cosine))
+            place = {"start": start, "end": start + len(text), "line": chunks[0].line, "text": text}
+            found.append(replace(hit, **place, score=round(hit.score, 6), cosine=cosine))
         return tuple(found)
 
     # ------------------------------------------------------------------ display
@@ -364,15 +378,15 @@ class CollectionService:
         pages = {page: (label, problem) for page, label, problem in live.store.pages(document)} if row else {}
         if row is None or number not in pages:
             raise NoDocument(f"{live.definition.name} has no page {number} of document {document}.", "page")
-        spans = _spans(live, document, number)
-        start, end = spans.get(passage or 0, (0, 0))
+        chunks = live.store.chunks_of(document, number)
+        start, end = _spans(chunks).get(passage or 0, (0, 0))
         label, problem = pages[number]
         return PageText(
             path=row.path,
             title=row.title,
             number=number,
             label=label,
-            text=BREAK.join(chunk.text for chunk in live.store.chunks_of(document, number)),
+            text=BREAK.join(chunk.text for chunk in chunks),
             problem=problem,
             start=start,
             end=end,
@@ -418,16 +432,18 @@ class CollectionService:
 
 
 def _look(
-    live: Live, question: str, vector: Any | None, ways: Ways, limit: int, floor: float
-) -> tuple[list[Passage], Any]:
-    hits = find(live.store, live.vectors, question, vector, ways, limit, floor)
-    return hits, evidence(live.store, question, hits)
+    live: Live, asked: Sequence[tuple[str, Any | None]], ways: Ways, limit: int, floor: float
+) -> tuple[list[Passage], Evidence]:
+    """The hits of a question and of its parts in alternation; `asked` is the question, then the parts."""
+    rankings = [spread(find(live.store, live.vectors, text, vector, ways, limit, floor)) for text, vector in asked]
+    found = evidence(live.store, asked[0][0], rankings[0])
+    return spread(interleaved(rankings, lambda hit: hit.id)), found
 
 
-def _spans(live: Live, document: int, number: int) -> dict[int, tuple[int, int]]:
+def _spans(chunks: Sequence[Passage]) -> dict[int, tuple[int, int]]:
     """Start and end of each passage in the page's text."""
     spans, at = {}, 0
-    for chunk in live.store.chunks_of(document, number):
+    for chunk in chunks:
         spans[chunk.id] = at, at + len(chunk.text)
         at += len(chunk.text) + len(BREAK)
     return spans

@@ -4,7 +4,7 @@ import pytest
 
 from engine.chat.query import ChatQuery
 from engine.chat.types import Message
-from engine.server.documents.questions import interleaved, points_back, questions_of
+from engine.server.documents.questions import interleaved, parts_of, points_back, questions_of
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,24 @@ def test_a_chain_of_them_leads_back_to_the_topic_and_no_further():
 def test_rankings_take_turns_and_repeat_nothing():
     assert interleaved([[1, 2, 3], [3, 4]], lambda item: item) == [1, 3, 2, 4]
     assert interleaved([], lambda item: item) == []
+
+
+@pytest.mark.parametrize(
+    ("question", "parts"),
+    [
+        ("Which port does ipp use?", ()),
+        ("Which module reads zip files, and which one writes tar files?",
+         ("Which module reads zip files", "which one writes tar files")),
+        ("How does a mutex differ from a lock? How is a semaphore made?",
+         ("How does a mutex differ from a lock", "How is a semaphore made")),
+        ("Compare the lease of 2019 with the deposit and the rent of 2020",
+         ("Compare the lease of 2019 with the deposit", "the rent of 2020")),
+        ("Is Rust faster than Go?", ("Is Rust faster", "Go")),
+        ("Was ist der Unterschied zwischen Miete und Pacht?", ("Was ist der Unterschied zwischen Miete", "Pacht")),
+        ("What does git stash do and what does it leave out?", ()),
+        ("What is this and that or which?", ()),
+        ("a1 and b2 and c3 and d4 and e5", ()),
+    ],
+)  # fmt: skip
+def test_a_question_with_several_subjects_has_parts(question, parts):
+    assert parts_of(question) == parts

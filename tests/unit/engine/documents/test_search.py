@@ -1,9 +1,10 @@
 """Finding passages: both ways fused by score, pages before more of the same page."""
 
+import msgspec
 import numpy as np
 import pytest
 
-from engine.documents.search import evidence, find
+from engine.documents.search import by_codes, evidence, find, spread, widened
 from engine.documents.store import Store
 from engine.documents.types import Chunk, PageRead
 from engine.documents.vectors import Vectors, packed
@@ -78,3 +79,66 @@ def test_cosines_of_a_model_that_has_them_close_together_count_from_where_they_b
     question = "Who won the chess championship of 1972?"
     hits = [find(store, Vectors(store), question, seen_from, "both", 9, floor) for floor in (0.0, 0.7)]
     assert [evidence(store, question, found).found for found in hits] == [True, False]
+
+
+@pytest.fixture
+def manuals(tmp_path):
+    """Two manuals: five pages of one about ports, and one page of the other."""
+    made = Store(tmp_path / "manuals.db")
+    table = "\n".join(["code | meaning", *(f"{number} | entry of the list" for number in range(100, 140))])
+    texts = {
+        "/firewall.txt": [f"A firewall closes port {n}: the name of the port is in the list." for n in range(5)],
+        "/printer.txt": ["A printer has a port on its back.", "The condition has a name."],
+        "/filler.txt": [f"Paragraph {n} is about other things. " * 15 for n in range(40)],
+        "/codes.txt": [f"{table}\n40112 | division by zero"],
+    }
+    for path, pieces in texts.items():
+        pages = [PageRead(n, "", (Chunk("", "text", text),)) for n, text in enumerate(pieces, 1)]
+        made.add_pages(made.begin(path, "text", 1, 1, ""), pages, done=True)
+    yield made
+    made.close()
+
+
+def names(hits):
+    return [hit.path.strip("/").removesuffix(".txt") for hit in hits]
+
+
+def test_one_manual_does_not_fill_the_first_places(manuals):
+    hits = find(manuals, Vectors(manuals), "firewall port", None, "words", 9)
+    assert names(hits)[:5] == ["firewall"] * 5
+    assert names(spread(hits))[:4] == ["firewall"] * 3 + ["printer"]
+    assert sorted(h.id for h in spread(hits)) == sorted(h.id for h in hits)
+
+
+@pytest.mark.parametrize("code", ["40112", "division_by_zero"])
+def test_the_row_with_the_code_comes_before_short_passages_with_the_words_around_it(manuals, code):
+    hits = find(manuals, Vectors(manuals), f"What is the condition name of {code}?", None, "words", 3)
+    assert names(hits)[0] == "codes"
+    assert hits[0].score <= 1
+
+
+def test_a_code_that_is_everywhere_selects_nothing(manuals):
+    assert by_codes(manuals, "What is the USB port?") == {}
+    assert by_codes(manuals, "What does division.by.zero mean?")
+
+
+def test_a_passage_is_given_with_its_neighbours_and_each_text_once(store):
+    (page,) = [store.chunks_of(1, 1)]
+    assert [chunk.id for chunk in widened(page, page[1].id, ())] == [page[0].id, page[1].id]
+    assert [chunk.id for chunk in widened(page, page[1].id, {page[0].id})] == [page[1].id]
+    long = [msgspec.structs.replace(chunk, id=n, text="x" * 600) for n, chunk in enumerate([page[0]] * 5)]
+    assert [chunk.id for chunk in widened(long, 2, ())] == [2, 3]
+
+
+def test_the_same_text_in_a_renamed_folder_keeps_its_vector(store):
+    chunks = [Chunk("", "text", text) for text in PAGES[0]]
+    store.remove(["/a.txt"])
+    assert store.counts().embedded == 0
+    store.add_pages(store.begin("/b/a.txt", "text", 1, 1, "a"), [PageRead(1, "", tuple(chunks))], done=True)
+    assert store.counts().embedded == 2
+    store.add_pages(store.begin("/b/c.txt", "text", 1, 1, "c"), [PageRead(1, "", tuple(chunks))], done=True)
+    assert store.counts().embedded == 2  # another title, which is part of what is embedded
+    store.remove(["/b/a.txt"])
+    store.forget_spare()
+    store.add_pages(store.begin("/a.txt", "text", 1, 1, "a"), [PageRead(1, "", tuple(chunks))], done=True)
+    assert store.counts().embedded == 0
