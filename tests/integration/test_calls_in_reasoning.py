@@ -128,3 +128,15 @@ def test_an_answer_cut_in_its_reasoning_makes_no_call(qwen):
     choice = httpx2.post(f"{qwen.url}/v1/chat/completions", json=body).json()["choices"][0]
     assert (choice["finish_reason"], choice["message"].get("tool_calls")) == ("length", None)
     assert choice["message"]["reasoning_content"].endswith("</tool_call> or")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("hidden", [{"include_reasoning": False}, {"reasoning": {"exclude": True}}, {}])
+def test_reasoning_is_left_out_on_request(qwen, hidden, stream):
+    qwen.say("<think>\n", "Secret plan.", "</think>", "\n\nHello.")
+    body = {"model": "spark", "messages": ASK, "stream": stream, **hidden}
+    got = httpx2.post(f"{qwen.url}/v1/chat/completions", json=body)
+    chunks = parts(got.text) if stream else [got.json()]
+    assert openai_chat(chunks, stream=stream) == ("Hello.", [], "stop")
+    assert ("Secret plan." in got.text) == (not hidden)
+    assert "x-tessera-ignored" not in got.headers

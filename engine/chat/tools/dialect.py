@@ -92,7 +92,8 @@ class Headers(msgspec.Struct, frozen=True):
     """Messages inside one response: a header between `starts` and `end` gives the kind of its body.
 
     A header that contains one of `reasoning` opens reasoning; one that `call` matches (group `name`) opens a
-    call's arguments; anything else opens visible text. `body_ends` close a body.
+    call's arguments; anything else opens visible text, without calls if it contains one of `text`. `body_ends`
+    close a body.
     """
 
     starts: tuple[str, ...]
@@ -100,6 +101,7 @@ class Headers(msgspec.Struct, frozen=True):
     reasoning: tuple[str, ...]
     body_ends: tuple[str, ...]
     call: re.Pattern[str] | None = None
+    text: tuple[str, ...] = ()
 
 
 class Dialect(msgspec.Struct, frozen=True):

@@ -111,7 +111,11 @@ OF_FAMILIES: Final = (
         sections=(Section("<atem:function_calls>", ("</atem:function_calls>",), single=False),),
         forms=(invoke_tags("atem:"),),
         headers=Headers(
-            starts=("<|start|>",), end="<|message|>", reasoning=("to=self",), body_ends=("<|eom|>", "<|eot|>")
+            starts=("<|start|>",),
+            end="<|message|>",
+            reasoning=("to=self",),
+            text=("to=user",),
+            body_ends=("<|eom|>", "<|eot|>"),
         ),
         drops=("<|eom|>", "<|eot|>"),
         seeds=("<|start|>assistant",),

@@ -21,6 +21,7 @@ _HARMONY_HEADS: Final = (
 )
 # Longer texts are not counted: each additional length is a state of the grammar.
 _MAX_LENGTH: Final = 2048
+_MAX_UNIONS: Final = 8  # unions within unions
 _MADE_UP: Final = {"{index}": "/[0-9]{1,3}/", "{id}": "/[A-Za-z0-9]{8,10}/"}
 
 
@@ -132,8 +133,8 @@ def _tagged(form: TaggedCalls, tool: ToolDefinition, index: int, rules: list[str
         opened = " ".join(filter(None, (_text(before), _own(key), _text(after))))
         close = f"{gap}{form.value_close}".replace("{key}", key)
         choices = _choices(schema, tool.parameters)
-        if choices and not form.nested:
-            either = " | ".join(_own(choice) for choice in choices)
+        if choices and text and not form.nested:
+            either = " | ".join(choices)
             rules.append(f'{rule}: {opened} ({either}) {_text(close)} "\\n"?')
         elif text or form.nested:
             value = "" if form.nested else _text_value(schema, tool.parameters)
@@ -150,13 +151,23 @@ def _tagged(form: TaggedCalls, tool: ToolDefinition, index: int, rules: list[str
     return " ".join(filter(None, (*parts, _text(form.end))))
 
 
-def _choices(schema: Any, root: dict[str, Any]) -> list[str]:
-    """The texts that a parameter must be one of; empty if any text is allowed."""
+def _choices(schema: Any, root: dict[str, Any], depth: int = 0) -> list[str]:
+    """The alternatives of a parameter whose texts are all listed; empty if any other text is allowed."""
     found = referred(schema, root)
-    allowed = [found["const"]] if "const" in found else found.get("enum")
-    if not isinstance(allowed, list) or not all(isinstance(value, str) and value for value in allowed):
+    if depth > _MAX_UNIONS:
         return []
-    return allowed
+    allowed = [found["const"]] if "const" in found else found.get("enum")
+    if isinstance(allowed, list):
+        texts = [value if isinstance(value, str) else json.dumps(value) for value in allowed]
+        return [_own(text) for text in texts] if all(texts) else []
+    branches = found.get("anyOf", found.get("oneOf"))
+    if isinstance(branches, list):
+        each = [_choices(branch, root, depth + 1) for branch in branches]
+        return [choice for choices in each for choice in choices] if all(each) else []
+    if not depth or "string" in allowed_types(found, root):
+        return []
+    defs = {key: value for key, value in root.items() if key in {"$defs", "definitions"}}
+    return [f"%json {embedded({**found, **defs})}"]
 
 
 def _text_value(schema: Any, root: dict[str, Any]) -> str:

@@ -295,6 +295,8 @@ class AnswerParser:
             return False
         self._block_over()
         self._buffer = after
+        calls = self._calls and not any(word in before for word in headers.text)
+        self._marks = marks_of(self._dialect, calls=calls, reasoning=self._reasoning)
         match = headers.call.search(before) if headers.call else None
         if match and headers.call:
             ours = self._sink.is_tool(match["name"]) or (self._calls and "functions." in match[0])

@@ -195,7 +195,7 @@ class TaggedPayload:
                 self._sink.write(self._typed("".join(self._value)))
 
     def _typed(self, text: str) -> str:
-        if self._form.nested and self._form.nested in text and self._types != _STRING:
+        if self._form.nested and self._form.nested in text and self._types & {"object", "array"}:
             return json.dumps(_nested_tags(text, self._form.nested), ensure_ascii=False)
         data = _CDATA.match(text)
         if data:

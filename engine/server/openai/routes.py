@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from engine.chat.chat_pipeline import AnswerFinished, AnswerLogprobs, ChatEvent, PreparedChat, read
-from engine.chat.types import ChatTemplate, TextDelta
+from engine.chat.types import ChatTemplate, ReasoningDelta, TextDelta
 from engine.core.types import PromptProgress, TokenLogprob
 from engine.pool.loaded_model import LoadedModel, QueueTicket
 from engine.pool.pool import HERE
@@ -130,7 +130,8 @@ async def _complete(state: ServerState, body: ChatRequest, asked: "Asked | None"
     model, _, answers, grounded, _ = started
     choices = [stream.Choice(body.custom_names()) for _ in answers]
     async for index, event in merge(answers):
-        choices[index].take(event)
+        if body.shows_reasoning or not isinstance(event, ReasoningDelta):
+            choices[index].take(event)
     ends = [choice.end for choice in choices if choice.end is not None]
     whole = {
         "id": new_id("chatcmpl"),
@@ -200,6 +201,8 @@ async def _stream(  # noqa: C901, PLR0912 - one branch per kind of event
         if index not in greeted:
             greeted.add(index)
             yield writer.chunk(index, stream.ROLE_DELTA)
+        if isinstance(event, ReasoningDelta) and not body.shows_reasoning:
+            continue
         inners = custom[index].deltas(event)
         for inner in inners or ():
             yield writer.chunk(index, inner)

@@ -35,6 +35,7 @@ class Reasoning(Body):
     enabled: bool | None = None
     effort: Effort | None = None
     max_tokens: Budget | None = None
+    exclude: bool | None = None
 
 
 class StreamOptions(Body):
@@ -283,6 +284,7 @@ class ChatRequest(SamplingBody, OutputFields):
     thinking_budget_tokens: Budget | None = None
     thinking: Thinking | None = None
     reasoning: Reasoning | None = None
+    include_reasoning: bool | None = None
     chat_template: Annotated[str, Field(max_length=1 << 20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
@@ -321,6 +323,11 @@ class ChatRequest(SamplingBody, OutputFields):
                 own if isinstance(own, int) else None,
             ),
         }
+
+    @property
+    def shows_reasoning(self) -> bool:
+        """Whether the response contains the model's reasoning."""
+        return self.include_reasoning is not False and not (self.reasoning and self.reasoning.exclude)
 
     @property
     def answer_limit(self) -> int | None:

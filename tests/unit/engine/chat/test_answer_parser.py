@@ -262,6 +262,31 @@ def test_text_that_only_looks_like_a_call_is_text(text):
     assert (said, calls, malformed) == (text, [], [])
 
 
+def test_a_call_that_an_answer_quotes_is_text_until_the_next_message():
+    quoted = (
+        '<atem:function_calls>\n<atem:invoke name="get_weather">\n<atem:parameter name="city">Rome</atem:parameter>\n'
+        "</atem:invoke>\n</atem:function_calls>"
+    )
+    answer = f" to=user<|message|>You call it so:\n{quoted}"
+    assert parse(answer + "<|eot|>", "muse", "<|start|>assistant") == (f"You call it so:\n{quoted}", "", [], [])
+    then = f"<|eom|><|start|>assistant to=get_weather<|message|>{quoted}<|eot|>"
+    text, _, calls, malformed = parse(answer + then, "muse", "<|start|>assistant")
+    assert (text, calls, malformed) == (f"You call it so:\n{quoted}", [CALL], [])
+
+
+def test_tags_within_a_value_that_is_neither_object_nor_list_are_text():
+    tool = ToolDefinition(
+        name="label", description="", parameters={"properties": {"label": {"type": ["string", "null"]}}}
+    )
+    mark = "]<]minimax[>["
+    text = (
+        f'{mark}<tool_call>\n{mark}<invoke name="label">{mark}<label>{mark}<text>hi{mark}</text>{mark}</label>'
+        f"{mark}</invoke>\n{mark}</tool_call>"
+    )
+    _, _, calls, _ = parse(text, "minimax-m3", tools=(tool,))
+    assert calls == [("label", {"label": f"{mark}<text>hi{mark}</text>"})]
+
+
 @given(st.text(max_size=200))
 @settings(max_examples=examples(300), deadline=None)
 def test_without_tools_and_reasoning_text_is_untouched(text):

@@ -93,11 +93,17 @@ TEXTS = {
         "short": {"type": "string", "minLength": 1, "maxLength": 4},
         "unit": {"$ref": "#/$defs/unit"},
         "same": {"const": "</s>"},
+        "maybe": {"anyOf": [{"enum": ["a", "b"], "type": "string"}, {"type": "null"}, {"type": "integer"}]},
+        "mixed": {"enum": ["a", 1, None, True]},
     },
-    "required": ["code", "word", "short", "unit", "same"],
+    "required": ["code", "word", "short", "unit", "same", "maybe", "mixed"],
     "$defs": {"unit": {"enum": ["c", "f"]}},
 }
-WELL = {"code": "AB/12", "word": "abbc", "short": "xyz", "unit": "c", "same": "</s>"}
+WELL = {"code": "AB/12", "word": "abbc", "short": "xyz", "unit": "c", "same": "</s>", "maybe": "b", "mixed": "a"}
+
+
+# Other values that the schema allows.
+RIGHT = [(None, ""), ("maybe", "null"), ("maybe", "12"), ("mixed", "null"), ("mixed", "1")]
 
 
 def is_taken(text):
@@ -114,15 +120,16 @@ def is_taken(text):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        (None, ""), ("code", "ab/1"), ("code", "AB/1x"), ("word", "ac"), ("short", "12345"), ("short", ""),
-        ("unit", "x"), ("same", "s"),
+        *RIGHT,
+        ("maybe", "c"), ("maybe", "true"), ("mixed", "b"), ("mixed", "2"), ("code", "ab/1"), ("code", "AB/1x"),
+        ("word", "ac"), ("short", "12345"), ("short", ""), ("unit", "x"), ("same", "s"),
     ],
 )  # fmt: skip
 def test_text_parameters_of_tag_dialects_keep_to_their_schema(key, value):
     values = {**WELL, key: value} if key else WELL
     arguments = "".join(f"<parameter={name}>\n{values[name]}\n</parameter>\n" for name in TEXTS["required"])
     text = f"<tool_call>\n<function=f>\n{arguments}</function>\n</tool_call>"
-    assert is_taken(text) == (key is None)
+    assert is_taken(text) == ((key, value) in RIGHT)
 
 
 @pytest.mark.parametrize("name", [n for n, d in BY_NAME.items() if isinstance(d.forms[0], TaggedCalls)])
