@@ -20,6 +20,7 @@ from app.cli.models_files import (
     verify_command,
 )
 from app.cli.models_hub import pull_command, search_command, starters_command
+from quantize.kv_cache_types import CACHE_TYPES
 
 if TYPE_CHECKING:
     from engine.api.engine_args import EngineArgs
@@ -178,10 +179,15 @@ def loaded_command(as_json: bool) -> None:
 @click.command("load")
 @click.argument("model")
 @click.option("--ctx", type=click.IntRange(16, 1 << 24), help="Context in tokens.")
+@click.option(
+    "--kv", type=click.Choice(tuple(CACHE_TYPES)), help="Type of the KV cache. Applies to later loads too."
+)
 @click.option("--ttl", "ttl_s", type=click.FloatRange(0, 1e9), help="Seconds it stays when idle; 0: for good.")
 @click.option("--pin/--no-pin", "pinned", default=None, help="Let it stay until it is unloaded by hand.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def load_command(model: str, ctx: int | None, ttl_s: float | None, pinned: bool | None, as_json: bool) -> None:
+def load_command(
+    model: str, ctx: int | None, kv: str | None, ttl_s: float | None, pinned: bool | None, as_json: bool
+) -> None:
     """Load MODEL into the running server's memory."""
     import msgspec  # noqa: PLC0415 - see loaded
 
@@ -194,7 +200,7 @@ def load_command(model: str, ctx: int | None, ttl_s: float | None, pinned: bool 
             "No server runs to hold it. Start one: tessera serve, or tessera service install"
         )
     with client:
-        loaded = client.load(model, LoadRequest(n_ctx=ctx, ttl_s=ttl_s, pinned=pinned))
+        loaded = client.load(model, LoadRequest(n_ctx=ctx, kv_type=kv, ttl_s=ttl_s, pinned=pinned))
     if as_json:
         click.echo(msgspec.json.encode(loaded).decode())
         return

@@ -55,7 +55,7 @@ def placement_of(asked: Question, found: Found, context: ContextChoice | None) -
     shape, machine, overrides, chosen = asked.shape, asked.machine, asked.overrides, found.chosen
     reasons = _reasons(chosen, overrides, machine, shape, found.pinned)
     if context is not None:
-        reasons = (*reasons, context.reason)
+        reasons = (*reasons, *context.reasons)
     if chosen.backend == BACKEND and chosen.device.kind == "npu":
         npu = _offer(chosen, asked.memory, asked.owner)
         first = found.verdict.reasons if found.verdict is not None else (why_power(chosen.device.vendor, npu),)

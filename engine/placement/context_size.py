@@ -13,10 +13,12 @@ from engine.message_catalog.reasons import Reason, because
 from engine.placement.candidates import Candidate
 from engine.placement.cpu_choices import ENOUGH_TOKENS, HARDLY_TWO
 from engine.placement.estimate import CELL_PADDING, kv_layer_bytes
+from engine.placement.fit import resize_context
 from engine.placement.history import Use
 from engine.placement.shape import ModelShape
 from engine.placement.types import Need, Overrides
 from engine.runner.protocol import LoadSettings
+from quantize.kv_cache_types import EIGHT_BIT, K_DAMAGE, V_DAMAGE
 
 # Share of the memory left by the weights that a larger context leaves free for a second model.
 FREE_FRAC: Final = 0.25
@@ -26,28 +28,34 @@ _K: Final = 1024
 
 
 class ContextChoice(msgspec.Struct, frozen=True):
-    """A context length in tokens, and its reason."""
+    """A context length in tokens, and its reason. `offer`: an 8-bit cache would give AGENT_CONTEXT tokens."""
 
     n_ctx: int
     reason: Reason
+    offer: Reason | None = None
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """The reason and the offer."""
+        return (self.reason,) if self.offer is None else (self.reason, self.offer)
 
 
 def larger_context(
     base: LoadSettings,
     overrides: Overrides,
     shape: ModelShape,
-    place: Callable[[int], Candidate],
+    place: Callable[[LoadSettings], Candidate],
     capacity: Callable[[Need], "Capacity | None"],
 ) -> ContextChoice | None:
     """The largest context whose caches and buffers fit next to the weights; None if that of `base` stays.
 
-    Values set by the user, a client or raw arguments take precedence. `place` is the placement with a given
-    context. It must be the same place for all contexts, so that no layer leaves a GPU for a longer context.
+    Values set by the user, a client or raw arguments take precedence. `place` is the placement with given settings.
+    It must be the same place for all contexts, so that no layer leaves a GPU for a longer context.
     """
     least, most, trained = base.n_ctx, overrides.max_ctx, shape.context_train
     if most is None or overrides.n_ctx is not None or base.engine_args.n_ctx is not None or trained <= least:
         return None
-    usual = place(least)
+    usual = place(base)
     if not usual.fits or usual.streaming is not None or usual.backend == BACKEND:
         return None
     sizes, size = [], least
@@ -56,17 +64,46 @@ def larger_context(
         sizes.append(size)
     if min(trained, most) > size:
         sizes.append(min(trained, most))
-    refused = 0
+    refused, reaches = 0, min(trained, most) >= AGENT_CONTEXT
     for n_ctx in reversed(sizes):
-        tried = place(n_ctx)
+        tried = place(resize_context(base, n_ctx))
         found = capacity(tried.need) if tried.fits and _same_place(tried, usual) else None
         if found is not None and (found.leaves_enough or n_ctx <= AGENT_CONTEXT):
-            return ContextChoice(n_ctx, _why(n_ctx, refused, trained, found))
+            offer = _offer(base, overrides, n_ctx, usual, place, capacity) if reaches else None
+            return ContextChoice(n_ctx, _why(n_ctx, refused, trained, found), offer)
         refused = n_ctx
     found = capacity(usual.need)
     if not refused or found is None:
         return None
-    return ContextChoice(least, _why(least, refused, trained, found))
+    offer = _offer(base, overrides, least, usual, place, capacity) if reaches else None
+    return ContextChoice(least, _why(least, refused, trained, found), offer)
+
+
+def _offer(
+    base: LoadSettings,
+    overrides: Overrides,
+    n_ctx: int,
+    usual: Candidate,
+    place: Callable[[LoadSettings], Candidate],
+    capacity: Callable[[Need], "Capacity | None"],
+) -> Reason | None:
+    """Offers an 8-bit cache if only that gives AGENT_CONTEXT tokens, and nobody chose a cache type."""
+    args = base.engine_args
+    if n_ctx >= AGENT_CONTEXT or overrides.type_k or args.type_k or args.type_v or args.flash_attn == "off":
+        return None
+    small = msgspec.structs.replace(base, type_k=EIGHT_BIT, type_v=EIGHT_BIT, flash_attn="on")
+    tried = place(resize_context(small, AGENT_CONTEXT))
+    found = capacity(tried.need) if tried.fits and _same_place(tried, usual) else None
+    if found is None:
+        return None
+    return because(
+        "context_8_bit",
+        more=_short(AGENT_CONTEXT),
+        tokens=_short(n_ctx),
+        taken_gb=found.taken_bytes / 1e9,
+        free_gb=found.free_bytes / 1e9,
+        loss=K_DAMAGE[EIGHT_BIT] + V_DAMAGE[EIGHT_BIT],
+    )
 
 
 class Capacity(msgspec.Struct, frozen=True):

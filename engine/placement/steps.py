@@ -138,8 +138,7 @@ def moved_to(placed: Placement, settings: LoadSettings, machine: Machine, need: 
 def context(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
     """Set as much context as fits in memory, if nobody requested a number."""
 
-    def place_with(n_ctx: int) -> Candidate:
-        tried = resize_context(settings, n_ctx)
+    def place_with(tried: LoadSettings) -> Candidate:
         for step in STEPS[STEPS.index(context) + 1 : STEPS.index(device)]:
             tried, _ = step(load, tried)
         return choose_candidate(load.question(tried), by_formula).chosen

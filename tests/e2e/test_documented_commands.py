@@ -30,6 +30,7 @@ RUN = {
     "tessera collections refresh papers": "",
     "tessera collections remove papers": "",
     "tessera models engine-args MODEL": "",
+    "tessera models load MODEL --kv q8_0": "spark is loaded",
     "tessera models engine-args MODEL --reset": "",
     "tessera models converter show": "is not here",
     "tessera kernels list": "",

@@ -52,6 +52,7 @@ CANNOT = {
     ("devices/page.py", "Stop measuring"): "this machine has one place for models; pressed in test_pages",
     ("chat/options.py", "Reasoning budget"): "the walks' models do not reason",
     ("chat/page.py", "Show in folder"): "opens a program of the desktop, which a bare X server has not",
+    ("library/load_dialog.py", "Use an 8-bit cache"): "needs a computer with little memory; see test_library",
     ("library/model_card.py", "Show in folder"): "opens a program of the desktop, which a bare X server has not",
     (
         "server/remote_server_card.py",

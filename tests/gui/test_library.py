@@ -4,10 +4,11 @@ import time
 
 import msgspec
 import pytest
-from PySide6.QtWidgets import QPushButton
+from PySide6.QtWidgets import QPushButton, QWidget
 
 from app.gui.job_card import JobCard
 from app.gui.jobs import Jobs
+from app.gui.library.load_dialog import LoadDialog
 from app.gui.library.page import DetailsDialog, LibraryPage
 from engine.api.hub import (
     FitEstimate,
@@ -17,7 +18,9 @@ from engine.api.hub import (
 )
 from engine.api.jobs import JobKind
 from engine.api.library import FileCheck, Linked, Model, Models, Removed, Tensor, Tensors, Verification
-from engine.api.models import Decided
+from engine.api.machine import ModelPlacement, PlacementAnswer
+from engine.api.models import Decided, ModelLoadSettings
+from engine.message_catalog.reasons import because
 from tests.gui.fake_server import Events
 from tests.gui.hands import press, texts
 from tests.gui.wire import SPARK, failed, hit, hub_option, hub_plan, job, pulling, starter
@@ -235,3 +238,26 @@ def test_a_check_tells_what_it_found(qtbot, library, ok, basis, told):
     found = Verification(model="m", ok=ok, basis=basis, files=(check,))
     library._jobs._on_jobs([job(JobKind.VERIFY, "done", result=msgspec.to_builtins(found))])
     qtbot.waitUntil(lambda: told in library.banner.text)
+
+
+def test_the_8_bit_cache_that_makes_room_for_32k_is_one_press_away(qtbot, services, server):
+    loss = {"more": "32k", "tokens": "16k", "taken_gb": 1.5, "free_gb": 2.0, "loss": 0.00006}
+    offer = because("context_8_bit", **loss)
+    placed = ModelPlacement(device="cpu", backend="cpu", n_ctx=16384, reasons=("",), reason_details=(offer,))
+    server.routes["GET", "/tessera/v1/models/spark/load-settings"] = ModelLoadSettings(
+        id="spark", context_train=65536
+    )
+    server.routes["GET", "/tessera/v1/models/spark/placement"] = PlacementAnswer(placement=placed)
+    desk = QWidget()
+    qtbot.addWidget(desk)
+    dialog = LoadDialog(services, "spark", "Spark", desk)
+    dialog.show()
+    qtbot.waitUntil(dialog.eight_bit.isVisible)
+    assert "32k of context instead of 16k" in texts(dialog)
+    assert "0.00006 nats per token" in texts(dialog)
+    assert dialog.choices.type_k is None
+    plain = msgspec.structs.replace(placed, reasons=(), reason_details=(), n_ctx=32768)
+    server.routes["GET", "/tessera/v1/models/spark/placement"] = PlacementAnswer(placement=plain)
+    press(dialog, "Use an 8-bit cache")
+    assert dialog.choices.type_k == "q8_0"
+    qtbot.waitUntil(lambda: not dialog.eight_bit.isVisible())

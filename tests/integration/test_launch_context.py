@@ -63,6 +63,14 @@ def test_one_that_is_loaded_with_less_gets_more_and_what_the_user_chose_stays(cl
     assert load_for(client, "spark", "pi", SMALL) == 1024
 
 
+def test_the_command_of_the_8_bit_offer_sets_the_cache(running, client, monkeypatch):
+    monkeypatch.setenv("TESSERA_HOME", str(running.home))
+    done = CliRunner().invoke(cli, ["models", "load", "spark", "--kv", "q8_0"])
+    assert done.exit_code == 0, done.output
+    assert client.load_settings("spark").user.type_k == "q8_0"
+    client.set_load_settings("spark", LoadOptions())
+
+
 def test_another_model_that_has_enough_is_named(client):
     need = ContextNeed(least=2_000, source="a test")
     with pytest.raises(ContextTooSmall, match="use another model: --model long"):

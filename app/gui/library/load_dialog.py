@@ -10,13 +10,13 @@ from PySide6.QtWidgets import QCheckBox, QDialog, QFrame, QGridLayout, QSlider, 
 from app.gui import formatted
 from app.gui.app_context import Services
 from app.gui.devices.facts import PARTS, tr
-from app.gui.reasons import error_message
+from app.gui.reasons import error_message, translated
 from app.gui.widgets.basics import Banner, button, label, row, rule, stack
 from app.gui.widgets.memory_bar import MemoryUse, Share
 from app.gui.widgets.popups import Choice
 from engine.api.machine import PlacementAnswer
 from engine.api.models import LoadOptions, ModelLoadSettings
-from quantize.kv_cache_types import CACHE_TYPES, K_DAMAGE
+from quantize.kv_cache_types import CACHE_TYPES, EIGHT_BIT, K_DAMAGE
 
 _DELAY_MS = 150
 _SMALLEST = 512
@@ -53,6 +53,8 @@ class LoadDialog(QDialog):
             bits = formatted.decimal(float(CACHE_TYPES[name].bits))
             self.cache.addItem(self.tr("{name} ({n} bits)").format(name=name, n=bits), name)
         self.cache.setFixedWidth(_FIELD)
+        self.eight_bit = button(self.tr("Use an 8-bit cache"), self._use_eight_bit)
+        self.eight_bit.hide()
         self.keep = QCheckBox(self.tr("Keep it loaded until it is ejected"))
         self.own_context = QCheckBox(self.tr("Automatic"))
         self.memory = MemoryUse(services.theme, self.tr("Memory needed"))
@@ -108,7 +110,7 @@ class LoadDialog(QDialog):
         head = row(label(self.tr("Context length")), 1, self._context_words, self.own_context, spacing=12)
         note = QFrame()
         note.setProperty("kind", "note")
-        note.setLayout(stack(self.memory, self._verdict, margins=(16, 12, 16, 12)))
+        note.setLayout(stack(self.memory, self._verdict, row(self.eight_bit, 1), margins=(16, 12, 16, 12)))
         self.reset = button(self.tr("Reset to automatic"), self._reset)
         self.load = button(self.tr("Save and load"), lambda: self._save(self._load_now), "primary")
         save = button(self.tr("Save"), lambda: self._save(self.accept))
@@ -226,6 +228,10 @@ class LoadDialog(QDialog):
             parts.append(self.tr("about {n} tokens/s").format(n=formatted.speed(placed.decode_tok_s)))
         if fit is not None and not fit.fits:
             parts.append(self.tr("does not fit the memory that is free now"))
+        offer = next((reason for reason in placed.reason_details if reason.kind == "context_8_bit"), None)
+        self.eight_bit.setVisible(offer is not None)
+        if offer is not None:
+            parts.append(translated(offer, ""))
         self._verdict.setText(" · ".join(parts))
         QTimer.singleShot(0, self, self._fit)  # new widgets have no height before the next event loop iteration
 
@@ -239,6 +245,9 @@ class LoadDialog(QDialog):
         if layout is not None:
             layout.activate()
             self.setMinimumHeight(layout.totalHeightForWidth(self.width()))
+
+    def _use_eight_bit(self) -> None:
+        self.cache.setCurrentIndex(self.cache.findData(EIGHT_BIT))
 
     def _reset(self) -> None:
         self._show(ModelLoadSettings(id=self._model, context_train=self._context_train))

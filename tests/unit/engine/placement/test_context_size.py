@@ -94,6 +94,28 @@ def test_what_was_asked_for_counts_first(models, overrides, changes, expected):
     assert why(placement) == []
 
 
+def test_an_8_bit_cache_is_offered_where_only_it_gives_32k(models):
+    """With its measured loss, never chosen silently; the command of the offer gives what it promises."""
+    machine, offered = MACHINES["vm-firecracker"], []
+    for eighth_gib in range(8, 60):
+        here = with_free(machine, eighth_gib * GIB // 8)
+        usual, _ = placed(models[131072], here)
+        assert usual.settings.type_k == "f16"
+        offers = [reason for reason in usual.reasons if reason.kind == "context_8_bit"]
+        small, _ = placed(models[131072], here, replace(OPEN, type_k="q8_0"))
+        gains = usual.fits and usual.settings.n_ctx < AGENT_CONTEXT <= small.settings.n_ctx
+        assert bool(offers) == gains
+        assert not [reason for reason in small.reasons if reason.kind == "context_8_bit"]
+        offered += offers
+    assert offered
+    said = sentence(offered[0])
+    assert said.startswith("with an 8-bit cache it gets 32k of context instead of")
+    assert "tessera models load MODEL --kv q8_0" in said
+    assert "KL divergence of 0.00006 nats per token" in said
+    trained, _ = placed(models[8192], with_free(machine, 2 * GIB))
+    assert "context_8_bit" not in {reason.kind for reason in trained.reasons}
+
+
 @pytest.mark.parametrize("name", sorted(MACHINES))
 def test_no_layer_leaves_a_gpu_for_a_longer_context(models, name):
     usual, _ = placed(models[131072], MACHINES[name], Overrides())

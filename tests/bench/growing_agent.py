@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx2
 
+from tests.bench.recording import record
 from tests.support.servers import RunningServer
 
 NAME = "grows"
@@ -98,11 +99,19 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--start", type=int, default=8192)
     parser.add_argument("--end", type=int, default=65536)
+    parser.add_argument("--note", default="", help="about the machine, such as its load")
     given = parser.parse_args()
     grown = agent(given.model, given.start, given.end, beside=True)
+    answers = grown.pop("answers")
+    print(json.dumps({"grown": grown}), flush=True)
     whole = agent(given.model, given.end, given.end, beside=False)
-    same = grown.pop("answers") == whole.pop("answers")
-    print(json.dumps({"grown": grown, "whole": whole, "same answers": same}, indent=1))
+    same = answers == whole.pop("answers")
+    print(json.dumps({"whole": whole, "same answers": same}), flush=True)
+    at = {"model": given.model.stem, "sizes": " ".join(map(str, grown["sizes"])), "tokens": grown["tokens"]}
+    record("growing_agent", "answers equal to those of a large context", int(same), "1 = all", **at)
+    record("growing_agent", "tokens computed", grown["computed"], "tokens", **at, context="grows")
+    record("growing_agent", "tokens computed", whole["computed"], "tokens", **at, context="large from the start")
+    record("growing_agent", "p99 gap of another stream", grown["gap_p99_ms"], "ms", **at, note=given.note)
 
 
 if __name__ == "__main__":
