@@ -1,8 +1,10 @@
-"""Small files that are written atomically and changed by one program at a time."""
+"""Files that are written atomically, changed by one program at a time, and swept after a crash if unfinished."""
 
 import contextlib
 import errno
 import os
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -10,6 +12,9 @@ from typing import Final
 # A change of a small file takes milliseconds; a process that holds the lock longer is stopped or hangs.
 LOCK_S: Final = 20.0
 _POLL_S: Final = 0.005
+_LOCK: Final = ".lock"
+# Unfinished files of earlier versions named their process.
+_OF_A_PROCESS: Final = re.compile(r"(?:\..+\.(\d+)(?:\.onnx)?\.partial|import-(\d+)-.+|.+\.(\d+)\.part)")
 
 
 @contextlib.contextmanager
@@ -47,3 +52,75 @@ def write_atomically(path: Path, raw: bytes, *, mode: int = 0o666) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def unfinished(target: Path) -> Iterator[Path]:
+    """A free path in the folder of `target` for a file or folder that is renamed to it when it is complete.
+
+    What is left there at the end is deleted; after a crash `sweep_unfinished` deletes it, because the lock is free
+    then. Raises: OSError: the folder cannot be written.
+    """
+    from filelock import FileLock  # noqa: PLC0415 - see locked
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Names have up to 255 bytes.
+    name = os.fsdecode(os.fsencode(target.name)[:200])
+    path = target.with_name(f".{name}.{os.urandom(4).hex()}.partial")
+    lock = FileLock(str(path) + _LOCK)
+    with contextlib.suppress(NotImplementedError):  # a file system without locks: nothing is swept there
+        lock.acquire(timeout=0)
+    try:
+        yield path
+    finally:
+        _delete(path)
+        lock.release()
+        Path(lock.lock_file).unlink(missing_ok=True)
+
+
+def sweep_unfinished(folder: Path) -> list[Path]:
+    """Delete unfinished files and folders, at any depth, whose process is gone; returns their paths.
+
+    Safe while other processes write: they hold the locks of theirs.
+    """
+    deleted = []
+    for parent, folders, files in os.walk(folder):
+        locks = {name for name in files if name.startswith(".") and name.endswith(".partial" + _LOCK)}
+        deleted += [path for name in locks if (path := _swept(Path(parent, name))) is not None]
+        for name in (*folders, *files):
+            match = _OF_A_PROCESS.fullmatch(name)
+            if match and name + _LOCK not in locks and not _runs(int(next(filter(None, match.groups())))):
+                deleted.append(Path(parent, name))
+                _delete(deleted[-1])
+        folders[:] = [name for name in folders if not name.endswith(".partial") or name == ".partial"]
+    return deleted
+
+
+def _swept(lock_file: Path) -> Path | None:
+    """Delete what a free lock belongs to; None if the lock is held."""
+    from filelock import FileLock, Timeout  # noqa: PLC0415 - see locked
+
+    lock = FileLock(str(lock_file))
+    try:
+        lock.acquire(timeout=0)
+    except (Timeout, OSError, NotImplementedError):
+        return None
+    path = lock_file.with_name(lock_file.name.removesuffix(_LOCK))
+    _delete(path)
+    lock.release()
+    lock_file.unlink(missing_ok=True)
+    return path
+
+
+def _runs(pid: int) -> bool:
+    import psutil  # noqa: PLC0415 - only after a crash of an earlier version
+
+    return pid != os.getpid() and psutil.pid_exists(pid)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)

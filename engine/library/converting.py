@@ -1,8 +1,8 @@
 """Converts an untrusted Hugging Face folder (safetensors) to a GGUF file, in a child process."""
 
-import os
 from pathlib import Path
 
+from devices.atomic_file import unfinished
 from engine.core.errors import InputFault
 from engine.jobs.jobs import Control
 from engine.library.catalogue import Catalogue
@@ -34,16 +34,12 @@ def convert_folder(
     target = (out or catalogue.paths.models / "local" / f"{folder.name}.gguf").absolute()
     if target.exists():
         raise InputFault(because("there_already", path=str(target)), "out")
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        done = _written(catalogue, folder, partial, float_type, control)
-        partial.rename(target)
+        with unfinished(target) as partial:
+            done = _written(catalogue, folder, partial, float_type, control)
+            partial.rename(target)
     except OSError as error:
         raise CannotWrite(str(target), error.strerror or str(error)) from error
-    finally:
-        partial.unlink(missing_ok=True)
     return catalogue.add(target, Origin(kind="built")), done
 
 

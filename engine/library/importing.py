@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+from devices.atomic_file import unfinished
 from devices.errors import TesseraError
 from engine.core.errors import BadModelFile, InputFault, exhausted, why_of
 from engine.core.hf_folder import links_root
@@ -41,27 +42,32 @@ def import_copy(catalogue: Catalogue, path: Path, control: Control) -> ModelEntr
         return same
     target = catalogue.paths.models / "local" / (folder.name if folder else path.stem)
     total = sum(file.stat().st_size for file in files)
-    staging = catalogue.paths.models / ".partial" / f"import-{os.getpid()}-{target.name}"
     try:
-        staging.mkdir(parents=True)
-        free = shutil.disk_usage(staging).free
-        if total + _RESERVE_BYTES > free:
-            raise NotEnoughDisk(str(catalogue.paths.models), total + _RESERVE_BYTES, free)
-        done = 0
-        for file in files:
-            inside = staging / (file.relative_to(folder) if folder else file.name)
-            inside.parent.mkdir(exist_ok=True)
-            done = _copy(file, inside, control, done, total)
-        target = _free_name(target)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staging.rename(target)
+        with unfinished(catalogue.paths.models / ".partial" / f"import-{target.name}") as staging:
+            target = _copy_all(files, folder, staging, target, control)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise NotEnoughDisk(str(target), total, shutil.disk_usage(target.anchor).free) from error
         raise CannotWrite(str(target), error.strerror or str(error)) from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return catalogue.add(target if folder else target / files[0].name, Origin(kind="file"))
+
+
+def _copy_all(files: list[Path], folder: Path | None, staging: Path, target: Path, control: Control) -> Path:
+    """Copy into `staging` and rename it to `target`, or to a free name like it, which is returned."""
+    total = sum(file.stat().st_size for file in files)
+    staging.mkdir()
+    free = shutil.disk_usage(staging).free
+    if total + _RESERVE_BYTES > free:
+        raise NotEnoughDisk(str(staging.parent.parent), total + _RESERVE_BYTES, free)
+    done = 0
+    for file in files:
+        inside = staging / (file.relative_to(folder) if folder else file.name)
+        inside.parent.mkdir(exist_ok=True)
+        done = _copy(file, inside, control, done, total)
+    target = _free_name(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staging.rename(target)
+    return target
 
 
 def _same_content(
@@ -144,7 +150,7 @@ def _members(path: Path) -> tuple[list[Path], Path | None]:
     folder = Path(candidate.folder)
     root = links_root(folder)
     companions = (p for p in sorted(folder.iterdir()) if p.name.endswith(_COMPANIONS) and _inside(p, root))
-    deeper = [folder / _POOLING] if (folder / _POOLING).is_file() and not (folder / _POOLING).is_symlink() else []
+    deeper = [folder / _POOLING] if _inside(folder / _POOLING, root) else []
     return [*files, *(p for p in companions if p not in files), *deeper], folder
 
 

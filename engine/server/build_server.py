@@ -25,6 +25,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from devices.atomic_file import sweep_unfinished
 from devices.process_memory import give_back_freed
 from engine.api.requests import RequestRecord
 from engine.core.keys import BadKeyFile
@@ -292,10 +293,20 @@ def create_app(
     return app
 
 
+def _sweep(state: ServerState) -> None:
+    """Delete files that killed imports, conversions and uploads left."""
+    from engine.server.openai.files import Files  # noqa: PLC0415 - forms are slow to import
+
+    for path in sweep_unfinished(state.paths.models):
+        log.info("deleted unfinished %s", path)
+    Files(state.paths).sweep()
+
+
 async def _make_ready(state: ServerState, late: LateRoutes) -> None:
     """When no request is running, prepare what later requests would otherwise wait for."""
     await late.ready_when_idle(lambda: state.pool.busy)
     await start_threads()
+    await asyncio.to_thread(_sweep, state)
     try:
         state.checker.warm()
         if state.has_collections:

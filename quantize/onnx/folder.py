@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from devices.atomic_file import unfinished
 from quantize.errors import DiskFull, InvalidOption
 from quantize.files.gguf_split import GgufModel, read_gguf_model
 from quantize.files.sampling_keys import GENERATION_CONFIG_NAMES, from_gguf
@@ -78,14 +79,11 @@ def convert_gguf(
     free = shutil.disk_usage(folder.parent).free
     if free < 2 * model.file_bytes:  # the largest cases: a small type re-quantized to 8 bits, an encoder in float32
         raise DiskFull(str(folder.parent), 2 * model.file_bytes, free)
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.onnx.partial")
-    partial.mkdir()
-    try:
+    with unfinished(folder) as partial:
+        partial.mkdir()
         notices = write(partial)
         data_bytes = max((partial / name).stat().st_size for name in _DATA if (partial / name).exists())
         partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return Converted(folder=str(folder), architecture=model.architecture, data_bytes=data_bytes, notices=notices)
 
 

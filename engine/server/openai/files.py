@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import re
 import secrets
 import shutil
@@ -15,6 +16,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
 from starlette.responses import FileResponse, Response
 
+from devices.atomic_file import sweep_unfinished, unfinished
 from engine.core.errors import InputFault
 from engine.core.json_store import JsonStore
 from engine.core.paths import Paths
@@ -25,6 +27,7 @@ from engine.server.state import server_state
 router = APIRouter(tags=["files"])
 # Supported purposes; OpenAI's others are for services that this server does not have.
 PURPOSES: Final = frozenset({"assistants", "user_data"})
+_MAX_NAME_BYTES: Final = 120
 _UNSAFE: Final = re.compile(r"[^\w.,()+ -]+")
 
 
@@ -60,7 +63,9 @@ class Files:
 
     def path(self, file: StoredFile) -> Path:
         """Path of the file's content."""
-        return self.folder / file.id / (_UNSAFE.sub("_", file.filename)[-120:].lstrip(".") or "file")
+        # File systems count bytes, not characters; the end with the extension remains.
+        name = os.fsencode(_UNSAFE.sub("_", file.filename))[-_MAX_NAME_BYTES:].decode("utf-8", "ignore")
+        return self.folder / file.id / (name.lstrip(".") or "file")
 
     def add(self, filename: str, purpose: str, raw: bytes) -> StoredFile:
         """Store a file. Raises: OSError."""
@@ -73,14 +78,26 @@ class Files:
             created_at=time.time(),
         )
         path = self.path(made)
-        try:
-            path.parent.mkdir(parents=True, mode=0o700)
-            path.write_bytes(raw)
-            self._store.change(lambda files: {**files, made.id: made})
-        except OSError:
-            shutil.rmtree(path.parent, ignore_errors=True)
-            raise
+        with unfinished(path.parent) as staging:
+            staging.mkdir(mode=0o700)
+            (staging / path.name).write_bytes(raw)
+            try:
+                with self._store.locked():  # so that `sweep` never sees the folder without its row
+                    staging.rename(path.parent)
+                    self._store.put({**self._store.get(), made.id: made})
+            except OSError:
+                shutil.rmtree(path.parent, ignore_errors=True)
+                raise
         return made
+
+    def sweep(self) -> None:
+        """Delete what uploads left that were killed, or deletions."""
+        sweep_unfinished(self.folder)
+        with contextlib.suppress(OSError), self._store.locked():
+            known = self._store.get()
+            for folder in self.folder.iterdir():
+                if folder.name.startswith("file-") and folder.name not in known:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def remove(self, file_id: str) -> StoredFile:
         """Delete a file. Raises: FileNotFound."""

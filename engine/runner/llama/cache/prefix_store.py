@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 import numpy as np
 
+from devices.atomic_file import sweep_unfinished
 from devices.msgspec_lock import learned
 from engine.runner.llama.cache.cached_sequence import steady_length
 from engine.runner.llama.cache.prefix_index import Key, PrefixIndex, StoredPrefix
@@ -388,7 +389,8 @@ class PrefixFiles:
 
 
 def prune(folder: Path, limit: int, keep: Path) -> None:
-    """Delete the oldest files of other models until the total respects the limit."""
+    """Delete unfinished files, and the oldest files of other models until the total respects the limit."""
+    sweep_unfinished(folder)
     files = sorted(
         ((p.stat().st_mtime, p.stat().st_size, p) for p in folder.glob("*/*.kv")), key=lambda found: found[0]
     )

@@ -4,7 +4,6 @@ Usage: python -m engine.runner.onnx.speech.convert FOLDER OUT SECONDS; prints on
 """
 
 import math
-import os
 import re
 import shutil
 import sys
@@ -16,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from devices.atomic_file import unfinished
 from devices.child_command import write_answer
 from engine.runner.onnx.speech.moonshine import SPARE_TOKENS, TOKENS_A_SECOND, BadSpeechModel
 from engine.runner.onnx_libraries import onnxruntime, reason
@@ -31,16 +31,13 @@ def convert(folder: Path, out: Path, seconds: float) -> dict[str, Any]:
     done = {"folder": str(out), "architecture": "moonshine", "notices": [notice], "cached": False}
     if (out / FACTS).is_file():
         return {**done, "cached": True, "data_bytes": (out / DATA).stat().st_size}
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    partial.mkdir(parents=True)
-    try:
+    with unfinished(out) as partial:
+        partial.mkdir()
         tokens = math.ceil(seconds * TOKENS_A_SECOND) + SPARE_TOKENS
         write_speech(read_weights(folder), partial, seconds=seconds, tokens=tokens)
         for name in _BESIDE:
             shutil.copyfile(folder / name, partial / name)
         partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return {**done, "data_bytes": (out / DATA).stat().st_size}
 
 
