@@ -7,6 +7,7 @@ _WHY: Final = {
     "no_connection_within": "no connection within {seconds:.0f} s",
     "certificate_not_trusted": "its certificate is not trusted ({why})",
     "closed_in_the_middle": "the connection was closed in the middle",
+    "no_final_response": "it sent {count} interim responses (1xx) and no final one",
     "closed_without_answer": "it closed the connection without an answer",
     "no_list": "it answers /v1/models with no list of models ({why})",
 }

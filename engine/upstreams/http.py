@@ -30,6 +30,9 @@ IDLE_S: Final = 15.0
 UNSEEN_MS: Final = 10_000
 # Maximum body that is read whole: lists of models and errors are far smaller, embeddings fit.
 MOST_BYTES: Final = 256 << 20
+# Maximum responses with a status of 1xx before the final one; servers send one or two.
+MAX_INTERIM: Final = 20
+_FINAL, _SWITCHING = 200, 101
 
 
 class Connection(asyncio.Protocol):
@@ -48,6 +51,7 @@ class Connection(asyncio.Protocol):
         self.status = 0
         self.headers: dict[str, str] = {}
         self.complete = self._stays = False
+        self._interim = 0
         self._chunks: list[bytes] = []
         self._held = 0
         self._paused = False
@@ -94,7 +98,17 @@ class Connection(asyncio.Protocol):
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        self.status = self.status or self._parser.get_status_code()
+        status = self._parser.get_status_code()
+        if self.status or self.complete:
+            return
+        if status < _FINAL and status != _SWITCHING:  # such as 103, which is followed by the response
+            self._interim += 1
+            self.headers.clear()
+            if self._interim > MAX_INTERIM and self.error is None:
+                self.error = ConnectionError(because("no_final_response", count=self._interim))
+                self.close()
+            return
+        self.status = status
 
     def on_body(self, body: bytes) -> None:
         if not self.complete:
@@ -102,7 +116,7 @@ class Connection(asyncio.Protocol):
             self._held += len(body)
 
     def on_message_complete(self) -> None:
-        if not self.complete:
+        if self.status and not self.complete:
             self.complete = True
             self._stays = self._parser.should_keep_alive()  # after the message llhttp no longer knows its framing
 

@@ -46,7 +46,10 @@ class UpstreamRegistry:
         return found
 
     def add(self, name: str, url: str, kind: Kind | None = None) -> Upstream:
-        """Add an upstream, or change its address. Raises: InputFault: a bad name or address."""
+        """Add an upstream, or change its address; its key does not follow it to another origin.
+
+        May block: see UpstreamKeys. Raises: InputFault: a bad name or address.
+        """
         if not _NAME.fullmatch(name):
             raise InputFault(
                 f"{name!r} cannot name an upstream: lower-case letters, digits, dots, dashes, up to 40.", "name"
@@ -57,6 +60,9 @@ class UpstreamRegistry:
             others = tuple(u for u in saved.upstreams if u.name != name)
             if len(others) >= MOST:
                 raise InputFault(f"There are already {MOST} upstreams.", "name")
+            before = next((u for u in saved.upstreams if u.name == name), None)
+            if before is None or origin(before.url) != origin(upstream.url):
+                self.keys.remove(name)
             models = {n: m for n, m in saved.models.items() if n != name}
             self._store.put(msgspec.structs.replace(saved, upstreams=(*others, upstream), models=models))
         self._health.pop(name, None)
@@ -264,3 +270,9 @@ def checked_url(url: str) -> str:
     if parts.username or parts.password or parts.query or parts.fragment:
         raise InputFault(because("address_with_secret"), "url")
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
+
+
+def origin(url: str) -> tuple[str, str | None, int | None]:
+    """Scheme, host and port of an address: what a key belongs to."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)

@@ -267,6 +267,31 @@ def test_keys_are_kept_apart_and_never_told(gateway, http, desk):
     assert ask(http, "hi").status_code == 200
 
 
+def test_a_key_does_not_follow_its_upstream_to_another_origin(http, desk):
+    desk(key="sk-canary-1", rule=True)
+    url = http.get("/tessera/v1/upstreams").json()["upstreams"][0]["url"]
+    same = http.put("/tessera/v1/upstreams/desk", json={"url": f"{url}/v1"}).json()
+    assert (same["key"], same["state"]) == ("file", "ok")
+    with socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        elsewhere.settimeout(30)
+        received = []
+
+        def listen():
+            connection, _ = elsewhere.accept()
+            with connection:
+                received.append(connection.recv(4096))
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        moved = http.put(
+            "/tessera/v1/upstreams/desk", json={"url": f"http://127.0.0.1:{elsewhere.getsockname()[1]}"}
+        ).json()
+        listener.join(30)
+    assert moved["key"] is None
+    assert received[0].startswith(b"GET ")
+    assert b"sk-canary-1" not in received[0]
+
+
 def test_an_upstream_that_is_gone(http, desk):
     fake = desk()
     assert ask(http, "hi").status_code == 200

@@ -30,9 +30,12 @@ async def list_upstreams(request: Request, *, check: bool = False) -> api.Upstre
 
 @router.put("/upstreams/{name}")
 async def put_upstream(request: Request, name: str, body: api.UpstreamRequest) -> api.UpstreamRow:
-    """Add or change an upstream and probe it. Without a rule, only probes are sent to it."""
+    """Add or change an upstream and probe it. Without a rule, only probes are sent to it.
+
+    If it moves to another scheme, host or port, its key is deleted; send the key again.
+    """
     state = server_state(request)
-    upstream = state.links.registry.add(name, body.url, body.kind)
+    upstream = await asyncio.to_thread(state.links.registry.add, name, body.url, body.kind)
     if body.key is not None:
         await asyncio.to_thread(state.links.registry.keys.put, name, body.key)
     await state.links.look(name)

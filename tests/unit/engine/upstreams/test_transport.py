@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from engine.upstreams import http
+from engine.upstreams.errors import UpstreamBrokeOff
 from engine.upstreams.http import Connection, HttpClient
 
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
@@ -50,6 +51,24 @@ class _Answering(asyncio.Protocol):
         self.transport.write(self.server.answer)
         if self.server.hangs_up:
             self.transport.close()
+
+
+HINTS = b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "interim", [HINTS, HINTS * 3, b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 102 P\r\n\r\n" + HINTS]
+)
+@pytest.mark.parametrize("answer", [CHUNKED, SIZED], ids=["chunked", "sized"])
+def test_interim_responses_are_skipped(interim, answer):
+    server = Server(interim + answer)
+    assert asyncio.run(server.ask(2)) == [b"hello"] * 2
+    assert server.connections == 1
+
+
+def test_interim_responses_without_end_are_refused():
+    with pytest.raises(UpstreamBrokeOff, match="21 interim"):
+        asyncio.run(Server(HINTS * 1000).ask(1))
 
 
 @pytest.mark.parametrize("answer", [CHUNKED, SIZED], ids=["chunked", "sized"])
