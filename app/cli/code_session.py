@@ -22,7 +22,7 @@ from app.code.agent.transcript import Transcript, read_transcript
 from app.code.agent.types import AgentEvent, Edited, Ended, Planned, Thought, UserAsked
 from app.code.assistant import Assistant, repair_request
 from app.code.context.items import Context
-from app.code.diff_rows import file_diff
+from app.code.diff_rows import file_change, file_diff
 from app.code.edits.session import Proposal
 from app.code.edits.types import Applied
 from app.code.errors import GitFailed, UncommittedChanges
@@ -123,9 +123,12 @@ class CodeSession:
         if proposal.applicable:
             echo(f"{len(proposal.applicable)} edits have a place: /diff shows, /apply writes them.", err=True)
         for refused in proposal.refused:
-            echo(f"refused: {shown_text(refused.hunk.path)}: {refused.reason}", err=True)
+            what = "not applied by itself" if refused.offer else "refused"
+            echo(f"{what}: {shown_text(refused.hunk.path)}: {refused.reason}", err=True)
         for malformed in proposal.malformed:
             echo(f"not readable: {shown_text(malformed.path or 'an edit')}: {malformed.reason}", err=True)
+        for path in proposal.held_back:
+            echo(f"{shown_text(path)} stays as it is, because not all of its edits can be applied.", err=True)
 
     def diff(self) -> None:
         """Show the proposed edits, numbered."""
@@ -133,23 +136,28 @@ class CodeSession:
             return
         for file in self._proposal.files:
             for hunk_id, outcome in zip(file.hunk_ids, file.result.outcomes, strict=True):
-                if isinstance(outcome, Applied):
-                    note = "" if outcome.match == "exact" else f"  (differs from the file in {outcome.match})"
-                    echo(f"[{hunk_id + 1}] {shown_text(file.path)}{note}", bold=True)
+                applied = outcome if isinstance(outcome, Applied) else outcome.offer
+                if applied is not None:
+                    note = "" if applied.match == "exact" else f"  (differs from the file in {applied.match})"
+                    what = shown_text(f"{file.path}{file_change(applied.hunk)}")
+                    echo(f"[{hunk_id + 1}] {what}{note}", bold=True)
                     for line in file_diff(file, (hunk_id,)).splitlines()[2:]:
                         colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
                         echo(shown_text(line), fg=colour)
 
     def apply(self, numbers: tuple[int, ...]) -> bool:
         """Apply all edits that were located, or the numbered ones; False if some could not be applied."""
-        if self._proposal is None or not self._proposal.applicable:
-            echo("There is nothing to apply: the answer holds no edit that has a place.", err=True)
+        if self._proposal is None or not (numbers or self._proposal.applicable):
+            echo("There is nothing to apply: the answer holds no edit that can be applied as a whole.", err=True)
             return False
         chosen = [number - 1 for number in numbers] or None
         try:
             paths = self._write(self._proposal, chosen)
         except TesseraError as error:
             echo(shown_text(str(error)), err=True)
+            return False
+        if not paths:
+            echo("There is nothing to apply: no edit of the answer has this number.", err=True)
             return False
         self._project.index.update(paths)
         echo(f"written: {shown_text(', '.join(paths))}  (/undo takes it back)", err=True)

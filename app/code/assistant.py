@@ -63,6 +63,7 @@ class Conversation:
     messages: list[dict[str, Any]] = field(default_factory=lambda: [{"role": "system", "content": SYSTEM}])
     count: TokenEstimate = field(default_factory=TokenEstimate)
     vectors: VectorIndex | None = None
+    is_cut: bool = False
 
     def budget(self) -> int:
         """Tokens available for context, in addition to the conversation so far and the response."""
@@ -92,8 +93,9 @@ class Conversation:
         content = f"{context.rendered()}\n{question}" if context.items else question
         return [*self.messages, {"role": "user", "content": content}]
 
-    def keep(self, asked: list[dict[str, Any]], text: str, usage: Usage | None) -> None:
-        """Add a complete response to the conversation."""
+    def keep(self, asked: list[dict[str, Any]], text: str, usage: Usage | None, *, is_cut: bool = False) -> None:
+        """Add a response to the conversation; `is_cut`: it reached its limit of tokens."""
+        self.is_cut = is_cut
         if usage:
             whole = "".join(str(message["content"]) for message in asked)
             self.count.learn(whole, usage.prompt_tokens)
@@ -109,7 +111,7 @@ class Conversation:
         """The edits of the last response, located in the current files."""
         with self.project.index.lock:
             paths = frozenset(self.project.index.database.paths())
-        return self.project.edits.propose(parse_answer(self.last_answer, paths), picked)
+        return self.project.edits.propose(parse_answer(self.last_answer, paths, is_cut=self.is_cut), picked)
 
     def commit_messages(self) -> list[dict[str, Any]] | None:
         """Messages that request a commit message for the uncommitted changes; None if there are no changes."""
@@ -140,11 +142,13 @@ class Assistant:
         asked = self.conversation.request(question, context)
         text: list[str] = []
         usage: Usage | None = None
+        is_cut = False
         for answer in self.client.chat(self.conversation.model, asked, **self.conversation.options):
             text.append(answer.text)
             usage = answer.facts.usage or usage
+            is_cut |= answer.facts.finish_reason == "length"
             yield answer
-        self.conversation.keep(asked, "".join(text), usage)
+        self.conversation.keep(asked, "".join(text), usage, is_cut=is_cut)
 
     def commit_message(self) -> Iterator[Answer]:
         """Stream a commit message; commits nothing."""

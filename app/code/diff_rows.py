@@ -7,17 +7,22 @@ from dataclasses import dataclass
 from app.code.edits import parse as text_lines
 from app.code.edits.apply import merge
 from app.code.edits.session import FileProposal
+from app.code.edits.types import Hunk
+
+
+def file_change(hunk: Hunk) -> str:
+    """What a hunk does to the file itself, to follow its path; empty for a change of its text."""
+    if hunk.to is not None:
+        return f" → {hunk.to}"
+    if hunk.executable is not None:
+        return " (executable)" if hunk.executable else " (not executable)"
+    return ""
 
 
 def file_diff(file: FileProposal, chosen: Collection[int] | None = None) -> str:
     """Unified diff of the file with the chosen hunks applied (None: all located hunks)."""
-    before = file.before.text if file.before else ""
-    outcomes = [
-        outcome
-        for hunk_id, outcome in zip(file.hunk_ids, file.result.outcomes, strict=True)
-        if chosen is None or hunk_id in chosen
-    ]
-    old, new = text_lines.contents(before), text_lines.contents(merge(before, outcomes))
+    before, after = text_with(file, file.hunk_ids if chosen is None else chosen)
+    old, new = text_lines.contents(before), text_lines.contents(after)
     name = file.path if file.before else "/dev/null"
     return "\n".join(difflib.unified_diff(old, new, name, file.path, lineterm=""))
 
@@ -66,7 +71,20 @@ def aligned_rows(before: str, after: str, context: int = 3) -> list[Row | None]:
 
 
 def text_with(file: FileProposal, chosen: Collection[int]) -> tuple[str, str]:
-    """Return (before, after): the file without and with the chosen hunks."""
+    """Return (before, after): the file without and with the chosen hunks.
+
+    If they need an earlier hunk, `before` is the file with all earlier hunks applied.
+    """
     before = file.before.text if file.before else ""
-    pairs = zip(file.hunk_ids, file.result.outcomes, strict=True)
-    return before, merge(before, [outcome for hunk_id, outcome in pairs if hunk_id in chosen])
+    pairs = list(zip(file.hunk_ids, file.result.outcomes, strict=True))
+    wanted = [outcome for hunk_id, outcome in pairs if hunk_id in chosen]
+    if any(outcome.hunk.kind == "delete" for outcome in wanted):
+        return before, ""
+    alone = merge(before, wanted)
+    if alone is not None:
+        return before, alone
+    last = max(index for index, (hunk_id, _) in enumerate(pairs) if hunk_id in chosen)
+    earlier = [outcome for hunk_id, outcome in pairs[:last] if hunk_id not in chosen]
+    base = merge(before, earlier)
+    whole = merge(before, [outcome for _, outcome in pairs[: last + 1]])
+    return (before, before) if base is None or whole is None else (base, whole)

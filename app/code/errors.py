@@ -58,6 +58,19 @@ class UncommittedChanges(FileChanged):
         super().__init__(path, "has uncommitted changes that are not from here")
 
 
+class EditNeedsAnother(InputFault):
+    """The chosen edits of a file need another edit of the same answer; nothing was written."""
+
+    code = "edit_needs_another"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"The chosen edits of {path!r} change lines that another edit of the answer writes. "
+            "Nothing was written; choose that edit too."
+        )
+        self.path = path
+
+
 class NothingToUndo(InputFault):
     """The journal contains no applied edit to undo."""
 

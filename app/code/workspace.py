@@ -43,11 +43,14 @@ class Workspace:
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve(strict=True)
+        self._prefixes = tuple(dict.fromkeys(f"{path.as_posix()}/" for path in (self.root, root.absolute())))
         if not self.root.is_dir():
             raise PathRefused(str(root), "it is not a folder")
 
     def normalize(self, path: str) -> str:
         """Normalize to a path relative to the root, with forward slashes; refuse all other names.
+
+        An absolute path inside the project is accepted, because agents write such paths.
 
         Raises: PathRefused.
         """
@@ -58,6 +61,9 @@ class Workspace:
                 raise PathRefused(path, "it contains an invisible or control character")
         if "\\" in path:
             raise PathRefused(path, "it contains a backslash")
+        inside = next((prefix for prefix in self._prefixes if path.startswith(prefix)), None)
+        if inside is not None:
+            path = path.removeprefix(inside).lstrip("/") or "."
         if path.startswith(("/", "~")) or (len(path) > 1 and path[1] == ":"):
             raise PathRefused(path, "it is not relative to the project folder")
         parts = [part for part in path.split("/") if part not in {"", "."}]
@@ -106,8 +112,10 @@ class Workspace:
         except FileMissing:
             return False
 
-    def write(self, path: str, text: str) -> str:
+    def write(self, path: str, text: str, *, executable: bool | None = None) -> str:
         """Replace or create a file atomically and keep its permissions; return the new sha256.
+
+        `executable` sets or clears the execute permission (None: it stays, and a new file has none).
 
         Raises: PathRefused; OSError of the disk.
         """
@@ -121,6 +129,8 @@ class Workspace:
                 if not stat.S_ISREG(status.st_mode):
                     raise PathRefused(name, "it is a link or a special file")
                 mode = stat.S_IMODE(status.st_mode)
+            if executable is not None:
+                mode = mode | (mode & 0o444) >> 2 if executable else mode & ~0o111
             folder.replace(leaf, data, mode)
         return hashlib.sha256(data).hexdigest()
 
@@ -139,6 +149,29 @@ class Workspace:
             if not stat.S_ISREG(status.st_mode):
                 raise PathRefused(name, "it is a link or a special file")
             folder.unlink(leaf)
+
+    def is_executable(self, path: str) -> bool:
+        """Return True if the owner may execute this regular file. Raises: PathRefused, FileMissing."""
+        with self._opened(self.normalize(path)) as descriptor:
+            return bool(os.fstat(descriptor).st_mode & stat.S_IXUSR)
+
+    def num_missing_folders(self, path: str) -> int:
+        """How many folders `write` would make for this path. Raises: PathRefused."""
+        parts, _ = _split(self.normalize(path))
+        for count in range(len(parts)):
+            with contextlib.suppress(FileMissing), self._folder(path, parts[: len(parts) - count], create=False):
+                return count
+        return len(parts)
+
+    def remove_folders(self, path: str, count: int) -> None:
+        """Remove up to `count` folders above a deleted file, the innermost first, while they are empty."""
+        parts, _ = _split(self.normalize(path))
+        for depth in range(len(parts), max(len(parts) - count, 0), -1):
+            try:
+                with self._folder(path, parts[: depth - 1], create=False) as folder:
+                    folder.rmdir(parts[depth - 1])
+            except (OSError, FileMissing, PathRefused):
+                return
 
     def list_folder(self, path: str = "") -> list[tuple[str, bool]]:
         """(name, is_folder) of each regular entry, sorted; links and special files are omitted."""
@@ -256,6 +289,9 @@ class _Folder:
 
     def unlink(self, leaf: str) -> None:
         os.unlink(self._at(leaf), dir_fd=self._descriptor)
+
+    def rmdir(self, leaf: str) -> None:
+        os.rmdir(self._at(leaf), dir_fd=self._descriptor)
 
     def names(self) -> list[str]:
         # pathlib cannot list a file descriptor.

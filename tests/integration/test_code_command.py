@@ -92,22 +92,24 @@ def test_edits_without_a_place_fail_the_command_and_are_sent_back(server, projec
 
 
 @pytest.mark.parametrize(
-    "answer",
+    ("answer", "reported"),
     [
-        "*** Begin Patch\n*** Update File: greet.py\n@@\n-x\n+y\n*** End Patch\n",
-        "diff --git a/greet.py b/hello.py\nsimilarity index 100%\nrename from greet.py\nrename to hello.py\n",
-        "diff --git a/greet.py b/greet.py\nold mode 100644\nnew mode 100755\n",
-        "Write it yourself.\n",
+        ("*** Begin Patch\n*** Update File: greet.py\n@@\n-x\n+y\n*** End Patch\n", "refused: greet.py"),
+        ("*** Begin Patch\n*** Update File: greet.py\n@@\n-x\n+y\n", "not readable: greet.py"),
+        ("diff --git a/greet.py b/b.py\ncopy from greet.py\ncopy to b.py\n", "not readable: b.py"),
+        ("diff --git a/greet.py b/greet.py\nold mode 100644\nnew mode 120000\n", "not readable: greet.py"),
+        ("```sh\ncat > greet.py <<EOF\nx\nEOF\n```\n", "not readable: an edit"),
+        ("Write it yourself.\n", ""),
     ],
-    ids=["Codex", "rename", "mode", "no edit"],
+    ids=["Codex", "cut", "copy", "link", "shell", "no edit"],
 )
-def test_applying_an_answer_without_an_edit_that_can_be_read_fails(server, project, answer):
+def test_applying_an_answer_without_an_edit_that_can_be_read_fails(server, project, answer, reported):
     before = {path: path.read_text() for path in project.iterdir()}
     server.say(answer)
     done = run("code", project, "-p", "louder", "--apply")
     assert done.exit_code == 1
     assert "nothing to apply" in done.output
-    assert ("not readable: " in done.output) == (answer != "Write it yourself.\n")
+    assert reported in done.output
     assert {path: path.read_text() for path in project.iterdir()} == before
 
 

@@ -23,8 +23,8 @@ def test_a_journal_of_edits(tmp_path):
     journal = Journal(path)
     journal.add("first", (CHANGE,))
     journal.close()
-    before = made_newer(path, 2)
-    with pytest.raises(JournalFromNewerVersion, match="form 2"):
+    before = made_newer(path, 3)
+    with pytest.raises(JournalFromNewerVersion, match="form 3"):
         Journal(path)
     assert path.read_bytes() == before
     made_newer(path, 0)  # as it was written before there were versions

@@ -1,419 +1,391 @@
-"""Apply the hunks of one file. Every hunk is located in the original text; hunks must not overlap."""
+"""Apply the hunks of one file, in order.
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+A hunk is located in the original text, which the response's author knows. If its text does not occur there, it is
+located in what the earlier hunks left. A place that an earlier hunk changed is not used.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from pathlib import PurePosixPath
+from typing import Final
 
 from app.code.edits import parse as text_lines
+from app.code.edits.locate import Location, NotLocated, locate, matches, same
 from app.code.edits.parse import indent_of
-from app.code.edits.types import Applied, FileResult, Hunk, Match, Outcome, Refused
-
-# Locate quoted code in a file: exactly one position, or none with a reason.
-#
-# Tolerance has limits. Code that occurs twice has no position. If code matches only with whitespace ignored, it has
-# no position either when another place in the file is more similar to it as written.
-
-# Map the indentation of quoted code to the indentation in the file.
-
-# Returns a replacement line with the file's indentation, or None if that cannot be derived.
-Reindent = Callable[[int, str], str | None]
-
-
-def same(index: int, line: str) -> str:
-    """Keep the line unchanged."""
-    del index
-    return line
-
-
-def shifted(search: Sequence[str], found: Sequence[str]) -> Reindent | None:
-    """The prefix that all lines gained, or all lost; None if there is no such prefix.
-
-    Responses often lose the indentation of only their first line, so that line may differ from the rest.
-    """
-    whole = _shift(search, found)
-    if whole is not None:
-        return lambda _, line: _moved(line, whole)
-    shift = _shift(search[1:], found[1:])
-    if shift is None or indent_of(search[0]) or not any(line.strip() for line in search[1:]):
-        return None
-    head = indent_of(found[0])
-
-    def reindent(index: int, line: str) -> str | None:
-        return head + line if index == 0 and not indent_of(line) else _moved(line, shift)
-
-    return reindent
-
-
-def retabbed(search: Sequence[str], found: Sequence[str]) -> Reindent | None:
-    """Convert spaces in the response to tabs in the file, or the reverse, at one constant width."""
-    pairs = [(indent_of(s), indent_of(f)) for s, f in zip(search, found, strict=True) if s.strip()]
-    if any(bool(s) != bool(f) for s, f in pairs):
-        return None
-    pairs = [pair for pair in pairs if pair[0]]
-    if pairs and all(set(s) == {" "} and set(f) == {"\t"} for s, f in pairs):
-        widths = {len(s) / len(f) for s, f in pairs}
-        wide, narrow = " ", "\t"
-    elif pairs and all(set(s) == {"\t"} and set(f) == {" "} for s, f in pairs):
-        widths = {len(f) / len(s) for s, f in pairs}
-        wide, narrow = "\t", " "
-    else:
-        return None
-    width = widths.pop()
-    if widths or width != int(width):
-        return None
-    unit = int(width)
-
-    def reindent(_: int, line: str) -> str | None:
-        indent, body = indent_of(line), line.lstrip(" \t")
-        if not body or not indent:
-            return body
-        if set(indent) != {wide}:
-            return None
-        if narrow == " ":
-            return " " * (unit * len(indent)) + body
-        return None if len(indent) % unit else "\t" * (len(indent) // unit) + body
-
-    return reindent
-
-
-def _shift(search: Sequence[str], found: Sequence[str]) -> tuple[str, str] | None:
-    """Return (prefix to remove, prefix to add); one of them is empty."""
-    pairs = [(indent_of(s), indent_of(f)) for s, f in zip(search, found, strict=True) if s.strip()]
-    if not pairs:
-        return None
-    first_s, first_f = pairs[0]
-    if first_f.endswith(first_s):
-        added = first_f[: len(first_f) - len(first_s)]
-        if all(f == added + s for s, f in pairs):
-            return "", added
-    if first_s.endswith(first_f):
-        removed = first_s[: len(first_s) - len(first_f)]
-        if all(s == removed + f for s, f in pairs):
-            return removed, ""
-    return None
-
-
-def _moved(line: str, shift: tuple[str, str]) -> str | None:
-    removed, added = shift
-    if not line.strip():
-        return ""
-    return added + line[len(removed) :] if line.startswith(removed) else None
-
-
-# With fewer letters and digits, a match with whitespace ignored is too weak.
-_LEAST_EVIDENCE = 4
-# Fraction of equal lines from which another place may be the intended one.
-_RIVAL_FRACTION = 0.5
-# The same for snippets of up to three lines: difflib similarity of single lines.
-_RIVAL_RATIO = 0.8
-_SHORT_SEARCH = 3
-# A line at more positions than this does not help to locate code, and would cost time.
-_COMMON_LINE = 200
-_SHOWN_CANDIDATES = 8
-
-
-@dataclass(frozen=True)
-class Location:
-    """Lines `start` to `start + len(search)` (0-based) match `search`; `replace` replaces them."""
-
-    start: int
-    match: Match
-    search: tuple[str, ...]
-    replace: tuple[str, ...]
-    reindent: Reindent
-
-
-@dataclass(frozen=True)
-class NotLocated:
-    """The reason why there is no position, and similar 0-based lines. `absent`: the text occurs nowhere."""
-
-    reason: str
-    candidates: tuple[int, ...] = ()
-    absent: bool = False
-
-
-def locate(
-    lines: Sequence[str], search: tuple[str, ...], replace: tuple[str, ...], *, at: int | None = None
-) -> Location | NotLocated:
-    """Find the only position of `search`; `at` (0-based) is the user's choice among several."""
-    if not any(line.strip() for line in search):
-        return NotLocated("the text to find is empty")
-    for match, part, new in _attempts(search, replace):
-        locations = [
-            Location(start, match, part, new, reindent) for start, reindent in _matches(lines, part, match)
-        ]
-        if at is not None:
-            locations = [location for location in locations if location.start == at]
-        if not locations:
-            continue
-        if len(locations) > 1:
-            shown = tuple(location.start for location in locations[:_SHOWN_CANDIDATES])
-            return NotLocated(f"the text to find occurs {len(locations)} times", shown)
-        if match != "exact" and at is None:
-            doubt = _doubt(lines, locations[0])
-            if doubt is not None:
-                return doubt
-        return locations[0]
-    return NotLocated("the text to find is not in the file", _nearest(lines, search), absent=True)
-
-
-def _attempts(
-    search: tuple[str, ...], replace: tuple[str, ...]
-) -> Iterator[tuple[Match, tuple[str, ...], tuple[str, ...]]]:
-    yield "exact", search, replace
-    yield "trailing space", search, replace
-    trimmed, new = _without_outer_blanks(search, replace)
-    if trimmed != search:
-        yield "outer blank lines", trimmed, new
-    yield "indentation", trimmed, new
-    yield "tabs and spaces", trimmed, new
-
-
-def _matches(lines: Sequence[str], part: Sequence[str], match: Match) -> Iterator[tuple[int, Reindent]]:
-    """Yield every start at which `part` matches under the rule `match`."""
-    size = len(part)
-    if match == "exact":
-        first, whole = part[0], list(part)
-        for start in range(len(lines) - size + 1):
-            if lines[start] == first and list(lines[start : start + size]) == whole:
-                yield start, same
-        return
-    forgiving = match in {"indentation", "tabs and spaces"}
-    key = str.strip if forgiving else str.rstrip
-    wanted = [key(line) for line in part]
-    given = [key(line) for line in lines]
-    for start in range(len(lines) - size + 1):
-        if given[start] != wanted[0] or given[start : start + size] != wanted:
-            continue
-        if not forgiving:
-            yield start, same
-            continue
-        rule = shifted if match == "indentation" else retabbed
-        reindent = rule(part, lines[start : start + size])
-        if reindent is not None:
-            yield start, reindent
-
-
-def _without_outer_blanks(
-    search: tuple[str, ...], replace: tuple[str, ...]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Drop blank first and last lines of the search, and the matching ones of the replacement."""
-    old, new = list(search), list(replace)
-    while not old[0].strip():
-        old.pop(0)
-        if new and not new[0].strip():
-            new.pop(0)
-    while not old[-1].strip():
-        old.pop()
-        if new and not new[-1].strip():
-            new.pop()
-    return tuple(old), tuple(new)
-
-
-def _doubt(lines: Sequence[str], location: Location) -> NotLocated | None:
-    """Reason to reject a match with whitespace ignored; None if there is none."""
-    letters = sum(char.isalnum() for line in location.search for char in line)
-    if letters < _LEAST_EVIDENCE:
-        return NotLocated("too little text to place without its exact whitespace", (location.start,))
-    rivals = _rivals(lines, location.search, skip=location.start)
-    if rivals:
-        reason = (
-            f"it fits line {location.start + 1} only with different whitespace ({location.match}), "
-            f"and line {rivals[0] + 1} resembles it too"
-        )
-        return NotLocated(reason, (location.start, *rivals))
-    return None
-
-
-def _rivals(lines: Sequence[str], search: Sequence[str], skip: int | None = None) -> tuple[int, ...]:
-    """Starts (0-based) of other places that equal most of `search` as written, best first."""
-    size = len(search)
-    positions: dict[str, list[int]] = defaultdict(list)
-    wanted = set(search)
-    for number, line in enumerate(lines):
-        if line in wanted and line.strip():
-            positions[line].append(number)
-    votes: dict[int, int] = defaultdict(int)
-    for offset, line in enumerate(search):
-        found = positions.get(line, ())
-        if len(found) <= _COMMON_LINE:
-            for number in found:
-                votes[number - offset] += 1
-    telling = sum(1 for line in search if line.strip())
-    scored = {
-        max(start, 0): count / telling for start, count in votes.items() if count / telling >= _RIVAL_FRACTION
-    }
-    if size <= _SHORT_SEARCH:
-        for start in range(len(lines) - size + 1):
-            ratio = _similarity(search, lines[start : start + size])
-            if ratio >= _RIVAL_RATIO:
-                scored[start] = max(ratio, scored.get(start, 0.0))
-    if skip is not None:
-        scored = {start: share for start, share in scored.items() if abs(start - skip) >= size}
-    return tuple(sorted(scored, key=lambda start: (-scored[start], start))[:_SHOWN_CANDIDATES])
-
-
-def _similarity(search: Sequence[str], window: Sequence[str]) -> float:
-    """Mean difflib ratio of aligned lines; 0 if indentation differs or a fast upper bound is too low."""
-    total = 0.0
-    for old, new in zip(search, window, strict=True):
-        if old == new:
-            total += 1.0
-            continue
-        if indent_of(old) != indent_of(new):
-            return 0.0
-        matcher = SequenceMatcher(None, old.strip(), new.strip(), autojunk=False)
-        if matcher.real_quick_ratio() < _RIVAL_RATIO or matcher.quick_ratio() < _RIVAL_RATIO:
-            return 0.0
-        total += matcher.ratio()
-    return total / len(search)
-
-
-def _nearest(lines: Sequence[str], search: tuple[str, ...]) -> tuple[int, ...]:
-    """Similar places to show with a refusal: as written, else with whitespace ignored."""
-    trimmed, _ = _without_outer_blanks(search, ())
-    return _rivals(lines, trimmed) or _rivals([line.strip() for line in lines], [line.strip() for line in trimmed])
-
+from app.code.edits.types import Applied, FileResult, Hunk, Outcome, Refused
 
 # Longer hunks take seconds to align; model responses never contain one.
 _MOST_LINES = 5000
+# Byte-order mark: it is no part of the first line.
+_BOM: Final = "\ufeff"
+_BARE_ELISION: Final = re.compile(r"^\s*(?:\.\.\.|…)\s*$")
+# A comment that stands for code: `# ...`, `// ... existing code ...`, `# rest of the file unchanged ...`.
+_COMMENT: Final = re.compile(r"^\s*(?:#|//|--|;|%|\{?/\*|<!--)\s*(.*?)\s*(?:\*/\}?|-->)?\s*$")
+_STANDS_FOR: Final = re.compile(
+    r"\b(?:existing|rest of|remaining|unchanged|previous|other|omitted|same as|as before|no changes?)\b",
+    re.IGNORECASE,
+)
+# A comment of one of these texts stands for code without dots, too.
+_SPELLED_OUT: Final = re.compile(
+    r"^\(?(?:(?:the )?(?:rest|remainder) of (?:the |your )?(?:code|file|class|function|method|implementation)"
+    r"|existing code|(?:the )?remaining code)"
+    r"(?: (?:here|remains|stays|is|goes here|as before|unchanged|the same))*\)?[.:]?$",
+    re.IGNORECASE,
+)
+# Files of text, where a line of `=` underlines a heading.
+_TEXT_SUFFIXES: Final = frozenset({".rst", ".md", ".markdown", ".txt", ".mdx", ".adoc", ".text"})
+_UNDERLINE: Final = re.compile(r"^={5,9}\s*$")
+# A new text with fewer of the old lines may be a part of the file, and would delete the rest.
+_LEAST_SHARED: Final = 0.5
+
+
+def is_elision(line: str) -> bool:
+    """Return True if a comment stands for code that was left out."""
+    match = _COMMENT.match(line)
+    if match is None:
+        return False
+    text = match.group(1)
+    if not text.strip("."):
+        return text.startswith("...")
+    dotted = text.startswith(("...", "…")) or text.endswith(("...", "…"))
+    if text.startswith("…") and not text.strip("… "):
+        return True
+    if text.startswith(("...", "…")) and text.endswith(("...", "…")):
+        return True
+    return (dotted and _STANDS_FOR.search(text) is not None) or _SPELLED_OUT.match(text) is not None
 
 
 def apply_hunks(text: str, hunks: Sequence[Hunk], picked: Mapping[int, int] | None = None) -> FileResult:
-    """Locate every hunk and build the new text.
+    """Apply the hunks of one file in order and build the new text.
 
     `picked` maps a hunk's index to the 1-based line that the user chose among its candidates. Unchanged lines keep
-    their bytes, endings included; new lines get the most common line ending.
+    their bytes, endings included; a changed line keeps the ending of the line it replaces.
     """
-    original = text_lines.split(text)
+    sheet = _Sheet(text)
     outcomes: list[Outcome] = []
     for index, hunk in enumerate(hunks):
-        outcome = _apply_hunk(original, hunk, (picked or {}).get(index))
-        if (
-            isinstance(outcome, Applied)
-            and hunk.kind == "create"
-            and any(h.kind == "create" for h in hunks[:index])
-        ):
-            outcome = Refused(hunk=hunk, reason="this answer already makes a new file of that name")
-        elif isinstance(outcome, Applied) and hunk.kind == "delete" and len(hunks) > 1:
+        outcome: Outcome
+        if hunk.kind == "delete" and any(other.kind != "mode" for other in (*hunks[:index], *hunks[index + 1 :])):
             outcome = Refused(hunk=hunk, reason="this answer also changes the file that it deletes")
-        if isinstance(outcome, Applied):
-            clash = _overlapping(outcome, outcomes)
-            if clash is not None:
-                reason = f"it changes the same lines as edit {clash + 1} of this answer"
-                outcome = Refused(hunk=hunk, reason=reason, candidates=(outcome.first,))
+        elif hunk.kind == "create" and any(h.kind in {"create", "whole"} for h in hunks[:index]):
+            outcome = Refused(hunk=hunk, reason="this answer already makes a new file of that name")
+        elif hunk.kind == "whole" and index:
+            outcome = Refused(hunk=hunk, reason="this answer also changes the file that it writes as a whole")
+        else:
+            outcome = sheet.apply(hunk, (picked or {}).get(index), index)
         outcomes.append(outcome)
-    return FileResult(text=merge(text, outcomes), outcomes=tuple(outcomes))
+    return FileResult(text=sheet.text(), outcomes=tuple(outcomes))
 
 
-def merge(text: str, outcomes: Sequence[Outcome]) -> str:
-    """The text with the applied hunks of `outcomes` (any subset of one result) inserted."""
-    original = text_lines.split(text)
-    eol = text_lines.ending_of(original)
-    result: list[tuple[str, str]] = []
-    position = 0
-    for applied in sorted((o for o in outcomes if isinstance(o, Applied)), key=lambda o: o.first):
-        result += original[position : applied.first - 1]
-        result += [pair for line in applied.new_lines for pair in text_lines.split(line)]
-        position = applied.last
-    result += original[position:]
-    if not original:
-        return "".join(content + ending for content, ending in result)
-    joined = [content + (ending or eol) for content, ending in result]
-    if joined and not original[-1][1]:
-        joined[-1] = result[-1][0]
-    return "".join(joined)
+def merge(text: str, outcomes: Sequence[Outcome]) -> str | None:
+    """The text with only these hunks applied, offers included; None if one of them needs a hunk that is missing."""
+    sheet = _Sheet(text)
+    for index, outcome in enumerate(outcomes):
+        applied = outcome if isinstance(outcome, Applied) else outcome.offer
+        if applied is None:
+            continue
+        again = sheet.apply(applied.hunk, applied.picked, index, is_chosen=True)
+        if not isinstance(again, Applied):
+            return None
+    return sheet.text()
 
 
-def _apply_hunk(original: list[tuple[str, str]], hunk: Hunk, picked: int | None) -> Outcome:
-    lines = [content for content, _ in original]
-    if hunk.kind == "create":
-        return _placed_creation(original, hunk)
+@dataclass(frozen=True)
+class _Line:
+    """A line of the current text. `origin` is its 0-based line of the original, None for a new line."""
+
+    content: str
+    ending: str
+    origin: int | None
+
+
+class _Sheet:
+    """A file's text while the hunks of a response are applied to it."""
+
+    def __init__(self, text: str) -> None:
+        self._mark = _BOM if text.startswith(_BOM) else ""
+        self._original = text_lines.split(text.removeprefix(_BOM))
+        self._eol = text_lines.ending_of(self._original)
+        self._contents = [content for content, _ in self._original]
+        self._lines = [_Line(content, ending, index) for index, (content, ending) in enumerate(self._original)]
+        self._changed_by: dict[int, int] = {}
+        self._final_newline: bool | None = None
+
+    def text(self) -> str:
+        """The current text. The last line has a newline unless the original ended without one."""
+        if not self._lines:
+            return self._mark
+        parts = [line.content + (line.ending or self._eol) for line in self._lines]
+        last = self._lines[-1]
+        is_new = last.origin is None
+        if self._final_newline is not None:
+            parts[-1] = last.content + (last.ending or self._eol if self._final_newline else "")
+        elif self._original and not self._original[-1][1]:
+            parts[-1] = last.content + ("" if is_new else last.ending)
+        elif not self._original:
+            parts[-1] = last.content + last.ending
+        return self._mark + "".join(parts)
+
+    def apply(self, hunk: Hunk, picked: int | None, number: int, *, is_chosen: bool = False) -> Outcome:
+        """Apply one hunk to the current text; `is_chosen`: the user chose it, so an offer is applied."""
+        if hunk.kind in {"move", "mode"}:
+            return Applied(hunk=hunk, match="exact", first=1, last=0, new_lines=())
+        if hunk.kind == "delete":
+            return self._deleted(hunk)
+        divided = self._divided(_without_mark(hunk))
+        if isinstance(divided, Refused):
+            return divided
+        if divided.kind == "whole":
+            return self._written_whole(divided, is_chosen=is_chosen)
+        return self._created(divided) if divided.kind == "create" else self._changed(divided, picked, number)
+
+    def _divided(self, hunk: Hunk) -> Hunk | Refused:
+        """The hunk with the halves whose text to find is in the file, the longest one."""
+        if not hunk.others:
+            return hunk
+        ways = ((hunk.search, hunk.replace), *hunk.others)
+        if not self._lines and hunk.kind == "create" and _has_headings(hunk.path, hunk.replace):
+            return replace(hunk, others=())
+        lines = [line.content for line in self._lines]
+        for search, new in reversed(ways):
+            if not any(line.strip() for line in search):
+                continue
+            underlines = sum(1 for line in search if _UNDERLINE.match(line))
+            if underlines != sum(1 for line in new if _UNDERLINE.match(line)) and not _has_headings(hunk.path, new):
+                continue
+            location = locate(lines, search, new)
+            if isinstance(location, Location) and location.match in {"exact", "trailing space"}:
+                return replace(hunk, kind="change", search=search, replace=new, others=())
+        reason = f"the block has {len(ways)} dividers, so its halves are not certain"
+        return Refused(hunk=hunk, reason=reason)
+
+    def _created(self, hunk: Hunk) -> Outcome:
+        if any(line.content.strip() for line in self._lines):
+            return Refused(hunk=hunk, reason="there is already a file of that name with text in it")
+        if any(is_elision(line) for line in hunk.replace):
+            return Refused(hunk=hunk, reason="the new file leaves lines out with a comment")
+        made = [_Line(content, "\n", None) for content in hunk.replace]
+        if hunk.final_newline is False and made:
+            made[-1] = replace(made[-1], ending="")
+        last = (
+            0 if hunk.source == "diff" else len(self._lines)
+        )  # a diff at the start of a file keeps its blank lines
+        self._lines[:last] = made
+        if self._original and hunk.final_newline is None:
+            self._final_newline = True
+        return Applied(
+            hunk=hunk, match="exact", first=1, last=last, new_lines=tuple(x.content + x.ending for x in made)
+        )
+
+    def _written_whole(self, hunk: Hunk, *, is_chosen: bool) -> Outcome:
+        if not any(line.content.strip() for line in self._lines):
+            return self._created(hunk)
+        code, there = list(hunk.replace), {content.strip() for content in self._contents}
+        if any(is_elision(line) or _BARE_ELISION.match(line) for line in code if line.strip() not in there):
+            return Refused(hunk=hunk, reason="the text of the whole file leaves lines out")
+        if code == self._contents:
+            return Refused(hunk=hunk, reason="it changes nothing")
+        old = [content for content in self._contents if content.strip()]
+        shared = len({line.strip() for line in code} & {line.strip() for line in old})
+        if shared < _LEAST_SHARED * len({line.strip() for line in old}):
+            reason = f"it holds only {shared} of the file's {len(old)} lines, so it may be a part of the file"
+            return Refused(hunk=hunk, reason=reason)
+        location = Location(0, "exact", tuple(self._contents), hunk.replace, same)
+        made = self._filled(hunk, location, list(self._lines))
+        assert not isinstance(made, Refused)
+        applied = Applied(
+            hunk=hunk,
+            match="exact",
+            first=1,
+            last=len(self._lines),
+            new_lines=tuple(x.content + x.ending for x in made),
+        )
+        if is_chosen:
+            self._lines = made
+            return applied
+        reason = "a fence holds the text of the whole file, which would replace it; choose this edit to write it"
+        return Refused(hunk=hunk, reason=reason, offer=applied)
+
+    def _deleted(self, hunk: Hunk) -> Outcome:
+        if hunk.source != "patch" and list(hunk.search) != self._contents:
+            return Refused(hunk=hunk, reason="the file to delete differs from what the answer quotes")
+        return Applied(hunk=hunk, match="exact", first=1, last=len(self._contents), new_lines=())
+
+    def _appended(self, hunk: Hunk) -> Outcome:
+        """A patch's lines for the end of the file, which quote nothing of it."""
+        made = [_Line(content, self._eol, None) for content in hunk.replace]
+        first = len(self._lines) + 1
+        if self._lines and not self._lines[-1].ending:
+            self._lines[-1] = replace(self._lines[-1], ending=self._eol)
+        self._lines += made
+        new_lines = tuple(line.content + line.ending for line in made)
+        return Applied(hunk=hunk, match="exact", first=first, last=first - 1, new_lines=new_lines)
+
+    def _changed(self, hunk: Hunk, picked: int | None, number: int) -> Outcome:
+        if not any(line.strip() for line in hunk.search) and hunk.at_end and picked is None:
+            return self._appended(hunk)
+        located = _unusable(hunk) or self._placed(hunk, picked)
+        if isinstance(located, Refused):
+            return located
+        location, start = located
+        found = self._lines[start : start + len(location.search)]
+        made = self._unfit(hunk, location, start) or self._filled(hunk, location, found)
+        if isinstance(made, Refused):
+            return made
+        end = start + len(found)
+        if hunk.final_newline is not None and end == len(self._lines):
+            self._final_newline = hunk.final_newline
+        elif hunk.search == hunk.replace:
+            return Refused(hunk=hunk, reason="it changes nothing")
+        unchanged = {line.origin for line in made}
+        for line in found:
+            if line.origin is not None and line.origin not in unchanged:
+                self._changed_by[line.origin] = number
+        self._lines[start:end] = made
+        return Applied(
+            hunk=hunk,
+            match=location.match,
+            first=location.start + 1,
+            last=location.start + len(location.search),
+            new_lines=tuple(line.content + line.ending for line in made),
+            picked=picked,
+        )
+
+    def _unfit(self, hunk: Hunk, location: Location, start: int) -> Refused | None:
+        """The refusal of a located hunk that is applied already or leaves lines out; None if it fits."""
+        near = (location.start + 1,)
+        if self._is_done(hunk, location, start):
+            return Refused(hunk=hunk, reason=f"it seems to be applied already, at line {near[0]}", candidates=near)
+        quoted = {line.content for line in self._lines[start : start + len(location.search)]} | set(hunk.search)
+        if any(is_elision(line) for line in location.replace if line not in quoted):
+            reason = "the replacement leaves lines out with a comment, which would be written into the file"
+            return Refused(hunk=hunk, reason=reason, candidates=near)
+        return None
+
+    def _placed(self, hunk: Hunk, picked: int | None) -> tuple[Location, int] | Refused:
+        """The location of a hunk and its 0-based start in the current text."""
+        at = None if picked is None else picked - 1
+        given = _chosen(hunk, locate(self._contents, hunk.search, hunk.replace, at=at), self._contents)
+        start = self._start_of(given) if isinstance(given, Location) else None
+        if isinstance(given, Location) and start is not None and given.match == "exact":
+            return given, start
+        if isinstance(given, Location) or given.absent:
+            current = [line.content for line in self._lines]
+            now = _chosen(hunk, locate(current, hunk.search, hunk.replace, at=at), current)
+            if isinstance(now, Location) and (now.match == "exact" or start is None):
+                return now, now.start
+        if isinstance(given, NotLocated):
+            return self._not_placed(hunk, given)
+        return self._taken(hunk, given) if start is None else (given, start)
+
+    def _taken(self, hunk: Hunk, given: Location) -> Refused:
+        """The hunk quotes lines that an earlier one changed."""
+        others = {self._changed_by.get(given.start + offset) for offset in range(len(given.search))}
+        earlier = min((other for other in others if other is not None), default=0)
+        reason = f"it changes the same lines as edit {earlier + 1} of this answer"
+        return Refused(hunk=hunk, reason=reason, candidates=(given.start + 1,))
+
+    def _start_of(self, location: Location) -> int | None:
+        """Where the located lines of the original are now; None if an earlier hunk changed or parted them."""
+        size = len(location.search)
+        for index, line in enumerate(self._lines):
+            if line.origin == location.start:
+                there = [other.origin for other in self._lines[index : index + size]]
+                return index if there == list(range(location.start, location.start + size)) else None
+        return None
+
+    def _not_placed(self, hunk: Hunk, missing: NotLocated) -> Refused:
+        """Explain why; a hunk that is already in the file gets a different reason from one that never matched."""
+        reason = missing.reason
+        if missing.absent and hunk.replace and any(line.strip() for line in hunk.replace):
+            there = locate(self._contents, hunk.replace, hunk.search)
+            if isinstance(there, Location) and there.match == "exact":
+                reason = f"it seems to be applied already, at line {there.start + 1}"
+        if missing.absent and any(_BARE_ELISION.match(line) or is_elision(line) for line in hunk.search):
+            reason = "the text to find leaves lines out with '...'"
+        return Refused(hunk=hunk, reason=reason, candidates=tuple(line + 1 for line in missing.candidates))
+
+    def _is_done(self, hunk: Hunk, location: Location, start: int) -> bool:
+        """Return True if the located lines already have around them the lines that the hunk would insert."""
+        if hunk.final_newline is not None:
+            return False
+        size, new = len(location.search), list(location.replace)
+        lines = [line.content for line in self._lines]
+        for offset in range(len(new) - size + 1):
+            first = start - offset
+            is_quoted = tuple(new[offset : offset + size]) == location.search
+            if is_quoted and first >= 0 and lines[first : first + len(new)] == new:
+                return True
+        return False
+
+    def _filled(self, hunk: Hunk, location: Location, found: list[_Line]) -> list[_Line] | Refused:
+        """Keep the file's lines where the response repeats them; re-indent and insert only new lines."""
+        made: list[_Line] = []
+        matcher = SequenceMatcher(None, location.search, location.replace, autojunk=False)
+        for tag, old_from, old_to, new_from, new_to in matcher.get_opcodes():
+            if tag == "equal":
+                made += found[old_from:old_to]
+                continue
+            for index in range(new_from, new_to):
+                line = location.reindent(index, location.replace[index])
+                if line is None:
+                    reason = f"the indentation of its new line {index + 1} has no counterpart at the place found"
+                    return Refused(hunk=hunk, reason=reason, candidates=(location.start + 1,))
+                replaced = old_from + index - new_from
+                ending = found[replaced].ending if replaced < old_to else ""
+                made.append(_Line(line, ending or self._eol, None))
+        return made
+
+
+def _unusable(hunk: Hunk) -> Refused | None:
     if len(hunk.search) > _MOST_LINES or len(hunk.replace) > _MOST_LINES:
         return Refused(hunk=hunk, reason=f"it is longer than {_MOST_LINES} lines")
-    if hunk.kind == "delete":
-        return _placed_deletion(lines, hunk)
-    if hunk.search == hunk.replace:
+    if hunk.search == hunk.replace and hunk.final_newline is None:
         return Refused(hunk=hunk, reason="it changes nothing")
-    location = locate(lines, hunk.search, hunk.replace, at=None if picked is None else picked - 1)
-    if isinstance(location, Location) and not _is_done(lines, location):
-        return _filled(original, hunk, location)
-    return _not_placed(lines, hunk, location)
-
-
-def _not_placed(lines: list[str], hunk: Hunk, location: Location | NotLocated) -> Refused:
-    """Explain why; a hunk that is already in the file gets a different reason from one that never matched."""
-    if isinstance(location, Location):
-        done: int | None = location.start
-        near: tuple[int, ...] = (location.start,)
-        reason = ""
-    else:
-        there = locate(lines, hunk.replace, hunk.search) if hunk.replace and location.absent else None
-        done = there.start if isinstance(there, Location) and there.match == "exact" else None
-        near, reason = location.candidates, location.reason
-    if done is not None:
-        reason = f"it seems to be applied already, at line {done + 1}"
-    return Refused(hunk=hunk, reason=reason, candidates=tuple(line + 1 for line in near))
-
-
-def _is_done(lines: list[str], location: Location) -> bool:
-    """Return True if the located lines already have around them the lines that the hunk would insert."""
-    size, new = len(location.search), list(location.replace)
-    for offset in range(len(new) - size + 1):
-        start = location.start - offset
-        if (
-            tuple(new[offset : offset + size]) == location.search
-            and start >= 0
-            and lines[start : start + len(new)] == new
-        ):
-            return True
-    return False
-
-
-def _placed_deletion(lines: list[str], hunk: Hunk) -> Outcome:
-    if list(hunk.search) != lines:
-        return Refused(hunk=hunk, reason="the file to delete differs from what the answer quotes")
-    return Applied(hunk=hunk, match="exact", first=1, last=len(lines), new_lines=())
-
-
-def _placed_creation(original: list[tuple[str, str]], hunk: Hunk) -> Outcome:
-    if any(content.strip() for content, _ in original):
-        return Refused(hunk=hunk, reason="there is already a file of that name with text in it")
-    new_lines = tuple(line + "\n" for line in hunk.replace)
-    if hunk.ends_without_newline and new_lines:
-        new_lines = (*new_lines[:-1], hunk.replace[-1])
-    last = 0 if hunk.source == "diff" else len(original)  # a diff at the start of a file keeps its blank lines
-    return Applied(hunk=hunk, match="exact", first=1, last=last, new_lines=new_lines)
-
-
-def _filled(original: list[tuple[str, str]], hunk: Hunk, location: Location) -> Outcome:
-    """Keep the file's lines where the response repeats them; re-indent and insert only new lines."""
-    eol = text_lines.ending_of(original)
-    found = original[location.start : location.start + len(location.search)]
-    new_lines: list[str] = []
-    matcher = SequenceMatcher(None, location.search, location.replace, autojunk=False)
-    for tag, old_from, old_to, new_from, new_to in matcher.get_opcodes():
-        if tag == "equal":
-            new_lines += [content + (ending or eol) for content, ending in found[old_from:old_to]]
-            continue
-        for index in range(new_from, new_to):
-            line = location.reindent(index, location.replace[index])
-            if line is None:
-                reason = f"the indentation of its new line {index + 1} has no counterpart at the place found"
-                return Refused(hunk=hunk, reason=reason, candidates=(location.start + 1,))
-            new_lines.append(line + eol)
-    return Applied(
-        hunk=hunk,
-        match=location.match,
-        first=location.start + 1,
-        last=location.start + len(location.search),
-        new_lines=tuple(new_lines),
-    )
-
-
-def _overlapping(new: Applied, earlier: Sequence[Outcome]) -> int | None:
-    for index, other in enumerate(earlier):
-        if isinstance(other, Applied) and new.first <= other.last and other.first <= new.last:
-            return index
     return None
+
+
+def _has_headings(path: str, lines: Sequence[str]) -> bool:
+    """Return True if every line that looks like a divider underlines a heading."""
+    if PurePosixPath(path).suffix.lower() in _TEXT_SUFFIXES:
+        return True
+    under = [index for index, line in enumerate(lines) if _UNDERLINE.match(line)]
+    return all(index and len(lines[index - 1].strip()) == len(lines[index].strip()) for index in under)
+
+
+def _without_mark(hunk: Hunk) -> Hunk:
+    """The hunk without a byte-order mark at the start of its texts."""
+    search, new = hunk.search, hunk.replace
+    if search and search[0].startswith(_BOM):
+        search = (search[0].removeprefix(_BOM), *search[1:])
+    if new and new[0].startswith(_BOM) and hunk.kind != "create":
+        new = (new[0].removeprefix(_BOM), *new[1:])
+    return hunk if (search, new) == (hunk.search, hunk.replace) else replace(hunk, search=search, replace=new)
+
+
+def _chosen(hunk: Hunk, found: Location | NotLocated, lines: Sequence[str]) -> Location | NotLocated:
+    """The location that a patch's other facts single out: the lines above the place, or the end of the file."""
+    if isinstance(found, Location) or found.absent or not (hunk.scope or hunk.at_end):
+        return found
+    starts = [start for start, _ in matches(lines, hunk.search, "exact")] if hunk.search else []
+    if hunk.at_end:
+        starts = [start for start in starts if start + len(hunk.search) == len(lines)]
+    if hunk.scope:
+        starts = _within(lines, hunk.scope, starts)
+    return Location(starts[0], "exact", hunk.search, hunk.replace, same) if len(starts) == 1 else found
+
+
+def _within(lines: Sequence[str], scope: Sequence[str], starts: Sequence[int]) -> list[int]:
+    """The starts below the only line of each text of `scope`, in the code that is indented under the last one."""
+    first, depth = 0, -1
+    for text in scope:
+        named = [index for index in range(first, len(lines)) if lines[index].strip() == text.strip()]
+        if len(named) != 1:
+            return []
+        first, depth = named[0] + 1, len(indent_of(lines[named[0]]))
+    end = first
+    while end < len(lines) and (not lines[end].strip() or len(indent_of(lines[end])) > depth):
+        end += 1
+    return [start for start in starts if first <= start < end]

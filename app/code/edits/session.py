@@ -2,27 +2,40 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from app.code.edits.apply import apply_hunks, merge
+from app.code.edits.apply import apply_hunks, is_elision, merge
 from app.code.edits.journal import FileChange, Journal
+from app.code.edits.locate import Location, locate
+from app.code.edits.parse import contents
 from app.code.edits.types import Answer, Applied, FileResult, Hunk, Malformed, Outcome, Refused
-from app.code.errors import FileChanged, FileMissing, GitFailed, NothingToUndo, UncommittedChanges
+from app.code.errors import (
+    EditNeedsAnother,
+    FileChanged,
+    FileMissing,
+    GitFailed,
+    NothingToUndo,
+    UncommittedChanges,
+)
 from app.code.workspace import TextFile, Workspace
 from devices.errors import TesseraError
 
-# If at least 4 of 5 lines of code are already in the file, the code is a quotation with a comment or an elision.
-_QUOTED_DIVISOR = 5
+_MADE = frozenset({"create", "whole"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileProposal:
-    """Edits to one file. `before` is None for a new file; `hunk_ids` are indices into the response's hunks."""
+    """Edits to one file. `before` is None for a new file; `hunk_ids` are indices into the response's hunks.
+
+    `is_whole`: no part of the response that names this file failed. Otherwise nothing of it is written, unless the
+    user chooses edits of it.
+    """
 
     path: str
     before: TextFile | None
     result: FileResult
     hunk_ids: tuple[int, ...]
+    is_whole: bool = True
 
     def outcome(self, hunk_id: int) -> Outcome:
         """Outcome of one of the response's hunks."""
@@ -38,12 +51,16 @@ class Proposal:
 
     @property
     def applicable(self) -> tuple[int, ...]:
-        """Ids of the hunks that were located."""
+        """Ids of the hunks that are applied unless the user chooses: all hunks of each file, or none."""
+        return tuple(hunk_id for file in self.files if file.is_whole for hunk_id in file.hunk_ids)
+
+    @property
+    def held_back(self) -> tuple[str, ...]:
+        """Files of which a part was located and a part was not, so that nothing of them is written."""
         return tuple(
-            hunk_id
+            file.path
             for file in self.files
-            for hunk_id, outcome in zip(file.hunk_ids, file.result.outcomes, strict=True)
-            if isinstance(outcome, Applied)
+            if not file.is_whole and any(isinstance(outcome, Applied) for outcome in file.result.outcomes)
         )
 
     @property
@@ -74,28 +91,51 @@ class EditSession:
         """Locate every hunk of the response; `picked` maps a hunk's index to a line chosen by the user."""
         by_path: dict[str, list[int]] = {}
         refused: dict[int, str] = {}
+        moved: dict[str, str] = {}
         for index, hunk in enumerate(answer.hunks):
             try:
-                by_path.setdefault(self._workspace.normalize(hunk.path), []).append(index)
+                path = self._workspace.normalize(hunk.path)
+                to = self._workspace.normalize(hunk.to) if hunk.to is not None else None
             except TesseraError as error:
                 refused[index] = str(error)
-        files = [
-            self._propose_file(path, hunk_ids, answer.hunks, picked or {}) for path, hunk_ids in by_path.items()
-        ]
+                continue
+            path = moved.get(path, path)
+            if hunk.kind == "whole" and self._only_quotes(path, hunk):
+                continue
+            by_path.setdefault(path, []).append(index)
+            if to is not None and to not in by_path:
+                moved[to] = path
+        spoilt = {self._name(found.path) for found in answer.malformed if found.path}
+        spoilt |= {self._name(answer.hunks[index].path) for index in refused}
+        spoilt |= {moved[path] for path in spoilt & moved.keys()}
+        files = []
+        for path, hunk_ids in by_path.items():
+            file = self._propose_file(path, hunk_ids, answer.hunks, picked or {})
+            may_miss = any(_may_belong(found.quoted, file) for found in answer.malformed)
+            is_whole = not (file.result.refused or path in spoilt or may_miss)
+            files.append(replace(file, is_whole=is_whole))
         files += [_refused_file(answer.hunks[i].path, (i,), answer.hunks, reason) for i, reason in refused.items()]
-        malformed = tuple(found for found in answer.malformed if not self._only_quotes(found))
-        return Proposal(files=tuple(files), malformed=malformed)
+        return Proposal(files=tuple(files), malformed=answer.malformed)
 
-    def _only_quotes(self, malformed: Malformed) -> bool:
-        """Return True if a possible whole file only shows existing lines: an explanation, not an edit."""
-        if not malformed.code or malformed.path is None:
-            return False
+    def _name(self, path: str) -> str:
         try:
-            there = {line.strip() for line in self._workspace.read(malformed.path).text.splitlines()}
+            return self._workspace.normalize(path)
+        except TesseraError:
+            return path
+
+    def _only_quotes(self, path: str, hunk: Hunk) -> bool:
+        """Return True if a possible whole file only shows existing lines: an explanation, not an edit."""
+        try:
+            lines = [line.strip() for line in self._workspace.read(path).text.splitlines() if line.strip()]
         except TesseraError:
             return False
-        shown = [line.strip() for line in malformed.code if line.strip()]
-        return sum(line in there for line in shown) * _QUOTED_DIVISOR >= len(shown) * (_QUOTED_DIVISOR - 1)
+        there = set(lines)
+        shown = [line.strip() for line in hunk.replace if line.strip()]
+        new = [line for line in shown if line not in there and not is_elision(line) and line not in {"...", "…"}]
+        if any(_without_comment(line) not in there for line in new):
+            return False
+        # The whole file from its first to its last line with some lines left out is a new text of it.
+        return len(shown) == len(lines) or not (lines and shown[0] == lines[0] and shown[-1] == lines[-1])
 
     def _propose_file(
         self, path: str, hunk_ids: list[int], hunks: tuple[Hunk, ...], picked: Mapping[int, int]
@@ -104,14 +144,39 @@ class EditSession:
         try:
             before = self._workspace.read(path)
         except FileMissing:
-            if own[0].kind != "create":
+            if own[0].kind not in _MADE:
                 return _refused_file(path, tuple(hunk_ids), hunks, "there is no such file in the project")
             before = None
         except TesseraError as error:
             return _refused_file(path, tuple(hunk_ids), hunks, str(error))
         local = {own_index: picked[i] for own_index, i in enumerate(hunk_ids) if i in picked}
         result = apply_hunks(before.text if before else "", own, local)
+        taken = [self._not_movable(hunk, own[:index], hunks) for index, hunk in enumerate(own)]
+        if any(taken):
+            outcomes = tuple(
+                Refused(hunk=outcome.hunk, reason=reason) if reason else outcome
+                for outcome, reason in zip(result.outcomes, taken, strict=True)
+            )
+            result = replace(result, outcomes=outcomes)
         return FileProposal(path=path, before=before, result=result, hunk_ids=tuple(hunk_ids))
+
+    def _not_movable(self, hunk: Hunk, earlier: list[Hunk], hunks: tuple[Hunk, ...]) -> str:
+        """The reason why a file cannot be moved; empty if it can, and for every other hunk."""
+        if hunk.to is None:
+            return ""
+        to = self._workspace.normalize(hunk.to)
+        if any(other.kind == "move" for other in earlier):
+            return "this answer already moves the file"
+        if any(other is not hunk and other.to is not None and self._name(other.to) == to for other in hunks):
+            return f"this answer moves another file to {to}"
+        try:
+            if not self._workspace.exists(to) and not any(
+                self._name(other.path) == to and other.kind in _MADE for other in hunks
+            ):
+                return ""
+        except (TesseraError, OSError) as error:
+            return str(error)
+        return f"there is already a file {to}"
 
     def apply(
         self,
@@ -127,37 +192,77 @@ class EditSession:
         Raises: FileChanged; UncommittedChanges, GitFailed unless `allow_uncommitted`; OSError.
         """
         wanted = set(proposal.applicable if chosen is None else chosen)
-        plans = [(file, new) for file in proposal.files if (new := _text_with(file, wanted)) is not None]
-        for file, _ in plans:
-            self._check(file, allow_uncommitted=allow_uncommitted)
+        plans = [plan for file in proposal.files if (plan := self._plan(file, wanted)) is not None]
+        for plan in plans:
+            self._check(plan.file, allow_uncommitted=allow_uncommitted)
+            if plan.target is not None and plan.target != plan.file.path and self._workspace.exists(plan.target):
+                raise FileChanged(plan.target, "was made since the edit was proposed")
         if not plans:
             return ()
-        changes = []
-        for file, (text, deleted) in plans:
-            before = file.before
-            changes.append(
-                FileChange(
-                    path=file.path,
-                    before=None if before is None else before.text.encode("utf-8", "surrogateescape"),
-                    before_sha=None if before is None else before.sha256,
-                    after_sha=None if deleted else _sha(text),
-                )
-            )
-        group_id = self._journal.add(label, tuple(changes))
-        written: list[FileProposal] = []
+        changes = tuple(change for plan in plans for change in self._changes(plan))
+        group_id = self._journal.add(label, changes)
+        begun: list[FileChange] = []
         try:
-            for file, (text, deleted) in plans:
-                written.append(file)
-                if deleted:
-                    self._workspace.delete(file.path)
-                else:
-                    self._workspace.write(file.path, text)
+            for plan in plans:
+                begun += [change for change in changes if change.path in {plan.file.path, plan.target}]
+                if plan.target is not None:
+                    self._write(plan.target, plan.text, plan.executable)
+                if plan.target != plan.file.path:
+                    self._workspace.delete(plan.file.path)
         except BaseException:
-            for file in written:
-                self._restore(file.path, file.before.text if file.before else None)
+            for change in begun:
+                self._restore(change)
             self._journal.drop(group_id)
             raise
-        return tuple(file.path for file, _ in plans)
+        return tuple(dict.fromkeys(change.path for change in changes))
+
+    def _plan(self, file: FileProposal, wanted: set[int]) -> "_Plan | None":
+        """What to write for the wanted hunks of a file; None if there are none. Raises: EditNeedsAnother."""
+        outcomes = [
+            outcome
+            for hunk_id, outcome in zip(file.hunk_ids, file.result.outcomes, strict=True)
+            if hunk_id in wanted and (isinstance(outcome, Applied) or outcome.offer is not None)
+        ]
+        if not outcomes:
+            return None
+        hunks = [outcome.hunk for outcome in outcomes]
+        if any(hunk.kind == "delete" for hunk in hunks):
+            return _Plan(file, None, "", None)
+        text = merge(file.before.text if file.before else "", outcomes)
+        if text is None:
+            raise EditNeedsAnother(file.path)
+        to = next((self._workspace.normalize(hunk.to) for hunk in hunks if hunk.to is not None), file.path)
+        modes = [hunk.executable for hunk in hunks if hunk.executable is not None]
+        was = self._workspace.is_executable(file.path) if file.before is not None and to != file.path else None
+        return _Plan(file, to, text, modes[-1] if modes else was)
+
+    def _changes(self, plan: "_Plan") -> list[FileChange]:
+        before = plan.file.before
+        stays = plan.target == plan.file.path
+        made = []
+        is_other_mode = before is not None and (not stays or plan.executable is not None)
+        if before is not None or stays:
+            made.append(
+                FileChange(
+                    path=plan.file.path,
+                    before=None if before is None else before.text.encode("utf-8", "surrogateescape"),
+                    before_sha=None if before is None else before.sha256,
+                    after_sha=_sha(plan.text) if stays else None,
+                    before_executable=self._workspace.is_executable(plan.file.path) if is_other_mode else None,
+                    new_folders=self._workspace.num_missing_folders(plan.file.path),
+                )
+            )
+        if plan.target is not None and not stays:
+            made.append(
+                FileChange(
+                    path=plan.target,
+                    before=None,
+                    before_sha=None,
+                    after_sha=_sha(plan.text),
+                    new_folders=self._workspace.num_missing_folders(plan.target),
+                )
+            )
+        return made
 
     def warning(self, path: str) -> str | None:
         """Warning to show before a file is written; None if there is none."""
@@ -186,8 +291,7 @@ class EditSession:
             if self._sha_now(change.path) != change.after_sha:
                 raise FileChanged(change.path, "was changed after the edit was applied")
         for change in group.changes:
-            before = None if change.before is None else change.before.decode("utf-8", "surrogateescape")
-            self._restore(change.path, before)
+            self._restore(change)
         self._journal.drop(group.group_id)
         return tuple(change.path for change in group.changes)
 
@@ -206,30 +310,51 @@ class EditSession:
         except FileMissing:
             return None
 
-    def _restore(self, path: str, text: str | None) -> None:
-        if text is not None:
+    def _write(self, path: str, text: str, executable: bool | None) -> None:
+        if executable is None:
             self._workspace.write(path, text)
-        elif self._workspace.exists(path):
-            self._workspace.delete(path)
+        else:
+            self._workspace.write(path, text, executable=executable)
+
+    def _restore(self, change: FileChange) -> None:
+        if change.before is not None:
+            text = change.before.decode("utf-8", "surrogateescape")
+            self._write(change.path, text, change.before_executable)
+            return
+        if self._workspace.exists(change.path):
+            self._workspace.delete(change.path)
+        self._workspace.remove_folders(change.path, change.new_folders)
 
 
-def _text_with(file: FileProposal, wanted: set[int]) -> tuple[str, bool] | None:
-    """Return (new text, is_deleted) with only the wanted hunks; None if there are none."""
-    outcomes = [
-        outcome
-        for hunk_id, outcome in zip(file.hunk_ids, file.result.outcomes, strict=True)
-        if hunk_id in wanted and isinstance(outcome, Applied)
-    ]
-    if not outcomes:
-        return None
-    if any(outcome.hunk.kind == "delete" for outcome in outcomes):
-        return "", True
-    return merge(file.before.text if file.before else "", outcomes), False
+@dataclass(frozen=True)
+class _Plan:
+    """What to write for one file. `target` is its path afterwards, None if it is deleted."""
+
+    file: FileProposal
+    target: str | None
+    text: str
+    executable: bool | None
+
+
+def _may_belong(quoted: tuple[str, ...], file: FileProposal) -> bool:
+    """Return True if the text that an unnamed edit quotes is in this file."""
+    if file.before is None or not any(line.strip() for line in quoted):
+        return False
+    found = locate(contents(file.before.text), quoted, quoted)
+    return isinstance(found, Location) or not found.absent
+
+
+def _without_comment(line: str) -> str:
+    """A quoted line of code without the comment that an explanation adds to it."""
+    for mark in ("  # ", "  // ", " # ", " // ", " <-", " /*"):
+        line = line.partition(mark)[0]
+    return line.strip()
 
 
 def _refused_file(path: str, hunk_ids: tuple[int, ...], hunks: tuple[Hunk, ...], reason: str) -> FileProposal:
     outcomes = tuple(Refused(hunk=hunks[index], reason=reason) for index in hunk_ids)
-    return FileProposal(path=path, before=None, result=FileResult(text="", outcomes=outcomes), hunk_ids=hunk_ids)
+    result = FileResult(text="", outcomes=outcomes)
+    return FileProposal(path=path, before=None, result=result, hunk_ids=hunk_ids, is_whole=False)
 
 
 def _sha(text: str) -> str:

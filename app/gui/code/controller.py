@@ -156,7 +156,8 @@ class CodeController(QObject):
         talk = self._talk
         if talk is None:
             return
-        talk.keep(asked, text, usage)
+        is_cut = any(item.facts.finish_reason == "length" for item in self._answer)
+        talk.keep(asked, text, usage, is_cut=is_cut)
         self.answered.emit()
 
         def work() -> Proposal:

@@ -3,9 +3,9 @@
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QListWidget, QListWidgetItem, QSplitter, QWidget
 
-from app.code.diff_rows import text_with
+from app.code.diff_rows import file_change, text_with
 from app.code.edits.session import FileProposal, Proposal
-from app.code.edits.types import Applied
+from app.code.edits.types import Applied, Refused
 from app.gui.app_context import Services
 from app.gui.code.side_by_side import DiffRow, SideBySide, diff_rows
 from app.gui.widgets.basics import button, label, row, stack
@@ -51,18 +51,20 @@ class ReviewPanel(QWidget):
         ]
 
     def show_proposal(self, proposal: Proposal) -> None:
-        """Show a proposal. All edits that could be located are checked."""
+        """Show a proposal. The edits of a file are checked if all of them can be applied."""
         self.hunks.clear()
         self._files = {hunk_id: file for file in proposal.files for hunk_id in file.hunk_ids}
         for hunk_id, file in sorted(self._files.items()):
             outcome = file.outcome(hunk_id)
-            if isinstance(outcome, Applied):
-                note = "" if outcome.match == "exact" else self.tr(" (differs in %1)").replace("%1", outcome.match)
-                lines = str(outcome.first) if outcome.last <= outcome.first else f"{outcome.first}–{outcome.last}"  # noqa: RUF001  # a range
-                item = self._item(f"{file.path}  {lines}{note}", hunk_id)
+            applied = outcome if isinstance(outcome, Applied) else outcome.offer
+            if applied is not None:
+                note = "" if applied.match == "exact" else self.tr(" (differs in %1)").replace("%1", applied.match)
+                lines = str(applied.first) if applied.last <= applied.first else f"{applied.first}–{applied.last}"  # noqa: RUF001  # a range
+                item = self._item(f"{file.path}{file_change(applied.hunk)}  {lines}{note}", hunk_id)
                 item.setFlags(item.flags() | Qt.ItemFlag.ItemIsUserCheckable)
-                item.setCheckState(Qt.CheckState.Checked)
-            else:
+                is_chosen = hunk_id in proposal.applicable
+                item.setCheckState(Qt.CheckState.Checked if is_chosen else Qt.CheckState.Unchecked)
+            elif isinstance(outcome, Refused):
                 self._item(f"{file.path}: {self.tr('refused')}: {outcome.reason}", -1)
         for malformed in proposal.malformed:
             self._item(f"{malformed.path or self.tr('an edit')}: {malformed.reason}", -1)

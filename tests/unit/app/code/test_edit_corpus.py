@@ -172,16 +172,15 @@ def crlf_answer(rng: random.Random) -> Case:
 
 
 def mixed_endings(rng: random.Random) -> Case:
-    """Untouched lines keep their own endings, whatever they are."""
+    """Every line keeps its own ending, whatever it is; a changed one too."""
     lines = source(rng)
     start = pick(rng, lines)
     endings = [rng.choice(("\n", "\n", "\n", "\r\n")) for _ in lines]
     old, new = lines[start], lines[start] + "  # noted"
     answer = block([old, lines[start + 1]], [new, lines[start + 1]])
-    most = max(("\n", "\r\n"), key=endings.count)
     before = "".join(a + b for a, b in zip(lines, endings, strict=True))
     after_pairs = list(zip(lines, endings, strict=True))
-    after_pairs[start] = (new, most)
+    after_pairs[start] = (new, endings[start])
     return Case(before, answer, "".join(a + b for a, b in after_pairs))
 
 

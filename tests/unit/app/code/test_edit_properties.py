@@ -80,19 +80,19 @@ def test_a_true_diff_gives_the_new_text_or_refuses(old, new, context, eol):
 
 @FAST
 @given(lines=LINES, hunks=st.lists(st.tuples(LINES, LINES), max_size=4), chosen=st.sets(st.integers(0, 3)))
-def test_any_subset_of_the_applied_hunks_can_be_merged(lines, hunks, chosen):
+def test_a_subset_of_the_applied_hunks_is_merged_or_needs_another(lines, hunks, chosen):
     text = "".join(line + "\n" for line in lines)
     result = apply_hunks(
         text,
         [Hunk(path="a", kind="change", search=tuple(s), replace=tuple(r), source="block") for s, r in hunks],
     )
-    applied = [o for o in result.outcomes if isinstance(o, Applied)]
-    covered = [n for o in applied for n in range(o.first, o.last + 1)]
-    assert len(covered) == len(set(covered))
-    kept = [o for i, o in enumerate(result.outcomes) if i in chosen]
+    assert merge(text, result.outcomes) == result.text
+    kept = [o for i, o in enumerate(result.outcomes) if i in chosen and isinstance(o, Applied)]
     merged = merge(text, kept)
-    changed = sum(len(o.new_lines) - (o.last - o.first + 1) for o in kept if isinstance(o, Applied))
-    assert len(split(merged)) == len(lines) + changed
+    again = apply_hunks(text, [o.hunk for o in kept])
+    assert merged == (None if again.refused else again.text)
+    changed = sum(len(o.new_lines) - (o.last - o.first + 1) for o in again.outcomes if isinstance(o, Applied))
+    assert merged is None or len(split(merged)) == len(lines) + changed
 
 
 EDIT_MARKS = ("<<<<<<< SEARCH", "=======", ">>>>>>> REPLACE", "a.py", "--- a/a.py", "+++ b/a.py", "@@", "...")
