@@ -78,7 +78,11 @@ class MixtureSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class CpuSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """CPUs: TFLOPS per core and GHz, share of the bandwidth, and GB/s that one thread reads."""
+    """CPUs: TFLOPS per core and GHz, share of the bandwidth, and GB/s that one thread reads.
+
+    `unpack_ns`: nanoseconds in which one thread multiplies by a quantized weight; `layer_us`: how long the threads
+    wait for each other per layer and token.
+    """
 
     core: Positive
     core_i8mm: Positive
@@ -86,6 +90,8 @@ class CpuSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     slow_core: Positive
     reads: Positive
     thread_gbs: Positive
+    unpack_ns: Positive
+    layer_us: NotNegative
     mixture: Positive
     own_kernels: Positive
     sources: Sources

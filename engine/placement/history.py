@@ -1,6 +1,7 @@
 """Stores what was learned on this machine: decode speeds, usage, and settings that worked after others failed."""
 
 import contextlib
+import statistics
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -92,6 +93,8 @@ T = TypeVar("T")
 MAX_ENTRIES: Final = 500
 # Usage statistics cover a model's newest tokens, this many of them: usage changes.
 USE_TOKENS: Final = 20_000
+# A correction that changed by more than this is written at once.
+NEWS: Final = 0.1
 # Responses between two writes of the statistics.
 SAVE_EVERY: Final = 16
 # Settings that a fallback may change and that are therefore stored.
@@ -114,6 +117,9 @@ FALLBACK_FIELDS = (
 
 
 _Sound = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
+# A measurement further off says nothing of the machine: the clock, or a computer that slept.
+_MOST_OFF: Final = (0.02, 50.0)
+_Correction = Annotated[float, msgspec.Meta(ge=_MOST_OFF[0], le=_MOST_OFF[1])]
 
 
 class Use(msgspec.Struct, frozen=True, array_like=True):
@@ -135,6 +141,7 @@ class Learnt(msgspec.Struct, kw_only=True):
     """
 
     speeds: Any = None
+    corrections: Any = None
     fallbacks: Any = msgspec.field(default=None, name="ladders")
     pins: Any = None
     uses: Any = None
@@ -148,9 +155,10 @@ _TABLES: Final = tuple(name for name in Learnt.__struct_fields__ if name != "pin
 
 
 class PlacementHistory:
-    """A small JSON file of `speeds`, `ladders`, `uses`, `energies`, `attention`, `disks` and `measured`.
+    """A small JSON file of `speeds`, `corrections`, `ladders`, `uses`, `energies`, `attention`, `disks`, `measured`.
 
-    `speeds`: device|backend → GB/s read while decoding. `ladders`: model → settings of the fallback that worked.
+    `speeds`: device|backend → GB/s read while decoding. `corrections`: device|backend|model → measured decode speed
+    divided by the formula's. `ladders`: model → settings of the fallback that worked.
     `uses`: model → tokens, depth and parallel requests. `energies`: model|device|backend → tokens generated per
     joule. `attention`: `attention_key` → seconds of fused and plain attention. `disks`: disk → GB/s. `measured`: a
     forecast's key → seconds per token at several depths.
@@ -163,6 +171,7 @@ class PlacementHistory:
         self._lock = threading.Lock()
         found = self._store.get()
         self._speeds: dict[str, float] = _sound_rows(found.speeds, Annotated[float, msgspec.Meta(gt=0)])
+        self._corrections: dict[str, float] = _sound_rows(found.corrections, _Correction)
         self._fallbacks: dict[str, dict[str, Any]] = _sound_rows(found.fallbacks, dict[str, Any])
         self._uses: dict[str, Use] = _sound_rows(found.uses, Use)
         self._energies: dict[str, float] = _sound_rows(found.energies, Annotated[float, msgspec.Meta(gt=0)])
@@ -185,6 +194,28 @@ class PlacementHistory:
             before = self._speeds.get(key)
             self._speeds[key] = measured if before is None else (before + measured) / 2
             self._save()
+
+    def correction(self, device: str, backend: str, model: str) -> float | None:
+        """Measured decode speed of this model divided by the formula's."""
+        return self._corrections.get(f"{device}|{backend}|{model}")
+
+    def usual_correction(self, device: str, backend: str) -> float | None:
+        """The median of all models' corrections there; None if none was measured."""
+        start = f"{device}|{backend}|"
+        found = [value for key, value in self._corrections.items() if key.startswith(start)]
+        return statistics.median(found) if found else None
+
+    def record_correction(self, device: str, backend: str, model: str, factor: float) -> None:
+        """Store a measurement; a repeated one moves the stored value half way."""
+        if not _MOST_OFF[0] <= factor <= _MOST_OFF[1]:
+            return
+        key = f"{device}|{backend}|{model}"
+        with self._lock:
+            before = self._corrections.get(key)
+            self._corrections[key] = factor if before is None else (before + factor) / 2
+            self._unsaved += 1
+            if before is None or abs(self._corrections[key] / before - 1) > NEWS:
+                self._save()
 
     def disk_gbs(self, disk: str | None) -> float | None:
         """Measured read speed of that disk, in GB/s."""
@@ -287,6 +318,7 @@ class PlacementHistory:
         self._unsaved = 0
         learnt = Learnt(
             speeds=_newest(self._speeds),
+            corrections=_newest(self._corrections),
             fallbacks=_newest(self._fallbacks),
             uses=_newest(self._uses),
             energies=_newest(self._energies),

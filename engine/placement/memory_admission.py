@@ -36,7 +36,8 @@ from engine.placement.fit import ledger_amounts
 from engine.placement.fit_report import audit_key, claim, fit_report, offload_target
 from engine.placement.history import FALLBACK_FIELDS
 from engine.placement.placer import ENOUGH_TOKENS, LARGE_READ_BYTES, Placer, deterministic_owner, read_shape
-from engine.placement.speed import weights_read
+from engine.placement.shape import ModelShape
+from engine.placement.speed import Forecast, weights_read
 from engine.placement.types import Fallback, FitReport, Placement
 from engine.runner.buffers import BufferLog
 from engine.runner.engine_args import NO_ARGS
@@ -57,6 +58,7 @@ class _Load(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None = None
     backend: str = ""
     read_bytes: int = 0
+    shape: ModelShape | None = None
 
 
 class MemoryAdmission:
@@ -120,6 +122,7 @@ class MemoryAdmission:
             device=(gpu or "cpu") if whole else None,
             backend=backend,
             read_bytes=weights_read(shape),
+            shape=shape,
         )
         log.info("admitted model=%s device=%s bytes=%d", model_id, gpu or "cpu", need.total_bytes)
 
@@ -246,24 +249,29 @@ class MemoryAdmission:
         """Record that a token was generated with these settings: the stored fallback stays as it is."""
         self._tried.pop(model_id, None)
 
-    def observed(self, model_id: str, tokens: int, decode_s: float) -> None:
-        """Record a decode speed measured on this machine: it beats the prior at the next placement.
+    def observed(self, model_id: str, tokens: int, decode_s: float, depth: float) -> None:
+        """Record a decode speed measured on this machine, on average after `depth` tokens.
 
-        Only if one device holds the whole model, and the model is so large that memory speed decides.
+        It replaces the forecast at the next placement if one device holds the whole model. If the model is so large
+        that memory speed decides, it says how fast the device reads, too.
         """
         load = self._loads.get(model_id)
         if load is not None and load.settings.remotes:
             self._placer.learn_spread(load.settings, tokens, decode_s)
             return
-        if (
-            load is None
-            or load.device is None
-            or load.settings.expert_bytes
-            or tokens < ENOUGH_TOKENS
-            or load.read_bytes < LARGE_READ_BYTES
-        ):
+        if load is None or load.device is None or load.settings.expert_bytes or tokens < ENOUGH_TOKENS:
+            return
+        self._correct(model_id, load, (tokens - 1) / decode_s, depth)
+        if load.read_bytes < LARGE_READ_BYTES:
             return
         self._history.record_speed(load.device, load.backend, load.read_bytes, (tokens - 1) / decode_s)
+
+    def _correct(self, model_id: str, load: _Load, tok_s: float, depth: float) -> None:
+        device = self._placer.machine_now().device(load.device or "")
+        if device is None or load.shape is None or kind_of(load.settings) is not None:
+            return
+        seconds = Forecast(load.shape, load.settings, ((device, load.backend, 1.0),), None).decode_s(depth)
+        self._history.record_correction(device.id, load.backend, model_id, tok_s * seconds)
 
     def answered(self, model_id: str, tokens: int, depth: float, at_once: int) -> None:
         """Record a response of `tokens`, on average after `depth` others, as one of `at_once` requests.

@@ -269,7 +269,11 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 def expected(rule: Forecast, memory: PlacementHistory, owner: str) -> Speed:
-    """Speed of a place for `owner`'s use: as measured here, else as learned from answers, else by the rule."""
+    """Speed of a place for `owner`'s use: as its answers were, as measured here, or by the rule.
+
+    On a CPU, whose speed varies most with its memory and its neighbours, the rule is corrected by what answers of other
+    models took.
+    """
     settings = rule.settings
     depth = expected_depth(settings, memory.use(owner))
     prompt_depth = max(depth - TURN_PROMPT / 2, TURN_PROMPT / 2)
@@ -279,10 +283,26 @@ def expected(rule: Forecast, memory: PlacementHistory, owner: str) -> Speed:
             seconds_at(found.prompt, prompt_depth, rule.prompt_s),
             seconds_at(found.decode, depth, rule.decode_s),
         )
-        return Speed(1 / prompt if prompt else 0.0, 1 / decode if decode else 0.0, measured=True)
+        return _answered(Speed(1 / prompt if prompt else 0.0, 1 / decode if decode else 0.0, True), rule, memory, owner)
     forecast = msgspec.structs.replace(rule, memory=memory)
     prompt, decode = forecast.prompt_s(prompt_depth), forecast.decode_s(depth)
-    return Speed(1 / prompt if prompt else 0.0, 1 / decode if decode else 0.0, forecast.is_measured)
+    speed = Speed(1 / prompt if prompt else 0.0, 1 / decode if decode else 0.0, forecast.is_measured)
+    return _answered(speed, rule, memory, owner)
+
+
+def _answered(speed: Speed, rule: Forecast, memory: PlacementHistory, owner: str) -> Speed:
+    """The speed as answers of this model, or of others on the CPU, were on the only device of this place."""
+    device, backend, _ = rule.devices[0]
+    if len(rule.devices) > 1 or 0 < rule.settings.n_gpu_layers <= len(rule.shape.layers):
+        return speed
+    own = memory.correction(device.id, backend, owner)
+    others = memory.usual_correction(device.id, backend) if device.kind == "cpu" and not memory.knows_speeds else None
+    factor = own if own is not None else others
+    if factor is None:
+        return speed
+    seconds = rule.decode_s(expected_depth(rule.settings, memory.use(owner)))
+    decode_tok_s = factor / seconds if seconds else 0.0
+    return msgspec.structs.replace(speed, decode_tok_s=decode_tok_s, measured=own is not None)
 
 
 def _rates(shape: ModelShape, settings: LoadSettings, device: Device, backend: str) -> Rates:
@@ -313,6 +333,8 @@ def _answer_s(
     shape: ModelShape, settings: LoadSettings, device: Device, backend: str, rate: Rates, depth: float
 ) -> float:
     """Seconds per token in addition to reading: layers, their experts, recurrent layers, and attention."""
+    if device.kind == "cpu" and backend == "cpu":
+        return _slow_products_s(shape, settings, device, rate)
     if device.kind not in {"igpu", "dgpu"}:
         return 0.0
     first = min(len(shape.layers), gpu_layer_start(shape, settings.n_gpu_layers))
@@ -328,6 +350,23 @@ def _answer_s(
         else:
             seconds += there * mixture_speed(device, backend).layer_ms[kind] / 1000
     return seconds
+
+
+def _slow_products_s(shape: ModelShape, settings: LoadSettings, device: Device, rate: Rates) -> float:
+    """Seconds per token that a CPU needs longer for unpacking weights and for waiting than for reading them."""
+    rule, threads = chip_speeds().cpu, max(1, settings.n_threads or (device.cores.threads if device.cores else 1))
+    frac, read, unpacked = expert_frac(shape), 0.0, 0.0
+    for tensor in shape.tensors:
+        if len(tensor.shape) == 1 or is_looked_up(tensor.name, shape):
+            continue
+        used = frac if "_exps" in tensor.name else 1.0
+        read += tensor.nbytes * used / 1e9 / rate.gbs
+        if tensor.ggml_type not in WIDE:
+            unpacked += tensor.num_values * used / 1e9 * rule.unpack_ns / threads
+        else:
+            unpacked += tensor.nbytes * used / 1e9 / rate.gbs
+    barriers = len(shape.layers) * rule.layer_us / 1e6 if threads > 1 else 0.0
+    return max(0.0, unpacked - read) + barriers
 
 
 def attention_gmac(shape: ModelShape, depth: float) -> float:

@@ -66,9 +66,10 @@ class GenerationHooks:
 def observe(admission: MemoryAdmission, model: LoadedModel, done: Done, at_once: int) -> None:
     """Report the response length and the model's speed to the admission."""
     tokens = done.usage.completion_tokens
-    admission.answered(model.id, tokens, done.usage.prompt_tokens + tokens / 2, at_once)
+    depth = done.usage.prompt_tokens + tokens / 2
+    admission.answered(model.id, tokens, depth, at_once)
     if done.timings.decode_s > 0 and at_once == 1:
-        admission.observed(model.id, tokens, done.timings.decode_s)
+        admission.observed(model.id, tokens, done.timings.decode_s, depth)
 
 
 class _Made:

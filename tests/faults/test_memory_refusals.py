@@ -279,12 +279,26 @@ def test_a_speed_seen_here_is_used_at_the_next_placement(path, paths, monkeypatc
     admission = MemoryAdmission(placer)
     admission.reserve_now("m", placer.choose("m", settings).settings)
     assert placer.placement("m", settings, exact=False).basis == "prior"
-    admission.observed("m", 10, 1.0)  # too short to say anything
+    admission.observed("m", 10, 1.0, 5.0)  # too short to say anything
     assert placer.placement("m", settings, exact=False).basis == "prior"
-    admission.observed("m", 101, 2.0)
+    admission.observed("m", 101, 2.0, 1024.0)
     again = placer_with(paths, 3000).placement("m", settings, exact=False)
     assert again.basis == "measured"
     assert again.decode_tok_s == pytest.approx(50, rel=0.01)
+
+
+def test_a_speed_seen_here_replaces_the_forecast_of_a_small_model_and_corrects_its_neighbours(path, paths):
+    """The first answer decides at any size; another model gets the same correction, as an estimate."""
+    settings = LoadSettings(path=path, n_ctx=1024)
+    placer = placer_with(paths, 3000)
+    before = placer.placement("m", settings, exact=False).decode_tok_s
+    admission = MemoryAdmission(placer)
+    admission.reserve_now("m", placer.choose("m", settings).settings)
+    admission.observed("m", 101, 100 / before * 2, 1024.0)
+    again = placer_with(paths, 3000)
+    mine, other = (again.placement(name, settings, exact=False) for name in ("m", "other"))
+    assert (mine.basis, other.basis) == ("measured", "prior")
+    assert mine.decode_tok_s == other.decode_tok_s == pytest.approx(before / 2, rel=0.01)
 
 
 def test_when_nothing_helps_the_last_failure_is_raised(path, paths):

@@ -86,7 +86,7 @@ def test_streamed_experts_come_with_use_so_nothing_is_learnt_from_them(admission
     async def main():
         await loaded(admission)
         admission.answered("m", 3, 1.0, 1)
-        admission.observed("m", 1000, 1.0)
+        admission.observed("m", 1000, 1.0, 500.0)
         await asyncio.gather(*admission._audits)
         await admission.unloading("m", 0)
 
