@@ -82,7 +82,7 @@ def _bytes(path: Path, size: int, limit: int) -> bytes:
 
 def _in_child(path: Path, kind: str) -> str:
     """Read in a separate process: a hostile file can crash that process, but not the window."""
-    from engine.documents.reader_process import Reader  # noqa: PLC0415 - only for files that need it
+    from engine.documents.reader_process import Reader
 
     reader = Reader()
     texts: list[str] = []

@@ -12,8 +12,8 @@ LONGEST = 2000  # characters; a longer formula is shown as text
 
 def draw(latex: str, size: float, colour: str, *, display: bool) -> dict[str, object]:
     """Render a formula as SVG; return its width, its height and the distance from top to baseline in pixels."""
-    from ziamath.config import config  # noqa: PLC0415 - only the child needs it
-    from ziamath.zmath import Latex  # noqa: PLC0415
+    from ziamath.config import config
+    from ziamath.zmath import Latex
 
     config.svg2 = False  # Qt draws paths, but not references between them
     shown = Latex(latex, size=size, color=colour, inline=not display)

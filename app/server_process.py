@@ -22,7 +22,7 @@ START_S: Final = 60.0  # imports are slow on a busy machine; a server that exits
 
 def server_log() -> Path:
     """Log file of this user's servers; older logs are in the same folder."""
-    from engine.core.paths import user_paths  # noqa: PLC0415 - a private server has no log
+    from engine.core.paths import user_paths
 
     return user_paths().logs / "server.log"
 
@@ -32,7 +32,7 @@ def start_shared(host: str, port: int, log_file: Path, *, offline: bool) -> "sub
 
     Raises: OSError: the server cannot be started or the log cannot be written.
     """
-    from engine.server.log_rate_limit import OWN_LOG  # noqa: PLC0415 - a private server has no log
+    from engine.server.log_rate_limit import OWN_LOG
 
     log_file.parent.mkdir(parents=True, exist_ok=True)
     more = {"PYTHONUNBUFFERED": "1", OWN_LOG: "1", **({"HF_HUB_OFFLINE": "1"} if offline else {})}
@@ -76,7 +76,7 @@ class ServerProcess:
 
         Raises: ServerNotStarted: it exited, or did not start within START_S.
         """
-        from app.client import ServerNotStarted  # noqa: PLC0415 - while the server starts
+        from app.client import ServerNotStarted
 
         assert self._process.stdout is not None
         timer = threading.Timer(START_S, self._process.kill)

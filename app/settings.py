@@ -436,7 +436,7 @@ def save(settings: Settings, path: Path | None = None, names: Collection[str] | 
     meanwhile. Settings that the environment overrides are not written.
     Raises: SettingsError: the file is not valid TOML; it stays unchanged.
     """
-    from devices.atomic_file import locked, write_atomically  # noqa: PLC0415 - every command reads, few write
+    from devices.atomic_file import locked, write_atomically
 
     path = settings_file() if path is None else path
     with locked(path):
@@ -450,7 +450,7 @@ def save(settings: Settings, path: Path | None = None, names: Collection[str] | 
 
 def _document(path: Path) -> "TOMLDocument":
     """Parse the file for editing; an empty document if it does not exist."""
-    import tomlkit  # noqa: PLC0415 - not needed for reading, which every start does
+    import tomlkit
 
     try:
         return tomlkit.parse(path.read_bytes().decode("utf-8"))
@@ -462,7 +462,7 @@ def _document(path: Path) -> "TOMLDocument":
 
 def _put(document: "TOMLDocument", section: str, key: str, value: Value, row: Setting) -> None:
     """Update one row of the document unless it already has this value."""
-    import tomlkit  # noqa: PLC0415 - see above
+    import tomlkit
 
     found = document.get(section)
     table = found if isinstance(found, dict) else None

@@ -29,8 +29,8 @@ def newer_version(releases: str) -> str | None:
     Sends no data about this computer or user. Raises: UpdateUnknown.
     """
     # Imported here because it takes 0.1 s, which would delay the first paint of the window.
-    import httpx2  # noqa: PLC0415
-    from packaging.version import InvalidVersion, Version  # noqa: PLC0415
+    import httpx2
+    from packaging.version import InvalidVersion, Version
 
     address = f"{releases}latest.json"
     found = b""

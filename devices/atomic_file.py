@@ -23,7 +23,7 @@ def locked(path: Path) -> Iterator[None]:
 
     Not reentrant. Raises: OSError: the folder cannot be written, or another process holds the lock for LOCK_S.
     """
-    from filelock import FileLock, Timeout  # noqa: PLC0415 - every program reads state files, few change one
+    from filelock import FileLock, Timeout
 
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(str(path.with_name(f".{path.name}.lock")))
@@ -61,7 +61,7 @@ def unfinished(target: Path) -> Iterator[Path]:
     What is left there at the end is deleted; after a crash `sweep_unfinished` deletes it, because the lock is free
     then. Raises: OSError: the folder cannot be written.
     """
-    from filelock import FileLock  # noqa: PLC0415 - see locked
+    from filelock import FileLock
 
     target.parent.mkdir(parents=True, exist_ok=True)
     # Names have up to 255 bytes.
@@ -98,7 +98,7 @@ def sweep_unfinished(folder: Path) -> list[Path]:
 
 def _swept(lock_file: Path) -> Path | None:
     """Delete what a free lock belongs to; None if the lock is held."""
-    from filelock import FileLock, Timeout  # noqa: PLC0415 - see locked
+    from filelock import FileLock, Timeout
 
     lock = FileLock(str(lock_file))
     try:
@@ -113,7 +113,7 @@ def _swept(lock_file: Path) -> Path | None:
 
 
 def _runs(pid: int) -> bool:
-    import psutil  # noqa: PLC0415 - only after a crash of an earlier version
+    import psutil
 
     return pid != os.getpid() and psutil.pid_exists(pid)
 

@@ -32,7 +32,7 @@ class Battery(msgspec.Struct, frozen=True):
 
 def is_unplugged() -> bool:
     """Whether this computer runs on its battery now; False if the system does not report it, as in a container."""
-    import psutil  # noqa: PLC0415 - must not delay a chat's first token
+    import psutil
 
     try:
         battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None

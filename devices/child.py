@@ -172,7 +172,7 @@ def _failure(code: int, answer: Mapping[str, Any] | None, stderr: bytes) -> str:
 def kill_tree(process: "subprocess.Popen[bytes]") -> None:
     """Kill a child and everything it started, and reap it."""
     if sys.platform == "win32":
-        import psutil  # noqa: PLC0415 - only where there are no process groups
+        import psutil
 
         try:
             for child in psutil.Process(process.pid).children(recursive=True):
@@ -196,7 +196,7 @@ def kill_tree(process: "subprocess.Popen[bytes]") -> None:
 def kill_group(pid: int) -> None:
     """Kill a process that leads its own session, and everything in that session."""
     if sys.platform == "win32":
-        import psutil  # noqa: PLC0415 - only where there are no process groups
+        import psutil
 
         try:
             process = psutil.Process(pid)
@@ -264,7 +264,7 @@ class BoundedChild:
 
     async def ask(self, body: bytes) -> bytes:
         """Send one frame and return the reply, without blocking the event loop. Raises ChildFailed."""
-        import asyncio  # noqa: PLC0415 - async callers have it loaded; probes do not need it
+        import asyncio
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, self.ask_blocking, body)
 
@@ -346,7 +346,7 @@ class BoundedChild:
         The limit applies to CPU time: on a busy machine a healthy child may wait long for a core. A child that
         computes nothing at all is not waiting for a core.
         """
-        import psutil  # noqa: PLC0415 - its only use
+        import psutil
 
         started, still = time.monotonic(), Standstill(process.pid)
         longest_s = self._timeout_s * ANSWER_PATIENCE

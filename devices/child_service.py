@@ -33,7 +33,7 @@ def serve(answer: Callable[[bytes], bytes]) -> None:
 def _limit_memory(limit_bytes: int) -> None:
     """Limit the address space if the system can; elsewhere the parent checks the size."""
     if sys.platform == "linux":
-        import resource  # noqa: PLC0415 - exists on POSIX only
+        import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -30,7 +30,7 @@ def read_frame(source: BinaryIO, limit_bytes: int = MAX_FRAME_BYTES) -> bytes | 
 def claim_stdio() -> tuple[BinaryIO, BinaryIO]:
     """Reserve a child's stdin and stdout for frames: output of libraries goes to stderr."""
     if sys.platform == "win32":
-        import msvcrt  # noqa: PLC0415 - exists on Windows only
+        import msvcrt
 
         for fd in (0, 1):
             msvcrt.setmode(fd, os.O_BINARY)

@@ -144,7 +144,7 @@ class RealHost:
     def registry(self, key: str) -> Mapping[str, Json]:
         """Values of a key below HKEY_LOCAL_MACHINE."""
         if sys.platform == "win32":
-            from devices import host_windows  # noqa: PLC0415 - imports winreg
+            from devices import host_windows
 
             return host_windows.registry_values(key)
         return {}
@@ -152,7 +152,7 @@ class RealHost:
     def registry_keys(self, key: str) -> tuple[str, ...]:
         """Subkeys of a key below HKEY_LOCAL_MACHINE."""
         if sys.platform == "win32":
-            from devices import host_windows  # noqa: PLC0415 - imports winreg
+            from devices import host_windows
 
             return host_windows.registry_keys(key)
         return ()
@@ -176,7 +176,7 @@ class RealHost:
                 return getter()
             return None
         if sys.platform == "win32":
-            from devices import host_windows  # noqa: PLC0415 - imports winreg
+            from devices import host_windows
 
             return host_windows.api(name)
         return None
@@ -194,7 +194,7 @@ def _affinity() -> Json:
 
 def _limit(name: str) -> int | None:
     if sys.platform != "win32":
-        import resource  # noqa: PLC0415 - absent on Windows
+        import resource
 
         soft, _ = resource.getrlimit(getattr(resource, name))
         if soft != resource.RLIM_INFINITY:

@@ -11,7 +11,7 @@ from devices.smbios import memory_modules
 
 assert sys.platform == "win32"
 
-import winreg  # noqa: E402 - exists on Windows only
+import winreg
 
 MAX_ENTRIES = 4096
 DXGI_FACTORY1 = uuid.UUID("770aae78-f26f-4dba-a829-253c83d1b387")

@@ -14,7 +14,7 @@ KIB = 1024
 
 def cpu_seconds(pid: int) -> float | None:
     """CPU seconds of a process without its children; None if it is gone, or no file descriptor is free."""
-    import psutil  # noqa: PLC0415 - a dry run must weigh as much as a runner, which has no psutil
+    import psutil
 
     try:
         times = psutil.Process(pid).cpu_times()
@@ -43,7 +43,7 @@ def process_memory(pid: int) -> ProcessMemory | None:
 
 def heaviest_descendant(pid: int) -> int:
     """The process with the most memory among a process and its descendants; itself if it is gone."""
-    import psutil  # noqa: PLC0415 - a dry run must weigh as much as a runner, which has no psutil
+    import psutil
 
     try:
         process = psutil.Process(pid)
@@ -57,7 +57,7 @@ def heaviest_descendant(pid: int) -> int:
 
 
 def _portable(pid: int) -> ProcessMemory | None:
-    import psutil  # noqa: PLC0415 - a dry run must weigh as much as a runner, which has no psutil
+    import psutil
 
     try:
         process = psutil.Process(pid)
@@ -101,11 +101,11 @@ def bound_memory(pid: int) -> None:
     It then fails alone instead of exhausting the computer's memory. Linux only. RLIMIT_AS would also refuse memory
     that is only reserved.
     """
-    import psutil  # noqa: PLC0415 - a dry run must weigh as much as a runner, which has no psutil
+    import psutil
 
     if sys.platform != "linux":
         return
-    import resource  # noqa: PLC0415 - absent on Windows
+    import resource
 
     limit = psutil.virtual_memory().total
     with contextlib.suppress(OSError, ValueError):  # it may have ended already

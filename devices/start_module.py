@@ -10,7 +10,7 @@ import sys
 # This program's own folder replaces the script's folder, in which `types` is another module than Python's.
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib comes later
 
-import runpy  # noqa: E402 - see above
+import runpy
 
 if __name__ == "__main__":
     del sys.argv[0]

@@ -76,40 +76,40 @@ class Services:
     @cached_property
     def catalogue(self) -> "Catalogue":
         """The library."""
-        from engine.library.catalogue import Catalogue  # noqa: PLC0415 - see the top
+        from engine.library.catalogue import Catalogue
 
         return self._given or Catalogue(self.paths)
 
     @cached_property
     def placer(self) -> "Placer":
         """Decides what fits here, and how fast it would run."""
-        from engine.placement.placer import Placer  # noqa: PLC0415 - see the top
-        from engine.placement.resources import open_resources  # noqa: PLC0415 - see the top
+        from engine.placement.placer import Placer
+        from engine.placement.resources import open_resources
 
         return self._placer or Placer(open_resources(self.paths))
 
     def models(self) -> "tuple[ModelEntry, ...]":
         """Every model on this computer, including those that only other programs here can serve."""
-        from engine.upstreams.registry import external_entries  # noqa: PLC0415 - see the top
+        from engine.upstreams.registry import external_entries
 
         entries = self.catalogue.entries()
         return (*entries, *external_entries(entries))
 
     def model(self, name: str) -> "ModelEntry":
         """One model. Raises: ModelNotFound."""
-        from engine.library.lookup import require  # noqa: PLC0415 - see the top
+        from engine.library.lookup import require
 
         return require(self.catalogue, name)
 
     def trash(self) -> "tuple[Removed, ...]":
         """Removed models that can be restored."""
-        from engine.library.trash import Trash  # noqa: PLC0415 - see the top
+        from engine.library.trash import Trash
 
         return Trash(self.catalogue).contents()
 
     def foreign_folders(self) -> "tuple[ForeignFolder, ...]":
         """Folders of other applications whose models could be linked."""
-        from engine.library import other_apps  # noqa: PLC0415 - see the top
+        from engine.library import other_apps
 
         return other_apps.present()
 
@@ -117,8 +117,8 @@ class Services:
         self, text: str, *, parameters: str | None = None, fits: bool = False, **filters: Any
     ) -> "tuple[RepoHit, ...]":
         """Repositories on the hub; `fits` omits models that are too large here. Raises: the errors of HubClient."""
-        from engine.library.default_model import largest_parameters  # noqa: PLC0415 - see the top
-        from engine.library.hub.client import HubClient  # noqa: PLC0415 - see the top
+        from engine.library.default_model import largest_parameters
+        from engine.library.hub.client import HubClient
 
         if fits and parameters is None:
             parameters = f"max:{largest_parameters() / 1e9:.1f}B"
@@ -126,10 +126,10 @@ class Services:
 
     def plan(self, repo: str, revision: str | None = None, *, refresh: bool = False) -> "RepoPlan":
         """Memory need of each quantization of a repository here; reads only headers. Raises: as `search`."""
-        from engine.library.hub.client import HubClient  # noqa: PLC0415 - see the top
-        from engine.library.hub.plan import plan_repository  # noqa: PLC0415 - see the top
-        from engine.message_catalog import sentence  # noqa: PLC0415 - see the top
-        from engine.placement.hub_shape import fit_estimator  # noqa: PLC0415 - see the top
+        from engine.library.hub.client import HubClient
+        from engine.library.hub.plan import plan_repository
+        from engine.message_catalog import sentence
+        from engine.placement.hub_shape import fit_estimator
 
         estimate = fit_estimator(self.placer, sentence)
         return plan_repository(HubClient(), self.paths, repo, revision=revision, estimate=estimate, refresh=refresh)
@@ -139,7 +139,7 @@ class Services:
 
         Raises: as `search`; InputFault: not a repository name; NothingToDownload.
         """
-        from engine.library.hub.file_selection import choose  # noqa: PLC0415 - see the top
+        from engine.library.hub.file_selection import choose
 
         plan, name = self.planned_repository(model, label, revision)
         return plan, choose(plan, name)
@@ -149,10 +149,10 @@ class Services:
 
         Raises: as `search`; InputFault: not a repository name.
         """
-        from msgspec.structs import replace  # noqa: PLC0415 - see the top
+        from msgspec.structs import replace
 
-        from engine.library.hub.file_selection import parse_hub_name  # noqa: PLC0415 - see the top
-        from engine.library.recommended_models import starter_repo  # noqa: PLC0415 - see the top
+        from engine.library.hub.file_selection import parse_hub_name
+        from engine.library.recommended_models import starter_repo
 
         name = parse_hub_name(starter_repo(model) or model)
         name = replace(name, label=label or name.label, revision=revision or name.revision)
@@ -160,10 +160,10 @@ class Services:
 
     def starters(self) -> "tuple[Proposal, ...]":
         """Recommended first models that fit this machine."""
-        from engine.api.hub import Proposal  # noqa: PLC0415 - see the top
-        from engine.library.default_model import memory_bytes  # noqa: PLC0415 - see the top
-        from engine.library.recommended_models import propose  # noqa: PLC0415 - see the top
-        from engine.message_catalog import sentence  # noqa: PLC0415 - see the top
+        from engine.api.hub import Proposal
+        from engine.library.default_model import memory_bytes
+        from engine.library.recommended_models import propose
+        from engine.message_catalog import sentence
 
         return tuple(
             Proposal(
@@ -177,8 +177,8 @@ class Services:
 
     def quantize_target(self, options: "QuantizeOptions") -> "Path":
         """Default output path of `tessera quantize` with these options. Raises: ModelNotFound."""
-        from engine.job_kinds.quantize.job import source_of  # noqa: PLC0415 - see the top
-        from engine.job_kinds.quantize.request import beside_source  # noqa: PLC0415 - see the top
+        from engine.job_kinds.quantize.job import source_of
+        from engine.job_kinds.quantize.request import beside_source
 
         return beside_source(source_of(self.catalogue, options.model).path, options, self.paths)
 
@@ -187,53 +187,53 @@ class Services:
 
         Raises: InputFault, EnvironmentFault.
         """
-        from engine.job_kinds.quantize.job import predict  # noqa: PLC0415 - see the top
+        from engine.job_kinds.quantize.job import predict
 
         return predict(self.catalogue, options, self.placer.resources, named)
 
     def own_text(self, sources: "Iterable[Path]", scratch: "Path", chats: "Iterable[str]") -> "OwnText":
         """The user's text as calibration and evaluation files, written to `scratch`. Raises: InputFault."""
-        from engine.job_kinds.quantize.calibration_text import gather  # noqa: PLC0415 - see the top
+        from engine.job_kinds.quantize.calibration_text import gather
 
         return gather(sources, scratch, chats)
 
     def onnx_providers(self) -> "tuple[ProviderReport, ...]":
         """Every execution provider of ONNX Runtime, and whether it works here."""
-        from engine.onnx.discovery import discover  # noqa: PLC0415 - see the top
+        from engine.onnx.discovery import discover
 
         return discover()
 
     def why_no_default_model(self) -> str | None:
         """Why the installation has no default chat model; None if it has one."""
-        from engine.library.default_model import why_missing  # noqa: PLC0415 - see the top
+        from engine.library.default_model import why_missing
 
         return why_missing()
 
     @cached_property
     def keys(self) -> "KeyStore":
         """Keys of other clients; a running server sees changes made here."""
-        from engine.core.keys import KeyStore  # noqa: PLC0415 - see the top
+        from engine.core.keys import KeyStore
 
         return KeyStore(self.paths.config / "api-keys.json")
 
     @cached_property
     def program_keys(self) -> "ProgramKeys":
         """Keys of the programs connected from here; a running server sees changes made here."""
-        from engine.core.program_keys import ProgramKeys  # noqa: PLC0415 - see the top
+        from engine.core.program_keys import ProgramKeys
 
         return ProgramKeys(self.paths.config / "program-keys.json")
 
     @cached_property
     def model_settings(self) -> "ModelSettingsStore":
         """The user's settings for models; a running server sees changes made here."""
-        from engine.placement.model_settings import open_model_settings  # noqa: PLC0415 - see the top
+        from engine.placement.model_settings import open_model_settings
 
         return open_model_settings(self.paths)
 
     def sampling(self, model: "ModelEntry") -> "tuple[Chosen, Chosen]":
         """Default sampling of a model; the second value is without reasoning."""
-        from engine.core.sampling import choose  # noqa: PLC0415 - see the top
-        from engine.placement.load_settings import recommended_for  # noqa: PLC0415 - see the top
+        from engine.core.sampling import choose
+        from engine.placement.load_settings import recommended_for
 
         found = recommended_for(model, self.model_settings.get(model.id))
         return choose({}, found.layers(None)), choose({}, found.plain)
@@ -246,12 +246,12 @@ class Services:
         `overrides` as in engine.placement.types.
         Raises: ModelNotFound, the errors of HubClient and of reading the file.
         """
-        from engine.api.placing import fit_report, model_placement  # noqa: PLC0415 - see the top
-        from engine.placement.context_size import open_context  # noqa: PLC0415 - see the top
-        from engine.placement.model_argument import find  # noqa: PLC0415 - see the top
-        from engine.placement.placer import Placer  # noqa: PLC0415 - see the top
-        from engine.placement.resources import MachineState, open_resources  # noqa: PLC0415 - see the top
-        from engine.placement.types import Overrides  # noqa: PLC0415 - see the top
+        from engine.api.placing import fit_report, model_placement
+        from engine.placement.context_size import open_context
+        from engine.placement.model_argument import find
+        from engine.placement.placer import Placer
+        from engine.placement.resources import MachineState, open_resources
+        from engine.placement.types import Overrides
 
         placer = Placer(open_resources(self.paths, MachineState(machine) if machine else None))
         shape, settings = find(model, self.catalogue, placer, projector)
@@ -262,37 +262,37 @@ class Services:
 
     def measured(self, model: str | None = None) -> "list[Report]":
         """Benchmarks of this machine, oldest first."""
-        from engine.placement.results import Results  # noqa: PLC0415 - see the top
+        from engine.placement.results import Results
 
         return Results(self.paths.state / "bench.jsonl").all(model)
 
     def measured_before(self, report: "Report") -> "Report | None":
         """The newest earlier benchmark of the same model and settings."""
-        from engine.placement.results import Results  # noqa: PLC0415 - see the top
+        from engine.placement.results import Results
 
         return Results(self.paths.state / "bench.jsonl").before(report)
 
     def as_csv(self, report: "Report") -> str:
         """A benchmark in llama-bench's columns."""
-        from engine.placement.results import to_csv  # noqa: PLC0415 - see the top
+        from engine.placement.results import to_csv
 
         return to_csv(report)
 
     def picture(self, report: "Report") -> str:
         """A benchmark plotted as SVG."""
-        from engine.job_kinds.bench.svg import draw  # noqa: PLC0415 - see the top
+        from engine.job_kinds.bench.svg import draw
 
         return draw([report])
 
     def shapes(self) -> tuple[str, ...]:
         """Model shapes that can be measured without a file."""
-        from engine.job_kinds.bench.shapes import SHAPES  # noqa: PLC0415 - see the top
+        from engine.job_kinds.bench.shapes import SHAPES
 
         return tuple(SHAPES)
 
     def gguf_files(self, models: "Iterable[str]" = ()) -> "dict[str, Path]":
         """Files by model: the named models, or every local GGUF model. Raises: InputFault: not a GGUF model."""
-        from engine.core.errors import InputFault  # noqa: PLC0415 - see the top
+        from engine.core.errors import InputFault
 
         named = tuple(models)
         if not named:
@@ -311,10 +311,10 @@ class Services:
 
         on_row: called with each row when it is available. Raises: BadModelFile; EnvironmentFault: no such device.
         """
-        import asyncio  # noqa: PLC0415 - see the top
+        import asyncio
 
-        from engine.core.errors import EnvironmentFault  # noqa: PLC0415 - see the top
-        from engine.placement.device_verification import comparable, verify  # noqa: PLC0415 - see the top
+        from engine.core.errors import EnvironmentFault
+        from engine.placement.device_verification import comparable, verify
 
         resources = self.placer.resources
         machine = resources.machine.full()
@@ -325,7 +325,7 @@ class Services:
 
     def shipped_engine(self) -> str:
         """The version of llama-cpp-python that ships with Tessera."""
-        from engine.placement.results import shipped_version  # noqa: PLC0415 - see the top
+        from engine.placement.results import shipped_version
 
         return shipped_version()
 
@@ -340,7 +340,7 @@ class Services:
 
         Raises: EngineVersionRefused, OSError.
         """
-        from engine.placement.engine_versions import install  # noqa: PLC0415 - see the top
+        from engine.placement.engine_versions import install
 
         return install(store, wheel, self._golden(models), on_row).version
 
@@ -348,14 +348,14 @@ class Services:
         self, store: "VersionStore", version: str, model: str | None, on_row: "Callable[[Compared], None]"
     ) -> None:
         """Check a version again and use it, for all models or for one. Raises: EngineVersionRefused, InputFault."""
-        from engine.placement.engine_versions import use  # noqa: PLC0415 - see the top
+        from engine.placement.engine_versions import use
 
         path = self.gguf_files((model,))[model] if model else None
         use(store, version, self._golden(), on_row, for_model=path)
 
     def verify_engine(self, store: "VersionStore", on_row: "Callable[[Compared], None]") -> None:
         """Check the version in use again. Raises: EngineVersionRefused: it was rolled back."""
-        from engine.placement.engine_versions import verify  # noqa: PLC0415 - see the top
+        from engine.placement.engine_versions import verify
 
         verify(store, self._golden(), on_row)
 
@@ -371,7 +371,7 @@ class Services:
 
     def remove_program(self, name: str) -> tuple[str, ...]:
         """Remove a program from the list; return the models that it served. Raises: InputFault, OSError."""
-        from engine.placement.model_settings import open_model_settings  # noqa: PLC0415 - see the top
+        from engine.placement.model_settings import open_model_settings
 
         settings = open_model_settings(self.paths)
         self.programs.remove(name)
@@ -382,14 +382,14 @@ class Services:
 
     def models_in(self, program: str) -> tuple[str, ...]:
         """Models that the user assigned to a program."""
-        from engine.placement.model_settings import open_model_settings  # noqa: PLC0415 - see the top
+        from engine.placement.model_settings import open_model_settings
 
         return open_model_settings(self.paths).models_in(program)
 
     @cached_property
     def programs(self) -> "ProgramStore":
         """Programs that the user added to serve models."""
-        from engine.placement.external import open_programs  # noqa: PLC0415 - see the top
+        from engine.placement.external import open_programs
 
         return open_programs(self.paths)
 
@@ -400,9 +400,9 @@ class Services:
 
 
 def _compared(row: "Row") -> "ComparedDevice":
-    from msgspec.structs import asdict  # noqa: PLC0415 - see the top
+    from msgspec.structs import asdict
 
-    from engine.api.machine import ComparedDevice  # noqa: PLC0415 - see the top
-    from engine.message_catalog import sentence  # noqa: PLC0415 - see the top
+    from engine.api.machine import ComparedDevice
+    from engine.message_catalog import sentence
 
     return ComparedDevice(**asdict(row) | {"what": sentence(row.what), "reason": sentence(row.reason)})

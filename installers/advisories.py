@@ -21,7 +21,7 @@ from packaging.version import InvalidVersion, Version
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from installers.sbom import locked  # noqa: E402
+from installers.sbom import locked
 
 NEVER: Final = "999999999"
 # Package and version with an advisory, and why it is no risk for Tessera.

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from installers.bundle import make  # noqa: E402
+from installers.bundle import make
 
 TARGETS = ("folder", "deb", "run", "nsis")
 

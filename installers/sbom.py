@@ -20,8 +20,8 @@ from packaging.utils import canonicalize_name
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from app.licences import UNSAID, Component, packages  # noqa: E402
-from engine.core.version import __version__  # noqa: E402
+from app.licences import UNSAID, Component, packages
+from engine.core.version import __version__
 
 LOCKS: Final = ("desktop", "llama", "model")
 # Licences that demand more of the whole program than Apache-2.0. LGPL, MPL and EPL apply per file. If a package

@@ -26,7 +26,7 @@ def arithmetic_here() -> str:
 
     A llama.cpp that was compiled for one CPU lacks the CPU variants, and on other systems numpy's BLAS lacks them.
     """
-    import numpy as np  # noqa: PLC0415  the parent process may not need it
+    import numpy as np
 
     built = np.show_config(mode="dicts")
     blas = str(built.get("Build Dependencies", {}).get("blas", {}).get("name", ""))
@@ -40,7 +40,7 @@ def environment_of(request: Mapping[str, object] | object) -> dict[str, str]:
         request = getattr(request, part, request)
     if getattr(request, "arithmetic", "") != PORTABLE:
         return {}
-    import numpy as np  # noqa: PLC0415
+    import numpy as np
 
     found = np.show_config(mode="dicts").get("SIMD Extensions", {}).get("found", [])
     wider = " ".join(name for name in found if name.startswith(_WIDER))

@@ -46,9 +46,9 @@ def command(
     as_json: bool,
 ) -> None:
     """Search, store and explain."""
-    import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
+    import msgspec
 
-    from engine.api.measuring import TuneRequest  # noqa: PLC0415
+    from engine.api.measuring import TuneRequest
 
     if (model is None) == (shape is None):
         raise click.UsageError("Give a MODEL or --shape.")

@@ -60,7 +60,7 @@ def command(
 ) -> None:
     """Measure, store and print."""
     if shape == "list":
-        from engine.services import Services  # noqa: PLC0415 - the command's own imports wait until it runs
+        from engine.services import Services
 
         echo("\n".join(Services().shapes()))
         return
@@ -73,8 +73,8 @@ def command(
     if places:
         _compare_places(model, as_json=as_json)
         return
-    from engine.api.measuring import BenchRequest  # noqa: PLC0415
-    from engine.services import Services  # noqa: PLC0415
+    from engine.api.measuring import BenchRequest
+    from engine.services import Services
 
     if sum(x is not None for x in (model, shape, like, hub)) != 1:
         raise click.UsageError("Give a MODEL, or --shape, --like or --hub.")
@@ -96,7 +96,7 @@ def command(
     if picture is not None:
         picture.write_text(services.picture(report), encoding="utf-8")
     if as_json:
-        import msgspec  # noqa: PLC0415
+        import msgspec
 
         click.echo(msgspec.json.encode(report).decode())
     elif as_csv:
@@ -107,9 +107,9 @@ def command(
 
 def _compare_places(model: str | None, *, as_json: bool) -> None:
     """Measure a model on each place that was not measured yet, and print the speeds."""
-    import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
+    import msgspec
 
-    from engine.api.measuring import CompareRequest  # noqa: PLC0415
+    from engine.api.measuring import CompareRequest
 
     if model is None:
         raise click.UsageError("Give a MODEL of the library.")
@@ -129,9 +129,9 @@ def _compare_places(model: str | None, *, as_json: bool) -> None:
 
 def _price_types(*, as_json: bool) -> None:
     """Measure and print the relative cost of each quantization type."""
-    import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
+    import msgspec
 
-    from quantize.ggml_types import TIME_UNIT  # noqa: PLC0415
+    from quantize.ggml_types import TIME_UNIT
 
     found = measure(lambda client: client.price_types()).prices
     assert found is not None
@@ -146,11 +146,11 @@ def _price_types(*, as_json: bool) -> None:
 
 def _history(model: str | None, *, as_json: bool) -> None:
     """Print earlier results, oldest first."""
-    import time  # noqa: PLC0415 - the command's own imports wait until it runs
+    import time
 
-    import msgspec  # noqa: PLC0415
+    import msgspec
 
-    from engine.services import Services  # noqa: PLC0415
+    from engine.services import Services
 
     found = Services().measured(model)
     if as_json:
@@ -166,7 +166,7 @@ def _history(model: str | None, *, as_json: bool) -> None:
 
 
 def _show(report: "Report", before: "Report | None") -> None:
-    from app.cli.console import console, escape, table  # noqa: PLC0415 - not for JSON
+    from app.cli.console import console, escape, table
 
     out = console()
     name = escape(f"{report.model}: {report.description}")

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 def measure(start: "Callable[[Client], Job]", on_interrupt: Literal["pause", "cancel"] = "cancel") -> "Measured":
     """Start a job, show its progress and return its result. Raises: see `finish`."""
-    from app.cli.job_line import finish, this_computers_server  # noqa: PLC0415 - keeps `tessera --help` fast
-    from engine.api.jobs import Measured  # noqa: PLC0415 - as above
+    from app.cli.job_line import finish, this_computers_server
+    from engine.api.jobs import Measured
 
     try:
         with this_computers_server() as client:
@@ -37,6 +37,6 @@ def _print_progress(progress: "Progress") -> None:
 def _line(text: str) -> None:
     """Show progress, on terminals only."""
     if sys.stderr.isatty():
-        from app.tools.types import shown_text  # noqa: PLC0415 - keeps --help fast
+        from app.tools.types import shown_text
 
         draw(f"\r\033[K{shown_text(text)}")

@@ -24,8 +24,8 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @click.argument("mib", type=click.IntRange(0, 1 << 30), required=False)
 def limit_command(mib: int | None) -> None:
     """Let computed prefixes take MIB mebibytes of disk (0: none are written); without MIB, show the limit."""
-    from app.cli.settings_defaults import checked_settings  # noqa: PLC0415 - keeps `tessera --help` fast
-    from app.settings import SettingsError, save  # noqa: PLC0415 - as above
+    from app.cli.settings_defaults import checked_settings
+    from app.settings import SettingsError, save
 
     now = checked_settings()
     if mib is None:
@@ -61,8 +61,8 @@ def folder_bytes(folder: Path) -> int:
 
 
 def _show(*, as_json: bool) -> None:
-    from app.cli.settings_defaults import checked_settings  # noqa: PLC0415 - see limit
-    from engine.services import user_paths  # noqa: PLC0415 - see limit
+    from app.cli.settings_defaults import checked_settings
+    from engine.services import user_paths
 
     folder, limit = user_paths().cache, checked_settings().integer("cache.prefix_mib")
     sizes = {path.name: folder_bytes(path) for path in sorted(folder.glob("*")) if path.is_dir()}
@@ -78,7 +78,7 @@ def _show(*, as_json: bool) -> None:
 
 
 def _prefixes() -> Path:
-    from engine.services import user_paths  # noqa: PLC0415 - see limit
+    from engine.services import user_paths
 
     return user_paths().cache / "prefixes"
 
@@ -102,6 +102,6 @@ def _shrink(folder: Path, limit: int) -> int:
 
 
 def _size(count: int) -> str:
-    from app.format import size  # noqa: PLC0415 - see limit
+    from app.format import size
 
     return size(count)

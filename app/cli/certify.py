@@ -31,15 +31,15 @@ def command(
     models: tuple[str, ...], suite_name: str, cases: int | None, data: Path | None, as_json: bool, quiet: bool
 ) -> None:
     """Run the suite and keep the certificates."""
-    import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
+    import msgspec
 
-    from app.cli.connection import connected  # noqa: PLC0415
-    from app.client import ApiError, ServerUnreachable  # noqa: PLC0415
-    from app.code.integrations.endpoint import endpoint_of  # noqa: PLC0415
-    from app.evals import bfcl  # noqa: PLC0415
-    from app.evals.datasets import BFCL, NoDataset, wheel  # noqa: PLC0415
-    from app.evals.tool_calls.run import OWN, CertificateStore, certify, template_has_tools  # noqa: PLC0415
-    from engine.services import user_paths  # noqa: PLC0415
+    from app.cli.connection import connected
+    from app.client import ApiError, ServerUnreachable
+    from app.code.integrations.endpoint import endpoint_of
+    from app.evals import bfcl
+    from app.evals.datasets import BFCL, NoDataset, wheel
+    from app.evals.tool_calls.run import OWN, CertificateStore, certify, template_has_tools
+    from engine.services import user_paths
 
     def show(result: "CaseResult") -> None:
         if not quiet and not as_json:
@@ -76,7 +76,7 @@ def command(
 
 
 def _table(made: "list[Certificate]") -> None:
-    from quantize.intervals import share_text  # noqa: PLC0415 - see command
+    from quantize.intervals import share_text
 
     categories = list(made[0].by_category())
     width = max(len(certificate.model) for certificate in made)

@@ -94,8 +94,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Answer a prompt, or hold a conversation."""
-    from app.cli.connection import answering, connected  # noqa: PLC0415 - the command's own imports wait until it runs
-    from app.cli.settings_defaults import checked_settings  # noqa: PLC0415 - as above
+    from app.cli.connection import answering, connected
+    from app.cli.settings_defaults import checked_settings
 
     prompt = _prompt(words, prompt)
     if as_json and prompt is None:
@@ -113,7 +113,7 @@ def command(
     def converse(client: "ChatClient", chosen: str) -> None:
         opened = _opened(tools) if tools else None
         try:
-            from app.cli.conversation import Conversation  # noqa: PLC0415 - a private server starts meanwhile
+            from app.cli.conversation import Conversation
 
             chat = Conversation(client, chosen, system, options, opened, receipt)
             for path in (*files, *images):
@@ -140,7 +140,7 @@ def command(
         if device is not None:
             _keep_on(client, chosen, None if device == "auto" else device)
         if draft is not None:
-            from engine.api.models import LoadRequest  # noqa: PLC0415 - see above
+            from engine.api.models import LoadRequest
 
             client.load(chosen, LoadRequest(draft="" if draft == "none" else draft))
         converse(client, chosen)
@@ -159,7 +159,7 @@ def _prompt(words: tuple[str, ...], prompt: str | None) -> str | None:
 
 def _check(client: "ChatClient", model: str) -> None:
     """Check that the model exists; if its name looks like a prompt, print the right command. Raises: ApiError."""
-    from app.client import ApiError  # noqa: PLC0415 - see command
+    from app.client import ApiError
 
     try:
         _row(client, model)
@@ -171,7 +171,7 @@ def _check(client: "ChatClient", model: str) -> None:
 
 def _warn_of_small(client: "ChatClient", model: str, files: tuple[Path, ...], prompt: str | None) -> None:
     """Warn if a model is too small for a long text."""
-    from app.format import parameters  # noqa: PLC0415 - see command
+    from app.format import parameters
 
     if not files and len(prompt or "") < _LONG_PROMPT:
         return
@@ -186,15 +186,15 @@ def _warn_of_small(client: "ChatClient", model: str, files: tuple[Path, ...], pr
 
 
 def _row(client: "ChatClient", model: str) -> "ModelRow":
-    from app.client.transport import path_part  # noqa: PLC0415 - see command
-    from engine.api.chat import ModelRow  # noqa: PLC0415 - see command
+    from app.client.transport import path_part
+    from engine.api.chat import ModelRow
 
     return client.get(f"/v1/models/{path_part(model)}", ModelRow)
 
 
 def _opened(names: tuple[str, ...]) -> "ChatTools":
-    from app.cli.chat_tools import ChatTools  # noqa: PLC0415 - see command
-    from app.tools.mcp_config import BadMcpConfig  # noqa: PLC0415 - see command
+    from app.cli.chat_tools import ChatTools
+    from app.tools.mcp_config import BadMcpConfig
 
     try:
         return ChatTools(names)
@@ -214,7 +214,7 @@ def _keep_on(client: "Client", model: str, device: str | None) -> None:
 
 def default_model(client: "ChatClient") -> str:
     """The server's default model; prints a note if it is the demonstration model."""
-    from engine.services import Services  # noqa: PLC0415 - see command
+    from engine.services import Services
 
     chosen = next((entry for entry in client.chat_models() if entry.default), None)
     if chosen is None:

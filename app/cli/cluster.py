@@ -116,7 +116,7 @@ def deploy(model: str, most: int, least: int, parallel: int, ctx: int | None, *,
         n_ctx=ctx, least=min(least, most), most=most, affinity=affinity,
     )  # fmt: skip
     echo(f"{found.id}: {deployment.memory_bytes / 1e9:.2f} GB a replica, {deployment.least} to {most} of them.")
-    from app.cluster import deploying  # noqa: PLC0415 - Ray
+    from app.cluster import deploying
 
     deploying.connect(cluster)
     deploying.deploy(deployment)
@@ -127,7 +127,7 @@ def deploy(model: str, most: int, least: int, parallel: int, ctx: int | None, *,
 def status() -> None:
     """Nodes and deployments."""
     cluster = require_cluster()
-    from app.cluster import deploying  # noqa: PLC0415 - Ray
+    from app.cluster import deploying
 
     deploying.connect(cluster)
     nodes = [
@@ -148,7 +148,7 @@ def status() -> None:
 def down(model: str | None) -> None:
     """Take one model down, or the whole cluster."""
     cluster = require_cluster()
-    from app.cluster import deploying  # noqa: PLC0415 - Ray
+    from app.cluster import deploying
 
     deploying.connect(cluster)
     if model is not None:
@@ -198,7 +198,7 @@ def _free_bytes() -> int:
 
 
 def _wait(ray: "subprocess.Popen[bytes]", cluster: ClusterFile) -> None:
-    from app.cluster import deploying  # noqa: PLC0415 - Ray
+    from app.cluster import deploying
 
     until = time.monotonic() + START_S
     while True:
@@ -220,9 +220,9 @@ def _print_server(cluster: ClusterFile) -> None:
 
 
 def _serve(cluster: ClusterFile, port: int) -> None:
-    import uvicorn  # noqa: PLC0415 - only the head's process serves
+    import uvicorn
 
-    from app.cluster.gateway import Door  # noqa: PLC0415 - Ray
+    from app.cluster.gateway import Door
 
     echo(f"Models that are deployed answer on your Tessera server as {UPSTREAM}/MODEL. Ends with Ctrl+C.")
     sys.stdout.flush()

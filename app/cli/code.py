@@ -48,16 +48,16 @@ def command(
     mcp_file: Path | None,
 ) -> None:
     """Open the project, connect, and talk."""
-    from app.cli.code_session import CodeSession  # noqa: PLC0415 - the command's own imports wait until it runs
-    from app.cli.connection import connected  # noqa: PLC0415
-    from app.cli.stdin_prompt import standard_input  # noqa: PLC0415
-    from app.client import ApiError, ServerUnreachable  # noqa: PLC0415
-    from app.code.assistant import Assistant, Conversation  # noqa: PLC0415
-    from app.code.index.vectors import VectorIndex  # noqa: PLC0415
-    from app.code.integrations.endpoint import embedder, endpoint_of  # noqa: PLC0415
-    from app.code.project import Project  # noqa: PLC0415
-    from app.tools.mcp_config import BadMcpConfig  # noqa: PLC0415
-    from devices.errors import TesseraError  # noqa: PLC0415
+    from app.cli.code_session import CodeSession
+    from app.cli.connection import connected
+    from app.cli.stdin_prompt import standard_input
+    from app.client import ApiError, ServerUnreachable
+    from app.code.assistant import Assistant, Conversation
+    from app.code.index.vectors import VectorIndex
+    from app.code.integrations.endpoint import embedder, endpoint_of
+    from app.code.project import Project
+    from app.tools.mcp_config import BadMcpConfig
+    from devices.errors import TesseraError
 
     if prompt == "-":
         prompt = standard_input()
@@ -95,9 +95,9 @@ def command(
 
 def _warn_of_small(client: "Client", model: str) -> None:
     """Warn if a model is too small for code; print nothing if this key may not query the model."""
-    from app.cli.echo import echo  # noqa: PLC0415 - see command
-    from app.client import ApiError  # noqa: PLC0415 - see command
-    from app.format import parameters  # noqa: PLC0415 - see command
+    from app.cli.echo import echo
+    from app.client import ApiError
+    from app.format import parameters
 
     try:
         count = client.model(model).details.n_params

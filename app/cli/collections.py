@@ -48,7 +48,7 @@ def add(
     no_wait: bool,
 ) -> None:
     """Make the collection NAME of files and folders, or add them to it."""
-    from engine.api.collections import CollectionChange, CollectionRequest  # noqa: PLC0415 - keeps --help fast
+    from engine.api.collections import CollectionChange, CollectionRequest
 
     sources = tuple(str(path.absolute()) for path in paths)
     with connected() as client:
@@ -89,7 +89,7 @@ def add(
 @command.command("list")
 def list_collections() -> None:
     """Names, sizes, how far the reading is, and other servers that get their text."""
-    from app.tools.types import shown_text  # noqa: PLC0415 - keeps --help fast
+    from app.tools.types import shown_text
 
     with connected() as client:
         found = client.collections()
@@ -112,7 +112,7 @@ def show(name: str) -> None:
 @click.argument("name")
 def unread(name: str) -> None:
     """What was not read, page by page, and why."""
-    from app.tools.types import shown_text  # noqa: PLC0415 - keeps --help fast
+    from app.tools.types import shown_text
 
     with connected() as client:
         after, count = "", 0
@@ -142,9 +142,9 @@ def unread(name: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Write the server's answer as JSON.")
 def search(name: str, question: str, limit: int, ways: str, *, as_json: bool) -> None:
     """Find the passages that bear on a QUESTION."""
-    import msgspec  # noqa: PLC0415 - keeps --help fast
+    import msgspec
 
-    from engine.api.collections import SearchRequest  # noqa: PLC0415 - see above
+    from engine.api.collections import SearchRequest
 
     request = msgspec.convert({"query": question, "limit": limit, "ways": ways}, SearchRequest)
     with connected() as client:
@@ -161,8 +161,8 @@ def search(name: str, question: str, limit: int, ways: str, *, as_json: bool) ->
 @click.option("--model", "-m", default="default", help="Model that answers.")
 def ask(name: str, question: str, model: str) -> None:
     """Ask a model a QUESTION about a collection; the answer tells its passages."""
-    from app.cli.conversation import print_grounds  # noqa: PLC0415 - keeps --help fast
-    from app.tools.types import shown_text  # noqa: PLC0415 - keeps --help fast
+    from app.cli.conversation import print_grounds
+    from app.tools.types import shown_text
 
     messages = [{"role": "user", "content": question}]
     grounds = None
@@ -190,7 +190,7 @@ def refresh(name: str) -> None:
 @click.option("--source", type=click.Path(path_type=Path), help="Only this file or folder of it.")
 def remove(name: str, source: Path | None) -> None:
     """Forget a collection and its index. The files stay."""
-    from engine.api.collections import CollectionChange  # noqa: PLC0415 - keeps --help fast
+    from engine.api.collections import CollectionChange
 
     with connected() as client:
         if source is not None:
@@ -201,7 +201,7 @@ def remove(name: str, source: Path | None) -> None:
 
 def _agreed(put: "Callable[..., Collection]", *, allows: bool) -> "Collection":
     """Call `put`; if text would go to another server, ask the user in a terminal and call it again."""
-    from app.client import ApiError  # noqa: PLC0415 - keeps --help fast
+    from app.client import ApiError
 
     try:
         return put(allows=allows)
@@ -219,7 +219,7 @@ def _agreed(put: "Callable[..., Collection]", *, allows: bool) -> "Collection":
 
 def _wait(client: "Client", key: str) -> "Collection":
     """Show indexing progress until the collection is ready."""
-    from app.tools.types import shown_text  # noqa: PLC0415 - keeps --help fast
+    from app.tools.types import shown_text
 
     shown = ""
     while True:
@@ -248,13 +248,13 @@ def _state(found: "Collection") -> str:
 
 
 def _amount(found: "Collection") -> str:
-    from app.format import size  # noqa: PLC0415 - keeps --help fast
+    from app.format import size
 
     return f"{found.documents} documents, {found.pages} pages, {size(found.index_bytes)}"
 
 
 def _print_collection(found: "Collection") -> None:
-    from app.tools.types import shown_text  # noqa: PLC0415 - keeps --help fast
+    from app.tools.types import shown_text
 
     echo(f"{found.name}: {_amount(found)} on disk, {_state(found)}")
     for source in found.sources:
@@ -273,7 +273,7 @@ def _print_collection(found: "Collection") -> None:
 
 
 def _passages(answer: "SearchAnswer") -> None:
-    from app.tools.types import shown_text  # noqa: PLC0415 - keeps --help fast
+    from app.tools.types import shown_text
 
     if not answer.found:
         echo("Weak match: little of the question stands in the collection. The nearest passages:", err=True)

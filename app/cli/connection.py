@@ -22,7 +22,7 @@ def connected(model: str | None = None, *, here: bool = False) -> "Iterator[Clie
     """
 
     def kind() -> "type[Client]":
-        from app.client import Client  # noqa: PLC0415 - a private server starts meanwhile
+        from app.client import Client
 
         return Client
 
@@ -35,7 +35,7 @@ def answering(model: str) -> "Iterator[ChatClient]":
     """The same with a chat-only client, which imports faster, so the first token arrives sooner."""
 
     def kind() -> "type[ChatClient]":
-        from app.client import ChatClient  # noqa: PLC0415 - a private server starts meanwhile
+        from app.client import ChatClient
 
         return ChatClient
 
@@ -48,7 +48,7 @@ def _connected(kind: Callable[[], type[C]], model: str | None, *, here: bool) ->
     # No server is announced: start a private one while this process still imports the client.
     own = None if user_paths().server_file.exists() or (not here and RemoteServer().url) else _own(model)
     client_kind = kind()
-    from app.client.discovery import chosen_server, server_here  # noqa: PLC0415 - as above
+    from app.client.discovery import chosen_server, server_here
 
     find = server_here if here else chosen_server
     client = find(client_kind) if own is None else None

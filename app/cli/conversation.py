@@ -116,7 +116,7 @@ class Conversation:
 
     def _turn(self, read: Callable[[], str]) -> bool:
         """Read a message or command and handle it; False ends the conversation."""
-        from app.client import ApiError  # noqa: PLC0415 - a private server starts meanwhile
+        from app.client import ApiError
 
         try:
             line = read()
@@ -153,7 +153,7 @@ class Conversation:
 
     def attach(self, path: Path) -> None:
         """Send a file or an image with the next message. Raises: click.ClickException: it cannot be read."""
-        from app.attachments import DocumentError, read  # noqa: PLC0415 - few chats have files
+        from app.attachments import DocumentError, read
 
         try:
             document = read(path)
@@ -206,8 +206,8 @@ class Conversation:
 
     def load_with(self, ctx: int) -> None:
         """Load the model with this context length; print the actual length if it is smaller."""
-        from app.client.transport import OURS, path_part  # noqa: PLC0415 - see _turn
-        from engine.api.models import LoadedModel, LoadRequest  # noqa: PLC0415 - few chats need it
+        from app.client.transport import OURS, path_part
+        from engine.api.models import LoadedModel, LoadRequest
 
         self._ctx = ctx
         where = f"{OURS}/models/{path_part(self._model)}/load"
@@ -235,7 +235,7 @@ class Conversation:
         self._show_options()
 
     def _save(self, argument: str) -> None:
-        from devices.atomic_file import write_atomically  # noqa: PLC0415 - few chats need it
+        from devices.atomic_file import write_atomically
 
         if not argument:
             raise click.ClickException("Where? /save FILE")
@@ -283,7 +283,7 @@ class Conversation:
     def _content(self, text: str) -> str | list[dict[str, Any]]:
         if not self._attached:
             return text
-        from app.attachments import document_text, image_part  # noqa: PLC0415 - see attach
+        from app.attachments import document_text, image_part
 
         texts = [document_text(item.name, item.text) for item in self._attached if item.data is None]
         pictures = [image_part(item.mime, item.data) for item in self._attached if item.data is not None]
@@ -311,8 +311,8 @@ class Conversation:
         options = {**self._options, "continue_final_message": True} if answer else dict(self._options)
         if self._tools is not None:
             options["tools"] = self._tools.as_openai()
-        from app.answer_facts import NO_FACTS  # noqa: PLC0415 - see _turn
-        from app.client import ToolCalls  # noqa: PLC0415 - see _turn
+        from app.answer_facts import NO_FACTS
+        from app.client import ToolCalls
 
         calls = ToolCalls()
         facts = NO_FACTS

@@ -27,9 +27,9 @@ def converter_command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show_command(architectures: bool, as_json: bool) -> None:
     """Whether it is here, how much disk it takes, and what getting it takes."""
-    import msgspec  # noqa: PLC0415 - keeps `tessera --help` fast
+    import msgspec
 
-    from app.cli.job_line import this_computers_server  # noqa: PLC0415 - as above
+    from app.cli.job_line import this_computers_server
 
     with this_computers_server() as client:
         state = client.converter()
@@ -49,7 +49,7 @@ def show_command(architectures: bool, as_json: bool) -> None:
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 def install_command(yes: bool) -> None:
     """Fetch it. Ctrl-C stops; a later try goes on from there."""
-    from app.cli.job_line import this_computers_server  # noqa: PLC0415 - see show
+    from app.cli.job_line import this_computers_server
 
     with this_computers_server() as client:
         get_converter(client, ask=not yes)
@@ -59,7 +59,7 @@ def install_command(yes: bool) -> None:
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 def remove_command(yes: bool) -> None:
     """Remove it with its packages; models that it made stay."""
-    from app.cli.job_line import this_computers_server  # noqa: PLC0415 - see show
+    from app.cli.job_line import this_computers_server
 
     with this_computers_server() as client:
         state = client.converter()
@@ -74,8 +74,8 @@ def remove_command(yes: bool) -> None:
 
 def get_converter(client: "Client", *, ask: bool) -> None:
     """Install the converter if it is missing; prints the cost first. Raises: click.Abort: the user declines."""
-    from app.cli.job_line import finish  # noqa: PLC0415 - see show
-    from engine.api.converting import ConverterFetched  # noqa: PLC0415 - see show
+    from app.cli.job_line import finish
+    from engine.api.converting import ConverterFetched
 
     state = client.converter()
     if state.installed:
@@ -94,7 +94,7 @@ def with_converter(client: "Client", work: Callable[[], T], *, ask: bool) -> T:
 
     Raises: click.Abort: the user declines. Also any error of `work`.
     """
-    from app.client import JobFailed  # noqa: PLC0415 - see show
+    from app.client import JobFailed
 
     try:
         return work()

@@ -23,8 +23,8 @@ KIND_NAMES = {"cpu": "CPU", "igpu": "integrated GPU", "dgpu": "GPU", "npu": "NPU
 @click.option("--from", "replay", type=click.Path(path_type=Path, dir_okay=False), help="Replay a recording.")
 def command(as_json: bool, no_try: bool, fresh: bool, record: Path | None, replay: Path | None) -> None:
     """Show processors, GPUs and NPUs, their memory, and the backends that can use them."""
-    from devices.as_json import to_json  # noqa: PLC0415 - keeps `tessera --help` fast
-    from devices.errors import BadRecording  # noqa: PLC0415
+    from devices.as_json import to_json
+    from devices.errors import BadRecording
 
     try:
         machine = _machine(record, replay, no_try=no_try, fresh=fresh)
@@ -41,11 +41,11 @@ def command(as_json: bool, no_try: bool, fresh: bool, record: Path | None, repla
 
 
 def _machine(record: Path | None, replay: Path | None, *, no_try: bool, fresh: bool) -> "Machine":
-    from devices.as_json import to_json  # noqa: PLC0415
-    from devices.host_real import RealHost  # noqa: PLC0415
-    from devices.recording import RecordingHost, load_recording, save_recording  # noqa: PLC0415
-    from devices.report import live_report, recorded_report  # noqa: PLC0415
-    from engine.core.paths import user_paths  # noqa: PLC0415
+    from devices.as_json import to_json
+    from devices.host_real import RealHost
+    from devices.recording import RecordingHost, load_recording, save_recording
+    from devices.report import live_report, recorded_report
+    from engine.core.paths import user_paths
 
     if replay is not None:
         return recorded_report(load_recording(replay))
@@ -59,8 +59,8 @@ def _machine(record: Path | None, replay: Path | None, *, no_try: bool, fresh: b
 
 
 def _print(machine: "Machine") -> None:
-    from app.cli.console import console, escape, table  # noqa: PLC0415
-    from app.format import size  # noqa: PLC0415
+    from app.cli.console import console, escape, table
+    from app.format import size
 
     out = console()
     location = ", ".join(

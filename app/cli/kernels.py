@@ -43,8 +43,8 @@ def install_pack(source: str, *, as_json: bool) -> None:
     Its files are compared with their SHA-256, its ggml with the installed one, and its library is loaded in a
     process of its own, before it is used. What was in use stays, to go back to.
     """
-    from devices.kernel_packs.bundled import pack_named  # noqa: PLC0415 - keeps `tessera --help` fast
-    from devices.kernel_packs.install import install  # noqa: PLC0415 - see above
+    from devices.kernel_packs.bundled import pack_named
+    from devices.kernel_packs.install import install
 
     with _refusals(source):
         path = Path(source)
@@ -60,7 +60,7 @@ def install_pack(source: str, *, as_json: bool) -> None:
 @click.argument("name", required=False)
 def verify_packs(name: str | None) -> None:
     """Check files, ABI and library of the packs in use again."""
-    from devices.kernel_packs.install import verify  # noqa: PLC0415 - see above
+    from devices.kernel_packs.install import verify
 
     packs = [pack for pack in _store().active() if name in {None, pack.manifest.name}]
     if not packs:
@@ -86,7 +86,7 @@ def rollback(name: str) -> None:
 @click.argument("name")
 def remove(name: str) -> None:
     """Remove every build of a pack."""
-    from devices.kernel_packs.bundled import pack_named  # noqa: PLC0415 - see above
+    from devices.kernel_packs.bundled import pack_named
 
     with _refusals(name):
         _store().remove(name)
@@ -122,7 +122,7 @@ def _print_devices(trial: "Trial") -> None:
 
 
 def _described(pack: "Pack", trial: "Trial | None" = None) -> dict[str, Any]:
-    from devices.as_json import to_json  # noqa: PLC0415 - see above
+    from devices.as_json import to_json
 
     found: dict[str, Any] = {"in_use": pack.in_use, "previous": pack.previous, "digest": pack.folder.name}
     found |= {"name": pack.manifest.name, "version": pack.manifest.version, "backend": pack.manifest.backend}
@@ -133,14 +133,14 @@ def _described(pack: "Pack", trial: "Trial | None" = None) -> dict[str, Any]:
 
 
 def _store() -> "PackStore":
-    from devices.kernel_packs.folder import packs_folder  # noqa: PLC0415 - see above
-    from devices.kernel_packs.store import PackStore  # noqa: PLC0415 - see above
+    from devices.kernel_packs.folder import packs_folder
+    from devices.kernel_packs.store import PackStore
 
     return PackStore(packs_folder())
 
 
 def _fetched(name: str) -> Path:
-    from app.cli.settings_defaults import checked_settings  # noqa: PLC0415 - see above
-    from app.kernel_pack_index import fetch  # noqa: PLC0415 - see above
+    from app.cli.settings_defaults import checked_settings
+    from app.kernel_pack_index import fetch
 
     return fetch(name, checked_settings())

@@ -32,16 +32,16 @@ def command(
     name: str | None, arguments: tuple[str, ...], model: str | None, do: str | None, dry_run: bool, yes: bool
 ) -> None:
     """Connect, remove, or start."""
-    from app.cli.connection import connected  # noqa: PLC0415 - the command's own imports wait until it runs
-    from app.client import ApiError, ServerUnreachable  # noqa: PLC0415
-    from app.client.remote_server import RemoteServer  # noqa: PLC0415
-    from app.code.integrations.context_needs import load_for, need_of  # noqa: PLC0415
-    from app.code.integrations.endpoint import endpoint_of  # noqa: PLC0415
-    from app.code.integrations.registry import INTEGRATIONS  # noqa: PLC0415
-    from app.code.integrations.store import ConnectStore  # noqa: PLC0415
-    from app.code.integrations.types import PLACEHOLDER_KEY  # noqa: PLC0415
-    from devices.errors import TesseraError  # noqa: PLC0415
-    from engine.services import Services, user_paths  # noqa: PLC0415
+    from app.cli.connection import connected
+    from app.client import ApiError, ServerUnreachable
+    from app.client.remote_server import RemoteServer
+    from app.code.integrations.context_needs import load_for, need_of
+    from app.code.integrations.endpoint import endpoint_of
+    from app.code.integrations.registry import INTEGRATIONS
+    from app.code.integrations.store import ConnectStore
+    from app.code.integrations.types import PLACEHOLDER_KEY
+    from devices.errors import TesseraError
+    from engine.services import Services, user_paths
 
     store = ConnectStore(user_paths().state)
     if name is None:
@@ -79,7 +79,7 @@ def command(
 
 
 def _list(store: "ConnectStore") -> None:
-    from app.code.integrations.registry import INTEGRATIONS  # noqa: PLC0415 - with the command's own imports
+    from app.code.integrations.registry import INTEGRATIONS
 
     for integration in INTEGRATIONS.values():
         mark = "connected" if store.connected(integration.name) else ""
@@ -88,7 +88,7 @@ def _list(store: "ConnectStore") -> None:
 
 def _key(name: str, *, dry_run: bool) -> str:
     """The program's API key; a dry run creates none."""
-    from engine.services import Services  # noqa: PLC0415 - with the command's own imports
+    from engine.services import Services
 
     keys = Services().program_keys
     return keys.key(name) or "(made when it is connected)" if dry_run else keys.make(name)
@@ -96,7 +96,7 @@ def _key(name: str, *, dry_run: bool) -> str:
 
 def _later(endpoint: "Endpoint") -> "Endpoint":
     """The endpoint with the future server's URL, because the current private server ends with this command."""
-    from app.cli.settings_defaults import checked_settings  # noqa: PLC0415 - with the command's own imports
+    from app.cli.settings_defaults import checked_settings
 
     now = checked_settings()
     host = now.text("server.host")
@@ -107,7 +107,7 @@ def _later(endpoint: "Endpoint") -> "Endpoint":
 
 
 def _print_limits(endpoint: "Endpoint", integration: "Integration") -> None:
-    from app.code.integrations.context_needs import need_of  # noqa: PLC0415 - with the command's own imports
+    from app.code.integrations.context_needs import need_of
 
     echo(f"{integration.title} on {endpoint.model}, context {endpoint.context} tokens, {endpoint.url}", err=True)
     need = need_of(integration.name, integration.kind)
@@ -160,8 +160,8 @@ def _installed(launch: "Launch", integration: "Integration") -> str:
 def _start(
     launch: "Launch", folder: Path, arguments: tuple[str, ...], integration: "Integration", dry_run: bool
 ) -> int:
-    from app.code.integrations.store import write_private  # noqa: PLC0415
-    from app.tools.types import shown_argv  # noqa: PLC0415 - with the command's own imports
+    from app.code.integrations.store import write_private
+    from app.tools.types import shown_argv
 
     argv = [*launch.argv, *arguments]
     if dry_run:

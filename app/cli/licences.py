@@ -12,7 +12,7 @@ from app.tools.types import shown_text
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def command(name: str | None, *, as_json: bool) -> None:
     """Packages, libraries, data and fonts with their licences; with NAME the whole text of one."""
-    from app.licences import components, own_licence  # noqa: PLC0415 - keeps `tessera --help` fast
+    from app.licences import components, own_licence
 
     found = [each for each in components() if name is None or each.name.casefold() == name.casefold()]
     if name is not None and not found:

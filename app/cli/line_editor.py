@@ -72,9 +72,9 @@ def _piped_message() -> str:
 
 
 def _terminal_reader(history: str, completions: Completions) -> Callable[[], str]:
-    from prompt_toolkit import PromptSession  # noqa: PLC0415 - not needed for a pipe
-    from prompt_toolkit.completion import NestedCompleter, PathCompleter  # noqa: PLC0415
-    from prompt_toolkit.output import create_output  # noqa: PLC0415
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import NestedCompleter, PathCompleter
+    from prompt_toolkit.output import create_output
 
     nested = {
         name: PathCompleter(expanduser=True) if inner == "path" else inner for name, inner in completions.items()
@@ -93,7 +93,7 @@ def _terminal_reader(history: str, completions: Completions) -> Callable[[], str
 
 def _keys() -> "KeyBindings":
     """Enter sends, except within triple quotes; Alt-Enter starts a new line."""
-    from prompt_toolkit.key_binding import KeyBindings  # noqa: PLC0415
+    from prompt_toolkit.key_binding import KeyBindings
 
     keys = KeyBindings()
 
@@ -114,7 +114,7 @@ def _keys() -> "KeyBindings":
 
 def _history(name: str) -> Any:
     """Input history, readable only by this user; in memory if the file cannot be written."""
-    from prompt_toolkit.history import FileHistory, InMemoryHistory  # noqa: PLC0415
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     path = user_paths().state / name
     try:
@@ -130,7 +130,7 @@ def _history(name: str) -> Any:
 
 def _shorten(path: Path) -> None:
     """Delete the older half of a long history."""
-    from devices.atomic_file import write_atomically  # noqa: PLC0415 - rarely needed
+    from devices.atomic_file import write_atomically
 
     if path.stat().st_size > _MAX_HISTORY_BYTES:
         rest = path.read_bytes()[-_MAX_HISTORY_BYTES // 2 :]

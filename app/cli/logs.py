@@ -16,7 +16,7 @@ _LOOK_S = 0.5
 @click.option("--follow", "-f", is_flag=True, help="Go on with what is written from now on, until Ctrl-C.")
 def command(lines: int, follow: bool) -> None:
     """Show the log of the server that runs, or ran last: requests, loads and errors, never prompts or answers."""
-    from app.server_process import server_log  # noqa: PLC0415 - keeps `tessera --help` fast
+    from app.server_process import server_log
 
     path = server_log()
     if not path.exists():

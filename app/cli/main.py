@@ -128,8 +128,8 @@ class LazyGroup(click.Group):
 @click.pass_context
 def cli(ctx: click.Context, debug: bool) -> None:
     """Tessera: run open models on this computer, fitted tensor by tensor."""
-    from app.cli.settings_defaults import checked_settings  # noqa: PLC0415 - not for --help
-    from app.settings import export, load  # noqa: PLC0415 - not for --help
+    from app.cli.settings_defaults import checked_settings
+    from app.settings import export, load
 
     ctx.obj = {"debug": debug}
     shows_window = ctx.invoked_subcommand == "window" or (ctx.invoked_subcommand is None and has_display())
@@ -160,7 +160,7 @@ def _unreadable_argument(error: Exception) -> str | None:
 def main() -> None:
     """Entry point of `tessera`. Known errors exit with the code of their family, without a traceback."""
     if sys.argv[1:2] == [CHILD_OPTION]:
-        from app.child import run  # noqa: PLC0415 - children only
+        from app.child import run
 
         run(sys.argv[2:])
         return
@@ -170,7 +170,7 @@ def main() -> None:
     try:
         sys.exit(cli.main(prog_name="tessera", standalone_mode=False) or 0)
     except click.ClickException as error:
-        from app.tools.types import shown_text  # noqa: PLC0415 - only when something went wrong
+        from app.tools.types import shown_text
 
         if isinstance(error, click.UsageError):
             error.show()
@@ -183,8 +183,8 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(0)
     except Exception as error:
-        from app.error_text import describe, exit_code  # noqa: PLC0415 - see above
-        from app.tools.types import shown_text  # noqa: PLC0415 - only when something went wrong
+        from app.error_text import describe, exit_code
+        from app.tools.types import shown_text
 
         code = exit_code(error)
         if code is None and not debug and (word := _unreadable_argument(error)) is not None:

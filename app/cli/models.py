@@ -42,7 +42,7 @@ _WORDS = {
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def sampling_command(model: str, changes: tuple[str, ...], reset: bool, as_json: bool) -> None:
     """Show or set what MODEL samples with where a request leaves it open."""
-    from engine.services import Services  # noqa: PLC0415 - keeps `tessera --help` fast
+    from engine.services import Services
 
     if reset and changes:
         raise click.UsageError("--set and --reset exclude each other.")
@@ -89,11 +89,11 @@ def engine_args_command(model: str, changes: tuple[str, ...], reset: bool, as_js
 
     An empty value takes one back. llama.cpp tries them before they are kept.
     """
-    import msgspec  # noqa: PLC0415 - keeps `tessera --help` fast
+    import msgspec
 
-    from app.cli.connection import connected  # noqa: PLC0415 - see above
-    from app.format import size  # noqa: PLC0415 - see above
-    from engine.api.engine_args import NO_ARGS, given  # noqa: PLC0415 - see above
+    from app.cli.connection import connected
+    from app.format import size
+    from engine.api.engine_args import NO_ARGS, given
 
     if reset and changes:
         raise click.UsageError("NAME=VALUE and --reset exclude each other.")
@@ -115,9 +115,9 @@ def engine_args_command(model: str, changes: tuple[str, ...], reset: bool, as_js
 
 def _changed(before: "EngineArgs", changes: tuple[str, ...]) -> "EngineArgs":
     """Apply the changes of the command line to the engine arguments."""
-    import msgspec  # noqa: PLC0415 - see engine_args_command
+    import msgspec
 
-    from engine.api.engine_args import BadEngineArg, EngineArgs, from_text, given  # noqa: PLC0415 - as above
+    from engine.api.engine_args import BadEngineArg, EngineArgs, from_text, given
 
     pairs = dict(change.partition("=")[::2] for change in changes)
     missing = next((name for name, value in pairs.items() if not value and f"{name}=" not in changes), None)
@@ -137,10 +137,10 @@ def _changed(before: "EngineArgs", changes: tuple[str, ...]) -> "EngineArgs":
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def loaded_command(as_json: bool) -> None:
     """Show the models the running server has loaded: memory in use, and memory reserved for a full context."""
-    import msgspec  # noqa: PLC0415 - keeps `tessera --help` fast
+    import msgspec
 
-    from app.client import running_server  # noqa: PLC0415 - keeps `tessera --help` fast
-    from app.format import size  # noqa: PLC0415 - see above
+    from app.client import running_server
+    from app.format import size
 
     client = running_server()
     if client is None:
@@ -189,10 +189,10 @@ def load_command(
     model: str, ctx: int | None, kv: str | None, ttl_s: float | None, pinned: bool | None, as_json: bool
 ) -> None:
     """Load MODEL into the running server's memory."""
-    import msgspec  # noqa: PLC0415 - see loaded
+    import msgspec
 
-    from app.client import running_server  # noqa: PLC0415 - see loaded
-    from engine.api.models import LoadRequest  # noqa: PLC0415 - see loaded
+    from app.client import running_server
+    from engine.api.models import LoadRequest
 
     client = running_server()
     if client is None:
@@ -214,9 +214,9 @@ def load_command(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def unload_command(model: str, as_json: bool) -> None:
     """Take MODEL out of memory; its running answers end. The next request loads it again."""
-    import msgspec  # noqa: PLC0415 - see loaded
+    import msgspec
 
-    from app.client import running_server  # noqa: PLC0415 - see loaded
+    from app.client import running_server
 
     client = running_server()
     if client is None:
@@ -239,9 +239,9 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def list_command(as_json: bool) -> None:
     """Show every model on this computer."""
-    from contextlib import closing  # noqa: PLC0415 - keeps `tessera --help` fast
+    from contextlib import closing
 
-    from engine.services import Services  # noqa: PLC0415 - as above
+    from engine.services import Services
 
     with closing(Services()) as services:
         entries = services.models()
@@ -260,9 +260,9 @@ def list_command(as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show_command(model: str, as_json: bool) -> None:
     """Show what is known about MODEL."""
-    from contextlib import closing  # noqa: PLC0415 - see list
+    from contextlib import closing
 
-    from engine.services import Services  # noqa: PLC0415 - see list
+    from engine.services import Services
 
     with closing(Services()) as services:
         entry = services.model(model)
@@ -301,7 +301,7 @@ for _other, _sub in (("ls", list_command), ("ps", loaded_command), ("rm", remove
 
 def as_dict(entry: "ModelEntry") -> dict[str, Any]:
     """An entry as JSON, with derived values."""
-    import msgspec  # noqa: PLC0415 - see list
+    import msgspec
 
     payload: dict[str, Any] = msgspec.to_builtins(entry)
     payload["size_bytes"] = entry.size_bytes
@@ -311,8 +311,8 @@ def as_dict(entry: "ModelEntry") -> dict[str, Any]:
 
 
 def _print_table(entries: tuple["ModelEntry", ...], aliases: dict[str, list[str]]) -> None:
-    from app.cli.console import console, escape, table  # noqa: PLC0415 - see list
-    from app.format import parameters, size  # noqa: PLC0415 - see list
+    from app.cli.console import console, escape, table
+    from app.format import parameters, size
 
     rows = []
     for entry in entries:
@@ -348,7 +348,7 @@ def _source(entry: "ModelEntry") -> str:
 
 
 def _print_details(entry: "ModelEntry") -> None:
-    from app.format import parameters, size  # noqa: PLC0415 - see list
+    from app.format import parameters, size
 
     details = entry.details
     mix = ", ".join(

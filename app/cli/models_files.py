@@ -22,8 +22,8 @@ _BROKEN_EXIT = 3
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def import_command(path: Path, as_json: bool) -> None:
     """Copy the model at PATH (a file or a folder) into the library."""
-    from app.cli.job_line import finish, this_computers_server  # noqa: PLC0415 - keeps `tessera --help` fast
-    from engine.api.jobs import ModelMade  # noqa: PLC0415 - see above
+    from app.cli.job_line import finish, this_computers_server
+    from engine.api.jobs import ModelMade
 
     with this_computers_server() as client, bar() as show:
         made = finish(client, client.import_model(str(path.expanduser().absolute())), ModelMade, show)
@@ -48,9 +48,9 @@ def convert_command(folder: Path, out: Path | None, float_type: "FloatType", yes
 
     Tessera's own converter knows the usual families; for others it offers llama.cpp's, which is fetched once.
     """
-    from app.cli.converter import with_converter  # noqa: PLC0415 - see import
-    from app.cli.job_line import finish, this_computers_server  # noqa: PLC0415 - see import
-    from engine.api.converting import ConvertedFile, ConvertRequest  # noqa: PLC0415 - see import
+    from app.cli.converter import with_converter
+    from app.cli.job_line import finish, this_computers_server
+    from engine.api.converting import ConvertedFile, ConvertRequest
 
     target = str(out.absolute()) if out else None
     request = ConvertRequest(source=str(folder.absolute()), out=target, float_type=float_type)
@@ -76,8 +76,8 @@ def link_command(where: str | None, as_json: bool) -> None:
 
     WHERE is a file, a folder, or lmstudio, ollama, llama.cpp, jan, huggingface. Without it: what could be linked.
     """
-    from app.cli.job_line import this_computers_server  # noqa: PLC0415 - see import
-    from engine.services import Services  # noqa: PLC0415 - see import
+    from app.cli.job_line import this_computers_server
+    from engine.services import Services
 
     if where is None:
         found = Services().foreign_folders()
@@ -105,10 +105,10 @@ def link_command(where: str | None, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def verify_command(model: str, as_json: bool) -> None:
     """Hash MODEL's files and compare with what was promised."""
-    import msgspec  # noqa: PLC0415 - see import
+    import msgspec
 
-    from app.cli.job_line import finish, this_computers_server  # noqa: PLC0415 - see import
-    from engine.api.library import Verification  # noqa: PLC0415 - see import
+    from app.cli.job_line import finish, this_computers_server
+    from engine.api.library import Verification
 
     with this_computers_server() as client, bar() as show:
         found = finish(client, client.verify(model), Verification, show)
@@ -129,7 +129,7 @@ def verify_command(model: str, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def rename_command(model: str, name: str, as_json: bool) -> None:
     """Show MODEL to people as NAME ("" is its own again); its id stays."""
-    from app.cli.job_line import this_computers_server  # noqa: PLC0415 - see import
+    from app.cli.job_line import this_computers_server
 
     with this_computers_server() as client:
         entry = client.rename(client.model(model).id, name)
@@ -146,8 +146,8 @@ def alias_command(alias: str | None, model: str | None, remove: bool, as_json: b
 
     Programs that were made for another server find their model then, such as gpt-4o.
     """
-    from app.cli.job_line import this_computers_server  # noqa: PLC0415 - see import
-    from engine.services import Services  # noqa: PLC0415 - see import
+    from app.cli.job_line import this_computers_server
+    from engine.services import Services
 
     if alias is None:
         found = Services().model_settings.aliases()
@@ -171,10 +171,10 @@ def alias_command(alias: str | None, model: str | None, remove: bool, as_json: b
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def du_command(as_json: bool) -> None:
     """Show the disk space of models, trash and caches."""
-    from contextlib import closing  # noqa: PLC0415 - see import
+    from contextlib import closing
 
-    from app.cli.cache import folder_bytes  # noqa: PLC0415 - see import
-    from engine.services import Services  # noqa: PLC0415 - see import
+    from app.cli.cache import folder_bytes
+    from engine.services import Services
 
     with closing(Services()) as services:
         rows = [(entry.id, entry.size_bytes, entry.origin.kind) for entry in services.models() if entry.files]
@@ -207,7 +207,7 @@ def remove_command(
     model: str | None, yes: bool, undo: str | None, show_trash: bool, empty_trash: bool, as_json: bool
 ) -> None:
     """Remove MODEL. Linked files are only forgotten; all others can be brought back."""
-    from app.cli.job_line import this_computers_server  # noqa: PLC0415 - see import
+    from app.cli.job_line import this_computers_server
 
     if undo is None and not show_trash and not empty_trash and model is None:
         raise click.UsageError("Which model? See: tessera models list")
@@ -259,7 +259,7 @@ def _remove(client: "Client", entry: "Model", *, as_json: bool, ask: bool) -> No
 
 
 def _show_trash(*, as_json: bool) -> None:
-    from engine.services import Services  # noqa: PLC0415 - see import
+    from engine.services import Services
 
     services = Services()
     found = services.trash()
@@ -270,7 +270,7 @@ def _show_trash(*, as_json: bool) -> None:
 
 
 def _size(count: int) -> str:
-    from app.format import size  # noqa: PLC0415 - see import
+    from app.format import size
 
     return size(count)
 

@@ -39,9 +39,9 @@ def search_command(
     as_json: bool,
 ) -> None:
     """Search the hub for TEXT."""
-    import msgspec  # noqa: PLC0415 - keeps `tessera --help` fast
+    import msgspec
 
-    from engine.services import Services  # noqa: PLC0415 - see above
+    from engine.services import Services
 
     obey_offline()
     hits = Services().search(
@@ -64,10 +64,10 @@ def search_command(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def starters_command(as_json: bool) -> None:
     """Propose three models that fit this machine."""
-    import msgspec  # noqa: PLC0415 - see search
+    import msgspec
 
-    from app.format import size  # noqa: PLC0415 - see search
-    from engine.services import Services  # noqa: PLC0415 - see search
+    from app.format import size
+    from engine.services import Services
 
     proposals = Services().starters()
     if as_json:
@@ -92,12 +92,12 @@ def pull_command(
     model: str, label: str | None, plan_only: bool, revision: str | None, no_vision: bool, yes: bool, as_json: bool
 ) -> None:
     """Fetch MODEL: owner/name, owner/name:Q4_K_M, owner/name/file.gguf, or its address."""
-    from contextlib import closing  # noqa: PLC0415 - see search
+    from contextlib import closing
 
-    from app.cli.job_line import Interrupted, finish, this_computers_server  # noqa: PLC0415 - see search
-    from engine.api.jobs import ModelMade  # noqa: PLC0415 - see search
-    from engine.api.library import PullRequest  # noqa: PLC0415 - see search
-    from engine.services import Services  # noqa: PLC0415 - see search
+    from app.cli.job_line import Interrupted, finish, this_computers_server
+    from engine.api.jobs import ModelMade
+    from engine.api.library import PullRequest
+    from engine.services import Services
 
     obey_offline()
     with closing(Services()) as services:
@@ -129,9 +129,9 @@ def pull_command(
 
 def _begun(client: "Client", request: "PullRequest") -> "Job":
     """Resume the paused download with the same parameters, or start a new one."""
-    import msgspec  # noqa: PLC0415 - see search
+    import msgspec
 
-    from engine.api.jobs import JobKind  # noqa: PLC0415 - see search
+    from engine.api.jobs import JobKind
 
     wanted = msgspec.to_builtins(request)
     for job in client.jobs():
@@ -141,15 +141,15 @@ def _begun(client: "Client", request: "PullRequest") -> "Job":
 
 
 def _json_line(progress: "Progress") -> None:
-    import msgspec  # noqa: PLC0415 - see search
+    import msgspec
 
     if progress.total:  # the total is known
         click.echo(msgspec.json.encode({"progress": progress}).decode())
 
 
 def _print_hits(hits: tuple["RepoHit", ...]) -> None:
-    from app.cli.console import console, table  # noqa: PLC0415 - see search
-    from app.format import parameters  # noqa: PLC0415 - see search
+    from app.cli.console import console, table
+    from app.format import parameters
 
     rows = []
     for hit in hits:
@@ -163,12 +163,12 @@ def _print_hits(hits: tuple["RepoHit", ...]) -> None:
 
 def _print_plan(plan: "RepoPlan", *, as_json: bool) -> None:
     if as_json:
-        import msgspec  # noqa: PLC0415 - see search
+        import msgspec
 
         click.echo(msgspec.json.encode(plan).decode())
         return
-    from app.cli.console import console, escape, table  # noqa: PLC0415 - see search
-    from app.format import size  # noqa: PLC0415 - see search
+    from app.cli.console import console, escape, table
+    from app.format import size
 
     rows: list[tuple[str, ...]] = []
     best = -1
@@ -191,7 +191,7 @@ def _print_plan(plan: "RepoPlan", *, as_json: bool) -> None:
 
 def _own_build_words(repo: str, own: "OwnBuild") -> list[str]:
     """Text that compares a quantization built by Tessera with the ready-made file, and the command for it."""
-    from app.format import size  # noqa: PLC0415 - see search
+    from app.format import size
 
     rival = f" (expected of {own.instead_of}: {own.ready_kld:.4f})" if own.ready_kld is not None else ""
     instead = f" instead of {own.instead_of}" if own.instead_of else ""
@@ -206,7 +206,7 @@ def _own_build_words(repo: str, own: "OwnBuild") -> list[str]:
 
 
 def _print_option(plan: "RepoPlan", option: "Option") -> None:
-    from app.format import size  # noqa: PLC0415 - see search
+    from app.format import size
 
     verdict = option.verdict
     fit = ""

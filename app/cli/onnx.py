@@ -48,12 +48,12 @@ def convert_command(
     is said. Without OUT the folder joins the library. Converting a file again takes the folder that is there.
     SOURCE `speech` with --fixed converts the installed speech model.
     """
-    import msgspec  # noqa: PLC0415 - keeps `tessera --help` fast
+    import msgspec
 
-    from app.cli.bench_job import source_of  # noqa: PLC0415 - see above
-    from app.cli.job_line import finish, this_computers_server  # noqa: PLC0415 - see above
-    from app.cli.progress import bar  # noqa: PLC0415 - see above
-    from engine.api.converting import ConvertedFolder, FixedShapes, OnnxConvertRequest  # noqa: PLC0415 - see above
+    from app.cli.bench_job import source_of
+    from app.cli.job_line import finish, this_computers_server
+    from app.cli.progress import bar
+    from engine.api.converting import ConvertedFolder, FixedShapes, OnnxConvertRequest
 
     shapes = FixedShapes(context=context, bits=8 if bits == "8" else 4, seconds=seconds) if fixed else None
     request = OnnxConvertRequest(
@@ -84,8 +84,8 @@ def quark_command(source: Path, out: Path, context: int, form: "Form") -> None:
     AMD's Ryzen AI Software compiles what comes out; `float` leaves the rounding to it. For the other forms AMD's
     Quark quantizes, in an environment of its own (TESSERA_QUARK_PYTHON); a8w8 ruins small models.
     """
-    from devices.errors import TesseraError  # noqa: PLC0415 - keeps `tessera --help` fast
-    from quantize.onnx.quark import export  # noqa: PLC0415 - see above
+    from devices.errors import TesseraError
+    from quantize.onnx.quark import export
 
     try:
         done = export(source, out.absolute(), tokens=context, form=form)
@@ -100,7 +100,7 @@ def quark_command(source: Path, out: Path, context: int, form: "Form") -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def providers_command(as_json: bool) -> None:
     """Show every execution provider, whether it works here, and what is missing if not."""
-    from engine.services import Services  # noqa: PLC0415 - see convert_command
+    from engine.services import Services
 
     found = Services().onnx_providers()
     if as_json:

@@ -17,10 +17,10 @@ def command(
     mode: str | None, cap_w: float | None, battery_percent: float | None, free: bool, as_json: bool
 ) -> None:
     """What is not given stays as it is."""
-    import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
+    import msgspec
 
-    from app.cli.connection import connected  # noqa: PLC0415
-    from engine.api.machine import PowerLimits  # noqa: PLC0415
+    from app.cli.connection import connected
+    from engine.api.machine import PowerLimits
 
     given = {"mode": mode, "cap_w": cap_w, "battery_percent": battery_percent}
     chosen = {name: value for name, value in given.items() if value is not None}

@@ -23,8 +23,8 @@ class ProgressBar:
     """A progress bar on stderr, created when the first progress arrives."""
 
     def __init__(self) -> None:
-        from rich.console import Console  # noqa: PLC0415 - keeps `tessera --help` fast
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn  # noqa: PLC0415 - keeps `tessera --help` fast
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -38,7 +38,7 @@ class ProgressBar:
         self._bar.start()
 
     def __call__(self, progress: "Progress") -> None:
-        from app.format import duration, size  # noqa: PLC0415 - keeps `tessera --help` fast
+        from app.format import duration, size
 
         left = "" if progress.eta_s is None else f", {duration(progress.eta_s)} left"
         speed = "stalled" if progress.stalled else f"{size(int(progress.speed))}/s{left}"

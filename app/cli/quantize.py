@@ -137,11 +137,11 @@ _SAME_NAME = (
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
     """Build the request, have it done, tell what came out."""
-    import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
+    import msgspec
 
-    from app.cli.calibration_option import calibration_of  # noqa: PLC0415
-    from app.evals.gate_tasks import NAMED_TASKS  # noqa: PLC0415
-    from engine.services import Services  # noqa: PLC0415
+    from app.cli.calibration_option import calibration_of
+    from app.evals.gate_tasks import NAMED_TASKS
+    from engine.services import Services
 
     if given["plan_keys"]:
         check_plan(given["plan_file"], list(given["plan_keys"]))
@@ -167,9 +167,9 @@ def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
 
 def _print_use(made: Path) -> None:
     """Print the command that uses the file."""
-    from contextlib import closing  # noqa: PLC0415 - see command
+    from contextlib import closing
 
-    from engine.services import Services  # noqa: PLC0415 - see command
+    from engine.services import Services
 
     with closing(Services()) as services:
         listed = next((entry.id for entry in services.models() if str(made) in {f.path for f in entry.files}), None)
@@ -184,13 +184,13 @@ def _made(request: "QuantizeOptions", *, quiet: bool, ask: bool) -> "QuantizeRep
 
     If only llama.cpp's converter knows the model's family, the folder is first converted into a library file.
     """
-    import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
+    import msgspec
 
-    from app.cli.converter import NEEDED, with_converter  # noqa: PLC0415 - as above
-    from app.cli.job_line import finish, this_computers_server  # noqa: PLC0415 - as above
-    from app.client import JobFailed  # noqa: PLC0415 - as above
-    from engine.api.converting import ConvertedFile, ConvertRequest  # noqa: PLC0415 - as above
-    from engine.api.jobs import Quantized  # noqa: PLC0415
+    from app.cli.converter import NEEDED, with_converter
+    from app.cli.job_line import finish, this_computers_server
+    from app.client import JobFailed
+    from engine.api.converting import ConvertedFile, ConvertRequest
+    from engine.api.jobs import Quantized
 
     line = _Line(enabled=not quiet and sys.stderr.isatty())
     try:
@@ -217,11 +217,11 @@ def _made(request: "QuantizeOptions", *, quiet: bool, ask: bool) -> "QuantizeRep
 
 def _made_by_cluster(request: "QuantizeOptions", *, quiet: bool) -> "QuantizeReport":
     """Let the computers of the cluster create the file; return the report."""
-    from app.cli.cluster import require_cluster  # noqa: PLC0415 - as above
-    from engine.services import user_paths  # noqa: PLC0415 - as above
+    from app.cli.cluster import require_cluster
+    from engine.services import user_paths
 
     cluster = require_cluster()
-    from app.cluster.quantizing import quantize_on_cluster  # noqa: PLC0415 - Ray
+    from app.cluster.quantizing import quantize_on_cluster
 
     line = _Line(enabled=not quiet and sys.stderr.isatty())
     try:
@@ -231,7 +231,7 @@ def _made_by_cluster(request: "QuantizeOptions", *, quiet: bool) -> "QuantizeRep
 
 
 def _request(source: str, given: dict[str, Any]) -> "QuantizeOptions":
-    from engine.api.quantizing import LockRequest, QuantizeOptions  # noqa: PLC0415
+    from engine.api.quantizing import LockRequest, QuantizeOptions
 
     if sum(bool(given[k]) for k in ("budget", "fit", "bpw", "mix", "plan_file")) != 1:
         raise click.UsageError("Say what is wanted: one of --budget, --fit, --bpw, --type or --plan.")
@@ -261,9 +261,9 @@ def _whole(path: Path | None) -> str | None:
 
 
 def _print(report: "QuantizeReport", *, as_json: bool) -> None:
-    import msgspec  # noqa: PLC0415
+    import msgspec
 
-    from quantize.job.report import report_path, summary  # noqa: PLC0415
+    from quantize.job.report import report_path, summary
 
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(report)))

@@ -59,7 +59,7 @@ class RoundingOption(click.Choice[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Convert to the current name."""
-        from quantize.types import Rounding  # noqa: PLC0415 - --help needs no quantizer
+        from quantize.types import Rounding
 
         with contextlib.suppress(ValueError):
             value = Rounding(value).value
@@ -75,7 +75,7 @@ class LockOption(click.ParamType[tuple[str, str, bool]]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, str, bool]:
         """Return (pattern, type, is_minimum)."""
-        from quantize.ggml_types import GgmlType  # noqa: PLC0415 - --help needs no table of types
+        from quantize.ggml_types import GgmlType
 
         if isinstance(value, tuple):
             return value
@@ -101,8 +101,8 @@ def gate_of(given: str | None) -> str | None:
 
 def check_plan(plan: Path | None, keys: list[str]) -> None:
     """Verify a plan's signature. Raises: click.UsageError: no plan. ClickException: no key signed it."""
-    from app.kernel_pack_index import check_signature  # noqa: PLC0415 - cryptography is slow to import
-    from devices.errors import PackRefused  # noqa: PLC0415
+    from app.kernel_pack_index import check_signature
+    from devices.errors import PackRefused
 
     if plan is None:
         raise click.UsageError("--plan-key goes with --plan.")

@@ -60,7 +60,7 @@ def add(name: str, where: str, ssh_port: int, port: int, identity: str, host_key
 
 
 def _with_key(request: RemoteRequest, fingerprint: str) -> RemoteRequest:
-    import msgspec  # noqa: PLC0415 - only if a key must be accepted
+    import msgspec
 
     return msgspec.structs.replace(request, host_key=fingerprint)
 

@@ -23,11 +23,11 @@ MOST_BYTES: Final = 64 << 20
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(file: Path, *, explain: bool, model: str, old_model: str, as_json: bool) -> None:
     """Replay one receipt."""
-    import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
+    import msgspec
 
-    from app.cli.connection import connected  # noqa: PLC0415 - as above
-    from app.tools.types import shown_text  # noqa: PLC0415 - as above
-    from engine.api.receipts import Receipt, ReplayRequest  # noqa: PLC0415 - as above
+    from app.cli.connection import connected
+    from app.tools.types import shown_text
+    from engine.api.receipts import Receipt, ReplayRequest
 
     if file.stat().st_size > MOST_BYTES:
         raise click.ClickException(f"{file} has {file.stat().st_size} bytes: it is no receipt.")

@@ -117,13 +117,13 @@ def command(
     parent: int | None,
 ) -> None:
     """Serve until interrupted."""
-    import logging  # noqa: PLC0415 - the command's own imports wait until it runs
+    import logging
 
-    from app.evals.gate_tasks import NAMED_TASKS  # noqa: PLC0415
-    from engine.placement.types import Overrides  # noqa: PLC0415
-    from engine.runner.orphans import die_with_parent  # noqa: PLC0415
-    from engine.server.options import ServeOptions  # noqa: PLC0415
-    from engine.server.run import serve  # noqa: PLC0415
+    from app.evals.gate_tasks import NAMED_TASKS
+    from engine.placement.types import Overrides
+    from engine.runner.orphans import die_with_parent
+    from engine.server.options import ServeOptions
+    from engine.server.run import serve
 
     level = logging.DEBUG if ctx.obj and ctx.obj["debug"] else logging.INFO
     logging.basicConfig(level=level, format=_LOG_LINE)
@@ -159,9 +159,9 @@ def command(
 
 def _log_to_file(root: "logging.Logger") -> None:
     """Also write the log to a file that only this user can read; the file is rotated by size."""
-    import logging.handlers  # noqa: PLC0415 - see command
+    import logging.handlers
 
-    from app.server_process import server_log  # noqa: PLC0415 - see command
+    from app.server_process import server_log
 
     class PrivateFile(logging.handlers.RotatingFileHandler):
         def _open(self) -> "TextIOWrapper":

@@ -21,7 +21,7 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def list_command(as_json: bool) -> None:
     """Show every setting with its value."""
-    from app.settings import SETTINGS, load  # noqa: PLC0415 - keeps `tessera --help` fast
+    from app.settings import SETTINGS, load
 
     now = load()
     if as_json:
@@ -52,8 +52,8 @@ def _values(row: "Setting") -> str:
 @click.argument("name")
 def get_command(name: str) -> None:
     """Print the value of NAME."""
-    from app.cli.settings_defaults import checked_settings  # noqa: PLC0415 - see list
-    from app.settings import BY_NAME, unknown  # noqa: PLC0415 - see list
+    from app.cli.settings_defaults import checked_settings
+    from app.settings import BY_NAME, unknown
 
     if name not in BY_NAME:
         raise click.BadParameter(f"{name}: {unknown(name)}", param_hint="NAME")
@@ -65,7 +65,7 @@ def get_command(name: str) -> None:
 @click.argument("value")
 def set_command(name: str, value: str) -> None:
     """Set NAME to VALUE. A window that is open takes it at its next start."""
-    from app.settings import BY_NAME, SettingsError, load, save, unknown  # noqa: PLC0415 - see list
+    from app.settings import BY_NAME, SettingsError, load, save, unknown
 
     if name not in BY_NAME:
         raise click.BadParameter(f"{name}: {unknown(name)}", param_hint="NAME")
@@ -84,8 +84,8 @@ def set_command(name: str, value: str) -> None:
 @click.option("--all", "with_folders", is_flag=True, help="Also the folders of models, chats, caches and logs.")
 def path_command(with_folders: bool) -> None:
     """Print where the settings are stored."""
-    from app.settings import settings_file  # noqa: PLC0415 - see list
-    from engine.services import user_paths  # noqa: PLC0415 - see list
+    from app.settings import settings_file
+    from engine.services import user_paths
 
     if not with_folders:
         echo(settings_file())

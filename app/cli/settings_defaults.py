@@ -26,7 +26,7 @@ class SettingDefault:
         return None if self._unset and value in {0, "", "auto"} else str(value)
 
     def __str__(self) -> str:
-        from app.settings import load  # noqa: PLC0415 - read when it is shown
+        from app.settings import load
 
         value = load()[self._name]
         return f"{self._unset if self._unset and value in {0, '', 'auto'} else value}; setting {self._name}"
@@ -37,7 +37,7 @@ def checked_settings() -> "Settings":
 
     Raises: click.UsageError: the file or the environment has an invalid setting.
     """
-    from app.settings import load  # noqa: PLC0415 - read when the command runs
+    from app.settings import load
 
     now = load()
     problems = "\n".join(str(problem) for problem in now.problems)

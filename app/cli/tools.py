@@ -22,8 +22,8 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def list_command(as_json: bool) -> None:
     """Show what a chat can switch on, and what was decided for good."""
-    from app.tools.catalogue import offered  # noqa: PLC0415 - keeps `tessera --help` fast
-    from app.tools.consent import ConsentStore  # noqa: PLC0415 - see above
+    from app.tools.catalogue import offered
+    from app.tools.consent import ConsentStore
 
     sources, decisions = offered(), ConsentStore().all()
     if as_json:
@@ -56,7 +56,7 @@ def add_command(
     call_s: float | None,
 ) -> None:
     """Add the server NAME: a command with its arguments, or an http(s) address. Nothing is started yet."""
-    from app.tools.mcp_config import (  # noqa: PLC0415 - see list
+    from app.tools.mcp_config import (
         DEFAULT_CALL_S,
         MAX_CONFIG_BYTES,
         BadMcpConfig,
@@ -91,7 +91,7 @@ def add_command(
 @click.argument("name")
 def remove_command(name: str) -> None:
     """Forget the server NAME."""
-    from app.tools.mcp_config import BadMcpConfig, ServerList  # noqa: PLC0415 - see list
+    from app.tools.mcp_config import BadMcpConfig, ServerList
 
     try:
         ServerList().remove(name)
@@ -105,7 +105,7 @@ def remove_command(name: str) -> None:
 @click.argument("key")
 def forget_command(key: str) -> None:
     """Ask again for what was decided for good; KEY as in the list, or 'all'."""
-    from app.tools.consent import ConsentStore  # noqa: PLC0415 - see list
+    from app.tools.consent import ConsentStore
 
     store = ConsentStore()
     decisions = store.all()

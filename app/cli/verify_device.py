@@ -24,10 +24,10 @@ def command(ctx: click.Context, models: tuple[str, ...], *, as_json: bool) -> No
     CPU. What computes wrongly is not used from then on, until driver, kernels or settings change. Ends with 1 where
     something is wrong.
     """
-    from contextlib import closing  # noqa: PLC0415 - keeps `tessera --help` fast
+    from contextlib import closing
 
-    from devices.as_json import to_json  # noqa: PLC0415 - see above
-    from engine.services import Services  # noqa: PLC0415 - see above
+    from devices.as_json import to_json
+    from engine.services import Services
 
     rows: dict[str, list[ComparedDevice]] = {}
     with closing(Services()) as services:

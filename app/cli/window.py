@@ -16,7 +16,7 @@ def command(files: tuple[Path, ...]) -> None:
         # Qt would abort the process without a display.
         raise click.ClickException("There is no display here. Use `tessera chat`, or `tessera serve` for programs.")
     try:
-        from app.gui.application import run  # noqa: PLC0415 - heavy, and absent on servers
+        from app.gui.application import run
     except ImportError as error:
         raise click.ClickException(
             f"The window needs PySide6, which is not usable here ({error}). "

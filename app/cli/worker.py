@@ -21,8 +21,8 @@ PORT = 50052
 @click.option("--memory", type=Size(), help="The most that the processor's memory gives, such as 8G.")
 def command(port: int, threads: int, memory: int | None) -> None:
     """Listens on loopback only: who reaches it has an SSH account here."""
-    from app.worker.facts import FactsOf  # noqa: PLC0415 - starts kernels; help does not need them
-    from app.worker.serve import LOOPBACK, Worker  # noqa: PLC0415
+    from app.worker.facts import FactsOf
+    from app.worker.serve import LOOPBACK, Worker
 
     with socket.socket() as probe:
         if sys.platform != "win32":

@@ -35,6 +35,6 @@ def __getattr__(name: str) -> Any:
     """Import on first use, so that a chat's first token does not wait for types that it does not need."""
     if name not in ("Client", "Routes", "local_server", "running_server"):
         raise AttributeError(name)
-    from app.client import routes  # noqa: PLC0415 - see above
+    from app.client import routes
 
     return getattr(routes, name)

@@ -45,7 +45,7 @@ def server_here(kind: type[C], paths: Paths | None = None) -> C | None:
 def _runs(pid: int) -> bool:
     """Return True if this process exists on this computer."""
     if os.name == "nt":  # on Windows, `os.kill` would end the process
-        import psutil  # noqa: PLC0415 - would delay a chat's first token
+        import psutil
 
         return psutil.pid_exists(pid)
     try:

@@ -63,7 +63,7 @@ class RemoteServer:
 
 def parts_of(link: str) -> tuple[str, str | None]:
     """URL and key of a link as in the QR code: `http://host:port/chat#key=KEY`. Raises: InputFault."""
-    from engine.upstreams.registry import checked_url  # noqa: PLC0415 - only if a URL is given
+    from engine.upstreams.registry import checked_url
 
     parts = urlsplit(link.strip())
     key = parse_qs(parts.fragment).get("key", [None])[0]

@@ -35,7 +35,7 @@ def create(connection: apsw.Connection, *, created_s: float | None = None, **fie
 def get(connection: apsw.Connection, conversation_id: int) -> Conversation:
     """Load one conversation. Raises: KeyError."""
     row = connection.execute(
-        f"SELECT {_COLUMNS} FROM conversations WHERE id = ?",  # noqa: S608 - a constant
+        f"SELECT {_COLUMNS} FROM conversations WHERE id = ?",
         (conversation_id,),
     ).fetchone()
     if row is None:
@@ -46,7 +46,7 @@ def get(connection: apsw.Connection, conversation_id: int) -> Conversation:
 def listing(connection: apsw.Connection, *, trashed: bool = False) -> list[Conversation]:
     """All conversations, pinned ones first, then the latest used first."""
     rows = connection.execute(
-        f"SELECT {_COLUMNS} FROM conversations WHERE (trashed_s IS NOT NULL) = ? "  # noqa: S608 - a constant
+        f"SELECT {_COLUMNS} FROM conversations WHERE (trashed_s IS NOT NULL) = ? "
         "ORDER BY pinned DESC, touched DESC",
         (trashed,),
     )
@@ -67,7 +67,7 @@ def _set(connection: apsw.Connection, table: str, number: int, fields: dict[str,
     names = ", ".join(f"{name} = ?" for name in fields)
     values = [json.dumps(value) if name in _AS_JSON else value for name, value in fields.items()]
     connection.execute(
-        f"UPDATE {table} SET {names} WHERE id = ?",  # noqa: S608 - names are checked by the callers
+        f"UPDATE {table} SET {names} WHERE id = ?",
         (*values, number),
     )
 

@@ -122,7 +122,7 @@ def of_conversation(connection: apsw.Connection, conversation_id: int) -> list[M
     ):
         attached.setdefault(message_id, []).append(Attachment(*columns))
     rows = connection.execute(
-        f"SELECT {_COLUMNS} FROM messages WHERE conversation_id = ? ORDER BY id",  # noqa: S608 - a constant
+        f"SELECT {_COLUMNS} FROM messages WHERE conversation_id = ? ORDER BY id",
         (conversation_id,),
     )
     return [

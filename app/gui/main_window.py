@@ -375,7 +375,7 @@ class MainWindow(QMainWindow):
 
     def show_about(self) -> None:
         """Show the About dialog."""
-        from app.gui.about import About  # noqa: PLC0415 - rarely used
+        from app.gui.about import About
 
         About(self._services, self).open()
 

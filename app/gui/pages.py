@@ -1,7 +1,5 @@
 """Defines all pages in the order of the rail. Each page is imported and built when first shown."""
 
-# ruff: noqa: PLC0415 - pages are imported when first shown, so that the window appears sooner
-
 from typing import Any
 
 from PySide6.QtWidgets import QWidget

@@ -55,7 +55,7 @@ class ChildServer:
 
     def end(self) -> None:
         """Terminate the process and wait until it has ended."""
-        import psutil  # noqa: PLC0415 - not needed until the window is shown
+        import psutil
 
         with suppress(psutil.NoSuchProcess):
             self._process.terminate()
@@ -75,7 +75,7 @@ class ChildServer:
 
 def started(popen: "subprocess.Popen[bytes]") -> ChildServer:
     """Wrap the server that this window just started. Records it, so that the next window can adopt it."""
-    import psutil  # noqa: PLC0415 - not needed until the window is shown
+    import psutil
 
     process = psutil.Process(popen.pid)
     note = _note()
@@ -86,7 +86,7 @@ def started(popen: "subprocess.Popen[bytes]") -> ChildServer:
 
 def adopted(pid: int) -> ChildServer | None:
     """The server `pid` if an earlier window started it; None otherwise, for example for a terminal's server."""
-    import psutil  # noqa: PLC0415 - not needed until the window is shown
+    import psutil
 
     try:
         saved = json.loads(_note().read_text("utf-8"))

@@ -284,7 +284,7 @@ class SettingsPage(Page):
         self._add_frame("about", self.tr("About"), card(version))
 
     def _show_about(self) -> None:
-        from app.gui.about import About  # noqa: PLC0415 - rarely used
+        from app.gui.about import About
 
         About(self._services, self.window()).open()
 
@@ -301,9 +301,9 @@ class SettingsPage(Page):
         return line
 
     def _ask_empty_trash(self) -> None:
-        from PySide6.QtWidgets import QMessageBox  # noqa: PLC0415 - rarely used
+        from PySide6.QtWidgets import QMessageBox
 
-        from app.db import conversations  # noqa: PLC0415 - rarely used
+        from app.db import conversations
 
         box = QMessageBox(self)
         box.setTextFormat(Qt.TextFormat.PlainText)

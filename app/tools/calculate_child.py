@@ -245,7 +245,7 @@ def _shown(value: Any) -> str:
 
 def _bound() -> None:
     try:
-        import resource  # noqa: PLC0415 - POSIX only
+        import resource
     except ImportError:
         return
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))

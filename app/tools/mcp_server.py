@@ -67,7 +67,7 @@ class McpServer:
 
     def start(self) -> None:
         """Start or contact the server and read its tools. Raises: ToolRefused: it does not speak the protocol."""
-        from anyio.from_thread import start_blocking_portal  # noqa: PLC0415 - costs time at start
+        from anyio.from_thread import start_blocking_portal
 
         # The package logs a server's mistakes as program errors, with tracebacks on stderr.
         logging.getLogger("mcp").setLevel(logging.CRITICAL)
@@ -127,8 +127,8 @@ class McpServer:
 
     @asynccontextmanager
     async def _opened(self) -> Any:
-        import anyio  # noqa: PLC0415 - with its only use
-        from mcp import ClientSession  # noqa: PLC0415 - costs 0.4 s to import
+        import anyio
+        from mcp import ClientSession
 
         config = self.config
         pipes = (
@@ -183,13 +183,13 @@ def _reason(error: BaseException) -> str:
 
 
 async def _tools(session: "ClientSession") -> list[Any]:
-    import anyio  # noqa: PLC0415 - with its only use
+    import anyio
 
     found: list[Any] = []
     cursor: str | None = None
     with anyio.fail_after(START_LIMIT_S):
         for _ in range(_MAX_PAGES):
-            from mcp import types  # noqa: PLC0415 - costs 0.4 s to import
+            from mcp import types
 
             page = await session.list_tools(params=types.PaginatedRequestParams(cursor=cursor))
             found += page.tools
@@ -205,8 +205,8 @@ async def _call(session: "ClientSession", name: str, arguments: dict[str, Any], 
     `session.call_tool` checks results against the server's own schema, whose regular expressions may never
     terminate.
     """
-    import anyio  # noqa: PLC0415 - with its only use
-    from mcp import types  # noqa: PLC0415 - costs 0.4 s to import
+    import anyio
+    from mcp import types
 
     request = types.CallToolRequest(params=types.CallToolRequestParams(name=name, arguments=arguments))
     try:
@@ -239,8 +239,8 @@ async def http_pipes(url: str, headers: Mapping[str, str], read_s: float) -> Asy
 
     Redirects to another origin are not followed; proxies from the environment are used as everywhere else.
     """
-    import httpx2  # noqa: PLC0415 - with its only use
-    from mcp.client.streamable_http import streamable_http_client  # noqa: PLC0415 - costs 0.4 s to import
+    import httpx2
+    from mcp.client.streamable_http import streamable_http_client
 
     class Bounded(httpx2.AsyncByteStream):
         def __init__(self, inner: Any, limit: int) -> None:
@@ -307,8 +307,8 @@ async def stdio_pipes(
     `errors` receives the end of its stderr.
     Raises: OSError: it cannot be started.
     """
-    from mcp import types  # noqa: PLC0415 - costs 0.4 s to import
-    from mcp.shared.message import SessionMessage  # noqa: PLC0415
+    from mcp import types
+    from mcp.shared.message import SessionMessage
 
     process = await anyio.open_process(
         list(argv), cwd=folder, env=program_environment(env), stderr=subprocess.PIPE, start_new_session=True
@@ -368,7 +368,7 @@ async def _listen(stream: Any, errors: bytearray) -> None:
 
 async def _end(process: Any) -> None:
     """Close stdin, wait briefly, then kill the process and its children."""
-    from devices.child import kill_group  # noqa: PLC0415 - next to its only use
+    from devices.child import kill_group
 
     if process.stdin is not None:
         await process.stdin.aclose()

@@ -16,8 +16,8 @@ def refuse(*_given: object, **_named: object) -> None:
 def main(source: str, *wanted: str) -> None:
     """Convert, or only import everything."""
     sys.path[:0] = [source, str(Path(source) / "gguf-py")]
-    from transformers import dynamic_module_utils  # noqa: PLC0415 - found from here on
-    from transformers.models.auto import (  # noqa: PLC0415 - as above
+    from transformers import dynamic_module_utils
+    from transformers.models.auto import (
         auto_factory,
         configuration_auto,
         tokenization_auto,
@@ -26,8 +26,8 @@ def main(source: str, *wanted: str) -> None:
     for module in (dynamic_module_utils, auto_factory, configuration_auto, tokenization_auto):
         module.get_class_from_dynamic_module = refuse
     if not wanted:
-        import conversion  # noqa: F401, PLC0415 - its packages are there
-        import sentencepiece  # noqa: F401, PLC0415 - as above
+        import conversion  # noqa: F401 - its packages are there
+        import sentencepiece  # noqa: F401 - as above
 
         return
     folder, out, kind, name = wanted

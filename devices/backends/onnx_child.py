@@ -13,7 +13,7 @@ KINDS = {"CPU": "cpu", "GPU": "gpu", "NPU": "npu"}
 
 def report() -> dict[str, object]:
     """Providers, and the hardware available to each if this version reports it."""
-    import onnxruntime  # noqa: PLC0415 - after the telemetry setting above
+    import onnxruntime
 
     providers = [str(name) for name in onnxruntime.get_available_providers()]
     devices = []

@@ -88,7 +88,7 @@ def offered(folder: Path) -> "tuple[BackendDevice, ...]":
 
 
 def _described(api: ctypes.CDLL, core: ctypes.c_void_p, name: str) -> "BackendDevice":
-    from devices.types import BackendDevice  # noqa: PLC0415 - runners use only this module's names
+    from devices.types import BackendDevice
 
     base = name.partition(".")[0]
     integrated = "integrated" in _asked(api, core, name, "DEVICE_TYPE").lower()

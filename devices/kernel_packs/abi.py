@@ -40,8 +40,8 @@ def headers_hash(folder: Path) -> str:
 
 def installed_abi(libraries: Path) -> Abi:
     """The ABI of the libraries in this folder, read in a child. Raises: PackRefused: they do not load."""
-    from devices.child import run_child  # noqa: PLC0415 - runners import this module but start no child
-    from devices.child_command import child_command  # noqa: PLC0415 - as above
+    from devices.child import run_child
+    from devices.child_command import child_command
 
     outcome = run_child(child_command("devices.kernel_packs.abi", str(libraries)), TIMEOUT_S)
     if outcome.answer is None or not outcome.answer.get("ggml_version"):

@@ -151,10 +151,10 @@ class PackStore:
 
 def _unpacked(source: Path, work: Path) -> Manifest:
     """Copy the manifest and the files it names from `source` into `work`."""
-    import lzma  # noqa: PLC0415 - every runner imports this module to list the packs
-    import tarfile  # noqa: PLC0415 - as above
-    import zipfile  # noqa: PLC0415 - as above
-    import zlib  # noqa: PLC0415 - as above
+    import lzma
+    import tarfile
+    import zipfile
+    import zlib
 
     try:
         if source.is_dir():
@@ -175,7 +175,7 @@ def _unpacked(source: Path, work: Path) -> Manifest:
 
 
 def _from_zip(source: Path, work: Path) -> Manifest:
-    import zipfile  # noqa: PLC0415 - see _unpacked
+    import zipfile
 
     with zipfile.ZipFile(source) as archive:
         members = {Path(info.filename).name: info for info in archive.infolist() if not info.is_dir()}
@@ -192,7 +192,7 @@ def _from_zip(source: Path, work: Path) -> Manifest:
 
 
 def _from_tar(source: Path, work: Path) -> Manifest:
-    import tarfile  # noqa: PLC0415 - see _unpacked
+    import tarfile
 
     with tarfile.open(source) as archive:
         members = {Path(member.name).name: member for member in archive if member.isfile()}

@@ -45,7 +45,7 @@ class VersionStore:
 
     def versions(self) -> tuple[EngineVersion, ...]:
         """Every installed version, newest first."""
-        from packaging import version  # noqa: PLC0415 - most starts only read the version in use
+        from packaging import version
 
         state = self.state()
         found = []
@@ -86,10 +86,10 @@ class VersionStore:
 
         Raises: EngineVersionRefused: no wheel of llama-cpp-python for this Python and system, or a corrupt one.
         """
-        import shutil  # noqa: PLC0415 - see versions
-        import tempfile  # noqa: PLC0415 - see versions
+        import shutil
+        import tempfile
 
-        from devices.llama_cpp_versions.wheel import checked_name, unpack  # noqa: PLC0415 - see versions
+        from devices.llama_cpp_versions.wheel import checked_name, unpack
 
         name = checked_name(wheel)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ class VersionStore:
 
     def remove(self, name: str) -> None:
         """Remove a version; its models use the shipped one. Raises: EngineVersionRefused: not installed."""
-        import shutil  # noqa: PLC0415 - see versions
+        import shutil
 
         folder = self.package(name).parent
         with locked(self.folder / STATE):

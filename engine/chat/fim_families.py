@@ -73,7 +73,7 @@ DEEPSEEK: Final = FimFamily(
     source="DeepSeek-Coder, arXiv 2401.14196: repository files concatenated, each after a line '#path'",
     context="headed",
     heading="#{path}\n",
-    stops=("<｜end▁of▁sentence｜>", "<|EOT|>"),  # noqa: RUF001  # the model's own characters
+    stops=("<｜end▁of▁sentence｜>", "<|EOT|>"),
 )
 CODELLAMA: Final = FimFamily(
     name="codellama",
@@ -107,7 +107,7 @@ PLAIN: Final = FimFamily(
 _BY_MARK: Final = {
     "[PREFIX]": CODESTRAL,
     "<PRE>": CODELLAMA,
-    "<｜fim▁begin｜>": DEEPSEEK,  # noqa: RUF001  # the model's own characters
+    "<｜fim▁begin｜>": DEEPSEEK,
     "<[fim-prefix]>": SEED,
 }
 

@@ -367,7 +367,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
                 if repeats and len(text) * count > MAX_REPEAT_CHARS:
                     raise SecurityError(f"a repetition of {len(text)} x {count} elements")
         elif operator == "**":
-            if isinstance(right, (int, float)) and abs(right) > 64:  # noqa: PLR2004 - beyond any date or size
+            if isinstance(right, (int, float)) and abs(right) > 64:
                 raise SecurityError(f"a power of {right}")
         elif isinstance(left, str) and _widest_number(left) > MAX_REPEAT_CHARS:
             raise SecurityError("a format with a giant field width")

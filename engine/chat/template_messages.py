@@ -90,7 +90,7 @@ def one_call_a_turn(messages: Sequence[Message]) -> list[Message]:
     out: list[Message] = []
     moved: set[str | None] = set()
     for message in messages:
-        if len(message.tool_calls) < 2:  # noqa: PLR2004 - parallel means two
+        if len(message.tool_calls) < 2:
             if message.role != "tool" or message.tool_call_id not in moved:
                 out.append(message)
             continue
@@ -142,7 +142,7 @@ def own_ids(messages: Sequence[Message], source: str) -> list[Message]:
 
 def nine_characters(call_id: str) -> str:
     """The call id if it has nine letters and digits, otherwise nine characters derived from it."""
-    if len(call_id) == 9 and call_id.isalnum():  # noqa: PLR2004 - Mistral's length
+    if len(call_id) == 9 and call_id.isalnum():
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[:9]
 

@@ -68,7 +68,7 @@ def _reader(kind: str) -> Callable[..., Iterator[Page]]:
 
 
 def _pdf_pages(path: Path) -> int:
-    from engine.documents.formats.pdf import open_pdf  # noqa: PLC0415 - for this format only
+    from engine.documents.formats.pdf import open_pdf
 
     document = open_pdf(path)
     try:
@@ -102,7 +102,7 @@ class _Reading:
             problem = error.strerror or str(error)
         except MemoryError:
             raise SystemExit(1) from None  # a new process has more memory; the parent retries page by page
-        except Exception as error:  # noqa: BLE001 - damaged files make parsers raise anything
+        except Exception as error:
             problem = f"it is damaged ({type(error).__name__})"
         self._open = None
         return ReadAnswer(problem=problem)

@@ -160,7 +160,7 @@ class Follower:
             self._thread.start()
 
     def _run(self, sources: tuple[str, ...], stop: threading.Event) -> None:
-        from watchfiles import watch  # noqa: PLC0415 - only if files are watched
+        from watchfiles import watch
 
         self.problem = None
         try:
@@ -461,7 +461,7 @@ class Collections:
                 log.warning(
                     "%d places of a collection could not be looked at: %s", len(walk.unseen), walk.unseen[0]
                 )
-        except Exception as error:  # noqa: BLE001 - logged with its traceback if it is a bug
+        except Exception as error:
             if not self._gone(live):
                 live.unseen = live.definition.sources
                 _complain("a collection could not be brought up to date", error)
@@ -485,7 +485,7 @@ class Collections:
             try:
                 self._read_changed(live, mine)
                 live.pending = True
-            except Exception as error:  # noqa: BLE001 - watching continues; the next pass finds the missed files
+            except Exception as error:
                 if not self._gone(live):
                     _complain("changed documents could not be read", error)
                     self._look_again(definition.id)
@@ -526,7 +526,7 @@ class Collections:
                     worked = self._embed_some(live, models) or worked
                 except NotNow as error:
                     live.embedding_problem = error.why
-                except Exception as error:  # noqa: BLE001 - as above
+                except Exception as error:
                     if not self._gone(live):
                         _complain("passages could not be embedded", error)
             if not worked:

@@ -62,7 +62,7 @@ class Subscription:
 
     async def changes(self) -> AsyncIterator[Job]:
         """Like `take`, for asyncio; ends when a single job has ended, or when no more changes come."""
-        import asyncio  # noqa: PLC0415 the terminal does not need it
+        import asyncio
 
         loop, event = asyncio.get_running_loop(), asyncio.Event()
 

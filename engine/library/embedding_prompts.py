@@ -38,7 +38,7 @@ _FAMILIES: Final = tuple(
         (r"e5-(small|base|large)", RetrievalPrompts("query: ", "passage: ", 0.7)),
         # BAAI/bge-small-en-v1.5, BAAI/bge-small-zh-v1.5; BAAI/bge-m3 needs no prompt.
         (r"bge-(small|base|large)-en", _SEARCHING),
-        (r"bge-(small|base|large)-zh", RetrievalPrompts("为这个句子生成表示以用于检索相关文章：")),  # noqa: RUF001
+        (r"bge-(small|base|large)-zh", RetrievalPrompts("为这个句子生成表示以用于检索相关文章：")),
         # nomic-ai/nomic-embed-code
         (r"nomic-embed-code", RetrievalPrompts("Represent this query for searching relevant code: ")),
         # nomic-ai/nomic-embed-text-v1.5, nomic-ai/nomic-embed-text-v2-moe, nomic-ai/modernbert-embed-base

@@ -85,14 +85,14 @@ def pull(
     Raises: the errors of planning and downloading; Paused and Cancelled from `control`.
     """
     # Importing the hub client takes 0.25 s, and only this job needs it.
-    from engine.library.hub.client import HubClient  # noqa: PLC0415 - see above
-    from engine.library.hub.download import Download, Request, discard_parts  # noqa: PLC0415 - see above
-    from engine.library.hub.file_selection import (  # noqa: PLC0415 - see above
+    from engine.library.hub.client import HubClient
+    from engine.library.hub.download import Download, Request, discard_parts
+    from engine.library.hub.file_selection import (
         choose,
         files_of,
         parse_hub_name,
     )
-    from engine.library.hub.plan import plan_repository  # noqa: PLC0415 - see above
+    from engine.library.hub.plan import plan_repository
 
     name = parse_hub_name(starter_repo(task.model) or task.model)
     name = replace(name, label=task.quant or name.label, revision=task.revision or name.revision)
@@ -114,9 +114,9 @@ def update(catalogue: Catalogue, model: str, control: Control) -> ModelEntry:
 
     Raises: BadUpdate: it cannot be read and the older version was restored; the errors of `pull`.
     """
-    from engine.library.hub.client import HubClient  # noqa: PLC0415 - see pull
-    from engine.library.hub.download import Download, discard_parts  # noqa: PLC0415 - see pull
-    from engine.library.hub.newer import newest  # noqa: PLC0415 - see pull
+    from engine.library.hub.client import HubClient
+    from engine.library.hub.download import Download, discard_parts
+    from engine.library.hub.newer import newest
 
     entry = require(catalogue, model)
     try:

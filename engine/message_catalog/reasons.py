@@ -11,7 +11,7 @@ class Reason:
     values: dict[str, "str | int | float | Reason | tuple[str | Reason, ...] | None"] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        from engine.message_catalog import sentence  # noqa: PLC0415 - the catalog imports this module
+        from engine.message_catalog import sentence
 
         return sentence(self)
 

@@ -160,7 +160,7 @@ def installed_release(library: str, environ: Mapping[str, str]) -> str | None:
     """The release of AMD's software, from a VERSION file near the library or the installation folder's name."""
     for folder in (Path(library).parent, Path(library).parent.parent):
         note = folder / "VERSION"
-        if note.is_file() and note.stat().st_size < 256:  # noqa: PLR2004 - a version, not a book
+        if note.is_file() and note.stat().st_size < 256:
             match = _VERSION.search(note.read_text(encoding="utf-8", errors="replace"))
             if match:
                 return match[1]

@@ -184,6 +184,6 @@ def _check_external(tensor: TensorProto, needed: int, path: Path, root: Path) ->
 
 
 def _size(value: str, name: str, path: Path) -> int:
-    if not value.isascii() or not value.isdigit() or len(value) > 15:  # noqa: PLR2004 - below a petabyte
+    if not value.isascii() or not value.isdigit() or len(value) > 15:
         raise BadFile(str(path), f"tensor {name} lies at {value[:20]!r}, which is no offset")
     return int(value)

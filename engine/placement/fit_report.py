@@ -103,7 +103,7 @@ def fit_report(
     fit = fits(need)
     ways: tuple[FitOption, ...] = ()
     if not fit:
-        from engine.placement.savings import fit_options  # noqa: PLC0415 - needed only if a model does not fit
+        from engine.placement.savings import fit_options
 
         ways = fit_options(shape, settings, estimate, fits, held, name, on_disk=on_disk)
     limit = shape.context_train or max(settings.n_ctx, 1 << 17)

@@ -155,7 +155,7 @@ _TABLES: Final = tuple(name for name in Learnt.__struct_fields__ if name != "pin
 
 
 class PlacementHistory:
-    """A small JSON file of `speeds`, `corrections`, `ladders`, `uses`, `energies`, `attention`, `disks`, `measured`.
+    """A small JSON file of tables: those of `Learnt`.
 
     `speeds`: device|backend → GB/s read while decoding. `corrections`: device|backend|model → measured decode speed
     divided by the formula's. `ladders`: model → settings of the fallback that worked.

@@ -32,7 +32,7 @@ def _found(model: str, catalogue: Catalogue, placer: Placer) -> tuple[ModelShape
         return shape, LoadSettings(path=model, n_ctx=default_context(shape.context_train))
     entry = catalogue.get(model)
     if entry is None and "/" in model:
-        from engine.placement.hub_shape import hub_shape  # noqa: PLC0415 - takes 0.25 s, needed only online
+        from engine.placement.hub_shape import hub_shape
 
         shape = hub_shape(model, catalogue.paths, fit_estimator(placer))
         return shape, LoadSettings(path=model, n_ctx=default_context(shape.context_train))

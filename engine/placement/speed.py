@@ -271,8 +271,8 @@ class Forecast(msgspec.Struct, frozen=True):
 def expected(rule: Forecast, memory: PlacementHistory, owner: str) -> Speed:
     """Speed of a place for `owner`'s use: as its answers were, as measured here, or by the rule.
 
-    On a CPU, whose speed varies most with its memory and its neighbours, the rule is corrected by what answers of other
-    models took.
+    On a CPU, whose speed varies most with its memory and its neighbours, the rule is corrected by what answers of
+    other models took.
     """
     settings = rule.settings
     depth = expected_depth(settings, memory.use(owner))
@@ -283,7 +283,9 @@ def expected(rule: Forecast, memory: PlacementHistory, owner: str) -> Speed:
             seconds_at(found.prompt, prompt_depth, rule.prompt_s),
             seconds_at(found.decode, depth, rule.decode_s),
         )
-        return _answered(Speed(1 / prompt if prompt else 0.0, 1 / decode if decode else 0.0, True), rule, memory, owner)
+        return _answered(
+            Speed(1 / prompt if prompt else 0.0, 1 / decode if decode else 0.0, True), rule, memory, owner
+        )
     forecast = msgspec.structs.replace(rule, memory=memory)
     prompt, decode = forecast.prompt_s(prompt_depth), forecast.decode_s(depth)
     speed = Speed(1 / prompt if prompt else 0.0, 1 / decode if decode else 0.0, forecast.is_measured)
@@ -296,7 +298,7 @@ def _answered(speed: Speed, rule: Forecast, memory: PlacementHistory, owner: str
     if len(rule.devices) > 1 or 0 < rule.settings.n_gpu_layers <= len(rule.shape.layers):
         return speed
     own = memory.correction(device.id, backend, owner)
-    others = memory.usual_correction(device.id, backend) if device.kind == "cpu" and not memory.knows_speeds else None
+    others = memory.usual_correction(device.id, backend) if device.kind == "cpu" and not speed.measured else None
     factor = own if own is not None else others
     if factor is None:
         return speed

@@ -181,7 +181,7 @@ def _metadata(text: str) -> Metadata:
     if match is None:
         raise BadEngineArg("override_kv", f"{text!r} is not KEY=int|float|bool|str:VALUE")
     key, kind, value = match["key"], match["kind"], match["value"]
-    if max(len(key.encode()), len(value.encode())) > 127:  # noqa: PLR2004 - llama_model_kv_override has 128 bytes
+    if max(len(key.encode()), len(value.encode())) > 127:
         raise BadEngineArg("override_kv", f"{text[:40]!r}… has a key or value of more than 127 bytes")
     try:
         if kind == "bool":

@@ -23,7 +23,7 @@ class QuickTexts:
 
     def __init__(self, path: Path, threads: int) -> None:
         """Load the model. Raises: NotQuick."""
-        from quantize.onnx import int8_encoder as graphs  # noqa: PLC0415 - `onnx` takes 0.3 s to import
+        from quantize.onnx import int8_encoder as graphs
 
         self._from, self._to = graphs.INPUT, graphs.OUTPUT
         try:

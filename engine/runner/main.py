@@ -16,13 +16,13 @@ def main() -> int:
     channel = claim_stdio()
     if engine == "llama":
         gc.disable()  # imported modules are not garbage, and collecting takes a tenth of the start time
-        from engine.runner.llama.service import LlamaRunner  # noqa: PLC0415 - only this engine's libraries
+        from engine.runner.llama.service import LlamaRunner
 
         gc.freeze()
         gc.enable()
         return LlamaRunner(channel).run()
     if engine == "onnx":
-        from engine.runner.onnx.service import OnnxRunner  # noqa: PLC0415 - only this engine's libraries
+        from engine.runner.onnx.service import OnnxRunner
 
         return OnnxRunner(channel).run()
     sys.stderr.write(f"unknown engine {engine}\n")

@@ -15,7 +15,7 @@ _LONGEST: Final = 600
 def onnxruntime() -> Any:
     """Return the onnxruntime module. Raises: ImportError, OSError: it is missing or broken."""
     os.environ.update(QUIET)
-    import onnxruntime as ort  # noqa: PLC0415 - telemetry is decided above
+    import onnxruntime as ort
 
     ort.set_default_logger_severity(3)
     return ort
@@ -24,7 +24,7 @@ def onnxruntime() -> Any:
 def genai() -> Any:
     """Return the onnxruntime_genai module. Raises: ImportError, OSError."""
     os.environ.update(QUIET)
-    import onnxruntime_genai as og  # noqa: PLC0415 - telemetry is decided above
+    import onnxruntime_genai as og
 
     return og
 

@@ -46,7 +46,7 @@ class ExternalProgram(msgspec.Struct, frozen=True, kw_only=True):
 
 def layer_shares(remotes: tuple[RemoteLayers, ...]) -> tuple[float, ...]:
     """Return llama.cpp's layer shares. It compares fractions, so boundaries are set between two layers."""
-    if len(remotes) < 2:  # noqa: PLR2004 - one device has all
+    if len(remotes) < 2:
         return ()
     counts = [float(r.layers) for r in remotes]
     return (counts[0] - 0.5, *counts[1:-1], counts[-1] + 0.5)

@@ -210,7 +210,7 @@ def running_server_url(path: Path, own: str) -> str | None:
 
 
 def _runs(pid: int) -> bool:
-    import psutil  # noqa: PLC0415 - only if a server file exists
+    import psutil
 
     return psutil.pid_exists(pid)
 

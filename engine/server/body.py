@@ -285,7 +285,7 @@ def _inline(model: type[BaseModel]) -> dict[str, Any]:
     def resolve(node: Any, depth: int = 0) -> Any:
         if isinstance(node, dict):
             reference = node.get("$ref")
-            if isinstance(reference, str) and depth < 8:  # noqa: PLR2004 - Tessera's models are nested less deeply
+            if isinstance(reference, str) and depth < 8:
                 return resolve(definitions.get(reference.rsplit("/", 1)[-1], {}), depth + 1)
             return {k: resolve(v, depth) for k, v in node.items()}
         if isinstance(node, list):
@@ -422,6 +422,6 @@ def _safe(raw: bytes | bytearray, begin: int, end: int) -> int:
         if escape is not None and escape.end() > end:
             return escape.end()
     for _ in range(3):  # a character has at most four bytes
-        if end < len(raw) and raw[end] & 0xC0 == 0x80:  # noqa: PLR2004 - a UTF-8 continuation byte
+        if end < len(raw) and raw[end] & 0xC0 == 0x80:
             end += 1
     return end

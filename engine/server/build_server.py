@@ -242,7 +242,7 @@ def create_app(
     def build() -> ASGIApp:
         gc.disable()  # collection during the imports took 1/6 of their time and freed nothing
         try:
-            from engine.server.all_routes import every_route  # noqa: PLC0415 - must not delay the first response
+            from engine.server.all_routes import every_route
 
             before_late()
             return every_route(state)
@@ -295,7 +295,7 @@ def create_app(
 
 def _sweep(state: ServerState) -> None:
     """Delete files that killed imports, conversions and uploads left."""
-    from engine.server.openai.files import Files  # noqa: PLC0415 - forms are slow to import
+    from engine.server.openai.files import Files
 
     for path in sweep_unfinished(state.paths.models):
         log.info("deleted unfinished %s", path)
@@ -317,7 +317,7 @@ async def _make_ready(state: ServerState, late: LateRoutes) -> None:
 
 async def _measure_attention(state: ServerState) -> None:
     await asyncio.sleep(MEASURE_AFTER_S)  # import the benchmark long after the first response
-    from engine.server.idle_measuring import IdleMeasuring  # noqa: PLC0415
+    from engine.server.idle_measuring import IdleMeasuring
 
     await IdleMeasuring(state).run()
 
@@ -536,7 +536,7 @@ def assemble(
     state.metrics.registry.register(utilization)
 
     def before_late() -> None:
-        from engine.server.job_kinds import register  # noqa: PLC0415 - only late routes start jobs
+        from engine.server.job_kinds import register
 
         state.bench_service = register(jobs, options.paths, side.placer, side.admission, options.named_tasks)
 

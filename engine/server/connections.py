@@ -32,7 +32,7 @@ def connection_limit() -> int:
     """Number of connections that fit this process's descriptors; raises the soft limit first."""
     if sys.platform == "win32":
         return _MOST
-    import resource  # noqa: PLC0415 - absent on Windows
+    import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < _WANTED_DESCRIPTORS:
@@ -160,7 +160,7 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         """Send an error response and close the connection."""
-        error = {"message": message, "type": "server_error" if status >= 500 else "invalid_request_error"}  # noqa: PLR2004
+        error = {"message": message, "type": "server_error" if status >= 500 else "invalid_request_error"}
         body = json.dumps({"error": {**error, "param": None, "code": code}}).encode()
         phrase = HTTPStatus(status).phrase
         head = (

@@ -115,11 +115,11 @@ async def engine_error(request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    code = "not_found" if error.status_code == 404 else "http_error"  # noqa: PLR2004 - HTTP
+    code = "not_found" if error.status_code == 404 else "http_error"
     refused = f"{request.method} {request.url.path}: {error.detail}"
     body = refusal_body(request.scope, error.status_code, code, refused)
     headers = {"x-should-retry": "false", **{k.lower(): v for k, v in (error.headers or {}).items()}}
-    if error.status_code == 405:  # noqa: PLR2004 - HTTP
+    if error.status_code == 405:
         headers["allow"] = ", ".join(_methods(request))
     return JSONResponse(body, status_code=error.status_code, headers=headers)
 

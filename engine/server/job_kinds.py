@@ -41,12 +41,12 @@ def register(
 
 
 def _gates(paths: Paths, placer: Placer, admission: MemoryAdmission, named: "TaskSets") -> "GateService":
-    from engine.job_kinds.quantize.gate import GateService  # noqa: PLC0415 - few jobs use a quality gate
+    from engine.job_kinds.quantize.gate import GateService
 
     return GateService(placer, admission, paths.cache / "quantize", named)
 
 
 def _fit_estimator(placer: Placer) -> "FitEstimator":
-    from engine.placement.hub_shape import fit_estimator  # noqa: PLC0415 - takes 0.25 s, needed only online
+    from engine.placement.hub_shape import fit_estimator
 
     return fit_estimator(placer, sentence)

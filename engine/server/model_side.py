@@ -57,11 +57,11 @@ def open_model_side(options: ServeOptions, spare: SpareRunner) -> ModelSide:
         if engine == REMOTE:
             return links.runner(path)
         if engine == EXTERNAL:
-            from engine.upstreams.external import ExternalRunner  # noqa: PLC0415 - few models use it
+            from engine.upstreams.external import ExternalRunner
 
             return ExternalRunner()
         if engine == SPREAD:
-            from engine.remotes.runner import RemoteRunner  # noqa: PLC0415 - only for layers on workers
+            from engine.remotes.runner import RemoteRunner
 
             return RemoteRunner(await spare.take(ENGINE, path), remotes)
         return await spare.take(engine, path)

@@ -68,9 +68,9 @@ class EarlyRouter:
 
     def documented(self) -> "APIRouter":
         """The routes for FastAPI."""
-        from fastapi import APIRouter  # noqa: PLC0415 - see above
+        from fastapi import APIRouter
 
-        from engine.server.body import openapi_body  # noqa: PLC0415 - schemas are needed only for the page
+        from engine.server.body import openapi_body
 
         router = APIRouter()
         for route in self._routes:

@@ -62,7 +62,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _holder(port: int) -> str | None:
-    import psutil  # noqa: PLC0415 - only when a port is taken
+    import psutil
 
     try:
         for connection in psutil.net_connections("tcp"):
@@ -136,7 +136,7 @@ async def _serve(
         await asyncio.sleep(0)  # let the child start and import in parallel
     first = None
     try:
-        from engine.server.model_side import open_model_side  # noqa: PLC0415 - a runner starts in parallel
+        from engine.server.model_side import open_model_side
 
         side = open_model_side(options, spare)
         start.done("models")
@@ -160,12 +160,12 @@ async def _serve(
 
 
 def _first_model(side: "ModelSide", name: str) -> "FirstModel":
-    from engine.server.first_model import FirstModel  # noqa: PLC0415 - few servers load a model at start
+    from engine.server.first_model import FirstModel
 
     return FirstModel(side.pool, side.models.entry, name)
 
 
 def _assembler() -> "Callable[..., uvicorn.Server]":
-    from engine.server.build_server import assemble  # noqa: PLC0415 - the slowest part of a server's start
+    from engine.server.build_server import assemble
 
     return assemble

@@ -175,7 +175,7 @@ class ServerState:
             return self._collection_service
 
     def _open_collections(self, loop: asyncio.AbstractEventLoop) -> "CollectionService":
-        from engine.server.documents.service import CollectionService  # noqa: PLC0415 - see above
+        from engine.server.documents.service import CollectionService
 
         service = CollectionService(self.paths, self.access, self.pool, self.models, loop)
         service.start()

@@ -61,8 +61,8 @@ class UpstreamKeys:
 
 
 def _from_keyring(name: str) -> str | None:
-    import keyring  # noqa: PLC0415 - takes 60 ms and is needed only here
-    import keyring.errors  # noqa: PLC0415 - as above
+    import keyring
+    import keyring.errors
 
     try:
         return keyring.get_password(_SERVICE, name)
@@ -73,8 +73,8 @@ def _from_keyring(name: str) -> str | None:
 
 def _to_keyring(name: str, key: str | None) -> bool:
     """Write or delete a key; False if there is no keyring."""
-    import keyring  # noqa: PLC0415 - see above
-    import keyring.errors  # noqa: PLC0415 - see above
+    import keyring
+    import keyring.errors
 
     try:
         if key is None:

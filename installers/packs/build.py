@@ -25,13 +25,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import msgspec  # noqa: E402
+import msgspec
 
-from devices.backends.libraries import LIBRARY  # noqa: E402
-from devices.kernel_packs.abi import headers_hash  # noqa: E402
-from devices.kernel_packs.manifest import FORMAT, NAME, Manifest, PackFile, parse  # noqa: E402
-from installers.packs import openvino, toolchain  # noqa: E402
-from installers.packs.recipes import RECIPES, Recipe  # noqa: E402
+from devices.backends.libraries import LIBRARY
+from devices.kernel_packs.abi import headers_hash
+from devices.kernel_packs.manifest import FORMAT, NAME, Manifest, PackFile, parse
+from installers.packs import openvino, toolchain
+from installers.packs.recipes import RECIPES, Recipe
 
 # The oldest date that an archive may hold (1980-01-01); SOURCE_DATE_EPOCH overrides it.
 EPOCH = 315532800

@@ -109,5 +109,5 @@ def f32_to_bf16(values: Array) -> Array:
     """Round float32 to bfloat16 (as uint16), half to even; NaN stays NaN."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = ((bits + (0x7FFF + ((bits >> 16) & 1)).astype(np.uint32)) >> 16).astype(np.uint16)
-    nan = (bits & 0x7FFFFFFF) > 0x7F800000  # noqa: PLR2004 - the bits of infinity
+    nan = (bits & 0x7FFFFFFF) > 0x7F800000
     return np.where(nan, ((bits >> 16) | 64).astype(np.uint16), rounded)

@@ -295,9 +295,9 @@ def _piece(raw: bytes) -> Piece:
     for number, wire, value in _fields(raw):
         if number == 1 and wire == _BYTES:
             text = value
-        elif number == 2 and wire == _FIXED32:  # noqa: PLR2004 - field numbers of the format
+        elif number == 2 and wire == _FIXED32:
             (score,) = struct.unpack("<f", value)
-        elif number == 3 and wire == _VARINT:  # noqa: PLR2004
+        elif number == 3 and wire == _VARINT:
             kind = TokenType(int.from_bytes(value, "little"))
     text.decode()
     return text, score, kind
@@ -334,5 +334,5 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
         if not byte & 0x80:
             return result & 0xFFFFFFFFFFFFFFFF, at
         shift += 7
-        if shift > 63:  # noqa: PLR2004 - 64-bit numbers
+        if shift > 63:
             raise ValueError("a number of more than 64 bits")

@@ -185,6 +185,6 @@ def mapped_bytes(path: str, offset: int, nbytes: int) -> "np.ndarray[Any, Any]":
 
     Only for child processes: if a mapped file shrinks, a process that reads it is killed.
     """
-    import numpy as np  # noqa: PLC0415 - reading headers does not need it
+    import numpy as np
 
     return np.memmap(path, np.uint8, "r", offset, (nbytes,)) if nbytes else np.empty(0, np.uint8)

@@ -103,7 +103,7 @@ class LazyArray:
 
     def numbers(self) -> "np.ndarray[Any, Any]":
         """The array as numpy, shape (count,). Raises: BadFile: it holds strings, or the file changed."""
-        import numpy as np  # noqa: PLC0415 - reading headers does not need it
+        import numpy as np
 
         if self.element_type is ValueType.STRING:
             raise BadFile(self.source.name, "expected numbers, found STRING", self.offset)

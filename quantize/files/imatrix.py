@@ -35,7 +35,7 @@ class Importance(msgspec.Struct, frozen=True):
 
 def write_imatrix(path: Path, entries: Mapping[str, Importance], dataset: str, chunk_tokens: int) -> None:
     """Write a file for llama-quantize's --imatrix, completely or not at all."""
-    import gguf  # noqa: PLC0415  a tenth of a child's start time, and none writes an imatrix
+    import gguf
 
     chunks = max((int(e.counts.max()) // chunk_tokens for e in entries.values()), default=0)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")

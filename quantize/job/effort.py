@@ -136,4 +136,4 @@ def _at(shape: JobShape, effort: Effort) -> JobShape:
 
 
 def _words(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"  # noqa: PLR2004  minutes from 90 s on
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

@@ -216,7 +216,7 @@ def _smooths(shape: JobShape) -> bool:
 
 def _gptq_seconds(tensor: TensorSpec) -> float:
     width = tensor.row_values
-    experts = tensor.shape[2] if len(tensor.shape) > 2 else 1  # noqa: PLR2004  a stack of matrices
+    experts = tensor.shape[2] if len(tensor.shape) > 2 else 1
     return _grid_seconds(tensor.num_values, width) + experts * _FACTOR_S * float(width) ** 3
 
 
@@ -247,7 +247,7 @@ def slower_than_table() -> float:
 
 @lru_cache(maxsize=1)
 def _probed(_when: int) -> float:
-    import numpy as np  # noqa: PLC0415  a process that only shows help must not load it
+    import numpy as np
 
     left = np.full((_SIDE, _SIDE), 0.5, dtype=np.float32)
     out = np.empty_like(left)

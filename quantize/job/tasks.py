@@ -35,12 +35,12 @@ def task_named(name: str) -> TaskKind:
     if name in ("convert", "prepare"):
         # A job starts a child process for each tensor; the converter's imports would be two fifths of its start
         # time.
-        from quantize.convert.folder import ConvertRequest, convert, prepare  # noqa: PLC0415
+        from quantize.convert.folder import ConvertRequest, convert, prepare
 
         return ConvertRequest, convert if name == "convert" else prepare
     if name == "onnx":
-        from quantize.onnx.folder import convert_task  # noqa: PLC0415
-        from quantize.onnx.request import OnnxRequest  # noqa: PLC0415
+        from quantize.onnx.folder import convert_task
+        from quantize.onnx.request import OnnxRequest
 
         return OnnxRequest, convert_task
     return _MEASURING[name]

@@ -59,7 +59,7 @@ class _Sender:
         now = time.monotonic()
         if self._first is None:
             self._first = done
-        if now - self._last < 0.1 and done < total:  # noqa: PLR2004  the window shows ten per second
+        if now - self._last < 0.1 and done < total:
             return
         self._last = now
         gained = done - self._first

@@ -105,7 +105,7 @@ def alphas(units: list[Unit], swapped: Mapping[str, float], errors: Mapping[str,
         if alpha > 0 and len(unit.groups) > 1:  # layers measured alone are outliers and not part of the curve
             curves.setdefault(unit.role, []).append((unit.layer, float(np.log(alpha))))
     for unit in units:
-        if len(unit.groups) < 2 or unit.role not in curves:  # noqa: PLR2004  one layer needs no curve
+        if len(unit.groups) < 2 or unit.role not in curves:
             continue
         layers, logs = zip(*curves[unit.role], strict=True)
         shape = {g.name: float(np.exp(np.interp(_layer(g), layers, logs))) for g in unit.groups}

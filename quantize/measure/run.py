@@ -142,7 +142,7 @@ def in_passes(
     """Split groups into subsets whose Hessians fit in memory, with one pass per subset."""
     subsets = partition(groups, memory_bytes)
     firsts = [next((g.name for g in s if g.seen), "") for s in subsets]
-    if len(subsets) < 2:  # noqa: PLR2004  a single pass stores no streams
+    if len(subsets) < 2:
         yield ((s, ALONE) for s in subsets)
         return
     with folder.scratch() as streams:

@@ -194,7 +194,7 @@ def _can_change(source: SourceWeights, seam: Seam) -> bool:
     if any(n not in source.names or source.info(n).ggml_type not in _EXACT for n in names):
         return False
     maker = source.info(seam.maker).shape
-    return maker[-1] == seam.width and len(maker) <= 2  # noqa: PLR2004  no stack of experts
+    return maker[-1] == seam.width and len(maker) <= 2
 
 
 def _scale(squares: npt.NDArray[np.float64], strength: float) -> Floats:

@@ -78,7 +78,7 @@ def quantize_rows(weights: Weights, qtype: str, importance: Weights | None = Non
     Raises: ValueError: shapes do not fit, a value is not finite, or the type needs an importance and has none.
     """
     traits = type_traits(qtype)
-    if weights.ndim != 2 or weights.dtype != np.float32:  # noqa: PLR2004  rows and columns
+    if weights.ndim != 2 or weights.dtype != np.float32:
         raise ValueError(f"expected a float32 matrix, found {weights.dtype} of {weights.ndim} dimensions")
     source = np.ascontiguousarray(weights)
     rows, width = source.shape
@@ -124,7 +124,7 @@ def dequantize_rows(blocks: Blocks, qtype: str, row_values: int, *, threads: int
     Raises: ValueError: a row's bytes do not match `row_values` weights.
     """
     traits = type_traits(qtype)
-    if blocks.ndim != 2 or blocks.dtype != np.uint8:  # noqa: PLR2004  rows and bytes
+    if blocks.ndim != 2 or blocks.dtype != np.uint8:
         raise ValueError(f"expected uint8 rows, found {blocks.dtype} of {blocks.ndim} dimensions")
     rows, width = blocks.shape
     if width != traits.row_bytes(row_values):

@@ -76,7 +76,7 @@ def _maker(node: _Node, made: dict[int, _Node], readers: dict[int, list[_Node]])
         if before is not None and before.op == op_id("RMS_NORM") and node.names[1].endswith(".weight"):
             return node.names[1]
     gated = {op_id("GLU"), op_id("MUL")}
-    if node.op in gated and len(node.reads) == 2:  # noqa: PLR2004  a gate and its other factor
+    if node.op in gated and len(node.reads) == 2:
         product = made.get(node.reads[1])
         if product is None or product.op != op_id("MUL_MAT") or len(readers[product.address]) > 1:
             return ""

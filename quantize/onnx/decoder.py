@@ -165,7 +165,7 @@ class DecoderGraph:
 
     def _is_plain(self, name: str) -> bool:
         _, info = self._find(name)
-        if len(info.shape) != 2:  # noqa: PLR2004 - a matrix
+        if len(info.shape) != 2:
             raise UnsupportedModel(self._name, f"{name} is no matrix: {info.shape}")
         return info.ggml_type.name in PLAIN
 
@@ -190,7 +190,7 @@ class DecoderGraph:
         # Plain operators unpack the rows, so that a tied head can share the packed matrix.
         weights, packed, scales = self._packed(name)
         codes = g.node("Gather", [packed, ids], axis=0)
-        if weights.bits == 4:  # noqa: PLR2004 - two codes per byte
+        if weights.bits == 4:
             low = g.node("BitwiseAnd", [codes, g.constant("const.nibble", np.array(15, np.uint8))])
             high = g.node("BitShift", [codes, g.constant("const.four", np.array(4, np.uint8))], direction="RIGHT")
             ends = [g.node("Unsqueeze", [half, self._ints("minus_one", -1)]) for half in (low, high)]

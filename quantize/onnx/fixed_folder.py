@@ -272,7 +272,7 @@ class FixedGraph:
         top = 2 ** (self._bits - 1) - 1
         scales = np.maximum(np.abs(matrix).max(0), 1e-9).astype(np.float32) / np.float32(top)
         codes = np.rint(matrix / scales).clip(-top, top).astype(np.int8)
-        kind = "int8" if self._bits == 8 else "int4"  # noqa: PLR2004 - bits of a byte
+        kind = "int8" if self._bits == 8 else "int4"
         zero = g.constant(f"{key}.zero", np.zeros(len(scales), np.int8), kind=kind)
         stored = g.constant(key, codes, kind=kind)
         return g.node("DequantizeLinear", [stored, g.constant(f"{key}.scale", scales), zero], axis=1)

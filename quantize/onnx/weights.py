@@ -43,7 +43,7 @@ class BlockWeights(msgspec.Struct, frozen=True):
     def values(self) -> Floats:
         """The weights as (rows, row_values) float32."""
         codes = self.packed
-        if self.bits == 4:  # noqa: PLR2004 - two codes per byte
+        if self.bits == 4:
             codes = np.stack((codes & 15, codes >> 4), axis=-1).reshape(*codes.shape[:2], self.block_values)
         centred = codes.astype(np.float32) - np.float32(self.zero)
         result: Floats = (centred * self.scales[..., None]).reshape(len(codes), -1)

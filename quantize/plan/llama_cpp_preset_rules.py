@@ -155,7 +155,7 @@ def _embedding(mix: str, base: GgmlType) -> GgmlType:
 
 
 def _low_attn_v(mix: str, at: Layer, _base: GgmlType) -> GgmlType:
-    if at.gqa >= 4 or at.num_experts >= 4:  # noqa: PLR2004 - llama.cpp's own threshold
+    if at.gqa >= 4 or at.num_experts >= 4:
         return T.Q4_K
     return T.IQ3_S if mix in _LOW_UPPER else T.Q2_K
 
@@ -179,7 +179,7 @@ def _low_attn_output(mix: str, at: Layer, base: GgmlType) -> GgmlType:
 
 
 def _eight(at: Layer) -> bool:
-    return at.num_experts == 8  # noqa: PLR2004 - Mixtral's number, special to llama.cpp
+    return at.num_experts == 8
 
 
 def _attn_v(mix: str, at: Layer, base: GgmlType) -> GgmlType:
@@ -190,18 +190,18 @@ def _attn_v(mix: str, at: Layer, base: GgmlType) -> GgmlType:
 
 
 def _attn_v_dense(mix: str, at: Layer, base: GgmlType) -> GgmlType:
-    grouped = at.gqa >= 4  # noqa: PLR2004 - llama.cpp's own threshold
+    grouped = at.gqa >= 4
     first_wins: tuple[tuple[bool, GgmlType], ...] = (
         (mix == "Q2_K", T.Q4_K if grouped else T.Q3_K),
         (mix == "Q2_K_S" and grouped, T.Q4_K),
         (mix == "IQ3_XXS", T.Q4_K if grouped else (T.IQ3_XXS if at.has_imatrix else T.IQ3_S)),
         (mix in {"IQ3_XS", "IQ3_S"} and grouped, T.Q4_K),
         (mix == "IQ3_M", T.Q4_K),
-        (mix == "Q3_K_M", T.Q5_K if at.index < 2 else T.Q4_K),  # noqa: PLR2004 - llama.cpp's own threshold
+        (mix == "Q3_K_M", T.Q5_K if at.index < 2 else T.Q4_K),
         (mix == "Q3_K_L", T.Q5_K),
         (mix in {"IQ4_NL", "IQ4_XS"} and grouped, T.Q5_K),
         (mix in {"Q4_K_M", "Q5_K_M"} and at.gets_more_bits, T.Q6_K),
-        (mix == "Q4_K_S" and at.index < 4, T.Q5_K),  # noqa: PLR2004 - llama.cpp's own threshold
+        (mix == "Q4_K_S" and at.index < 4, T.Q5_K),
     )
     return next((qtype for holds, qtype in first_wins if holds), base)
 

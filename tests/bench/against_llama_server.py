@@ -20,10 +20,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.bench.clients import complete, together  # noqa: E402 - after sys.path
-from tests.bench.recording import record  # noqa: E402
-from tests.bench.rival import LlamaServer, llama_bench  # noqa: E402
-from tests.support.servers import RunningServer  # noqa: E402
+from tests.bench.clients import complete, together
+from tests.bench.recording import record
+from tests.bench.rival import LlamaServer, llama_bench
+from tests.support.servers import RunningServer
 
 CONTEXT = 32768
 # The system tidies the memory of a process that ended; whoever is measured meanwhile pays for it.

@@ -19,8 +19,8 @@ import httpx2
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.bench.rival import LlamaServer  # noqa: E402 - after sys.path
-from tests.support.servers import RunningServer  # noqa: E402 - the same
+from tests.bench.rival import LlamaServer
+from tests.support.servers import RunningServer
 
 LIMIT = 1024
 AT_ONCE = 4

@@ -1,4 +1,3 @@
-# ruff: noqa: E402 - the project's root must be on the path before its modules are imported
 """What the chat layer costs: rendering, parsing a stream, and constraining one over a large vocabulary.
 
 Run: python tests/bench/chat_cost.py. Prints medians; record them in log-archive.md.

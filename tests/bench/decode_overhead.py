@@ -19,9 +19,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import httpx2  # noqa: E402 - after sys.path
+import httpx2
 
-from tests.bench.clients import complete  # noqa: E402 - after sys.path
+from tests.bench.clients import complete
 
 
 def bare(path: str, threads: int, n_ctx: int, attention: str) -> None:

@@ -23,10 +23,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import httpx2  # noqa: E402
-import numpy as np  # noqa: E402
+import httpx2
+import numpy as np
 
-from tests.support.servers import RunningServer  # noqa: E402
+from tests.support.servers import RunningServer
 
 QUESTIONS = Path(__file__).parent / "documents" / "questions.txt"
 FIRST = 5

@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("TESSERA_INSTALLED_MODELS", "/nonexistent")
 
-from tests.support import documents_made as made  # noqa: E402
-from tests.support.servers import RunningServer  # noqa: E402
+from tests.support import documents_made as made
+from tests.support.servers import RunningServer
 
 WORDS, LINE, PER_FILE = 300, 12, 100
 

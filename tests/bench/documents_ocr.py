@@ -16,11 +16,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import numpy as np  # noqa: E402
-import pypdfium2 as pdfium  # noqa: E402
+import numpy as np
+import pypdfium2 as pdfium
 
-from engine.documents.reader_process import Reader  # noqa: E402
-from tests.support import documents_made as made  # noqa: E402
+from engine.documents.reader_process import Reader
+from tests.support import documents_made as made
 
 LINES, WIDTH, DPI = 50, 85, 200
 

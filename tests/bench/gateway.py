@@ -20,7 +20,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from tests.support.servers import RunningServer  # noqa: E402 - after sys.path
+from tests.support.servers import RunningServer
 
 HOST = "127.0.0.1"
 ROUNDS = 200

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.bench.recording import record  # noqa: E402 - the project's root must be on the path before
+from tests.bench.recording import record
 
 WAYS = ("main memory", "file", "both contexts")
 PROMPT = 512

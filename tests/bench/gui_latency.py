@@ -18,21 +18,21 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 os.environ["TESSERA_HOME"] = tempfile.mkdtemp(prefix="tessera-bench-")
 
-import psutil  # noqa: E402
-from PySide6.QtCore import QElapsedTimer, Qt, QTimer  # noqa: E402
-from PySide6.QtTest import QTest  # noqa: E402
-from PySide6.QtWidgets import QApplication  # noqa: E402
+import psutil
+from PySide6.QtCore import QElapsedTimer, Qt, QTimer
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
 
-from app.db import conversations, messages  # noqa: E402
-from app.db.conversations import search  # noqa: E402
-from app.db.store import (  # noqa: E402
+from app.db import conversations, messages
+from app.db.conversations import search
+from app.db.store import (
     Store,
     open_in_memory,
     open_store,
 )
-from app.gui.application import Desktop  # noqa: E402
-from app.gui.server_link import ServerLink  # noqa: E402
-from engine.core.paths import user_paths  # noqa: E402
+from app.gui.application import Desktop
+from app.gui.server_link import ServerLink
+from engine.core.paths import user_paths
 
 GOALS = {
     "visible_s": 1.0,

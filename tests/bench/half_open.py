@@ -24,7 +24,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.support.servers import RunningServer  # noqa: E402 - after sys.path
+from tests.support.servers import RunningServer
 
 HALF = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 BODY = {"model": "spark", "messages": [{"role": "user", "content": "Hi"}]}

@@ -23,17 +23,17 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from engine.core.paths import user_paths  # noqa: E402
-from engine.core.types import Delta, GenerationRequest, SamplingParams, Started  # noqa: E402
-from engine.message_catalog import sentences  # noqa: E402
-from engine.placement.placer import Placer  # noqa: E402
-from engine.placement.resources import open_resources  # noqa: E402
-from engine.placement.shape import model_shape  # noqa: E402
-from engine.placement.speed import weights_read  # noqa: E402
-from engine.runner.process import RunnerProcess  # noqa: E402
-from engine.runner.protocol import LoadSettings  # noqa: E402
-from quantize.files.gguf_split import read_gguf_model  # noqa: E402
-from tests.support.models.shapes import Q, scaled, write_shape  # noqa: E402
+from engine.core.paths import user_paths
+from engine.core.types import Delta, GenerationRequest, SamplingParams, Started
+from engine.message_catalog import sentences
+from engine.placement.placer import Placer
+from engine.placement.resources import open_resources
+from engine.placement.shape import model_shape
+from engine.placement.speed import weights_read
+from engine.runner.process import RunnerProcess
+from engine.runner.protocol import LoadSettings
+from quantize.files.gguf_split import read_gguf_model
+from tests.support.models.shapes import Q, scaled, write_shape
 
 LAYERS, EMBEDDING, WIDTH, USED = 16, 1024, 512, 4
 # The first block of every embedding is the same, so that a router can prefer some experts whatever is read.

@@ -19,9 +19,9 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from engine.placement.context_size import MAX_ROLLBACK  # noqa: E402
-from tests.support.models import architectures, mtp_model  # noqa: E402
-from tests.support.runner_calls import collect, with_runner  # noqa: E402
+from engine.placement.context_size import MAX_ROLLBACK
+from tests.support.models import architectures, mtp_model
+from tests.support.runner_calls import collect, with_runner
 
 WIDE = {"E": 768, "Q": 768, "2Q": 1536, "K": 256, "D": 64, "H": 12, "F": 2048, "W": 512, "X": 8, "V": 32000}
 # Delta net: 12 heads of values and 4 of keys, 64 wide.

@@ -18,12 +18,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from app.client import Client  # noqa: E402
-from engine.api.models import LoadOptions  # noqa: E402
-from tests.bench.against_llama_server import Sides, fresh, report  # noqa: E402 - after sys.path
-from tests.bench.clients import together  # noqa: E402
-from tests.bench.starting import spent  # noqa: E402
-from tests.bench.table import Values, in_turns  # noqa: E402
+from app.client import Client
+from engine.api.models import LoadOptions
+from tests.bench.against_llama_server import Sides, fresh, report
+from tests.bench.clients import together
+from tests.bench.starting import spent
+from tests.bench.table import Values, in_turns
 
 # Late routes, the dry run and the grammar table come in the pauses after a first answer.
 SETTLED_S = 20.0

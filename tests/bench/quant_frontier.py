@@ -28,21 +28,21 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import msgspec  # noqa: E402
+import msgspec
 
-from quantize.child import run_task  # noqa: E402
-from quantize.files.gguf_file import read_gguf  # noqa: E402
-from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata, file_bytes, header, scalar  # noqa: E402
-from quantize.ggml_types import MEASURED, USUAL, GgmlType  # noqa: E402
-from quantize.job.round_plan import round_plan  # noqa: E402
-from quantize.measure.run import measure  # noqa: E402
-from quantize.measure.smoothing import SmoothRequest  # noqa: E402
-from quantize.measure.verify import verify  # noqa: E402
-from quantize.measurements import Evidence, Measured, MeasureRequest, RoundRequest, VerifyRequest  # noqa: E402
-from quantize.plan.llama_cpp_presets import stock_types  # noqa: E402
-from quantize.plan.plan import Question, make_plan  # noqa: E402
-from quantize.plan.speed import model_spec  # noqa: E402
-from quantize.types import EvidenceRef, Goal  # noqa: E402
+from quantize.child import run_task
+from quantize.files.gguf_file import read_gguf
+from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata, file_bytes, header, scalar
+from quantize.ggml_types import MEASURED, USUAL, GgmlType
+from quantize.job.round_plan import round_plan
+from quantize.measure.run import measure
+from quantize.measure.smoothing import SmoothRequest
+from quantize.measure.verify import verify
+from quantize.measurements import Evidence, Measured, MeasureRequest, RoundRequest, VerifyRequest
+from quantize.plan.llama_cpp_presets import stock_types
+from quantize.plan.plan import Question, make_plan
+from quantize.plan.speed import model_spec
+from quantize.types import EvidenceRef, Goal
 
 MIXES = "Q2_K,Q3_K_M,IQ4_XS,Q4_K_S,Q4_K_M,Q5_K_M"
 COLOURS = {"stock": "#888888", "rows": "#c2750b", "gptq": "#1f6fb2", "smooth": "#177245"}

@@ -21,12 +21,12 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from engine.core.types import Done, GenerationRequest, SamplingParams  # noqa: E402
-from engine.runner.process import RunnerProcess  # noqa: E402
-from engine.runner.protocol import LoadSettings  # noqa: E402
-from quantize.onnx.folder import convert_gguf  # noqa: E402
-from tests.support.models import bert_shape, onnx_models  # noqa: E402
-from tests.support.models.onnx_bert import write_onnx_bert  # noqa: E402
+from engine.core.types import Done, GenerationRequest, SamplingParams
+from engine.runner.process import RunnerProcess
+from engine.runner.protocol import LoadSettings
+from quantize.onnx.folder import convert_gguf
+from tests.support.models import bert_shape, onnx_models
+from tests.support.models.onnx_bert import write_onnx_bert
 
 TEXT = (ROOT / "assets" / "text" / "heldout.txt").read_text(encoding="utf-8")
 

@@ -21,9 +21,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from engine.core.types import Constraint, Done, GenerationRequest, SamplingParams  # noqa: E402
-from engine.runner.process import RunnerProcess  # noqa: E402 - after sys.path
-from engine.runner.protocol import LoadSettings  # noqa: E402
+from engine.core.types import Constraint, Done, GenerationRequest, SamplingParams
+from engine.runner.process import RunnerProcess
+from engine.runner.protocol import LoadSettings
 
 SOURCE = ROOT / "engine" / "runner" / "llama" / "cache" / "prefix_store.py"
 FIRST_ID = 300

@@ -22,9 +22,9 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.bench.clients import complete  # noqa: E402 - after sys.path
-from tests.bench.rival import LlamaServer  # noqa: E402
-from tests.support.servers import RunningServer  # noqa: E402
+from tests.bench.clients import complete
+from tests.bench.rival import LlamaServer
+from tests.support.servers import RunningServer
 
 CONTEXT = 8192
 PROMPT = "How do I use tar?"

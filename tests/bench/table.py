@@ -19,9 +19,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.bench import starting  # noqa: E402 - after sys.path
-from tests.bench.against_llama_server import Sides, arrivals, concurrent, fresh, gaps, report  # noqa: E402
-from tests.bench.clients import together  # noqa: E402
+from tests.bench import starting
+from tests.bench.against_llama_server import Sides, arrivals, concurrent, fresh, gaps, report
+from tests.bench.clients import together
 
 Values = dict[str, list[float]]
 

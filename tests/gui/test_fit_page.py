@@ -334,7 +334,7 @@ def test_a_family_that_is_not_ours_is_asked_for_then_converted_and_chosen(qtbot,
         architectures=("GraniteForCausalLM",),
     )  # fmt: skip
     needed = (400, {"error": {"message": "not one of ours", "code": "converter_needed"}})
-    plans = lambda body: needed if body["model"] == "granite" else sketch(17_000_000)  # noqa: E731
+    plans = lambda body: needed if body["model"] == "granite" else sketch(17_000_000)
     server.routes["POST", "/tessera/v1/quantize/plan"] = plans
     server.routes["GET", "/tessera/v1/converter"] = state
     server.routes["GET", "/tessera/v1/models"] = Models(models=(granite,))

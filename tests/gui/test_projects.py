@@ -36,7 +36,7 @@ def test_a_project_gives_its_chats_instructions_files_model_and_tools(qtbot, pag
     dialog.instructions.setPlainText("Answer in one line.")
     dialog.tools["demo"].setChecked(True)
     qtbot.mouseClick(dialog.save, Qt.MouseButton.LeftButton)
-    found = lambda: services.store.submit(conversations.folders).result()[0]  # noqa: E731
+    found = lambda: services.store.submit(conversations.folders).result()[0]
     qtbot.waitUntil(lambda: found().tools == ("demo",))
     assert (found().path, found().instructions) == (str(root), "Answer in one line.")
 

@@ -27,10 +27,10 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from app.cluster.types import ClusterFile, Deployed  # noqa: E402
-from tests.support.models.measured_model import HELD_OUT  # noqa: E402 - after sys.path
-from tests.support.models.small_folder import first_layers, short_text  # noqa: E402
-from tests.support.servers import RunningServer, wait_for  # noqa: E402
+from app.cluster.types import ClusterFile, Deployed
+from tests.support.models.measured_model import HELD_OUT
+from tests.support.models.small_folder import first_layers, short_text
+from tests.support.servers import RunningServer, wait_for
 
 MODEL = ROOT / "assets" / "models" / "spark-f16.gguf"
 NODE_BYTES = 2 << 30

@@ -22,8 +22,8 @@ import httpx2
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.optin.two_hosts import HERE, HERE_IP, THERE, Report, enter, namespaces  # noqa: E402
-from tests.support.servers import RunningServer, wait_for  # noqa: E402 - after sys.path
+from tests.optin.two_hosts import HERE, HERE_IP, THERE, Report, enter, namespaces
+from tests.support.servers import RunningServer, wait_for
 
 MODEL = ROOT / "assets" / "models" / "spark-f16.gguf"
 PATIENCE_S = 300
@@ -72,7 +72,7 @@ class Command:
 
 
 def verbs(homes, report, stack):
-    here = lambda *arguments: Command(HERE, homes[0], *arguments)  # noqa: E731 - a short name
+    here = lambda *arguments: Command(HERE, homes[0], *arguments)
     server = RunningServer(homes[0])
     stack.callback(server.stop)
     began = time.monotonic()

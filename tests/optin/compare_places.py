@@ -21,14 +21,14 @@ import msgspec
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from devices.backends.libraries import library_folder  # noqa: E402
-from devices.kernel_packs.abi import headers_hash, installed_abi  # noqa: E402
-from devices.kernel_packs.bundled import bundled_pack  # noqa: E402
-from devices.kernel_packs.manifest import Manifest, PackFile, this_platform  # noqa: E402
-from devices.kernel_packs.store import PackStore  # noqa: E402
-from installers.packs.toolchain import environment, unpack_packages  # noqa: E402
-from tests.optin.fault_device.plugin import build  # noqa: E402
-from tests.support.servers import RunningServer  # noqa: E402
+from devices.backends.libraries import library_folder
+from devices.kernel_packs.abi import headers_hash, installed_abi
+from devices.kernel_packs.bundled import bundled_pack
+from devices.kernel_packs.manifest import Manifest, PackFile, this_platform
+from devices.kernel_packs.store import PackStore
+from installers.packs.toolchain import environment, unpack_packages
+from tests.optin.fault_device.plugin import build
+from tests.support.servers import RunningServer
 
 SLOW = {"GGML_FAULT_DEVICE": "mode=slow;op=MUL_MAT;amount=5"}
 

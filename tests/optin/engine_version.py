@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from app.cli.main import main as tessera  # noqa: E402 - see above
-from devices.llama_cpp_versions.folder import engines_folder  # noqa: E402 - see above
-from devices.llama_cpp_versions.store import VersionStore  # noqa: E402 - see above
-from engine.core.types import GenerationRequest, SamplingParams  # noqa: E402 - see above
-from tests.support.runner_calls import answered, with_runner  # noqa: E402 - after sys.path
+from app.cli.main import main as tessera
+from devices.llama_cpp_versions.folder import engines_folder
+from devices.llama_cpp_versions.store import VersionStore
+from engine.core.types import GenerationRequest, SamplingParams
+from tests.support.runner_calls import answered, with_runner
 
 PROMPTS = ("The capital of France is", "def fibonacci(n):", "Der Turm ist", "1, 2, 3, 4,")
 TOKENS = 32

@@ -21,10 +21,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from engine.runner.process import RunnerProcess  # noqa: E402
-from engine.runner.protocol import LoadSettings  # noqa: E402
-from tests.support.models.architectures import ARCHITECTURES, write_architecture  # noqa: E402 - after sys.path
-from tests.support.runner_calls import EXACT, FEW, WORDS, collect  # noqa: E402
+from engine.runner.process import RunnerProcess
+from engine.runner.protocol import LoadSettings
+from tests.support.models.architectures import ARCHITECTURES, write_architecture
+from tests.support.runner_calls import EXACT, FEW, WORDS, collect
 
 MODELS = ("Qwen 3.5", "Qwen 3.5 MoE", "LFM2", "Nemotron-H", "Jamba", "Falcon H1", "Mamba 2", "Gemma 2")
 LONGEST = 850

@@ -142,7 +142,7 @@ def folders():
              "tokenizer_config.json": (FOLDER / "tokenizer_config.json").read_bytes()}  # fmt: skip
     onnx = Place(small)
     for name in ("genai_config.json", "tokenizer_config.json"):
-        both = lambda folder: (read_folder(folder), inspect_onnx(folder))  # noqa: E731
+        both = lambda folder: (read_folder(folder), inspect_onnx(folder))
         found[f"ONNX {name}"] = (onnx.reader(name, both), [small[name]], (TesseraError, OSError))
     shutil.rmtree(checkpoint.folder / "out.gguf", ignore_errors=True)
     return found

@@ -32,14 +32,14 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from engine.pool.loaded_model import MAX_CRASHES  # noqa: E402
-from engine.pool.pool import CRASH_WINDOW_S  # noqa: E402
-from tests.optin.marathon_faults import TABLE, Skipped  # noqa: E402
-from tests.optin.marathon_traffic import STUCK_TICKS, Traffic  # noqa: E402
-from tests.optin.marathon_world import World, alive  # noqa: E402
-from tests.optin.soak_traffic import POISON  # noqa: E402
-from tests.support.fakes.fake_hub import FakeFile, FakeHub  # noqa: E402 - after sys.path
-from tests.support.models.variants import write_poisoned  # noqa: E402
+from engine.pool.loaded_model import MAX_CRASHES
+from engine.pool.pool import CRASH_WINDOW_S
+from tests.optin.marathon_faults import TABLE, Skipped
+from tests.optin.marathon_traffic import STUCK_TICKS, Traffic
+from tests.optin.marathon_world import World, alive
+from tests.optin.soak_traffic import POISON
+from tests.support.fakes.fake_hub import FakeFile, FakeHub
+from tests.support.models.variants import write_poisoned
 
 BUNDLED = ROOT / "assets" / "models" / "spark-f16.gguf"
 POISONED = "poisoned-spark.gguf"

@@ -12,13 +12,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from PySide6.QtCore import QTimer  # noqa: E402 - after sys.path
-from PySide6.QtWidgets import QApplication  # noqa: E402
+from PySide6.QtCore import QTimer
+from PySide6.QtWidgets import QApplication
 
-from app.db.store import open_or_memory  # noqa: E402
-from app.gui.application import Desktop  # noqa: E402
-from app.gui.server_link import ServerLink  # noqa: E402
-from engine.core.paths import user_paths  # noqa: E402
+from app.db.store import open_or_memory
+from app.gui.application import Desktop
+from app.gui.server_link import ServerLink
+from engine.core.paths import user_paths
 
 PAGES = ("chat", "library", "devices", "dashboard", "connect", "server", "settings", "fit", "chat", "chat")
 QUESTIONS = ("What is a tensor?", "Write a list of four words.", "Why is the sky blue?", "Say hello in `code`.")

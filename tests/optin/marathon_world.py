@@ -106,7 +106,7 @@ class World:
         arguments = ("--port", str(self.port))
         for attempt in range(4):
             try:
-                make = lambda: RunningServer(self.home, *arguments, env=self._server_env())  # noqa: E731
+                make = lambda: RunningServer(self.home, *arguments, env=self._server_env())
                 self.server = await asyncio.to_thread(make)
             except RuntimeError as error:
                 said = str(error)[-600:]

@@ -20,16 +20,16 @@ import msgspec
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from devices.host_real import RealHost  # noqa: E402
-from devices.report import live_report  # noqa: E402
-from engine.core.errors import BadModelFile, RunnerDied, SelfCheckFailed  # noqa: E402
-from engine.core.types import Delta, Done, GenerationRequest, SamplingParams  # noqa: E402
-from engine.placement import openvino  # noqa: E402
-from engine.placement.device_checks import DeviceChecks  # noqa: E402
-from engine.placement.placer import read_shape  # noqa: E402
-from engine.runner.process import RunnerProcess  # noqa: E402
-from engine.runner.protocol import LoadSettings  # noqa: E402
-from tests.support.models.architectures import ARCHITECTURES, write_architecture  # noqa: E402
+from devices.host_real import RealHost
+from devices.report import live_report
+from engine.core.errors import BadModelFile, RunnerDied, SelfCheckFailed
+from engine.core.types import Delta, Done, GenerationRequest, SamplingParams
+from engine.placement import openvino
+from engine.placement.device_checks import DeviceChecks
+from engine.placement.placer import read_shape
+from engine.runner.process import RunnerProcess
+from engine.runner.protocol import LoadSettings
+from tests.support.models.architectures import ARCHITECTURES, write_architecture
 
 PROMPTS = (
     "The capital of France is", "Water boils at a temperature of", "Once upon a time, in a small village,",

@@ -25,8 +25,8 @@ import httpx2
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from installers.bootstrap import kernels, model  # noqa: E402 - the same
-from tests.support.models.against_recording import vector_features  # noqa: E402 - after sys.path
+from installers.bootstrap import kernels, model
+from tests.support.models.against_recording import vector_features
 
 DATA = ROOT / "tests" / "data" / "real"
 TOKENS = 24

@@ -19,7 +19,7 @@ from PySide6.QtWidgets import QDialog
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from app.suggestions import FOR_A_MODEL  # noqa: E402 - after sys.path
+from app.suggestions import FOR_A_MODEL
 
 OUT = ROOT / "docs" / "screenshots"
 PAGES = (

@@ -27,9 +27,9 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.optin.soak_traffic import POISON, Shot, complete, draw_shot, golden_prompts, refusal  # noqa: E402
-from tests.support.models.variants import write_poisoned  # noqa: E402 - after sys.path
-from tests.support.servers import RunningServer  # noqa: E402
+from tests.optin.soak_traffic import POISON, Shot, complete, draw_shot, golden_prompts, refusal
+from tests.support.models.variants import write_poisoned
+from tests.support.servers import RunningServer
 
 BUNDLED = ROOT / "assets" / "models" / "spark-f16.gguf"
 POISONED = "poisoned-spark.gguf"

@@ -20,9 +20,9 @@ import httpx2
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from engine.chat.render_child import Renderer  # noqa: E402 - the project's root must be on the path first
-from engine.chat.render_protocol import RenderJob  # noqa: E402
-from engine.chat.types import ChatTemplate, Message, ToolCall, ToolDefinition  # noqa: E402
+from engine.chat.render_child import Renderer
+from engine.chat.render_protocol import RenderJob
+from engine.chat.types import ChatTemplate, Message, ToolCall, ToolDefinition
 
 TEMPLATES = ROOT / "tests" / "data" / "templates"
 MODEL = ROOT / "assets" / "models" / "spark-f16.gguf"

@@ -205,7 +205,7 @@ def test_as_an_added_engine_it_says_what_it_says_straight(tmp_path, there):
             assert counted == straight.json()["usage"]["prompt_tokens"]
             os.kill(loaded["pid"], signal.SIGKILL)
             wait_for(lambda: not runs(loaded["pid"]), 20, "its end")
-            found = lambda: client.get("/tessera/v1/loaded").json()["models"][0]["state"]  # noqa: E731
+            found = lambda: client.get("/tessera/v1/loaded").json()["models"][0]["state"]
             wait_for(lambda: found() == "failed", 20, "that its end is noticed")
             assert text(ask(client, "spark")) == text(straight), "it was started again"
     finally:

@@ -33,9 +33,9 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.support.fakes.ssh_hosts import SshHost, Worker  # noqa: E402 - after sys.path
-from tests.support.models.shapes import scaled, write_shape  # noqa: E402
-from tests.support.servers import RunningServer  # noqa: E402
+from tests.support.fakes.ssh_hosts import SshHost, Worker
+from tests.support.models.shapes import scaled, write_shape
+from tests.support.servers import RunningServer
 
 HERE, THERE = "tessera-a", "tessera-b"
 HERE_IP, THERE_IP = "10.77.0.1", "10.77.0.2"

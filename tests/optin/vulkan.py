@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from installers.packs.toolchain import LOCK, environment, source_tree, unpack_packages, vulkan_flags  # noqa: E402
+from installers.packs.toolchain import LOCK, environment, source_tree, unpack_packages, vulkan_flags
 
 FLAGS = ("GGML_BACKEND_DL=ON", "GGML_NATIVE=OFF", "GGML_VULKAN=ON", "GGML_RPC=ON", "GGML_CPU_ALL_VARIANTS=ON")
 PLUGIN_ONLY = (

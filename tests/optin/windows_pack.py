@@ -21,13 +21,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import msgspec  # noqa: E402
+import msgspec
 
-from devices.errors import PackRefused  # noqa: E402
-from devices.kernel_packs import abi  # noqa: E402
-from devices.kernel_packs.manifest import NAME, check_files, parse  # noqa: E402
-from installers.packs.build import ggml_version  # noqa: E402
-from installers.packs.toolchain import source_tree  # noqa: E402
+from devices.errors import PackRefused
+from devices.kernel_packs import abi
+from devices.kernel_packs.manifest import NAME, check_files, parse
+from installers.packs.build import ggml_version
+from installers.packs.toolchain import source_tree
 
 HERE = Path(__file__).parent
 COMPILER = "x86_64-w64-mingw32-gcc"

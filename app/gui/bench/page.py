@@ -452,7 +452,7 @@ class SpeedPlot(_Titled):
 
 def _bars(xs: list[float], ys: list[float], low: list[float], high: list[float], pen: Any) -> Any:
     """Error bars that show the spread of the repeats."""
-    import numpy as np  # noqa: PLC0415 - imported on first use
+    import numpy as np
 
     return pyqtgraph.ErrorBarItem(
         x=np.asarray(xs), y=np.asarray(ys), bottom=np.asarray(low), top=np.asarray(high), pen=pen

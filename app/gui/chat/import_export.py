@@ -1,7 +1,5 @@
 """Export and import of chats, with their file dialogs."""
 
-# ruff: noqa: PLC0415 - importers for other programs load on first use, so that the window appears sooner
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

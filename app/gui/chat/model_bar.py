@@ -192,7 +192,7 @@ class ModelPicker(QObject):
 
     def open_settings(self, model: str) -> None:
         """Show the load settings of a model."""
-        from app.gui.library.load_dialog import LoadDialog  # noqa: PLC0415 - so that the window appears sooner
+        from app.gui.library.load_dialog import LoadDialog
 
         choice = self._services.models.get(model)
         dialog = LoadDialog(self._services, model, choice.title if choice else model, self._parent.window())

@@ -223,7 +223,7 @@ class ChatOptions(QFrame):
         if not names:
             take({})
             return
-        from app.gui.chat.message_editor import VariablesDialog  # noqa: PLC0415 - imported on first use
+        from app.gui.chat.message_editor import VariablesDialog
 
         dialog = VariablesDialog(chosen.name, names, self.tr("Use"), self.window())
         dialog.accepted.connect(lambda: take(dialog.values))

@@ -542,7 +542,7 @@ class ToolsSide(QObject):
     def panel(self) -> "ToolsPanel":
         """The tools panel."""
         if self._panel is None:
-            from app.gui.chat.tools_panel import ToolsPanel  # noqa: PLC0415 - not needed until the window is shown
+            from app.gui.chat.tools_panel import ToolsPanel
 
             self._panel = ToolsPanel(self._services)
             self._panel.hide()

@@ -77,12 +77,12 @@ class Projects(QObject):
         """Show the form of a project."""
 
         def read(folder: Folder) -> "tuple[Folder, list[Offered]]":
-            from app.tools.catalogue import offered  # noqa: PLC0415 - not needed until the window is shown
+            from app.tools.catalogue import offered
 
             return folder, offered()
 
         def show(found: "tuple[Folder, list[Offered]]") -> None:
-            from app.gui.chat.project_dialog import ProjectDialog  # noqa: PLC0415 - imported on first use
+            from app.gui.chat.project_dialog import ProjectDialog
 
             self.dialog = ProjectDialog(self._services, *found, self._window)
             self.dialog.saved.connect(lambda fields: self._save(folder_id, fields))

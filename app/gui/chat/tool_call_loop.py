@@ -58,8 +58,8 @@ class ToolTurns(QObject):
         servers, consent = self._begun(chat)
 
         def work() -> "tuple[Toolset, tuple[ToolSpec, ...], list[str]]":
-            from app.tools.catalogue import open_sources  # noqa: PLC0415 - see above
-            from app.tools.toolset import Toolset  # noqa: PLC0415 - see above
+            from app.tools.catalogue import open_sources
+            from app.tools.toolset import Toolset
 
             sources, problems = open_sources(names, folder, servers, consent)
             toolset = Toolset(sources, consent)
@@ -133,8 +133,8 @@ class ToolTurns(QObject):
 
     def _begun(self, chat: int) -> "tuple[RunningServers, ToolConsent]":
         """The shared tool servers, and the consents of this chat."""
-        from app.tools.consent import ConsentStore, ToolConsent  # noqa: PLC0415 - see above
-        from app.tools.toolset import RunningServers  # noqa: PLC0415 - see above
+        from app.tools.consent import ConsentStore, ToolConsent
+        from app.tools.toolset import RunningServers
 
         self._servers = self._servers or RunningServers()
         return self._servers, self._consents.setdefault(chat, ToolConsent(ConsentStore(), self._ask))

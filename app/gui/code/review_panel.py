@@ -59,7 +59,7 @@ class ReviewPanel(QWidget):
             applied = outcome if isinstance(outcome, Applied) else outcome.offer
             if applied is not None:
                 note = "" if applied.match == "exact" else self.tr(" (differs in %1)").replace("%1", applied.match)
-                lines = str(applied.first) if applied.last <= applied.first else f"{applied.first}–{applied.last}"  # noqa: RUF001  # a range
+                lines = str(applied.first) if applied.last <= applied.first else f"{applied.first}–{applied.last}"
                 item = self._item(f"{file.path}{file_change(applied.hunk)}  {lines}{note}", hunk_id)
                 item.setFlags(item.flags() | Qt.ItemFlag.ItemIsUserCheckable)
                 is_chosen = hunk_id in proposal.applicable

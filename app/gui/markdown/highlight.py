@@ -2,7 +2,6 @@
 
 Pygments is imported on first use, because the window's first paint has no code.
 """
-# ruff: noqa: PLC0415 - see above
 
 import re
 from collections.abc import Iterator

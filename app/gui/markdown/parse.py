@@ -90,8 +90,8 @@ def _math(state: "StateInline", silent: bool) -> bool:
 @cache
 def parser() -> "MarkdownIt":
     """The parser, created for the first text, after the window is shown."""
-    from markdown_it import MarkdownIt  # noqa: PLC0415 - see above
-    from markdown_it.rules_block import table  # noqa: PLC0415 - see above
+    from markdown_it import MarkdownIt
+    from markdown_it.rules_block import table
 
     made = MarkdownIt("commonmark", {"html": False, "maxNesting": 20}).enable(["strikethrough"])
     # Not first, as in markdown-it: a line that opens code, a quote or a list is not a table head.

@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 - DeepSeek writes its markers with full-width bars
 """Renders text in a dialect: calls that a template cannot write, and the head of a response to be continued."""
 
 import json

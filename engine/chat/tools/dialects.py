@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 - DeepSeek writes its markers with full-width bars
 """All supported dialects, in the order in which templates are compared with them."""
 
 import re

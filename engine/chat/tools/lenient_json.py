@@ -293,7 +293,7 @@ class LenientJson:
     def _escape(self, text: str, at: int) -> int:
         char = text[at]
         unit = self._held + char
-        if len(unit) == 2:  # noqa: PLR2004 - the backslash and one character
+        if len(unit) == 2:
             if char == "u":
                 self._held = unit
                 return at + 1
@@ -310,7 +310,7 @@ class LenientJson:
             self._write("\\\\" + unit[1:-1])
             return at
         self._held = unit
-        if len(unit) == 6:  # noqa: PLR2004 - \uXXXX is complete
+        if len(unit) == 6:
             self._held = ""
             self._unicode(unit)
         return at + 1

@@ -140,7 +140,7 @@ def epub(path: Path) -> Iterator[Page]:
                     number = page.number + 1
             except (MemoryError, GeneratorExit):
                 raise
-            except Exception as error:  # noqa: BLE001 - skip a damaged chapter
+            except Exception as error:
                 yield Page(number, problem=f"{name} is damaged ({type(error).__name__})")
                 number += 1
 

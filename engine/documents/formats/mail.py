@@ -31,7 +31,7 @@ def mbox(path: Path, first: int = 1) -> Iterator[Page]:
                 yield _page(number, email.message_from_bytes(box.get_bytes(key), policy=email.policy.default))
             except MemoryError:
                 raise
-            except Exception as error:  # noqa: BLE001 - anyone can send a message: skip a damaged one
+            except Exception as error:
                 why = str(error) if isinstance(error, Unreadable) else type(error).__name__
                 yield Page(number, label=f"message {number}", problem=f"the message is damaged ({why})")
     finally:

@@ -30,7 +30,7 @@ def pptx(path: Path) -> Iterator[Page]:
                 blocks = [*_slide(tree), *_beside(archive, name, seen)]
             except MemoryError:
                 raise
-            except Exception as error:  # noqa: BLE001 - skip a damaged slide
+            except Exception as error:
                 why = str(error) if isinstance(error, KeyError | etree.LxmlError) else type(error).__name__
                 yield Page(number, label=f"slide {number}", problem=f"the slide is damaged ({why})")
                 continue
@@ -103,7 +103,7 @@ def _text(element: Any) -> str:
 
 def xlsx(path: Path) -> Iterator[Page]:
     """Sheets as tables; long ones in pages of 60 rows, each with the sheet's head."""
-    import openpyxl  # noqa: PLC0415 - for workbooks only
+    import openpyxl
 
     with open_archive(path):
         pass

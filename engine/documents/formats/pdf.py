@@ -137,13 +137,13 @@ _OUT_OF_MEMORY: Final = re.compile("alloc", re.IGNORECASE)
 def image_pages(path: Path) -> Iterator[Page]:
     """An image as a document of one page. Raises: Unreadable: it cannot be opened, or OCR is not installed."""
     try:
-        from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - part of the extra
+        from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise Unreadable("reading pictures needs OCR, which is not installed here") from error
 
     Image.MAX_IMAGE_PIXELS = _MAX_PIXELS
     try:
-        import numpy as np  # noqa: PLC0415 - see above
+        import numpy as np
 
         with Image.open(path) as image:
             pixels = np.asarray(image.convert("RGB"))[:, :, ::-1]
@@ -157,7 +157,7 @@ def image_pages(path: Path) -> Iterator[Page]:
 def _recognizer() -> Any:
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     try:
-        from rapidocr import RapidOCR  # noqa: PLC0415 - takes 1 s, needed for scans only
+        from rapidocr import RapidOCR
     except ImportError as error:
         raise Unreadable("it is a picture, and OCR is not installed here (pip install 'tessera[ocr]')") from error
 

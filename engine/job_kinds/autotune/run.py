@@ -322,7 +322,7 @@ async def _draft_length(tuner: Tuner, knobs: Knobs, goal: Goal) -> tuple[int, Ch
                 found[length] = outcome
     except OutOfTime:
         return None
-    if len(found) < 2:  # noqa: PLR2004 - nothing to choose between
+    if len(found) < 2:
         return None
     first, second, *_ = _by_cost(found, goal)
     by_energy = goal == "energy"

@@ -193,7 +193,7 @@ class Search:
         made: dict[Knobs, float] = {}
         for levels in itertools.islice(itertools.product(*helped), 20_000):
             chosen = [level for level in levels if level is not None]
-            if len(chosen) < 2:  # noqa: PLR2004 - single changes are measured already
+            if len(chosen) < 2:
                 continue
             knobs, promise = self._base, 1.0
             for level in chosen:

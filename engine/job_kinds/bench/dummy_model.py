@@ -135,7 +135,7 @@ def rows_of(slot: TensorSlot, rng: np.random.Generator) -> Iterator[np.ndarray[A
     if slot.qtype in _PLAIN:
         pool = weights.astype(_PLAIN[slot.qtype])
     else:
-        from quantize.native.blocks import quantize_rows  # noqa: PLC0415 - load native code only if needed
+        from quantize.native.blocks import quantize_rows
 
         pool = quantize_rows(weights, slot.qtype.name, np.ones(width, np.float32), threads=2)
     for start in range(0, total, CHUNK_ROWS):

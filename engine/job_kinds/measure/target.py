@@ -117,7 +117,7 @@ def _entry(model: str, open_catalogue: Callable[[], Catalogue]) -> ModelEntry:
 
 def _hub_header(name: str, paths: Paths, folder: Path) -> Path:
     """The header of a remote file, with all parts merged, stored for the child process."""
-    from engine.placement.hub_shape import hub_parts  # noqa: PLC0415 - a quarter of a second, needed only online
+    from engine.placement.hub_shape import hub_parts
 
     parts = hub_parts(name, paths)
     header_cache.keep(folder, "remote", merged(parts))

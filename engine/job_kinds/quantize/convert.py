@@ -61,14 +61,14 @@ def register(registry: JobRegistry, open_catalogue: Callable[[], Catalogue]) -> 
 
 
 def _fetched(catalogue: Catalogue, control: Control) -> dict[str, Any]:
-    from engine.library.converter.environment import install  # noqa: PLC0415 - not while the server starts
+    from engine.library.converter.environment import install
 
     made = install(catalogue.paths.converter, control)
     return {"path": str(made.folder), "bytes": made.num_bytes}
 
 
 def _gguf(catalogue: Catalogue, task: ToGguf, control: Control) -> dict[str, Any]:
-    from engine.library.converting import convert_folder  # noqa: PLC0415 - gguf and the families
+    from engine.library.converting import convert_folder
 
     out = Path(task.out) if task.out else None
     entry, done = convert_folder(catalogue, Path(task.source), out, task.float_type, control)

@@ -60,9 +60,9 @@ def predict(
 
     Raises: InputFault, EnvironmentFault: the model or the options.
     """
-    from engine.job_kinds.quantize.calibration_text import texts_of  # noqa: PLC0415 - not while the server starts
-    from engine.job_kinds.quantize.request import build_request  # noqa: PLC0415 - as above
-    from quantize.job.execute import quantize as run_quantize  # noqa: PLC0415 - as above
+    from engine.job_kinds.quantize.calibration_text import texts_of
+    from engine.job_kinds.quantize.request import build_request
+    from quantize.job.execute import quantize as run_quantize
 
     source = source_of(catalogue, options.model)
     gate = gate_task(options, named or {})
@@ -89,9 +89,9 @@ def make(
 
     Raises: InputFault, EnvironmentFault, the quantizer's errors; Cancelled and Paused from `control`.
     """
-    from engine.job_kinds.quantize.calibration_text import texts_of  # noqa: PLC0415 - not while the server starts
-    from engine.job_kinds.quantize.request import build_request  # noqa: PLC0415 - as above
-    from quantize.job.execute import quantize as run_quantize  # noqa: PLC0415 - as above
+    from engine.job_kinds.quantize.calibration_text import texts_of
+    from engine.job_kinds.quantize.request import build_request
+    from quantize.job.execute import quantize as run_quantize
 
     source = source_of(catalogue, options.model)
     out = require_disk(source, options, catalogue.paths)
@@ -126,7 +126,7 @@ def gate_task(options: QuantizeOptions, named: "TaskSets") -> "GateTask | None":
     """The task of the options' gate; None without one. Raises: InputFault: no such task. EnvironmentFault."""
     if options.gate is None:
         return None
-    from engine.job_kinds.quantize.tasks import task_set  # noqa: PLC0415 - not while the server starts
+    from engine.job_kinds.quantize.tasks import task_set
 
     return task_set(options.gate, named).task
 
@@ -158,7 +158,7 @@ def source_of(catalogue: Catalogue, named: str) -> Source:
 
 def target_of(source: Source, options: QuantizeOptions, paths: Paths) -> Path:
     """Path of the output file. Raises: InputFault: not an absolute path."""
-    from engine.job_kinds.quantize.request import in_library  # noqa: PLC0415 - not while the server starts
+    from engine.job_kinds.quantize.request import in_library
 
     if options.out is None:
         return in_library(source.stem, options, paths)
@@ -167,7 +167,7 @@ def target_of(source: Source, options: QuantizeOptions, paths: Paths) -> Path:
 
 def require_disk(source: Source, options: QuantizeOptions, paths: Paths) -> Path:
     """Path of the output file; creates the library's folder for it. Raises: InputFault; CannotWrite."""
-    from engine.job_kinds.quantize.request import make_room  # noqa: PLC0415 - not while the server starts
+    from engine.job_kinds.quantize.request import make_room
 
     out = target_of(source, options, paths)
     make_room(out, paths)

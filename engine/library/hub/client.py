@@ -270,8 +270,8 @@ def hub_token() -> str | None:
     """The token to send, or None. HF_TOKEN has priority over the keyring; an empty HF_TOKEN disables the token."""
     if "HF_TOKEN" in os.environ:
         return os.environ["HF_TOKEN"].strip() or None
-    import keyring  # noqa: PLC0415 takes 60 ms and is needed only here
-    import keyring.errors  # noqa: PLC0415 the same
+    import keyring
+    import keyring.errors
 
     try:
         return keyring.get_password(_SERVICE, _ACCOUNT)

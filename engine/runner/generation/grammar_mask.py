@@ -53,9 +53,9 @@ class ConstraintCompiler:
 
         Raises: ConstraintRefused: the grammar is wrong or exceeds llguidance's limits.
         """
-        import llguidance  # noqa: PLC0415 - the first response does not need it
+        import llguidance
 
-        from engine.core.grammar import grammar_of, limits  # noqa: PLC0415 - it needs llguidance
+        from engine.core.grammar import grammar_of, limits
 
         pieces = self._vocabulary.pieces
         controls = {pieces[t].decode("utf-8", "replace"): t for t in self._vocabulary.control if pieces[t]}
@@ -67,7 +67,7 @@ class ConstraintCompiler:
         return TokenConstraint(matcher, self._vocabulary, constraint)
 
     def _table(self) -> Any:
-        import llguidance  # noqa: PLC0415 - see compile
+        import llguidance
 
         with self._lock:
             if self._tokenizer is None:

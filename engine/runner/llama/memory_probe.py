@@ -57,11 +57,11 @@ def stand_ins(settings: LoadSettings) -> list[str]:
     Nothing is allocated, so they need no memory, and no connection is needed to estimate the remote part.
     """
     # Import these only here: the probe must have the memory of a runner, which does not import them.
-    import atexit  # noqa: PLC0415
-    import socket  # noqa: PLC0415
-    import subprocess  # noqa: PLC0415
+    import atexit
+    import socket
+    import subprocess
 
-    from devices.child_command import child_command  # noqa: PLC0415
+    from devices.child_command import child_command
 
     endpoints = []
     for _ in range(1 + max(int(name.removeprefix("RPC")) for name in settings.devices)):

@@ -403,7 +403,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             self._channel.send(fault)
 
     def _stats(self, stats_id: int, scheduler: Scheduler) -> protocol.Stats:
-        import psutil  # noqa: PLC0415 - takes 0.013 s before the first token
+        import psutil
 
         both = [scheduler, *([self._exact] if self._exact is not None else [])]
         return protocol.Stats(
@@ -442,8 +442,8 @@ def load(
     """Load the model with its context, and its experts if they are streamed. Raises: LoadFailed."""
     if not settings.expert_bytes:
         return llama_model.load(api, settings, on_progress, phases), None
-    from engine.runner.llama.experts.expert_cache import CannotStream  # noqa: PLC0415 - as above
-    from engine.runner.llama.experts.load import StreamedExperts  # noqa: PLC0415 - other models start without it
+    from engine.runner.llama.experts.expert_cache import CannotStream
+    from engine.runner.llama.experts.load import StreamedExperts
 
     try:
         experts = StreamedExperts(api, settings)

@@ -156,7 +156,7 @@ class Encoder:
         chosen = job.order[job.done : job.done + BATCH]
         try:
             rows = self._run([job.inputs[i] for i in chosen])
-        except Exception as error:  # noqa: BLE001 - the library raises any ONNX Runtime error
+        except Exception as error:
             self._jobs.popleft()
             return Fault(id=job.id, code="engine_failed", message=libraries.reason(error))
         if not np.isfinite(rows).all():

@@ -37,7 +37,7 @@ def main() -> int:
     """Print the report, or the error."""
     try:
         found = report(sys.argv[1:])
-    except Exception as error:  # noqa: BLE001 - reports any error of a vendor's library
+    except Exception as error:
         write_answer({"error": libraries.reason(error)})
         return 1
     write_answer(found)

@@ -139,7 +139,7 @@ class Scheduler(BaseScheduler[Sequence]):
             sequence = self._waiting.popleft()
             try:
                 slot = self._slot_for(sequence)
-            except Exception as error:  # noqa: BLE001 - the library raises any ONNX Runtime error
+            except Exception as error:
                 self._running.pop(sequence.id, None)
                 self._by_id.pop(sequence.id, None)
                 text = f"There is no room for this request's cache: {libraries.reason(error)}"
@@ -196,7 +196,7 @@ class Scheduler(BaseScheduler[Sequence]):
             if len(slot.tokens) < len(sequence.tokens):
                 return
             rows = self._rows(slot, len(draft) + 1)
-        except Exception as error:  # noqa: BLE001 - the library raises any ONNX Runtime error
+        except Exception as error:
             self._slots.remove(slot)  # the content of its cache is unknown now
             if sequence.cancelled:
                 self._end(sequence, "cancelled", out)
@@ -362,7 +362,7 @@ def _top_n_sigma(logits: Any, p: SamplingParams, _random: Any) -> tuple[Any, Any
 
 def _xtc(logits: Any, p: SamplingParams, random: Any) -> tuple[Any, Any]:
     """With the given probability, drop all but the least probable of the likely tokens."""
-    if p.xtc_probability <= 0 or p.xtc_threshold > 0.5 or random.random() > p.xtc_probability:  # noqa: PLR2004
+    if p.xtc_probability <= 0 or p.xtc_threshold > 0.5 or random.random() > p.xtc_probability:
         return _all(logits)
     likely = int((_probabilities(logits) >= p.xtc_threshold).sum())
     chosen = np.arange(likely - 1 if likely >= _XTC_MIN_TOKENS else 0, len(logits))

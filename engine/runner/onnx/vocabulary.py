@@ -98,7 +98,7 @@ def _piece_bytes(decoder: Any) -> Any:
         return lambda token: token[2:].encode() if token.startswith("##") else b" " + token.encode()
 
     def sentencepiece(token: str) -> bytes:
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):  # noqa: PLR2004 - <0xNN>
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             try:
                 return bytes([int(token[3:5], 16)])
             except ValueError:

@@ -21,7 +21,7 @@ _TYPES = {
 
 def body_for(status: int, message: str) -> dict[str, Any]:
     """The error object for an HTTP status."""
-    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")  # noqa: PLR2004 - HTTP
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 

@@ -58,7 +58,7 @@ async def fetch_converter(request: Request) -> Job:
 @router.delete("/converter")
 async def remove_converter(request: Request) -> ConverterRemoved:
     """Delete llama.cpp's converter and its packages; refused while a conversion runs."""
-    from engine.library.converter.environment import remove  # noqa: PLC0415 - slow import, not needed at start
+    from engine.library.converter.environment import remove
 
     jobs = server_state(request).jobs
     if any(job.kind is JobKind.CONVERT and job.state in {"queued", "running"} for job in jobs.jobs()):
@@ -68,8 +68,8 @@ async def remove_converter(request: Request) -> ConverterRemoved:
 
 
 def _state(request: Request) -> ConverterState:
-    from engine.library.converter import environment  # noqa: PLC0415 - as above
-    from quantize.convert.llama_cpp import supported_architectures  # noqa: PLC0415 - as above
+    from engine.library.converter import environment
+    from quantize.convert.llama_cpp import supported_architectures
 
     folder = _folder(request)
     return ConverterState(

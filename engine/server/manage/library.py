@@ -212,8 +212,8 @@ async def show_starters(request: Request) -> Starters:
 @router.get("/hub/updates")
 async def updates(request: Request) -> Updates:
     """Models with a newer version on the hub; each repository is queried once."""
-    from engine.library.hub.client import HubClient  # noqa: PLC0415 see search
-    from engine.library.hub.newer import look_for_newer  # noqa: PLC0415 see search
+    from engine.library.hub.client import HubClient
+    from engine.library.hub.newer import look_for_newer
 
     catalogue = await _catalogue(request)
     found, problems = await asyncio.to_thread(lambda: look_for_newer(catalogue, HubClient()))

@@ -57,7 +57,7 @@ async def _asked(request: Request, body: ChatRequest) -> "Asked | None":
     """The collection that the request names. Raises: NoCollection."""
     if body.collection is None:
         return None
-    from engine.server.documents.rag import Asked  # noqa: PLC0415 - most chats use no collection
+    from engine.server.documents.rag import Asked
 
     service = await server_state(request).collection_service()
     if isinstance(body.collection, str):
@@ -120,7 +120,7 @@ def claimed(
     """The reproducibility tracker of a deterministic request. Raises: InputFault: a receipt is not possible."""
     if not body.deterministic and not body.receipt:
         return None
-    from engine.server.openai.receipts import Claim  # noqa: PLC0415 - the first response rarely needs it
+    from engine.server.openai.receipts import Claim
 
     return Claim(state, model, body, template)
 

@@ -44,7 +44,7 @@ class _Batches:
     def add(self, store: str, files: tuple[str, ...]) -> str:
         batch = new_id("vsfb", "_")
         self._made[batch] = store, files, time.time()
-        if len(self._made) > 1000:  # noqa: PLR2004 - drop the oldest batch
+        if len(self._made) > 1000:
             self._made.pop(next(iter(self._made)))
         return batch
 

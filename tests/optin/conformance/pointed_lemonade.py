@@ -14,7 +14,7 @@ import requests
 URL, MODEL = os.environ["CONFORMANCE_SERVER"].split(" ")
 os.environ["LEMONADE_TEST_PORT"] = str(urlsplit(URL).port)
 
-from utils import capabilities, server_base, test_models  # noqa: E402 - the port is read when they are imported
+from utils import capabilities, server_base, test_models
 
 for name in ("ENDPOINT_TEST_MODEL", "TOOL_CALLING_MODEL", "VISION_MODEL", "MULTI_MODEL_SECONDARY"):
     setattr(test_models, name, MODEL)

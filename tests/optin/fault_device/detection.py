@@ -21,19 +21,19 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
-import gguf  # noqa: E402
-import msgspec  # noqa: E402
-import numpy as np  # noqa: E402
+import gguf
+import msgspec
+import numpy as np
 
-from engine.runner.llama.native import device_check, device_verdict  # noqa: E402
-from engine.runner.llama.native.batch import Batch, Logits  # noqa: E402
-from engine.runner.llama.native.llama_api import start_backends  # noqa: E402
-from engine.runner.llama.native.model import load  # noqa: E402
-from engine.runner.llama.native.vocabulary import LlamaVocabulary  # noqa: E402
-from engine.runner.llama.reference_child import compute, reference_settings  # noqa: E402
-from engine.runner.protocol import LoadSettings  # noqa: E402
-from tests.optin.fault_device.plugin import build  # noqa: E402
-from tests.support.models.architectures import ARCHITECTURES, write_architecture  # noqa: E402
+from engine.runner.llama.native import device_check, device_verdict
+from engine.runner.llama.native.batch import Batch, Logits
+from engine.runner.llama.native.llama_api import start_backends
+from engine.runner.llama.native.model import load
+from engine.runner.llama.native.vocabulary import LlamaVocabulary
+from engine.runner.llama.reference_child import compute, reference_settings
+from engine.runner.protocol import LoadSettings
+from tests.optin.fault_device.plugin import build
+from tests.support.models.architectures import ARCHITECTURES, write_architecture
 
 SPARK = ROOT / "assets/models/spark-f16.gguf"
 FAMILIES = ("Qwen 3 MoE", "Llama, Mistral", "Gemma 3", "LFM2", "Qwen 3.5")

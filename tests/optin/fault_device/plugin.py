@@ -7,8 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
-from devices.backends.libraries import library_folder  # noqa: E402
-from installers.packs.toolchain import source_tree  # noqa: E402
+from devices.backends.libraries import library_folder
+from installers.packs.toolchain import source_tree
 
 SOURCE = Path(__file__).with_name("fault_device.cpp")
 

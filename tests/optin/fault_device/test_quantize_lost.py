@@ -13,15 +13,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
-from quantize.child import Child, ChildDied  # noqa: E402
-from quantize.files.gguf_file import read_gguf  # noqa: E402
-from quantize.job.execute import quantize  # noqa: E402
-from quantize.job.request import QuantizeRequest  # noqa: E402
-from quantize.native.eval_context import LoadFailed  # noqa: E402
-from quantize.types import Goal  # noqa: E402
-from tests.optin.fault_device.plugin import build  # noqa: E402
-from tests.support.models.measured_model import HELD_OUT, ignore, never  # noqa: E402
-from tests.support.models.small_folder import first_layers, short_text  # noqa: E402
+from quantize.child import Child, ChildDied
+from quantize.files.gguf_file import read_gguf
+from quantize.job.execute import quantize
+from quantize.job.request import QuantizeRequest
+from quantize.native.eval_context import LoadFailed
+from quantize.types import Goal
+from tests.optin.fault_device.plugin import build
+from tests.support.models.measured_model import HELD_OUT, ignore, never
+from tests.support.models.small_folder import first_layers, short_text
 
 pytestmark = pytest.mark.timeout(1800)
 ALL_LAYERS = 99

@@ -16,12 +16,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
-from devices.backends.libraries import library_folder  # noqa: E402
-from devices.kernel_packs.abi import headers_hash, installed_abi  # noqa: E402
-from devices.kernel_packs.manifest import Manifest, PackFile, this_platform  # noqa: E402
-from devices.kernel_packs.store import PackStore  # noqa: E402
-from tests.optin.fault_device.plugin import build  # noqa: E402
-from tests.support.servers import RunningServer  # noqa: E402
+from devices.backends.libraries import library_folder
+from devices.kernel_packs.abi import headers_hash, installed_abi
+from devices.kernel_packs.manifest import Manifest, PackFile, this_platform
+from devices.kernel_packs.store import PackStore
+from tests.optin.fault_device.plugin import build
+from tests.support.servers import RunningServer
 
 QUESTION = {"model": "spark", "messages": [{"role": "user", "content": "What is a token?"}], "temperature": 0}
 

@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
-from installers.linux.packages import DEPENDS  # noqa: E402
+from installers.linux.packages import DEPENDS
 
 # What a desktop has anyway; the package's own needs are added from its control file. No compiler is among it.
 DESKTOP = ("xvfb", "openbox", "xdotool", "x11-utils", "procps")

@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
-from installers.windows.package import nsis  # noqa: E402
+from installers.windows.package import nsis
 
 ENVIRONMENT_KEY, CLASSES = r"HKCU\Environment", r"HKCU\Software\Classes"
 LIST = r"HKCU\Software\Microsoft\Windows\CurrentVersion\Uninstall\Tessera"

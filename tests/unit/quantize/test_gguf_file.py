@@ -317,7 +317,7 @@ def test_a_sibling_with_the_same_vocabulary_is_not_fetched_again():
 
 
 def split(number, count, total, tensors, data):
-    u16 = lambda v: struct.pack("<H", v)  # noqa: E731 short
+    u16 = lambda v: struct.pack("<H", v)
     pairs = [ARCH, pair("split.no", 2, u16(number)), pair("split.count", 2, u16(count))]
     pairs.append(pair("split.tensors.count", 5, struct.pack("<i", total)))
     return gguf_bytes(pairs, tensors, data)

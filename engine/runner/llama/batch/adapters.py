@@ -26,7 +26,7 @@ class Adapters:
         wanted = tuple(paths)
         if not wanted:
             return
-        from engine.runner.llama.batch.fitted_adapter import fitted  # noqa: PLC0415 - needs numpy
+        from engine.runner.llama.batch.fitted_adapter import fitted
 
         for path in wanted:
             log.begin("the LoRA adapter", str(path))

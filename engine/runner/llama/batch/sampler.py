@@ -157,7 +157,7 @@ def _temperature_alone(p: SamplingParams, seed: int) -> bool:
 def _highest(row: Any, k: int) -> Any:
     """Return ids of a superset of the `k` highest: all not below the k-th highest maximum of the row's blocks."""
     width = len(row) // (BLOCKS * k)
-    if width < 2:  # noqa: PLR2004 - blocks of one token are the row itself
+    if width < 2:
         return np.arange(len(row))
     blocks = row[: len(row) // width * width].reshape(-1, width).max(axis=1)
     return np.flatnonzero(row >= np.partition(blocks, len(blocks) - k)[len(blocks) - k])

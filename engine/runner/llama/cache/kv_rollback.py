@@ -113,7 +113,7 @@ class Rewinding:
     def marks(self, sequence: CachedSequence) -> list[tuple[int, Any]]:
         """Return the checkpoints to store with a state: the first (a common beginning) and the last."""
         alive = self._checkpoints.alive(sequence.checkpoints)
-        return [(c.length, c.data) for c in (alive if len(alive) < 3 else (alive[0], alive[-1]))]  # noqa: PLR2004 - the two
+        return [(c.length, c.data) for c in (alive if len(alive) < 3 else (alive[0], alive[-1]))]
 
     def adopt(self, sequence: CachedSequence, marks: Iterable[tuple[int, Any]]) -> None:
         """Give a sequence the checkpoints that were stored with its state."""

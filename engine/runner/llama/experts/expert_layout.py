@@ -171,7 +171,7 @@ def _address(mappings: list[tuple[int, int, int, int]], part: int, offset: int, 
 
 
 def _prove(layers: dict[int, tuple[Stack, ...]], parts: Parts) -> None:
-    import ctypes  # noqa: PLC0415 - only here
+    import ctypes
 
     for layer, placed in layers.items():
         for stack in placed:

@@ -98,7 +98,7 @@ def _model_params(api: Any, settings: LoadSettings, on_progress: Callable[[float
 
     def progress(fraction: float, _: Any) -> bool:
         nonlocal last
-        if fraction - last < 0.01 and fraction < 1:  # noqa: PLR2004 - whole percents
+        if fraction - last < 0.01 and fraction < 1:
             return True
         last = fraction
         return on_progress(fraction)
@@ -129,7 +129,7 @@ def _model_params(api: Any, settings: LoadSettings, on_progress: Callable[[float
 def _file(api: Any, settings: LoadSettings, *, dry_run: bool) -> contextlib.AbstractContextManager[str]:
     if dry_run or not settings.embeddings:
         return contextlib.nullcontext(settings.path)
-    from engine.runner.llama.native.bfloat16 import fastest_file  # noqa: PLC0415 - chat models start without it
+    from engine.runner.llama.native.bfloat16 import fastest_file
 
     return fastest_file(api, settings)
 

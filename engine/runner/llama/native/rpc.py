@@ -89,7 +89,7 @@ def _served(lib: Any) -> list[int]:
 
 def _check(endpoint: str) -> None:
     """Check that a worker is reachable: a missing one would end this process in the middle of a load."""
-    import socket  # noqa: PLC0415 - few models have workers
+    import socket
 
     match = _ENDPOINT.fullmatch(endpoint)
     if match is None or not 0 < int(match["port"]) <= _MAX_PORT:

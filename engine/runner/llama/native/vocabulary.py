@@ -172,7 +172,7 @@ class LlamaVocabulary(Vocabulary):
             if stopped():
                 raise Stopped
             end = begin + SLICE_BYTES
-            while end < len(part) and part[end] & 0xC0 == 0x80:  # noqa: PLR2004 - within a UTF-8 character
+            while end < len(part) and part[end] & 0xC0 == 0x80:
                 end += 1
             count += max(len(self._tokens(part[begin:end], False, parse_special)) - SLICE_LOSS, 0)
             if count > limit:

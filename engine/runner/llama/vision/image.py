@@ -59,10 +59,10 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
     """Return the size from the first frame header; segments before it are skipped."""
     at = 2
     while True:
-        if data[at] != 0xFF:  # noqa: PLR2004 - start of every segment
+        if data[at] != 0xFF:
             raise ImageRefused("the JPEG picture is broken")
         mark = data[at + 1]
-        if mark == 0xFF:  # noqa: PLR2004 - fill bytes
+        if mark == 0xFF:
             at += 1
         elif mark in _BARE:
             at += 2

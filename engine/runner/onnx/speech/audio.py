@@ -54,10 +54,10 @@ def _wave(data: bytes) -> Samples:
 
 def _form(body: bytes) -> tuple[int, int, int, int]:
     """Return coding, channels, samples per second, bits per sample."""
-    if len(body) < 16:  # noqa: PLR2004 - the smallest format
+    if len(body) < 16:
         raise BadSound("its format is cut off")
     coding, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", body)
-    if coding == _EXTENSIBLE and len(body) >= 26:  # noqa: PLR2004 - the coding is the first field of its GUID
+    if coding == _EXTENSIBLE and len(body) >= 26:
         coding = int.from_bytes(body[24:26], "little")
     if not 1 <= channels <= _MAX_CHANNELS or not _MIN_RATE <= rate <= _MAX_RATE:
         raise BadSound(f"{channels} channels at {rate} samples a second are not read")
@@ -73,11 +73,11 @@ def _samples(body: bytes, coding: int, channels: int, rate: int, bits: int) -> S
         raise BadSound(f"it is longer than {MAX_SECONDS // 60} minutes")
     flat: Any
     if coding == _FLOAT:
-        flat = np.frombuffer(body, "<f4" if bits == 32 else "<f8").astype(np.float32)  # noqa: PLR2004 - a width
+        flat = np.frombuffer(body, "<f4" if bits == 32 else "<f8").astype(np.float32)
         flat = np.nan_to_num(np.clip(flat, -1e3, 1e3))
-    elif bits == 8:  # noqa: PLR2004 - a width
+    elif bits == 8:
         flat = (np.frombuffer(body, np.uint8).astype(np.float32) - 128) / 128
-    elif bits == 24:  # noqa: PLR2004 - a width
+    elif bits == 24:
         three = np.frombuffer(body, np.uint8).reshape(-1, 3).astype(np.int32)
         flat = ((three[:, 0] << 8 | three[:, 1] << 16 | three[:, 2] << 24) >> 8).astype(np.float32) / (1 << 23)
     else:

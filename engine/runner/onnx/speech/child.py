@@ -282,7 +282,7 @@ class Transcriber:
             return msgspec.msgpack.encode(Refused(message=str(error), sound=True))
         except FileRefused as error:
             return msgspec.msgpack.encode(Refused(message=str(error), model=True))
-        except Exception as error:  # noqa: BLE001 - ONNX Runtime has many types; the next recording may work
+        except Exception as error:
             return msgspec.msgpack.encode(Refused(message=_short(error)))
         return msgspec.msgpack.encode(answer)
 

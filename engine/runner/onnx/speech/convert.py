@@ -67,7 +67,7 @@ def read_weights(folder: Path) -> dict[str, Floats]:
 
 def _unpacked(path: Path) -> Any:
     """Return the graph of an ONNX Runtime file, which ONNX Runtime converts to ONNX."""
-    import onnx  # noqa: PLC0415 - only conversions need it
+    import onnx
 
     ort = onnxruntime()
     with tempfile.TemporaryDirectory() as work:
@@ -80,7 +80,7 @@ def _unpacked(path: Path) -> Any:
 
 
 def _take(graph: Any, side: str, found: dict[str, Floats]) -> None:
-    from onnx import numpy_helper  # noqa: PLC0415 - see above
+    from onnx import numpy_helper
 
     stored = {one.name: one for one in graph.initializer}
 
@@ -131,6 +131,6 @@ def _floats(codes: Any, scale: Any, zero: Any) -> Floats:
 if __name__ == "__main__":
     try:
         write_answer(convert(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])))
-    except Exception as error:  # noqa: BLE001 - ONNX Runtime has many types; the parent reports it
+    except Exception as error:
         write_answer({"error": reason(error)})
         sys.exit(1)

@@ -1,4 +1,4 @@
-# ruff: noqa: E501, RUF001 - models' texts are kept on one line, with the full-width bars of DeepSeek
+# ruff: noqa: E501 - models' texts are kept on one line, with the full-width bars of DeepSeek
 """Reasoning, text and calls as models really write them: well, badly and not at all."""
 
 import msgspec

@@ -32,7 +32,7 @@ FACTS = ModelFacts(
 STAR = {"pre": "<fim_prefix>", "suf": "<fim_suffix>", "mid": "<fim_middle>"}
 PIPED = {"pre": "<|fim_prefix|>", "suf": "<|fim_suffix|>", "mid": "<|fim_middle|>"}
 QWEN = {**PIPED, "rep": "<|repo_name|>", "sep": "<|file_sep|>", "pad": "<|fim_pad|>"}
-DEEP = {"pre": "<｜fim▁begin｜>", "suf": "<｜fim▁hole｜>", "mid": "<｜fim▁end｜>"}  # noqa: RUF001
+DEEP = {"pre": "<｜fim▁begin｜>", "suf": "<｜fim▁hole｜>", "mid": "<｜fim▁end｜>"}
 LLAMA = {"pre": "▁<PRE>", "suf": "▁<SUF>", "mid": "▁<MID>"}
 SEED = {"pre": "<[fim-prefix]>", "suf": "<[fim-suffix]>", "mid": "<[fim-middle]>"}
 GAP = FimGap(
@@ -85,8 +85,8 @@ FAMILIES = [
     (
         facts(DEEP),
         "deepseek-coder",
-        "<｜fim▁begin｜>def f():\n<｜fim▁hole｜>\nend<｜fim▁end｜>",  # noqa: RUF001
-        "<｜fim▁begin｜>#b.py\nB = 1\n\n#src/a.py\ndef f():\n<｜fim▁hole｜>\nend<｜fim▁end｜>",  # noqa: RUF001
+        "<｜fim▁begin｜>def f():\n<｜fim▁hole｜>\nend<｜fim▁end｜>",
+        "<｜fim▁begin｜>#b.py\nB = 1\n\n#src/a.py\ndef f():\n<｜fim▁hole｜>\nend<｜fim▁end｜>",
     ),
     (facts(LLAMA), "codellama", "▁<PRE>def f():\n▁<SUF>\nend▁<MID>", None),
     (
