@@ -28,6 +28,20 @@ def version() -> str:
     return str(runpy.run_path(str(ROOT / "engine" / "core" / "version.py"))["__version__"])
 
 
+def require_packs(program: Path, assets: Path = ROOT / "assets" / "kernels", platform: str | None = None) -> None:
+    """Check that the program's folder, which all packages take as it is, has the kernel packs of its platform.
+
+    Raises: SystemExit.
+    """
+    from devices.kernel_packs.manifest import this_platform
+
+    wanted = sorted(path.name for path in assets.glob(f"*-{platform or this_platform()}-*.tar.xz"))
+    kept = program / "_internal" / "assets" / "kernels"
+    for name in wanted:
+        if not (kept / name).is_file() or (kept / name).read_bytes() != (assets / name).read_bytes():
+            raise SystemExit(f"{name} is in {assets} but not in the program: see installers/bundle/tessera.spec")
+
+
 def main() -> int:
     """Build the package, then print its sizes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -47,6 +61,7 @@ def main() -> int:
     program = make.bundle(options.work.resolve(), jobs=options.jobs)
     if options.with_model:
         shutil.copy(options.with_model, program / "_internal" / "assets" / "models")
+    require_packs(program)
     for archive in options.pack:
         from devices.kernel_packs.store import PackStore
 

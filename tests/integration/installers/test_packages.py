@@ -12,11 +12,13 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from app.cli.main import COMMANDS
+from devices.kernel_packs.bundled import bundled_pack
 from engine.core.version import __version__
 from installers.linux import manual
 from installers.packs.recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parents[3]
+PACK = bundled_pack("vulkan", platform="linux-x86_64")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux packages")
 
 
@@ -29,7 +31,28 @@ def program(tmp_path) -> Path:
     (folder / "_internal" / "lib.so").write_bytes(b"x" * 100_000)
     (folder / "_internal" / "lib.so.0").symlink_to("lib.so")
     (folder / "_internal" / "kernels").mkdir(mode=0o700)
+    kept = folder / "_internal" / "assets" / "kernels"
+    kept.mkdir(parents=True)
+    shutil.copy(PACK, kept)
     return folder
+
+
+def test_a_program_without_its_kernel_packs_becomes_no_package(program, tmp_path):
+    from installers.build import require_packs
+
+    require_packs(program, platform="linux-x86_64")
+    require_packs(tmp_path, platform="windows-x86_64")  # has none in assets; the workflow brings one along
+    (program / "_internal" / "assets" / "kernels" / PACK.name).write_bytes(b"another build")
+    with pytest.raises(SystemExit, match=r"but not in the program"):
+        require_packs(program, platform="linux-x86_64")
+
+
+def test_the_windows_installer_takes_the_whole_folder_and_the_workflow_brings_a_pack():
+    script = (ROOT / "installers" / "windows" / "tessera.nsi").read_text()
+    assert 'File /r "${PROGRAM}\\*.*"' in script
+    flow = (ROOT / ".github" / "workflows" / "packages.yml").read_text()
+    assert "build.py vulkan-windows-x86_64" in flow
+    assert "--pack" in flow
 
 
 def test_the_deb_holds_what_a_desktop_wants_and_is_the_same_twice(program, tmp_path):
@@ -44,6 +67,7 @@ def test_the_deb_holds_what_a_desktop_wants_and_is_the_same_twice(program, tmp_p
     for path in (
         "./usr/lib/tessera/tessera",
         "./usr/bin/tessera -> ../lib/tessera/tessera",
+        f"./usr/lib/tessera/_internal/assets/kernels/{PACK.name}",
         f"./usr/share/applications/{ID}.desktop",
         f"./usr/share/metainfo/{ID}.metainfo.xml",
         "./usr/share/mime/packages/tessera.xml",
@@ -72,6 +96,8 @@ def test_the_run_file_installs_below_a_prefix_and_removes_itself(program, tmp_pa
     entry.read(prefix / "share" / "applications" / f"{ID}.desktop")
     assert entry["Desktop Entry"]["Exec"].startswith(f"{prefix}/bin/tessera")
     assert (prefix / "lib" / "tessera" / "_internal" / "lib.so.0").is_symlink()
+    kept = prefix / "lib" / "tessera" / "_internal" / "assets" / "kernels" / PACK.name
+    assert kept.read_bytes() == PACK.read_bytes()
     subprocess.run([str(file), "--prefix", str(prefix)], check=True, capture_output=True)  # over itself
     assert not (prefix / ".tessera-new").exists()
     tools = tmp_path / "tools"
