@@ -89,7 +89,7 @@ def fetch(name: str, settings: Settings) -> Path:
     if not address or not keys:
         raise PackRefused(
             f"there is no file {name!r}, and kernels.address and kernels.keys are not both set "
-            "(`tessera settings set`), so it is not looked for anywhere else"
+            "(`tessera settings set`), so it cannot be downloaded"
         )
     folder = library_folder()
     abi = installed_abi(folder) if folder else None
@@ -130,7 +130,7 @@ def _archive(client: httpx2.Client, address: str, entry: IndexEntry) -> Path:
                     file.write(chunk)
         except httpx2.HTTPError as error:
             partial.unlink(missing_ok=True)
-            raise PackRefused(f"{entry.file} could not be fetched: {error}") from error
+            raise PackRefused(f"{entry.file} could not be downloaded: {error}") from error
     if got != entry.num_bytes or digest.hexdigest() != entry.sha256:
         partial.unlink(missing_ok=True)
         raise PackRefused(f"{entry.file} is not what the index promised ({got} of {entry.num_bytes} bytes)")
@@ -148,5 +148,5 @@ def _get(client: httpx2.Client, url: str, most: int) -> bytes:
                 if len(found) > most:
                     raise PackRefused(f"{url} is larger than {most} bytes")
     except httpx2.HTTPError as error:
-        raise PackRefused(f"{url} could not be fetched: {error}") from error
+        raise PackRefused(f"{url} could not be downloaded: {error}") from error
     return found

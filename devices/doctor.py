@@ -46,10 +46,10 @@ def _prompt_kernels(machine: Machine) -> str:
     """Note on Tessera's prompt kernels, which are built only on Linux for x86-64."""
     report = next((r for r in machine.backends if r.backend == TILES), None)
     if report is not None and report.devices:
-        return f"our own for prompts: {report.devices[0].description}; "
+        return f"Tessera's for prompts: {report.devices[0].description}; "
     if report is not None:
-        return f"our own for prompts are not used: {report.reason}; "
-    return "our own for prompts were not built; " if machine.backends and machine.system == "linux" else ""
+        return f"Tessera's for prompts are not used: {report.reason}; "
+    return "Tessera's for prompts were not built; " if machine.backends and machine.system == "linux" else ""
 
 
 def meter_summary(machine: Machine) -> str:
@@ -65,7 +65,9 @@ def _meters(machine: Machine) -> list[Finding]:
     if not locked:
         return []
     title = "The processor counts its energy, but this user may not read it"
-    detail = "Without it no joules are told and no cap in watts can be held. It is locked against side channels."
+    detail = (
+        "Without it, Tessera cannot report energy or enforce a limit in watts. It is locked against side channels."
+    )
     return [Finding("meter_locked", "advice", title, detail, f"{READ_RAPL}  (until the next start)", "cpu")]
 
 
@@ -106,7 +108,7 @@ def _memory(machine: Machine) -> list[Finding]:
     elif ram.available_bytes is not None and ram.available_bytes < LITTLE_FREE_BYTES:
         detail = f"{ram.available_bytes >> 20} MiB of {(ram.total_bytes or 0) >> 20} MiB are free."
         found.append(
-            Finding("little_free", "warning", "Other programs hold most of the memory", detail, "close some")
+            Finding("little_free", "warning", "Other programs use most of the memory", detail, "close some")
         )
     if ram.bandwidth_gbs is not None and "claims" in ram.bandwidth_source:
         found.append(

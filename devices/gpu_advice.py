@@ -100,7 +100,7 @@ def _not_installed(look: _Look, report: BackendReport) -> BackendReport:
         return replace(
             report, reason=problem[0], fix_hint=f"{problem[1]} Tessera then installs its kernels itself."
         )
-    return replace(report, reason=f"the Vulkan kernels that came along were not taken: {failed.reason}")
+    return replace(report, reason=f"the included Vulkan kernels were not accepted: {failed.reason}")
 
 
 def build_hint(system: Distribution, machine: Machine) -> str:

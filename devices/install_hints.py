@@ -21,7 +21,7 @@ _TOOLKITS: Final = {
     "opencl": ("OPENCL", "OpenCL headers and loader"),
     "rpc": ("RPC", "nothing more"),
 }
-_MAKERS_DRIVER: Final = "Install the current driver of the GPU's maker, then restart"
+_MAKERS_DRIVER: Final = "Install the current driver of the GPU's vendor, then restart"
 
 
 def rebuild(system: System, *, frozen: bool | None = None) -> str:
@@ -45,15 +45,15 @@ def missing_backend(  # noqa: PLR0911 - one for each kind of remedy
     """How to get the library of a backend that some device here could use."""
     again = rebuild(system, frozen=frozen)
     if backend == "cpu":
-        return f"Make the CPU kernels anew (a C++ compiler is needed): `{again}`."
+        return f"Build the CPU kernels again (a C++ compiler is needed): `{again}`."
     if backend == "metal":
         return f"Install Apple's tools (`xcode-select --install`), then build again: `{again}`."
     pack = f"{backend}-{platform_of(system, arch)}"
     if pack in BUNDLED:
-        return f"Install the kernels that came along: `tessera kernels install {pack}`."
+        return f"Install the included kernels: `tessera kernels install {pack}`."
     install = (
-        f"No kernel pack is published yet. Build {pack} from Tessera's sources (their page Kernels) and give its "
-        "file to `tessera kernels install FILE`"
+        f"No kernel pack is published yet. Build {pack} from Tessera's sources (see the page Kernels there), "
+        "then pass the file to `tessera kernels install FILE`"
         if pack in PACKS
         else f"There is no kernel pack {pack} yet"
     )

@@ -83,7 +83,7 @@ VARIABLES: Final = (
         "TESSERA_ENGINE_VERSION",
         "the installed version of llama.cpp for one start; `shipped` is the one that came along",
     ),
-    ("TESSERA_ONNX_PYTHON", "the Python that runs ONNX models, for makers' builds of ONNX Runtime"),
+    ("TESSERA_ONNX_PYTHON", "the Python that runs ONNX models, for vendors' builds of ONNX Runtime"),
     ("TESSERA_QUARK_PYTHON", "the Python with AMD Quark, for `tessera onnx`"),
     ("HF_ENDPOINT", "another hub with Hugging Face's API"),
     ("HF_TOKEN", "the token for gated repositories"),

@@ -111,7 +111,9 @@ class ConverterNeeded(UnsupportedModel):
     code = "converter_needed"
 
     def __init__(self, path: str, architecture: str) -> None:
-        super().__init__(path, f"{architecture} is not one of our families; llama.cpp's own converter knows it")
+        super().__init__(
+            path, f"{architecture} is not supported by Tessera's converter; llama.cpp's converter supports it"
+        )
         self.architecture = architecture
 
 

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     type=click.Choice(["speed", "energy"]),
     default="speed",
     show_default=True,
-    help="What to choose by: seconds of a turn, or its joules beyond the computer's rest (needs a power meter; no "
-    "turn gets more than twice as long).",
+    help="Minimize the time of a request, or its energy above idle power (needs a power meter; no request "
+    "becomes more than twice as slow).",
 )
 @click.option("--shape", help="Tune random weights of this shape instead, such as qwen3-8b.")
-@click.option("--type", "mix", default="Q4_K_M", show_default=True, help="Mix or type of --shape.")
+@click.option("--type", "mix", default="Q4_K_M", show_default=True, help="Preset or type of --shape.")
 @click.option(
     "--lengths", type=Numbers(), default="512", show_default=True, help="Prompt lengths in tokens to tune for."
 )
 @click.option(
-    "--minutes", type=click.FloatRange(0.1, 600), default=10.0, show_default=True, help="The longest it may take."
+    "--minutes", type=click.FloatRange(0.1, 600), default=10.0, show_default=True, help="Time limit in minutes."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything that was measured as JSON.")
 def command(
@@ -51,7 +51,7 @@ def command(
     from engine.api.measuring import TuneRequest
 
     if (model is None) == (shape is None):
-        raise click.UsageError("Give a MODEL or --shape.")
+        raise click.UsageError("Name a MODEL, or use --shape.")
     request = TuneRequest(
         model=source_of(model), shape=shape, type=mix, lengths=lengths, limit_s=60 * minutes, goal=goal
     )
@@ -67,7 +67,7 @@ def _show(report: "TuneReport") -> None:
     before_s = report.default_turn_s
     failed = sum(t.outcome.failure is not None for t in report.trials)
     echo(
-        f"{report.model}, {report.prompt_tokens} tokens: {report.turn_s:.2f} s a turn "
+        f"{report.model}, {report.prompt_tokens} tokens: {report.turn_s:.2f} s per request "
         f"({report.prefill_tok_s:.0f} tok/s read, {report.decode_tok_s:.1f} tok/s written), "
         + ("the defaults do not work" if before_s is None else f"{before_s:.2f} s with the defaults")
     )
@@ -81,4 +81,4 @@ def _show(report: "TuneReport") -> None:
         echo(f"  {choice.words()}")
     echo(f"  {len(report.trials)} trials in {report.cost_s:.0f} s, {failed} of them bad")
     if not report.complete:
-        echo("  The time was over before the search was: run it again, and it goes on where it was.")
+        echo("  The time limit ended the search: run it again to continue.")

@@ -14,15 +14,20 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    help="Measure MODEL (an id or a GGUF file) on this machine, or a stand-in of a SHAPE not downloaded."
+    help="Measure MODEL (an id or a GGUF file) here, or random weights of a SHAPE that is not downloaded."
 )
 @click.argument("model", required=False)
 @click.option("--shape", help="Measure random weights of this shape instead, such as qwen3-8b; 'list' shows all.")
 @click.option(
-    "--like", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A stand-in of this file."
+    "--like",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Random weights of the shape of this file.",
 )
-@click.option("--hub", help="A stand-in of a file on the hub, owner/name:Q4_K_M; only its header is fetched.")
-@click.option("--type", "mix", default="Q4_K_M", show_default=True, help="Mix or type of --shape.")
+@click.option(
+    "--hub",
+    help="Random weights of the shape of a file on the hub, owner/name:Q4_K_M; only its header is downloaded.",
+)
+@click.option("--type", "mix", default="Q4_K_M", show_default=True, help="Preset or type of --shape.")
 @click.option(
     "--lengths", type=Numbers(), default="128,512,2048", show_default=True, help="Prompt lengths in tokens."
 )
@@ -34,7 +39,7 @@ if TYPE_CHECKING:
 @click.option("--threads", type=click.IntRange(1, 1024), help="Default: what dispatch or autotune chose.")
 @click.option("--types", "prices", is_flag=True, help="Measure what each quantization type costs here instead.")
 @click.option("--places", is_flag=True, help="Measure MODEL on each device that can run it, to use the fastest.")
-@click.option("--history", is_flag=True, help="Show what was measured before, of MODEL or of all.")
+@click.option("--history", is_flag=True, help="Show earlier measurements of MODEL, or all.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print llama-bench's columns as CSV.")
 @click.option(
@@ -77,7 +82,7 @@ def command(
     from engine.services import Services
 
     if sum(x is not None for x in (model, shape, like, hub)) != 1:
-        raise click.UsageError("Give a MODEL, or --shape, --like or --hub.")
+        raise click.UsageError("Name a MODEL, or use --shape, --like or --hub.")
     request = BenchRequest(
         model=source_of(model),
         shape=shape,
@@ -112,7 +117,7 @@ def _compare_places(model: str | None, *, as_json: bool) -> None:
     from engine.api.measuring import CompareRequest
 
     if model is None:
-        raise click.UsageError("Give a MODEL of the library.")
+        raise click.UsageError("Name a MODEL of the library.")
     found = measure(lambda client: client.compare_places(CompareRequest(model=model))).comparison
     assert found is not None
     if as_json:
@@ -161,7 +166,7 @@ def _history(model: str | None, *, as_json: bool) -> None:
         speeds = ", ".join(
             f"{p.length}: {p.prefill_tok_s.median:.0f}/{p.decode_tok_s.median:.1f}" for p in report.points
         )
-        kind = " (stand-in)" if report.stand_in else ""
+        kind = " (simulated)" if report.stand_in else ""
         echo(f"{when}  {report.model}{kind}, {report.backend}, {report.threads} threads: {speeds} tok/s")
 
 
@@ -172,7 +177,7 @@ def _show(report: "Report", before: "Report | None") -> None:
     name = escape(f"{report.model}: {report.description}")
     out.print(f"{name}, {report.size_bytes / 2**30:.2f} GiB, {report.threads} threads")
     if report.stand_in:
-        out.print("measured on a stand-in with random weights")
+        out.print("measured with random weights")
     metered = any(p.tokens_per_joule is not None for p in report.points)
     names = ("prompt", "prefill tok/s", "decode tok/s", "first token", "between tokens, 50/90/99 %")
     rows = []

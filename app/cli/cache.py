@@ -23,7 +23,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @command.command("limit")
 @click.argument("mib", type=click.IntRange(0, 1 << 30), required=False)
 def limit_command(mib: int | None) -> None:
-    """Let computed prefixes take MIB mebibytes of disk (0: none are written); without MIB, show the limit."""
+    """Limit the prompt cache on disk to MIB mebibytes (0 turns it off); without MIB, show the limit."""
     from app.cli.settings_defaults import checked_settings
     from app.settings import SettingsError, save
 
@@ -38,13 +38,13 @@ def limit_command(mib: int | None) -> None:
     except SettingsError as error:
         raise click.UsageError(str(error)) from error
     freed = _shrink(_prefixes(), mib * _MIB)
-    echo(f"Prefixes may take {mib} MiB, for servers that are started from now on. {_size(freed)} freed.")
+    echo(f"Cached prefixes may use {mib} MiB, for servers started from now on. {_size(freed)} freed.")
 
 
 @command.command("clear")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 def clear_command(yes: bool) -> None:
-    """Delete the computed prefixes. Conversations stay; their next prompt is read again."""
+    """Delete the prompt cache on disk. Conversations stay; their next prompt takes longer."""
     count = folder_bytes(_prefixes())
     if not yes:
         click.confirm(f"Delete {_size(count)} of computed prefixes?", abort=True, err=True)

@@ -34,8 +34,8 @@ def calibration_of(names: tuple[str, ...], services: Services, *, ask: bool) -> 
         chats = chat_texts(services.paths.state / "chats.db")
         if ask:
             click.confirm(
-                f"Calibrate on your {len(chats)} chats? They are read on this machine only; the text made of them "
-                "is removed afterwards, and the file holds none of it.",
+                f"Calibrate on your {len(chats)} chats? They are read on this computer only. The text made of them "
+                "is removed afterwards, and the file contains none of it.",
                 abort=True,
                 err=True,
             )
@@ -43,7 +43,7 @@ def calibration_of(names: tuple[str, ...], services: Services, *, ask: bool) -> 
         found = services.own_text(paths, Path(scratch), chats)
         echo(f"{found.characters:,} characters of {found.files} files and {len(chats)} chats", err=True)
         if found.held_out is None:
-            echo("too little text to hold some out: what is gained on it cannot be told", err=True)
+            echo("too little text to hold some out: the gain on it cannot be measured", err=True)
             yield {"calibration": str(found.calibration)}
         else:
             yield {"calibration": str(found.calibration), "own_text": str(found.held_out)}

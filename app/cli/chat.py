@@ -28,11 +28,11 @@ _FILES = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.argument("model", required=False)
 @click.argument("words", nargs=-1, metavar="[PROMPT]")
 @click.option(
-    "--prompt", "-p", help="The same as PROMPT, for the default model too; '-' is what is piped in alone."
+    "--prompt", "-p", help="The same as PROMPT, also for the default model; '-' reads only the piped text."
 )
 @click.option("--system", "-s", help="System prompt.  [default: the setting chat.system_prompt]")
 @click.option("--file", "files", multiple=True, type=_FILES, help="Send this file with the first message.")
-@click.option("--image", "images", multiple=True, type=_FILES, help="Send this picture with the first message.")
+@click.option("--image", "images", multiple=True, type=_FILES, help="Send this image with the first message.")
 @click.option("--collection", metavar="NAME", help="Answer from this collection; see `tessera collections list`.")
 @click.option(
     "--ctx", type=click.IntRange(16, 1 << 24), help="Context in tokens.  [default: as the model is loaded]"
@@ -42,11 +42,11 @@ _FILES = click.Path(exists=True, dir_okay=False, path_type=Path)
     type=click.IntRange(1),
     help="Tokens an answer may have.  [default: the setting chat.max_tokens]",
 )
-@click.option("--temperature", "-t", type=click.FloatRange(0, 5), help="0: always the likeliest token.")
+@click.option("--temperature", "-t", type=click.FloatRange(0, 5), help="0: always the most likely token.")
 @click.option(
     "--seed",
     type=int,
-    help="The same seed gives the same answer while the model answers nobody else (docs/api.md says where not).",
+    help="The same seed gives the same answer if no other request runs (exceptions: docs/api.md).",
 )
 @click.option(
     "--lora", multiple=True, metavar="NAME[=SCALE]", help="LoRA adapter the server loaded with the model."
@@ -149,7 +149,7 @@ def command(
 def _prompt(words: tuple[str, ...], prompt: str | None) -> str | None:
     """The prompt for a single response; None starts a conversation."""
     if words and prompt is not None:
-        raise click.UsageError("The prompt is given twice: as PROMPT and with --prompt.")
+        raise click.UsageError("The prompt appears twice: as PROMPT and with --prompt.")
     if words or prompt is not None:
         return asked(" ".join(words) if words else prompt)
     # As in Ollama, `run` takes all of stdin as one prompt; `chat` reads one message per line.

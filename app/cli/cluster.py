@@ -50,7 +50,7 @@ def _need_ray() -> None:
 @click.option("--host", default="127.0.0.1", show_default=True, help="This computer's address for the others.")
 @click.option("--port", default=RAY_PORT, show_default=True, type=click.IntRange(1, 65535), help="Ray's port.")
 @click.option("--door", default=DOOR_PORT, show_default=True, type=click.IntRange(1, 65535), help="On loopback.")
-@click.option("--memory", type=Size(), help="For models on this computer; else what is free now.")
+@click.option("--memory", type=Size(), help="For models on this computer; default: the memory that is free now.")
 def up(host: str, port: int, door: int, memory: int | None) -> None:
     """Start a cluster whose head is this computer; stays until Ctrl+C or `tessera cluster down`."""
     store = cluster_file(user_paths())
@@ -63,9 +63,9 @@ def up(host: str, port: int, door: int, memory: int | None) -> None:
     try:
         _wait(ray, cluster)
         _print_server(cluster)
-        echo("On the other computers, with the same version of Tessera and the models fetched:")
+        echo("On the other computers, with the same version of Tessera and the models downloaded:")
         echo(f"  tessera cluster join {cluster.address}")
-        echo(f"They ask for this token once: {cluster.token}")
+        echo(f"They ask once for this token: {cluster.token}")
         if host != "127.0.0.1":
             echo("Ray encrypts nothing: keep it to a network of your own, or a VPN.")
         _serve(cluster, door)
@@ -76,7 +76,7 @@ def up(host: str, port: int, door: int, memory: int | None) -> None:
 
 @command.command("join")
 @click.argument("address")
-@click.option("--memory", type=Size(), help="For models on this computer; else what is free now.")
+@click.option("--memory", type=Size(), help="For models on this computer; default: the memory that is free now.")
 def join(address: str, memory: int | None) -> None:
     """Give this computer to a cluster; stays until Ctrl+C. ADDRESS is HOST:PORT, as `cluster up` said."""
     store = cluster_file(user_paths())
@@ -125,7 +125,7 @@ def deploy(model: str, most: int, least: int, parallel: int, ctx: int | None, *,
 
 @command.command("status")
 def status() -> None:
-    """Nodes and deployments."""
+    """List nodes and deployments."""
     cluster = require_cluster()
     from app.cluster import deploying
 
@@ -146,7 +146,7 @@ def status() -> None:
 @command.command("down")
 @click.argument("model", required=False)
 def down(model: str | None) -> None:
-    """Take one model down, or the whole cluster."""
+    """Stop one model, or the whole cluster."""
     cluster = require_cluster()
     from app.cluster import deploying
 

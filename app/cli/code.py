@@ -17,7 +17,7 @@ _LEAST_PARAMETERS: Final = 400_000_000
 @click.argument("folder", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--model", "-m", help="Model to use (default: a loaded one, else the best for tools).")
 @click.option("--prompt", "-p", help="Ask this once and leave; '-' reads standard input.")
-@click.option("--agent", "as_agent", is_flag=True, help="Let the model work with tools; every action is asked.")
+@click.option("--agent", "as_agent", is_flag=True, help="Let the model work with tools; you approve every action.")
 @click.option(
     "--replay", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Do a recorded session again."
 )

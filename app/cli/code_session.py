@@ -33,7 +33,7 @@ from app.tools.types import ToolRefused, shown_text
 from devices.errors import TesseraError
 
 HELP = """Ask anything; point at parts with @file, @folder, @symbol:name, @diff (@src/a.py#10-40 for lines).
-/context  what went in        /drop N   leave that piece out, ask again
+/context  what went in        /drop N   skip that part, ask again
 /diff     the proposed edits  /apply [N ...]  apply all, or these    /undo  take the last back
 /retry    send back the edits that have no place       /commit  suggest a commit message
 /agent TASK  let the model work with tools             /new  start over    /quit"""
@@ -95,7 +95,7 @@ class CodeSession:
                 echo(f"left out: {shown_text(left.what)}: {left.reason}", err=True)
         problem = self._talk.vectors.problem if self._talk.vectors is not None else ""
         if problem and problem != self._vector_problem:
-            echo(f"not searched by meaning, only by words: {shown_text(problem)}", err=True)
+            echo(f"keyword search only, not by meaning: {shown_text(problem)}", err=True)
         self._vector_problem = problem
         used, limit = self._context.used_tokens, self._context.budget_tokens
         echo(f"context: {len(self._context.items)} pieces, about {used} of {limit} tokens", err=True)

@@ -28,11 +28,11 @@ def command() -> None:
 @command.command("add")
 @click.argument("name")
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
-@click.option("--no-follow", is_flag=True, help="Read the files once; later changes are not looked for.")
-@click.option("--ocr", is_flag=True, help="Read scanned pages and pictures too (needs the extra ocr).")
+@click.option("--no-follow", is_flag=True, help="Read the files once, without watching for changes.")
+@click.option("--ocr", is_flag=True, help="Also read scanned pages and images with OCR (needs the extra ocr).")
 @click.option("--open", "is_open", is_flag=True, help="Let everyone ask it who may chat with this server.")
 @click.option("--embedding-model", default="", help="Model that finds by meaning; none does without.")
-@click.option("--reranker", default="", help="Model that orders what was found; none does without.")
+@click.option("--reranker", default="", help="Model that reranks the results; none turns reranking off.")
 @click.option("--allow-remote", is_flag=True, help="Agree that the text is sent to the server of a named model.")
 @click.option("--no-wait", is_flag=True, help="Leave the reading to the running server.")
 def add(
@@ -88,13 +88,13 @@ def add(
 
 @command.command("list")
 def list_collections() -> None:
-    """Names, sizes, how far the reading is, and other servers that get their text."""
+    """List names, sizes, reading progress, and other servers that receive their text."""
     from app.tools.types import shown_text
 
     with connected() as client:
         found = client.collections()
     if not found:
-        echo("There are no collections. Make one with: tessera collections add NAME PATH")
+        echo("There are no collections. Create one with: tessera collections add NAME PATH")
     for each in found:
         sent = [f"its text is sent to {to.server}" for to in each.sent_to]
         echo(shown_text("\t".join([each.name, _amount(each), _state(each), *dict.fromkeys(sent)])))
@@ -103,7 +103,7 @@ def list_collections() -> None:
 @command.command("show")
 @click.argument("name")
 def show(name: str) -> None:
-    """Everything about one collection."""
+    """Show one collection."""
     with connected() as client:
         _print_collection(client.collection(name))
 
@@ -111,7 +111,7 @@ def show(name: str) -> None:
 @command.command("unread")
 @click.argument("name")
 def unread(name: str) -> None:
-    """What was not read, page by page, and why."""
+    """List the pages that were not read, with reasons."""
     from app.tools.types import shown_text
 
     with connected() as client:
@@ -179,7 +179,7 @@ def ask(name: str, question: str, model: str) -> None:
 @command.command("refresh")
 @click.argument("name")
 def refresh(name: str) -> None:
-    """Look at the files now, and wait until they are read."""
+    """Check the files now, and wait until they are read."""
     with connected() as client:
         client.refresh_collection(name)
         _print_collection(_wait(client, name))
@@ -243,7 +243,7 @@ def _state(found: "Collection") -> str:
     if found.state == "reading":
         return f"reading: {found.files_done} of {found.files} files, {found.pages} pages so far"
     if found.state == "embedding":
-        return f"found by words; meaning: {found.embedded} of {found.chunks} passages"
+        return f"keyword search ready; by meaning: {found.embedded} of {found.chunks} passages"
     return "ready"
 
 
@@ -276,7 +276,7 @@ def _passages(answer: "SearchAnswer") -> None:
     from app.tools.types import shown_text
 
     if not answer.found:
-        echo("Weak match: little of the question stands in the collection. The nearest passages:", err=True)
+        echo("Weak match: the collection contains little of the question. The nearest passages:", err=True)
     for number, passage in enumerate(answer.passages, 1):
         line = f", line {passage.line}" if passage.line else ""
         echo(shown_text(f"[{number}] {passage.path}, {passage.label or f'part {passage.page}'}{line}"))

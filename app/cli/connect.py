@@ -29,8 +29,11 @@ def command(url: str | None, *, off: bool) -> None:
     where = remote.choose(address, key)
     echo(f"Connected to {address}: {len(models)} models. Back: tessera connect --off")
     if where == "file":
-        echo("There is no keyring here: the key is kept in a file that only this user can read.")
+        echo("There is no keyring here, so the key is stored in a file that only this user can read.")
     if not manages:
-        echo("The key may run models only; to manage it from here: tessera keys add NAME --manage, over there.")
+        echo(
+            "The key may run models only; to manage that server from here, run there: tessera keys "
+            "add NAME --manage"
+        )
     if is_plain_text(address):
-        echo("Not encrypted: whoever shares the network can read along. Use https or a tunnel.")
+        echo("Not encrypted: others on the network can read everything. Use https or a tunnel.")

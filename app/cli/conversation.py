@@ -29,7 +29,7 @@ Put several lines between \"\"\" and \"\"\"; pasted text stays one message. Tab 
 /set NAME VALUE set an option ("default" takes it back; /set alone lists them)
 /show           model, options and length    /help         this text
 /save FILE      save the conversation        /load FILE    go on with a saved one"""
-MORE = "/continue goes on with it; --no-loop-guard never ends one."
+MORE = "/continue continues it; --no-loop-guard turns this check off."
 _DEFAULT: Final = frozenset({"default", "none", "null"})
 # Options of /set: request field and allowed values.
 OPTIONS: Final[Mapping[str, "click.ParamType[Any]"]] = {
@@ -253,7 +253,7 @@ class Conversation:
             write_atomically(path, msgspec.json.format(msgspec.json.encode(saved), indent=1), mode=0o600)
         except OSError as error:
             raise click.ClickException(f"{path}: {error.strerror or error}") from error
-        echo(f"Saved to {path}. /load {argument} goes on with it.", dim=True, err=True)
+        echo(f"Saved to {path}. /load {argument} continues it.", dim=True, err=True)
 
     def _load(self, argument: str) -> None:
         path = _path(argument)

@@ -48,7 +48,7 @@ def show_command(architectures: bool, as_json: bool) -> None:
 @converter_command.command("install")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 def install_command(yes: bool) -> None:
-    """Fetch it. Ctrl-C stops; a later try goes on from there."""
+    """Download it. Ctrl-C stops; the next run continues."""
     from app.cli.job_line import this_computers_server
 
     with this_computers_server() as client:
@@ -58,7 +58,7 @@ def install_command(yes: bool) -> None:
 @converter_command.command("remove")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 def remove_command(yes: bool) -> None:
-    """Remove it with its packages; models that it made stay."""
+    """Remove it with its packages; converted models stay."""
     from app.cli.job_line import this_computers_server
 
     with this_computers_server() as client:

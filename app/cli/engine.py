@@ -48,7 +48,7 @@ def add_program(name: str, program: Path, arguments: tuple[str, ...]) -> None:
 @command.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def list_versions(*, as_json: bool) -> None:
-    """Installed versions; which is used, for all or for single models."""
+    """List installed versions, and which one is used for all or for single models."""
     store, services = _store(), _services()
     versions, chosen, shipped_version = store.versions(), store.chosen(), services.shipped_engine()
     if as_json:
@@ -68,7 +68,7 @@ def list_versions(*, as_json: bool) -> None:
         return
     echo(f"{shipped_version} ({SHIPPED}){': in use' if chosen is None else ''}")
     for each in versions:
-        states = ["in use"] * each.in_use + ["kept to go back to"] * each.previous
+        states = ["in use"] * each.in_use + ["kept for rollback"] * each.previous
         states += [f"used for {shown_text(path)}" for path in each.models]
         echo(f"{each.version}, {each.num_bytes >> 20} MiB: {', '.join(states) or 'not used'}")
     for name, row in services.programs.all().items():
@@ -126,7 +126,7 @@ def use_version(version: str, model: str | None) -> None:
 
 @command.command("verify")
 def verify_version() -> None:
-    """Check the version in use again; one that fails is rolled back."""
+    """Check the version in use; roll back if it fails."""
     chosen = _store().chosen()
     if chosen is None:
         echo("The shipped version is in use.")
@@ -138,7 +138,7 @@ def verify_version() -> None:
 
 @command.command("rollback")
 def rollback() -> None:
-    """Use the version that was in use before."""
+    """Return to the version used before."""
     before = _store().rollback()
     echo(f"In use from the next load of a model on: {before or SHIPPED}.")
 
@@ -146,7 +146,7 @@ def rollback() -> None:
 @command.command("remove")
 @click.argument("version")
 def remove(version: str) -> None:
-    """Remove a version, or forget an added program; what used it uses the shipped one."""
+    """Remove a version or an added program; its models use the included version."""
     services = _services()
     if version in services.programs.all():
         with _refusals(version):
@@ -186,7 +186,7 @@ def _built(version: str, work: Path) -> Path:
     done = subprocess.run(command, cwd=root, check=False)
     wheels = sorted(work.glob("*.whl"))
     if done.returncode or not wheels:
-        raise EngineVersionRefused(f"llama-cpp-python {version} could not be built; what it said stands above")
+        raise EngineVersionRefused(f"llama-cpp-python {version} could not be built; see its output above")
     return wheels[0]
 
 

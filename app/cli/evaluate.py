@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _CONSENT = (
     "The programs that {model} writes will be run on this computer{how}, each for {seconds:.0f} s "
-    "and with {memory} at the most. Go on?"
+    "and with at most {memory}. Continue?"
 )
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from engine.services import FitReport, ModelPlacement
 
 
-_PARTS = {"prefixes": "prompts kept for later", "kv": "context (kv)"}
+_PARTS = {"prefixes": "cached prompts", "kv": "context (kv)"}
 _BASES = {"formula": "the file", "probe": "a trial on this machine", "prior": "an estimate"}
 
 
@@ -22,12 +22,10 @@ _BASES = {"formula": "the file", "probe": "a trial on this machine", "prior": "a
 @click.argument("model")
 @click.option("--ctx", type=click.IntRange(1, 1 << 24), help="Context in tokens.")
 @click.option("--parallel", type=click.IntRange(1, 128), help="Requests answered at the same time.")
-@click.option("--kv", type=click.Choice(tuple(CACHE_TYPES)), help="Type the context is kept in.")
+@click.option("--kv", type=click.Choice(tuple(CACHE_TYPES)), help="KV cache type.")
 @click.option("--device", help="Pin a device id, a kind (cpu, igpu, dgpu) or a backend.")
 @click.option("--layers", type=click.IntRange(0, 10000), help="Layers on the GPU.")
-@click.option(
-    "--projector", type=click.Path(exists=True, dir_okay=False), help="Vision projector that is loaded beside it."
-)
+@click.option("--projector", type=click.Path(exists=True, dir_okay=False), help="Vision projector to load with it.")
 @click.option(
     "--from", "replay", type=click.Path(path_type=Path, dir_okay=False), help="Judge for a recorded machine."
 )
@@ -132,6 +130,6 @@ def _print(report: "FitReport", placement: "ModelPlacement") -> None:
     for way in report.fit_options[:3]:
         out.print(f"To make it fit: {escape(way.text)}: {size(way.needed_bytes)} ({escape(way.flags)})")
     if not report.fits and not report.fit_options:
-        out.print("Nothing that can be given up here makes it fit: it needs a machine with more memory.")
+        out.print("No option makes it fit here: it needs a computer with more memory.")
     for note in report.notes:
         out.print(f"Note: {escape(note)}")

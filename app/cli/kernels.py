@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from devices.kernel_packs.store import Pack, PackStore
 
 
-@click.group(help="Kernel packs: backends such as Vulkan, installed beside the shipped libraries.")
+@click.group(help="Kernel packs: backends such as Vulkan, installed in addition to the included libraries.")
 def command() -> None:
     """The Vulkan pack comes along and is installed once a GPU is seen; others are files or at your address."""
 
@@ -22,14 +22,14 @@ def command() -> None:
 @command.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def list_packs(*, as_json: bool) -> None:
-    """Installed packs; the one in use of each, and the one to go back to."""
+    """List installed packs, the build in use, and the build for a rollback."""
     packs = _store().packs()
     if as_json:
         click.echo(json.dumps([_described(pack) for pack in packs], indent=2))
     elif not packs:
         echo("No kernel pack is installed. `tessera doctor` says whether one would help here.")
     for pack in packs if not as_json else ():
-        state = "in use" if pack.in_use else "kept to go back to" if pack.previous else "not used"
+        state = "in use" if pack.in_use else "kept for rollback" if pack.previous else "not used"
         found = pack.manifest
         echo(f"{found.name} {found.version} ({pack.folder.name}), {found.num_bytes >> 20} MiB: {state}")
 
@@ -59,7 +59,7 @@ def install_pack(source: str, *, as_json: bool) -> None:
 @command.command("verify")
 @click.argument("name", required=False)
 def verify_packs(name: str | None) -> None:
-    """Check files, ABI and library of the packs in use again."""
+    """Check files, ABI and library of the packs in use."""
     from devices.kernel_packs.install import verify
 
     packs = [pack for pack in _store().active() if name in {None, pack.manifest.name}]
@@ -75,7 +75,7 @@ def verify_packs(name: str | None) -> None:
 @command.command("rollback")
 @click.argument("name")
 def rollback(name: str) -> None:
-    """Use the build of a pack that was in use before; without one the shipped libraries."""
+    """Return to the earlier build of a pack; without one, to the included libraries."""
     with _refusals(name):
         pack = _store().rollback(name)
     now = f"{pack.manifest.version} ({pack.folder.name})" if pack else "none: the shipped libraries are used"

@@ -6,8 +6,8 @@ from app.cli.echo import echo
 from engine.services import Services
 
 _NONE = (
-    "There are no keys now: programs on this computer need none, and a server at a public address lets nobody in. "
-    "Make one: tessera keys add NAME"
+    "There are no keys now: programs on this computer need none, and a server at a public address accepts no "
+    "requests. Create one: tessera keys add NAME"
 )
 
 
@@ -18,7 +18,7 @@ def command() -> None:
 
 @command.command("add")
 @click.argument("name")
-@click.option("--manage", is_flag=True, help="May also load, fetch and delete models.")
+@click.option("--manage", is_flag=True, help="May also load, download and delete models.")
 def add(name: str, *, manage: bool) -> None:
     """Make a key. It is shown this once."""
     echo(Services().keys.add(name, ("chat", "manage") if manage else ("chat",)))
@@ -27,7 +27,7 @@ def add(name: str, *, manage: bool) -> None:
 
 @command.command("list")
 def list_keys() -> None:
-    """Names and scopes."""
+    """List names and scopes."""
     services = Services()
     keys = services.keys.all()
     for key in keys:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--model", "-m", help="Model to use (default: a loaded one, else the best for tools).")
 @click.option("--connect", "do", flag_value="connect", help="Write its configuration, with a backup.")
-@click.option("--remove", "do", flag_value="remove", help="Take its configuration back.")
+@click.option("--remove", "do", flag_value="remove", help="Undo its configuration.")
 @click.option("--dry-run", is_flag=True, help="Show what would be written or started, and stop.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask before writing.")
 def command(
@@ -91,7 +91,7 @@ def _key(name: str, *, dry_run: bool) -> str:
     from engine.services import Services
 
     keys = Services().program_keys
-    return keys.key(name) or "(made when it is connected)" if dry_run else keys.make(name)
+    return keys.key(name) or "(created when it is connected)" if dry_run else keys.make(name)
 
 
 def _later(endpoint: "Endpoint") -> "Endpoint":

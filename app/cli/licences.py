@@ -19,11 +19,11 @@ def command(name: str | None, *, as_json: bool) -> None:
         if name.casefold() == "tessera":
             echo(own_licence())
             return
-        raise click.ClickException(f"Nothing here is named {shown_text(name)}; `tessera licences` lists all.")
+        raise click.ClickException(f"No part is named {shown_text(name)}; `tessera licences` lists all.")
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     elif name is not None:
-        echo(shown_text(found[0].text) or "Its package carries no text of its licence.")
+        echo(shown_text(found[0].text) or "Its package contains no licence text.")
     else:
         for each in found:
             echo(f"{each.name} {each.version}".strip() + f": {shown_text(each.licence)}")

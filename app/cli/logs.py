@@ -13,7 +13,7 @@ _LOOK_S = 0.5
 
 @click.command("logs")
 @click.option("--lines", "-n", type=click.IntRange(1, 1_000_000), default=100, help="How many of the last lines.")
-@click.option("--follow", "-f", is_flag=True, help="Go on with what is written from now on, until Ctrl-C.")
+@click.option("--follow", "-f", is_flag=True, help="Follow new lines until Ctrl-C.")
 def command(lines: int, follow: bool) -> None:
     """Show the log of the server that runs, or ran last: requests, loads and errors, never prompts or answers."""
     from app.server_process import server_log

@@ -182,7 +182,9 @@ def loaded_command(as_json: bool) -> None:
 @click.option(
     "--kv", type=click.Choice(tuple(CACHE_TYPES)), help="Type of the KV cache. Applies to later loads too."
 )
-@click.option("--ttl", "ttl_s", type=click.FloatRange(0, 1e9), help="Seconds it stays when idle; 0: for good.")
+@click.option(
+    "--ttl", "ttl_s", type=click.FloatRange(0, 1e9), help="Seconds until it is unloaded when idle; 0: never."
+)
 @click.option("--pin/--no-pin", "pinned", default=None, help="Let it stay until it is unloaded by hand.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def load_command(
@@ -196,9 +198,7 @@ def load_command(
 
     client = running_server()
     if client is None:
-        raise click.ClickException(
-            "No server runs to hold it. Start one: tessera serve, or tessera service install"
-        )
+        raise click.ClickException("No server is running. Start one: tessera serve, or tessera service install")
     with client:
         loaded = client.load(model, LoadRequest(n_ctx=ctx, kv_type=kv, ttl_s=ttl_s, pinned=pinned))
     if as_json:
@@ -232,7 +232,7 @@ def unload_command(model: str, as_json: bool) -> None:
 
 @click.group("models")
 def command() -> None:
-    """Find, fetch and keep models."""
+    """Find, download and manage models."""
 
 
 @command.command("list")

@@ -39,7 +39,7 @@ def import_command(path: Path, as_json: bool) -> None:
     "float_type",
     type=click.Choice(["auto", "F16", "BF16", "F32"]),
     default="auto",
-    help="Type of the weights. auto keeps 16 bits as they are and makes F16 of F32.",
+    help="Type of the weights. auto keeps 16-bit weights and converts F32 to F16.",
 )
 @click.option("--yes", "-y", is_flag=True, help="Get llama.cpp's converter without asking if it is needed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -87,7 +87,7 @@ def link_command(where: str | None, as_json: bool) -> None:
         for folder in found:
             echo(f"{folder.app:<13}{folder.path}")
         if not found:
-            echo("No other application's models were found. Give a folder: tessera models link PATH")
+            echo("No models of other applications were found. Name a folder: tessera models link PATH")
         return
     path = Path(where).expanduser()
     with this_computers_server() as client:
@@ -164,7 +164,7 @@ def alias_command(alias: str | None, model: str | None, remove: bool, as_json: b
             _print_result(as_json, {"alias": alias, "removed": True}, f"{alias} is no alias any more.")
             return
         made = client.set_alias(alias, model)
-    _print_result(as_json, {"alias": made.alias, "model": made.model}, f"{made.alias} stands for {made.model}.")
+    _print_result(as_json, {"alias": made.alias, "model": made.model}, f"{made.alias} means {made.model}.")
 
 
 @click.command("du")
@@ -201,7 +201,7 @@ def du_command(as_json: bool) -> None:
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @click.option("--undo", metavar="TICKET", help="Bring a removed model back.")
 @click.option("--trash", "show_trash", is_flag=True, help="Show what can be brought back.")
-@click.option("--empty-trash", is_flag=True, help="Delete removed models for good.")
+@click.option("--empty-trash", is_flag=True, help="Delete removed models permanently.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def remove_command(
     model: str | None, yes: bool, undo: str | None, show_trash: bool, empty_trash: bool, as_json: bool
@@ -221,7 +221,7 @@ def remove_command(
         elif empty_trash:
             total = sum(r.freed_bytes for r in client.trash())
             if not yes:
-                click.confirm(f"Delete {_size(total)} for good?", abort=True, err=True)
+                click.confirm(f"Delete {_size(total)} permanently?", abort=True, err=True)
             freed = client.empty_trash()
             _print_result(as_json, {"freed_bytes": freed}, f"{_size(freed)} freed.")
         elif model is not None:

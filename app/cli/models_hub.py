@@ -83,9 +83,9 @@ def starters_command(as_json: bool) -> None:
 @click.command("pull")
 @click.argument("model")
 @click.option("--quant", "label", help="Which quantization; default: the best one for this machine.")
-@click.option("--plan", "plan_only", is_flag=True, help="Show what there is and what fits; fetch nothing.")
+@click.option("--plan", "plan_only", is_flag=True, help="Show what is available and what fits; download nothing.")
 @click.option("--revision", help="Branch, tag or commit.")
-@click.option("--no-vision", is_flag=True, help="Leave out the vision projector.")
+@click.option("--no-vision", is_flag=True, help="Skip the vision projector.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines: progress, then the model.")
 def pull_command(
@@ -116,7 +116,7 @@ def pull_command(
             made = finish(client, _begun(client, request), ModelMade, show, on_interrupt="pause")
     except Interrupted as stopped:
         if stopped.state == "paused":
-            raise click.ClickException("Paused. The same command goes on where it stopped.") from None
+            raise click.ClickException("Paused. Run the same command to continue.") from None
         raise
     finally:
         if isinstance(show, ProgressBar):
@@ -196,7 +196,7 @@ def _own_build_words(repo: str, own: "OwnBuild") -> list[str]:
     rival = f" (expected of {own.instead_of}: {own.ready_kld:.4f})" if own.ready_kld is not None else ""
     instead = f" instead of {own.instead_of}" if own.instead_of else ""
     bits = f"{own.bits_per_weight:.2f} bits per weight"
-    what = f"{size(own.file_bytes)}, {bits}, expected damage {own.kld:.4f} nats a token"
+    what = f"{size(own.file_bytes)}, {bits}, expected loss {own.kld:.4f} nats per token"
     return [
         "",
         f"Tessera would build its own{instead} from {own.source}: {what}{rival}; {own.based_on}.",

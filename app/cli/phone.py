@@ -14,7 +14,7 @@ _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 @click.command(help="Show a QR code that opens this server's chat page on a phone.")
-@click.option("--name", default="phone", show_default=True, help="Name of the key that is made for it.")
+@click.option("--name", default="phone", show_default=True, help="Name of the new key.")
 def command(name: str) -> None:
     """The server must listen at an address that the phone can reach."""
     client = running_server()
@@ -31,7 +31,7 @@ def command(name: str) -> None:
         link = f"{client.url}/chat#key={quote(made.key)}"
     segno.make(link, error="m", micro=False).terminal(compact=True)
     echo(link)
-    echo(f"Whoever has this link may run models here. Take it back: tessera keys remove {name}")
+    echo(f"Anyone with this link may run models here. To revoke it: tessera keys remove {name}")
 
 
 def _address() -> str:

@@ -5,13 +5,16 @@ import click
 from app.cli.echo import echo
 
 
-@click.command(help="Show or set what power models may draw: a mode, a cap in watts, a part of the battery.")
+@click.command(help="Show or set power limits: a mode, a limit in watts, a share of the battery.")
 @click.option("--mode", type=click.Choice(["quiet", "balanced", "fast"]), help="Quiet leaves half the cores free.")
-@click.option("--cap", "cap_w", type=click.FloatRange(1, 10_000), help="Watts that the computer may draw.")
+@click.option("--cap", "cap_w", type=click.FloatRange(1, 10_000), help="Maximum power of the computer in watts.")
 @click.option(
-    "--battery", "battery_percent", type=click.FloatRange(0, 100, min_open=True), help="Finish within N percent."
+    "--battery",
+    "battery_percent",
+    type=click.FloatRange(0, 100, min_open=True),
+    help="Maximum share of the battery, in percent.",
 )
-@click.option("--free", is_flag=True, help="Take back every bound.")
+@click.option("--free", is_flag=True, help="Remove all limits.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     mode: str | None, cap_w: float | None, battery_percent: float | None, free: bool, as_json: bool

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EXIT_VETOED = 1
 _CONSENT = (
     "The programs that the model writes will be run on this computer, in a sandbox without network and without "
-    "your files. Go on?"
+    "your files. Continue?"
 )
 # Options with the same name on the command line and in the request.
 _SAME_NAME = (
@@ -33,37 +33,37 @@ _SAME_NAME = (
 
 
 @click.command(
-    help="Make the best file of SOURCE (a GGUF file, a Hugging Face folder or a model of the library) for a number "
-    "of bytes. Each tensor gets the precision at which this model loses least; the result is compared with "
-    "llama.cpp's own mix of the same size on text it was not fitted to, and ships only if it is better."
+    help="Quantize SOURCE (a GGUF file, a Hugging Face folder or a model of the library) to a given size. Each "
+    "tensor gets the precision at which this model loses least. The result is compared with llama.cpp's "
+    "preset of the same size on held-out text, and the better file is written."
 )
 @click.argument("source")
 @click.argument("out", required=False, type=click.Path(path_type=Path))
 @click.option("--budget", type=Size(), help="Largest size of the whole file: 4.5GB, 4200MiB, 5000000B.")
 @click.option("--fit", is_flag=True, help="As large as fits the memory of this machine, with the KV cache.")
-@click.option("--memory", type=Size(), help="With --fit: this much memory instead of what is free.")
+@click.option("--memory", type=Size(), help="With --fit: use this much memory instead of the free memory.")
 @click.option(
     "--ctx",
     type=click.IntRange(256),
     default=DEFAULT_CONTEXT,
-    help="With --fit: tokens of context to leave room for.",
+    help="With --fit: context length to reserve memory for.",
 )
 @click.option("--parallel", type=click.IntRange(1), default=1, help="With --fit: sequences at a time.")
-@click.option("--bpw", type=click.FloatRange(0.5, 32), help="Bits a weight on average.")
-@click.option("--type", "mix", help="A stock mix or one type instead: Q4_K_M, IQ4_XS, Q8_0.")
+@click.option("--bpw", type=click.FloatRange(0.5, 32), help="Average bits per weight.")
+@click.option("--type", "mix", help="A llama.cpp preset or one type instead: Q4_K_M, IQ4_XS, Q8_0.")
 @click.option(
     "--tier",
     type=click.Choice(["instant", "balanced", "max"]),
     help="instant plans without measuring tensors (the default with --type); balanced measures groups of them (the "
-    "default); max measures each tensor: it takes longest. Each compares the file with the stock mix, which "
-    "--no-verify leaves out. LoRA adapters of the original fit files of balanced and max here, but in no "
-    "other program.",
+    "default); max measures each tensor and takes longest. Each compares the file with the llama.cpp preset "
+    "unless --no-verify is used. LoRA adapters of the original work with files of balanced and max in "
+    "Tessera, but not in other programs.",
 )
 @click.option(
     "--time",
     "time_s",
     type=Duration(),
-    help="A time to spend, instead of --tier: 10min, 90s, 2h. It is spent where it buys most.",
+    help="Time to spend, instead of --tier: 10min, 90s, 2h.",
 )
 @click.option(
     "--rounding",
@@ -75,19 +75,19 @@ _SAME_NAME = (
     "--calibration",
     multiple=True,
     metavar="PATH|chats",
-    help="Text like what the model will be used for: files, folders, a project, or your own chats (asked first). "
-    "What is gained there and elsewhere is told.",
+    help="Calibration text similar to the model's later use: files, folders, a project, or your own chats (after "
+    "a question). The report shows the gain on this text and on general text.",
 )
 @click.option(
     "--gate",
     metavar="certify|evaluate|FILE",
-    help="Ask the original and the new file the same tasks before the file is kept: tool calls, programs, or your "
-    "own (JSON Lines of prompt and answer or regex). One that does clearly worse is not kept.",
+    help="Quality gate: run the same tasks on the original and the new file: tool calls, programs, or your own "
+    "(JSON Lines of prompt and answer or regex). A file that does clearly worse is discarded.",
 )
 @click.option(
     "--yes",
     is_flag=True,
-    help="Do not ask before chats are read, programs of the model are run or llama.cpp's converter is fetched.",
+    help="Do not ask before reading chats, running the model's programs or downloading llama.cpp's converter.",
 )
 @click.option(
     "--imatrix",
@@ -97,37 +97,39 @@ _SAME_NAME = (
 @click.option(
     "--export-plan",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write a plan with which anybody makes the same file from the same source.",
+    help="Also write a plan that reproduces the file from the same source.",
 )
 @click.option(
     "--plan",
     "plan_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Follow a plan that somebody made, instead of a size. What comes out is measured here before it is kept.",
+    help="Use an exported plan instead of a size. The result is measured here before it is kept.",
 )
 @click.option(
     "--plan-key",
     "plan_keys",
     multiple=True,
-    help="With --plan: the minisign public key of whoever signed it; PLAN.minisig must fit one of these.",
+    help="With --plan: minisign public key of its author; PLAN.minisig must match one of these.",
 )
 @click.option(
     "--device",
     type=click.Choice(["cpu", "gpu", "npu"]),
     default="cpu",
-    help="What it will run on. npu: only types that Intel's NPUs keep as they are.",
+    help="Device the file is for. npu: only types that Intel's NPUs run without conversion.",
 )
 @click.option("--threads", type=click.IntRange(1), help="Default: the processor's cores.")
 @click.option(
     "--gpu-layers",
     type=click.IntRange(0),
-    help="Layers that the GPU evaluates while measuring and comparing; 0: none. Default: as a load would get.",
+    help="GPU layers while measuring and comparing; 0: none. Default: as when loading.",
 )
-@click.option("--verify/--no-verify", default=None, help="Compare with the stock mix on held-out text.")
-@click.option("--plan-only", is_flag=True, help="Show the plan and what it would take; write nothing.")
+@click.option("--verify/--no-verify", default=None, help="Compare with the llama.cpp preset on held-out text.")
+@click.option("--plan-only", is_flag=True, help="Show the plan and its costs; write nothing.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @click.option(
-    "--force", is_flag=True, help="Also from a source already quantized below Q8_0, and other bytes than a plan's."
+    "--force",
+    is_flag=True,
+    help="Accept a source already quantized below Q8_0, and a result that differs from the plan.",
 )
 @click.option(
     "--cluster",
@@ -234,11 +236,11 @@ def _request(source: str, given: dict[str, Any]) -> "QuantizeOptions":
     from engine.api.quantizing import LockRequest, QuantizeOptions
 
     if sum(bool(given[k]) for k in ("budget", "fit", "bpw", "mix", "plan_file")) != 1:
-        raise click.UsageError("Say what is wanted: one of --budget, --fit, --bpw, --type or --plan.")
+        raise click.UsageError("Name a target: one of --budget, --fit, --bpw, --type or --plan.")
     if given["plan_file"] and any(given[k] for k in ("tier", "rounding", "time_s", "locks")):
-        raise click.UsageError("--plan says how: leave out --tier, --rounding, --time and --lock.")
+        raise click.UsageError("--plan already contains --tier, --rounding, --time and --lock: remove them.")
     if given["time_s"] and (given["tier"] or given["rounding"] or given["mix"]):
-        raise click.UsageError("--time decides how thorough to be: leave out --tier, --rounding and --type.")
+        raise click.UsageError("--time cannot be combined with --tier, --rounding and --type.")
     path = Path(source).expanduser()
     return QuantizeOptions(
         model=str(path.absolute()) if path.exists() else source,

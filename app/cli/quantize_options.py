@@ -115,5 +115,5 @@ def check_plan(plan: Path | None, keys: list[str]) -> None:
         check_signature(plan.read_bytes(), text, keys)
     except PackRefused as error:
         raise click.ClickException(
-            f"{plan} is not signed by whoever holds the key you gave, or was changed since: nothing was made."
+            f"{plan} was not signed with the key you gave, or was changed since: nothing was written."
         ) from error

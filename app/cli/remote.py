@@ -67,11 +67,11 @@ def _with_key(request: RemoteRequest, fingerprint: str) -> RemoteRequest:
 
 @command.command("list")
 def list_remotes() -> None:
-    """The computers, as they were last seen."""
+    """List the computers and their last known state."""
     with connected() as client:
         found = client.remotes()
     if not found.remotes:
-        echo("There are none. Over there: tessera worker. Here: tessera remote add NAME USER@HOST")
+        echo("There are none. On the other computer: tessera worker. Here: tessera remote add NAME USER@HOST")
         return
     rows = []
     for row in found.remotes:
@@ -88,7 +88,7 @@ def list_remotes() -> None:
 @command.command("check")
 @click.argument("name")
 def check(name: str) -> None:
-    """Look whether a worker is there with the same kernels, and measure the way to it."""
+    """Check for a worker with the same kernels, and measure the connection to it."""
     with connected() as client:
         row = client.check_remote(name)
     _print_row(row)
@@ -99,7 +99,7 @@ def check(name: str) -> None:
 @command.command("remove")
 @click.argument("name")
 def remove(name: str) -> None:
-    """Forget a computer and its host key."""
+    """Remove a computer and its host key."""
     with connected() as client:
         client.remove_remote(name)
     echo(f"{name} is forgotten.")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MOST_BYTES: Final = 64 << 20
 
 
-@click.command(help="Ask again what the receipt in FILE says was asked, and compare. Exit code 1: another answer.")
+@click.command(help="Repeat the request of the receipt in FILE and compare the answers. Exit code 1: they differ.")
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--explain", is_flag=True, help="Ask as things are now, and put one part back at a time.")
 @click.option("--model", "-m", default="", help="The model to ask in place of the receipt's own.")

@@ -41,9 +41,7 @@ _OLD_LOGS = 3
 @click.option(
     "--local-pages/--no-local-pages", default=False, show_default=True, help="Pages of any port of this computer."
 )
-@click.option(
-    "--model", help="Load this model at once, while the server starts; 'default': the one chats begin with."
-)
+@click.option("--model", help="Load this model while the server starts; 'default': the model of new chats.")
 @click.option(
     "--ctx",
     "context",
@@ -61,7 +59,7 @@ _OLD_LOGS = 3
     "--kv",
     type=click.Choice(tuple(CACHE_TYPES)),
     default=SettingDefault("models.cache_type", "as fits"),
-    help="Type the context is kept in.",
+    help="KV cache type.",
 )
 @click.option(
     "--device",
@@ -76,13 +74,13 @@ _OLD_LOGS = 3
     "ttl_s",
     type=click.FloatRange(0, 1e9),
     default=SettingDefault("models.keep_alive"),
-    help="Seconds an idle model stays; 0: for good.",
+    help="Seconds until an idle model is unloaded; 0: never.",
 )
 @click.option(
     "--max-models",
     type=click.IntRange(1, 1000),
     default=SettingDefault("models.max_loaded", "as fit"),
-    help="Models loaded at once; idle ones make room.",
+    help="Maximum number of loaded models; idle ones are unloaded first.",
 )
 @click.option(
     "--lora", "lora", multiple=True, metavar="MODEL=FILE", help="LoRA adapter (GGUF) loaded with a model."

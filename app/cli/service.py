@@ -32,17 +32,17 @@ def install(options: tuple[str, ...]) -> None:
     if found.variables:
         echo(f"It starts with these variables of this shell: {', '.join(found.variables)}")
     if left_out:
-        echo(f"Left out, because they may be secrets: {', '.join(left_out)}")
+        echo(f"Skipped, because they may be secrets: {', '.join(left_out)}")
     for note in found.notes:
         echo(note)
     if not found.tried:
-        echo(f"Nobody has tried this with {found.name} yet; `tessera service status` says whether it runs.")
+        echo(f"This has not been tested with {found.name} yet; `tessera service status` says whether it runs.")
 
 
 @command.command("status")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def status(*, as_json: bool) -> None:
-    """Whether it is installed, and runs."""
+    """Show whether it is installed and running."""
     try:
         seen = os_service.status(os_service.manager(own_command("serve")))
     except os_service.ServiceFailed as error:
@@ -59,7 +59,7 @@ def status(*, as_json: bool) -> None:
 
 @command.command("restart")
 def restart() -> None:
-    """Start it again, as after a change of settings; running answers end."""
+    """Restart it, for example after changing settings; running answers are stopped."""
     try:
         os_service.restart(os_service.manager(own_command("serve")))
     except os_service.ServiceFailed as error:
@@ -72,7 +72,7 @@ command.add_command(logs, "logs")
 
 @command.command("remove")
 def remove() -> None:
-    """Stop it and take it away. Models, chats and settings stay."""
+    """Stop and remove it. Models, chats and settings stay."""
     try:
         there = os_service.remove(os_service.manager(own_command("serve")))
     except (os_service.ServiceFailed, OSError) as error:

@@ -21,7 +21,7 @@ def command() -> None:
 @command.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def list_command(as_json: bool) -> None:
-    """Show what a chat can switch on, and what was decided for good."""
+    """List the tools for chats, and the saved decisions."""
     from app.tools.catalogue import offered
     from app.tools.consent import ConsentStore
 
@@ -80,7 +80,7 @@ def add_command(
             )
             servers = [check_server(made, "This")]
         else:
-            raise click.UsageError("Give NAME and a command or an address, or --from FILE.")
+            raise click.UsageError("Name a tool server and its command or address, or use --from FILE.")
         ServerList().add(servers)
     except BadMcpConfig as error:
         raise click.ClickException(str(error)) from error
@@ -90,7 +90,7 @@ def add_command(
 @command.command("remove")
 @click.argument("name")
 def remove_command(name: str) -> None:
-    """Forget the server NAME."""
+    """Remove the server NAME."""
     from app.tools.mcp_config import BadMcpConfig, ServerList
 
     try:
@@ -104,13 +104,13 @@ def remove_command(name: str) -> None:
 @command.command("forget")
 @click.argument("key")
 def forget_command(key: str) -> None:
-    """Ask again for what was decided for good; KEY as in the list, or 'all'."""
+    """Delete a saved decision; KEY as in the list, or 'all'."""
     from app.tools.consent import ConsentStore
 
     store = ConsentStore()
     decisions = store.all()
     if key != "all" and key not in decisions:
-        raise click.ClickException(f"Nothing was decided about {key!r}; tessera tools list shows what was.")
+        raise click.ClickException(f"There is no saved decision about {key!r}; tessera tools list shows all.")
     for name in decisions if key == "all" else [key]:
         store.keep(name, None)
 
@@ -122,7 +122,7 @@ def ask_person(request: "ConsentRequest") -> "ToolDecision":
     if request.warning:
         echo(shown_text(request.warning), fg="yellow", err=True)
     if not sys.stdin.isatty():
-        echo("Declined: nobody is there to be asked.", err=True)
+        echo("Declined: no one can be asked here.", err=True)
         return "no"
     words = "Allow? [y]es once, for this [c]hat, [a]lways, ne[v]er, [N]o"
     try:

@@ -21,7 +21,7 @@ def command() -> None:
 @click.argument("name")
 @click.argument("url")
 @click.option("--kind", type=click.Choice(KINDS), default=None)
-@click.option("--key", "ask_key", is_flag=True, help="Ask for a key; `tessera upstreams key` gives one later.")
+@click.option("--key", "ask_key", is_flag=True, help="Ask for a key; `tessera upstreams key` sets one later.")
 @click.option("--use-all", is_flag=True, help="Also add the rule that lets its models be used by their full names.")
 def add(name: str, url: str, kind: str | None, *, ask_key: bool, use_all: bool) -> None:
     """Add a server, such as: tessera upstreams add desk http://10.0.0.2:8000."""
@@ -32,7 +32,7 @@ def add(name: str, url: str, kind: str | None, *, ask_key: bool, use_all: bool) 
             client.put_upstream_rule(UpstreamRule(model=f"{name}/*", upstream=name))
     _print_row(row)
     if row.plain_text:
-        echo("Not encrypted: whoever shares the network can read what is sent there. Use https or a tunnel.")
+        echo("Not encrypted: others on the network can read what is sent. Use https or a tunnel.")
     if not use_all:
         echo(f"Nothing is sent there yet. To use its models: tessera upstreams route '{name}/*' {name}")
 
@@ -49,7 +49,7 @@ def key(name: str, *, remove: bool) -> None:
 
 @command.command("list")
 def list_upstreams() -> None:
-    """Servers, their models, and the rules."""
+    """List servers, their models, and the rules."""
     with connected() as client:
         found = client.upstreams(check=True)
     if not found.upstreams:
@@ -70,7 +70,7 @@ def list_upstreams() -> None:
 @command.command("check")
 @click.argument("name")
 def check(name: str) -> None:
-    """Look whether a server is there and takes the key."""
+    """Check whether a server answers and accepts the key."""
     with connected() as client:
         row = client.check_upstream(name)
     _print_row(row)
@@ -81,7 +81,7 @@ def check(name: str) -> None:
 @command.command("remove")
 @click.argument("name")
 def remove(name: str) -> None:
-    """Forget a server, its key and its rules."""
+    """Remove a server, its key and its rules."""
     with connected() as client:
         client.remove_upstream(name)
     echo(f"{name} is forgotten, with its key and rules.")
@@ -106,7 +106,7 @@ def route(model: str, name: str, as_model: str | None, queue: int | None, *, unf
 @command.command("unroute")
 @click.argument("model")
 def unroute(model: str) -> None:
-    """Take back the rules for MODEL."""
+    """Remove the rules for MODEL."""
     with connected() as client:
         client.remove_upstream_rule(model)
     echo(f"Requests for {model} stay here.")
@@ -115,7 +115,7 @@ def unroute(model: str) -> None:
 def _print_row(row: UpstreamRow) -> None:
     echo(f"{row.name}: {row.url}, {_state(row)}")
     if row.key == "file":
-        echo("There is no keyring here: the key is kept in a file that only this user can read.")
+        echo("There is no keyring here, so the key is stored in a file that only this user can read.")
 
 
 def _state(row: UpstreamRow) -> str:

@@ -18,7 +18,7 @@ PORT = 50052
 @click.command(help="Serve this computer's GPU, or processor, to a model on another one (through an SSH tunnel).")
 @click.option("--port", default=PORT, show_default=True, type=click.IntRange(1, 65535))
 @click.option("--threads", default=os.cpu_count() or 1, show_default="all", type=click.IntRange(1, 512))
-@click.option("--memory", type=Size(), help="The most that the processor's memory gives, such as 8G.")
+@click.option("--memory", type=Size(), help="Maximum main memory to offer, such as 8G.")
 def command(port: int, threads: int, memory: int | None) -> None:
     """Listens on loopback only: who reaches it has an SSH account here."""
     from app.worker.facts import FactsOf
@@ -35,7 +35,7 @@ def command(port: int, threads: int, memory: int | None) -> None:
     facts = FactsOf(socket.gethostname(), memory)
     for device in facts.now().devices:
         echo(f"{device.name}: {device.description}, {device.free_bytes / 1e9:.1f} GB free")
-    echo(f"A worker on {LOOPBACK}:{port}: nobody but this computer reaches it. It ends with Ctrl+C.")
+    echo(f"A worker on {LOOPBACK}:{port}: only this computer can reach it. Stop it with Ctrl+C.")
     there = f"--port {port}" if port != PORT else ""
     echo("On the computer that has the model, with the same version of Tessera:")
     echo(f"  tessera remote add NAME {getpass.getuser()}@{socket.gethostname()} {there}".rstrip())

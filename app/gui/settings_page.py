@@ -307,7 +307,7 @@ class SettingsPage(Page):
 
         box = QMessageBox(self)
         box.setTextFormat(Qt.TextFormat.PlainText)
-        box.setText(self.tr("Delete all chats in the trash for good?"))
+        box.setText(self.tr("Delete all chats in the trash permanently?"))
         box.setStandardButtons(QMessageBox.StandardButton.Discard | QMessageBox.StandardButton.Cancel)
         box.setDefaultButton(QMessageBox.StandardButton.Cancel)
         box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)

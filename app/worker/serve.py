@@ -53,7 +53,7 @@ class Worker:
                     return
                 if session is not None and session.returncode is not None:
                     writer.write(
-                        protocol.line(protocol.Answer(error="llama.cpp ended over there in the middle of its work"))
+                        protocol.line(protocol.Answer(error="llama.cpp on the remote host stopped during its work"))
                     )
                     await writer.drain()
                     return
@@ -114,7 +114,7 @@ class Worker:
             await self._end(session)
         if session.returncode is not None:
             self._sessions.discard(session)
-            return None, protocol.Answer(error="llama.cpp's RPC server did not start over there")
+            return None, protocol.Answer(error="llama.cpp's RPC server did not start on the remote host")
         return session, protocol.Answer(port=port, held_bytes=_held(session))
 
     async def _end(self, session: asyncio.subprocess.Process) -> None:

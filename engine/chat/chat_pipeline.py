@@ -312,7 +312,7 @@ def _lark(source: str, trigger: str | None = None) -> Constraint:
 def _schema_of(output: Constraint, param: str) -> dict[str, Any]:
     """The JSON schema of an output format. Raises: ConstraintImpossible: the output is not JSON."""
     if output.kind not in {"json_schema", "json_object"}:
-        raise ConstraintImpossible("beside tools only JSON can be required", param)
+        raise ConstraintImpossible("with tools, only JSON can be required", param)
     schema = json.loads(output.source) if output.kind == "json_schema" else {"type": "object"}
     return schema if isinstance(schema, dict) else {}
 

@@ -160,7 +160,7 @@ def verify(catalogue: Catalogue, entry: ModelEntry, control: Control) -> Verific
             files.append(file)
             continue
         done += file.size_bytes
-        problem = None if matches else "the content is not what was promised"
+        problem = None if matches else "the content does not match its checksum"
         checks.append(FileCheck(path=file.path, sha256=actual, expected=promised, ok=matches, problem=problem))
         files.append(msgspec.structs.replace(file, sha256=actual) if matches else file)
     ok = all(check.ok for check in checks)

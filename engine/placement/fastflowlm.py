@@ -122,7 +122,7 @@ def findings(machine: Machine) -> tuple[Finding, ...]:
     report = detect()
     if report.problem:
         fix = (
-            "Mend that, then run `flm validate` again."
+            "Fix that, then run `flm validate` again."
             if report.program
             else "Install it from https://fastflowlm.com/docs/install, then run `flm validate`."
         )

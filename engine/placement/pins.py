@@ -34,7 +34,7 @@ def gone_pins(machine: Machine, pins: dict[str, str]) -> tuple[Finding, ...]:
             "warning",
             f"{model} is pinned to {device}, which is not usable here now",
             "Another device runs it until that one is back.",
-            f"tessera chat {model} --device auto  (gives the pin up)",
+            f"tessera chat {model} --device auto  (removes the pin)",
             model,
         )
         for model, device in sorted(pins.items())

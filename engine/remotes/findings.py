@@ -7,14 +7,14 @@ from engine.remotes.registry import RemoteRegistry
 from engine.remotes.types import State
 
 _STEPS: Final[dict[State, str]] = {
-    "unknown": "Look at it with: tessera remote check {name}",
+    "unknown": "Check it: tessera remote check {name}",
     "unreachable": "Is {host} on, and its SSH server at port {port}? Then: tessera remote check {name}",
     "refused": "Try the login by hand: ssh -p {port} {user}@{host}",
-    "changed_key": "If {host} was set up anew, compare the fingerprint: tessera remote add {name} {user}@{host}",
-    "no_worker": "Start it over there: tessera worker",
+    "changed_key": "If {host} was reinstalled, compare the fingerprint: tessera remote add {name} {user}@{host}",
+    "no_worker": "Start it on the remote host: tessera worker",
     "other_kernel": "Install the same version of Tessera on both computers",
-    "slow": "Measure the way again once nothing else uses it: tessera remote check {name}",
-    "lost": "Look again with: tessera remote check {name}",
+    "slow": "Measure the connection again when nothing else uses it: tessera remote check {name}",
+    "lost": "Check it again: tessera remote check {name}",
 }
 
 
@@ -26,9 +26,9 @@ def findings(registry: RemoteRegistry) -> tuple[Finding, ...]:
         if seen.state == "ok":
             continue
         usable = seen.state in {"slow", "unknown"}
-        title = f"{remote.name} was never looked at" if seen.state == "unknown" else f"{remote.name} cannot be used"
+        title = f"{remote.name} was never checked" if seen.state == "unknown" else f"{remote.name} cannot be used"
         if seen.state == "slow":
-            title = f"The way to {remote.name} is slow"
+            title = f"The connection to {remote.name} is slow"
         names = {"name": remote.name, "host": remote.host, "user": remote.user, "port": remote.port}
         found.append(
             Finding(

@@ -148,7 +148,7 @@ _ERRORS_OF: Final = {
     ("post", "/tessera/v1/collections"): _NOT_AGREED,
     ("post", "/tessera/v1/collections/{collection}"): _NOT_AGREED,
     ("put", "/tessera/v1/remotes/{name}"): {
-        "409": "The computer shows a host key that nobody has vouched for",
+        "409": "The computer shows an unknown host key",
         "424": "The computer that was named does not show its host key",
     },
 }

@@ -28,7 +28,7 @@ async def prompted(
     before: str = getattr(prompts, INPUT_TYPES[input_type])
     texts = [text for text in inputs if isinstance(text, str)]
     if len(texts) < len(inputs):
-        raise InputFault("input_type says what is read before a text; tokens are read as they are.", "input_type")
+        raise InputFault("input_type selects the prefix of a text; token ids get no prefix.", "input_type")
     return [before + text for text in texts]
 
 

@@ -166,7 +166,7 @@ class Speech:
         except ChildFailed as error:
             why = "took too long" if error.timed_out else "ran out of memory" if error.out_of_memory else "ended"
             kind = SpeechFailed if error.timed_out else ChildDied
-            raise kind(f"The process that hears {why}; it is started anew with the next recording.") from error
+            raise kind(f"The process that hears {why}; it restarts with the next recording.") from error
         found: Answer = msgspec.msgpack.decode(answer, type=learned(Answer))
         if isinstance(found, Refused) and found.sound:
             raise InputFault(f"file: the recording cannot be read: {found.message}.", "file")

@@ -55,7 +55,7 @@ def make(
         for line in _gpu_lines(python, root):
             show(f"  {line}")
     except (subprocess.CalledProcessError, RuntimeError, OSError) as error:
-        show(f"Setting up failed: {error}\nMend the cause and start again; what is done is kept.")
+        show(f"Setting up failed: {error}\nFix the cause and start again; finished steps are kept.")
         return 4
     show(f"Ready after {time.monotonic() - started:.0f} s.")
     return 0

@@ -161,7 +161,7 @@ def build_version(python: str, version: str, folder: str) -> str:
     try:
         return _build(python, [f"llama-cpp-python=={version}"], folder, work, str)
     except subprocess.CalledProcessError as error:
-        raise RuntimeError(f"pip could not get llama-cpp-python {version}; what it said stands above") from error
+        raise RuntimeError(f"pip could not get llama-cpp-python {version}; see its output above") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

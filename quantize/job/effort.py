@@ -87,7 +87,7 @@ def spend(shape: JobShape, time_s: float, rates: Rates) -> Spent:
     better = [(e, s) for e, s in needed if e.kld_factor < effort.kld_factor]
     hints = []
     if not fitting:
-        hints.append(f"even the quickest way takes about {_words(seconds)}")
+        hints.append(f"even the fastest way takes about {_words(seconds)}")
     if better:
         more, longer = min(better, key=lambda pair: pair[1])
         gain = 1 - more.kld_factor / effort.kld_factor

@@ -150,7 +150,7 @@ class Bar:
         self._on_progress(msgspec.structs.replace(progress, share=self._done / total, left_s=left))
 
 
-_EXPECTED = "nothing was measured yet: the mix and its figures are expectations, and will change"
+_EXPECTED = "nothing was measured yet: the plan and its figures are estimates, and will change"
 
 
 def quantize(
@@ -170,7 +170,7 @@ def quantize(
     cases no file is left.
     """
     if request.gate is not None and judge is None and not request.plan_only:
-        raise InvalidOption("--gate", "nobody here can ask a model tasks")
+        raise InvalidOption("--gate", "this program cannot run tasks on a model")
     if request.out.resolve() == request.source.resolve():
         raise InvalidOption("OUT", "it is the SOURCE itself, which is never written to")
     writes = not request.plan_only

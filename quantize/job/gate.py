@@ -90,7 +90,7 @@ def lines(gate: GateReport) -> list[str]:
     """Lines for the user about a gate, one per tested file."""
     texts = []
     for check in gate.checks:
-        whose = "" if check.mix == "ours" else "stock mix, "
+        whose = "" if check.mix == "ours" else "llama.cpp preset, "
         end = "vetoed" if check.vetoed else "kept"
         texts.append(f"task {gate.task}: {whose}{counts(check)}; {likely(check)} (p = {check.p_value:.3f}): {end}")
     if gate.reference:
@@ -109,9 +109,11 @@ def cautions(gate: GateReport) -> tuple[str, ...]:
     """Important warnings: no file was written and what to do, or the task could not have rejected any file."""
     check, task = gate.checks[-1], gate.task
     if gate.passed is None:
-        which = "the file does" if len(gate.checks) == 1 else "this mix and the stock mix of the same size do"
-        why = f"nothing was kept: {which} {task} clearly worse than the original"
-        return (f"{why}. Allow more bytes, or take a more thorough tier; the source is untouched",)
+        which = (
+            "the file does" if len(gate.checks) == 1 else "this file and the llama.cpp preset of the same size do"
+        )
+        why = f"discarded: {which} {task} clearly worse than the original"
+        return (f"{why}. Allow more bytes, or use a more thorough tier; the source is unchanged",)
     if could_veto(gate):
         return ()
     few = f"the original passes {check.before} of {check.cases} cases of {task}"

@@ -131,8 +131,8 @@ def verdict(reports: tuple[FileReport, ...]) -> tuple[Shipped, tuple[str, ...]]:
     if ratio is None or ratio.high < 1:
         return "ours", ()
     warning = (
-        f"the mix made for this model has {ratio.value:.2f} times the stock mix's KL divergence "
-        f"({ratio.low:.2f} to {ratio.high:.2f}): not clearly better, so the stock mix ships"
+        f"the quantization for this model has {ratio.value:.2f} times the llama.cpp preset's KL divergence "
+        f"({ratio.low:.2f} to {ratio.high:.2f}): not clearly better, so the preset is written"
     )
     return "stock", (warning,)
 
@@ -142,6 +142,6 @@ def no_rival(question: Question, plan: QuantPlan) -> str:
     usable = [s for s in stock_plans(question) if question.evidence.has_imatrix or not s.needs_imatrix]
     smallest = min(usable, key=lambda s: s.file_bytes)
     return (
-        f"no stock mix of llama.cpp is as small as {plan.file_bytes:,} bytes (the smallest, {smallest.name}, takes "
+        f"no llama.cpp preset is as small as {plan.file_bytes:,} bytes (the smallest, {smallest.name}, takes "
         f"{smallest.file_bytes:,}): compared with the source only"
     )

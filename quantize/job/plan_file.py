@@ -122,7 +122,7 @@ def applied(plan: PlanFile, made: QuantPlan) -> QuantPlan:
     return msgspec.structs.replace(made, goal=plan.goal, damage=plan.damage, best_stock=plan.best_stock)
 
 
-NO_PLAN = "no plan was exported: the file is a stock mix, or was not compared"
+NO_PLAN = "no plan was exported: the file is a llama.cpp preset, or was not compared"
 
 
 def same_or_not(plan: PlanFile, digest: str, *, force: bool) -> str:
@@ -134,9 +134,7 @@ def same_or_not(plan: PlanFile, digest: str, *, force: bool) -> str:
         "llama.cpp differs in its last bits"
     )
     if not force:
-        raise InvalidOption(
-            "--plan", f"what came out is {found}. --force keeps such a file, which is measured here"
-        )
+        raise InvalidOption("--plan", f"the result is {found}. --force keeps such a file, which is measured here")
     return f"{found}. It was measured here and holds what the plan claims"
 
 

@@ -67,7 +67,9 @@ def _ways(report: QuantizeReport) -> list[str]:
     """Lines about unusual settings that were used to make the file."""
     lines = []
     if report.smoothed:
-        lines.append(f"{report.smoothed} inputs evened out: LoRA adapters of the original fit here, not elsewhere")
+        lines.append(
+            f"{report.smoothed} inputs smoothed: LoRA adapters of the original work here, but not in other programs"
+        )
     if report.gpu_layers:
         lines.append(f"{report.gpu_layers} layers were evaluated on the GPU (--gpu-layers 0: on the processor)")
     if report.effort:
@@ -105,8 +107,8 @@ def _own(own: FileReport, elsewhere: FileReport | None) -> list[str]:
 def _beside_stock(ratio: Interval) -> str:
     """Gain or loss compared with the preset of the same size."""
     if ratio.low <= 1 <= ratio.high:
-        return f"neither gained nor lost beside the stock mix ({ratio.low:.3f} to {ratio.high:.3f} of its)"
-    change = f"{abs(1 - ratio.value):.0%} {'less' if ratio.value < 1 else 'more'} than the stock mix"
+        return f"neither better nor worse than the llama.cpp preset ({ratio.low:.3f} to {ratio.high:.3f} of its)"
+    change = f"{abs(1 - ratio.value):.0%} {'less' if ratio.value < 1 else 'more'} than the llama.cpp preset"
     return f"{'gained' if ratio.value < 1 else 'lost'}: {change} ({ratio.low:.3f} to {ratio.high:.3f} of its)"
 
 

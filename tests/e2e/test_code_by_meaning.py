@@ -55,7 +55,7 @@ def test_a_question_is_answered_while_an_embedding_model_of_a_short_context_is_l
     words = ["code", str(project), "-m", "spark", "--max-tokens", "4", "-p", "Which file signs the cookie?"]
     done = CliRunner().invoke(cli, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    assert "not searched by meaning" not in done.output
+    assert "keyword search only" not in done.output
 
 
 def test_what_the_model_cannot_read_whole_is_cut_and_has_a_vector(loaded, project):

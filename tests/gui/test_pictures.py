@@ -84,7 +84,7 @@ def test_a_picture_that_is_refused_can_be_left_out_and_stays_out(qtbot, offered,
     page = offered
     page.controller.change(model="seer")
     server.error = {
-        "message": "WebP pictures cannot be decoded here",
+        "message": "WebP images cannot be decoded here",
         "code": "invalid_request",
         "param": "messages",
     }

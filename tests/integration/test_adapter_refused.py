@@ -43,7 +43,7 @@ async def load(path, lora):
 
 @pytest.mark.parametrize(
     ("scales", "reason"),
-    [(None, "evened out"), ("!", "evened out"), ("AAAA", "evened out"), (OF_ANOTHER, "256 channels, not 64")],
+    [(None, "smoothed"), ("!", "smoothed"), ("AAAA", "smoothed"), (OF_ANOTHER, "256 channels, not 64")],
 )
 def test_it_is_refused_with_the_reason_and_the_file_alone_loads(bundled_model, tmp_path, scales, reason):
     file = smoothed(bundled_model, tmp_path / "smooth.gguf", scales)

@@ -87,7 +87,7 @@ def test_a_conversation_is_bounded_in_all_that_it_holds(qwen, client, small):
     with pytest.raises(openai.BadRequestError, match="limit is 0 MiB") as refused:
         client.conversations.items.create(made.id, items=[BIG])
     assert refused.value.code == "conversation_full"
-    with pytest.raises(openai.BadRequestError, match="Begin another conversation"):
+    with pytest.raises(openai.BadRequestError, match="Start another conversation"):
         client.responses.create(model="spark", conversation=made.id, input="x" * 60_000)
     with pytest.raises(openai.BadRequestError, match="limit"):
         client.conversations.create(items=[BIG, BIG])

@@ -192,7 +192,7 @@ def test_packs_from_an_address(tmp_path, served, abi):
     with pytest.raises(PackRefused, match=r"kernels\.address"):
         fetch("rpc-test", now)
     now = now.changed("kernels.address", address).changed("kernels.keys", signer.public)
-    with pytest.raises(PackRefused, match="could not be fetched"):
+    with pytest.raises(PackRefused, match="could not be downloaded"):
         fetch("rpc-test", now)
     publish()
     with pytest.raises(PackRefused, match="offline"):

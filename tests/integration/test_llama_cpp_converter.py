@@ -41,7 +41,7 @@ def left(catalogue):
 def test_it_is_needed_then_used_and_its_file_joins_the_library(catalogue, tmp_path):
     folder = foreign_folder(tmp_path / "granite")
     (folder / "modeling_own.py").write_text("raise SystemExit")
-    with pytest.raises(ConverterNeeded, match="own converter knows it"):
+    with pytest.raises(ConverterNeeded, match="converter supports it"):
         convert(catalogue, folder)
     assert left(catalogue) == []
     stand_in(catalogue.paths.converter)

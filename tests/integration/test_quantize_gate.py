@@ -250,7 +250,7 @@ def test_tool_calls_and_formats_are_asked_through_the_same_road(tmp_path, keeper
 def test_a_gate_without_anybody_to_ask_is_refused_before_any_work(tmp_path, keeper, tasks):
     from quantize.errors import InvalidOption
 
-    with pytest.raises(InvalidOption, match="nobody here"):
+    with pytest.raises(InvalidOption, match="cannot run tasks"):
         quantize(request(tmp_path, keeper.tasks(str(tasks)).task), lambda _: None, lambda: False)
     with pytest.raises(InputFault):
         keeper.tasks(str(tmp_path / "absent.jsonl"))

@@ -158,8 +158,8 @@ def test_cancelling_while_pictures_are_read_harms_nobody(models):
 
 BOMB = png(np.zeros((2, 2, 3), np.uint8), claimed=(60_000, 60_000))
 BAD = {
-    "no picture": (b"hello", "no PNG, JPEG, GIF or BMP"),
-    "empty": (b"", "no PNG, JPEG, GIF or BMP"),
+    "no picture": (b"hello", "not a PNG, JPEG, GIF or BMP"),
+    "empty": (b"", "not a PNG, JPEG, GIF or BMP"),
     "a header of nothing": (noise(1)[:20], "ends within its header"),
     "cut in the middle": (noise(1)[:300], "damaged"),
     "3.6 billion pixels": (BOMB, "60000 x 60000"),
@@ -167,9 +167,9 @@ BAD = {
     "webp": (b"RIFF\x00\x00\x00\x00WEBPVP8 ", "WebP"),
     "jpeg of noise": (b"\xff\xd8\xff\xe0\x00\x10" + b"A" * 40, "broken"),
     "jpeg without an end": (b"\xff\xd8\xff\xe0\xff\xff", "ends within its header"),
-    "sound": (b"RIFF\x24\x00\x00\x00WAVEfmt ", "no PNG, JPEG, GIF or BMP"),
-    "film": (b"\x00\x00\x00\x20ftypisom", "no PNG, JPEG, GIF or BMP"),
-    "vector graphics": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no PNG, JPEG, GIF or BMP"),
+    "sound": (b"RIFF\x24\x00\x00\x00WAVEfmt ", "not a PNG, JPEG, GIF or BMP"),
+    "film": (b"\x00\x00\x00\x20ftypisom", "not a PNG, JPEG, GIF or BMP"),
+    "vector graphics": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not a PNG, JPEG, GIF or BMP"),
 }
 
 

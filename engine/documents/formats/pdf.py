@@ -58,7 +58,7 @@ def _page(document: Any, number: int, *, ocr: bool) -> Page:
         text = _text(page)
         if sum(c.isalnum() for c in text) < _SCAN_CHARS and _is_image(page):
             if not ocr:
-                return Page(number, _blocks(text), label, "the page is a picture; reading it needs OCR")
+                return Page(number, _blocks(text), label, "the page is an image; reading it needs OCR")
             return _recognized(page, number, label)
     except pdfium.PdfiumError as error:
         return Page(number, label=label, problem=f"its text cannot be read ({error})")
@@ -119,7 +119,7 @@ def _recognized(page: Any, number: int, label: str) -> Page:
         blocks = read_image(render(page, OCR_DPI))
     except Unreadable as error:
         return Page(number, label=label, problem=str(error))
-    problem = "" if blocks else "the page is a picture without text that OCR could read"
+    problem = "" if blocks else "the page is an image without text that OCR could read"
     return Page(number, blocks, label, problem)
 
 
@@ -139,7 +139,7 @@ def image_pages(path: Path) -> Iterator[Page]:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
-        raise Unreadable("reading pictures needs OCR, which is not installed here") from error
+        raise Unreadable("reading images needs OCR, which is not installed here") from error
 
     Image.MAX_IMAGE_PIXELS = _MAX_PIXELS
     try:
@@ -148,9 +148,9 @@ def image_pages(path: Path) -> Iterator[Page]:
         with Image.open(path) as image:
             pixels = np.asarray(image.convert("RGB"))[:, :, ::-1]
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError) as error:
-        raise Unreadable(f"the picture cannot be opened ({type(error).__name__})") from error
+        raise Unreadable(f"the image cannot be opened ({type(error).__name__})") from error
     blocks = read_image(pixels)
-    yield Page(1, blocks, "picture", "" if blocks else "there is no text in the picture that OCR could read")
+    yield Page(1, blocks, "picture", "" if blocks else "there is no text in the image that OCR could read")
 
 
 @cache
@@ -159,7 +159,7 @@ def _recognizer() -> Any:
     try:
         from rapidocr import RapidOCR
     except ImportError as error:
-        raise Unreadable("it is a picture, and OCR is not installed here (pip install 'tessera[ocr]')") from error
+        raise Unreadable("it is an image, and OCR is not installed here (pip install 'tessera[ocr]')") from error
 
     threads = max(1, (os.cpu_count() or 2) // 2)
     runtime = "EngineConfig.onnxruntime"

@@ -89,7 +89,7 @@ def spec_of_dimensions(
         try:
             types = stock_types(model, mix, has_imatrix=True)
         except KeyError:
-            raise InputFault(f"There is no stock mix {mix!r}, such as Q4_K_M or Q8_0.", "type") from None
+            raise InputFault(f"There is no llama.cpp preset {mix!r}, such as Q4_K_M or Q8_0.", "type") from None
     return shapes.metadata(name, d), [TensorSlot(n, s, types[n]) for n, s in tensors]
 
 

@@ -75,7 +75,7 @@ def metadata(name: str, d: Dimensions) -> dict[str, MetaValue]:
     a = d.arch
     return {
         "general.architecture": scalar(a),
-        "general.name": scalar(f"{name} stand-in, random weights"),
+        "general.name": scalar(f"{name} shape, random weights"),
         f"{a}.context_length": scalar(CONTEXT),
         f"{a}.embedding_length": scalar(d.embd),
         f"{a}.block_count": scalar(d.layers),

@@ -101,7 +101,7 @@ def make(
         tasks = gates.tasks(options.gate)
         judge, gate = gates.judge(tasks), tasks.task
     elif options.gate is not None:
-        raise InputFault("Nobody here can ask a model tasks.", "gate")
+        raise InputFault("This program cannot run tasks on a model.", "gate")
 
     def progress(at: Progress) -> None:
         control.report(at.phase, round(_BAR * (at.share or 0.0)), _BAR, "", at.detail, left_s=at.left_s)

@@ -91,7 +91,7 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         if self.gate is not None and self.gate not in NAMED:
             whole_path(self.gate, "gate")
         if not self.goals:
-            raise InputFault("Say what is wanted: one of budget_bytes, bpw, mix and fit.", "budget_bytes")
+            raise InputFault("Name a target: one of budget_bytes, bpw, mix and fit.", "budget_bytes")
         if len(self.goals) > 1:
             raise InputFault(
                 f"Give one of budget_bytes, bpw, mix and fit, not {' and '.join(self.goals)}.", self.goals[1]

@@ -84,7 +84,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         self._duty_cycle = DutyCycle()
         self._pages = LargePages()
         self._vision: Vision | None = None
-        self._vision_error = "this model reads text only: no projector (mmproj-*.gguf) is beside it"
+        self._vision_error = "this model reads text only: there is no projector (mmproj-*.gguf) next to it"
 
     def _cancel_now(self, request_id: int) -> None:
         if self._abort is not None and self._scheduler is not None and self._scheduler.only_prefilling(request_id):
@@ -366,7 +366,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         assert self._loaded is not None
         assert self._vocabulary is not None
         assert self._adapters is not None
-        problem = "deterministic is possible with text only: pictures are computed in steps of their own."
+        problem = "deterministic works with text only: images are computed in separate steps."
         if not request.images:
             try:
                 if self._exact is None:

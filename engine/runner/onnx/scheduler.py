@@ -100,7 +100,7 @@ class Scheduler(BaseScheduler[Sequence]):
 
     def _refuse(self, request: GenerationRequest, tokens: list[int]) -> None:
         if request.images:
-            raise UnsupportedParameter("messages", "The ONNX runner reads no pictures.")
+            raise UnsupportedParameter("messages", "The ONNX runner does not read images.")
         if (found := problem(request, tokens, self._vocabulary.size)) is not None:
             raise UnsupportedParameter(*found)
         if request.prompt_logprobs:
@@ -142,7 +142,7 @@ class Scheduler(BaseScheduler[Sequence]):
             except Exception as error:
                 self._running.pop(sequence.id, None)
                 self._by_id.pop(sequence.id, None)
-                text = f"There is no room for this request's cache: {libraries.reason(error)}"
+                text = f"There is no memory for this request's cache: {libraries.reason(error)}"
                 out.append(Fault(id=sequence.id, code="cache_full", message=text))
                 continue
             slot.owner, slot.key, slot.last_used = sequence.id, sequence.request.owner, time.monotonic()

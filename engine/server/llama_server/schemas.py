@@ -69,7 +69,7 @@ def _text(prompt: str | TextPrompt) -> str:
         return prompt
     if prompt.multimodal_data:
         where = "prompt.multimodal_data"
-        raise InputFault(f"{where}: pictures are taken in conversations only, at /v1/chat/completions.", where)
+        raise InputFault(f"{where}: images are accepted in conversations only, at /v1/chat/completions.", where)
     return prompt.prompt_string
 
 

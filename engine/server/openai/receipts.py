@@ -185,7 +185,7 @@ def _check(model: LoadedModel, body: ChatRequest | CompletionRequest) -> None:
     if not body.deterministic:
         raise InputFault("receipt needs deterministic: true.", "receipt")
     if isinstance(body, ChatRequest) and body.collection is not None:
-        raise InputFault("receipt is not possible beside collection: its documents change.", "receipt")
+        raise InputFault("receipt cannot be combined with collection, because its documents change.", "receipt")
     prompts = body.prompts() if isinstance(body, CompletionRequest) else [""]
     if (body.n or 1) * len(prompts) != 1:
         raise InputFault("receipt is possible for one answer at a time.", "receipt")

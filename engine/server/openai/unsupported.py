@@ -17,10 +17,10 @@ async def moderations(_: Request) -> None:
 @router.post("/v1/images/edits")
 async def images(_: Request) -> None:
     """Refused: no model generates images."""
-    raise NotServed("No pictures are made here.")
+    raise NotServed("Tessera does not generate images.")
 
 
 @router.post("/v1/audio/speech")
 async def speech(_: Request) -> None:
     """Refused: no model generates speech."""
-    raise NotServed("No speech is made here.")
+    raise NotServed("Tessera does not generate speech.")

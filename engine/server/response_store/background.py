@@ -96,7 +96,7 @@ class BackgroundJobs:
         """Cancel a response; a finished one is unchanged. Raises: InputFault: it does not run in the background."""
         job = self._jobs.get(response_id)
         if job is None:
-            raise InputFault("Only an answer that is made in the background can be cancelled.", "response_id")
+            raise InputFault("Only an answer that runs in the background can be cancelled.", "response_id")
         if job.task is not None and not job.task.done():
             job.task.cancel()
             await asyncio.gather(job.task, return_exceptions=True)

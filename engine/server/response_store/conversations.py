@@ -30,7 +30,7 @@ class ConversationFull(InputFault):
     def __init__(self, size_bytes: int) -> None:
         super().__init__(
             f"The conversation would take {size_bytes / (1 << 20):.1f} MiB of memory; the limit is "
-            f"{MAX_BYTES / (1 << 20):.0f} MiB. Begin another conversation, or delete items of this one.",
+            f"{MAX_BYTES / (1 << 20):.0f} MiB. Start another conversation, or delete items of this one.",
             "items",
         )
 

@@ -88,7 +88,7 @@ async def _compacted(state: ServerState, body: CompactRequest) -> dict[str, Any]
                 usage = usage_body(event.usage)
     summary = "".join(texts).strip()
     if not summary:
-        raise NoSummary(f"{turn.model.id} wrote no summary; the conversation stays as it is.")
+        raise NoSummary(f"{turn.model.id} wrote no summary; the conversation is unchanged.")
     questions = [_user_item(message) for message in context if message.role == "user"]
     compaction = {"id": new_id("cmp", "_"), "type": "compaction", "encrypted_content": sealed(summary)}
     return {

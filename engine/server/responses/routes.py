@@ -89,7 +89,7 @@ async def get_response(
         return EventStream(job.follow(starting_after), SHAPE)
     if stream:
         state.responses.get(response_id)
-        raise InputFault("Only an answer that was made in the background can be followed.", "stream")
+        raise InputFault("Only an answer from the background can be streamed again.", "stream")
     if job is not None:
         return JSONResponse(job.items.snapshot())
     return JSONResponse(state.responses.get(response_id).response)

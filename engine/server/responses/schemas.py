@@ -45,7 +45,7 @@ WITHOUT_EFFECT: Final = (
 # Unsupported fields that are refused, because ignoring them would give a different kind of response.
 NOT_POSSIBLE: Final = {
     "prompt": "there are no stored prompts here",
-    "image": "no pictures are made here",
+    "image": "Tessera does not generate images",
     "access_programs": "there are none here",
     "background_options": "there are none here",
 }
@@ -150,7 +150,9 @@ class ResponsesRequest(SamplerFields):
         if self.conversation is not None and self.previous_response_id is not None:
             raise InputFault("conversation and previous_response_id cannot be combined.", "conversation")
         if self.background and self.store is False:
-            raise InputFault("background needs store: what is not kept cannot be asked for.", "background")
+            raise InputFault(
+                "background needs store: an answer that is not stored cannot be fetched later.", "background"
+            )
         unknown = [name for name in self.include or () if name not in INCLUDES]
         if unknown:
             raise InputFault(f"include: {unknown[0]!r} is not known.", "include")

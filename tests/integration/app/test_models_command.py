@@ -97,7 +97,7 @@ def test_search_plan_pull_verify_remove_undo(tessera, hub):
 def test_import_and_link(tessera, home, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/mine.gguf").write_bytes(SPARK.read_bytes())
-    assert "No other application" in tessera("link")
+    assert "No models of other application" in tessera("link")
     assert json.loads(tessera("link", tmp_path / "elsewhere", "--json"))["added"] == ["mine"]
     assert "no new model" in tessera("link", tmp_path / "elsewhere")
     assert json.loads(tessera("import", tmp_path / "elsewhere/mine.gguf", "--json"))["model"] in {"mine", "spark"}
@@ -151,7 +151,7 @@ def test_a_broken_model_is_shown_with_the_reason_and_fails_verification(tessera,
     stamp = good.stat()
     good.write_bytes(SPARK.read_bytes()[:-1] + b"x")
     __import__("os").utime(good, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    assert "not what was promised" in tessera("verify", "good", code=3)
+    assert "does not match its checksum" in tessera("verify", "good", code=3)
 
 
 @pytest.fixture

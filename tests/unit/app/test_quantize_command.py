@@ -29,13 +29,13 @@ def test_what_is_no_time_is_told(text):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--budget", "5MB", "--time", "10min", "--tier", "max"], "leave out --tier"),
+        (["--budget", "5MB", "--time", "10min", "--tier", "max"], "cannot be combined with --tier"),
         (["--type", "Q4_K_M", "--time", "10min"], "--type"),
         (["--budget", "5MB", "--plan", __file__], "one of"),
-        (["--plan", __file__, "--lock", "attn_v=Q8_0"], "leave out --tier"),
+        (["--plan", __file__, "--lock", "attn_v=Q8_0"], "--plan already contains --tier"),
         (["--budget", "5MB", "--plan-key", "RWQ"], "goes with --plan"),
         (["--budget", "5MB", "--calibration", "/nowhere/at/all"], "there is no /nowhere"),
-        ([], "Say what is wanted"),
+        ([], "Name a target"),
     ],
 )
 def test_wishes_that_contradict_each_other(arguments, words):

@@ -90,11 +90,11 @@ def test_the_summary_tells_of_our_own_kernels_for_prompts():
     tiles = BackendReport("tiles", "libggml-tiles.so", "usable", devices=(device,))
     others = (BackendReport("cpu", "libggml-cpu.so", "usable"),)
     with_them = merged(replace(recorded, backends=(*others, tiles)))
-    assert "our own for prompts: AVX-512 VNNI" in build_summary(with_them)
+    assert "Tessera's for prompts: AVX-512 VNNI" in build_summary(with_them)
     assert "CPU only" in build_summary(with_them)
     assert [r.backend for d in with_them.devices if d.kind == "cpu" for r in d.runtimes].count("tiles") == 1
     without = replace(recorded, backends=others)
-    assert "our own for prompts were not built" in build_summary(without)
+    assert "Tessera's for prompts were not built" in build_summary(without)
     refused = BackendReport("tiles", "libggml-tiles.so", "no_device", reason="it loaded but found no device")
     assert "not used: it loaded but found no device" in build_summary(
         replace(recorded, backends=(*others, refused))

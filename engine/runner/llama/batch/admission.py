@@ -81,5 +81,5 @@ def _unending(request: GenerationRequest) -> tuple[str, str] | None:
     if request.context_shift and request.max_tokens is None:
         return "context_shift", "context_shift needs max_tokens: nothing else would end the answer."
     if request.context_shift and request.images:
-        return "context_shift", "context_shift is possible with text only: a picture cannot be cut."
+        return "context_shift", "context_shift works with text only: an image cannot be cut."
     return None

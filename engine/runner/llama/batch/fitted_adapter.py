@@ -36,8 +36,8 @@ def fitted(path: Path, metadata: Mapping[str, str]) -> Iterator[Path]:
     scales = read_channel_scales(said or "")
     if scales is None:
         raise LoadFailed(
-            f"the LoRA adapter {path} does not fit this file: its inputs were evened out when it was quantized, "
-            "and it does not say how. Make it anew, or use another file of the model"
+            f"the LoRA adapter {path} does not fit this file: its inputs were smoothed when it was quantized, "
+            "and it does not record how. Quantize it again, or use another file of the model"
         )
     with tempfile.TemporaryDirectory(prefix="tessera-adapter-") as folder:
         copy = Path(folder) / path.name

@@ -359,9 +359,9 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         if code == NO_ROOM and len(self._running) > 1:
             self._preempt(sequence)
         elif code == NO_ROOM:
-            self._fail(sequence, "cache_full", "The KV cache is too small for this picture.", out)
+            self._fail(sequence, "cache_full", "The KV cache is too small for this image.", out)
         elif code != ABORTED:
-            self._fail(sequence, "internal", "The picture could not be encoded.", out)
+            self._fail(sequence, "internal", "The image could not be encoded.", out)
 
     def _commit_batch(self, seconds: float) -> None:
         owners = {s.cache.seq_id: (s, s.cache) for s in self._running if s.cache is not None}

@@ -30,11 +30,11 @@ def check_image(data: bytes) -> tuple[int, int]:
     try:
         width, height = _size(data)
     except (struct.error, IndexError):
-        raise ImageRefused("the picture ends within its header") from None
+        raise ImageRefused("the image ends within its header") from None
     if width <= 0 or height <= 0:
-        raise ImageRefused(f"the picture claims a size of {width} x {height} pixels")
+        raise ImageRefused(f"the image claims a size of {width} x {height} pixels")
     if width * height > MAX_PIXELS:
-        raise ImageRefused(f"the picture has {width} x {height} pixels; at most {MAX_PIXELS} are decoded")
+        raise ImageRefused(f"the image has {width} x {height} pixels; at most {MAX_PIXELS} are decoded")
     return width, height
 
 
@@ -51,8 +51,8 @@ def _size(data: bytes) -> tuple[int, int]:
         width, height = struct.unpack_from("<ii", data, 18)
         return width, abs(height)
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        raise ImageRefused("WebP pictures cannot be decoded here; send PNG or JPEG")
-    raise ImageRefused("this is no PNG, JPEG, GIF or BMP picture")
+        raise ImageRefused("WebP images cannot be decoded here; send PNG or JPEG")
+    raise ImageRefused("this is not a PNG, JPEG, GIF or BMP image")
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:
@@ -60,7 +60,7 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
     at = 2
     while True:
         if data[at] != 0xFF:
-            raise ImageRefused("the JPEG picture is broken")
+            raise ImageRefused("the JPEG image is broken")
         mark = data[at + 1]
         if mark == 0xFF:
             at += 1

@@ -91,7 +91,7 @@ class Vision:
         try:
             self._api = importlib.import_module("llama_cpp.mtmd_cpp")
         except (ImportError, OSError, RuntimeError) as error:
-            raise LoadFailed(f"libmtmd, which reads pictures, does not load: {error}") from error
+            raise LoadFailed(f"libmtmd, which reads images, does not load: {error}") from error
         api, settings = self._api, loaded.settings
         log.begin("the projector", path)
         self._log = _quiet(api)
@@ -107,7 +107,7 @@ class Vision:
             raise LoadFailed(log.explained(f"the projector {Path(path).name} does not fit this model"))
         if not api.mtmd_support_vision(self._context):
             api.mtmd_free(self._context)
-            raise LoadFailed(f"the projector {Path(path).name} does not read pictures")
+            raise LoadFailed(f"the projector {Path(path).name} does not read images")
         self._loaded = loaded
         self.marker = api.mtmd_default_marker().decode()
 
@@ -118,7 +118,7 @@ class Vision:
         markers.
         """
         if not isinstance(request.prompt, str):
-            raise ImageRefused("pictures need a prompt of text, not of token ids")
+            raise ImageRefused("images need a prompt of text, not of token ids")
         if len(request.images) > MAX_IMAGES:
             raise ImageRefused(f"there are {len(request.images)} pictures; at most {MAX_IMAGES} are read")
         markers = request.prompt.count(self.marker)
@@ -139,7 +139,7 @@ class Vision:
                 api.mtmd_bitmap_free(bitmap)
         if code:
             media.close()
-            raise ImageRefused("a picture could not be prepared for this model")
+            raise ImageRefused("an image could not be prepared for this model")
         try:
             return self._lay_out(media), media
         except ImageRefused:
@@ -152,7 +152,7 @@ class Vision:
         options = self._api.mtmd_helper_init_opt_default()
         made = self._api.mtmd_helper_bitmap_init_from_buf_wrapper(self._context, buffer, len(data), False, options)
         if not made.bitmap:
-            raise ImageRefused("the picture is damaged and cannot be decoded")
+            raise ImageRefused("the image is damaged and cannot be decoded")
         return made.bitmap
 
     def _tokenize(self, request: GenerationRequest, media: Media, bitmaps: list[Any]) -> int:
@@ -187,7 +187,7 @@ class Vision:
             tokens.extend(_image_tokens(name, seen[name], count))
             seen[name] += 1
         if not tokens or tokens[-1] < 0:
-            raise ImageRefused("the prompt ends with a picture; text must follow it")
+            raise ImageRefused("the prompt ends with an image; text must follow it")
         return tokens
 
     def put(self, span: Span, position: int, seq_id: int) -> int:

@@ -232,8 +232,8 @@ def test_the_command_prints_one_json_object():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "Give a MODEL"),
-        (("spark", "--shape", "qwen3-8b"), "Give a MODEL"),
+        ((), "Name a MODEL"),
+        (("spark", "--shape", "qwen3-8b"), "Name a MODEL"),
         (("--shape", "gpt-9"), "gpt-9"),
         (("no-such-model",), "no-such-model"),
         (("spark", "--lengths", "0"), "out of range"),
