@@ -124,11 +124,3 @@ class TimeLog:
     def newest(self, count: int = MAX_ENTRIES) -> list[TimeSpent]:
         """Return the newest requests, newest first."""
         return list(reversed(self._finished))[:count]
-
-
-# The owner of the current request's prompt. Only this owner may notice that a prompt is cached.
-
-# Owner of requests from this user's own programs, if keys are in use.
-LOCAL: Final = "local"
-# Set for each HTTP request before any route; tasks that the route starts inherit it. Empty: no keys are in use.
-prefix_owner: ContextVar[str] = ContextVar("prefix_owner", default="")

@@ -15,6 +15,8 @@ from engine.documents.errors import NoCollection
 from engine.message_catalog.reasons import because
 
 ID_BYTES: Final = 12
+# Start of the ids of collections that the user named.
+NAMED: Final = "col"
 MAX_NAME: Final = 120
 # Vector stores are collections, too. Each change rewrites the whole list.
 MAX_COLLECTIONS: Final = 5000
@@ -26,7 +28,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     If `open` is set, every client with chat access may query it, else only the user's own programs.
     `embedding_model` and `reranker` are model ids; "" lets the server choose a local one, "none" disables it.
     `agreed` maps models on other servers to the server URL to which the user agreed to send the collection's text.
-    `facts` are a client's own metadata (OpenAI's `metadata`).
+    `facts` are a client's own metadata (OpenAI's `metadata`). `owner` made a vector store by the API.
     """
 
     id: str
@@ -40,6 +42,12 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     agreed: dict[str, str] = {}
     created_at: float = 0.0
     facts: dict[str, str] = {}
+    owner: str = ""
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the user made it under a name, not a client as a vector store."""
+        return self.id.startswith(f"{NAMED}_")
 
 
 class Definitions:
@@ -55,15 +63,18 @@ class Definitions:
         return self._store.get()
 
     def get(self, key: str) -> Definition:
-        """The configuration by id, else by case-insensitive name. Raises: NoCollection."""
+        """The configuration by id, else by case-insensitive name; vector stores have no unique name.
+
+        Raises: NoCollection.
+        """
         every = self.all()
         found = next((d for d in every if d.id == key), None)
-        found = found or next((d for d in every if d.name.casefold() == key.casefold()), None)
+        found = found or next((d for d in every if d.is_named and d.name.casefold() == key.casefold()), None)
         if found is None:
             raise NoCollection(key, tuple(d.name for d in every if not d.open))
         return found
 
-    def add(self, name: str, prefix: str = "col", **fields: object) -> Definition:
+    def add(self, name: str, prefix: str = NAMED, **fields: object) -> Definition:
         """Add a collection. Raises: InputFault: the name is empty, too long or taken."""
         name = " ".join(name.split())
         if not name or len(name) > MAX_NAME:
@@ -72,7 +83,7 @@ class Definitions:
             every = self.all()
             if len(every) >= MAX_COLLECTIONS:
                 raise InputFault(because("too_many_collections", most=MAX_COLLECTIONS), "name")
-            if prefix == "col" and any(d.name.casefold() == name.casefold() for d in every):
+            if prefix == NAMED and any(d.is_named and d.name.casefold() == name.casefold() for d in every):
                 raise InputFault(because("collection_there", name=name), "name")
             new_id = f"{prefix}_{secrets.token_hex(ID_BYTES)}"
             made = msgspec.convert(

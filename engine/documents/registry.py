@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from engine.core.errors import exhausted
 from engine.core.paths import Paths
-from engine.documents.collection_config import Definition, Definitions
+from engine.documents.collection_config import NAMED, Definition, Definitions
 from engine.documents.file_types import size_limit
 from engine.documents.reader_process import Reader
 from engine.documents.store import READING, Store
@@ -342,7 +342,7 @@ class Collections:
         """All collections."""
         return [self._live_of(definition) for definition in self.definitions.all()]
 
-    def add(self, name: str, prefix: str = "col", **fields: object) -> Live:
+    def add(self, name: str, prefix: str = NAMED, **fields: object) -> Live:
         """Add a collection and start reading its files. Raises: InputFault."""
         made = self.definitions.add(name, prefix, **fields)
         self._begin()

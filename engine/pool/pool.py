@@ -23,7 +23,8 @@ from engine.core.errors import (
     StaysHere,
     fact_of,
 )
-from engine.core.request_timing import current_clock, prefix_owner
+from engine.core.ownership import request_owner
+from engine.core.request_timing import current_clock
 from engine.core.startup_timing import Phases
 from engine.core.types import Event, GenerationRequest, Started
 from engine.message_catalog import sentence
@@ -471,7 +472,7 @@ class Pool:
         If the runner dies before the model's first token, the pool loads the model with the next fallback of the
         admission and restarts the request. Raises: RunnerDied and the runner's errors.
         """
-        request = msgspec.structs.replace(request, owner=prefix_owner.get())
+        request = msgspec.structs.replace(request, owner=request_owner.get())
         if not model.ready and self._models.get(model.id) is not model:  # unloaded since it was acquired
             aside = request.priority == "side"
             model = await self.acquire(model.id, loads=not aside, only=HERE if aside else None)

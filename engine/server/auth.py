@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from devices.atomic_file import write_atomically
 from devices.errors import TesseraError
 from engine.core.keys import BadKeyFile, KeyStore, Scope, digest
+from engine.core.ownership import LOCAL
 from engine.core.program_keys import ProgramKeys
-from engine.core.request_timing import LOCAL
 from engine.message_catalog.reasons import because
 
 MANAGEMENT_PREFIX: Final = "/tessera/"
@@ -130,7 +130,7 @@ class Access:
     def check(self, path: str, headers: Mapping[str, str], address: str = "") -> str:
         """Allow the request, or raise Unauthorized, Forbidden or TooManyFailures. Open paths need no key.
 
-        Returns the owner of the request's prompts, or "" if no keys are in use and all clients share prefixes.
+        Returns the owner of what the request stores, or "" if no keys are in use and all clients share everything.
         """
         if path in OPEN_PATHS:
             return ""

@@ -29,8 +29,9 @@ from devices.atomic_file import sweep_unfinished
 from devices.process_memory import give_back_freed
 from engine.api.requests import RequestRecord
 from engine.core.keys import BadKeyFile
+from engine.core.ownership import request_owner, sees_all
 from engine.core.proof import proof
-from engine.core.request_timing import TimeLog, prefix_owner, start_clock
+from engine.core.request_timing import TimeLog, start_clock
 from engine.core.startup_timing import Phases
 from engine.jobs.jobs import JobRegistry
 from engine.message_catalog import sentence
@@ -40,6 +41,7 @@ from engine.server.auth import (
     TooManyFailures,
     Unauthorized,
     manages,
+    presented_keys,
     remove_server_file,
     running_server_url,
     write_server_file,
@@ -213,7 +215,9 @@ class AccessCheck:
             headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
             try:
                 client = scope.get("client")
-                prefix_owner.set(self._access.check(scope["path"], headers, client[0] if client else ""))
+                owner = self._access.check(scope["path"], headers, client[0] if client else "")
+                request_owner.set(owner)
+                sees_all.set(bool(owner) and self._access.may_manage(presented_keys(headers)))
             except Unauthorized as error:
                 await refuse(scope, receive, send, 401, error.code, str(error))
                 return

@@ -13,9 +13,10 @@ from starlette.types import Receive, Scope, Send
 
 from devices.errors import TesseraError
 from engine.core.errors import Cancelled, exhausted
+from engine.core.ownership import request_owner
 from engine.pool.loaded_model import QueueTicket
 from engine.server.errors import ErrorShape, lookup, retry_header
-from engine.server.streams import Making, conversation_of, owner_of
+from engine.server.streams import Making, conversation_of
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._media_type.startswith(b"text/event-stream") and (name := conversation_of(scope)):
             making = Making(self._chunks, self._shape.event, self._sign)
-            self._chunks = scope["app"].state.server.streams.made(owner_of(scope), name, making)
+            self._chunks = scope["app"].state.server.streams.made(request_owner.get(), name, making)
             self._sign = bytes  # a ping for this reader only would shift the byte offsets that clients count
         pump = asyncio.create_task(self._pump(send))
         heart = asyncio.create_task(self._beat(send))

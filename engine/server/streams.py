@@ -12,7 +12,6 @@ from starlette.types import Scope
 
 from devices.errors import TesseraError
 from engine.core.errors import InputFault
-from engine.server.auth import presented_keys
 
 log = logging.getLogger(__name__)
 
@@ -222,12 +221,6 @@ class StreamRegistry:
             if stream.done and (over or now - stream.ended_s > RETENTION_S):
                 size -= len(stream.buffer)
                 del self._streams[name]
-
-
-def owner_of(scope: Scope) -> str:
-    """The key of a request, which owns its conversations."""
-    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-    return " ".join(presented_keys(headers))
 
 
 def conversation_of(scope: Scope) -> str:

@@ -17,6 +17,7 @@ from devices.errors import TesseraError
 from devices.msgspec_lock import learned
 from engine.api.collections import Collection, PageText, Passage, SearchAnswer, SearchRequest, SentTo
 from engine.core.errors import InputFault, fact_of
+from engine.core.ownership import may_see
 from engine.core.paths import Paths
 from engine.documents.collection_config import Definition
 from engine.documents.errors import CollectionUnusable, NoCollection, NoDocument, NotAgreed
@@ -235,7 +236,8 @@ class CollectionService:
     def allowed(self, request: "Request", key: str) -> Live:
         """A collection that the sender may query. Raises: NoCollection, also if the sender lacks access."""
         live = self.collections.live(key)
-        if not live.definition.open and not self.is_own(request):
+        shared = live.definition.open and may_see(live.definition.owner)
+        if not shared and not self.is_own(request):
             raise NoCollection(key)
         return live
 

@@ -7,11 +7,11 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from starlette.responses import Response
 
+from engine.core.ownership import request_owner
 from engine.server.body import Body, ignored_header, openapi_body, parse
 from engine.server.openai.errors import SHAPE
 from engine.server.sse import EventStream
 from engine.server.state import server_state
-from engine.server.streams import owner_of
 
 router = APIRouter(tags=["llama-server"])
 
@@ -28,7 +28,7 @@ class LookupRequest(Body):
 @router.get("/v1/stream")
 async def read_stream(request: Request, conv_id: Named, start: Offset = 0) -> Response:
     """The stream of this `X-Conversation-Id` from byte `from` on, existing and future data."""
-    stream = server_state(request).streams.find(owner_of(request.scope), conv_id)
+    stream = server_state(request).streams.find(request_owner.get(), conv_id)
     stream.check(start)
     return EventStream(stream.read(start), SHAPE, ping=b"")
 
@@ -36,14 +36,14 @@ async def read_stream(request: Request, conv_id: Named, start: Offset = 0) -> Re
 @router.delete("/v1/stream", status_code=204, response_class=Response)
 async def stop_stream(request: Request, conv_id: Named) -> None:
     """Stop and delete a conversation's stream."""
-    await server_state(request).streams.stop(owner_of(request.scope), conv_id)
+    await server_state(request).streams.stop(request_owner.get(), conv_id)
 
 
 @router.post("/v1/streams/lookup", openapi_extra=openapi_body(LookupRequest))
 async def look_up(request: Request) -> Response:
     """The state of these conversations' streams. Clients see only streams of their own key."""
     body = await parse(request, LookupRequest)
-    state, owner = server_state(request), owner_of(request.scope)
+    state, owner = server_state(request), request_owner.get()
     rows: list[dict[str, Any]] = []
     for name in dict.fromkeys(body.conversation_ids):
         rows += state.streams.look(owner, name) if name else []

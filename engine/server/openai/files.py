@@ -19,6 +19,7 @@ from starlette.responses import FileResponse, Response
 from devices.atomic_file import sweep_unfinished, unfinished
 from engine.core.errors import InputFault
 from engine.core.json_store import JsonStore
+from engine.core.ownership import may_see, request_owner
 from engine.core.paths import Paths
 from engine.documents.errors import FileNotFound
 from engine.server.paging import ManyFiles, Order, page
@@ -39,6 +40,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     purpose: str
     size_bytes: int
     created_at: float
+    owner: str = ""
 
 
 class Files:
@@ -51,13 +53,13 @@ class Files:
         )
 
     def all(self) -> list[StoredFile]:
-        """All files, oldest first."""
-        return sorted(self._store.get().values(), key=lambda file: file.created_at)
+        """All files that the current request may see, oldest first."""
+        return sorted((f for f in self._store.get().values() if may_see(f.owner)), key=lambda file: file.created_at)
 
     def get(self, file_id: str) -> StoredFile:
         """The file with this id. Raises: FileNotFound."""
         found = self._store.get().get(file_id)
-        if found is None:
+        if found is None or not may_see(found.owner):
             raise FileNotFound(f"There is no file {file_id!r} here.", "file_id")
         return found
 
@@ -76,6 +78,7 @@ class Files:
             purpose=purpose,
             size_bytes=len(raw),
             created_at=time.time(),
+            owner=request_owner.get(),
         )
         path = self.path(made)
         with unfinished(path.parent) as staging:

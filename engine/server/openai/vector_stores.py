@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from engine.api.collections import Passage, SearchRequest
+from engine.core.ownership import may_see, request_owner
 from engine.documents.collection_config import Definition
 from engine.documents.errors import CollectionUnusable, FileNotFound, NoCollection
 from engine.documents.file_types import kind_of
@@ -76,7 +77,9 @@ async def make_store(request: Request) -> Response:
         sources = tuple(str(files.path(files.get(file_id))) for file_id in dict.fromkeys(body.file_ids or ()))
         facts = body.metadata or {}
         name = body.name or "vector store"
-        live = service.collections.add(name, PREFIX, sources=sources, follow=False, open=True, facts=facts)
+        live = service.collections.add(
+            name, PREFIX, sources=sources, follow=False, open=True, facts=facts, owner=request_owner.get()
+        )
         return _store(live)
 
     return JSONResponse(await asyncio.to_thread(make), headers=ignored_header(body.ignored()))
@@ -92,7 +95,7 @@ async def list_stores(
     def shown() -> list[dict[str, Any]]:
         found = []
         for live in service.collections.all():
-            if live.definition.id.startswith(f"{PREFIX}_"):
+            if live.definition.id.startswith(f"{PREFIX}_") and may_see(live.definition.owner):
                 with contextlib.suppress(CollectionUnusable):  # it may be deleted meanwhile
                     found.append(_store(live))
         return found

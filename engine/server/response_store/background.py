@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Any, Final, Protocol
 
 from engine.core.errors import InputFault
+from engine.core.ownership import may_see, request_owner
 
 # Maximum number of running responses, and of finished ones whose events are still stored.
 MAX_RUNNING: Final = 64
@@ -29,6 +30,7 @@ class Job:
 
     def __init__(self, items: Items) -> None:
         self.items = items
+        self.owner = request_owner.get()
         self.events: list[bytes] = []
         self.task: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
@@ -69,7 +71,8 @@ class BackgroundJobs:
 
     def find(self, response_id: str) -> Job | None:
         """The response with that id if it runs or ran in the background."""
-        return self._jobs.get(response_id)
+        job = self._jobs.get(response_id)
+        return job if job is not None and may_see(job.owner) else None
 
     def start(self, items: Items, chunks: AsyncGenerator[bytes, None]) -> Job:
         """Start a response from `chunks`, its events. Raises: InputFault: too many are running."""
@@ -94,7 +97,7 @@ class BackgroundJobs:
 
     async def cancel(self, response_id: str) -> dict[str, Any]:
         """Cancel a response; a finished one is unchanged. Raises: InputFault: it does not run in the background."""
-        job = self._jobs.get(response_id)
+        job = self.find(response_id)
         if job is None:
             raise InputFault("Only an answer that runs in the background can be cancelled.", "response_id")
         if job.task is not None and not job.task.done():

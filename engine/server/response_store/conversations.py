@@ -5,6 +5,7 @@ from collections import OrderedDict
 from typing import Any, Final
 
 from engine.core.errors import InputFault
+from engine.core.ownership import largest_owner, may_see, request_owner
 from engine.server.ids import new_id
 from engine.server.response_store.responses import ResponseNotFound
 from engine.server.response_store.sizes import size_of
@@ -40,6 +41,7 @@ class Conversation:
 
     def __init__(self, metadata: dict[str, str]) -> None:
         self.id = new_id("conv", "_")
+        self.owner = request_owner.get()
         self.created_at = int(time.time())
         self.metadata = metadata
         self.items: list[dict[str, Any]] = []
@@ -79,7 +81,7 @@ class ConversationStore:
     def get(self, conversation_id: str) -> Conversation:
         """The conversation with this id. Raises: ConversationNotFound."""
         found = self._stored.get(conversation_id)
-        if found is None:
+        if found is None or not may_see(found.owner):
             raise ConversationNotFound(conversation_id)
         return found
 
@@ -106,7 +108,11 @@ class ConversationStore:
     def _bound(self) -> None:
         total = sum(c.size_bytes for c in self._stored.values())
         while self._stored and (len(self._stored) > MAX_CONVERSATIONS or total > MAX_BYTES):
-            total -= self._stored.popitem(last=False)[1].size_bytes
+            each = MAX_BYTES // MAX_CONVERSATIONS  # an empty one counts, too
+            most = largest_owner((c.owner, each + c.size_bytes) for c in self._stored.values())
+            oldest = next(c for c in self._stored.values() if c.owner == most)
+            del self._stored[oldest.id]
+            total -= oldest.size_bytes
 
 
 def stored_item(item: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import msgspec
 
 from engine.chat.types import Message
 from engine.core.errors import InputFault
+from engine.core.ownership import largest_owner, may_see, request_owner
 from engine.server.response_store.sizes import size_of
 
 MAX_RESPONSES: Final = 512
@@ -49,6 +50,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     input_items: list[dict[str, Any]]
     messages: tuple[Message, ...]
     size_bytes: int
+    owner: str
 
 
 class ResponseStore:
@@ -56,29 +58,38 @@ class ResponseStore:
 
     def __init__(self) -> None:
         self._stored: OrderedDict[str, Stored] = OrderedDict()
-        # by id, with the number of responses that contain it
-        self._items: dict[str, tuple[dict[str, Any], int]] = {}
+        # by id, with the responses that contain it
+        self._items: dict[str, tuple[dict[str, Any], list[Stored]]] = {}
         self._bytes = 0
 
     def put(
         self, response: dict[str, Any], input_items: list[dict[str, Any]], messages: tuple[Message, ...]
     ) -> None:
-        """Store a response; evict the oldest ones beyond the limits."""
+        """Store a response of the current request's owner; beyond the limits evict the largest owner's."""
         size = size_of((response, input_items, messages))
-        stored = Stored(response=response, input_items=input_items, messages=messages, size_bytes=size)
+        stored = Stored(
+            response=response,
+            input_items=input_items,
+            messages=messages,
+            size_bytes=size,
+            owner=request_owner.get(),
+        )
         if (earlier := self._stored.pop(str(response["id"]), None)) is not None:
             self._let_go(earlier)
         self._stored[str(response["id"])] = stored
         self._bytes += size
         for item in _items(stored):
-            self._items[item["id"]] = (item, self._items.get(item["id"], (item, 0))[1] + 1)
+            self._items.setdefault(item["id"], (item, []))[1].append(stored)
         while len(self._stored) > MAX_RESPONSES or self._bytes > MAX_BYTES:
-            self._let_go(self._stored.popitem(last=False)[1])
+            each = MAX_BYTES // MAX_RESPONSES  # an empty one counts, too
+            most = largest_owner((s.owner, each + s.size_bytes) for s in self._stored.values())
+            oldest = next(key for key, s in self._stored.items() if s.owner == most)
+            self._let_go(self._stored.pop(oldest))
 
     def item(self, item_id: str, param: str) -> dict[str, Any]:
         """An input or output item of a stored response. Raises: ItemNotFound."""
         found = self._items.get(item_id)
-        if found is None:
+        if found is None or not any(may_see(stored.owner) for stored in found[1]):
             raise ItemNotFound(item_id, param)
         return found[0]
 
@@ -92,14 +103,14 @@ class ResponseStore:
     def get(self, response_id: str) -> Stored:
         """The response with this id. Raises: ResponseNotFound."""
         found = self._stored.get(response_id)
-        if found is None:
+        if found is None or not may_see(found.owner):
             raise ResponseNotFound(response_id)
         return found
 
     def previous(self, response_id: str) -> Stored:
         """The response that a conversation continues. Raises: PreviousResponseNotFound."""
         found = self._stored.get(response_id)
-        if found is None:
+        if found is None or not may_see(found.owner):
             raise PreviousResponseNotFound(response_id)
         return found
 
@@ -116,10 +127,9 @@ class ResponseStore:
     def _let_go(self, stored: Stored) -> None:
         self._bytes -= stored.size_bytes
         for item in _items(stored):
-            shared, holders = self._items[item["id"]]
-            if holders > 1:
-                self._items[item["id"]] = (shared, holders - 1)
-            else:
+            _, holders = self._items[item["id"]]
+            holders[:] = [holder for holder in holders if holder is not stored]
+            if not holders:
                 del self._items[item["id"]]
 
 
