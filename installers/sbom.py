@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from app.licences import UNSAID, Component, packages
+from app.licences import EXTRAS, UNSAID, Component, packages
 from engine.core.version import __version__
 
 LOCKS: Final = ("desktop", "llama", "model")
@@ -48,9 +48,10 @@ def locked(locks: Iterable[str] = LOCKS) -> dict[str, tuple[str, list[str]]]:
 
 
 def asked_for() -> list[str]:
-    """The requirements in pyproject.toml, including those of the window; the installed metadata may be older."""
+    """The requirements in pyproject.toml, with those of all parts; the installed metadata may be older."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [*project["dependencies"], *project["optional-dependencies"]["gui"]]
+    extras = project["optional-dependencies"]
+    return [*project["dependencies"], *(words for name in EXTRAS if name for words in extras[name])]
 
 
 def component(part: Component, hashes: list[str]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def command(files: tuple[Path, ...]) -> None:
     except ImportError as error:
         raise click.ClickException(
             f"The window needs PySide6, which is not usable here ({error}). "
-            "Install it with: python3 start.py (or pip install 'tessera[gui]'). "
+            "Install it with: python3 start.py (or pip install 'tessera[window]'). "
             "`tessera chat` works without it."
         ) from error
     raise SystemExit(run([str(path.absolute()) for path in files]))

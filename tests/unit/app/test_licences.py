@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from app.licences import components, own_licence
+from app.licences import EXTRAS, components, own_licence
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -23,7 +23,8 @@ def test_every_part_has_a_licence_and_its_text():
 
 def test_what_the_project_asks_for_is_listed():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = [Requirement(words) for words in (*project["dependencies"], *project["optional-dependencies"]["gui"])]
+    extras = (project["optional-dependencies"][name] for name in EXTRAS if name)
+    wanted = [Requirement(words) for words in (*project["dependencies"], *(w for extra in extras for w in extra))]
     names = {canonicalize_name(each.name) for each in wanted if each.marker is None or each.marker.evaluate()}
     found = {each.name for each in components()}
     listed = {canonicalize_name(name) for name in found}
