@@ -14,6 +14,7 @@ from engine.placement.steps import place
 from engine.placement.types import DryRun, Overrides
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
+from tests.bench import default_context
 from tests.support.machines.machines import machines
 from tests.support.models.shapes import scaled, write_hollow
 
@@ -92,6 +93,15 @@ def test_what_was_asked_for_counts_first(models, overrides, changes, expected):
     placement, _ = placed(models[131072], machine, overrides, **changes)
     assert placement.settings.n_ctx == expected
     assert why(placement) == []
+
+
+def test_every_recorded_machine_with_room_for_32k_gives_it():
+    """The 8B model by its header; tests/bench/default_context.py has all models."""
+    found = [default_context.row(name, machine, "8B") for name, machine in MACHINES.items()]
+    rows = [row for row in found if row is not None]
+    assert {row.fits for row in rows} >= {"fits", "8-bit"}
+    assert [row for row in rows if row.fits == "fits" and row.n_ctx < AGENT_CONTEXT] == []
+    assert [row for row in rows if row.offered != (row.fits == "8-bit")] == []
 
 
 def test_an_8_bit_cache_is_offered_where_only_it_gives_32k(models):
