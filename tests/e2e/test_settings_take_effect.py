@@ -1,6 +1,7 @@
 """Load settings take effect immediately if the model is idle, else after its last answer."""
 
 import contextlib
+import shutil
 import threading
 
 import httpx2
@@ -25,8 +26,11 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    running = RunningServer(tmp_path_factory.mktemp("settings"))
+def server(tmp_path_factory, bundled_model):
+    home = tmp_path_factory.mktemp("settings")
+    (home / "models").mkdir()
+    shutil.copy(bundled_model, home / "models" / "twin.gguf")
+    running = RunningServer(home)
     yield running
     running.stop()
 
@@ -39,6 +43,7 @@ def client(server):
         yield made
         for path, body in (("load-settings", {}), ("engine_args", {"engine_args": {}})):
             assert made.put(f"{OURS}/{path}", json=body).status_code == 200
+        made.put(f"{OURS}/sampling", json={"values": {}})
         made.post(f"{OURS}/pin", json={"device": None})
         made.post(f"{OURS}/unload")
 
@@ -84,12 +89,30 @@ def test_what_is_set_while_the_model_answers_holds_after_the_answer(server, clie
             assert applied.get("applies") == "when_idle", applied
             pending.append(name)
             assert name in state(client)["pending"]
+        drafted = client.post(f"{OURS}/load", json={"draft": "twin"}).json()
+        assert "draft" in drafted.get("pending", ()), drafted
         told = client.post(f"{OURS}/load", json={}).json()
         assert told["pending"], "it says so instead of waiting"
         assert told["pid"] == before["pid"]
     wait_for(lambda: state(client)["state"] == "loaded" and state(client)["pid"] != before["pid"], 60)
     after = state(client)
     assert (after["n_ctx"], after["pending"], after["engine_args"]) == (512, [], {"ubatch_size": 256})
+    settings = client.get(f"{OURS}/placement").json()["loaded"]["settings"]
+    assert settings["draft_path"].endswith("twin.gguf")
+    client.post(f"{OURS}/load", json={"draft": ""})
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_sampling_and_pins_hold_without_a_load(server, client, busy):
+    ask(client)
+    before = state(client)
+    with answering(server, client) if busy else contextlib.nullcontext():
+        client.put(f"{OURS}/sampling", json={"values": {"temperature": 0.25}})
+        kept = client.put(f"{OURS}/load-settings", json={"keep_loaded": True}).json()
+        assert kept["applies"] == "now"
+        assert (state(client)["pinned"], state(client)["pending"]) == (True, [])
+    found = ask(client)["tessera"]["sampling"]["temperature"]
+    assert (found["value"], found["source"], state(client)["pid"]) == (0.25, "user", before["pid"])
 
 
 def test_a_request_that_comes_meanwhile_is_answered_with_the_new_settings(server, client):
@@ -133,13 +156,16 @@ def test_settings_taken_back_in_time_change_nothing(server, client):
 
 
 def test_what_is_set_while_the_model_is_idle_holds_at_once(client):
-    for method, path, body, _ in (KINDS["context"], KINDS["engine arguments"], KINDS["device"]):
-        ask(client)
-        applied = client.request(method, f"{OURS}/{path}", json=body).json()
-        assert applied.get("applies") == "now", applied
-        assert applied["unloaded"]
     ask(client)
-    assert state(client)["n_ctx"] == 512
+    for kind, (method, path, body, _) in KINDS.items():
+        before = state(client)["pid"]
+        applied = client.request(method, f"{OURS}/{path}", json=body).json()
+        assert (applied.get("applies"), applied.get("unloaded")) == ("now", True), kind
+        ask(client)
+        assert (state(client)["pending"], state(client)["pid"] != before) == ([], True), kind
+    assert (state(client)["n_ctx"], state(client)["engine_args"]) == (512, {"ubatch_size": 256})
+    settings = client.get(f"{OURS}/placement").json()["loaded"]["settings"]
+    assert (settings["type_k"], settings["n_threads"], settings["n_parallel"]) == ("q8_0", 1, 2)
     client.post(f"{OURS}/unload")
     again = client.put(f"{OURS}/load-settings", json={"n_ctx": 256}).json()
     assert again["applies"] == "at_load"

@@ -261,3 +261,25 @@ def test_the_8_bit_cache_that_makes_room_for_32k_is_one_press_away(qtbot, servic
     press(dialog, "Use an 8-bit cache")
     assert dialog.choices.type_k == "q8_0"
     qtbot.waitUntil(lambda: not dialog.eight_bit.isVisible())
+
+
+@pytest.mark.parametrize(("applies", "told"), [("when_idle", True), ("now", False)])
+def test_settings_that_wait_for_the_last_answer_are_marked(qtbot, library, server, applies, told):
+    path = "/tessera/v1/models/spark/load-settings"
+    server.routes["GET", path] = ModelLoadSettings(id="spark", context_train=65536)
+    server.routes["PUT", path] = ModelLoadSettings(id="spark", context_train=65536, applies=applies)
+    placed = ModelPlacement(device="cpu", backend="cpu", n_ctx=32768)
+    server.routes["GET", "/tessera/v1/models/spark/placement"] = PlacementAnswer(placement=placed)
+    library._open_settings("spark", "Spark")
+    dialog = library.window().findChild(LoadDialog)
+    qtbot.waitUntil(lambda: dialog.own_context.isChecked() and any("placement" in r[1] for r in server.requests))
+    dialog.own_context.setChecked(False)
+    dialog.context.setValue(dialog.context.maximum())
+    dialog.cache.setCurrentIndex(dialog.cache.findData("q8_0"))
+    press(dialog, "Save")
+    qtbot.waitUntil(lambda: any(method == "PUT" for method, *_ in server.requests))
+    stored = next(body for method, _, body in server.requests if method == "PUT")
+    assert (stored["n_ctx"], stored["kv_type"]) == (65536, "q8_0")
+    words = "Spark is answering. It reloads with these settings when the last answer ends."
+    qtbot.waitUntil(lambda: not library.window().findChildren(LoadDialog))
+    assert (words in library.banner.text) == told

@@ -102,6 +102,10 @@ def test_devices_show_state_reason_fix_and_who_holds_the_memory(qtbot, show, ser
     qtbot.waitUntil(lambda: ("POST", "/tessera/v1/models/spark/pin", {"device": "gpu0/vulkan"}) in server.requests)
     qtbot.waitUntil(lambda: ("POST", "/tessera/v1/models/spark/load", {}) in server.requests)
     qtbot.waitUntil(lambda: "gpu0/vulkan" in page.banner.text)
+    busy = Pinned(id="spark", device="gpu0/vulkan", applies="when_idle")
+    server.routes["POST", "/tessera/v1/models/spark/pin"] = busy
+    page._pin("spark", "gpu0/vulkan")
+    qtbot.waitUntil(lambda: "is answering. It is loaded on gpu0/vulkan when the last" in page.banner.text)
 
 
 def test_a_pinned_model_says_so_and_can_be_let_go(qtbot):

@@ -242,10 +242,10 @@ class DevicesPage(Page):
         def pinned(answer: Pinned) -> None:
             self._placements = ()
             where = device or self.tr("the best place")
-            words = self.tr("{name} will run on {where} when it is next loaded.").format(
-                name=self._services.models.title(model), where=where
-            )
-            self.banner.notify(words, "ok")
+            words = self.tr("{name} will run on {where} when it is next loaded.")
+            if answer.applies == "when_idle":
+                words = self.tr("{name} is answering. It is loaded on {where} when the last answer ends.")
+            self.banner.notify(words.format(name=self._services.models.title(model), where=where), "ok")
             if answer.unloaded:  # it was idle and was unloaded: load it on the chosen device
                 self._services.ask(
                     self.banner, lambda: self._services.api.load(model), lambda _: self._refresh_ledger()
