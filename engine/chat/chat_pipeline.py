@@ -22,6 +22,7 @@ from engine.chat.structured import (
     of_schema,
 )
 from engine.chat.template import TemplateRenderer
+from engine.chat.template_messages import without_tools_images
 from engine.chat.tools.call_events import FurtherCalls
 from engine.chat.tools.checks import check_tools
 from engine.chat.tools.dialect import Dialect
@@ -137,13 +138,17 @@ class Conversations:
             clock.results += [m.tool_call_id for m in query.messages if m.tool_call_id]
         if facts.forwards:
             return _forwarded(query, facts.forwards)
+        messages: Sequence[Message] = query.messages
+        unseen: tuple[str, ...] = ()
+        if "vision" not in facts.capabilities:
+            messages, unseen = without_tools_images(messages)
         source = template_source(facts, query)
         template = ChatTemplate(source=source, bos=facts.bos, eos=facts.eos)
         dialect = choose(source)
         shown = () if query.tool_choice == "none" else query.tools
         rendered = await self.renderer.render(
             template,
-            query.messages,
+            messages,
             shown,
             add_generation_prompt=query.add_generation_prompt,
             continue_final=query.continue_final,
@@ -178,7 +183,7 @@ class Conversations:
             deterministic=query.deterministic,
             lora=query.lora,
         )
-        notes = (*rendered.repairs, *notes_of(query, budget, source or ""), *loosened)
+        notes = (*unseen, *rendered.repairs, *notes_of(query, budget, source or ""), *loosened)
         return PreparedChat(
             request=request,
             sampling=chosen,

@@ -4,16 +4,18 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from engine.chat.builtin import MEDIA_MARKER, tool_prompt
 from engine.chat.tools.call_rendering import spell
 from engine.chat.tools.dialect import Dialect
-from engine.chat.types import ImagePart, Message, TemplateTraits, ToolCall, ToolDefinition
+from engine.chat.types import ImagePart, Message, TemplateTraits, TextPart, ToolCall, ToolDefinition
 
 Dict = dict[str, Any]
+# What a model that reads text only gets in place of an image.
+_UNSEEN: Final = "[image that this model cannot see]"
 
 
 def flatten(content: str | tuple[Any, ...]) -> str:
@@ -32,6 +34,24 @@ def images(messages: Sequence[Message]) -> tuple[ImagePart, ...]:
         for part in message.content
         if isinstance(part, ImagePart)
     )
+
+
+def without_tools_images(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
+    """The messages with text in place of images in results of tools, and a note if there was one.
+
+    A client that repeats the conversation could never take such an image out again.
+    """
+    changed = tuple(_without_images(message) if message.role == "tool" else message for message in messages)
+    if changed == tuple(messages):
+        return changed, ()
+    return changed, ("this model reads text only: images in results of tools were left out",)
+
+
+def _without_images(message: Message) -> Message:
+    if isinstance(message.content, str) or not any(isinstance(part, ImagePart) for part in message.content):
+        return message
+    texts = (part.text if isinstance(part, TextPart) else _UNSEEN for part in message.content)
+    return msgspec.structs.replace(message, content="\n".join(texts))
 
 
 def _arguments(call: ToolCall, traits: TemplateTraits) -> Any:

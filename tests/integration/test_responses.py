@@ -5,6 +5,8 @@ import json
 import httpx2
 import pytest
 
+from engine.server.openai.schemas import ChatMessage
+from engine.server.openai.translate import to_messages
 from tests.support.late import openai
 
 CALL = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
@@ -219,6 +221,83 @@ def test_a_session_begun_on_a_hosted_model_goes_on_here(qwen):
     assert "input[" in answer.headers["x-tessera-ignored"]
     prompt = qwen.prompts()[-1]
     assert prompt.index("Look it up.") < prompt.index("It says so.") < prompt.index("And now?")
+
+
+PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+SHOWN = {
+    "/v1/responses": {
+        "input": [
+            {"role": "user", "content": "Look."},
+            {"type": "function_call", "call_id": "c1", "name": "view", "arguments": "{}"},
+            {
+                "type": "function_call_output",
+                "call_id": "c1",
+                "output": [
+                    {"type": "output_text", "text": "Here."},
+                    {"type": "input_image", "image_url": f"data:image/png;base64,{PICTURE}"},
+                ],
+            },
+        ]
+    },
+    "/v1/messages": {
+        "max_tokens": 20,
+        "messages": [
+            {"role": "user", "content": "Look."},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "view", "input": {}}]},
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "c1",
+                        "content": [
+                            {"type": "text", "text": "Here."},
+                            {
+                                "type": "image",
+                                "source": {"type": "base64", "media_type": "image/png", "data": PICTURE},
+                            },
+                        ],
+                    }
+                ],
+            },
+        ],
+    },
+    "/v1/chat/completions": {
+        "messages": [
+            {"role": "user", "content": "Look."},
+            {
+                "role": "assistant",
+                "content": [{"type": "thinking", "thinking": [{"type": "text", "text": "I look."}]}],
+                "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "view", "arguments": "{}"}}],
+            },
+            {
+                "role": "tool",
+                "tool_call_id": "c1",
+                "content": [
+                    {"type": "text", "text": "Here."},
+                    {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}},
+                ],
+            },
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("path", SHOWN)
+def test_an_image_in_a_tools_result_does_not_end_the_session_of_a_model_that_reads_text(qwen, path):
+    qwen.say("ok")
+    answer = httpx2.post(f"{qwen.url}{path}", json={"model": "spark", **SHOWN[path]})
+    assert answer.status_code == 200, answer.text
+    assert "Here.\n[image that this model cannot see]" in qwen.prompts()[-1]
+    assert "images in results of tools were left out" in answer.text
+
+
+def test_parts_of_reasoning_in_a_history_are_reasoning():
+    history = [ChatMessage.model_validate(message) for message in SHOWN["/v1/chat/completions"]["messages"][1:2]]
+    assert [(m.content, m.reasoning) for m in to_messages(history)] == [("", "I look.")]
+    said = [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Hello."}]
+    [plain] = to_messages([ChatMessage(role="assistant", content=said)])
+    assert (plain.content, plain.reasoning) == ("Hello.", "Hm.")
 
 
 def test_overflow_is_a_failed_response_or_a_400(qwen, client):

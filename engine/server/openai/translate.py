@@ -13,6 +13,8 @@ from engine.server import custom_tools
 from engine.server.file_parts import attached_text, decode_data_url
 from engine.server.openai.schemas import ChatMessage, ChatRequest, OutputFields
 
+# Parts of an assistant's content that are reasoning, by their type, which also names the field of the text.
+_THOUGHTS: Final = frozenset({"thinking", "reasoning"})
 _GRAMMARS = frozenset({"regex", "lark", "grammar", "gbnf"})
 
 
@@ -56,14 +58,28 @@ def to_messages(messages: list[ChatMessage]) -> list[Message]:
 
 
 def _message(message: ChatMessage, param: str) -> Message:
+    visible, thought = _without_thoughts(message)
     return Message(
         role="tool" if message.role == "function" else message.role,
-        content=_content(message.content, f"{param}.content"),
-        reasoning=message.reasoning_content or message.reasoning,
+        content=_content(visible, f"{param}.content"),
+        reasoning=message.reasoning_content or message.reasoning or thought or None,
         tool_calls=tuple(_tool_call(c, f"{param}.tool_calls[{i}]") for i, c in enumerate(message.tool_calls or [])),
         tool_call_id=message.tool_call_id,
         name=message.name,
     )
+
+
+def _without_thoughts(message: ChatMessage) -> tuple[str | list[dict[str, Any]] | None, str]:
+    """The content without parts of reasoning, which Mistral's clients send back, and the text of these parts."""
+    if message.role != "assistant" or not isinstance(message.content, list):
+        return message.content, ""
+    visible = [part for part in message.content if part.get("type") not in _THOUGHTS]
+    thought = ""
+    for part in message.content:
+        text = part.get(part["type"]) if part.get("type") in _THOUGHTS else None
+        inner = text if isinstance(text, list) else [{"text": text}]
+        thought += "".join(str(p["text"]) for p in inner if isinstance(p, dict) and isinstance(p.get("text"), str))
+    return visible, thought
 
 
 def _content(content: str | list[dict[str, Any]] | None, param: str) -> str | tuple[Part, ...]:
