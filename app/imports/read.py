@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from app.imports.types import Branches, Chat, ImportFailed, Message, date_of, rows_of, table_of, text_of
+from engine.core.errors import InputFault
+from engine.core.json_bounds import Counter
 
 # Larger than any export; a file that decompresses to more is not an export.
 MAX_BYTES: Final = 1 << 30
+# Values of a JSON text, which take up to 2 GB of memory as objects. The largest exports have one million objects.
+MAX_OBJECTS: Final = 3_000_000
+MAX_VALUES: Final = 15_000_000
 _INSIDE: Final = "conversations.json"
 
 
@@ -24,7 +29,9 @@ def read_chats(path: Path, document: Any = None) -> list[Chat]:
     if path.suffix == ".jsonl":
         beside = path.with_name("thread.json")
         about = _parsed(_read(beside)) if beside.is_file() else {}
-        return [jan(_read(path).decode("utf-8", "replace"), about)]
+        lines = _read(path)
+        _require_size(lines)
+        return [jan(lines.decode("utf-8", "replace"), about)]
     return chats_of(read_document(path) if document is None else document)
 
 
@@ -60,7 +67,16 @@ def _bounded(raw: bytes) -> bytes:
     return raw
 
 
+def _require_size(raw: bytes) -> None:
+    """Raises: ImportFailed: the text has too many values."""
+    try:
+        Counter(MAX_OBJECTS, MAX_VALUES).count_all(raw)
+    except InputFault:
+        raise ImportFailed(f"it has more than {MAX_OBJECTS:,} objects or {MAX_VALUES:,} values") from None
+
+
 def _parsed(raw: bytes) -> Any:
+    _require_size(raw)
     try:
         return json.loads(raw.decode("utf-8-sig", "replace"))
     except (ValueError, RecursionError):

@@ -45,30 +45,36 @@ class Branches:
     """Orders messages, parents first; skips messages that are not shown (system, tools, empty)."""
 
     rows: dict[str, tuple[str | None, Message | None]] = field(default_factory=dict)
+    # Answers of `shown`, so that a long row of hidden nodes is walked once.
+    _known: dict[str, str | None] = field(default_factory=dict)
 
     def add(self, key: str, parent: str | None, message: Message | None) -> None:
         """Add a node of the export; `message` is None if it has nothing to show."""
         self.rows[key] = (parent, message)
+        self._known.clear()
 
     def shown(self, key: str | None) -> str | None:
         """The nearest visible message at a node or above it."""
-        seen: set[str] = set()
-        while key is not None and key in self.rows and key not in seen:
-            seen.add(key)
+        walked: dict[str, None] = {}
+        while key is not None and key in self.rows and key not in walked and key not in self._known:
             parent, message = self.rows[key]
             if message is not None:
-                return key
+                break
+            walked[key] = None
             key = parent
-        return None
+        found = key if key in self.rows and key not in walked else None
+        found = self._known.get(key, found) if key is not None else None
+        self._known |= dict.fromkeys(walked, found)
+        return found
 
     def ordered(self) -> tuple[Message, ...]:
         """All messages, each after its parent. In a cycle, the first node gets no parent."""
         done: dict[str, Message] = {}
         for key in self.rows:
-            chain: list[str] = []
+            chain: dict[str, None] = {}
             current = self.shown(key)
             while current is not None and current not in done and current not in chain:
-                chain.append(current)
+                chain[current] = None
                 current = self.shown(self.rows[current][0])
             for name in reversed(chain):
                 message = self.rows[name][1]

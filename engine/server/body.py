@@ -11,6 +11,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from engine.core.errors import Cancelled, InputFault
+from engine.core.json_bounds import Counter, chunks
 
 # Large bodies are parsed in short steps. Long strings are cut out before the JSON is parsed and are restored
 # afterwards. A parser holds the GIL until it ends: 60 MB blocked all other requests for 0.3 s (the log, abuse).
@@ -39,7 +40,7 @@ class Cut:
             raise InputFault(f"The JSON has more than {most} beside its long strings; no request needs so much.")
 
     def _left(self, raw: bytes | bytearray) -> Iterator[bytes]:
-        counter = Counter()
+        counter = Counter(MAX_OBJECTS, MAX_VALUES)
         cutting = False
         for chunk in chunks(raw, _CHUNK_BYTES):
             inside = counter.inside
@@ -353,9 +354,6 @@ def unread(value: object, shape: Any, path: str) -> list[str]:
     return found
 
 
-# The size of a JSON text in objects is counted before it is parsed: one byte of text can become 30 bytes of
-# objects. Text inside strings does not count, so a long prompt is one value.
-
 # Objects cost the most: messages, their parts, tools and the nodes of their schemas. Validating and translating
 # this many takes about 100 ms, which blocks all other requests. Measured: log-archive.md, abuse.
 MAX_OBJECTS: Final = 30_000
@@ -363,65 +361,8 @@ MAX_OBJECTS: Final = 30_000
 MAX_VALUES: Final = 300_000
 # Smaller bodies cannot have that many values.
 UNCOUNTED_BYTES: Final = 64 << 10
-_COUNTED_BYTES: Final = 256 << 10
-# Do not split a surrogate pair: it is one character with two escapes.
-_ESCAPE: Final = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u....|.)", re.DOTALL)
-_ESCAPED: Final = re.compile(rb"\\.", re.DOTALL)
-_LONGEST_ESCAPE: Final = 12
-
-
-class Counter:
-    """Counts values chunk by chunk. `inside`: the next chunk starts inside a string."""
-
-    def __init__(self) -> None:
-        self.inside = False
-        self._objects = self._values = 0
-
-    def count(self, chunk: bytes | bytearray) -> bool:
-        """Count a chunk; return whether a string starts or ends in it.
-
-        Raises: InputFault: more values, or objects, than any request needs.
-        """
-        parts = (_ESCAPED.sub(b"", chunk) if b"\\" in chunk else chunk).split(b'"')
-        for part in parts[self.inside :: 2]:
-            self._objects += part.count(b"{")
-            self._values += part.count(b",") + part.count(b"[") + part.count(b"{")
-        self.inside ^= len(parts) % 2 == 0
-        if self._objects > MAX_OBJECTS:
-            raise InputFault(f"The JSON has more than {MAX_OBJECTS} objects; no request needs so many.")
-        if self._values > MAX_VALUES:
-            raise InputFault(f"The JSON has more than {MAX_VALUES} values; send long prompts as text.")
-        return len(parts) > 1
 
 
 def check_counts(raw: bytes | bytearray) -> None:
     """Raises: InputFault: more values, or objects, than any request needs. Can run in any thread; yields often."""
-    counter = Counter()
-    for chunk in chunks(raw, _COUNTED_BYTES):
-        counter.count(chunk)
-
-
-def chunks(raw: bytes | bytearray, num_bytes: int) -> Iterator[bytes]:
-    """The text in chunks that never split a character or an escape sequence."""
-    begin = 0
-    while begin < len(raw):
-        end = _safe(raw, begin, min(begin + num_bytes, len(raw)))
-        yield bytes(raw[begin:end])
-        begin = end
-
-
-def _safe(raw: bytes | bytearray, begin: int, end: int) -> int:
-    """The next position at or after `end` where the text may be split; `begin` is such a position."""
-    for index in range(max(begin, end - _LONGEST_ESCAPE), end):
-        if raw[index] != ord("\\"):
-            continue
-        before = raw[begin:index]
-        if (len(before) - len(before.rstrip(b"\\"))) % 2:
-            continue  # this backslash is escaped
-        escape = _ESCAPE.match(raw, index)
-        if escape is not None and escape.end() > end:
-            return escape.end()
-    for _ in range(3):  # a character has at most four bytes
-        if end < len(raw) and raw[end] & 0xC0 == 0x80:
-            end += 1
-    return end
+    Counter(MAX_OBJECTS, MAX_VALUES).count_all(raw)

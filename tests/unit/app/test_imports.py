@@ -238,3 +238,30 @@ def test_an_archive_that_is_damaged_anywhere_is_refused(tmp_path):
             except ImportFailed:
                 refused += 1
     assert refused > len(whole) / 14
+
+
+@pytest.mark.parametrize("name", ["conversations.json", "messages.jsonl"])
+def test_more_values_than_an_export_has_are_refused_before_they_are_parsed(tmp_path, monkeypatch, name):
+    monkeypatch.setattr("app.imports.read.MAX_OBJECTS", 1000)
+    (tmp_path / name).write_text("{}\n" * 1001 if name.endswith("jsonl") else "[" + "{}," * 1000 + "{}]")
+    with pytest.raises(ImportFailed, match="more than 1,000 objects"):
+        read_export(tmp_path / name)
+    text = [{"role": "user", "content": [{"text": {"value": "{" * 5000 + "," * 5000}}]}]
+    (tmp_path / "messages.jsonl").write_text("\n".join(map(json.dumps, text)))
+    assert len(read_chats(tmp_path / "messages.jsonl")[0].messages) == 1
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+@pytest.mark.parametrize("turned", [True, False])
+def test_long_rows_of_nodes_are_walked_once(hidden, turned):
+    """Walking up from each node would take minutes."""
+    said = {"author": {"role": "user"}, "content": {"content_type": "text", "parts": ["x"]}}
+    count = 20_000
+    nodes = {
+        str(i): {"parent": str(i - 1) if i else None, "message": None if hidden and i < count - 2 else said}
+        for i in range(count)
+    }
+    mapping = dict(reversed(nodes.items())) if turned else nodes
+    [chat] = chats_of([{"title": "t", "mapping": mapping, "current_node": str(count - 1)}])
+    assert (len(chat.messages), chat.leaf) == (2 if hidden else count, str(count - 1))
+    assert [m.parent for m in chat.messages[:2]] == [None, chat.messages[0].key]

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from engine.core import json_bounds
 from engine.core.errors import InputFault
 from engine.server import body
 from engine.server.body import MAX_OBJECTS, MAX_VALUES, check_counts
@@ -43,7 +44,7 @@ def test_counts_are_exact_wherever_the_text_is_cut(monkeypatch):
         keys = ["".join(picks.choices('\\"{[,a', k=picks.randrange(6))) for _ in range(8)]
         raw = json.dumps([{key: [key] for key in keys} for _ in range(4)]).encode()
         objects = 4
-        monkeypatch.setattr(body, "_CHUNK_BYTES", picks.randrange(1, 40))
+        monkeypatch.setattr(json_bounds, "_COUNTED_BYTES", picks.randrange(1, 40))
         monkeypatch.setattr(body, "MAX_OBJECTS", objects)
         check_counts(raw)
         monkeypatch.setattr(body, "MAX_OBJECTS", objects - 1)
