@@ -40,14 +40,22 @@ def locked(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def write_atomically(path: Path, raw: bytes, *, mode: int = 0o666) -> None:
-    """Write a file atomically: readers see the old or the new one; `mode` less the umask. Raises: OSError."""
+def write_atomically(path: Path, raw: bytes, *, mode: int = 0o666, durable: bool = True) -> None:
+    """Write a file atomically: readers see the old or the new one; `mode` less the umask.
+
+    `durable`: also after a power cut, for 10 ms more; without it some file systems may leave an empty file then. A
+    cache needs it not. Raises: OSError.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(raw)
+            if durable:
+                file.flush()
+                with contextlib.suppress(OSError):  # not all file systems support it
+                    os.fsync(descriptor)
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)

@@ -116,4 +116,4 @@ def _audit(item: Any) -> Audit:
 
 
 def _write(path: Path, audits: list[Audit]) -> None:
-    write_atomically(path, "".join(json.dumps(asdict(audit)) + "\n" for audit in audits).encode())
+    write_atomically(path, "".join(json.dumps(asdict(audit)) + "\n" for audit in audits).encode(), durable=False)

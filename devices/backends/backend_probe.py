@@ -146,6 +146,6 @@ def _read_cache(cache: Path) -> dict[str, BackendReport]:
 def _write_cache(cache: Path, reports: dict[str, BackendReport]) -> None:
     reusable = {key: to_json(report) for key, report in reports.items() if report.state in {"usable", "no_device"}}
     try:
-        write_atomically(cache, json.dumps(reusable).encode())
+        write_atomically(cache, json.dumps(reusable).encode(), durable=False)
     except OSError:
         return  # with a read-only home each start takes a second longer

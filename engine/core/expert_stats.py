@@ -55,7 +55,7 @@ def use_store(folder: Path, model: Path) -> JsonStore[ExpertUse]:
     except OSError:
         size = 0
     name = hashlib.sha256(f"{model.name}\0{size}".encode()).hexdigest()[:24]
-    return JsonStore(folder / f"{name}.json", ExpertUse, ExpertUse)
+    return JsonStore(folder / f"{name}.json", ExpertUse, ExpertUse, durable=False)
 
 
 def folder_of(cache_dir: str | None) -> Path | None:

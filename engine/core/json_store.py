@@ -48,14 +48,22 @@ class JsonStore(Generic[T]):
     If another process changes the file, it is read again. Use `change`, or `locked`, to write a value that depends
     on the one read; otherwise a change by another process may be lost. Files without a version have the first
     format. The returned value is shared: change only a copy. An unreadable file is never lost: the next `put`
-    renames it.
+    renames it. What can be measured again is not `durable`: a power cut may lose it.
     """
 
     def __init__(
-        self, path: Path | None, kind: type[T], empty: Callable[[], T], *, version: int = 1, private: bool = False
+        self,
+        path: Path | None,
+        kind: type[T],
+        empty: Callable[[], T],
+        *,
+        version: int = 1,
+        private: bool = False,
+        durable: bool = True,
     ) -> None:
         self.path = path
-        self._kind, self._empty, self._version, self._private = kind, empty, version, private
+        self._kind, self._empty, self._version = kind, empty, version
+        self._private, self._durable = private, durable
         self._envelope: Any = _Envelope[kind]  # type: ignore[valid-type]  # a form to decode, made at run time
         self._lock = threading.RLock()
         self._holder: int | None = None  # the thread that is inside `locked`
@@ -146,7 +154,10 @@ class JsonStore(Generic[T]):
                     self.path.replace(self.path.with_name(f"{self.path.name}.corrupt-{int(time.time())}"))
                 raw = msgspec.json.encode(_Envelope(self._version, value))
                 write_atomically(
-                    self.path, msgspec.json.format(raw, indent=1), mode=0o600 if self._private else 0o666
+                    self.path,
+                    msgspec.json.format(raw, indent=1),
+                    mode=0o600 if self._private else 0o666,
+                    durable=self._durable,
                 )
             self._stamp, self._value, self._damage = self._look(), value, None
 

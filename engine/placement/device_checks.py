@@ -51,7 +51,7 @@ class DeviceChecks:
 
     def __init__(self, path: Path | None, references: Path | None) -> None:
         self._references = references
-        self._store: JsonStore[dict[str, Verdict]] = JsonStore(path, dict[str, Verdict], dict)
+        self._store: JsonStore[dict[str, Verdict]] = JsonStore(path, dict[str, Verdict], dict, durable=False)
 
     def verdict(self, settings: LoadSettings, shape: ModelShape, machine: Machine) -> Verdict | None:
         """The recorded result for these settings; None if they were not compared, or run on the CPU alone."""

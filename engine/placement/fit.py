@@ -86,12 +86,12 @@ def _key(settings: LoadSettings) -> str:
 
 
 def _read(cache: Path) -> dict[str, DryRun]:
-    return JsonStore(cache, dict[str, DryRun], dict).get()
+    return JsonStore(cache, dict[str, DryRun], dict, durable=False).get()
 
 
 def _write(cache: Path, key: str, found: DryRun) -> None:
     try:
-        JsonStore(cache, dict[str, DryRun], dict).change(
+        JsonStore(cache, dict[str, DryRun], dict, durable=False).change(
             lambda old: dict(list(with_row(old, key, found).items())[-MAX_ENTRIES:])
         )
     except OSError as error:

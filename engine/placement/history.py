@@ -167,7 +167,7 @@ class PlacementHistory:
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._store = JsonStore(path, Learnt, Learnt)
+        self._store = JsonStore(path, Learnt, Learnt, durable=False)
         self._lock = threading.Lock()
         found = self._store.get()
         self._speeds: dict[str, float] = _sound_rows(found.speeds, Annotated[float, msgspec.Meta(gt=0)])

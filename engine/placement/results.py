@@ -234,7 +234,7 @@ class TunedStore:
     """A JSON file of results, reloaded after changes: the CLI may tune while a server runs."""
 
     def __init__(self, path: Path) -> None:
-        self._store = JsonStore(path, list[Tuned], list)
+        self._store = JsonStore(path, list[Tuned], list, durable=False)
 
     def get(self, machine_key: str, shape_key: str, n_ctx: int) -> Tuned | None:
         """The result for the longest prompt that fits a context of `n_ctx`, else for the shortest one measured.

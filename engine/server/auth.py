@@ -189,7 +189,7 @@ def new_token() -> str:
 def write_server_file(path: Path, url: str, token: str) -> None:
     """Write the server's URL and token to a file that only this user can read."""
     raw = json.dumps({"url": url, "token": token, "pid": os.getpid()}).encode()
-    write_atomically(path, raw, mode=0o600)
+    write_atomically(path, raw, mode=0o600, durable=False)  # it ends with the process
 
 
 def running_server_url(path: Path, own: str) -> str | None:

@@ -32,7 +32,7 @@ class PriceStore:
     """A JSON file with the newest prices of each machine and device; unreadable ones are measured again."""
 
     def __init__(self, path: Path) -> None:
-        self._store = JsonStore(path, list[TypePrices], list)
+        self._store = JsonStore(path, list[TypePrices], list, durable=False)
 
     def all(self) -> list[TypePrices]:
         """All stored prices."""

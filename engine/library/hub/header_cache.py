@@ -48,7 +48,7 @@ def keep(folder: Path, sha256: str, header: GgufFile) -> None:
         tensors=[(t.name, list(t.shape), int(t.ggml_type), t.offset, t.nbytes) for t in header.tensors],
     )
     try:
-        write_atomically(folder / f"{sha256}.header", msgspec.msgpack.encode(cached))
+        write_atomically(folder / f"{sha256}.header", msgspec.msgpack.encode(cached), durable=False)
     except OSError as error:
         _log.info("header not kept: %s", error)
 

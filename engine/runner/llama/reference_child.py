@@ -66,7 +66,7 @@ def main() -> int:
     try:
         settings = msgspec.json.decode(sys.argv[1].encode(), type=learned(LoadSettings))
         found = compute(start_backends(), reference_settings(settings))
-        write_atomically(target, msgspec.msgpack.encode(found))
+        write_atomically(target, msgspec.msgpack.encode(found), durable=False)
     except (KernelsMissing, llama_model.LoadFailed, msgspec.DecodeError, ValueError, OSError) as error:
         write_answer({"error": str(error)})
         return 0

@@ -1,0 +1,72 @@
+"""After a power cut there is the old or the new file: checked by replaying the recorded order of operations."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from devices.atomic_file import write_atomically
+from engine.core.keys import KeyStore
+
+
+class Disk:
+    """Records what reaches the disk, and in which order: the content of a file counts from its fsync on."""
+
+    def __init__(self, monkeypatch):
+        self.steps = []
+        fsync, replace = os.fsync, Path.replace
+
+        def synced(descriptor):
+            path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+            self.steps.append(("content", path, Path(path).read_bytes()))
+            fsync(descriptor)
+
+        def renamed(path, target):
+            self.steps.append(("rename", str(path), str(target)))
+            return replace(path, target)
+
+        monkeypatch.setattr(os, "fsync", synced)
+        monkeypatch.setattr(Path, "replace", renamed)
+
+    def states(self, before):
+        """Files after a power cut, by how many steps had been done. A file without fsync is empty."""
+        files = dict(before)
+        yield dict(files)
+        for kind, path, value in self.steps:
+            if kind == "content":
+                files[path] = value
+            else:
+                files[value] = files.pop(path, b"")
+            yield dict(files)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_a_power_cut_leaves_the_old_or_the_new_file(tmp_path, monkeypatch):
+    path = tmp_path / "state.json"
+    path.write_bytes(b"old")
+    disk = Disk(monkeypatch)
+    write_atomically(path, b"new")
+    assert [state[str(path)] for state in disk.states({str(path): b"old"})] == [b"old", b"old", b"new"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_no_power_cut_loses_the_keys(tmp_path, monkeypatch):
+    path = tmp_path / "api-keys.json"
+    keys = KeyStore(path)
+    keys.add("first", ("chat",))
+    before = {str(path): path.read_bytes()}
+    disk = Disk(monkeypatch)
+    keys.add("second", ("chat",))
+    keys.remove("first")
+    names = []
+    for number, state in enumerate(disk.states(before)):
+        cut = tmp_path / f"{number}.json"
+        cut.write_bytes(state[str(path)])
+        names.append(tuple(key.name for key in KeyStore(cut).all()))
+    assert list(dict.fromkeys(names)) == [("first",), ("first", "second"), ("second",)]
+
+
+def test_a_cache_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: pytest.fail("a cache needs no fsync"))
+    write_atomically(tmp_path / "cache", b"x", durable=False)
+    assert (tmp_path / "cache").read_bytes() == b"x"
