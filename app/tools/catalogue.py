@@ -63,6 +63,7 @@ def open_sources(
 
 
 def _allowed(folder: Path) -> list[Path]:
-    """Readable folders: the project's, except the home folder itself, and those of the settings."""
+    """Readable folders: the project's, unless the home folder is in it, and those of the settings."""
     named = [Path(text.strip()).expanduser() for text in load().text("tools.folders").split(";") if text.strip()]
-    return [*([folder] if folder.resolve() != Path.home().resolve() else []), *named]
+    holds_home = Path.home().resolve().is_relative_to(folder.resolve())
+    return [*([] if holds_home else [folder]), *named]

@@ -10,7 +10,7 @@ import msgspec
 
 from devices.llama_cpp_versions.folder import package_folder
 
-LIBRARY = re.compile(r"^(?:lib)?ggml-([a-z0-9_.-]+?)(?:\.so|\.dll|\.dylib)$")
+LIBRARY = re.compile(r"^(?:lib)?ggml-([a-z0-9_.-]+?)(?:\.so|\.dll|\.dylib)\Z")
 NOT_BACKENDS = ("base",)
 
 

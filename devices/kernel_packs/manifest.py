@@ -14,9 +14,9 @@ from devices.msgspec_lock import learned
 
 FORMAT: Final = 1
 NAME: Final = "manifest.json"
-_WORD: Final = re.compile(r"^[a-z0-9][a-z0-9_.+-]{0,63}$")
-_FILE: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,127}$")
-_SHA256: Final = re.compile(r"^[0-9a-f]{64}$")
+_WORD: Final = re.compile(r"^[a-z0-9][a-z0-9_.+-]{0,63}\Z")
+_FILE: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,127}\Z")
+_SHA256: Final = re.compile(r"^[0-9a-f]{64}\Z")
 MAX_MANIFEST_BYTES: Final = 1 << 20
 MAX_FILE_BYTES: Final = 4 << 30
 

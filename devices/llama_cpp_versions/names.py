@@ -6,4 +6,4 @@ from typing import Final
 PACKAGE: Final = "llama_cpp"
 # Name of the shipped version in TESSERA_ENGINE_VERSION and `models`.
 SHIPPED: Final = "shipped"
-VERSION_NAME: Final = re.compile(r"^[0-9][0-9A-Za-z.+]{0,63}$")
+VERSION_NAME: Final = re.compile(r"^[0-9][0-9A-Za-z.+]{0,63}\Z")
