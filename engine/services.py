@@ -159,7 +159,7 @@ class Services:
         return self.plan(name.repo, name.revision), name
 
     def starters(self) -> "tuple[Proposal, ...]":
-        """Recommended first models that fit this machine."""
+        """Recommended first models that fit this machine, sized by its expected speed."""
         from engine.api.hub import Proposal
         from engine.library.default_model import memory_bytes
         from engine.library.recommended_models import propose
@@ -171,8 +171,9 @@ class Services:
                 reason=sentence(found.reason),
                 reason_detail=found.reason,
                 expected_bytes=found.starter.expected_bytes,
+                want=found.want,
             )
-            for found in propose(memory_bytes())
+            for found in propose(memory_bytes(), self.placer.expected_tok_s)
         )
 
     def quantize_target(self, options: "QuantizeOptions") -> "Path":

@@ -17,6 +17,7 @@ from app.gui.reasons import error_message
 from app.gui.theme import Theme
 from app.gui.widgets.basics import Banner
 from engine.api.chat import REMOTE, ModelRow
+from engine.api.hub import Proposal, Starters
 from engine.api.models import Decided
 
 T = TypeVar("T")
@@ -82,12 +83,14 @@ class Models(QObject):
 
     changed = Signal()
     reachable_changed = Signal(bool)
+    proposals_changed = Signal()
 
     def __init__(self, api: Routes, background: Background, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._api = api
         self._background = background
         self.choices: tuple[ModelChoice, ...] = ()
+        self.proposals: tuple[Proposal, ...] = ()  # recommended models, the same on every page
         self.reachable = False
         self._asking = False
         self._timer = QTimer(self)
@@ -128,6 +131,16 @@ class Models(QObject):
         local = [choice for choice in self.choices if not choice.remote]
         able = [choice for choice in local if not choice.demo] or local
         return next((choice.id for choice in able if choice.default), able[0].id if able else "")
+
+    def refresh_proposals(self) -> None:
+        """Request the recommended models. Their expected speeds may have become known."""
+        self._background.run(self._api.starters, self.take_proposals, lambda _: None, self)
+
+    def take_proposals(self, answer: Starters) -> None:
+        """Store recommended models. Pages show them from here, so that all pages recommend the same."""
+        if answer.proposals != self.proposals:
+            self.proposals = answer.proposals
+            self.proposals_changed.emit()
 
     def refresh(self) -> None:
         """Request the model list, unless a request is already pending."""

@@ -265,6 +265,14 @@ class MainWindow(QMainWindow):
         titles = {entry.name: entry.title for entry in self._entries.values()}
         self._sections.show_pages([(page, titles.get(page, place.title)) for page in place.pages], name)
 
+    def first_time(self, name: str) -> bool:
+        """Whether this is asked for the first time, on this and all earlier starts."""
+        key = f"seen/{name}"
+        if self._geometry.value(key):
+            return False
+        self._geometry.setValue(key, 1)
+        return True
+
     def save_state(self) -> None:
         """Save geometry, draft and current conversation."""
         self.chat.save_draft()

@@ -8,6 +8,7 @@ from app.gui.app_context import Services
 from app.gui.jobs import Jobs
 from app.gui.main_window import MainWindow, PageEntry
 from app.gui.server_link import ServerLink
+from engine.api.jobs import Job, JobKind, ModelMade, result_of
 
 
 class Pages:
@@ -19,6 +20,11 @@ class Pages:
         window.chat.pull_wanted.connect(self._pull)
         window.chat.documents_wanted.connect(lambda: self._show("documents"))
         window.model_dropped.connect(self._offer)
+        self._first: set[str] = set()  # download jobs that were started from an empty chat
+        self._awaiting_first = False
+        jobs.changed.connect(self._on_job)
+        jobs.finished.connect(self._on_finished)
+        window.chat.controller.busy_changed.connect(self._on_busy)
 
     def entries(self) -> list[PageEntry]:
         """All pages except the chat."""
@@ -122,7 +128,41 @@ class Pages:
         self._show("library").tabs.setCurrentIndex(1)
 
     def _pull(self, model: str) -> None:
+        self._awaiting_first = self._window.chat.isVisible()
         self._show("library").pull(model)
+
+    def _on_job(self, job: Job) -> None:
+        if self._awaiting_first and job.kind is JobKind.PULL and not job.ended:
+            self._awaiting_first = False
+            self._first.add(job.id)
+
+    def _on_finished(self, job: Job) -> None:
+        """After a download from the welcome view, chat with the model, unless the user went elsewhere."""
+        made = result_of(job, ModelMade) if job.state == "done" else None
+        if job.id not in self._first or made is None:
+            return
+        self._first.discard(job.id)
+        chat, library = self._window.chat, self._window.page("library")
+        if library.isVisible() or (chat.isVisible() and not chat.controller.tree.path()):
+            self._chat_with(made.model)
+
+    def _on_busy(self, busy: bool) -> None:
+        """After the first answer of a local model that is no demo, say once what else can be done."""
+        chat = self._window.chat
+        path = chat.controller.tree.path()
+        model = self._services.models.get(chat.controller.conversation.model)
+        if busy or not path or path[-1].status != "complete" or chat.banner.isVisible():
+            return
+        if model is None or model.demo or model.remote or not self._window.first_time("next-steps"):
+            return
+        tr = self._window.tr
+        chat.banner.notify(
+            tr("That works. You can also ask about your own documents, or use this model in your editor."),
+            "ok",
+            (tr("Add documents"), lambda: self._show("documents")),
+            (tr("Connect an editor"), lambda: self._show("connect")),
+            (tr("Find more models"), self._find_models),
+        )
 
     def _offer(self, path: str) -> None:
         self._show("library").offer(path)

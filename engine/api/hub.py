@@ -51,6 +51,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
 
     `expected_tok_s` is None if unknown. `reason` is an English sentence; `reason_detail` is the same as structured
     data.
+    `want` is what people choose it for: fast answers, a balance of speed and quality, or pictures.
     At most one proposal is `recommended`: the largest chat model that generates at reading speed, else the fastest,
     or the smallest if no speed is known.
     """
@@ -61,6 +62,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     expected_bytes: int = 0
     expected_tok_s: float | None = None
     recommended: Literal["", "reading_speed", "quickest", "smallest"] = ""
+    want: Literal["", "fast", "balanced", "pictures"] = ""
 
 
 class Starters(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ def demos(entries: Sequence[ModelEntry]) -> frozenset[str]:
 
 
 def default_model(entries: Sequence[ModelEntry], loaded: Collection[str] = ()) -> ModelEntry | None:
-    """The best chat model: prefer a loaded one, then one the user added, then start.py's, then a demo."""
+    """The best model: one that chats, is loaded, was added by the user. A demo only if there is no other."""
     toys = demos(entries)
     usable = [e for e in entries if e.servable and e.state == "online"]
     # Remote models are never the default, so that no data leaves this computer without an explicit choice.
@@ -26,7 +26,7 @@ def default_model(entries: Sequence[ModelEntry], loaded: Collection[str] = ()) -
 
     def rank(entry: ModelEntry) -> tuple[bool, bool, bool, bool]:
         chats = "chat" in entry.capabilities
-        return not chats, entry.id in toys, entry.id not in loaded, entry.origin.kind == "installed"
+        return entry.id in toys, not chats, entry.id not in loaded, entry.origin.kind == "installed"
 
     return min(usable, key=rank, default=None)
 

@@ -1,7 +1,7 @@
 """Recommends a first model: a small curated table, and three proposals that fit this computer."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -14,7 +14,12 @@ from engine.message_catalog.reasons import Reason, because
 
 Recommended = Literal["", "reading_speed", "quickest", "smallest"]
 
+Want = Literal["", "fast", "balanced", "pictures"]
+_WANTS: tuple[tuple[Want, JobName], ...] = (("fast", "tiny"), ("balanced", "chat"), ("pictures", "vision"))
+
 _PROPOSALS = 3
+# Without a known speed: more parameters for each token are slow without a large GPU.
+_MOST_READ = 9e9
 # 238 words per minute of about 1.3 tokens. Source: Brysbaert 2019, "How many words do we read per minute?"
 _FLUENT_TOK_S = 5.2
 _USES: dict[JobName, str] = {
@@ -28,10 +33,11 @@ _USES: dict[JobName, str] = {
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
-    """A recommended model that fits, and the reason."""
+    """A recommended model that fits, the reason, and what people want it for ("": any other purpose)."""
 
     starter: Starter
     reason: Reason
+    want: Want = ""
 
 
 @cache
@@ -46,18 +52,34 @@ def starter_repo(name: str) -> str | None:
     return next((s.repo for s in starters() if s.id == name.lower()), None)
 
 
-def propose(memory_bytes: int, jobs: tuple[JobName, ...] = ("tiny", "chat", "coding")) -> tuple[Proposal, ...]:
-    """Up to three that fit into `memory_bytes`: the largest for each job, then the largest others."""
+def propose(memory_bytes: int, speed: Callable[[int], float] = lambda _bytes: 0.0) -> tuple[Proposal, ...]:
+    """Up to three models that fit into `memory_bytes`: one for each want, then the largest others.
+
+    `speed` estimates the tokens per second from the bytes that are read for each token; 0 is unknown.
+    """
+    fitting = [starter for starter in starters() if starter.expected_bytes <= memory_bytes]
     picked: list[Proposal] = []
-    for job in jobs:
-        fitting = [s for s in starters() if s.job == job and s.expected_bytes <= memory_bytes]
-        if fitting:
-            picked.append(Proposal(starter=fitting[-1], reason=_reason(fitting[-1], memory_bytes)))
-    for starter in sorted(starters(), key=lambda s: -s.parameters):
-        names = {p.starter.id for p in picked}
-        if len(picked) < _PROPOSALS and starter.id not in names and starter.expected_bytes <= memory_bytes:
+    for want, job in _WANTS:
+        found = [starter for starter in fitting if starter.job == job]
+        if found:
+            chosen = _sized(found, memory_bytes, speed)
+            picked.append(Proposal(starter=chosen, reason=_reason(chosen, memory_bytes), want=want))
+    names = {proposal.starter.id for proposal in picked}
+    for starter in sorted(fitting, key=lambda s: -s.parameters):
+        if len(picked) < _PROPOSALS and starter.id not in names:
             picked.append(Proposal(starter=starter, reason=_reason(starter, memory_bytes)))
     return tuple(picked[:_PROPOSALS])
+
+
+def _sized(found: Sequence[Starter], memory_bytes: int, speed: Callable[[int], float]) -> Starter:
+    """The largest that leaves half of the memory free and writes at reading speed; else the smallest."""
+
+    def is_quick(starter: Starter) -> bool:
+        tok_s = speed(starter.bytes_per_token)
+        return tok_s >= _FLUENT_TOK_S if tok_s else (starter.active or starter.parameters) <= _MOST_READ
+
+    roomy = [starter for starter in found if starter.expected_bytes <= memory_bytes / 2] or found[:1]
+    return max([s for s in roomy if is_quick(s)] or roomy[:1], key=lambda s: s.parameters)
 
 
 def recommend(offered: Sequence[tuple[Starter, float]]) -> tuple[str, Recommended]:

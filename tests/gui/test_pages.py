@@ -13,6 +13,7 @@ from app.gui.dashboard import DashboardPage
 from app.gui.devices.facts import live_facts, pool_shares, summary
 from app.gui.devices.page import DevicesPage, placement_card
 from app.gui.jobs import Jobs
+from app.gui.library.hub_tab import HubTab
 from app.gui.quantize.page import FitPage
 from app.gui.server.page import ServerPage
 from app.gui.settings_page import SettingsPage
@@ -395,6 +396,26 @@ def test_one_of_the_models_to_begin_with_is_recommended_and_says_why(qtbot, show
         b.accessibleName(): b.property("kind") for b in page.findChildren(QPushButton) if b.text() == "Download"
     }
     assert kinds == {"Download small": "primary", "Download large": ""}
+
+
+def test_every_page_recommends_the_same_models_also_once_a_speed_is_known(qtbot, show, services, server):
+    """The hub tab and the welcome view show one list, which the newest answer replaces on both."""
+    quick, large = (
+        Proposal(starter=starter(name), expected_bytes=5 << 30, recommended=why, want=want)
+        for name, why, want in (("quick", "smallest", "fast"), ("large", "", "balanced"))
+    )
+    server.routes["GET", "/tessera/v1/hub/starters"] = Starters(proposals=(quick, large))
+    welcome = show(Welcome(services))
+    qtbot.waitUntil(lambda: "Fast: short questions" in texts(welcome) and "at 100 Mbit/s" in texts(welcome))
+    replace = msgspec.structs.replace
+    timed = (replace(large, recommended="reading_speed", expected_tok_s=9.0), replace(quick, recommended=""))
+    server.routes["GET", "/tessera/v1/hub/starters"] = Starters(proposals=timed)
+    hub = show(HubTab(services))
+    hub.show_starters()
+    for page in (hub, welcome):
+        qtbot.waitUntil(lambda page=page: "about 9.0 tokens/s" in texts(page))
+        said = texts(page)
+        assert said.index("large") < said.index("Recommended") < said.index("quick")
 
 
 def test_the_first_run_with_the_real_model_asks_what_it_knows(qtbot, show, services, server):

@@ -10,11 +10,10 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QScrollArea, QVBoxLayout, QWi
 from app.gui import formatted
 from app.gui.app_context import Services
 from app.gui.devices.facts import gpu_words, summary
-from app.gui.library.recommended import download_name, name_row, recommendation
+from app.gui.library.recommended import download_name, download_words, name_row, recommendation, want_words
 from app.gui.widgets.basics import button, card, clear, label, reserve_scroll_bar, row, stack
 from app.gui.widgets.flow import Flow
 from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
-from engine.api.hub import Starters
 from engine.api.machine import Machine
 from engine.library.default_model import why_missing
 
@@ -79,6 +78,7 @@ class Welcome(QScrollArea):
         self._show_kind()
         services.models.changed.connect(self._show_kind)
         services.models.reachable_changed.connect(lambda _: self._ask())
+        services.models.proposals_changed.connect(self._show_proposals)
 
     def showEvent(self, event: QShowEvent) -> None:
         """Request what this computer can run."""
@@ -112,37 +112,38 @@ class Welcome(QScrollArea):
             self._questions.add(button(text, partial(self.asked.emit, text)))
 
     def _ask(self) -> None:
-        if self._proposed or not self._services.models.reachable or not self.isVisible():
+        if not self._services.models.reachable or not self.isVisible():
             return
-        self._proposed = True
-        run, api = self._services.background.run, self._services.api
-        run(api.devices, self._show_machine, lambda _: None, self)
-        run(api.starters, self._show_proposals, lambda _: None, self)
+        self._services.models.refresh_proposals()  # the expected speeds may have become known
+        if not self._proposed:
+            self._proposed = True
+            run, api = self._services.background.run, self._services.api
+            run(api.devices, self._show_machine, lambda _: None, self)
 
     def _show_machine(self, machine: Machine) -> None:
         self._machine.setText(f"{summary(machine)}\n{gpu_words(machine)}")
         self._show_kind()
 
-    def _show_proposals(self, answer: Starters) -> None:
+    def _show_proposals(self) -> None:
         clear(self._proposals)
-        proposals = answer.proposals[:_SHOWN]
+        proposals = self._services.models.proposals[:_SHOWN]
         self._begin.setVisible(bool(proposals))
         for proposal in proposals:
             starter = proposal.starter
-            facts = self.tr("{job} · {n} parameters · about {size}").format(
-                job=formatted.job(starter.job),
-                n=formatted.count(starter.parameters),
-                size=formatted.size(proposal.expected_bytes),
+            facts = self.tr("{n} parameters · about {size}").format(
+                n=formatted.count(starter.parameters), size=formatted.size(proposal.expected_bytes)
             )
             if proposal.expected_tok_s:
                 speed = self.tr("about {n} tokens/s").format(n=formatted.speed(proposal.expected_tok_s))
                 facts = f"{facts} · {speed}"
+            facts = f"{facts} · {download_words(proposal)}"
             name = formatted.model_name(starter.repo)
             get = button(self.tr("Download"), self._puller(starter.id), "primary" if proposal.recommended else "")
             get.setAccessibleName(download_name(proposal))
             line = row(spacing=16)
             why = recommendation(proposal)
-            text = stack(name_row(name, proposal), label(facts, "small", wrap=True), spacing=2)
+            wanted = label(want_words(proposal), wrap=True)
+            text = stack(name_row(name, proposal), wanted, label(facts, "small", wrap=True), spacing=2)
             if why:
                 text.addWidget(label(why, "small", wrap=True))
             line.addLayout(text, 1)

@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 
 from app.gui import formatted
 from app.gui.app_context import Services
-from app.gui.library.recommended import download_name, name_row, recommendation
+from app.gui.library.recommended import download_name, name_row, recommendation, want_words
 from app.gui.reasons import error_message, translated
 from app.gui.widgets.basics import Banner, button, card, clear, label, row, search_field, stack
 from app.gui.widgets.flow import Flow
@@ -71,6 +71,8 @@ class HubTab(QWidget):
             stack(self.search, filters, self.banner, self._note, self.results, 1, spacing=12, margins=(0, 16, 0, 0))
         )
         self._shown = 0
+        self._shows_starters = False
+        services.models.proposals_changed.connect(self._on_proposals)
 
     def _filter(self, name: str, entries: Sequence[tuple[str, str]]) -> Choice:
         made = Choice()
@@ -84,19 +86,31 @@ class HubTab(QWidget):
         """Show the recommended models. Makes no network request."""
         if self.search.text().strip():
             return
-        self._ask_for(self._services.api.starters, self._show_starters, self.show_starters)
 
-    def _show_starters(self, answer: Starters) -> None:
+        def show(answer: Starters) -> None:
+            self._services.models.take_proposals(answer)
+            self._show_starters()
+
+        self._ask_for(self._services.api.starters, show, self.show_starters)
+
+    def _on_proposals(self) -> None:
+        """Show the new recommendations, unless the user looks at search results or at a repository."""
+        if self._shows_starters:
+            self._show_starters()
+
+    def _show_starters(self) -> None:
         clear(self.results)
+        proposals = self._services.models.proposals
+        self._shows_starters = True
         self._note.setText(
-            self.tr("These fit this computer.") if answer.proposals else self.tr("No suggestion for this computer.")
+            self.tr("These fit this computer.") if proposals else self.tr("No suggestion for this computer.")
         )
-        for proposal in answer.proposals:
+        for proposal in proposals:
             starter = proposal.starter
             facts = " · ".join(
                 part
                 for part in (
-                    formatted.job(starter.job),
+                    want_words(proposal),
                     self.tr("{n} parameters").format(n=formatted.count(starter.parameters)),
                     self.tr("about {n}").format(n=formatted.size(proposal.expected_bytes)),
                     self.tr("about {n} tokens/s").format(n=formatted.speed(proposal.expected_tok_s))
@@ -142,6 +156,7 @@ class HubTab(QWidget):
     def _ask_for(self, ask: Callable[[], T], show: Callable[[T], object], again: Callable[[], object]) -> None:
         """Show the response unless a newer request was made: a slow response must not replace a newer one."""
         self._shown += 1
+        self._shows_starters = False
         asked, failing = self._shown, self._failing(again)
 
         def done(answer: T) -> None:

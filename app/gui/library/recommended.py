@@ -7,6 +7,8 @@ from app.gui.widgets.basics import label
 from app.gui.widgets.flow import Flow
 from engine.api.hub import Proposal
 
+_USUAL_BITS_S = 100e6
+
 
 def name_row(name: str, proposal: Proposal) -> Flow:
     """The name, with a chip if recommended. The chip wraps below the name if there is too little space."""
@@ -21,11 +23,27 @@ def recommendation(proposal: Proposal) -> str:
     """Why the model is recommended, or ""."""
     texts = {
         "": "",
-        "reading_speed": _tr("The largest of these that fits and writes at reading speed"),
+        "reading_speed": _tr("Fits, and writes at reading speed"),
         "quickest": _tr("Fits, and is the fastest of these on this computer"),
-        "smallest": _tr("The smallest of these; leaves memory free"),
+        "smallest": _tr("Small and fast. A good first model."),
     }
     return texts[proposal.recommended]
+
+
+def want_words(proposal: Proposal) -> str:
+    """What people choose the model for, else its purpose."""
+    texts = {
+        "fast": _tr("Fast: short questions, older computers"),
+        "balanced": _tr("Balanced: a good all-rounder"),
+        "pictures": _tr("Sees pictures: photos and screenshots too"),
+    }
+    return texts.get(proposal.want) or formatted.job(proposal.starter.job)
+
+
+def download_words(proposal: Proposal) -> str:
+    """How long the download takes on a usual connection."""
+    seconds = proposal.expected_bytes * 8 / _USUAL_BITS_S
+    return _tr("download about {time} at 100 Mbit/s").format(time=formatted.duration(seconds))
 
 
 def download_name(proposal: Proposal) -> str:

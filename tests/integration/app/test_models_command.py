@@ -222,13 +222,18 @@ def test_what_names_nothing(text):
 
 def test_three_starters_are_proposed_and_fit(tessera):
     assert {s.job for s in starters()} == {"tiny", "chat", "coding", "fim", "embedding", "vision"}
-    assert [p.starter.id for p in propose(64 * GIB)] == [
-        "qwen3-1.7b",
-        "qwen3-30b-a3b",
-        "qwen3-coder-30b-a3b",
+    assert [(p.want, p.starter.id) for p in propose(64 * GIB)] == [
+        ("fast", "qwen3.5-2b"),
+        ("balanced", "qwen3.6-35b-a3b"),
+        ("pictures", "gemma-4-26b-a4b"),
     ]
+    assert [p.starter.id for p in propose(16 * GIB)] == ["qwen3.5-2b", "qwen3.5-9b", "gemma-4-e4b"]
+    slow = {"qwen3.5-9b": 3.0, "qwen3-8b": 4.0, "gemma-4-e4b": 4.0}
+    speeds = {s.bytes_per_token: slow.get(s.id, 9.0) for s in starters()}
+    found = propose(16 * GIB, lambda read: speeds[read])
+    assert [p.starter.id for p in found] == ["qwen3.5-2b", "qwen3.5-4b", "gemma-4-e2b"], "slower than one reads"
     assert all(s.source.startswith("https://huggingface.co/") and s.source.count("/") == 4 for s in starters())
-    assert [p.starter.id for p in propose(8 * GIB)][:2] == ["qwen3-1.7b", "qwen3-8b"]
+    assert [p.starter.id for p in propose(8 * GIB)][:2] == ["qwen3.5-2b", "qwen3.5-4b"]
     for memory in (2, 4, 8, 16, 32, 64, 128):
         found = propose(memory * GIB)
         assert len(found) == 3
