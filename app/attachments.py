@@ -67,7 +67,10 @@ def read(path: Path) -> Document:
     raw = _bytes(path, size, MAX_TEXT_BYTES)
     if b"\0" in raw:
         raise DocumentError(path.name, "it is not a text file")
-    return Document(path.name, "text/plain", raw.decode("utf-8", errors="replace"))
+    text = raw.decode("utf-8", errors="replace")
+    if not text.strip():
+        raise DocumentError(path.name, "it is empty")
+    return Document(path.name, "text/plain", text)
 
 
 def _bytes(path: Path, size: int, limit: int) -> bytes:

@@ -32,6 +32,7 @@ from app.gui.theme import ASSETS, Theme
 from app.gui.widgets.basics import PAGE_MARGIN, PAGE_WIDTH, SCROLL_BAR, Banner, clear, row, stack
 from app.gui.widgets.search_popup import Entry, Palette
 from app.gui.widgets.splitter import keep_splitters, restore_splitters
+from app.settings import BY_NAME
 from engine.core.paths import user_paths
 
 # The destination bar on the left, and the row of pages within a destination.
@@ -170,6 +171,7 @@ class Sections(QFrame):
             self.buttons[current].setChecked(True)
 
 
+_TEXT_SIZE, _ZOOM_STEP = "window.text_percent", 10
 _USUAL, _SMALLEST = QSize(1180, 760), QSize(720, 480)
 # Space for the window frame, whose size is unknown before the window is shown.
 # Source: GNOME, KDE and openbox themes.
@@ -341,12 +343,27 @@ class MainWindow(QMainWindow):
             "help": self.show_shortcuts,
             "palette": self.commands.open,
             "quit": self.quit,
+            "again": self.chat.message_actions.answer_again,
+            "edit": self.chat.message_actions.edit_last,
+            "copy": self.chat.message_actions.copy_last,
+            "next": lambda: self.chat.sidebar.step(1),
+            "previous": lambda: self.chat.sidebar.step(-1),
+            "list": self.chat.bar.fold_pressed.emit,
+            "larger": lambda: self._zoom(_ZOOM_STEP),
+            "smaller": lambda: self._zoom(-_ZOOM_STEP),
+            "normal": lambda: self._services.settings.set(_TEXT_SIZE, 100),
         }
         for shortcut in SHORTCUTS:
             if shortcut.name in runs:
                 self._add_shortcut(shortcut.keys, runs[shortcut.name])
         for position, name in enumerate(self.destination_names[:9]):
             self._add_shortcut(f"Ctrl+{position + 1}", partial(self._rail.chosen.emit, name))
+
+    def _zoom(self, step: int) -> None:
+        setting = BY_NAME[_TEXT_SIZE]
+        wanted = self._services.settings.now.integer(_TEXT_SIZE) + step
+        bounded = min(max(wanted, int(setting.minimum or 0)), int(setting.maximum or wanted))
+        self._services.settings.set(_TEXT_SIZE, bounded)
 
     def _add_shortcut(self, keys: str, run: Callable[[], object]) -> None:
         action = QAction(self)

@@ -104,7 +104,7 @@ class Pages:
     def _settings(self) -> QWidget:
         from app.gui.settings_page import SettingsPage
 
-        page = SettingsPage(self._services)
+        page = SettingsPage(self._services, len(self._window.destination_names))
         page.restart_wanted.connect(self._window.restart)
         return page
 

@@ -37,7 +37,8 @@ class SettingsPage(Page):
 
     restart_wanted = Signal()
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, num_destinations: int = 6) -> None:
+        """Create the page. `num_destinations`: entries of the window's bar, which have shortcuts."""
         super().__init__(self.tr("Settings"))
         self._services = services
         self._frames: dict[str, QWidget] = {}
@@ -65,7 +66,7 @@ class SettingsPage(Page):
             for position, setting in enumerate(rows):
                 self._add_row(column, setting, name, first=not position)
             self._add_frame(name, self.tr(name), frame)
-        self._add_shortcuts()
+        self._add_shortcuts(num_destinations)
         self._add_folders()
         self._buttons.buttons()[0].setChecked(True)
         self._show_sections()
@@ -260,10 +261,11 @@ class SettingsPage(Page):
         elif isinstance(editor, QLineEdit):
             editor.setText(str(value))
 
-    def _add_shortcuts(self) -> None:
+    def _add_shortcuts(self, num_destinations: int) -> None:
         lines = []
         for shown in SHORTCUTS:
-            line = row(label(words_of(shown), wrap=True), label(shown_keys(shown), "chip"))
+            keys = label(shown_keys(shown, num_destinations), "chip")
+            line = row(label(words_of(shown), wrap=True), keys)
             line.setStretch(0, 1)
             lines.append(line)
         self._add_frame("shortcuts", self.tr("Shortcuts"), card(*lines))

@@ -27,6 +27,15 @@ SHORTCUTS: tuple[Shortcut, ...] = (
     Shortcut("", "Return", "Send"),
     Shortcut("", "Shift+Return", "New line"),
     Shortcut("stop", "Esc", "Stop the answer"),
+    Shortcut("again", "Ctrl+R", "Answer again"),
+    Shortcut("edit", "Ctrl+E", "Edit the last message"),
+    Shortcut("copy", "Ctrl+Shift+C", "Copy the last answer"),
+    Shortcut("next", "Ctrl+PgDown", "Next chat"),
+    Shortcut("previous", "Ctrl+PgUp", "Previous chat"),
+    Shortcut("list", "Ctrl+B", "Show or hide the list of chats"),
+    Shortcut("larger", "Ctrl++", "Larger text"),
+    Shortcut("smaller", "Ctrl+-", "Smaller text"),
+    Shortcut("normal", "Ctrl+0", "Normal text size"),
     Shortcut(PAGES, "Ctrl+1", "Switch page, in the order of the bar"),
     Shortcut("settings", "Ctrl+,", "Settings"),
     Shortcut("palette", "Ctrl+K", "Find a command, a chat or a model"),
@@ -40,7 +49,7 @@ def native_keys(keys: str) -> str:
     return QKeySequence(keys).toString(QKeySequence.SequenceFormat.NativeText)
 
 
-def shown_keys(shortcut: Shortcut, num_pages: int = 9) -> str:
+def shown_keys(shortcut: Shortcut, num_pages: int) -> str:
     """The keys in this system's notation."""
     first = native_keys(shortcut.keys)
     return first if shortcut.name != PAGES else f"{first} … {native_keys(f'Ctrl+{num_pages}')}"

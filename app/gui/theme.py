@@ -127,6 +127,8 @@ class Theme(QObject):
         if mono:
             font.setStyleHint(QFont.StyleHint.Monospace)
             font.setFixedPitch(True)
+            for feature in ("liga", "calt"):  # ligatures show "->" and "==" as other signs
+                font.setFeature(QFont.Tag(feature), 0)
         font.setPixelSize(getattr(self.tokens, "mono" if mono and size == "body" else size))
         font.setWeight(QFont.Weight.DemiBold if strong else QFont.Weight.Normal)
         return font

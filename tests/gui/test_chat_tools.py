@@ -42,6 +42,10 @@ def decide(qtbot, button):
     qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
 
 
+def choose(card, words):
+    next(action for action in card.choices().actions() if action.text() == words).trigger()
+
+
 def ended(page):
     return lambda: not page.controller.busy and page.controller.tree.path()[-1].status == "complete"
 
@@ -54,9 +58,9 @@ def test_a_call_is_asked_for_made_and_answered_with_and_all_of_it_is_kept(qtbot,
     waiting = page.controller.tree.leaf_id
     qtbot.waitUntil(lambda: page.transcript.pane(waiting)._phase.text() == "Waiting for your permission")
     assert card.decline.hasFocus()
-    decide(qtbot, card.always)
+    choose(card, "Always")
     qtbot.waitUntil(lambda: card.isVisible() and '"a": 2' in card.detail.toPlainText())
-    decide(qtbot, card.chat)
+    choose(card, "For this chat")
     qtbot.waitUntil(ended(page))
     assert [m.role for m in page.controller.tree.path()] == ["user", "assistant", "tool", "assistant"]
     assert page.controller.tree.path()[-1].content == "It is 5."

@@ -44,7 +44,7 @@ def test_the_slider_forecasts_live_and_starts_a_job(qtbot, fit, server):
         job(JobKind.QUANTIZE, title="Spark", progress=Progress(phase="measure", done=400, total=1000)),
     )
     fit.slider.setValue(500)
-    qtbot.waitUntil(lambda: "Loss of quality" in texts(fit))
+    qtbot.waitUntil(lambda: "Estimated loss: " in texts(fit))
     budget = fit.budget_bytes
     qtbot.waitUntil(lambda: any((b or {}).get("budget_bytes") == budget for _, _, b in server.requests))
     qtbot.waitUntil(fit.start.isEnabled)
@@ -136,10 +136,24 @@ def test_the_report_is_shown_and_leads_to_a_chat(qtbot, fit):
     assert wanted.args == ["spark-5"]
 
 
+def test_a_guess_is_a_range_without_praise_and_a_measurement_replaces_it(qtbot, fit, server):
+    qtbot.waitUntil(lambda: fit._range[1] and "Estimated loss: " in texts(fit))
+    said = texts(fit)
+    assert "hardly any" not in said
+    assert "From other models, not from this one" in said
+    size = fit.budget_bytes
+    shown(fit, quantize_report(size, 0.0668, 0.130), model="spark-5")
+    qtbot.waitUntil(lambda: "Measured loss of quality: large (0.0668)" in texts(fit))
+    assert "Estimated loss" not in texts(fit)
+    assert 0.0668 in [round(10**loss, 4) for _, loss in fit.plan_view.plot._points]
+    fit.slider.setValue(fit.slider.value() + 200)
+    qtbot.waitUntil(lambda: "Estimated loss: " in texts(fit))
+
+
 def test_after_a_job_the_whole_curve_rests_on_what_was_measured(qtbot, fit, server):
     qtbot.waitUntil(lambda: len(fit._ours) >= 10)
     before = set(fit._ours)
-    assert "Estimated from other models" in texts(fit)
+    assert "From other models, not from this one" in texts(fit)
 
     def measured(body):
         found = sketch(body["budget_bytes"], damage=0.004)
@@ -153,7 +167,7 @@ def test_after_a_job_the_whole_curve_rests_on_what_was_measured(qtbot, fit, serv
     asked = {body["tier"] for _, path, body in server.requests if path == "/tessera/v1/quantize/plan"}
     assert asked == {"balanced"}, "points of another tier rest on other measurements"
     qtbot.waitUntil(lambda: "Loss of quality: hardly any (0.0040)" in texts(fit))
-    assert "Estimated from other models" not in texts(fit)
+    assert "From other models, not from this one" not in texts(fit)
     assert "spark-5 is in your library" in fit.banner.text
 
 

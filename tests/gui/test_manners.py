@@ -19,12 +19,13 @@ from PySide6.QtWidgets import (
 
 from app.gui import main_window
 from app.gui.application import SingleInstance
+from app.gui.chat.message_editor import MessageEditor
 from app.gui.close_guard import would_be_lost
 from app.gui.crash import CrashReports, redact
 from app.gui.main_window import Tray
 from app.gui.shortcuts import SHORTCUTS, ShortcutSheet
 from engine.api.jobs import JobKind
-from tests.gui.hands import press
+from tests.gui.hands import ask, press
 from tests.gui.wire import job
 
 # -- one instance
@@ -143,6 +144,34 @@ def test_every_shortcut_of_the_table_works(qtbot, desktop):
     assert window._stack.currentWidget() is window.page("settings")
     by_keys["Ctrl+N"].trigger()
     assert window._stack.currentWidget() is window.chat
+    settings = window._services.settings
+    for keys, percent in (("Ctrl++", 110), ("Ctrl+-", 100), ("Ctrl++", 110), ("Ctrl+0", 100)):
+        by_keys[keys].trigger()
+        assert settings.now.integer("window.text_percent") == percent
+    for shown in (False, True):
+        by_keys["Ctrl+B"].trigger()
+        assert window.chat.sidebar.isVisible() == shown
+    ask(qtbot, window.chat, "first")
+    ask(qtbot, window.chat, "second")
+    by_keys["Ctrl+Shift+C"].trigger()
+    assert QGuiApplication.clipboard().text() == "Hello **world**"
+    by_keys["Ctrl+R"].trigger()
+    qtbot.waitUntil(lambda: not window.chat.controller.busy)
+    leaf = window.chat.controller.tree.leaf_id
+    assert len(window.chat.controller.tree.siblings(leaf)) == 2
+    by_keys["Ctrl+E"].trigger()
+    editor = window.chat.transcript.findChild(MessageEditor).focusProxy()
+    assert editor.toPlainText() == "second"
+    QTest.keyClick(editor, Qt.Key.Key_Escape)
+    qtbot.waitUntil(lambda: window.chat.transcript.findChild(MessageEditor) is None)
+    first = window.chat.controller.conversation.id
+    by_keys["Ctrl+N"].trigger()
+    ask(qtbot, window.chat, "another chat")
+    newest = window.chat.controller.conversation.id
+    qtbot.waitUntil(lambda: window.chat.sidebar.model.item(0).rowCount() == 2)
+    for keys, chat in (("Ctrl+PgDown", first), ("Ctrl+PgUp", newest)):
+        by_keys[keys].trigger()
+        qtbot.waitUntil(lambda chat=chat: window.chat.controller.conversation.id == chat)
     by_keys["F1"].trigger()
     sheet = window.findChild(ShortcutSheet)
     shown = [made.text() for made in sheet.findChildren(QLabel)]

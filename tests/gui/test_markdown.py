@@ -7,8 +7,8 @@ import threading
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from PySide6.QtCore import QUrl
-from PySide6.QtGui import QGuiApplication, QTextDocument
+from PySide6.QtCore import Qt, QUrl
+from PySide6.QtGui import QFont, QGuiApplication, QTextCursor, QTextDocument
 from PySide6.QtWidgets import QMessageBox, QToolButton
 
 from app.gui.markdown.document import MarkdownDocument
@@ -225,6 +225,24 @@ def test_a_diagram_is_left_as_text_with_a_note(view):
         "text",
     ]
     assert "graph TD; A-->B" in view.toPlainText()
+
+
+def test_task_lists_have_boxes_and_columns_their_alignment(view):
+    view.set_markdown("- [ ] open\n- [x] done\n- [y] neither\n\n| a | b |\n|:-:|--:|\n| 1 | 22 |\n")
+    lines = view.toPlainText().split("\n")
+    assert lines[:3] == ["□ open", "✓ done", "[y] neither"]
+    blocks = [view.document().findBlockByNumber(n) for n in range(view.document().blockCount())]
+    found = {block.text(): block.blockFormat().alignment() for block in blocks}
+    assert found["1"] == found["a"] == Qt.AlignmentFlag.AlignHCenter
+    assert found["22"] == found["b"] == Qt.AlignmentFlag.AlignRight
+
+
+def test_code_has_no_ligatures(view):
+    view.set_markdown("```c\na->b == c\n```")
+    (code,) = view.code
+    shape = QTextCursor(view.document().findBlockByNumber(code.first)).charFormat()
+    for feature in ("liga", "calt"):
+        assert shape.font().featureValue(QFont.Tag(feature)) == 0
 
 
 def test_the_view_is_as_high_as_its_text(view):

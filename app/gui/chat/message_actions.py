@@ -1,6 +1,7 @@
 """User actions on a message: retry, edit, delete, fork, fix an error."""
 
 from PySide6.QtCore import QObject, Signal
+from PySide6.QtGui import QGuiApplication
 
 from app.db.records import Conversation
 from app.gui.app_context import Services
@@ -48,6 +49,24 @@ class MessageActions(QObject):
         waiting, self._waiting = self._waiting, 0
         if waiting in self._controller.tree:
             self._controller.regenerate(waiting)
+
+    def answer_again(self) -> None:
+        """Generate the last answer once more."""
+        path = self._controller.tree.path()
+        if path and path[-1].role == "assistant":
+            self._controller.regenerate(path[-1].id)
+
+    def edit_last(self) -> None:
+        """Edit the user's last message."""
+        asked = [message for message in self._controller.tree.path() if message.role == "user"]
+        if asked and not self._controller.busy:
+            self.edit_wanted.emit(asked[-1].id)
+
+    def copy_last(self) -> None:
+        """Copy the last answer."""
+        answers = [message for message in self._controller.tree.path() if message.role == "assistant"]
+        if answers:
+            QGuiApplication.clipboard().setText(answers[-1].content)
 
     def _mend(self, message_id: int, remedy: str) -> None:
         chat = self._controller

@@ -1,6 +1,6 @@
 """The inline editor for a message."""
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QDialog, QFormLayout, QLineEdit, QWidget
 
@@ -14,6 +14,17 @@ _FEWEST_LINES, _MOST_LINES = 3, 14
 class _Text(GrowingText):
     done = Signal()
     left = Signal()
+
+    def event(self, event: QEvent) -> bool:
+        """Take Esc from the window's shortcut, which stops the answer."""
+        if (
+            event.type() == QEvent.Type.ShortcutOverride
+            and isinstance(event, QKeyEvent)
+            and event.key() == Qt.Key.Key_Escape
+        ):
+            event.accept()
+            return True
+        return super().event(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         """Ctrl+Enter accepts, Esc discards the changes."""

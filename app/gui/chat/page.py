@@ -1,16 +1,15 @@
 """The chat page: conversation list on the left, the open conversation on the right."""
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, Qt, QTimer, Signal
 from PySide6.QtGui import QKeyEvent, QKeySequence, QResizeEvent
-from PySide6.QtWidgets import QApplication, QBoxLayout, QFrame, QPlainTextEdit, QSplitter, QWidget
+from PySide6.QtWidgets import QApplication, QFrame, QPlainTextEdit, QSplitter, QWidget
 
 from app.client import ServerUnreachable
 from app.db import conversations
 from app.db.records import Attachment, Conversation
 from app.gui import formatted
-from app.gui.animations import appear
 from app.gui.app_context import Services
 from app.gui.chat.background_requests import SideWork
 from app.gui.chat.chat_transcript import ChatTranscript
@@ -23,15 +22,11 @@ from app.gui.chat.options import ChatOptions, default_sampling
 from app.gui.chat.project_of_chat import Projects
 from app.gui.chat.prompt_library import PromptLibrary
 from app.gui.chat.sidebar import Sidebar
+from app.gui.chat.tools_side import ToolsSide
 from app.gui.chat.welcome import Welcome
 from app.gui.close_guard import show_in_folder
 from app.gui.widgets.basics import SCROLL_BAR, Banner, button, label, row, stack
-from app.gui.widgets.popups import ConsentCard
 from engine.api.collections import Collection
-
-if TYPE_CHECKING:
-    from app.gui.chat.tools_panel import ToolsPanel
-    from app.tools.consent import ConsentRequest
 
 _MIN_BOTH = 42  # in letters of body text: minimum width to show the list and the chat
 
@@ -67,8 +62,8 @@ class ChatPage(QSplitter):
         self.bar = ModelBar(services)
         self._context = ContextWatch(services, self.controller, self.composer, self.banner, self)
         self.side = SideWork(services, self.controller, self.composer, self)
-        self._actions = MessageActions(services, self.controller, self.banner, self)
-        self.transcript = ChatTranscript(services, self.controller, self._actions)
+        self.message_actions = MessageActions(services, self.controller, self.banner, self)
+        self.transcript = ChatTranscript(services, self.controller, self.message_actions)
         self.transcript.setAccessibleName(self.tr("Conversation"))
         self._drafts = Drafts(self.controller, self.composer, self)
         self._writing = WritingFocus(self, self.composer.editor)
@@ -124,10 +119,12 @@ class ChatPage(QSplitter):
         self._welcome.asked.connect(self.composer.submit)
         self._welcome.library_pressed.connect(self.library_wanted)
         self._welcome.pull_pressed.connect(self.pull_wanted)
+        self.sidebar.counted.connect(lambda count: self._welcome.set_new(not count))
         self.sidebar.chosen.connect(self.open)
         self.sidebar.new_pressed.connect(self.new_chat)
         self.sidebar.documents_pressed.connect(self.documents_wanted)
         self.sidebar.trashed.connect(self._on_trashed)
+        self.sidebar.archived.connect(self._on_archived)
         self.sidebar.export_pressed.connect(self.import_export.export)
         self.sidebar.import_pressed.connect(self.import_export.import_chats)
         self.sidebar.export_all_pressed.connect(self.import_export.export_all)
@@ -150,10 +147,10 @@ class ChatPage(QSplitter):
         self.bar.tune_pressed.connect(self._toggle_options)
         self.composer.source_removed.connect(self._on_source_removed)
         self._context.new_chat_wanted.connect(self._move_to_new_chat)
-        self._actions.server_wanted.connect(self.server_wanted)
-        self._actions.edit_wanted.connect(self._edit)
-        self._actions.asked_anew.connect(self._ask_anew)
-        self._actions.forked.connect(self.open)
+        self.message_actions.server_wanted.connect(self.server_wanted)
+        self.message_actions.edit_wanted.connect(self._edit)
+        self.message_actions.asked_anew.connect(self._ask_anew)
+        self.message_actions.forked.connect(self.open)
         self._services.models.changed.connect(self._show_models)
         self._services.models.reachable_changed.connect(self._on_reachable)
 
@@ -337,7 +334,10 @@ class ChatPage(QSplitter):
         if text or attachments:
             self.composer.set_draft(text, attachments)
         self.banner.notify(
-            self.tr("This could not be saved: {reason}. Your text is still here.").format(reason=reason), "bad"
+            self.tr("This could not be saved: {reason}. Your text is still here.").format(
+                reason=reason.rstrip(".")
+            ),
+            "bad",
         )
 
     def _on_failed(self, error: Exception) -> None:
@@ -381,6 +381,10 @@ class ChatPage(QSplitter):
         words = self.tr("Chat deleted.") if len(ids) == 1 else self.tr("{n} chats deleted.").format(n=len(ids))
         self.banner.notify(words, "info", (self.tr("Undo"), undo))
 
+    def _on_archived(self, ids: list[int]) -> None:
+        undo = (self.tr("Undo"), lambda: self.sidebar.unarchive(ids))
+        self.banner.notify(self.tr("Archived. Search still finds it."), "info", undo)
+
     def _ask_anew(self, text: str) -> None:
         self.new_chat()
         self.composer.set_text(text)
@@ -393,7 +397,7 @@ class ChatPage(QSplitter):
     def _on_reachable(self, reachable: bool) -> None:
         self._show_models()
         if reachable:
-            self._actions.retry_waiting()
+            self.message_actions.retry_waiting()
 
     # -- updating the widgets
 
@@ -516,75 +520,3 @@ class Drafts(QObject):
 
     def _on_conversation(self) -> None:
         self._shown_id = self._controller.conversation.id
-
-
-# Tool widgets of the chat page: the panel, the consent card, and messages about servers that did not start.
-
-
-class ToolsSide(QObject):
-    """Created with the page. The panel is created on first use, so that the window appears sooner."""
-
-    def __init__(
-        self, services: Services, controller: ChatController, banner: Banner, beside: QBoxLayout, parent: QObject
-    ) -> None:
-        super().__init__(parent)
-        self._services, self._controller, self._beside = services, controller, beside
-        self.card = ToolConsentCard(services.theme)
-        self._panel: ToolsPanel | None = None
-        controller.tools.consent_wanted.connect(self.card.ask)
-        controller.tools.consent_over.connect(self.card.hide)
-        controller.tools.not_started.connect(lambda text: banner.notify(text, "warn"))
-        controller.conversation_changed.connect(self._on_conversation)
-        self.card.decided.connect(controller.tools.decide)
-        controller.busy_changed.connect(self._on_busy)
-
-    @property
-    def panel(self) -> "ToolsPanel":
-        """The tools panel."""
-        if self._panel is None:
-            from app.gui.chat.tools_panel import ToolsPanel
-
-            self._panel = ToolsPanel(self._services)
-            self._panel.hide()
-            self._beside.addWidget(self._panel)
-            self._panel.changed.connect(lambda names: self._controller.change(tools=names))
-        return self._panel
-
-    def hide(self) -> None:
-        """Hide the panel."""
-        if self._panel is not None:
-            self._panel.hide()
-
-    def toggle(self) -> None:
-        """Show or hide the panel."""
-        if self.panel.isVisible():
-            self.panel.hide()
-        else:
-            appear(self._services.theme, self.panel)
-        self.panel.show_conversation(self._controller.conversation)
-
-    def _on_busy(self, busy: bool) -> None:
-        """Show permanent decisions that the user made during the response."""
-        if not busy and self._panel is not None and self._panel.isVisible():
-            self._panel.refresh()
-
-    def _on_conversation(self, conversation: Conversation) -> None:
-        if self._panel is not None:
-            self._panel.show_conversation(conversation)
-
-
-class ToolConsentCard(ConsentCard):
-    """Asks whether to allow a tool: for one call, for this chat or permanently."""
-
-    def answers(self) -> QBoxLayout:
-        """The buttons: deny on the left, allow on the right."""
-        self.never = button(self.tr("Never"), lambda: self._decide("never"))
-        self.always = button(self.tr("Always"), lambda: self._decide("always"))
-        self.chat = button(self.tr("For this chat"), lambda: self._decide("chat"))
-        return row(self.never, self.decline, 1, self.always, self.chat, self.once)
-
-    def words(self, request: "ConsentRequest") -> str:
-        """The text of the question."""
-        if request.kind == "tool":
-            return self.tr("The model wants to use {tool} with:").format(tool=request.title)
-        return request.title

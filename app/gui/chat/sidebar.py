@@ -4,47 +4,15 @@ from datetime import date
 from functools import partial
 from typing import Any
 
-from PySide6.QtCore import (
-    QItemSelectionModel,
-    QModelIndex,
-    QPersistentModelIndex,
-    QPoint,
-    QRect,
-    QSize,
-    Qt,
-    QTimer,
-    Signal,
-)
-from PySide6.QtGui import (
-    QFont,
-    QGuiApplication,
-    QKeySequence,
-    QMouseEvent,
-    QPainter,
-    QShortcut,
-    QStandardItem,
-    QStandardItemModel,
-    QTextCharFormat,
-    QTextLayout,
-)
-from PySide6.QtWidgets import (
-    QFrame,
-    QInputDialog,
-    QListView,
-    QSizePolicy,
-    QStyle,
-    QStyledItemDelegate,
-    QStyleOptionViewItem,
-    QToolButton,
-    QTreeView,
-    QWidget,
-)
+from PySide6.QtCore import QItemSelectionModel, QModelIndex, QPoint, Qt, QTimer, Signal
+from PySide6.QtGui import QGuiApplication, QKeySequence, QShortcut, QStandardItem, QStandardItemModel
+from PySide6.QtWidgets import QFrame, QListView, QSizePolicy, QToolButton
 
 from app.db import conversations
 from app.db.conversations import search
 from app.db.records import Conversation, Folder, Hit
 from app.gui.app_context import Services
-from app.gui.theme import Theme
+from app.gui.chat.chat_list_view import EXCERPT, FOLDER, ID, MESSAGE, ChatTree, HitRows
 from app.gui.widgets.basics import IconButton, label, row, search_field, stack, when_released
 from app.gui.widgets.popups import Menu
 
@@ -79,12 +47,14 @@ class Sidebar(QFrame):
     chosen = Signal(int, int)  # conversation id, message id (0: none)
     new_pressed = Signal()
     trashed = Signal(list)
+    archived = Signal(list)
     export_pressed = Signal(int, str)  # conversation id, title
     import_pressed = Signal()
     export_all_pressed = Signal()
     documents_pressed = Signal()
     begun_in = Signal(int)  # folder id
     project_pressed = Signal(int)  # folder id
+    counted = Signal(int)  # number of chats
 
     def __init__(self, services: Services) -> None:
         super().__init__()
@@ -100,7 +70,11 @@ class Sidebar(QFrame):
         self._delay.setInterval(_SEARCH_DELAY_MS)
         self._delay.timeout.connect(self._on_search)
         self._search.textChanged.connect(self._delay.start)
+        leave = QShortcut(QKeySequence(Qt.Key.Key_Escape), self._search)
+        leave.setContext(Qt.ShortcutContext.WidgetShortcut)
+        leave.activated.connect(self._search.clear)
         self.model = QStandardItemModel(self)
+        self.model.itemChanged.connect(self._on_renamed)
         self.tree = ChatTree(theme)
         self.tree.setModel(self.model)
         delete = QShortcut(QKeySequence(QKeySequence.StandardKey.Delete), self.tree)
@@ -172,6 +146,14 @@ class Sidebar(QFrame):
         if not self._mark_current() and conversation_id:
             self.refresh()
 
+    def step(self, by: int) -> None:
+        """Open the chat that stands `by` rows below the open one."""
+        groups = [self.model.item(number) for number in range(self.model.rowCount())]
+        ids = [group.child(n).data(ID) for group in groups for n in range(group.rowCount())]
+        place = ids.index(self._current) + by if self._current in ids else 0
+        if 0 <= place < len(ids):
+            self.chosen.emit(ids[place], 0)
+
     def refresh(self) -> None:
         """Reload the list."""
 
@@ -183,6 +165,7 @@ class Sidebar(QFrame):
     def _on_loaded(self, loaded: tuple[list[Conversation], list[Folder]]) -> None:
         """Rebuild the rows only if they changed: rebuilding would lose the selection and a click in progress."""
         rows, folders = self._loaded = sorted(loaded[0], key=_by_date), loaded[1]
+        self.counted.emit(len(rows))
         looks = (
             [(_group_of(chat), chat.id, chat.title) for chat in rows],
             [(folder.id, folder.name) for folder in folders],
@@ -224,6 +207,8 @@ class Sidebar(QFrame):
         self._mark_current()
         if len(marked) > 1:
             self._mark(marked)
+        named, self._named_next = self._named_next, 0
+        self._edit_name(named, FOLDER)
 
     def _age_words(self, age: str) -> str:
         texts = {
@@ -249,6 +234,7 @@ class Sidebar(QFrame):
         item = QStandardItem(name)
         item.setData(key, FOLDER)
         item.setSelectable(False)
+        item.setEditable(isinstance(key, int))
         self.model.appendRow(item)
         return item
 
@@ -308,7 +294,7 @@ class Sidebar(QFrame):
 
     def _show_more(self) -> None:
         menu = Menu(self._services.theme, self)
-        menu.add("folder", self.tr("New folder…"), self._new_folder)
+        menu.add("folder", self.tr("New folder"), self._new_folder)
         menu.add("upload", self.tr("Import chats…"), self.import_pressed.emit)
         menu.add("download", self.tr("Export all chats…"), self.export_all_pressed.emit)
         menu.below(self._more)
@@ -326,20 +312,20 @@ class Sidebar(QFrame):
                 self.tr("Project: instructions, folder, tools…"),
                 lambda: self.project_pressed.emit(folder_id),
             )
-            menu.add("edit", self.tr("Rename…"), lambda: self._rename_folder(folder_id, index.data()))
+            menu.add("edit", self.tr("Rename"), lambda: self._edit_name(folder_id, FOLDER))
             menu.add(
                 "trash",
                 self.tr("Remove folder (chats stay)"),
                 lambda: self._do(conversations.remove_folder, folder_id),
             )
         else:
-            menu.add("folder", self.tr("New folder…"), self._new_folder)
+            menu.add("folder", self.tr("New folder"), self._new_folder)
         menu.popup(self.tree.viewport().mapToGlobal(position))
 
     def _fill_chat_menu(self, menu: Menu, index: QModelIndex) -> None:
         number, title = index.data(ID), index.data()
         in_pinned = index.parent().data(FOLDER) == "pinned"
-        menu.add("edit", self.tr("Rename…"), lambda: self._rename(number, title))
+        menu.add("edit", self.tr("Rename"), lambda: self._edit_name(number))
         menu.add(
             "pin",
             self.tr("Unpin") if in_pinned else self.tr("Pin"),
@@ -381,213 +367,51 @@ class Sidebar(QFrame):
         self._do(conversations.trash, conversation_ids)
         self.trashed.emit(conversation_ids)
 
+    def unarchive(self, conversation_ids: list[int]) -> None:
+        """Move conversations out of the archive."""
+        self._do(conversations.archive, conversation_ids, away=False)
+
     def _archive(self, conversation_ids: list[int], *, away: bool) -> None:
         self._do(conversations.archive, conversation_ids, away=away)
+        if away:
+            self.archived.emit(conversation_ids)
         if away and self._current in conversation_ids:
             self.new_pressed.emit()
 
-    def _rename(self, conversation_id: int, title: str) -> None:
-        self._ask(
-            self.tr("Rename chat"),
-            title,
-            lambda text: self._do(conversations.update, conversation_id, title=text),
-        )
+    def _edit_name(self, key: int, role: int = ID) -> None:
+        """Edit the name of a chat or, with the role FOLDER, of a folder in its row."""
+        flags = Qt.MatchFlag.MatchExactly | Qt.MatchFlag.MatchRecursive
+        for index in self.model.match(self.model.index(0, 0), role, key, 1, flags):
+            self.tree.setCurrentIndex(index)
+            self.tree.edit(index)
 
-    def _rename_folder(self, folder_id: int, name: str) -> None:
-        self._ask(
-            self.tr("Rename folder"), name, lambda text: self._do(conversations.rename_folder, folder_id, text)
+    def _on_renamed(self, item: QStandardItem) -> None:
+        """Save the edited name of a chat or folder. An empty name changes nothing."""
+        name, number = item.text().strip(), item.data(ID)
+        chats, folders = self._loaded
+        key = number or item.data(FOLDER)
+        known = (
+            {chat.id: chat.title for chat in chats} if number else {folder.id: folder.name for folder in folders}
         )
+        if not name or name == known.get(key, name):
+            self._looks = None  # show the stored name again
+            self.refresh()
+        elif number:
+            self._do(conversations.update, number, title=name)
+        else:
+            self._do(conversations.rename_folder, key, name)
 
     def _new_folder(self) -> None:
-        self._ask(self.tr("New folder"), "", lambda text: self._do(conversations.create_folder, text))
+        def made(folder: Folder) -> None:
+            self._named_next = folder.id
+            self.refresh()
 
-    def _ask(self, title: str, text: str, on_text: Any) -> None:
-        dialog = QInputDialog(self)
-        dialog.setWindowTitle(title)
-        dialog.setLabelText(self.tr("Name:"))
-        dialog.setTextValue(text)
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.textValueSelected.connect(lambda value: on_text(value.strip()) if value.strip() else None)
-        dialog.open()
+        self._watch(self._services.store.submit(conversations.create_folder, self.tr("New folder")), made)
+
+    _named_next = 0  # a new folder, whose name is edited once its row is there
 
     def _do(self, function: Any, *args: Any, **kwargs: Any) -> None:
         self._watch(self._services.store.submit(function, *args, **kwargs), lambda _: self.refresh())
 
     def _watch(self, future: Any, on_done: Any) -> None:
         self._services.background.watch(future, on_done, None, self)
-
-
-# Draws the chat list: whole rows, a menu button on the hovered row, search matches highlighted.
-
-ID = Qt.ItemDataRole.UserRole + 1
-MESSAGE = Qt.ItemDataRole.UserRole + 2
-FOLDER = Qt.ItemDataRole.UserRole + 3
-EXCERPT = Qt.ItemDataRole.UserRole + 4  # U+0002 and U+0003 mark the matching words
-
-Index = QModelIndex | QPersistentModelIndex
-_BUTTON = 28  # width in pixels of the menu button at the right of a row
-
-
-class ChatTree(QTreeView):
-    """Chat list. A right click or a click on a row's dots opens the menu; other clicks open the entry."""
-
-    menu_wanted = Signal(QPoint)
-
-    def __init__(self, theme: Theme) -> None:
-        super().__init__()
-        self.setMouseTracking(True)
-        self.setHeaderHidden(True)
-        self.setIndentation(0)
-        self.setRootIsDecorated(False)
-        self.setUniformRowHeights(False)
-        self.setEditTriggers(QTreeView.EditTrigger.NoEditTriggers)
-        self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
-        self.setTextElideMode(Qt.TextElideMode.ElideRight)
-        self.setSelectionMode(QTreeView.SelectionMode.ExtendedSelection)
-        self.setItemDelegate(ChatRows(theme, self))
-        self.customContextMenuRequested.connect(self.menu_wanted)
-
-    def button_rect(self, index: QModelIndex) -> QRect:
-        """The rectangle of a row's menu button, in viewport coordinates."""
-        row = self.visualRect(index)
-        return QRect(self.viewport().width() - _BUTTON, row.top(), _BUTTON, row.height())
-
-    def mousePressEvent(self, event: QMouseEvent) -> None:
-        """Do not select the row when the click opens its menu."""
-        if event.button() == Qt.MouseButton.RightButton:
-            return
-        at = event.position().toPoint()
-        index = self.indexAt(at)
-        if index.data(ID) and self.button_rect(index).contains(at):
-            self.menu_wanted.emit(at)
-            return
-        super().mousePressEvent(event)
-
-    def drawBranches(self, painter: QPainter, rect: QRect, index: Index) -> None:
-        """Draw nothing: `ChatRows` draws whole rows."""
-        del painter, rect, index
-
-
-class ChatRows(QStyledItemDelegate):
-    """Draws chats with rounded backgrounds, and groups as small headings with an arrow."""
-
-    def __init__(self, theme: Theme, parent: QWidget) -> None:
-        super().__init__(parent)
-        self._theme = theme
-
-    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
-        """Row height. Headings have extra space above."""
-        del option
-        tokens = self._theme.tokens
-        line = round(tokens.body * 1.3)
-        return QSize(0, line + (tokens.unit * 2 if index.data(ID) else tokens.unit + tokens.unit // 2))
-
-    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        """Draw one row."""
-        painter.save()
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        tokens = self._theme.tokens
-        whole = QRect(0, option.rect.top(), option.rect.right() + 1, option.rect.height())
-        state = option.state
-        hovered = bool(state & QStyle.StateFlag.State_MouseOver)
-        if index.data(ID):
-            self._paint_chat(
-                painter, whole, index, hovered=hovered, chosen=bool(state & QStyle.StateFlag.State_Selected)
-            )
-        else:
-            font = self._theme.font("small", strong=True)
-            painter.setFont(font)
-            painter.setPen(tokens.colour("muted"))
-            view = self.parent()
-            opened = isinstance(view, QTreeView) and view.isExpanded(index)
-            words = whole.adjusted(tokens.unit, tokens.unit // 2, -_BUTTON, 0)
-            painter.drawText(words, Qt.AlignmentFlag.AlignVCenter, str(index.data()))
-            if hovered or not opened:
-                icon = self._theme.icon("down" if opened else "right", "muted")
-                icon.paint(painter, QRect(whole.right() - 20, words.center().y() - 7, 14, 14))
-        painter.restore()
-
-    def _paint_chat(self, painter: QPainter, whole: QRect, index: Index, *, hovered: bool, chosen: bool) -> None:
-        tokens = self._theme.tokens
-        if chosen or hovered:
-            _paint_ground(painter, whole, self._theme, chosen=chosen)
-        font = self._theme.font()
-        painter.setFont(font)
-        painter.setPen(tokens.colour("text"))
-        words = whole.adjusted(tokens.unit, 0, -(_BUTTON if hovered else tokens.unit), 0)
-        metrics = painter.fontMetrics()
-        text = metrics.elidedText(str(index.data()), Qt.TextElideMode.ElideRight, words.width())
-        painter.drawText(words, Qt.AlignmentFlag.AlignVCenter, text)
-        if hovered:
-            self._theme.icon("more", "muted").paint(
-                painter, QRect(whole.right() - _BUTTON + 5, whole.center().y() - 9, 18, 18)
-            )
-
-
-class HitRows(QStyledItemDelegate):
-    """Draws a search result: the chat's title, then two lines of text with the matches in bold."""
-
-    def __init__(self, theme: Theme, parent: QWidget) -> None:
-        super().__init__(parent)
-        self._theme = theme
-
-    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
-        """Row height: three lines."""
-        del option, index
-        tokens = self._theme.tokens
-        return QSize(0, round(1.35 * tokens.body + 2.8 * tokens.small) + 2 * tokens.unit)
-
-    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        """Draw one search result."""
-        painter.save()
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        tokens = self._theme.tokens
-        whole = QRect(option.rect)
-        state = option.state
-        if state & (QStyle.StateFlag.State_MouseOver | QStyle.StateFlag.State_Selected):
-            chosen = bool(state & QStyle.StateFlag.State_Selected)
-            _paint_ground(painter, whole, self._theme, chosen=chosen)
-        inner = whole.adjusted(tokens.unit, tokens.unit // 2, -tokens.unit, -tokens.unit // 2)
-        painter.setFont(self._theme.font(strong=True))
-        painter.setPen(tokens.colour("text"))
-        title = painter.fontMetrics().elidedText(
-            str(index.data()).partition("\n")[0], Qt.TextElideMode.ElideRight, inner.width()
-        )
-        painter.drawText(inner, Qt.AlignmentFlag.AlignTop, title)
-        inner.setTop(inner.top() + round(1.4 * tokens.body))
-        self._paint_excerpt(painter, inner, str(index.data(EXCERPT) or ""))
-        painter.restore()
-
-    def _paint_excerpt(self, painter: QPainter, at: QRect, marked: str) -> None:
-        tokens = self._theme.tokens
-        text, found = "", []
-        for number, part in enumerate(marked.replace("\x03", "\x02").split("\x02")):
-            if number % 2:
-                strong = QTextCharFormat()
-                strong.setFontWeight(QFont.Weight.DemiBold)
-                strong.setForeground(tokens.colour("link"))
-                chunk = QTextLayout.FormatRange()
-                chunk.start, chunk.length, chunk.format = len(text), len(part), strong
-                found.append(chunk)
-            text += part
-        layout = QTextLayout(text, self._theme.font("small"))
-        layout.setFormats(found)
-        layout.beginLayout()
-        top = 0.0
-        for _ in range(2):
-            line = layout.createLine()
-            if not line.isValid():
-                break
-            line.setLineWidth(at.width())
-            line.setPosition(QPoint(0, round(top)))
-            top += line.height()
-        layout.endLayout()
-        painter.setPen(tokens.colour("muted"))
-        layout.draw(painter, at.topLeft())
-
-
-def _paint_ground(painter: QPainter, whole: QRect, theme: Theme, *, chosen: bool) -> None:
-    tokens = theme.tokens
-    painter.setPen(Qt.PenStyle.NoPen)
-    painter.setBrush(tokens.colour("accent_soft" if chosen else "hover"))
-    painter.drawRoundedRect(whole.adjusted(0, 1, 0, -1), tokens.radius - 2, tokens.radius - 2)

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable
 from functools import partial
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QCoreApplication, Qt, Signal
 from PySide6.QtWidgets import QCheckBox, QDialog, QFrame, QLineEdit, QPlainTextEdit, QWidget
 
 from app.db.records import Conversation
@@ -20,6 +20,7 @@ from app.tools.types import shown_line
 from engine.core.paths import user_paths
 
 _MAX_SHOWN = 90
+_SERVER_KEY, _TOOL_KEY = "mcp server:", "mcp__"  # beginnings of keys in the store of decisions
 _DEFAULT = "chat.tools"  # the setting that names the tools of new chats
 
 
@@ -129,7 +130,8 @@ class ToolsPanel(QFrame):
             self._decisions.addWidget(label(self.tr("Saved permissions"), "strong"))
         for key, decision in sorted(decisions.items()):
             state = self.tr("always") if decision.decision == "always" else self.tr("never")
-            text = label(f"{shown_line(key)[:_MAX_SHOWN]}: {state}", "small", wrap=True)
+            text = label(f"{decision_words(key)[:_MAX_SHOWN]}: {state}", "small", wrap=True)
+            text.setToolTip(shown_line(key))
             hint = self.tr("Ask again for {name}").format(name=key)
             forget = IconButton(self._services.theme, "close", hint, partial(self._forget, key))
             line = row(text, forget, spacing=4)
@@ -183,6 +185,19 @@ class ToolsPanel(QFrame):
             self.problem.show()
 
         self._services.background.run(work, done, failed, self)
+
+
+def decision_words(key: str) -> str:
+    """What a permanent decision is about, from its key in the store."""
+    shown = shown_line(key)
+    if shown.startswith(_SERVER_KEY):
+        name = shown.removeprefix(_SERVER_KEY).partition(":")[0]
+        return QCoreApplication.translate("ToolsPanel", "Starting the tools of {name}").format(name=name)
+    if shown.startswith(_TOOL_KEY):
+        server, _, tool = shown.removeprefix(_TOOL_KEY).partition("__")
+        words = QCoreApplication.translate("ToolsPanel", "Using {tool} of {name}")
+        return words.format(tool=tool, name=server) if tool else shown
+    return shown
 
 
 _WIDTH = 520

@@ -40,20 +40,23 @@ class Welcome(QScrollArea):
         self._first = QWidget()
         self._proposals = QVBoxLayout()
         self._proposals.setSpacing(8)
+        self._proposals.setContentsMargins(0, 0, 0, 0)
         self._questions = Flow(centred=True)
         self._asked_of = ""
         self._try = _heading("")
         self._begin = _heading(self.tr("Or start with a model that fits this computer"))
         self._begin.hide()
-        more = button(self.tr("All models"), self.library_pressed.emit, "link")
+        self._more = button(self.tr("All models"), self.library_pressed.emit, "link")
+        self._offers = QWidget()
+        self._offers.setLayout(self._proposals)
         self._first.setLayout(
             stack(
                 self._try,
                 row(1, self._questions, 1),
                 _gap(),
                 self._begin,
-                self._proposals,
-                row(1, more, 1),
+                self._offers,
+                row(1, self._more, 1),
                 spacing=12,
             )
         )
@@ -88,10 +91,22 @@ class Welcome(QScrollArea):
     def _show_kind(self) -> None:
         """Show the first-run view while only models bundled with Tessera are available."""
         own = [choice for choice in self._services.models.choices if not (choice.demo or choice.installed)]
-        self._first.setVisible(not own)
+        first_view = not own
+        self._first.setVisible(first_view or self._is_new)
+        self._more.setVisible(first_view)
+        for widget in (self._begin, self._offers):
+            widget.setVisible(first_view and bool(self._services.models.proposals))
         self._suggest()
         if own:
             self._machine.setText(self.tr("Everything stays on this computer. Ask below, or drop in a file."))
+
+    def set_new(self, is_new: bool) -> None:
+        """Set whether the user has no chats yet. Then example questions are offered with any model."""
+        if is_new != self._is_new:
+            self._is_new = is_new
+            self._show_kind()
+
+    _is_new = False
 
     def _suggest(self) -> None:
         """Suggest prompts that the default model answers correctly."""
@@ -127,7 +142,7 @@ class Welcome(QScrollArea):
     def _show_proposals(self) -> None:
         clear(self._proposals)
         proposals = self._services.models.proposals[:_SHOWN]
-        self._begin.setVisible(bool(proposals))
+        self._show_kind()
         for proposal in proposals:
             starter = proposal.starter
             facts = self.tr("{n} parameters · about {size}").format(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from PySide6.QtCore import QCoreApplication, Qt, QTimer, Signal
+from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 
 from app.gui import formatted
@@ -73,6 +74,11 @@ class HubTab(QWidget):
         self._shown = 0
         self._shows_starters = False
         services.models.proposals_changed.connect(self._on_proposals)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Put the keyboard into the search field: one comes here to look for a model."""
+        super().showEvent(event)
+        self.search.setFocus()
 
     def _filter(self, name: str, entries: Sequence[tuple[str, str]]) -> Choice:
         made = Choice()

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from PySide6.QtCore import Qt
 from PySide6.QtGui import (
     QTextBlockFormat,
     QTextCharFormat,
@@ -502,12 +503,16 @@ class BlockWriter:
         self.cursor.insertText(OBJECT_LETTER, shape)
 
     def _write_table(self, tokens: "Sequence[Token]", nesting: "_Nesting") -> None:
-        rows: list[list[Token]] = []
+        rows: list[list[tuple[Qt.AlignmentFlag, Token]]] = []
+        alignment = Qt.AlignmentFlag.AlignLeft
         for token in tokens:
             if token.type == "tr_open":
                 rows.append([])
+            elif token.type in {"th_open", "td_open"}:
+                style = str(token.attrGet("style") or "").removeprefix("text-align:")
+                alignment = _ALIGNMENTS.get(style, Qt.AlignmentFlag.AlignLeft)
             elif token.type == "inline":
-                rows[-1].append(token)
+                rows[-1].append((alignment, token))
         columns = max((len(row) for row in rows), default=0)
         if not columns:
             return
@@ -519,14 +524,24 @@ class BlockWriter:
         table_format.setColumnWidthConstraints([QTextLength(QTextLength.Type.VariableLength, 0)] * columns)
         table: QTextTable = self.cursor.insertTable(len(rows), columns, table_format)
         for r, row in enumerate(rows):
-            for c, cell in enumerate(row):
+            for c, (alignment, cell) in enumerate(row):
                 self.cursor = table.cellAt(r, c).firstCursorPosition()
+                block = QTextBlockFormat()
+                block.setAlignment(alignment)
+                self.cursor.mergeBlockFormat(block)
                 base = self._formats.text if r else self._formats.emphasis(self._formats.text, "strong")
                 self.write_inline(cell.children or [], base)
         self.cursor = QTextCursor(table.document())
         self.cursor.movePosition(QTextCursor.MoveOperation.End)
         self.cursor.setBlockFormat(self._formats.gap())
         self.fresh = True
+
+
+_ALIGNMENTS = {
+    "left": Qt.AlignmentFlag.AlignLeft,
+    "right": Qt.AlignmentFlag.AlignRight,
+    "center": Qt.AlignmentFlag.AlignHCenter,
+}
 
 
 @dataclass

@@ -109,6 +109,7 @@ _URL = re.compile(r"https?://[^\s<>\"'`\u0000-\u001f]+")
 _AFTER_URL = ".,;:!?)]}*_"
 
 
+_TASKS = {"[ ] ": "\u25a1", "[x] ": "\u2713"}  # signs that the bundled fonts have
 References = dict[str, dict[str, Any]]  # by label, in markdown-it's format
 
 
@@ -125,7 +126,9 @@ def blocks(text: str, references: References | None = None) -> list[Block]:
     found: list[Block] = []
     current: list[Token] = []
     start = 0
-    for token in parser().parse(text, {"references": {} if references is None else references}):
+    tokens = parser().parse(text, {"references": {} if references is None else references})
+    _mark_tasks(tokens)
+    for token in tokens:
         if not current and token.map:
             start = token.map[0]
         current.append(token)
@@ -133,6 +136,17 @@ def blocks(text: str, references: References | None = None) -> list[Block]:
             found.append(Block(tuple(current), start))
             current = []
     return found
+
+
+def _mark_tasks(tokens: "list[Token]") -> None:
+    """Show "[ ]" and "[x]" at the beginning of a list item as a box, as GitHub does."""
+    for item, paragraph, inline in zip(tokens, tokens[1:], tokens[2:], strict=False):
+        if (item.type, paragraph.type) != ("list_item_open", "paragraph_open") or not inline.children:
+            continue
+        first = inline.children[0]
+        box = _TASKS.get(first.content[:4].lower())
+        if first.type == "text" and box:
+            first.content = f"{box} {first.content[4:]}"
 
 
 def open_fence(text: str) -> tuple[str, int] | None:

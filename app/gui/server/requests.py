@@ -9,6 +9,7 @@ from PySide6.QtCore import QCoreApplication, QDateTime, QLocale
 from app.gui import formatted
 from engine.api.requests import Program, RequestRecord
 
+_CLIENT_LEFT = 499  # nginx's status for a client that closed the connection
 _OK_BELOW = 400
 _VERSION = re.compile(r"/\d\S*$")
 _MINUTE_S = 60
@@ -42,7 +43,7 @@ def took(row: RequestRecord) -> str:
     """Duration in seconds, or why there is none: running, rejected with a status, or client disconnected."""
     if row.running:
         return _tr("Running")
-    if not row.status:
+    if row.status in {0, _CLIENT_LEFT}:
         return _tr("Client disconnected")
     return _seconds(row.seconds) if row.status < _OK_BELOW else _tr("Rejected ({status})").format(status=row.status)
 

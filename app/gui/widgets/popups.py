@@ -128,6 +128,9 @@ def round_corners(window: QWidget, radius: int) -> None:
     window.setMask(QRegion(path.toFillPolygon().toPolygon()))
 
 
+_LINE = 60  # characters that fit into a line of a narrow card
+
+
 class ConsentCard(QFrame):
     """A consent question. The decline button has the focus, so that a stray Enter allows nothing."""
 
@@ -136,13 +139,13 @@ class ConsentCard(QFrame):
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
+        self._theme = theme
         self.setProperty("kind", "card")
         self.title = label("", "strong", wrap=True)
         self.warning = label("", "chip-warn", wrap=True)
         self.detail = QPlainTextEdit()
         self.detail.setReadOnly(True)
         theme.dress(self.detail, "small")
-        self.detail.setMaximumHeight(self.max_height)
         self.detail.setAccessibleName(self.tr("Effect of the selected entry"))
         self.decline = button(self.tr("Decline"), lambda: self._decide("no"))
         self.once = button(self.tr("Allow once"), lambda: self._decide("once"), "primary")
@@ -165,6 +168,9 @@ class ConsentCard(QFrame):
         self.warning.setText(request.warning or "")
         self.warning.setVisible(bool(request.warning))
         self.detail.setPlainText(request.detail)
+        lines = self.detail.blockCount() + sum(len(line) // _LINE for line in request.detail.split("\n"))
+        needed = lines * self.detail.fontMetrics().lineSpacing() + 2 * self._theme.tokens.unit + 8
+        self.detail.setFixedHeight(min(needed, self.max_height))
         self.setAccessibleName(words)
         self.show()
         self.decline.setFocus()

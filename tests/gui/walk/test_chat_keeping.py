@@ -43,6 +43,16 @@ def named(walk, name):
     walk.dialog_closed()
 
 
+def renamed(walk, name):
+    """Type a name into the row of the list of chats that is being edited."""
+    walk.until("'Name' in words_of(app.focusWidget())")
+    walk.key("ctrl+a")
+    walk.type(name)
+    walk.until(f"written() == {name!r}")
+    walk.key("Return")
+    walk.until("'Name' not in words_of(app.focusWidget() or chat)")
+
+
 def menu(walk, row, entry):
     """An entry of the menu of a row of the list of chats."""
     walk.click(row, "chat.sidebar.tree", button=3)
@@ -65,11 +75,11 @@ def test_a_chat_is_pinned_and_let_go(walk):
 
 def test_a_chat_is_put_into_a_folder_and_the_folder_is_a_project(walk, tmp_path):
     walk.click("More", "chat.sidebar")
-    walk.click("New folder…")
-    named(walk, "Lights")
+    walk.click("New folder")
+    renamed(walk, "Lights")
     walk.until("spot('Lights', chat.sidebar.tree)")
-    menu(walk, "Lights", "Rename…")
-    named(walk, "Harbours")
+    menu(walk, "Lights", "Rename")
+    renamed(walk, "Harbours")
     walk.until("spot('Harbours', chat.sidebar.tree)")
     are_rows(walk, "SELECT name FROM folders", [("Harbours",)])
     walk.click("What is Tessera?", "chat.sidebar.tree", button=3)

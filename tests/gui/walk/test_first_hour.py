@@ -3,8 +3,68 @@
 import os
 import signal
 
-SETTINGS = "window.page('settings')"
+import pytest
+
+from engine.library.recommended_models import starters
+from tests.gui.walk.walker import ROOT
+
+SETTINGS, DOCUMENTS = "window.page('settings')", "window.page('documents')"
+CONNECT, FIT = "window.page('connect')", "window.page('fit')"
 ASKED = "[m.content for m in chat.controller.tree.path() if m.role == 'user']"
+
+
+@pytest.fixture
+def offered(hub):
+    """Every recommended model can be downloaded: a small one that is not called a toy."""
+    raw = (ROOT / "assets" / "models" / "spark-f16.gguf").read_bytes()
+    for starter in starters():  # which of them are offered depends on this computer
+        hub.add(starter.repo, {"quark-F16.gguf": raw.replace(b"Spark (demo)", b"Quark (mini)")})
+    yield
+    for starter in starters():
+        del hub.repos[starter.repo]
+
+
+def test_the_first_hour_takes_twelve_clicks(walk, offered, tmp_path):
+    folder = tmp_path / "Lights"
+    folder.mkdir()
+    (folder / "skerry.md").write_text("# Skerry\n\nThe keeper of the lighthouse of Skerry is Berta Quill.\n")
+    clicks = []
+
+    def click(*what, **where):
+        clicks.append(what[0])
+        walk.click(*what, **where)
+
+    walk.until("spot('Download', chat._welcome)")
+    walk.picture("welcome")
+    click("Download", "chat._welcome")  # the recommended one stands first
+    walk.until("chat.isVisible() and not desktop.services.models.get(chat.controller.conversation.model).demo", 400)
+    walk.until("chat.composer.ready")
+    click("What is photosynthesis?", "chat._welcome")
+    walk.until("len(chat.controller.tree.path()) == 2 and chat.controller.tree.path()[-1].status == 'complete'")
+    walk.picture("next-steps")
+    click("Add documents", "chat.banner")
+    click("Add a folder…", f"{DOCUMENTS}.empty")
+    walk.choose_file(folder)
+    walk.until(f"'1 document, 1 page' in says({DOCUMENTS})", 120)
+    click("Ask about Lights in a chat", DOCUMENTS)
+    walk.until("chat.isVisible() and 'Answers from Lights' in says(chat.composer)")
+    walk.say("Who keeps the lighthouse of Skerry?")
+    walk.until("'skerry.md' in says(chat.transcript)")
+    assert not walk.ask("spot('Add documents', chat.banner)"), "offered once"
+    click("Server", "window._rail")
+    click("Connect", "window._sections")
+    click("Connect aider", CONNECT)
+    click("Apply", f"{CONNECT}.review")
+    walk.until(f"'is connected' in {CONNECT}.banner.text")
+    click("Models", "window._rail")
+    click("Make it fit", "window._sections")
+    walk.until(f"{FIT}.start.isEnabled()")
+    walk.picture("fit")
+    click("Make it fit", f"{FIT}._choices")
+    walk.until("any(j.kind.value == 'quantize' and not j.ended for j in desktop.jobs.by_id.values())")
+    assert len(clicks) == 12, clicks
+    walk.click("Cancel", FIT)  # test_jobs waits for the end of such a job, which takes minutes
+    walk.ends("quantize", 0, "cancelled")
 
 
 def test_messages_written_during_an_answer_wait_visibly_and_are_sent_after_it(walk):

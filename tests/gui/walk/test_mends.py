@@ -99,7 +99,7 @@ def test_a_right_click_opens_a_menu_and_leaves_the_chosen_chat(walk):
     walk.until("spot('Second of all', chat.sidebar)")
     chosen = walk.ask("chat.sidebar.tree.currentIndex().data()")
     walk.click("First of all", "chat.sidebar", button=3)
-    walk.find("Rename…")
+    walk.find("Rename")
     assert walk.ask("chat.sidebar.tree.currentIndex().data()") == chosen == "Second of all"
     walk.key("Escape")
     walk.until("app.activePopupWidget() is None")

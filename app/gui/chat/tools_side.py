@@ -1,0 +1,96 @@
+"""Tool widgets of the chat page: the panel, the consent card, and messages about servers that did not start."""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject
+from PySide6.QtWidgets import QBoxLayout
+
+from app.db.records import Conversation
+from app.gui.animations import appear
+from app.gui.app_context import Services
+from app.gui.chat.controller import ChatController
+from app.gui.widgets.basics import Banner, button, row
+from app.gui.widgets.popups import ConsentCard, Menu
+
+if TYPE_CHECKING:
+    from app.gui.chat.tools_panel import ToolsPanel
+    from app.tools.consent import ConsentRequest
+
+
+class ToolsSide(QObject):
+    """Created with the page. The panel is created on first use, so that the window appears sooner."""
+
+    def __init__(
+        self, services: Services, controller: ChatController, banner: Banner, beside: QBoxLayout, parent: QObject
+    ) -> None:
+        super().__init__(parent)
+        self._services, self._controller, self._beside = services, controller, beside
+        self.card = ToolConsentCard(services.theme)
+        self._panel: ToolsPanel | None = None
+        controller.tools.consent_wanted.connect(self.card.ask)
+        controller.tools.consent_over.connect(self.card.hide)
+        controller.tools.not_started.connect(lambda text: banner.notify(text, "warn"))
+        controller.conversation_changed.connect(self._on_conversation)
+        self.card.decided.connect(controller.tools.decide)
+        controller.busy_changed.connect(self._on_busy)
+
+    @property
+    def panel(self) -> "ToolsPanel":
+        """The tools panel."""
+        if self._panel is None:
+            from app.gui.chat.tools_panel import ToolsPanel
+
+            self._panel = ToolsPanel(self._services)
+            self._panel.hide()
+            self._beside.addWidget(self._panel)
+            self._panel.changed.connect(lambda names: self._controller.change(tools=names))
+        return self._panel
+
+    def hide(self) -> None:
+        """Hide the panel."""
+        if self._panel is not None:
+            self._panel.hide()
+
+    def toggle(self) -> None:
+        """Show or hide the panel."""
+        if self.panel.isVisible():
+            self.panel.hide()
+        else:
+            appear(self._services.theme, self.panel)
+        self.panel.show_conversation(self._controller.conversation)
+
+    def _on_busy(self, busy: bool) -> None:
+        """Show permanent decisions that the user made during the response."""
+        if not busy and self._panel is not None and self._panel.isVisible():
+            self._panel.refresh()
+
+    def _on_conversation(self, conversation: Conversation) -> None:
+        if self._panel is not None:
+            self._panel.show_conversation(conversation)
+
+
+class ToolConsentCard(ConsentCard):
+    """Asks whether to allow a tool: for one call, for this chat or permanently."""
+
+    def answers(self) -> QBoxLayout:
+        """The two usual decisions; those that last are in a menu."""
+        self.more = button(self.tr("More choices"), lambda: self.choices().below(self.more))
+        return row(self.more, 1, self.decline, self.once)
+
+    def choices(self) -> Menu:
+        """The menu of decisions that last."""
+        menu = Menu(self._theme, self)
+        for icon, decision, words in (
+            ("chat", "chat", self.tr("For this chat")),
+            ("check", "always", self.tr("Always")),
+            ("close", "never", self.tr("Never")),
+        ):
+            menu.add(icon, words, partial(self._decide, decision))
+        return menu
+
+    def words(self, request: "ConsentRequest") -> str:
+        """The text of the question."""
+        if request.kind == "tool":
+            return self.tr("The model wants to use {tool} with:").format(tool=request.title)
+        return request.title
