@@ -68,6 +68,7 @@ def test_the_first_hour_takes_twelve_clicks(walk, offered, tmp_path):
 
 
 def test_messages_written_during_an_answer_wait_visibly_and_are_sent_after_it(walk):
+    walk.new_chat()
     server = walk.server()["pid"]
     os.kill(server, signal.SIGSTOP)  # the first answer lasts as long as this test needs
     try:
@@ -93,6 +94,7 @@ def test_messages_written_during_an_answer_wait_visibly_and_are_sent_after_it(wa
 
 
 def test_a_panel_is_closed_where_it_was_opened(walk):
+    walk.go("Chat")
     for name, panel in (("System prompt and sampling", "chat.options"), ("Tools", "chat.tools.panel")):
         at = walk.find(name, "chat.bar")
         for opened in (True, False):
@@ -102,6 +104,7 @@ def test_a_panel_is_closed_where_it_was_opened(walk):
 
 
 def test_a_long_text_is_pasted_as_a_file(walk):
+    walk.go("Chat")
     walk.ask("app.clipboard().setText('Tessera writes. ' * 700)")
     walk.click("Message", "chat")
     walk.key("ctrl+v")
