@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from PySide6.QtWidgets import QPushButton, QWidget
 
+from app.gui import formatted
 from app.gui.job_card import JobCard
 from app.gui.jobs import Jobs
 from app.gui.library.load_dialog import LoadDialog
@@ -283,3 +284,22 @@ def test_settings_that_wait_for_the_last_answer_are_marked(qtbot, library, serve
     words = "Spark is answering. It reloads with these settings when the last answer ends."
     qtbot.waitUntil(lambda: not library.window().findChildren(LoadDialog))
     assert (words in library.banner.text) == told
+
+
+def test_models_are_filtered_ordered_and_added_up(qtbot, library):
+    def named():
+        return [card.model.name for card in library.cards]
+
+    sizes = [card.model.size_bytes for card in library.cards]
+    assert f"2 models, {formatted.size(sum(sizes))} on the disk" in texts(library)
+    library.search.setText("oth")
+    assert named() == ["Other"]
+    library.search.setText("no such thing")
+    assert named() == []
+    library.search.clear()
+    smaller = msgspec.structs.replace(SPARK, id="small", name="Small", size_bytes=5)
+    library._show([(smaller, None), *library._shown])
+    for order, expected in (("size", "Small"), ("name", "Spark (demo)")):
+        library.order.setCurrentIndex(library.order.findData(order))
+        library.order.activated.emit(library.order.currentIndex())
+        assert named()[-1] == expected

@@ -60,6 +60,9 @@ class ModelCard(QFrame):
         chips = Flow(spacing=4)
         for words_, kind in chips_of(model, tool_calls_frac):
             chips.add(label(words_, kind))
+        self._loaded = label(self.tr("loaded"), "chip-ok")
+        self._loaded.hide()
+        chips.add(self._loaded)
         chat = button(self.tr("Chat"), lambda: self.chat_pressed.emit(identity), "primary")
         fit = button(self.tr("Make it fit"), lambda: self.fit_pressed.emit(identity))
         usable = model.state == "online"
@@ -100,6 +103,10 @@ class ModelCard(QFrame):
                 row(*((update,) if newer_bytes else ()), chat, fit, more, 1 if buttons is whole else 0, spacing=8)
             )
         self.setLayout(whole)
+
+    def mark_loaded(self, *, loaded: bool) -> None:
+        """Show whether the model is in memory."""
+        self._loaded.setVisible(loaded)
 
     def _menu(self, at: IconButton) -> None:
         identity, name, path = self.model.id, self.model.name, self.model.path

@@ -1,6 +1,6 @@
 """The Library page: models on this computer, and finding more."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from PySide6.QtCore import QCoreApplication, QEvent, Qt, Signal
@@ -31,8 +31,20 @@ from app.gui.library.model_card import ModelCard, capability_words, facts_of, or
 from app.gui.markdown.view import MarkdownView
 from app.gui.reasons import error_message, failure_of
 from app.gui.theme import Theme
-from app.gui.widgets.basics import Banner, Empty, Page, button, clear, label, row, rule, stack, when_released
-from app.gui.widgets.popups import Menu
+from app.gui.widgets.basics import (
+    Banner,
+    Empty,
+    Page,
+    button,
+    clear,
+    label,
+    row,
+    rule,
+    search_field,
+    stack,
+    when_released,
+)
+from app.gui.widgets.popups import Choice, Menu
 from app.gui.widgets.tensor_mosaic import Mosaic, PrecisionLegend, tiles_of_tensors, tiles_of_types
 from engine.api.hub import Updates
 from engine.api.jobs import Job, JobKind, ModelMade, result_of
@@ -73,7 +85,25 @@ class LibraryPage(Page):
         )
         self._empty.pressed.connect(lambda: self.tabs.setCurrentIndex(1))
         self._empty.hide()
-        self._here.setLayout(stack(self._column, self._empty, 1, spacing=0, margins=(0, 16, 0, 0)))
+        self.search = search_field(self.tr("Filter by name, kind or capability"), self.tr("Filter the models"))
+        self.search.textChanged.connect(lambda _: self._make_cards())
+        self.order = Choice()
+        self.order.setAccessibleName(self.tr("Order of the models"))
+        for words, name in (
+            (self.tr("Usual order"), ""),
+            (self.tr("By name"), "name"),
+            (self.tr("Largest first"), "size"),
+            (self.tr("Newest first"), "added"),
+            (self.tr("Longest context first"), "context"),
+        ):
+            self.order.addItem(words, name)
+        self.order.activated.connect(lambda _: self._make_cards())
+        self._total = label("", "small")
+        self._sorting = QWidget()
+        sorting = row(self.search, self.order, self._total, spacing=12, margins=(0, 0, 0, 12))
+        sorting.setStretch(0, 1)
+        self._sorting.setLayout(sorting)
+        self._here.setLayout(stack(self._sorting, self._column, self._empty, 1, spacing=0, margins=(0, 16, 0, 0)))
         self.hub = HubTab(services)
         self.hub.pull_pressed.connect(self.pull)
         self.hub.trying.connect(jobs.started)
@@ -87,6 +117,7 @@ class LibraryPage(Page):
         jobs.failed.connect(lambda text: self.banner.notify(text, "bad"))
         services.models.reachable_changed.connect(lambda _: self.refresh())
         services.theme.changed.connect(self._rebuild)
+        services.models.changed.connect(self._mark_loaded)
 
     def _look(self) -> None:
         """Show the known models, then rescan the model folders."""
@@ -235,7 +266,11 @@ class LibraryPage(Page):
         models = self._shown
         clear(self._column)
         self.cards = []
-        for model, tool_calls_frac in models:
+        self._sorting.setVisible(len(models) > 1)
+        here = sum(model.size_bytes for model, _ in models if model.state == "online")
+        words = self.tr("{n} models, {size} on the disk")
+        self._total.setText(words.format(n=formatted.whole(len(models)), size=formatted.size(here)))
+        for model, tool_calls_frac in arranged(models, self.search.text(), self.order.currentData()):
             card = ModelCard(self._services.theme, model, tool_calls_frac, self._newer.get(model.id, 0))
             card.chat_pressed.connect(self.chat_wanted)
             card.fit_pressed.connect(self.fit_wanted)
@@ -249,8 +284,14 @@ class LibraryPage(Page):
             card.update_pressed.connect(self.update_model)
             self._column.addWidget(card)
             self.cards.append(card)
+        self._mark_loaded()
         self._empty.setVisible(not models)
         self._check.setVisible(any(model.origin.kind == "hub" for model, _ in models))
+
+    def _mark_loaded(self) -> None:
+        for card in self.cards:
+            choice = self._services.models.get(card.model.id)
+            card.mark_loaded(loaded=choice is not None and choice.loaded)
 
     def _ask_remove(self, model: str, name: str) -> None:
         self.banner.notify(
@@ -371,6 +412,28 @@ class LibraryPage(Page):
             made = result_of(job, ModelMade)
             actions = [(self.tr("Chat with it"), lambda: self.chat_wanted.emit(made.model))] if made else []
             self.banner.notify(self.tr("{name} is ready.").format(name=job.title), "ok", *actions)
+
+
+def arranged(
+    models: Sequence[tuple[Model, float | None]], wanted: str, order: str
+) -> list[tuple[Model, float | None]]:
+    """The models whose name, architecture, type or capability contains every word, in this order."""
+    words = wanted.casefold().split()
+
+    def has(model: Model) -> bool:
+        details = model.details
+        facts = (model.name, model.id, details.architecture, details.quantization, model.format)
+        text = " ".join((*(fact or "" for fact in facts), *map(capability_words, model.capabilities))).casefold()
+        return all(word in text for word in words)
+
+    keys: dict[str, Callable[[Model], object]] = {
+        "": lambda _: 0,
+        "name": lambda model: model.name.casefold(),
+        "size": lambda model: -model.size_bytes,
+        "added": lambda model: -model.added_at,
+        "context": lambda model: -(model.details.context_train or 0),
+    }
+    return sorted((pair for pair in models if has(pair[0])), key=lambda pair: keys[order](pair[0]))  # type: ignore[arg-type,return-value]  # numbers or strings, never mixed
 
 
 _TILES = 240

@@ -9,6 +9,7 @@ from engine.library.recommended_models import starters
 from tests.gui.walk.walker import ROOT
 
 SETTINGS, DOCUMENTS = "window.page('settings')", "window.page('documents')"
+LIBRARY = "window.page('library')"
 CONNECT, FIT = "window.page('connect')", "window.page('fit')"
 ASKED = "[m.content for m in chat.controller.tree.path() if m.role == 'user']"
 
@@ -129,3 +130,13 @@ def test_only_real_languages_are_offered_and_a_restart_is(walk):
     walk.until("desktop.services.settings.now.text('chat.tools') == 'tessera:calculator'")
     walk.new_chat()
     walk.until("spot('Tools (1)', chat.composer)")
+
+
+def test_models_are_filtered_and_ordered(walk):
+    walk.go("Library")
+    walk.choose("Order of the models", "Largest first", LIBRARY)
+    walk.fill("Filter the models", "no such model", LIBRARY)
+    walk.until(f"{LIBRARY}.cards == []")
+    walk.fill("Filter the models", "spark", LIBRARY)
+    walk.until(f"[c.model.id for c in {LIBRARY}.cards][:1] == ['spark']")
+    walk.picture("library")
