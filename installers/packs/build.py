@@ -100,6 +100,8 @@ def compile_plugin(recipe: Recipe, work: Path, extra: list[str], env: dict[str, 
     subprocess.run(["cmake", "-S", str(tree), "-B", str(made), "-G", "Ninja", *flags], env=env, check=True)
     targets = _variants(made, env) if recipe.target == "ggml-cpu-variants" else [recipe.target]
     subprocess.run(["ninja", "-C", str(made), f"-j{jobs}", *targets], env=env, check=True)
+    if unsound := toolchain.unsound_shaders(made):
+        raise SystemExit(f"glslc spoilt constants of {', '.join(unsound)}: see MENDED_SHADERS in toolchain.py")
     stem = "cpu-" if recipe.backend == "cpu" else recipe.target.removeprefix("ggml-")
     found = [p for p in sorted((made / "bin").iterdir()) if (m := LIBRARY.match(p.name)) and m[1].startswith(stem)]
     for path in found if recipe.toolchain != "msvc" else ():

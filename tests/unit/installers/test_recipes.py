@@ -100,3 +100,16 @@ def test_a_tool_that_builds_bad_kernels_is_refused(tmp_path, recipe, tool, print
     program.chmod(0o755)
     said = toolchain.bad_tool(RECIPES[recipe], {"PATH": f"{tmp_path}:/usr/bin:/bin"})
     assert said == "" if not words else words in said
+
+
+def test_a_shader_whose_half_float_constant_is_infinite_is_found(tmp_path):
+    def shader(bits):
+        header = (0x07230203, 0x10500, 0, 100, 0)
+        constant = (4 << 16 | 43, 78, 466, bits)
+        converted = (4 << 16 | 115, 434, 467, 466)
+        return struct.pack("<13I", *header, *constant, *converted)
+
+    (tmp_path / "shaders.spv").mkdir()  # ggml names a folder like this
+    for name, bits in (("zero", 0), ("minus", 0xFF000000), ("infinite", 0x7F800000), ("nan", 0x7FC00000)):
+        (tmp_path / "shaders.spv" / f"{name}.spv").write_bytes(shader(bits))
+    assert toolchain.unsound_shaders(tmp_path) == ["infinite", "nan"]
