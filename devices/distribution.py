@@ -1,4 +1,4 @@
-"""Detects the Linux distribution, and how it installs packages."""
+"""Detects the Linux distribution, how it installs packages, and how it sets kernel parameters."""
 
 from typing import Final, Literal
 
@@ -65,3 +65,38 @@ def distribution(host: Host) -> Distribution:
     name = f"{found.get('NAME', own).removesuffix(' GNU/Linux').removesuffix(' Linux')} {version}".strip()[:64]
     image = family == "fedora" and host.access("/run/ostree-booted") != "absent"
     return Distribution(own, version, name or "this system", family, image)
+
+
+def set_kernel_parameters(host: Host, add: str, remove: str = "") -> str:
+    """Commands that change the kernel command line for the next start, by boot loader.
+
+    `add` may have several parameters; `remove` is one of those on the line now.
+    """
+    system = distribution(host)
+    if system.family == "nixos":
+        less = f", without {remove}" if remove else ""
+        words = " ".join(f'"{word}"' for word in add.split())
+        return f"in configuration.nix: boot.kernelParams = [ {words} ]{less}; then: sudo nixos-rebuild boot, reboot"
+    if host.access("/run/ostree-booted") != "absent":
+        less = f" --delete-if-present={remove}" if remove else ""
+        more = "".join(f" --append-if-missing={word}" for word in add.split())
+        return f"sudo rpm-ostree kargs{more}{less} && sudo systemctl reboot"
+    if (
+        any(host.access(f"/usr/{folder}/grubby") != "absent" for folder in ("sbin", "bin"))
+        or system.family == "fedora"
+    ):
+        less = f' --remove-args="{remove}"' if remove else ""
+        return f'sudo grubby --update-kernel=ALL --args="{add}"{less} && sudo reboot'
+    if host.access("/etc/kernel/cmdline") != "absent":  # systemd-boot, and unified kernel images
+        less = f"s/ *{remove}//; " if remove else ""
+        return f"sudo sed -i '{less}s/$/ {add}/' /etc/kernel/cmdline && sudo kernel-install add-all && sudo reboot"
+    if host.access("/etc/default/grub") == "absent" and host.access("/boot/loader/loader.conf") != "absent":
+        less = f" and remove {remove}" if remove else ""
+        return f"add {add} to the options line of the files in /boot/loader/entries{less}, then: sudo reboot"
+    update = {
+        "arch": "sudo grub-mkconfig -o /boot/grub/grub.cfg",
+        "suse": "sudo grub2-mkconfig -o /boot/grub2/grub.cfg",
+    }.get(system.family, "sudo update-grub")
+    less = f"s/ *{remove}//; " if remove else ""
+    edit = f"{less}s/^GRUB_CMDLINE_LINUX_DEFAULT=./&{add} /"
+    return f"sudo sed -i '{edit}' /etc/default/grub && {update} && sudo reboot"

@@ -37,6 +37,9 @@ NUGET_PACKAGES GHCUP_INSTALL_BASE_PREFIX OPAMROOT PERL5LIB R_HOME R_LIBS_USER JU
 ASDF_DATA_DIR MISE_DATA_DIR NIX_PATH NIX_PROFILES CUDA_HOME CUDA_PATH CUDA_VISIBLE_DEVICES ROCM_PATH
 HIP_VISIBLE_DEVICES OMP_NUM_THREADS
 """
+# Counts by its presence, whatever its value, and crashes or garbles ROCm. Source: unslothai/unsloth, pull 10351.
+UNIFIED_MEMORY: Final = "GGML_CUDA_ENABLE_UNIFIED_MEMORY"
+AMD_COMPUTE: Final = Path("/dev/kfd")
 _PASSED: Final = frozenset(f"{_SYSTEM} {_TOOLS}".split())
 # Tessera's own children also get the settings of its engines, and of the drivers and libraries below them.
 _OWN_PREFIXES: Final = """
@@ -69,7 +72,9 @@ def program_environment(extra: Mapping[str, str] | None = None) -> dict[str, str
 
 def without_secrets(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment for Tessera's own children, which read untrusted files or use devices; with `extra`."""
-    return {k: v for k, v in os.environ.items() if _passes(k, v, _OWN)} | dict(extra or {})
+    left_out = {UNIFIED_MEMORY} if AMD_COMPUTE.exists() else set()
+    found = {k: v for k, v in os.environ.items() if _passes(k, v, _OWN) and k not in left_out}
+    return found | dict(extra or {})
 
 
 def sounds_secret(name: str) -> bool:

@@ -2,11 +2,32 @@
 
 import re
 
+from devices.distribution import distribution, set_kernel_parameters
+from devices.environment import UNIFIED_MEMORY
 from devices.host import Host, text
 from devices.types import Finding, Machine
 
 # Recorded with AMD Strix Halo: instability below 6.18.4; before 6.16.9 ROCm sees only 15.9 GiB.
 STABLE_GFX11_KERNEL = (6, 18, 4)
+WHOLE_MEMORY_KERNEL = (6, 16, 9)
+# KFD's nodes; a `cwsr_size` among their properties shows the fix. Source: ROCm/TheRock, issue 2991.
+KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
+# Linux 7.1 needs ttm.pages_limit alone, 6.8 also amdgpu.gttsize. Source: kyuz0/amd-strix-halo-toolboxes, issue 98.
+TTM_ALONE_KERNEL = (7, 0)
+GTT_SHARE = 0.85
+# Programs that run language models on AMD's NPU.
+NPU_ENGINES = ("/usr/bin/flm", "/usr/local/bin/flm", "/opt/fastflowlm/bin/flm")
+# The driver's watchdog in ms, perhaps one for each kind of queue; empty: the kernel's default.
+LOCKUP_TIMEOUT = "/sys/module/amdgpu/parameters/lockup_timeout"
+SHORT_WATCHDOG_KERNEL = (7, 0)
+SHORT_WATCHDOG_MS = 2000
+DRI_DEBUG = "/sys/kernel/debug/dri"
+BAD_MES_FIRMWARE = 0x83
+ROCM_VERSION = "/opt/rocm/.info/version"
+GOOD_ROCM = (7, 14)
+GFX_OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
+FREEZING_KERNEL = (6, 19)
+LOG_S = 2.0
 # Half of RAM is the kernel's default GTT limit, plus a tenth of tolerance for what firmware takes.
 DEFAULT_GTT_FRAC = 0.55
 SINGLE_CHANNEL_BITS = 64
@@ -18,9 +39,14 @@ def machine_findings(host: Host, machine: Machine) -> tuple[Finding, ...]:
     found: list[Finding] = []
     if host.system == "linux":
         words = text(host, "/proc/cmdline").split()
-        found += _iommu(words, machine)
-        found += _gtt(words, machine)
-        found += _kernel(machine)
+        found += _iommu(host, words, machine)
+        found += _gtt(host, words, machine)
+        found += _kernel(host, words, machine)
+        found += _watchdog(host, words, machine)
+        found += _firmware(host, machine)
+        found += _rocm(host, machine)
+        found += _display(host, machine)
+        found += _variables(host, machine)
     found += _memory(machine)
     found += _limits(machine)
     return tuple(found)
@@ -30,67 +56,201 @@ def _cpu_name(machine: Machine) -> str:
     return next((d.name for d in machine.devices if d.kind == "cpu"), "")
 
 
-def _iommu(words: list[str], machine: Machine) -> list[Finding]:
+def _iommu(host: Host, words: list[str], machine: Machine) -> list[Finding]:
     cpu_has_npu = re.search(r"ryzen ai|ryzen [579] (8|7)\d4\d|8[67]00g", _cpu_name(machine), re.IGNORECASE)
     listed = any(d.kind == "npu" for d in machine.devices)
-    if "amd_iommu=off" in words and (cpu_has_npu or listed):
-        return [
-            Finding(
-                "amd_iommu_off",
-                "warning",
-                "The NPU is switched off by amd_iommu=off",
-                "Guides recommend it for a few per cent of GPU speed; it disables the NPU altogether.",
-                "sudo sed -i 's/amd_iommu=off/iommu=pt/' /etc/default/grub && sudo update-grub",
-            )
-        ]
-    return []
+    if "amd_iommu=off" not in words or not (cpu_has_npu or listed):
+        return []
+    change = set_kernel_parameters(host, "iommu=pt", "amd_iommu=off")
+    has_engine = any(host.access(path) != "absent" for path in NPU_ENGINES)
+    return [
+        Finding(
+            "amd_iommu_off",
+            "warning" if has_engine else "advice",
+            "The NPU is switched off by amd_iommu=off",
+            "Without the IOMMU, the GPU reads prompts 5 to 16 % faster (published, Strix Halo), and the NPU cannot "
+            "be used at all." + ("" if has_engine else " No program for the NPU is installed here."),
+            change if has_engine else f"nothing, unless you want to use the NPU; then: {change}",
+        )
+    ]
 
 
-def _gtt(words: list[str], machine: Machine) -> list[Finding]:
+def _gtt(host: Host, words: list[str], machine: Machine) -> list[Finding]:
     found = []
-    if any(word.startswith("amdgpu.gtt_size=") for word in words):
+    physical = machine.memory.installed_bytes or 0
+    pages = int(physical * GTT_SHARE) // 4096
+    wanted = f"ttm.pages_limit={pages}"
+    if _release(machine) < TTM_ALONE_KERNEL:
+        wanted = f"amdgpu.gttsize={pages * 4096 >> 20} {wanted}"
+    misspelt = next((word for word in words if word.startswith("amdgpu.gtt_size=")), None)
+    if misspelt is not None:
         found.append(
             Finding(
                 "gtt_size_misspelt",
                 "warning",
                 "The kernel ignores amdgpu.gtt_size",
                 "The parameter is spelt gttsize, and it is deprecated: ttm.pages_limit sets the ceiling now.",
-                "on the kernel command line, replace it with ttm.pages_limit=PAGES (4 KiB each)",
+                set_kernel_parameters(host, wanted if pages else "ttm.pages_limit=PAGES", misspelt),
             )
         )
-    physical = machine.memory.installed_bytes or 0
     for gpu in machine.devices:
         budget = gpu.memory.budget_bytes
         if gpu.kind != "igpu" or gpu.vendor != "AMD" or not budget or physical < LARGE_RAM_BYTES:
             continue
         if budget <= DEFAULT_GTT_FRAC * physical:
-            pages = int(physical * 0.85) // 4096
             found.append(
                 Finding(
                     "gtt_at_default",
                     "advice",
                     "The integrated GPU may use only about half of the RAM",
                     f"{budget >> 20} of {physical >> 20} MiB. A higher ceiling costs nothing while unused.",
-                    f"add ttm.pages_limit={pages} to the kernel command line and reboot",
+                    set_kernel_parameters(host, wanted),
                     gpu.id,
                 )
             )
     return found
 
 
-def _kernel(machine: Machine) -> list[Finding]:
-    numbers = tuple(int(n) for n in re.findall(r"\d{1,6}", machine.kernel, re.ASCII)[:3])
+def _release(machine: Machine) -> tuple[int, ...]:
+    return tuple(int(n) for n in re.findall(r"\d{1,6}", machine.kernel, re.ASCII)[:3])
+
+
+def _kernel(host: Host, words: list[str], machine: Machine) -> list[Finding]:
+    """Kernels without the gfx1151 fix. Distributions port it back, and it shows in KFD's properties."""
+    numbers = _release(machine)
     halo = next((d for d in machine.devices if d.arch == "gfx1151"), None)
     if halo is None or not numbers or numbers >= STABLE_GFX11_KERNEL:
         return []
+    has_fix = any("cwsr_size" in text(host, f"{KFD_NODES}/{node}/properties") for node in host.listdir(KFD_NODES))
+    if numbers >= WHOLE_MEMORY_KERNEL and (has_fix or "amdgpu.cwsr_enable=0" in words):
+        return []
+    meanwhile = set_kernel_parameters(host, "amdgpu.cwsr_enable=0")
     return [
         Finding(
             "kernel_too_old_for_gfx1151",
             "warning",
             f"Linux {machine.kernel} is too old for this GPU",
             "Before 6.18.4 it hangs under load, before 6.16.9 ROCm sees 15.9 GiB of memory only.",
-            "install a kernel of at least 6.18.4",
+            f"install a kernel of at least 6.18.4; until then: {meanwhile}",
             halo.id,
+        )
+    ]
+
+
+def _watchdog(host: Host, words: list[str], machine: Machine) -> list[Finding]:
+    """A watchdog of two seconds, which long prompts reach: read from the driver, else by the kernel's version."""
+    gpu = next((d for d in machine.devices if d.kind in {"igpu", "dgpu"} and d.vendor == "AMD"), None)
+    if gpu is None:
+        return []
+    set_to = [int(n) for n in re.findall(r"\d{1,9}", text(host, LOCKUP_TIMEOUT), re.ASCII)]
+    is_given = any(word.startswith("amdgpu.lockup_timeout=") for word in words)
+    by_version = not set_to and not is_given and _release(machine) >= SHORT_WATCHDOG_KERNEL
+    short_ms = min((ms for ms in set_to if ms), default=SHORT_WATCHDOG_MS if by_version else None)
+    if short_ms is None or short_ms > SHORT_WATCHDOG_MS:
+        return []
+    given = next((word for word in words if word.startswith("amdgpu.lockup_timeout=")), "")
+    return [
+        Finding(
+            "gpu_watchdog_short",
+            "advice",
+            f"Linux ends work on the GPU after {short_ms / 1000:.0f} s",
+            "Prompts in long contexts can take longer in one piece, from about 16,000 tokens on with the largest "
+            "models; the device is then lost. Linux 7 lowered the limit from 10 to 2 s.",
+            set_kernel_parameters(host, "amdgpu.lockup_timeout=10000", given),
+            gpu.id,
+        )
+    ]
+
+
+def _firmware(host: Host, machine: Machine) -> list[Finding]:
+    """The GPU's MES firmware 0x83, with which ROCm hangs; readable by root only."""
+    gpu = next((d for d in machine.devices if d.arch in {"gfx1150", "gfx1151"}), None)
+    if gpu is None:
+        return []
+    found = (text(host, f"{DRI_DEBUG}/{card}/amdgpu_firmware_info") for card in host.listdir(DRI_DEBUG))
+    versions = [re.search(r"^MES .*version: 0x([0-9a-fA-F]{1,8})", words, re.MULTILINE) for words in found]
+    if not any(version and int(version[1], 16) & 0xFFF == BAD_MES_FIRMWARE for version in versions):
+        return []
+    return [
+        Finding(
+            "mes_firmware_hangs",
+            "warning",
+            "This GPU's firmware hangs with ROCm",
+            "MES 0x83 came with linux-firmware 20251125; 0x80 and linux-firmware 20260110 are good. Vulkan works.",
+            f"{distribution(host).install('linux-firmware')} (20260110 or newer) and reboot; "
+            "on Debian remove amdgpu-dkms-firmware",
+            gpu.id,
+        )
+    ]
+
+
+def _rocm(host: Host, machine: Machine) -> list[Finding]:
+    """A ROCm installed here that is too old for Strix Point and Strix Halo."""
+    gpu = next((d for d in machine.devices if d.arch in {"gfx1150", "gfx1151", "gfx1152"}), None)
+    version = text(host, ROCM_VERSION)
+    numbers = tuple(int(n) for n in re.findall(r"\d{1,6}", version, re.ASCII)[:2])
+    if gpu is None or not numbers or numbers >= GOOD_ROCM:
+        return []
+    return [
+        Finding(
+            "rocm_too_old",
+            "advice",
+            f"ROCm {version.split('-')[0]} is too old for this GPU",
+            "7.14 is the first release for it; older ones fail on some boards. Vulkan does not need ROCm.",
+            "install ROCm 7.14 or newer, or remove it and use Vulkan",
+            gpu.id,
+        )
+    ]
+
+
+def _variables(host: Host, machine: Machine) -> list[Finding]:
+    """Environment variables of old guides that do harm with these GPUs."""
+    gpu = next((d for d in machine.devices if d.kind in {"igpu", "dgpu"} and d.vendor == "AMD"), None)
+    if gpu is None:
+        return []
+    found = []
+    if host.env(UNIFIED_MEMORY) is not None:
+        found.append(
+            Finding(
+                "unified_memory_variable",
+                "warning",
+                f"{UNIFIED_MEMORY} does harm on this GPU",
+                "With ROCm it crashes or garbles answers, whatever its value. Tessera's children run without it.",
+                f"unset {UNIFIED_MEMORY}, and remove it from your shell's start files",
+                gpu.id,
+            )
+        )
+    if gpu.arch == "gfx1151" and host.env(GFX_OVERRIDE) is not None:
+        found.append(
+            Finding(
+                "gfx_override_variable",
+                "advice",
+                f"{GFX_OVERRIDE} is not needed for this GPU",
+                "ROCm 7 has kernels for it; with the variable it runs another chip's.",
+                f"unset {GFX_OVERRIDE}, and remove it from your shell's start files",
+                gpu.id,
+            )
+        )
+    return found
+
+
+def _display(host: Host, machine: Machine) -> list[Finding]:
+    """A display that froze, by the kernel's log where it can be read; only with the kernel that does it."""
+    gpu = next((d for d in machine.devices if d.arch in {"gfx1150", "gfx1151"}), None)
+    if gpu is None or _release(machine)[:2] != FREEZING_KERNEL:
+        return []
+    log = host.run(("dmesg",), LOG_S).stdout
+    sign = re.search(r"optc35|MES ring buffer is full|SMU: .*(?:mailbox|No response)", log)
+    if sign is None:
+        return []
+    return [
+        Finding(
+            "display_freezes",
+            "warning",
+            "The display driver failed since this computer was started",
+            f"The kernel's log has {sign[0]!r}. Linux 6.19 freezes displays of this GPU; 6.18.22 does not.",
+            "install Linux 6.18.22 or 7.1",
+            gpu.id,
         )
     ]
 

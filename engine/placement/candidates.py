@@ -259,7 +259,7 @@ class _Offload:
             n_threads=count,
             n_threads_batch=count,
             n_ubatch=min(BACKENDS[self._runtime.backend].n_ubatch, base.n_batch),
-            use_mmap=base.use_mmap and self._gpu.kind != "igpu",
+            use_mmap=base.use_mmap and self._gpu.kind != "igpu" and self._runtime.backend != "rocm",
             flash_attn=self._attention(base),
         )
 

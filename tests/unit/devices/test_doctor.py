@@ -1,5 +1,6 @@
 """The doctor: worst first, always with a remedy."""
 
+import copy
 import json
 
 import pytest
@@ -9,6 +10,8 @@ from msgspec.structs import replace
 from app.cli.main import cli
 from devices.doctor import build_summary, diagnose
 from devices.merge import merged
+from devices.recording import RecordedHost
+from devices.report import recorded_report
 from devices.types import BackendDevice, BackendReport
 from tests.support.machines.machines import machines, reports
 
@@ -40,6 +43,93 @@ def test_what_is_wrong_with_known_machines():
     assert "device_driver_missing" in ids(examined("ptl-nuc16-no-driver"))
     assert "gtt_at_default" in ids(examined("sh-linux-amdvlk-vs-rocm"))
     assert "memory_limited" in ids(examined("container-capped"))
+
+
+HALO = "sh-framework-desktop-linux"
+WATCHDOG = "/sys/module/amdgpu/parameters/lockup_timeout"
+NODE = "/sys/class/kfd/kfd/topology/nodes/1/properties"
+FIRMWARE = "/sys/kernel/debug/dri/1/amdgpu_firmware_info"
+MES = "VCE feature version: 0, firmware version: 0x00000000\nMES feature version: 1, firmware version: 0x000000"
+FROZEN = "[drm] REG_WAIT timeout 1us * 100000 tries - optc35_disable_crtc"
+ROCM = "/opt/rocm/.info/version"
+
+
+def constructed(files=(), *, env=None, access=(), dmesg="", kernel="", base=HALO):
+    """Findings by id of a recording with these changes, which nobody recorded."""
+    recording = copy.deepcopy(RECORDINGS[base])
+    recording["files"] |= dict(files)
+    recording["env"] = env or {}
+    recording.setdefault("access", {}).update(dict.fromkeys(access, "ok"))
+    recording.setdefault("commands", {})["dmesg"] = {"returncode": 0, "stdout": dmesg}
+    if kernel:
+        recording["api"]["kernel"] = kernel
+    return {finding.id: finding for finding in diagnose(recorded_report(RecordedHost(recording)))}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "changes"),
+    [
+        ("gpu_watchdog_short", {"files": {WATCHDOG: "2000"}}),
+        ("gpu_watchdog_short", {"files": {WATCHDOG: "10000,60000,2000,10000"}}),
+        ("gpu_watchdog_short", {"kernel": "7.1.3"}),
+        ("mes_firmware_hangs", {"files": {FIRMWARE: f"{MES}83"}}),
+        ("rocm_too_old", {"files": {ROCM: "7.2.4-81"}}),
+        ("unified_memory_variable", {"env": {"GGML_CUDA_ENABLE_UNIFIED_MEMORY": "0"}}),
+        ("gfx_override_variable", {"env": {"HSA_OVERRIDE_GFX_VERSION": "11.0.0"}}),
+        ("display_freezes", {"kernel": "6.19.4", "dmesg": FROZEN}),
+        ("kernel_too_old_for_gfx1151", {"kernel": "6.17.0"}),
+        ("kernel_too_old_for_gfx1151", {"kernel": "6.14.0", "files": {NODE: "cwsr_size 1"}}),
+    ],
+)
+def test_what_harms_strix_halo_is_found(wanted, changes):
+    assert wanted in constructed(**changes)
+
+
+@pytest.mark.parametrize(
+    ("absent", "changes"),
+    [
+        ("gpu_watchdog_short", {"files": {WATCHDOG: "10000"}, "kernel": "7.1.3"}),
+        ("gpu_watchdog_short", {"files": {"/proc/cmdline": "amdgpu.lockup_timeout=10000"}, "kernel": "7.1.3"}),
+        ("gpu_watchdog_short", {"kernel": "6.18.22"}),
+        ("mes_firmware_hangs", {"files": {FIRMWARE: f"{MES}80"}}),
+        ("rocm_too_old", {"files": {ROCM: "7.14.0"}}),
+        ("display_freezes", {"kernel": "6.18.22", "dmesg": FROZEN}),
+        ("display_freezes", {"kernel": "6.19.4", "dmesg": "all is well"}),
+        ("kernel_too_old_for_gfx1151", {"kernel": "6.17.0", "files": {NODE: "simd_count 80\ncwsr_size 1"}}),
+    ],
+)
+def test_a_healthy_one_is_left_alone(absent, changes):
+    assert absent not in constructed(**changes)
+
+
+@pytest.mark.parametrize(
+    ("system", "access", "wanted"),
+    [
+        ("ID=ubuntu", ["/etc/default/grub"], "/etc/default/grub && sudo update-grub"),
+        ("ID=arch", ["/etc/default/grub"], "grub-mkconfig -o /boot/grub/grub.cfg"),
+        ("ID=arch", ["/boot/loader/loader.conf"], "/boot/loader/entries"),
+        ("ID=debian", ["/etc/kernel/cmdline"], "sudo kernel-install add-all"),
+        ("ID=fedora", [], "sudo grubby --update-kernel=ALL --args="),
+        ("ID=bazzite\nID_LIKE=fedora", ["/run/ostree-booted"], "sudo rpm-ostree kargs --append-if-missing="),
+        ("ID=nixos", [], "boot.kernelParams = ["),
+    ],
+)
+def test_a_kernel_parameter_is_set_the_boot_loaders_way(system, access, wanted):
+    found = constructed({"/etc/os-release": system, WATCHDOG: "2000"}, access=access)
+    for name, parameter in (("gpu_watchdog_short", "amdgpu.lockup_timeout=10000"), ("amd_iommu_off", "iommu=pt")):
+        assert wanted in found[name].fix
+        assert parameter in found[name].fix
+
+
+def test_the_npu_is_missed_only_with_a_program_for_it():
+    assert constructed()["amd_iommu_off"].severity == "advice"
+    assert constructed(access=["/usr/bin/flm"])["amd_iommu_off"].severity == "warning"
+
+
+def test_older_kernels_need_both_parameters_for_the_gpus_memory():
+    name = "sh-linux-amdvlk-vs-rocm"
+    assert "amdgpu.gttsize=" in constructed(base=name, kernel="6.8.0")["gtt_at_default"].fix
+    assert "amdgpu.gttsize=" not in constructed(base=name, kernel="7.1.3")["gtt_at_default"].fix
 
 
 def test_kernels_that_do_not_load_come_first():
