@@ -393,6 +393,15 @@ def test_export_and_import_bring_a_chat_back_with_all_branches(qtbot, tmp_path, 
     with qtbot.waitSignal(page.import_export.exported):
         page.import_export.export_to(number, tmp_path / "chat.md")
     assert "Hello **world**" in (tmp_path / "chat.md").read_text()
+    for name in ("chat.html", "chat.pdf"):
+        with qtbot.waitSignal(page.import_export.exported):
+            page.import_export.export_to(number, tmp_path / name)
+    written = (tmp_path / "chat.html").read_text()
+    assert "Hello <strong>world</strong>" in written
+    assert "default-src 'none'" in written
+    assert (tmp_path / "chat.pdf").read_bytes().startswith(b"%PDF-")
+    with qtbot.waitSignal(page.import_export.failed):
+        page.import_export.export_to(number, tmp_path / "no folder" / "chat.pdf")
     with qtbot.waitSignal(page.import_export.imported):
         page.import_export.import_from(tmp_path / "chat.json")
     rows = services.store.submit(conversations.listing).result()

@@ -1,6 +1,7 @@
 """Conversations as files: JSON for lossless import, Markdown for reading and sharing. No Qt here."""
 
 import base64
+import html
 import json
 import re
 import zipfile
@@ -83,6 +84,41 @@ def to_markdown(chat: Conversation, rows: Sequence[Message]) -> str:
         parts.extend(f"*{item.name}*" for item in message.attachments)
         parts.append(message.content)
     return "\n\n".join(parts) + "\n"
+
+
+_PAGE = """<!DOCTYPE html>
+<html>
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{title}</title>
+<style>
+body {{ font-family: sans-serif; line-height: 1.5; max-width: 48em; margin: 2em auto; padding: 0 1em; }}
+pre {{ background: #f4f4f4; padding: 0.8em; white-space: pre-wrap; }}
+code {{ font-family: monospace; }}
+table {{ border-collapse: collapse; }}
+th, td {{ border: 1px solid #ccc; padding: 0.3em 0.6em; }}
+</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
+
+
+def to_html(chat: Conversation, rows: Sequence[Message]) -> str:
+    """The visible branch as a web page. It loads nothing: raw HTML stays text, and images become their address."""
+    from markdown_it import MarkdownIt
+
+    made = MarkdownIt("commonmark", {"html": False, "maxNesting": 20}).enable(["table", "strikethrough"])
+    made.add_render_rule("image", _image_as_text)
+    return _PAGE.format(title=html.escape(chat.title), body=made.render(to_markdown(chat, rows)))
+
+
+def _image_as_text(_renderer: Any, tokens: Any, place: int, _options: Any, _env: Any) -> str:
+    token = tokens[place]
+    return html.escape(f"{token.content} ({token.attrs.get('src', '')})")
 
 
 def read_export(path: Path) -> Any:

@@ -32,21 +32,36 @@ class ChatImportExport(QObject):
         """Show a file dialog, then export a conversation."""
         from app.gui.chat.chat_export import file_name
 
-        filters = [self.tr("Markdown (*.md)"), self.tr("JSON, with all branches (*.json)")]
+        filters = [
+            self.tr("Markdown (*.md)"),
+            self.tr("PDF (*.pdf)"),
+            self.tr("Web page (*.html)"),
+            self.tr("JSON, with all branches (*.json)"),
+        ]
         dialog = self._dialog(self.tr("Export chat"), filters, partial(self.export_to, conversation_id))
         _save_as(dialog, f"{file_name(title) or self.tr('Chat')}.md")
-        dialog.filterSelected.connect(lambda text: dialog.setDefaultSuffix("json" if "json" in text else "md"))
+        dialog.filterSelected.connect(lambda text: dialog.setDefaultSuffix(text.rpartition("*.")[2].rstrip(")")))
         dialog.open()
 
     def export_to(self, conversation_id: int, path: Path) -> None:
-        """Export a conversation: as JSON if the file name ends so, else as Markdown."""
-        from app.gui.chat.chat_export import to_json, to_markdown
+        """Export a conversation as JSON, PDF or a web page if the file name ends so, else as Markdown."""
+        from app.gui.chat.chat_export import to_html, to_json, to_markdown
 
         def write(loaded: tuple[Conversation, list[Message], list[Fold]]) -> None:
-            text = to_json([loaded[:2]]) if path.suffix.lower() == ".json" else to_markdown(*loaded[:2])
-            self._services.background.run(
-                lambda: path.write_text(text, "utf-8"), lambda _: self.exported.emit(str(path)), self._fail, self
-            )
+            chat, rows, _ = loaded
+
+            def work() -> None:
+                match path.suffix.lower():
+                    case ".json":
+                        path.write_text(to_json([(chat, rows)]), "utf-8")
+                    case ".html":
+                        path.write_text(to_html(chat, rows), "utf-8")
+                    case ".pdf":
+                        _write_pdf(path, to_html(chat, rows))
+                    case _:
+                        path.write_text(to_markdown(chat, rows), "utf-8")
+
+            self._services.background.run(work, lambda _: self.exported.emit(str(path)), self._fail, self)
 
         self._services.background.watch(
             self._services.store.submit(messages.whole, conversation_id), write, None, self
@@ -100,6 +115,19 @@ class ChatImportExport(QObject):
 
     def _fail(self, error: Exception) -> None:
         self.failed.emit(error_message(error))
+
+
+def _write_pdf(path: Path, page: str) -> None:
+    """Write a web page without scripts and images as a PDF. Raises: OSError."""
+    from PySide6.QtGui import QPageSize, QPdfWriter, QTextDocument
+
+    with path.open("wb"):  # a writer reports no error for a path that cannot be written
+        pass
+    writer = QPdfWriter(str(path))
+    writer.setPageSize(QPageSize(QPageSize.PageSizeId.A4))
+    document = QTextDocument()
+    document.setHtml(page)
+    document.print_(writer)
 
 
 def _save_as(dialog: QFileDialog, name: str) -> None:

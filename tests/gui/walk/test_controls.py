@@ -108,7 +108,7 @@ def test_a_folder_of_documents_is_read_asked_in_a_chat_and_forgotten(walk, tmp_p
     walk.click("Answer without these documents", "chat")
     walk.until("'collection' not in chat.controller.conversation.sampling")
     walk.go("Documents")
-    walk.click("Forget Lights", DOCUMENTS)
+    walk.click("Remove Lights", DOCUMENTS)
     walk.until(f"{DOCUMENTS}.empty.isVisible()")
     assert (folder / "skerry.md").exists(), "files stay where they are"
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.db import conversations, messages
+from app.db.records import Conversation, Message
 from app.db.store import open_in_memory
-from app.gui.chat.chat_export import import_chats, read_export, to_json
+from app.gui.chat.chat_export import import_chats, read_export, to_html, to_json
 from app.gui.chat.tree import MessageTree
 from app.imports.read import chats_of, read_chats
 from app.imports.types import ImportFailed, date_of
@@ -160,6 +161,17 @@ DATES = [
 @pytest.mark.parametrize(("values", "seconds"), DATES)
 def test_dates_of_exports_are_read_or_left_out(values, seconds):
     assert date_of(*values) == seconds
+
+
+def test_a_web_page_of_a_chat_loads_and_runs_nothing():
+    hostile = "<script>x</script> ![p](http://127.0.0.1/p.png) [l](javascript:x) <img src=/etc/passwd>"
+    rows = [Message(1, 1, None, "user", hostile)]
+    page = to_html(Conversation(1, title="<b>title</b>", leaf_id=1), rows)
+    assert "<script" not in page
+    assert "<img" not in page
+    assert 'href="javascript' not in page
+    assert "&lt;b&gt;title" in page
+    assert "p (http://127.0.0.1/p.png)" in page
 
 
 GARBAGE = [
