@@ -501,6 +501,11 @@ class Tray(QObject):
         self._icon.activated.connect(self._on_activated)
         self._icon.show()
 
+    def tell(self, words: str) -> None:
+        """Show a message of the desktop, if there is an icon."""
+        if self._icon is not None:
+            self._icon.showMessage("Tessera", words)
+
     def show_window(self) -> None:
         """Show and activate the window."""
         self._window.show()

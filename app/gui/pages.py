@@ -2,13 +2,15 @@
 
 from typing import Any
 
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QApplication, QWidget
 
 from app.gui.app_context import Services
 from app.gui.jobs import Jobs
 from app.gui.main_window import MainWindow, PageEntry
 from app.gui.server_link import ServerLink
 from engine.api.jobs import Job, JobKind, ModelMade, result_of
+
+_LONG_JOB_S = 30.0  # people wait for a shorter job with the window in sight
 
 
 class Pages:
@@ -24,6 +26,7 @@ class Pages:
         self._awaiting_first = False
         jobs.changed.connect(self._on_job)
         jobs.finished.connect(self._on_finished)
+        jobs.finished.connect(self._tell)
         window.chat.controller.busy_changed.connect(self._on_busy)
 
     def entries(self) -> list[PageEntry]:
@@ -145,6 +148,21 @@ class Pages:
         chat, library = self._window.chat, self._window.page("library")
         if library.isVisible() or (chat.isVisible() and not chat.controller.tree.path()):
             self._chat_with(made.model)
+
+    def _tell(self, job: Job) -> None:
+        """Say that a long job has ended, if the window is behind others."""
+        window = self._window
+        if job.state not in {"done", "failed"} or job.updated_at - job.created_at < _LONG_JOB_S:
+            return
+        if window.isActiveWindow():
+            return
+        from app.gui.job_card import title_of
+
+        failed = job.state == "failed"
+        words = title_of(job) if failed else window.tr("Finished: {task}").format(task=title_of(job))
+        window.banner.notify(words, "bad" if failed else "ok")
+        window.tray.tell(words)
+        QApplication.alert(window)
 
     def _on_busy(self, busy: bool) -> None:
         """After the first answer of a local model that is no demo, say once what else can be done."""

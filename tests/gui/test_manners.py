@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,18 @@ def test_a_change_that_needs_a_restart_offers_it_and_the_window_starts_again(qtb
     press(page.banner, "Restart now")
     assert window.starts_again
     assert not window.isVisible()
+
+
+@pytest.mark.parametrize(("seconds", "hidden", "told"), [(60, True, True), (5, True, False), (60, False, False)])
+def test_the_end_of_a_long_job_is_told_while_the_window_is_behind_others(qtbot, desktop, seconds, hidden, told):
+    window, now = desktop.window, time.time() + 1
+    window.activateWindow()
+    qtbot.waitUntil(window.isActiveWindow)
+    window.setVisible(not hidden)
+    qtbot.waitUntil(lambda: window.isActiveWindow() != hidden)
+    done = job(JobKind.QUANTIZE, "done", title="Spark", created_at=now - seconds, updated_at=now)
+    desktop.jobs._on_jobs([done])
+    assert window.banner.text == ("Finished: Making Spark fit" if told else "")
 
 
 def test_every_shortcut_of_the_table_works(qtbot, desktop):
