@@ -18,6 +18,8 @@ OCR_PAGE_LIMIT_S: Final = 120.0
 MEMORY_BYTES: Final = 3 << 29
 # A page at 200 dpi needs 1.4 GB and fragments the heap; beyond the limit a new child process continues.
 OCR_MEMORY_BYTES: Final = 1 << 31
+# Kinds whose pages are read independently.
+_PAGED: Final = ("pdf", "mbox")
 _decode = msgspec.msgpack.Decoder(learned(ReadAnswer)).decode
 
 
@@ -55,22 +57,24 @@ class Reader:
             request = ReadRequest(str(path), kind, first, ocr=self._ocr)
             try:
                 answer = self._ask(request)
-            except ChildFailed:
-                answer = self._carefully(request)
+            except ChildFailed as error:
+                answer = self._carefully(request, error)
             yield answer
             if answer.done:
                 return
             first = answer.pages[-1].number + 1
 
-    def _carefully(self, request: ReadRequest) -> ReadAnswer:
-        """Retry with one page, to find the page that caused the failure."""
+    def _carefully(self, request: ReadRequest, failure: ChildFailed) -> ReadAnswer:
+        """Retry with one page, to find the page that caused the failure; a single page would only stall again."""
         try:
+            if failure.timed_out and request.kind not in _PAGED:
+                raise failure
             return self._ask(msgspec.structs.replace(request, limit=1))
         except ChildFailed as error:
             why = f"reading it took longer than {self._limit_s:.0f} s" if error.timed_out else ""
             why = why or ("reading it needs too much memory" if error.out_of_memory else "")
             why = why or f"its parser ended with code {error.exit_code}"
-            if request.kind not in ("pdf", "mbox"):
+            if request.kind not in _PAGED:
                 return ReadAnswer(problem=why)
             return ReadAnswer((PageRead(request.first, f"page {request.first}", (), why),), done=False)
 

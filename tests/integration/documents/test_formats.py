@@ -179,8 +179,11 @@ def test_a_page_that_stalls_the_parser_is_told_and_the_next_ones_are_read(tmp_pa
     try:
         pipe = tmp_path / "stall.txt"
         os.mkfifo(pipe)
+        asked = []
+        monkeypatch.setattr(reader, "_ask", lambda request, ask=reader._ask: asked.append(request) or ask(request))
         (answer,) = reader.read(pipe, "text")
         assert "took longer than 2 s" in answer.problem
+        assert len(asked) == 1, "it would only stall again"
         path = made.pdf(tmp_path / "long.pdf", [[f"This is page {n}."] for n in range(1, 151)])
         numbers = []
         for answer in reader.read(path, "pdf"):
