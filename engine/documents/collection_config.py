@@ -20,6 +20,7 @@ NAMED: Final = "col"
 MAX_NAME: Final = 120
 # Vector stores are collections, too. Each change rewrites the whole list.
 MAX_COLLECTIONS: Final = 5000
+MAX_OF_A_KEY: Final = 1000
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,8 +82,11 @@ class Definitions:
             raise InputFault(because("collection_name", most=MAX_NAME), "name")
         with self._store.locked():
             every = self.all()
-            if len(every) >= MAX_COLLECTIONS:
-                raise InputFault(because("too_many_collections", most=MAX_COLLECTIONS), "name")
+            owner = fields.get("owner")
+            of_the_key = sum(d.owner == owner for d in every) if owner else 0
+            if len(every) >= MAX_COLLECTIONS or of_the_key >= MAX_OF_A_KEY:
+                most = MAX_OF_A_KEY if of_the_key >= MAX_OF_A_KEY else MAX_COLLECTIONS
+                raise InputFault(because("too_many_collections", most=most), "name")
             if prefix == NAMED and any(d.is_named and d.name.casefold() == name.casefold() for d in every):
                 raise InputFault(because("collection_there", name=name), "name")
             new_id = f"{prefix}_{secrets.token_hex(ID_BYTES)}"

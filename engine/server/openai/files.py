@@ -28,6 +28,11 @@ from engine.server.state import server_state
 router = APIRouter(tags=["files"])
 # Supported purposes; OpenAI's others are for services that this server does not have.
 PURPOSES: Final = frozenset({"assistants", "user_data"})
+# Bounds of uploaded files: of one key, and of all together.
+MAX_FILES_OF_A_KEY: Final = 5_000
+MAX_FILES: Final = 20_000
+MAX_BYTES_OF_A_KEY: Final = 8 << 30
+MAX_BYTES: Final = 32 << 30
 _MAX_NAME_BYTES: Final = 120
 _UNSAFE: Final = re.compile(r"[^\w.,()+ -]+")
 
@@ -41,6 +46,19 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     created_at: float
     owner: str = ""
+
+
+class FilesFull(InputFault):
+    """The upload would exceed the bounds of uploaded files."""
+
+    code = "files_full"
+
+    def __init__(self, count: int, most: int, num_bytes: int, most_bytes: int) -> None:
+        super().__init__(
+            f"There are {count} uploaded files, and with this one they would have {num_bytes / (1 << 30):.1f} GiB; "
+            f"the limits are {most} files and {most_bytes >> 30} GiB. Delete files: DELETE /v1/files/ID.",
+            "file",
+        )
 
 
 class Files:
@@ -70,7 +88,8 @@ class Files:
         return self.folder / file.id / (name.lstrip(".") or "file")
 
     def add(self, filename: str, purpose: str, raw: bytes) -> StoredFile:
-        """Store a file. Raises: OSError."""
+        """Store a file. Raises: OSError; FilesFull: too many files, or too many bytes."""
+        self._require_capacity(len(raw))  # before it is written; other uploads may be faster, so once more below
         name = filename.replace("\\", "/").rsplit("/", 1)[-1] or "file"
         made = StoredFile(
             id=f"file-{secrets.token_hex(12)}",
@@ -86,12 +105,22 @@ class Files:
             (staging / path.name).write_bytes(raw)
             try:
                 with self._store.locked():  # so that `sweep` never sees the folder without its row
+                    self._require_capacity(len(raw))
                     staging.rename(path.parent)
                     self._store.put({**self._store.get(), made.id: made})
             except OSError:
                 shutil.rmtree(path.parent, ignore_errors=True)
                 raise
         return made
+
+    def _require_capacity(self, num_bytes: int) -> None:
+        stored, owner = self._store.get().values(), request_owner.get()
+        own = [file for file in stored if file.owner == owner]
+        limits = [(own, MAX_FILES_OF_A_KEY, MAX_BYTES_OF_A_KEY)] if owner else []
+        for files, most, most_bytes in (*limits, (stored, MAX_FILES, MAX_BYTES)):
+            held = sum(file.size_bytes for file in files)
+            if len(files) >= most or held + num_bytes > most_bytes:
+                raise FilesFull(len(files), most, held + num_bytes, most_bytes)
 
     def sweep(self) -> None:
         """Delete what uploads left that were killed, or deletions."""

@@ -1,0 +1,213 @@
+"""Each object that a caller can make is made until it is refused; the table is in SECURITY.md."""
+
+import asyncio
+import contextlib
+import re
+from pathlib import Path
+
+import pytest
+
+from app.imports.read import read_chats
+from app.imports.types import ImportFailed
+from engine.core.errors import InputFault
+from engine.core.keys import KeyStore
+from engine.core.ownership import request_owner
+from engine.core.paths import Paths
+from engine.documents import collection_config
+from engine.documents.collection_config import Definitions
+from engine.placement.model_settings import ModelSettingsStore
+from engine.remotes.registry import RemoteRegistry
+from engine.remotes.types import Remote
+from engine.server.openai.files import Files
+from engine.server.response_store.background import BackgroundJobs
+from engine.server.response_store.conversations import Conversation, ConversationStore
+from engine.server.response_store.responses import ResponseStore
+from engine.server.streams import Making, StreamRegistry
+from engine.upstreams.registry import UpstreamRegistry
+
+SMALL = 5
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@contextlib.contextmanager
+def sent_by(owner):
+    before = request_owner.set(owner)
+    try:
+        yield
+    finally:
+        request_owner.reset(before)
+
+
+def files(folder):
+    store = Files(Paths(*[folder] * 5))
+    return lambda n: store.add(f"{n}.txt", "user_data", b"x" * 100).id, store.remove
+
+
+def stores(folder):
+    made = Definitions(folder / "collections.json")
+    return lambda n: made.add(f"s{n}", "vs", owner=request_owner.get()).id, made.remove
+
+
+def collections(folder):
+    made = Definitions(folder / "collections.json")
+    return lambda n: made.add(f"c{n}").id, made.remove
+
+
+def keys(folder):
+    made = KeyStore(folder / "keys.json")
+    return lambda n: made.add(f"k{n}", ("chat",)) and f"k{n}", made.remove
+
+
+def aliases(folder):
+    made = ModelSettingsStore(folder / "settings.json")
+    return lambda n: made.set_alias(f"a{n}", "model") or f"a{n}", made.remove_alias
+
+
+def upstreams(folder):
+    made = UpstreamRegistry(folder)
+    return lambda n: made.add(f"u{n}", f"http://127.0.0.1:{n + 1}").name, made.remove
+
+
+def remotes(folder):
+    made = RemoteRegistry(folder / "remotes.json")
+
+    def make(n):
+        made.put(Remote(name=f"r{n}", host=f"h{n}", user="u", host_key="ssh-ed25519 AAAA"))
+        return f"r{n}"
+
+    return make, made.remove
+
+
+# Row of the table: where its limit stands, and the functions that make and delete one by number and name.
+REFUSED = {
+    "uploaded file": ("engine.server.openai.files.MAX_FILES", files),
+    "bytes of uploaded files": ("engine.server.openai.files.MAX_BYTES", files),
+    "vector store": ("engine.documents.collection_config.MAX_COLLECTIONS", stores),
+    "collection": ("engine.documents.collection_config.MAX_COLLECTIONS", collections),
+    "API key": ("engine.core.keys.MAX_KEYS", keys),
+    "alias": ("engine.placement.model_settings.MAX_ALIASES", aliases),
+    "upstream": ("engine.upstreams.registry.MOST", upstreams),
+    "remote computer": ("engine.remotes.registry.MOST", remotes),
+}
+OF_A_KEY = {
+    "uploaded file": ("engine.server.openai.files.MAX_FILES_OF_A_KEY", files),
+    "bytes of uploaded files": ("engine.server.openai.files.MAX_BYTES_OF_A_KEY", files),
+    "vector store": ("engine.documents.collection_config.MAX_OF_A_KEY", stores),
+}
+ELSEWHERE = {
+    "conversation",
+    "response",
+    "background response",
+    "resumable stream",
+    "values of an imported chat export",
+}
+
+
+def limited(monkeypatch, kind, where):
+    monkeypatch.setattr(where, SMALL * 100 if kind.startswith("bytes") else SMALL)
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_more_is_refused_and_room_comes_back(tmp_path, monkeypatch, kind):
+    where, kind_of = REFUSED[kind]
+    limited(monkeypatch, kind, where)
+    make, remove = kind_of(tmp_path)
+    made = [make(n) for n in range(SMALL)]
+    for _ in range(3):
+        with pytest.raises(InputFault):
+            make(SMALL)
+    remove(made[2])
+    make(SMALL)
+    with pytest.raises(InputFault):
+        make(SMALL + 1)
+
+
+@pytest.mark.parametrize("kind", OF_A_KEY)
+def test_one_key_leaves_room_for_others(tmp_path, monkeypatch, kind):
+    where, kind_of = OF_A_KEY[kind]
+    limited(monkeypatch, kind, where)
+    make, _ = kind_of(tmp_path)
+    with sent_by("one"):
+        for n in range(SMALL):
+            make(n)
+        with pytest.raises(InputFault):
+            make(SMALL)
+    with sent_by("other"):
+        make(SMALL)
+
+
+def response(store, number):
+    body = {"id": f"resp_{number}", "output": [{"id": f"msg_{number}", "type": "message"}]}
+    store.put(body, [], ())
+
+
+def test_the_oldest_of_the_largest_owner_goes(monkeypatch):
+    monkeypatch.setattr("engine.server.response_store.conversations.MAX_CONVERSATIONS", SMALL)
+    monkeypatch.setattr("engine.server.response_store.responses.MAX_RESPONSES", SMALL)
+    talks, answers = ConversationStore(), ResponseStore()
+    with sent_by("one"):
+        first = Conversation({})
+        talks.put(first)
+        response(answers, "first")
+    with sent_by("other"):
+        for n in range(4 * SMALL):
+            talks.put(Conversation({}))
+            response(answers, n)
+    assert talks.get(first.id) is first
+    assert answers.get("resp_first").owner == "one"
+    with sent_by("other"), pytest.raises(InputFault):
+        answers.item("msg_3", "input")
+    assert answers.item(f"msg_{4 * SMALL - 1}", "input")
+
+
+async def endless():
+    await asyncio.Event().wait()
+    yield b""
+
+
+def test_running_work_is_bounded_and_ends(monkeypatch):
+    monkeypatch.setattr("engine.server.response_store.background.MAX_RUNNING", SMALL)
+    monkeypatch.setattr("engine.server.streams.MAX_STREAMS", SMALL)
+
+    class Items:
+        def __init__(self, number):
+            self.response = {"id": f"resp_{number}", "status": "in_progress"}
+
+    async def fill():
+        jobs, streams = BackgroundJobs(), StreamRegistry()
+        making = Making(endless(), lambda _: b"", lambda: b"")
+        running = []
+        for number in range(SMALL):
+            jobs.start(Items(number), endless())
+            reading = streams.made("key", f"talk {number}", Making(endless(), lambda _: b"", lambda: b""))
+            running.append(asyncio.ensure_future(anext(reading)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        with pytest.raises(InputFault):
+            jobs.start(Items(SMALL), endless())
+        with pytest.raises(InputFault):
+            await anext(streams.made("key", "one more", making))
+        jobs.forget("resp_0")
+        await asyncio.sleep(0)
+        jobs.start(Items(SMALL), endless())
+        await streams.close()
+        for task in running:
+            task.cancel()
+
+    asyncio.run(fill())
+
+
+def test_an_export_with_more_values_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("app.imports.read.MAX_VALUES", SMALL)
+    path = tmp_path / "export.json"
+    path.write_text("[1, 2, 3, 4, 5, 6, 7]")
+    with pytest.raises(ImportFailed, match="5 values"):
+        read_chats(path)
+
+
+def test_the_table_has_exactly_these_rows():
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    table = text.partition("| Object |")[2].partition("\n\n")[0]
+    rows = {re.split(r"\s*\|\s*", line)[1] for line in table.splitlines()[2:]}
+    assert rows == REFUSED.keys() | OF_A_KEY.keys() | ELSEWHERE
+    assert f"{collection_config.MAX_OF_A_KEY:,}" in table
