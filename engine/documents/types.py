@@ -97,11 +97,17 @@ class Passage(msgspec.Struct, frozen=True, kw_only=True):
     relevance: float | None = None
 
 
+# Why a sentence may be wrong although its words are in the passage: one of both denies something, its numbers and
+# names belong to different statements there, or the passage says it the other way round.
+Doubt = Literal["", "negation", "apart", "order"]
+
+
 class CheckedSentence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A sentence of an answer (`start` to `end`, in characters) and whether a passage supports it.
 
     `passage` is the number of the best match (from 1). `overlap`: the share of the sentence's content words in it;
-    `cosine` of both; `missing`: names and numbers of the sentence that are in no passage.
+    `cosine` of both; `missing`: names, numbers and codes of the sentence that those sentences of the passage lack;
+    `doubt`: why it may be wrong although its words are there.
     """
 
     start: int
@@ -111,6 +117,7 @@ class CheckedSentence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     overlap: float = 0.0
     cosine: float | None = None
     missing: tuple[str, ...] = ()
+    doubt: Doubt = ""
 
 
 class ReadRequest(msgspec.Struct, frozen=True):

@@ -32,7 +32,8 @@ class GroundsCard(QFrame):
             made.setToolTip(passage.path)
             self.buttons.append(made)
             lines.append(made)
-        loose = [answer[s.start : s.end] for s in grounds.checked if not s.carried]
+        loose = [answer[s.start : s.end] for s in grounds.checked if not s.carried and not s.doubt]
+        doubtful = [answer[s.start : s.end] for s in grounds.checked if s.doubt]
         if loose:
             text = self.tr("Probably not supported by these passages (compared by words):")
             if any(sentence.cosine is not None for sentence in grounds.checked):
@@ -41,6 +42,15 @@ class GroundsCard(QFrame):
                 text = self.tr("Not from the documents:")
             lines.append(label(text, "small", wrap=True))
             lines += [label(f"\u2022 {text[:_SENTENCE_CHARS]}", "small", wrap=True) for text in loose]
+        if doubtful:
+            lines.append(
+                label(
+                    self.tr("The words are in these passages, but may say something else there:"),
+                    "small",
+                    wrap=True,
+                )
+            )
+            lines += [label(f"\u2022 {text[:_SENTENCE_CHARS]}", "small", wrap=True) for text in doubtful]
         self._problem = label("", "small", wrap=True)
         self._problem.hide()
         self.setLayout(stack(*lines, self._problem, margins=(16, 8, 16, 8)))

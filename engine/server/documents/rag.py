@@ -78,7 +78,7 @@ class Grounded:
             self.grounds = msgspec.structs.replace(self.grounds, checked=loose)
             return self.report()
         windows = citation_check.windows(passages)
-        vectors = await self._vectors([s.text for s in asked], [text for _, text in windows])
+        vectors = await self._vectors([s.text for s in asked], [window.text for window in windows])
         floor = await self._service.side_work.floor(self._live.store.fact("embedding_model"))
         found = await asyncio.to_thread(self._check, asked, windows, vectors, floor)
         self.grounds = msgspec.structs.replace(self.grounds, checked=tuple(found))
@@ -87,7 +87,7 @@ class Grounded:
     def _check(
         self,
         asked: list[citation_check.Sentence],
-        windows: list[tuple[int, str]],
+        windows: list[citation_check.Window],
         vectors: tuple[Any, Any] | None,
         floor: float,
     ) -> list[CheckedSentence]:
