@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from engine.documents.file_types import kind_of
+from engine.documents.formats.pseudo_pages import decoded
+from engine.documents.types import Unreadable
 
 # Larger than any context. A disk image that is dropped by mistake must not fill memory.
 MAX_TEXT_BYTES = 8 << 20
 MAX_FILE_BYTES = 64 << 20
 MAX_IMAGE_BYTES = 20 << 20
 IMAGES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
-_PARSED = frozenset({"pdf", "docx", "pptx", "xlsx", "opendocument", "epub", "eml", "mbox"})
+_PARSED = frozenset({"pdf", "docx", "pptx", "xlsx", "opendocument", "rtf", "epub", "eml", "mbox"})
 
 
 class DocumentError(Exception):
@@ -65,9 +67,10 @@ def read(path: Path) -> Document:
             raise DocumentError(path.name, f"it is larger than {MAX_FILE_BYTES >> 20} MiB")
         return Document(path.name, "text/plain", _in_child(path, kind))
     raw = _bytes(path, size, MAX_TEXT_BYTES)
-    if b"\0" in raw:
-        raise DocumentError(path.name, "it is not a text file")
-    text = raw.decode("utf-8", errors="replace")
+    try:
+        text = decoded(raw)
+    except Unreadable as error:
+        raise DocumentError(path.name, "it is not a text file") from error
     if not text.strip():
         raise DocumentError(path.name, "it is empty")
     return Document(path.name, "text/plain", text)

@@ -368,9 +368,9 @@ def print_grounds(grounds: "Grounds") -> None:
         echo(shown_text(f"[{number}] {passage.path}, {passage.label or f'part {passage.page}'}"), err=True)
     unsure = [c for c in grounds.checked if not c.carried]
     if unsure:
-        told = f"The words of {len(unsure)} of {len(grounds.checked)} sentences were not found in these passages"
+        line = f"The words of {len(unsure)} of {len(grounds.checked)} sentences were not found in these passages"
         doubtful = sum(bool(c.doubt) for c in unsure)
-        echo(f"{told}{f', or say something else there ({doubtful})' if doubtful else ''}.", err=True)
+        echo(f"{line}{f', or say something else there ({doubtful})' if doubtful else ''}.", err=True)
 
 
 def _path(argument: str) -> Path:

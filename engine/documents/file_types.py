@@ -17,7 +17,8 @@ _BY_KIND: Final = {
     "pptx": "pptx",
     "xlsx": "xlsx xlsm",
     "opendocument": "odt ott odp otp ods",
-    "unread": "doc rtf ppt xls xlsb wpd mobi azw3",
+    "rtf": "rtf",
+    "unread": "doc ppt xls xlsb wpd mobi azw3",
     "epub": "epub",
     "csv": "csv tsv",
     "eml": "eml",
@@ -25,9 +26,9 @@ _BY_KIND: Final = {
     "picture": "png jpg jpeg tif tiff bmp webp",
     "code": (
         "py pyi js mjs cjs jsx ts tsx java kt kts scala go rs c h cc cpp cxx hpp hh cs swift m mm rb php pl pm lua "
-        "r jl sh bash zsh fish ps1 bat cmd sql graphql proto toml yaml yml json jsonl ini cfg conf properties xml "
-        "xsd css scss less vue svelte dart ex exs erl hs ml mli clj cljs el lisp vim cmake gradle tf nix zig diff "
-        "patch"
+        "r jl sh bash zsh fish ps1 bat cmd sql graphql proto toml yaml yml json jsonl ndjson geojson ini cfg conf "
+        "properties xml xsd css scss less vue svelte dart ex exs erl hs ml mli clj cljs el lisp "
+        "vim cmake gradle tf nix zig diff patch"
     ),
 }
 KINDS: Final = {f".{suffix}": kind for kind, suffixes in _BY_KIND.items() for suffix in suffixes.split()}

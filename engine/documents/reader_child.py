@@ -32,6 +32,7 @@ _READERS: Final = {
     "pptx": ("office", "pptx"),
     "xlsx": ("office", "xlsx"),
     "opendocument": ("opendocument", "opendocument"),
+    "rtf": ("rtf", "rtf"),
     "unread": ("opendocument", "unread"),
     "csv": ("table", "table"),
     "eml": ("mail", "eml"),
@@ -58,7 +59,8 @@ class _Open:
             pages = dropwhile(lambda page: page.number < request.first, read(path))
         self.pages = pages
         self.cutter = Cutter()
-        self.next = request.first
+        self.next = self.first = request.first
+        self.has_text = False
 
 
 def _reader(kind: str) -> Callable[..., Iterator[Page]]:
@@ -116,9 +118,12 @@ class _Reading:
             found.next = page.number + 1
             size += sum(len(chunk.text) for chunk in read.chunks)
             if len(pages) >= limit or size >= _ANSWER_CHARS or time.monotonic() - begun > _ANSWER_S:
+                found.has_text = found.has_text or any(page.chunks or page.problem for page in pages)
                 return ReadAnswer(pages=tuple(pages), done=False, num_pages=found.num_pages)
         self._open = None
-        return ReadAnswer(pages=tuple(pages), num_pages=found.num_pages or found.next - 1)
+        found.has_text = found.has_text or any(page.chunks or page.problem for page in pages)
+        problem = "" if found.has_text or found.first > 1 else "there is no text in it"
+        return ReadAnswer(pages=tuple(pages), num_pages=found.num_pages or found.next - 1, problem=problem)
 
 
 # About 220 tokens: small embedding models were trained on this length (all-MiniLM-L6-v2: 256).

@@ -14,6 +14,8 @@ from engine.documents.types import Unreadable
 # Parsed XML takes about ten times as much memory.
 MAX_INFLATED_BYTES: Final = 256 << 20
 MAX_MEMBER_BYTES: Final = 96 << 20
+# Office writes encrypted files into the container of its old formats.
+_COMPOUND: Final = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 
 
 @contextmanager
@@ -22,6 +24,9 @@ def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
     try:
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, ValueError) as error:
+        with path.open("rb") as file:
+            if file.read(len(_COMPOUND)) == _COMPOUND:
+                raise Unreadable("it is encrypted, or in a format of Office before 2007") from error
         raise Unreadable("it is damaged, or not what its name says") from error
     with archive:
         inflated = sum(member.file_size for member in archive.infolist())

@@ -41,9 +41,9 @@ def mbox(path: Path, first: int = 1) -> Iterator[Page]:
 def _page(number: int, message: EmailMessage) -> Page:
     heads = [f"{name}: {_header(message, name)}" for name in _SHOWN if _header(message, name)]
     subject = _header(message, "Subject")
-    if not heads:
-        raise Unreadable("it has none of the headers of a mail")
-    blocks = [Block("heading", subject or f"message {number}", 1), Block("text", "\n".join(heads))]
+    blocks = [Block("heading", subject or f"message {number}", 1)]
+    if heads:
+        blocks.append(Block("text", "\n".join(heads)))
     body = message.get_body(preferencelist=("plain", "html"))
     if body is not None:
         raw = body.get_payload(decode=True)
@@ -54,7 +54,15 @@ def _page(number: int, message: EmailMessage) -> Page:
     attached = [part.get_filename() or part.get_content_type() for part in message.iter_attachments()]
     if attached:
         blocks.append(Block("text", f"Attachments (not read): {', '.join(attached)}"))
+    if not heads and not _is_text(blocks):
+        raise Unreadable("it has neither the headers nor the text of a mail")
     return Page(number, tuple(blocks), subject[:80])
+
+
+def _is_text(blocks: list[Block]) -> bool:
+    """Return whether there is text besides the heading. What is no mail has control characters."""
+    text = "".join(block.text for block in blocks[1:])
+    return bool(text.strip()) and all(char.isprintable() or char.isspace() for char in text.replace("\ufffd", "\0"))
 
 
 def _header(message: EmailMessage, name: str) -> str:

@@ -1,6 +1,7 @@
 """Parts of about one page for formats without pages; also decodes text."""
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from engine.documents.types import PART_CHARS, Block, Page, Unreadable
 
@@ -30,17 +31,60 @@ def _label(blocks: list[Block]) -> str:
     return next((b.text[:80] for b in blocks if b.kind == "heading"), "")
 
 
+# Encodings that files without a mark have, by language group.
+_ENCODINGS: Final = (
+    "cp1252 cp1250 cp1257 cp1254 cp1251 koi8_r koi8_u cp866 cp1253 cp1255 cp1256 cp874 gb18030 big5 cp932 euc_jp "
+    "iso2022_jp cp949 cp850"
+)
+_BOMS: Final = (
+    (b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32"),
+    (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"),
+)  # fmt: skip
+# What is not ASCII in Western European texts. Fewer than a tenth of their bytes are.
+_WESTERN: Final = frozenset(
+    "\u00a0äöüÄÖÜßáéíóúÁÉÍÓÚàèìòùÀÈÌÒÙâêîôûÂÊÎÔÛãõñÃÕÑçÇåÅæÆøØëïËÏœŒÿ€£§°©®¢¥µ¿¡«»‹›„“”‚‘’–—…•·×÷±²³¹½¼¾ªº™†‡‰¶"  # noqa: RUF001
+)
+_WESTERN_SHARE: Final = 0.1
+_SAMPLE_BYTES: Final = 64 << 10
+
+
 def decoded(raw: bytes) -> str:
-    """A file's text, decoded by its BOM, as UTF-8 or as Windows-1252. Raises: Unreadable: not text."""
-    for mark, encoding in ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16")):
+    """A text by its BOM, as UTF-8, or in the encoding that its bytes point to. Raises: Unreadable: not text."""
+    for mark, encoding in _BOMS:
         if raw.startswith(mark):
             return _lines(raw.decode(encoding, errors="replace"))
     if b"\0" in raw[:65536]:
-        raise Unreadable("it is not text")
+        return _lines(_utf16(raw))
     try:
-        return _lines(raw.decode("utf-8"))
+        text = raw.decode("utf-8")
     except UnicodeDecodeError:
-        return _lines(raw.decode("cp1252", errors="replace"))
+        text = raw.decode(_encoding(raw), errors="replace")
+    return _lines(text)
+
+
+def _utf16(raw: bytes) -> str:
+    """UTF-16 without a BOM: every second byte of most texts is zero. Raises: Unreadable: not text."""
+    sample = raw[:_SAMPLE_BYTES]
+    for encoding, zeros in (("utf-16-le", sample[1::2]), ("utf-16-be", sample[::2])):
+        if zeros.count(0) > len(zeros) // 2 and sample.count(0) < len(sample) * 0.6:
+            text = raw.decode(encoding, errors="replace")
+            if "\0" not in text:
+                return text
+    raise Unreadable("it is not text")
+
+
+def _encoding(raw: bytes) -> str:
+    from charset_normalizer import from_bytes  # noqa: PLC0415 - for files that are not UTF-8 only
+
+    first = next((place for place, byte in enumerate(raw) if byte > 127), 0)  # noqa: PLR2004 - not ASCII
+    sample = raw[max(first - _SAMPLE_BYTES // 4, 0) :][:_SAMPLE_BYTES]
+    high = bytes(byte for byte in sample if byte > 127)  # noqa: PLR2004 - not ASCII
+    # A few bytes say nothing to a detector, which then names any of many encodings.
+    western = _WESTERN.issuperset(high.decode("cp1252", errors="replace"))
+    if western and len(high) < _WESTERN_SHARE * len(sample) + 3:
+        return "cp1252"
+    best = from_bytes(sample, cp_isolation=_ENCODINGS.split()).best()
+    return "cp1252" if best is None else best.encoding
 
 
 def _lines(text: str) -> str:

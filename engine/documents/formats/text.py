@@ -1,5 +1,6 @@
 """Plain text, markdown and source code."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,8 +8,9 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 from engine.documents.formats.pseudo_pages import decoded, in_parts, paragraphs
-from engine.documents.types import PART_CHARS, Block, Page
+from engine.documents.types import PART_CHARS, Block, Page, Unreadable
 
+_JSON = frozenset({".json", ".jsonl", ".ndjson", ".geojson"})
 _CODE_LINES = 40
 _MEAN_LINE_CHARS = 400
 # "CHAPTER 12. The Whale", "Part II", "3.2 Results" as a separate paragraph.
@@ -51,7 +53,7 @@ def _markdown(source: str) -> Iterator[Block]:
     lines = source.split("\n")
     tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(source)
     done = 0
-    for token, after in zip(tokens, [*tokens[1:], None], strict=True):
+    for token, after in zip(tokens, [*tokens[1:], None], strict=False):
         if token.map is None or token.level != 0 or token.map[0] < done:
             continue
         first, last = token.map
@@ -72,10 +74,30 @@ def _markdown(source: str) -> Iterator[Block]:
 def code(path: Path) -> Iterator[Page]:
     """Source code split by definitions."""
     source = decoded(path.read_bytes())
+    if path.suffix.lower() in _JSON:
+        source = _unfolded(source)
     lines = source.split("\n")
     if len(source) / max(len(lines), 1) > _MEAN_LINE_CHARS:
-        return  # generated code: its words would only add noise
+        # Its words would only add noise.
+        raise Unreadable(f"it is generated: its lines have more than {_MEAN_LINE_CHARS} characters on average")
     yield from in_parts(_code(lines))
+
+
+def _unfolded(source: str) -> str:
+    """JSON and JSON Lines with a value per line: data in one line are data, not generated code."""
+    try:
+        return json.dumps(json.loads(source), ensure_ascii=False, indent=1)
+    except (ValueError, RecursionError):
+        return "\n".join(_line_unfolded(line) for line in source.split("\n"))
+
+
+def _line_unfolded(line: str) -> str:
+    if len(line) <= _MEAN_LINE_CHARS // 4:
+        return line
+    try:
+        return json.dumps(json.loads(line), ensure_ascii=False, indent=1)
+    except (ValueError, RecursionError):
+        return line
 
 
 def _code(lines: list[str]) -> Iterator[Block]:

@@ -35,7 +35,7 @@ def test_text_and_code_are_read_as_they_are(tmp_path):
     assert (document.name, document.text, document.data) == ("a b.py", "print('ü')\n", None)
     latin = tmp_path / "latin.txt"
     latin.write_bytes("gr\xfcn".encode("latin-1"))
-    assert read(latin).text == "gr\ufffdn"
+    assert read(latin).text == "grün"
 
 
 def test_an_image_is_kept_as_bytes(tmp_path):
@@ -122,3 +122,18 @@ def test_a_word_file_of_many_paragraphs_is_bounded_in_memory(tmp_path, monkeypat
     many = word_file(tmp_path / "many.docx", (b"<w:p/>" * 100_000 for _ in range(130)))
     with pytest.raises(DocumentError, match=r"needs more than|longer than|could not be read|damaged"):
         read(many)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp1252", "Grüße aus München"),
+        ("utf-8-sig", "Grüße aus München"),
+        ("utf-16", "Grüße aus München"),
+        ("gbk", "本合同由甲乙双方于二零一九年签订，租金每月为八百元。"),  # noqa: RUF001
+    ],
+)
+def test_a_text_is_decoded_as_in_collections(tmp_path, encoding, text):
+    path = tmp_path / "note.txt"
+    path.write_bytes(text.encode(encoding))
+    assert read(path).text == text

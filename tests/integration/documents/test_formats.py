@@ -1,5 +1,6 @@
 """Every format through the reader process: the text, its page, and the reported problems."""
 
+import json
 import os
 import random
 
@@ -11,6 +12,12 @@ from engine.documents.file_types import kind_of
 from engine.documents.reader_process import Reader
 from tests.support import documents_made as made
 from tests.support.servers import runs, wait_for
+
+RTF = (
+    rb"{\rtf1\ansi\ansicpg1252{\fonttbl{\f0\fcharset0 Arial;}{\f1\fcharset204 Times;}}{\info{\title x}}\f0 "
+    rb"Gr\'fc\'dfe 荤?, 800.\par {\f1 \'d1\'e5\'ea\'f0\'e5\'f2}\par\par\trowd a\cell b\cell\row "
+    rb"1\cell 2\cell\row\par{\pict 01ff}}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +145,56 @@ def test_mail_is_one_page_a_message_and_names_attachments(reader, tmp_path):
         ("a.py", "import os\n\n\ndef swim():\n    return 1\n", "def swim():"),
         ("latin.txt", "caf\u00e9 na\u00efve".encode("cp1252"), "caf\u00e9 na\u00efve"),
         ("wide.txt", "h\u00e9".encode("utf-16"), "h\u00e9"),
+        ("bare-wide.txt", "Flut um zw\u00f6lf".encode("utf-16-le"), "Flut um zw\u00f6lf"),
+        ("german.txt", ("Grüße aus München. " * 3).encode("cp1252"), "Grüße aus München."),
+        (
+            "russian.txt",
+            "Секретное собрание состоится во вторник.".encode(
+                "cp1251"
+            ),
+            "Секретное собрание",
+        ),
+        (
+            "koi8.csv",
+            (
+                "имя;город\n"
+                + "Иван Петров;Санкт Петербург, улица Ленина\n"
+                * 3
+            ).encode("koi8-r"),
+            "Иван Петров | Санкт",
+        ),
+        (
+            "chinese.txt",
+            "本合同由甲乙双方于二零一九年签订，租金每月为八百元。".encode(
+                "gbk"
+            ),
+            "租金每月为八百元",
+        ),
+        (
+            "japanese.md",
+            "この契約は二〇一九年に締結され、家賃は月額八万円です。".encode(
+                "shift-jis"
+            ),
+            "家賃は月額八万円です",
+        ),
+        (
+            "korean.txt",
+            "이 계약은 2019년에 체결되었으며 월세는 팔십만 원이다.".encode(
+                "euc-kr"
+            ),
+            "월세는 팔십만 원이다",
+        ),
+        ("czech.txt", "Příliš žluťoučký kůň úpěl ďábelské ódy.".encode("cp1250"), "žluťoučký kůň"),
+        ("one-line.json", json.dumps([{"boat": f"dory {n}", "length": n} for n in range(99)]), '"boat": "dory 7"'),
+        ("a.jsonl", "\n".join(json.dumps({"boat": n, "note": "wet " * 120}) for n in range(9)), '"boat": 1'),
+        ("no-headers.eml", "MIME-Version: 1.0\nContent-Type: text/plain\n\nThe boat leaks.\n", "The boat leaks."),
+        ("form.html", "<html><body><form><h1>Boats</h1><p>A dory leaks.</p></form></body></html>", "A dory leaks."),
+        ("a.rtf", RTF, "Gr\u00fc\u00dfe €, 800.\n\nСекрет\n\na | b\n1 | 2"),
+        (
+            "note.rtf",
+            rb"{\rtf1 Foot{\footnote note}{\*\generator x} \{end\}{\v gone}\~here}",
+            "Footnote {end} here",
+        ),
     ],
 )
 def test_plain_formats(reader, tmp_path, name, content, expected):
@@ -146,6 +203,27 @@ def test_plain_formats(reader, tmp_path, name, content, expected):
     pages, problem = read(reader, path)
     assert not problem
     assert expected in text_of(pages[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("empty.txt", b"", "there is no text in it"),
+        ("blank.md", b" \n\n", "there is no text in it"),
+        ("blank.html", b"<html><body><script>x</script></body></html>", "there is no text in it"),
+        ("head.csv", b"\n;;\n", "there is no text in it"),
+        ("app.min.js", b"var a=1;" * 200, "it is generated: its lines have more than 400 characters on average"),
+        ("nothing.eml", b"", "it has neither the headers nor the text of a mail"),
+        ("locked.docx", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 600,
+         "it is encrypted, or in a format of Office before 2007"),
+        ("other.rtf", b"plain", "it is not RTF"),
+    ],
+)  # fmt: skip
+def test_a_file_without_content_has_a_reason(reader, tmp_path, name, content, reason):
+    (tmp_path / name).write_bytes(content)
+    pages, problem = read(reader, tmp_path / name)
+    assert not any(page.chunks for page in pages)
+    assert problem == reason
 
 
 @pytest.mark.parametrize("suffix", ["pdf", "docx", "xlsx", "pptx", "epub", "txt", "eml"])
