@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("app.cli.models", "Find, download and manage models."),
     "cache": ("app.cli.cache", "Show, limit and empty computed prefixes on disk."),
     "collections": ("app.cli.collections", "Collect documents, search them, and ask a model about them."),
+    "mcp": ("app.cli.mcp", "Let other programs search and read collections (an MCP server)."),
     "fit": ("app.cli.fit", "Show the memory a model needs here, before it is loaded or downloaded."),
     "doctor": ("app.cli.doctor", "Find problems that keep models from running well here, and how to fix them."),
     "devices": ("app.cli.devices", "Show processors, GPUs, NPUs, memory and usable backends."),
@@ -60,7 +61,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "Everyday": ("window", "chat", "run", "code", "collections", "tools", "settings", "doctor", "licences"),
     "Models": ("models", "fit", "quantize", "onnx", "cache"),
-    "Server and clients": ("serve", "service", "logs", "keys", "connect", "launch", "phone", "upstreams"),
+    "Server and clients": ("serve", "service", "logs", "keys", "connect", "launch", "phone", "mcp", "upstreams"),
     "Measuring": ("bench", "autotune", "fim-bench", "certify", "evaluate", "replay"),
     "Machines": ("devices", "verify-device", "kernels", "engine", "power", "remote", "worker", "cluster"),
 }

@@ -1,5 +1,6 @@
 """Collections over HTTP and in the terminal, with a real server."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -217,3 +218,89 @@ def test_the_terminal_makes_searches_and_removes(server, sea, tmp_path):
     run("remove", "notes")
     assert "notes" not in run("list")
     assert (tmp_path / "note.txt").exists()
+
+
+async def _session(streams, work):
+    from mcp import ClientSession
+
+    async with streams as (read, write, *_), ClientSession(read, write) as session:
+        await session.initialize()
+        return await work(session)
+
+
+def _told(result):
+    return json.loads("".join(part.text for part in result.content))
+
+
+def _mcp(server, *arguments):
+    env = {**os.environ, "TESSERA_HOME": str(server.home), "PYTHONPATH": str(ROOT)}
+    return [sys.executable, "-m", "app", "mcp", *arguments], env
+
+
+def test_an_mcp_client_reads_the_named_collections_and_no_others(server, client, sea, tmp_path):
+    from mcp import StdioServerParameters
+    from mcp.client.stdio import stdio_client
+
+    (tmp_path / "diary.txt").write_text("The salary of Ms Zebrafinch is secret.")
+    made = client.post("/tessera/v1/collections", json={"name": "Diary", "sources": [str(tmp_path)]}).json()
+    wait_for(lambda: client.get(f"/tessera/v1/collections/{made['id']}").json()["state"] == "ready", 60, "reading")
+
+    async def work(session):
+        tools = (await session.list_tools()).tools
+        assert {tool.name for tool in tools} == {"list_collections", "search", "read_page", "ask"}
+        assert all(tool.annotations.read_only_hint for tool in tools)
+        found = _told(await session.call_tool("search", {"question": "How often is high water?"}))
+        passage = found["passages"][0]
+        assert (found["found"], passage["collection"]) == (True, "Sea")
+        assert "twelve hours" in passage["text"]
+        place = {name: passage[name] for name in ("collection", "document", "page")}
+        page = _told(await session.call_tool("read_page", place))
+        assert page["file"].endswith("tides.md")
+        assert "High water" in page["text"]
+        answer = _told(
+            await session.call_tool("ask", {"question": "How often is high water?", "collection": "sea"})
+        )
+        assert [p["file"] for p in answer["passages"]]
+        for tool in ("search", "ask"):
+            refused = await session.call_tool(tool, {"question": "salary", "collection": "Diary"})
+            assert refused.is_error
+            assert "Zebrafinch" not in str(refused)
+        every = _told(await session.call_tool("search", {"question": "salary of Zebrafinch", "limit": 20}))
+        assert {p["collection"] for p in every["passages"]} <= {"Sea"}
+
+    command, env = _mcp(server, "Sea")
+    parameters = StdioServerParameters(command=command[0], args=command[1:], env=env, cwd=str(ROOT))
+    asyncio.run(asyncio.wait_for(_session(stdio_client(parameters), work), 90))
+    client.delete(f"/tessera/v1/collections/{made['id']}")
+
+
+def test_mcp_over_http_needs_the_printed_token(server, sea):
+    import httpx2 as httpx
+    from mcp.client.streamable_http import streamable_http_client
+
+    command, env = _mcp(server, "Sea", "--http", "0")
+    with subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            url = process.stderr.readline().split()[-1]
+            token = process.stderr.readline().split()[-1]
+            assert httpx.post(url, json={}).status_code == 401
+            assert httpx.post(url, json={}, headers={"authorization": "Bearer wrong"}).status_code == 401
+
+            async def work(session):
+                return (await session.call_tool("list_collections", {})).structured_content["result"]
+
+            async def over_http():
+                async with httpx.AsyncClient(headers={"authorization": f"Bearer {token}"}) as http:
+                    return await _session(streamable_http_client(url, http_client=http), work)
+
+            (shown,) = asyncio.run(asyncio.wait_for(over_http(), 60))
+            assert shown["name"] == "Sea"
+        finally:
+            process.terminate()
+
+
+def test_mcp_names_the_collections_that_there_are(server, sea):
+    command, env = _mcp(server)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "Name the collections that may be read. Collections: Sea" in done.stderr

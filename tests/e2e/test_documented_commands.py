@@ -71,6 +71,7 @@ NOT_RUN = {
     r"tessera collections add .* --allow-remote": "another server: e2e/test_nothing_leaves.py",
     r"tessera cluster .*": "Ray, and other computers: optin/cluster.py",
     r"tessera worker": "serves until it is stopped: e2e/test_workers.py",
+    r"tessera mcp papers --http 8765": "serves until it is stopped: e2e/test_collections.py",
     r"tessera serve .*": "an address of the reader's; every test here uses a server",
     r"tessera phone": "makes a key for a server that others reach: e2e/test_connect.py",
     r"tessera connect http.*": "another computer: e2e/test_connect.py",

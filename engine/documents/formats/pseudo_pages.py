@@ -74,7 +74,7 @@ def _utf16(raw: bytes) -> str:
 
 
 def _encoding(raw: bytes) -> str:
-    from charset_normalizer import from_bytes  # noqa: PLC0415 - for files that are not UTF-8 only
+    from charset_normalizer import from_bytes
 
     first = next((place for place, byte in enumerate(raw) if byte > 127), 0)  # noqa: PLR2004 - not ASCII
     sample = raw[max(first - _SAMPLE_BYTES // 4, 0) :][:_SAMPLE_BYTES]

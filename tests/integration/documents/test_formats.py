@@ -15,7 +15,7 @@ from tests.support.servers import runs, wait_for
 
 RTF = (
     rb"{\rtf1\ansi\ansicpg1252{\fonttbl{\f0\fcharset0 Arial;}{\f1\fcharset204 Times;}}{\info{\title x}}\f0 "
-    rb"Gr\'fc\'dfe 荤?, 800.\par {\f1 \'d1\'e5\'ea\'f0\'e5\'f2}\par\par\trowd a\cell b\cell\row "
+    rb"Gr\'fc\'dfe \u8364?, 800.\par {\f1 \'d1\'e5\'ea\'f0\'e5\'f2}\par\par\trowd a\cell b\cell\row "
     rb"1\cell 2\cell\row\par{\pict 01ff}}"
 )
 
@@ -149,39 +149,27 @@ def test_mail_is_one_page_a_message_and_names_attachments(reader, tmp_path):
         ("german.txt", ("Grüße aus München. " * 3).encode("cp1252"), "Grüße aus München."),
         (
             "russian.txt",
-            "Секретное собрание состоится во вторник.".encode(
-                "cp1251"
-            ),
+            "Секретное собрание состоится во вторник.".encode("cp1251"),
             "Секретное собрание",
         ),
         (
             "koi8.csv",
-            (
-                "имя;город\n"
-                + "Иван Петров;Санкт Петербург, улица Ленина\n"
-                * 3
-            ).encode("koi8-r"),
+            ("имя;город\n" + "Иван Петров;Санкт Петербург, улица Ленина\n" * 3).encode("koi8-r"),
             "Иван Петров | Санкт",
         ),
         (
             "chinese.txt",
-            "本合同由甲乙双方于二零一九年签订，租金每月为八百元。".encode(
-                "gbk"
-            ),
+            "本合同由甲乙双方于二零一九年签订。租金每月为八百元。".encode("gbk"),
             "租金每月为八百元",
         ),
         (
             "japanese.md",
-            "この契約は二〇一九年に締結され、家賃は月額八万円です。".encode(
-                "shift-jis"
-            ),
+            "この契約は二〇一九年に締結され、家賃は月額八万円です。".encode("shift-jis"),
             "家賃は月額八万円です",
         ),
         (
             "korean.txt",
-            "이 계약은 2019년에 체결되었으며 월세는 팔십만 원이다.".encode(
-                "euc-kr"
-            ),
+            "이 계약은 2019년에 체결되었으며 월세는 팔십만 원이다.".encode("euc-kr"),
             "월세는 팔십만 원이다",
         ),
         ("czech.txt", "Příliš žluťoučký kůň úpěl ďábelské ódy.".encode("cp1250"), "žluťoučký kůň"),
