@@ -177,7 +177,7 @@ def test_mail_is_one_page_a_message_and_names_attachments(reader, tmp_path):
         ("a.jsonl", "\n".join(json.dumps({"boat": n, "note": "wet " * 120}) for n in range(9)), '"boat": 1'),
         ("no-headers.eml", "MIME-Version: 1.0\nContent-Type: text/plain\n\nThe boat leaks.\n", "The boat leaks."),
         ("form.html", "<html><body><form><h1>Boats</h1><p>A dory leaks.</p></form></body></html>", "A dory leaks."),
-        ("a.rtf", RTF, "Gr\u00fc\u00dfe €, 800.\n\nСекрет\n\na | b\n1 | 2"),
+        ("a.rtf", RTF, "Gr\u00fc\u00dfe €, 800.\n\n\u0421\u0435\u043a\u0440\u0435\u0442\n\na | b\n1 | 2"),
         (
             "note.rtf",
             rb"{\rtf1 Foot{\footnote note}{\*\generator x} \{end\}{\v gone}\~here}",
