@@ -285,3 +285,50 @@ def test_cline_changes_two_files(clients, server, project, tmp_path, provider):
     assert (project / "two.py").read_text() == "TWO = 20\n"
     assert "ten times" in done.stdout
     assert "ONE = 1" in server.prompts()[1]
+
+
+def mcp_papers(tmp_path):
+    """A collection in a home of its own, and how a client starts the MCP server for it."""
+    papers = tmp_path / "papers"
+    papers.mkdir()
+    (papers / "lease.md").write_text("# Lease\n\nThe rent is due on the fifth of the month, by transfer.\n")
+    environment = {"TESSERA_HOME": str(tmp_path / "documents"), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "app"]
+    subprocess.run(
+        [*command, "collections", "add", "papers", str(papers)], cwd=ROOT, env={**os.environ, **environment},
+        check=True, stdout=subprocess.DEVNULL, timeout=300,
+    )  # fmt: skip
+    return [*command, "mcp", "papers"], environment
+
+
+def test_claude_code_reads_a_collection_through_mcp(clients, server, project, tmp_path):
+    program = npm_program(clients, "@anthropic-ai/claude-code", "claude")
+    (first, *arguments), environment = mcp_papers(tmp_path)
+    config = tmp_path / "mcp.json"
+    entry = {"command": first, "args": arguments, "env": environment}
+    config.write_text(json.dumps({"mcpServers": {"papers": entry}}))
+    server.say(tool_calls(("WaitForMcpServers", {})))
+    server.say(tool_calls(("mcp__papers__search", {"question": "When is the rent due?"})))
+    server.say("The rent is due on the fifth.")
+    done = launch(
+        "claude", server, project, tmp_path, program, "--print", "--mcp-config", str(config), "--strict-mcp-config",
+        "--allowedTools", "mcp__papers__search", "--", "When is my rent due? Look into my papers.",
+    )  # fmt: skip
+    assert "due on the fifth" in done.stdout, done.stdout + done.stderr
+    # The passage went back to the model.
+    prompts = [p for p in server.prompts() if "Look into my papers" in p]
+    assert any("fifth of the month, by transfer" in p for p in prompts), prompts[-1][-2000:]
+
+
+def test_opencode_reads_a_collection_through_mcp(clients, server, project, tmp_path):
+    program = npm_program(clients, "opencode-ai", "opencode")
+    command, environment = mcp_papers(tmp_path)
+    entry = {"type": "local", "command": command, "environment": environment, "timeout": 60_000}
+    (project / "opencode.json").write_text(json.dumps({"mcp": {"papers": entry}}))
+    server.say(tool_calls(("papers_search", {"question": "When is the rent due?"})))
+    server.say("The rent is due on the fifth.")
+    done = launch(
+        "opencode", server, project, tmp_path, program, "run", "--title", "t", "When is my rent due? Look it up."
+    )
+    assert "due on the fifth" in done.stdout, done.stdout + done.stderr
+    assert any("fifth of the month, by transfer" in p for p in server.prompts())
