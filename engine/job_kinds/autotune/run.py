@@ -160,7 +160,7 @@ FIRST_LIMIT_S = 300.0
 # Maximum prompt of the first round: its effects show in a few ubatches.
 SHORT_PROMPT = 512
 # Maximum lengths of the adaptive drafter; 0 disables speculative decoding.
-DRAFTS = (16, 0, 4, 8)
+DRAFTS = (16, 0, 2, 3, 4, 8)
 Step = Callable[[str | Reason, int], None]
 
 

@@ -61,6 +61,10 @@ PERSIST_AFTER_S: Final = 1.0
 STALLED_S: Final = 0.002
 
 
+# Devices whose driver compiles the kernels, by the start of llama.cpp's names.
+COMPILED_BY_DRIVER: Final = ("Vulkan", "OpenCL", "GPUOpenCL", "SYCL")
+
+
 def _sentence(error: Exception) -> str:
     text = str(error)
     return f"{text[:1].upper()}{text[1:]}."
@@ -100,9 +104,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             load_api()
 
     def _send_check(self, settings: protocol.LoadSettings) -> None:
-        """Report the check phase: OpenVINO compiles the graph at the first prompt, or takes it from its cache."""
-        phase = protocol.COMPILING if openvino.target_of(settings.devices) else "check"
-        self._channel.send(protocol.Progress(phase=phase, fraction=1.0))
+        self._channel.send(protocol.Progress(phase=check_phase(settings), fraction=1.0))
 
     def _load(self, settings: protocol.LoadSettings) -> bool:
 
@@ -470,6 +472,17 @@ def prefix_store(api: Any, loaded: llama_model.LoadedModel) -> PrefixStore:
     folder = Path(settings.cache_dir) if settings.cache_dir else None
     fingerprint = model_fingerprint(path, *shape)
     return PrefixStore(settings.cache_ram_bytes - budget(loaded), settings.cache_disk_bytes, folder, fingerprint)
+
+
+def check_phase(settings: protocol.LoadSettings) -> str:
+    """The phase of the first prompt, in which a driver may compile for minutes what it then keeps in its cache.
+
+    OpenVINO compiles the graph, or takes it from its cache. The others compile shaders the first time with a
+    driver; then the device is not compared with the CPU yet either.
+    """
+    is_first = settings.reference_path is not None
+    shaders = any(device.startswith(COMPILED_BY_DRIVER) for device in settings.devices)
+    return protocol.COMPILING if openvino.target_of(settings.devices) or (is_first and shaders) else "check"
 
 
 def compared(loaded: llama_model.LoadedModel, vocabulary: LlamaVocabulary) -> DeviceCheck | None:
