@@ -105,8 +105,9 @@ def _print(report: "FitReport", placement: "ModelPlacement") -> None:
     out = console()
     need = report.need
     verdict = "fits" if report.fits else "does not fit"
-    basis = {"measured": "measured here", "prior": "estimated, not measured"}.get(placement.basis, placement.basis)
-    speed = f", about {placement.decode_tok_s:.0f} tok/s ({basis})" if placement.decode_tok_s else ""
+    guess = f"estimated, often a third off; `tessera bench {report.model}` measures it"
+    basis = {"measured": "measured here", "prior": guess}.get(placement.basis, placement.basis)
+    speed = f", about {placement.decode_tok_s:.0f} tok/s ({escape(basis)})" if placement.decode_tok_s else ""
     out.print(f"[bold]{escape(report.model)}[/bold] {verdict} on {escape(placement.device_name)}{speed}")
     parallel = placement.settings.n_parallel if placement.settings is not None else 1
     requests = f"{parallel} request{'' if parallel == 1 else 's'} at once"
@@ -120,7 +121,9 @@ def _print(report: "FitReport", placement: "ModelPlacement") -> None:
     out.print(table(("part", "device", "bytes", "based on"), rows, cut="device", right="bytes"))
     for device in need.devices:
         free = size(report.available_bytes.get(device))
-        out.print(f"\n{device}: {size(need.device_bytes(device))} needed, {free} available")
+        kept = sum(p.num_bytes for p in need.parts if p.name == "prefixes" and p.device == device)
+        more = f", and up to {size(kept)} for cached prompts" if kept else ""
+        out.print(f"\n{device}: {size(need.device_bytes(device) - kept)} needed{more}; {free} available")
     if report.largest_context and report.fits and need.n_ctx > report.largest_context:
         out.print(f"It was trained for a context of {report.largest_context} tokens.")
     elif report.largest_context:

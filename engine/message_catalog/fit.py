@@ -19,7 +19,9 @@ OPTIONS: Final = {
     "option_layers": "keep {layers} of {all_layers} layers on the GPU",
     "option_processor": "run it on the processor",
     "option_quantize": "quantize it to {mix}, or let Tessera choose a quantization of that size",
+    "option_quantize_kv": "quantize it to {mix}, or to another quantization of that size, and use an 8-bit cache",
     "option_fetch": "download a smaller quantization, as large as {mix}: {budget_mib} MiB",
+    "option_fetch_kv": "download a smaller quantization, as large as {mix}: {budget_mib} MiB, and use an 8-bit cache",
     "option_unload": "unload {model}, which uses {held_gib:.1f} GiB",
 }
 # Options of `tessera fit` and `serve`, or whole commands.
@@ -31,6 +33,8 @@ COMMANDS: Final = {
     "option_layers": "--layers {layers}",
     "option_processor": "--layers 0",
     "option_quantize": "tessera quantize {model} --budget {budget_mib}MiB",
+    "option_quantize_kv": "tessera quantize {model} --budget {budget_mib}MiB, then --kv q8_0",
     "option_fetch": "tessera models pull {repository} --plan",
+    "option_fetch_kv": "tessera models pull {repository} --plan, then --kv q8_0",
     "option_unload": "tessera models unload {model}",
 }

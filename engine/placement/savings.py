@@ -122,18 +122,34 @@ def _offload(
 def _mixes(
     shape: ModelShape, settings: LoadSettings, estimate: Estimate, fits: Judge, name: str, *, on_disk: bool
 ) -> list[FitOption]:
-    """llama.cpp presets of this model, sized tensor by tensor with llama.cpp's own fallbacks."""
-    need = estimate(settings)
-    found = []
-    for mix, saved in mix_savings(shape).items():
-        smaller = _with_weights(need, saved)
-        if saved > 0 and fits(smaller):
+    """llama.cpp presets of this model, sized tensor by tensor with llama.cpp's own fallbacks.
+
+    The best preset that fits, and a better one that fits with an 8-bit cache if both together lose less.
+    """
+    found: list[FitOption] = []
+    compact = msgspec.structs.replace(settings, type_k="q8_0", type_v="q8_0", flash_attn="on")
+    smaller_cache = settings.type_k not in {"q8_0", "q4_0"}
+    for base, extra in ((settings, 0.0), *(((compact, KV_COSTS["q8_0"]),) if smaller_cache else ())):
+        need = estimate(base)
+        if extra and fits(need):
+            break  # the cache alone is enough
+        for mix, saved in mix_savings(shape).items():
+            smaller, cost = _with_weights(need, saved), 1.0 + MIX_COSTS[mix] + extra
+            if saved <= 0 or not fits(smaller):
+                continue
+            if found and cost >= found[0].cost:
+                break
             budget = max(1, (shape.file_bytes - saved) // MIB)
             change = because("option_quantize", mix=mix, budget_mib=budget, model=name)
+            if extra:
+                change = because("option_quantize_kv", mix=mix, budget_mib=budget, model=name)
             if not on_disk:
                 repository = name.partition(":")[0]
                 change = because("option_fetch", mix=mix, budget_mib=budget, repository=repository)
-            found.append(_way("quantization", change, smaller, smaller.total_bytes + saved, 1.0 + MIX_COSTS[mix]))
+                if extra:
+                    change = because("option_fetch_kv", mix=mix, budget_mib=budget, repository=repository)
+            which: OptionKind = "combined" if extra else "quantization"
+            found.append(_way(which, change, smaller, estimate(settings).total_bytes, cost))
             break  # the best one that fits; smaller ones would lose quality for nothing
     return found
 

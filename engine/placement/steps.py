@@ -48,6 +48,9 @@ from engine.runner.protocol import LoadSettings
 
 # Maximum share of a load's remaining free memory for cached prefixes.
 PREFIX_DIVISOR: Final = 4
+# A small model reads a prompt again in less time, so it keeps less: this many bytes per byte of its weights.
+PREFIX_PER_WEIGHT: Final = 2
+PREFIX_LEAST: Final = 64 << 20
 
 
 def by_formula(_settings: LoadSettings) -> None:
@@ -287,7 +290,8 @@ def prefix_cache(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reas
         return settings, None  # a prefix cached here would cross the link
     need = load.placed.need
     spare = load.ledger.available("cpu", load.machine, exclude=load.owner) - need.device_bytes("cpu")
-    granted = min(load.prefix_bytes, max(0, spare) // PREFIX_DIVISOR)
+    wanted = min(load.prefix_bytes, max(PREFIX_LEAST, PREFIX_PER_WEIGHT * need.part_bytes("weights")))
+    granted = min(wanted, max(0, spare) // PREFIX_DIVISOR)
     if not granted:
         return settings, None
     part = Part(name="prefixes", device="cpu", num_bytes=granted)

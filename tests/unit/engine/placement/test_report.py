@@ -47,6 +47,16 @@ def test_what_fits_gives_nothing_up(path):
     assert found.largest_context == 32768
 
 
+def test_a_smaller_cache_and_a_better_quantization_are_offered_together(path):
+    """With 400 MiB no preset fits with a 16-bit cache, and an 8-bit cache alone is too large."""
+    found = {way.change.kind: way for way in report(path, 400).fit_options}
+    way = found["option_quantize_kv"]
+    assert way.change.values["mix"] == "Q4_K_M"
+    assert command(way.change).endswith("MiB, then --kv q8_0")
+    assert "option_quantize" not in found
+    assert "option_quantize_kv" not in {w.change.kind for w in report(path, 600).fit_options}  # a cache is enough
+
+
 def test_what_does_not_fit_names_ways_that_do(path):
     found = report(path, 600)
     assert not found.fits
