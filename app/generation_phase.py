@@ -19,13 +19,14 @@ _BUSY_LOAD = 1.5
 
 @dataclass(frozen=True)
 class Phase:
-    """`done` of `total`: prompt tokens while reading, percent while loading."""
+    """`done` of `total`: prompt tokens while reading, percent while loading. `busy`: as the server measured."""
 
     name: Literal["waiting", "permission", "loading", "reading", "thinking", "writing"] = "waiting"
     done: int = 0
     total: int = 0
     before: int = 0
     compiling: bool = False
+    busy: bool = False
 
 
 WAITING, THINKING, WRITING = Phase("waiting"), Phase("thinking"), Phase("writing")
@@ -38,7 +39,7 @@ def phase_of(chunk: ChatChunk) -> Phase | None:
     if load is not None:
         return Phase("loading", round(100 * load.fraction), 100, load.waiting, load.compiling)
     if prompt is not None:
-        return Phase("reading", prompt.processed, prompt.total)
+        return Phase("reading", prompt.processed, prompt.total, busy=prompt.busy)
     for choice in chunk.choices:
         if choice.delta.content or choice.delta.tool_calls:
             return WRITING
@@ -70,7 +71,8 @@ def phase_text(phase: Phase, seconds: float, tr: Callable[[str], str], number: C
     if seconds < _MIN_SHOWN_S or phase.name == "permission":
         return words
     words = f"{words} · " + tr("{n} s").format(n=int(seconds))
-    return f"{words} · " + tr("this computer is busy") if seconds >= _MIN_BUSY_S and is_busy() else words
+    busy = phase.busy or (seconds >= _MIN_BUSY_S and is_busy())
+    return f"{words} · " + tr("this computer is busy") if busy else words
 
 
 def is_busy() -> bool:

@@ -177,10 +177,11 @@ class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of prompt tokens processed so far."""
+    """Number of prompt tokens processed so far. `busy`: other programs take the server's processor."""
 
     processed: int = 0
     total: int = 0
+    busy: bool = False
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):

@@ -199,11 +199,15 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
 
 
 class PromptProgress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
-    """Number of prompt tokens processed, including those from the cache."""
+    """Number of prompt tokens processed, including those from the cache.
+
+    `busy`: other programs take the processor, so that it takes longer than usual.
+    """
 
     processed: int
     prompt_tokens: int
     cached_tokens: int
+    busy: bool = False
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):

@@ -130,7 +130,7 @@ class LlamaSequence(Sequence):
         if self.media is not None:
             self.media.close()
 
-    def progress(self, now: float) -> PromptProgress | None:
+    def progress(self, now: float, *, busy: bool) -> PromptProgress | None:
         """Return the prefill progress if it is requested, due, and not complete; else None."""
         if (
             not self.request.progress
@@ -141,13 +141,15 @@ class LlamaSequence(Sequence):
             return None
         self.flushed_at = now
         done = len(self.cache.tokens)
-        return PromptProgress(processed=done, prompt_tokens=self.n_prompt, cached_tokens=self.cached_tokens)
+        return PromptProgress(
+            processed=done, prompt_tokens=self.n_prompt, cached_tokens=self.cached_tokens, busy=busy
+        )
 
 
-def prefill_progress(sequences: Iterable[LlamaSequence], now: float) -> Iterator[tuple[int, Event]]:
-    """Yield the progress events that are due."""
+def prefill_progress(sequences: Iterable[LlamaSequence], now: float, *, busy: bool) -> Iterator[tuple[int, Event]]:
+    """Yield the progress events that are due. `busy`: other programs take the processor."""
     for sequence in sequences:
-        progress = sequence.progress(now)
+        progress = sequence.progress(now, busy=busy)
         if progress is not None:
             yield sequence.id, progress
 

@@ -129,12 +129,17 @@ class ChunkWriter:
         return self._open + b"]," + tail[1:] + b"\n\n"
 
     def prefill_progress(self, progress: PromptProgress) -> bytes:
-        """Prompt progress as llama-server reports it: `cache` of the `processed` tokens were cached."""
-        fields = {
+        """Prompt progress as llama-server reports it: `cache` of the `processed` tokens were cached.
+
+        In addition, `busy` is true if other programs take the processor.
+        """
+        fields: dict[str, Any] = {
             "total": progress.prompt_tokens,
             "cache": progress.cached_tokens,
             "processed": progress.processed,
         }
+        if progress.busy:
+            fields["busy"] = True
         return self._open + b"]," + _encode({"prompt_progress": fields})[1:] + b"\n\n"
 
     def load_progress(self, ticket: QueueTicket) -> bytes:

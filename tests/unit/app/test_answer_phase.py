@@ -7,6 +7,7 @@ import msgspec
 
 from app.generation_phase import Phase, phase_of, phase_text
 from engine.api.chat import ChatChunk
+from engine.core.types import PromptProgress
 from engine.pool.loaded_model import QueueTicket
 from engine.runner.protocol import COMPILING
 from engine.server.openai.stream import ChunkWriter
@@ -38,3 +39,17 @@ def test_a_long_wait_on_a_busy_computer_says_so(monkeypatch):
     assert "busy" not in words(4.0)
     monkeypatch.delattr(os, "getloadavg")
     assert "busy" not in words(4.0)
+
+
+def test_a_server_on_a_busy_computer_says_so_while_it_reads(monkeypatch):
+    """The server's processor counts, which may be another computer's than the client's."""
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    writer = ChunkWriter("chat.completion.chunk", "chatcmpl-1", "m")
+
+    def words(busy):
+        line = writer.prefill_progress(PromptProgress(processed=1, prompt_tokens=9, cached_tokens=0, busy=busy))
+        chunk = msgspec.json.decode(line.removeprefix(b"data: "), type=ChatChunk)
+        return phase_text(phase_of(chunk), 2.0, lambda text: text, str)
+
+    assert words(True) == "Reading your prompt 1 of 9 · 2 s · this computer is busy"
+    assert words(False) == "Reading your prompt 1 of 9 · 2 s"

@@ -244,7 +244,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             self.pace.note(self._batch.size, self._batch.outputs, now - started, cpu, now)
             self._commit_batch(now - started)
             self.cached_tokens += self._following.step_done(self._running)
-            out.extend(prefill_progress(self._running, now))
+            out.extend(prefill_progress(self._running, now, busy=self.pace.is_starved))
             self._sample(out)
             self._ask_ahead()
             self._speculation.follow(self._batch, self._running)

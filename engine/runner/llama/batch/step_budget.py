@@ -1,5 +1,6 @@
 """Measures the cost of steps, and derives the prefill budget next to responses and the number of threads."""
 
+import os
 import time
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -32,6 +33,20 @@ NEARLY_A_TILE: Final = 40
 FLUSH_INTERVAL_S: Final = 0.02
 
 
+# After a pause of this length nothing is known of other programs, and the load average says whether there are any:
+# more than this many runnable threads per core. One of Tessera's models adds one per core.
+IDLE_S: Final = 1.0
+LOADED: Final = 1.5
+
+
+def is_loaded() -> bool:
+    """Whether the load average of one minute says that other programs use the processor. Windows has none."""
+    try:
+        return os.getloadavg()[0] > LOADED * (os.cpu_count() or 1)
+    except (AttributeError, OSError):
+        return False
+
+
 class Pace:
     """Learns from every step. Sets the context's threads, unless they are `fixed`."""
 
@@ -42,6 +57,7 @@ class Pace:
         self._threads = BatchThreads(self._threads_set)
         self._divides = loaded.settings.flash_attn != "off" and ATTENTION not in loaded.settings.tiles
         self._most = 0
+        self._noted_at = 0.0
         self._prompt_row_s = 0.0
         self.cost = StepCost()
 
@@ -74,6 +90,10 @@ class Pace:
         A `steady` step uses the load's number if results depend on it: llama.cpp's flash attention of one row
         divides a long text among the threads.
         """
+        now = time.monotonic()
+        if now - self._noted_at > IDLE_S and is_loaded():
+            self._threads.presume_busy(now)
+            self._noted_at = now
         wanted = self._threads_set if self._fixed else self._threads.threads(rows)
         if steady and not self._fixed and self._divides:
             wanted = self._threads.most
@@ -87,12 +107,18 @@ class Pace:
         """Set the number of threads in a new context."""
         self._loaded.api.llama_set_n_threads(self._loaded.context, self._threads_set, self._threads_set)
 
+    @property
+    def is_starved(self) -> bool:
+        """Whether other programs take the processor from the steps."""
+        return not self._loaded.settings.devices and self._threads.is_starved
+
     def note(self, rows: int, outputs: int, seconds: float, cpu_s: float, now: float) -> None:
         """Record a step of `rows`, of which `outputs` needed logits, with its duration and CPU time.
 
         `now` is a monotonic clock.
         """
-        self._threads.note(rows, seconds, cpu_s, now)
+        self._noted_at = now
+        self._threads.note(rows, seconds, cpu_s, self._threads_set, now)
         prompt = rows - outputs
         if not prompt:
             self.cost.note(rows, seconds)

@@ -26,16 +26,24 @@ class ThreadGovernor:
 
     most: int
     threads: int = 0
+    trial_steps: int = PROBE_STEPS
+    newest: float = 0.2
+    first_pause_s: float = FIRST_PAUSE_S
     _mean_s: dict[int, float] = field(default_factory=dict)
     _ran: float = 1.0
     _probe: int = 0
     _probe_from: int = 0
     _probe_s: list[float] = field(default_factory=list)
-    _pause_s: float = FIRST_PAUSE_S
+    _pause_s: float = 0.0
     _quiet_until: float = 0.0
 
     def __post_init__(self) -> None:
-        self.threads = self.most
+        self.threads, self._pause_s = self.most, self.first_pause_s
+
+    def presume_busy(self, now: float) -> None:
+        """Begin with half of the threads; all are tried after a pause."""
+        self._probe, self.threads = 0, max(1, self.most // 2)
+        self._quiet_until = now + self._pause_s
 
     @property
     def settled(self) -> int:
@@ -51,7 +59,7 @@ class ThreadGovernor:
             return
         mean = self._mean_s.get(self.threads, step_s)
         self._mean_s[self.threads] = 0.8 * mean + 0.2 * step_s
-        self._ran = 0.8 * self._ran + 0.2 * min(1.0, cpu_s / (step_s * self.threads))
+        self._ran += self.newest * (min(1.0, cpu_s / (step_s * self.threads)) - self._ran)
         if self.threads < self.most and now >= self._quiet_until:
             self._begin(self.most)
         elif self._ran < STARVED and self.threads > 1 and now >= self._quiet_until:
@@ -59,7 +67,7 @@ class ThreadGovernor:
 
     def _begin(self, threads: int) -> None:
         self._probe_from, self.threads = self.threads, threads
-        self._probe, self._probe_s, self._ran = PROBE_STEPS, [], 1.0
+        self._probe, self._probe_s, self._ran = self.trial_steps, [], 1.0
 
     def _note_probe(self, step_s: float, now: float) -> None:
         self._probe_s.append(step_s)
@@ -73,7 +81,7 @@ class ThreadGovernor:
         typical = sorted(self._probe_s)[len(self._probe_s) // 2]
         if not much_slower and typical < WORTH * before:
             self._mean_s[self.threads] = typical
-            self._pause_s = FIRST_PAUSE_S
+            self._pause_s = self.first_pause_s
         else:
             self.threads = self._probe_from
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
@@ -81,30 +89,54 @@ class ThreadGovernor:
 
 
 # From this many rows on, a step is a matrix product over chunks with work stealing, which tolerates a slow thread.
+# Such steps are long and few: one of them decides on a trial, and trials are rare. Measured next to two busy
+# programs on two cores (tests/bench/busy_prompts.py): 256 tokens take 0.6 s with one thread and 5.4 s with two.
+WIDE_PAUSE_S: Final = 4.0
 WIDE_ROWS: Final = 32
+WIDE_TRIAL: Final = 1
+# How much the newest step counts in the share of the time that threads ran.
+NEWEST: Final = 0.2
+NEWEST_WIDE: Final = 0.5
 
 
 class BatchThreads:
-    """One governor per power of two of narrow batches, because the time of a step depends on its width."""
+    """One governor per power of two of narrow batches, whose times depend on the width, and one for prompts."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self._governors: dict[int, ThreadGovernor] = {}
+        self._wide = ThreadGovernor(most, 0, WIDE_TRIAL, NEWEST_WIDE, WIDE_PAUSE_S)
         self._last = most
+        self._ran = 1.0
+
+    def presume_busy(self, now: float) -> None:
+        """Begin the steps after a pause with fewer threads, because other programs use the processor."""
+        for governor in (self._wide, *self._governors.values()):
+            governor.presume_busy(now)
+        self._last = self._wide.threads
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether the threads of the last steps had to wait for other programs."""
+        return self._ran < STARVED
 
     def threads(self, rows: int) -> int:
         """Return the number of threads for a batch of `rows`."""
         if rows >= WIDE_ROWS:
-            return self.most
+            return self._wide.threads
         governor = self._governors.get(rows.bit_length())
         if governor is None:
             governor = self._governors[rows.bit_length()] = ThreadGovernor(self.most)
             governor.threads = self._last
         return governor.threads
 
-    def note(self, rows: int, step_s: float, cpu_s: float, now: float) -> None:
-        """Record a batch of `rows`, its duration and CPU time."""
-        governor = self._governors.get(rows.bit_length()) if rows < WIDE_ROWS else None
-        if governor is not None:
+    def note(self, rows: int, step_s: float, cpu_s: float, threads: int, now: float) -> None:
+        """Record a batch of `rows` with `threads` threads, its duration and CPU time."""
+        if step_s > 0:
+            newest = NEWEST_WIDE if rows >= WIDE_ROWS else NEWEST
+            self._ran += newest * (min(1.0, cpu_s / (step_s * threads)) - self._ran)
+        governor = self._wide if rows >= WIDE_ROWS else self._governors.get(rows.bit_length())
+        if governor is not None and governor.threads == threads:  # otherwise the number was fixed for this step
             governor.note(step_s / rows, cpu_s / rows, now)
-            self._last = governor.settled
+            if governor is not self._wide:
+                self._last = governor.settled

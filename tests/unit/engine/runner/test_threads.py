@@ -79,6 +79,50 @@ def test_a_width_that_is_new_takes_no_part_in_a_trial_of_another():
     threads = BatchThreads(2)
     threads.threads(1)
     for i in range(5):
-        threads.note(1, 0.3, 0.3, now=float(i))
+        threads.note(1, 0.3, 0.3, threads.threads(1), now=float(i))
     assert threads.threads(1) == 1  # a trial of one thread has begun
     assert threads.threads(24) == 2
+
+
+def prompt_steps(threads, steps, cost, now=0.0):
+    """The threads of each step of a long prompt; `cost`: threads to (seconds of a step, part that they ran)."""
+    used = []
+    for _ in range(steps):
+        count = threads.threads(512)
+        took, ran = cost(count)
+        used.append(count)
+        now += took
+        threads.note(512, took, took * count * ran, count, now)
+    return used
+
+
+def test_a_prompt_on_a_busy_computer_takes_fewer_threads_where_these_are_faster():
+    """The first step shows that the threads wait, the next is the trial; more are tried again after a pause."""
+    threads = BatchThreads(2)
+    used = prompt_steps(threads, 8, lambda n: (1.0, 0.9) if n == 1 else (3.0, 0.5))
+    assert used[:2] == [2, 1]
+    assert used.count(2) <= 2
+
+
+def test_a_prompt_keeps_all_threads_where_one_would_be_slower():
+    threads = BatchThreads(2)
+    used = prompt_steps(threads, 40, lambda n: (3.0, 0.9) if n == 1 else (2.0, 0.6))
+    assert used.count(1) <= 8
+    assert threads.is_starved
+
+
+def test_a_step_with_a_fixed_number_of_threads_teaches_nothing_of_another():
+    threads = BatchThreads(2)
+    prompt_steps(threads, 4, lambda n: (1.0, 0.9) if n == 1 else (3.0, 0.5))
+    assert threads.threads(512) == 1
+    threads.note(512, 9.0, 9.0, 2, now=100.0)
+    assert threads.threads(512) == 1
+
+
+def test_a_busy_computer_is_presumed_before_the_first_step():
+    """The first prompt after a pause would otherwise take ten times as long; all threads come back in quiet."""
+    threads = BatchThreads(2)
+    threads.presume_busy(0.0)
+    used = prompt_steps(threads, 8, lambda n: (1.0 / n, 0.98))
+    assert used[0] == 1
+    assert used[-1] == 2
