@@ -121,9 +121,9 @@ def _print(report: "FitReport", placement: "ModelPlacement") -> None:
     out.print(table(("part", "device", "bytes", "based on"), rows, cut="device", right="bytes"))
     for device in need.devices:
         free = size(report.available_bytes.get(device))
-        kept = sum(p.num_bytes for p in need.parts if p.name == "prefixes" and p.device == device)
-        more = f", and up to {size(kept)} for cached prompts" if kept else ""
-        out.print(f"\n{device}: {size(need.device_bytes(device) - kept)} needed{more}; {free} available")
+        cached = sum(p.num_bytes for p in need.parts if p.name == "prefixes" and p.device == device)
+        more = f", and up to {size(cached)} for cached prompts" if cached else ""
+        out.print(f"\n{device}: {size(need.device_bytes(device) - cached)} needed{more}; {free} available")
     if report.largest_context and report.fits and need.n_ctx > report.largest_context:
         out.print(f"It was trained for a context of {report.largest_context} tokens.")
     elif report.largest_context:
