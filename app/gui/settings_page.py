@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.gui.app_context import Services
+from app.gui.close_guard import show_in_folder
 from app.gui.shortcuts import SHORTCUTS, shown_keys, words_of
 from app.gui.widgets.basics import Banner, Page, button, card, label, row, rule, search_field, set_kind, stack
 from app.gui.widgets.flow import Flow
@@ -290,14 +291,15 @@ class SettingsPage(Page):
 
         About(self._services, self.window()).open()
 
-    @staticmethod
-    def _folder_line(words: str, path: str) -> QHBoxLayout:
-        """A long path that can be scrolled, selected and copied."""
+    def _folder_line(self, words: str, path: str) -> QHBoxLayout:
+        """A long path that can be scrolled, selected, copied and opened."""
         shown = QLineEdit(path)
         shown.setReadOnly(True)
         shown.setAccessibleName(words)
         shown.setCursorPosition(0)
-        line = row(label(words), shown, spacing=16)
+        opens = button(self.tr("Open"), lambda: show_in_folder(path))
+        opens.setAccessibleName(self.tr("Open {name}").format(name=words))
+        line = row(label(words), shown, opens, spacing=16)
         line.setStretch(0, 1)
         line.setStretch(1, 2)
         return line

@@ -1,6 +1,7 @@
 """The chat page against a server on loopback: what a user does, and what is on the disk afterwards."""
 
 import threading
+from datetime import UTC, datetime
 
 import msgspec
 from PySide6.QtCore import QCoreApplication, QEvent, QMimeData, QPoint, Qt
@@ -202,7 +203,7 @@ def test_an_answer_that_the_loop_guard_ended_says_so_and_offers_to_continue(qtbo
 def test_an_answer_that_turned_into_noise_says_so(qtbot, page, server):
     server.runaway = {"choice": 0, "kind": "noise", "nats": 9.3}
     ask(qtbot, page)
-    assert any("noise" in text for text in texts_of(shown(page)[-1]))
+    assert any("random text" in text for text in texts_of(shown(page)[-1]))
 
 
 def test_reasoning_is_folded_and_kept(qtbot, services, page, server):
@@ -521,3 +522,22 @@ def test_the_toy_is_offered_only_where_there_is_nothing_else_or_where_it_answers
     page.use_model("spark")
     qtbot.waitUntil(lambda: page.bar.models.currentData() == "spark")
     assert page.composer.ready
+
+
+def test_search_shows_a_chat_once_with_its_date_and_the_number_of_places(qtbot, page):
+    for text in ("lighthouse of Skerry", "the lighthouse again"):
+        ask(qtbot, page, text)
+    page.sidebar._search.setText("lighthouse")
+    qtbot.waitUntil(lambda: page.sidebar.hits_model.rowCount() == 1)
+    shown_text = page.sidebar.hits_model.item(0).text()
+    assert "2 places" in shown_text
+    assert str(datetime.now(UTC).astimezone().year) in shown_text
+    qtbot.keyClick(page.sidebar._search, Qt.Key.Key_Escape)
+    assert page.sidebar._search.text() == ""
+
+
+def test_icons_follow_the_text_size(qtbot, services, page):
+    button = page.bar.findChild(IconButton)
+    before = button.iconSize().width()
+    services.theme.set("light", 150)
+    assert button.iconSize().width() == round(before * 1.5)

@@ -527,7 +527,9 @@ class ContextWatch(QObject):
             )
             return
         words = self.tr("This chat is close to the model's limit: {used} of {total} tokens.")
-        if level == "bad":
+        if level == "bad" and not self._composer.draft_tokens():
+            words = self.tr("This chat needs {used} tokens; the model takes {total}.")
+        elif level == "bad":
             words = self.tr("With your draft, this chat needs {used} tokens; the model takes {total}.")
         self._banner.notify(
             words.format(used=number(used + self._composer.draft_tokens()), total=total),

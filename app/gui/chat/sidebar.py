@@ -1,16 +1,18 @@
 """The conversation list: pinned, folders, the rest, and full-text search."""
 
+from collections import Counter
 from datetime import date
 from functools import partial
 from typing import Any
 
-from PySide6.QtCore import QItemSelectionModel, QModelIndex, QPoint, Qt, QTimer, Signal
+from PySide6.QtCore import QDateTime, QItemSelectionModel, QModelIndex, QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QGuiApplication, QKeySequence, QShortcut, QStandardItem, QStandardItemModel
 from PySide6.QtWidgets import QFrame, QListView, QSizePolicy, QToolButton
 
 from app.db import conversations
 from app.db.conversations import search
 from app.db.records import Conversation, Folder, Hit
+from app.gui import formatted
 from app.gui.app_context import Services
 from app.gui.chat.chat_list_view import EXCERPT, FOLDER, ID, MESSAGE, ChatTree, HitRows
 from app.gui.widgets.basics import IconButton, label, row, search_field, stack, when_released
@@ -70,9 +72,6 @@ class Sidebar(QFrame):
         self._delay.setInterval(_SEARCH_DELAY_MS)
         self._delay.timeout.connect(self._on_search)
         self._search.textChanged.connect(self._delay.start)
-        leave = QShortcut(QKeySequence(Qt.Key.Key_Escape), self._search)
-        leave.setContext(Qt.ShortcutContext.WidgetShortcut)
-        leave.activated.connect(self._search.clear)
         self.model = QStandardItemModel(self)
         self.model.itemChanged.connect(self._on_renamed)
         self.tree = ChatTree(theme)
@@ -280,9 +279,19 @@ class Sidebar(QFrame):
         )
 
     def _show_hits(self, hits: list[Hit]) -> None:
+        """Show one row for each chat: its newest hit, its date, and how many more there are."""
         self.hits_model.clear()
-        for hit in hits:
+        counts = Counter(hit.conversation_id for hit in hits)
+        created = {chat.id: chat.created_s for chat in self._loaded[0]}
+        newest = {hit.conversation_id: hit for hit in reversed(hits)}
+        for hit in (newest[number] for number in counts):
             marked = hit.excerpt.replace("\n", " ")
+            if hit.conversation_id in created:
+                day = QDateTime.fromSecsSinceEpoch(int(created[hit.conversation_id])).date()
+                marked = f"{formatted.date(day)} · {marked}"
+            if counts[hit.conversation_id] > 1:
+                more = self.tr("{n} places").format(n=formatted.whole(counts[hit.conversation_id]))
+                marked = f"{more} · {marked}"
             plain = marked.replace("\x02", "").replace("\x03", "")
             item = QStandardItem(f"{hit.title or self.tr('Untitled')}\n{plain}")
             item.setData(marked, EXCERPT)

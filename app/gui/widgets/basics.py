@@ -10,6 +10,7 @@ from PySide6.QtGui import (
     QGuiApplication,
     QHideEvent,
     QIcon,
+    QKeyEvent,
     QPainter,
     QPaintEvent,
     QResizeEvent,
@@ -39,6 +40,7 @@ from app.gui.theme import Theme
 # The page grid: maximum column width, margin, and the space reserved for a scroll bar.
 PAGE_WIDTH, PAGE_MARGIN, SCROLL_BAR = 960, 32, 12
 
+_SMALL = 12  # pixels of small text at the normal text size
 _RELEASED_MS = 20  # interval for checking whether the mouse button was released
 _EMPTY_WIDTH = 440  # maximum line width of an empty page
 
@@ -95,7 +97,7 @@ class IconButton(QToolButton):
         super().__init__()
         self._theme, self._icon, self._colour = theme, icon, colour
         self.set_words(words)
-        self.setIconSize(QSize(size, size))
+        self._size = size
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self._refresh()
         theme.changed.connect(self._refresh)
@@ -132,6 +134,8 @@ class IconButton(QToolButton):
     _quiet = False
 
     def _refresh(self) -> None:
+        side = round(self._size * self._theme.tokens.small / _SMALL)  # follows the text size
+        self.setIconSize(QSize(side, side))
         hidden = self._quiet and not self.hasFocus()
         self.setIcon(QIcon() if hidden else self._theme.icon(self._icon, self._colour))
 
@@ -441,9 +445,24 @@ def line_field(hint: str, name: str = "") -> QLineEdit:
     return field
 
 
+class _SearchField(QLineEdit):
+    """Esc clears it; an empty one leaves Esc to the window."""
+
+    def event(self, event: QEvent) -> bool:
+        """Take Esc from the window's shortcut, which stops the answer."""
+        if not isinstance(event, QKeyEvent) or event.key() != Qt.Key.Key_Escape or not self.text():
+            return super().event(event)
+        if event.type() == QEvent.Type.KeyPress:
+            self.clear()
+        event.accept()
+        return True
+
+
 def search_field(hint: str, name: str = "") -> QLineEdit:
     """A text field with a clear button."""
-    field = line_field(hint, name)
+    field = _SearchField()
+    field.setPlaceholderText(hint)
+    field.setAccessibleName(name or hint)
     field.setClearButtonEnabled(True)
     return field
 
