@@ -6,6 +6,7 @@ the command line from Click, settings and environment variables from their table
 `tessera doctor` and the table of errors.
 """
 
+import datetime as dt
 import importlib
 import os
 import re
@@ -14,6 +15,7 @@ import sys
 import venv
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from xml.sax.saxutils import escape
 
 if TYPE_CHECKING:
     from devices.types import System
@@ -205,6 +207,10 @@ def benchmarks_page() -> str:
         "Generated from the results that the scripts in `tests/bench` record. *Shape* means random weights in the",
         "dimensions of such a model. Each ratio compares both programs in one run on the same machine.",
         "",
+        "![All recorded figures over time, one panel per metric](benchmarks.svg)",
+        "",
+        "The plot shows every recorded figure; each colour is one row of the table for that metric.",
+        "",
     ]
     found: dict[str, list[dict[str, Any]]] = {}
     for line in newest():
@@ -229,8 +235,75 @@ def benchmarks_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+# One panel of the plot, in pixels.
+_PANEL: Final = (300, 190)
+_COLOURS: Final = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#bf3989", "#57606a", "#0a7ea4")
+
+
+def benchmarks_plot() -> str:
+    """docs/benchmarks.svg: one panel per metric, all recorded figures over time, one line per measurement."""
+    sys.path.insert(0, str(ROOT))
+    from tests.bench.recording import results
+
+    metrics: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    units: dict[str, str] = {}
+    for line in results():
+        series = ", ".join(str(value) for value in line["parameters"].values())
+        day = dt.date.fromisoformat(line["date"]).toordinal()
+        metrics.setdefault(line["metric"], {}).setdefault(series, []).append((day, line["value"]))
+        units[line["metric"]] = line["unit"]
+    days = [day for lines in metrics.values() for points in lines.values() for day, _ in points]
+    first, last = min(days), max(days)
+    width, height = _PANEL
+    parts = []
+    for number, (metric, lines) in enumerate(metrics.items()):
+        left, top = number % 2 * width, number // 2 * height
+        parts.append(f'<g transform="translate({left} {top})">')
+        parts += _panel(metric, units[metric], lines, first, last)
+        parts.append("</g>")
+    rows = -(-len(metrics) // 2)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * width} {rows * height}"'
+    style = 'font-family="sans-serif" font-size="11" fill="#24292f"'
+    return (
+        "\n".join([f"{head} {style}>", '<rect width="100%" height="100%" fill="#ffffff"/>', *parts, "</svg>"])
+        + "\n"
+    )
+
+
+def _panel(metric: str, unit: str, lines: dict[str, list[tuple[int, float]]], first: int, last: int) -> list[str]:
+    """One metric: axes with the first and last date, from zero to the largest value."""
+    width, height = _PANEL
+    left, right, top, bottom = 44, width - 14, 34, height - 30
+    largest = max(value for points in lines.values() for _, value in points) or 1
+
+    def at(day: int, value: float) -> tuple[str, str]:
+        x = left + 8 + (right - left - 16) * ((day - first) / (last - first) if last > first else 0.5)
+        return f"{x:.1f}", f"{bottom - (bottom - top) * value / largest:.1f}"
+
+    title = f"{metric[:1].upper()}{metric[1:]}" + (f" ({unit})" if unit else "")
+    found = [
+        f'<text x="{left - 34}" y="20" font-weight="bold">{escape(title)}</text>',
+        f'<path d="M{left} {top}V{bottom}H{right}" fill="none" stroke="#8c959f"/>',
+        f'<text x="{left - 6}" y="{top + 4}" text-anchor="end">{largest:.3g}</text>',
+        f'<text x="{left - 6}" y="{bottom + 4}" text-anchor="end">0</text>',
+        f'<text x="{left}" y="{bottom + 18}">{dt.date.fromordinal(first)}</text>',
+        f'<text x="{right}" y="{bottom + 18}" text-anchor="end">{dt.date.fromordinal(last)}</text>',
+    ]
+    for number, (series, points) in enumerate(lines.items()):
+        colour = _COLOURS[number % len(_COLOURS)]
+        placed = [at(*point) for point in points]
+        if len(placed) > 1:
+            route = " ".join(f"{x},{y}" for x, y in placed)
+            found.append(f'<polyline points="{route}" fill="none" stroke="{colour}"/>')
+        for (x, y), (_, value) in zip(placed, points, strict=True):
+            name = escape(f"{series}: {value:g} {unit}".strip())
+            found.append(f'<circle cx="{x}" cy="{y}" r="3.5" fill="{colour}"><title>{name}</title></circle>')
+    return found
+
+
 PAGES: Final = {
     "benchmarks.md": benchmarks_page,
+    "benchmarks.svg": benchmarks_plot,
     "cli.md": command_page,
     "settings.md": settings_page,
     "troubleshooting.md": remedies_page,

@@ -1,8 +1,8 @@
-"""Real screenshots of every page, light and dark, 100 % and 200 %, into docs/screenshots/.
+"""Real screenshots of the pages that the documentation shows, into docs/screenshots/.
 
-Run: python tests/optin/screenshots.py [--only chat,fit]. Starts Xvfb when there is no display, and a real server
-with the installed models; needs no network. Each picture is taken by a process of its own, because Qt reads
-its scale at start.
+Run: python tests/optin/screenshots.py [--only chat,fit] [--styles light1,dark1,light2,dark2]. Starts Xvfb when
+there is no display, and a real server with the installed models; needs no network. Each style runs in its own
+process, because Qt reads its scale at start.
 """
 
 import argparse
@@ -40,6 +40,20 @@ PAGES = (
     "shortcuts",
     "compare",
 )
+# Pages with a picture in the documentation; `--only` takes the others too.
+SHOWN = (
+    "first-run",
+    "chat",
+    "code",
+    "documents",
+    "library",
+    "fit",
+    "devices",
+    "power",
+    "bench",
+    "connect",
+    "server",
+)
 STYLES = (("light", 1), ("dark", 1), ("light", 2), ("dark", 2))
 QUESTIONS = [suggestion.question for suggestion in FOR_A_MODEL[::2]]
 WAIT_S = 240
@@ -47,8 +61,8 @@ WAIT_S = 240
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default=",".join(PAGES))
-    parser.add_argument("--styles", default="light1,dark1,light2,dark2")
+    parser.add_argument("--only", default=",".join(SHOWN))
+    parser.add_argument("--styles", default="light1")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
@@ -159,7 +173,7 @@ class Camera:
         page = self.window.page("code")
         page.open_folder(ROOT / "engine")
         self.wait(page.files.tree.topLevelItemCount)
-        page.files.open("types.py")
+        page.files.open("services.py")
         self.wait(lambda: page.files.source.path)
 
     def documents(self):
