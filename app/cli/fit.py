@@ -94,7 +94,7 @@ def _explain(placement: "ModelPlacement") -> None:
         for change in placement.changes
     ]
     out = console()
-    out.print("\nWho set what of this load, in the order of the steps:")
+    out.print("\nSource of each setting, in the order of the steps:")
     out.print(table(("step", "setting", "before", "after", "because"), rows, cut="because"))
 
 

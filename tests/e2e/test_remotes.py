@@ -198,7 +198,7 @@ def test_a_link_that_falls_silent(http, here, host, worker, desk, link):
 def test_the_process_over_there_dies(http, here, host, worker, desk):
     told = broken_answer(http, lambda: [session.kill() for session in worker.sessions()])
     assert told["code"] == "remote_failed"
-    assert "ended" in told["message"]
+    assert "stopped" in told["message"]
     # The worker is probed again and found, and the model returns to it.
     wait_for(lambda: state(http)["state"] == "ok", PATIENCE_S, "the worker's return")
     assert ask(http).json()["choices"][0]["message"]["content"] == here

@@ -134,7 +134,7 @@ def test_chat_crash_and_restart(flm_server):
         ended = "FastFlowLM ended with code 134 in the middle of the answer: xrt: firmware timed out"
         with pytest.raises(openai.APIError, match=ended):
             ask(server, "please crash now")
-        with pytest.raises(openai.APIError, match="FastFlowLM broke off the answer"):
+        with pytest.raises(openai.APIError, match="FastFlowLM aborted the answer"):
             ask(server, "please hangup now")
         assert ask(server, "again").choices[0].message.content == "NPU says: again"
         second = server.runners("engine.upstreams.guard")[0]

@@ -55,7 +55,7 @@ def test_stored_results_are_drawn_and_compared(page):
     assert len(names) == 2
     assert any(name.startswith("qwen3-8b") for name in names)
     assert [line[0] for line in page.prefill.lines.values()] == [(128.0, 900.0)] * 2
-    assert "stand-in" in page.table.item(1, 1).text()
+    assert "(simulated)" in page.table.item(1, 1).text()
     page.table.clearSelection()
     assert page.decode.lines == {}
     assert not page.csv.isEnabled()

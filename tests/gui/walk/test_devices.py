@@ -58,7 +58,7 @@ def test_a_model_on_another_computer_is_pinned_to_this_one(walk, tmp_path):
         walk.until(f"'will run on cpu/cpu' in {DEVICES}.banner.text")
         assert walk.manage("models/spark/placement")["pinned"] == "cpu/cpu"
         walk.find("Let Tessera choose: spark", DEVICES)
-        walk.click("Who set what: spark", DEVICES)
+        walk.click("Source of each setting: spark", DEVICES)
         walk.until(f"' → ' in says({DEVICES})")
         walk.picture("pinned-here")
         wait_for(lambda: placed(walk) == ("loaded", "cpu"), 240, "its load on this computer")
