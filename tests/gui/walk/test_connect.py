@@ -139,7 +139,7 @@ def test_another_server_is_added_checked_used_and_forgotten(walk, upstream):
     walk.click("Remove the rule for big", card)
     walk.until(f"'big goes to' not in says({card})")
     assert walk.manage("upstreams")["rules"] == []
-    walk.click("Forget desk", card)
+    walk.click("Remove desk", card)
     walk.until(f"'can stand beside the local ones' in says({card})")
     assert walk.manage("upstreams")["upstreams"] == []
 
@@ -160,15 +160,15 @@ def test_a_computer_for_layers_is_added_once_its_host_key_was_seen(walk, tmp_pat
             walk.until(f"{host.fingerprint!r} in says({card})")
             assert walk.manage("remotes")["remotes"] == [], "nothing is kept before it was looked at"
             walk.click(answer, card)
-            walk.until(f"{host.fingerprint!r} not in says({card}) or spot('Forget desk', {card})")
-        walk.until(f"spot('Forget desk', {card})")
+            walk.until(f"{host.fingerprint!r} not in says({card}) or spot('Remove desk', {card})")
+        walk.until(f"spot('Remove desk', {card})")
         (kept,) = walk.manage("remotes")["remotes"]
         assert (kept["name"], kept["use"], kept["port"]) == ("desk", "faster", host.port)
         walk.picture("remote")
         walk.click("Check desk", card)
         walk.until(f"spot('Check desk', {card})")
-        walk.click("Forget desk", card)
-        walk.until(f"not spot('Forget desk', {card})")
+        walk.click("Remove desk", card)
+        walk.until(f"not spot('Remove desk', {card})")
         assert walk.manage("remotes")["remotes"] == []
     finally:
         host.stop()
