@@ -74,7 +74,8 @@ def test_only_ends_that_the_file_brings_about_are_blamed_on_it():
     )
     assert "map::at" in sentence(file_to_blame(-6, thrown, weights_read=True))
     part = ["tessera: loading the projector /models/mmproj.gguf", check]
-    assert "llama.cpp crashes when it reads the projector /models/mmproj.gguf" in sentence(file_to_blame(-6, part, weights_read=True))
+    blamed = sentence(file_to_blame(-6, part, weights_read=True))
+    assert "llama.cpp crashes when it reads the projector /models/mmproj.gguf" in blamed
     assert file_to_blame(-11, [], weights_read=False) is not None
     for code, lines, weights_read in (
         (-11, [], True),  # perhaps a defective kernel
