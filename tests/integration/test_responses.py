@@ -290,6 +290,7 @@ def test_an_image_in_a_tools_result_does_not_end_the_session_of_a_model_that_rea
     assert answer.status_code == 200, answer.text
     assert "Here.\n[image that this model cannot see]" in qwen.prompts()[-1]
     assert "images in results of tools were left out" in answer.text
+    assert "x-tessera-ignored" not in answer.headers
 
 
 def test_parts_of_reasoning_in_a_history_are_reasoning():
@@ -298,6 +299,13 @@ def test_parts_of_reasoning_in_a_history_are_reasoning():
     said = [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Hello."}]
     [plain] = to_messages([ChatMessage(role="assistant", content=said)])
     assert (plain.content, plain.reasoning) == ("Hello.", "Hm.")
+
+
+def test_calls_in_a_history_may_have_objects_as_arguments_and_no_id():
+    function = {"name": "view", "arguments": {"at": "é"}}
+    calls = [{"id": None, "type": "function", "function": function}, {"function": {"name": "view"}}]
+    [message] = to_messages([ChatMessage(role="assistant", content=None, tool_calls=calls)])
+    assert [(c.id, c.arguments) for c in message.tool_calls] == [("", '{"at": "é"}'), ("", "")]
 
 
 def test_overflow_is_a_failed_response_or_a_400(qwen, client):

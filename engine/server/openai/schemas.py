@@ -186,6 +186,8 @@ _PART: Final = ByType(
         "": {"type": ANY, "text": ANY},
         "image_url": {"type": ANY, "image_url": {"url": ANY}},
         "refusal": {"type": ANY, "refusal": ANY},
+        "thinking": {"type": ANY, "thinking": ANY},
+        "reasoning": {"type": ANY, "reasoning": ANY},
         "file": {"type": ANY, "file": {"filename": ANY, "file_data": ANY}},
     }
 )

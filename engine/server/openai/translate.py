@@ -113,14 +113,16 @@ def _tool_call(call: dict[str, Any], param: str) -> ToolCall:
         name, text = custom.get("name"), custom.get("input")
         if not isinstance(name, str) or not isinstance(text, str):
             raise InputFault(f"{param}.custom needs a name and an input.", f"{param}.custom")
-        return ToolCall(id=str(call.get("id", "")), name=name, arguments=custom_tools.as_arguments(text))
+        return ToolCall(id=str(call.get("id") or ""), name=name, arguments=custom_tools.as_arguments(text))
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InputFault(f"{param}.function.name is missing.", f"{param}.function.name")
-    arguments = function.get("arguments", "")
+    arguments = function.get("arguments") or ""
+    if isinstance(arguments, dict):  # Ollama's form, which clients of several protocols repeat
+        arguments = json.dumps(arguments, ensure_ascii=False)
     if not isinstance(arguments, str):
         raise InputFault(f"{param}.function.arguments must be a JSON string.", f"{param}.function.arguments")
-    return ToolCall(id=str(call.get("id", "")), name=function["name"], arguments=arguments)
+    return ToolCall(id=str(call.get("id") or ""), name=function["name"], arguments=arguments)
 
 
 def tool(entry: dict[str, Any], param: str) -> ToolDefinition:

@@ -1,6 +1,6 @@
 """Other servers' own tests against a running Tessera, with a table of what may differ and why.
 
-    python tests/optin/conformance/run.py SUITE FOLDER URL MODEL [--python PYTHON] [--only basic,tokenize]
+    python tests/optin/conformance/run.py SUITE FOLDER URL MODEL [--python PYTHON] [--only basic] [--record]
 
 SUITE and its FOLDER: `llama_server`, tools/server/tests of a llama.cpp checkout; `lemonade`, test of a Lemonade
 checkout; `vllm`, tests of a vLLM checkout or source package. Nothing is fetched. PYTHON needs pytest,
@@ -8,11 +8,14 @@ pytest-timeout, pytest-asyncio, requests, numpy, openai, anthropic, ollama, http
 and filelock.
 Prints each failure that has no reason in expected.toml and each difference there that is none any more, counts the
 others, and ends with 1 where there is one of either. A reason covers the tests named under it where they fail with
-the words that it gives.
+the words that it gives; a test may also pass for another reason than its own, which `passes_falsely` names.
+`--record` appends the counts to results.jsonl, from which docs/dev/conformance.md is generated.
 OpenAI's published document is compared by openai_schema.py beside this file.
 """
 
 import argparse
+import datetime as dt
+import json
 import os
 import re
 import shutil
@@ -47,6 +50,9 @@ VLLM = {
     "basic": "serve/instrumentator/test_basic.py",
 }
 MODEL_OF = re.compile(r"^(MODEL_NAME|MODEL) = \"[^\"]*\"", re.MULTILINE)
+# The name of a model that vLLM's tests of Anthropic's protocol give their server as an alias.
+ALIAS = "claude-3-7-sonnet-latest"
+RESULTS = HERE / "results.jsonl"
 
 
 def llama_server(folder: Path, work: Path, only: list[str], _: str) -> list[str]:
@@ -72,10 +78,13 @@ def vllm(folder: Path, work: Path, only: list[str], model: str) -> list[str]:
         place = work / "tests" / "entrypoints" / name
         place.parent.mkdir(parents=True, exist_ok=True)
         text = (folder / "entrypoints" / name).read_text("utf-8")
-        place.write_text(MODEL_OF.sub(rf'\1 = "{model}"', text), "utf-8")
+        place.write_text(MODEL_OF.sub(rf'\1 = "{model}"', text).replace(ALIAS, model), "utf-8")
         beside = folder / "entrypoints" / Path(name).parent / "conftest.py"
         if beside.exists():
             shutil.copy(beside, place.parent)
+    shared = folder / "entrypoints" / "conftest.py"
+    if shared.exists():
+        shutil.copy(shared, work / "tests" / "entrypoints")
     for place in [work / "tests", *(work / "tests").rglob("*/")]:
         (place / "__init__.py").touch()
     return [f"tests/entrypoints/{name}" for name in chosen]
@@ -116,11 +125,15 @@ def run(suite: str, python: str, folder: Path, server: str, only: list[str]) -> 
 
 
 class Reason(NamedTuple):
-    """Why tests differ: their names, `name[*]` for all of its parameters, and what such a failure says."""
+    """Why tests differ: their names, `name[*]` for all of its parameters, and what such a failure says.
+
+    `passes_falsely`: the tests pass, but what they look for is absent for another reason than theirs.
+    """
 
     why: str
     says: str
     tests: list[str]
+    passes_falsely: bool = False
 
     def covers(self, name: str) -> bool:
         """Whether a test is one of them."""
@@ -130,7 +143,9 @@ class Reason(NamedTuple):
 def reasons(suite: str) -> list[Reason]:
     """The table of a suite."""
     table = tomllib.loads((HERE / "expected.toml").read_text("utf-8"))[suite]
-    return [Reason(row["why"], row.get("says", ""), row["tests"]) for row in table]
+    return [
+        Reason(row["why"], row.get("says", ""), row["tests"], row.get("passes_falsely", False)) for row in table
+    ]
 
 
 def differences(suite: str, report: Path) -> Counter[str]:
@@ -144,6 +159,8 @@ def differences(suite: str, report: Path) -> Counter[str]:
         reason = next((r for r in expected if r.covers(name)), None)
         if case.find("skipped") is not None:
             counts["skipped"] += 1
+        elif problem is None and reason and reason.passes_falsely:
+            counts[f"passes for another reason: {reason.why}"] += 1
         elif problem is None:
             counts["SAME" if reason else "passed"] += 1
             if reason:
@@ -156,6 +173,21 @@ def differences(suite: str, report: Path) -> Counter[str]:
     return counts
 
 
+def record(suite: str, counts: Counter[str]) -> None:
+    """Append these counts to the results."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    line = {
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "commit": commit.stdout.strip(),
+        "suite": suite,
+        "checked": counts.total() - counts["skipped"],
+        "passed": counts["passed"] + counts["SAME"],
+        "differs": {why: n for why, n in counts.most_common() if why not in {"passed", "SAME", "skipped"}},
+    }
+    with RESULTS.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
 def main() -> int:
     """Run, compare, print."""
     parser = argparse.ArgumentParser()
@@ -165,6 +197,7 @@ def main() -> int:
     parser.add_argument("model")
     parser.add_argument("--only", default="")
     parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--record", action="store_true")
     given = parser.parse_args()
     only = [name for name in given.only.split(",") if name]
     report = run(given.suite, given.python, given.folder, f"{given.url.rstrip('/')} {given.model}", only)
@@ -172,6 +205,8 @@ def main() -> int:
     counts = differences(given.suite, report)
     for reason, count in counts.most_common():
         print(f"{count:4}  {reason}")
+    if given.record:
+        record(given.suite, counts)
     return 1 if counts["UNEXPECTED"] or counts["SAME"] else 0
 
 
