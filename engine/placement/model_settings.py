@@ -42,10 +42,38 @@ class _File(msgspec.Struct, frozen=True):
 
     models: dict[str, Any] = {}
     aliases: dict[str, Any] = {}
+    presets: dict[str, Any] = {}
+
+
+class Preset(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an alias adds to a request that leaves it open: a system prompt, and options by Ollama's names."""
+
+    system: str = ""
+    options: dict[str, Any] = {}
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Those of the options that are sampling values."""
+        return {name: value for name, value in self.options.items() if name in BOUNDS or name == "seed"}
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Most tokens of an answer; None: no limit."""
+        wanted = self.options.get("num_predict")
+        return wanted if isinstance(wanted, int) and wanted > 0 else None
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Texts that end an answer."""
+        found = self.options.get("stop") or ()
+        return (found,) if isinstance(found, str) else tuple(found)
+
+
+NO_PRESET: Final = Preset()
 
 
 class ModelSettingsStore:
-    """A JSON file of `models` (id to `ModelSettings`) and `aliases` (name or pattern to model id).
+    """A JSON file of `models` (id to `ModelSettings`), `aliases` (name or pattern to model id) and their `presets`.
 
     `history` is the file in which earlier versions stored pins. Their other files are next to `path`. The first use
     writes the new file atomically with a copy of all of them; only then are the old files renamed.
@@ -140,7 +168,14 @@ class ModelSettingsStore:
                 return names[pattern]
         return name
 
-    def set_alias(self, name: str, model: str) -> None:
+    def preset(self, name: str) -> Preset:
+        """What the alias of this name adds to requests."""
+        row = self._read().presets.get(name.strip().casefold())
+        with contextlib.suppress(msgspec.ValidationError):
+            return msgspec.convert(row, learned(Preset)) if row is not None else NO_PRESET
+        return NO_PRESET
+
+    def set_alias(self, name: str, model: str, preset: Preset = NO_PRESET) -> None:
         """Create an alias `name` for `model`. Raises: InputFault: an empty or overlong name, or too many."""
         key = name.strip().casefold()
         if not key or len(key) > MAX_NAME or not model or len(model) > MAX_NAME:
@@ -150,7 +185,8 @@ class ModelSettingsStore:
             names = {name.casefold(): model for name, model in old.aliases.items()}
             if key not in names and len(names) >= MAX_ALIASES:
                 raise InputFault(because("too_many_aliases", most=MAX_ALIASES), "alias")
-            return msgspec.structs.replace(old, aliases={**names, key: model})
+            presets = with_row(old.presets, key, msgspec.to_builtins(preset) or None)
+            return msgspec.structs.replace(old, aliases={**names, key: model}, presets=presets)
 
         self._migrate()
         self._store.change(changed)
@@ -164,7 +200,8 @@ class ModelSettingsStore:
             names = {name.casefold(): model for name, model in old.aliases.items()}
             if names.pop(key, None) is None:
                 return False
-            self._store.put(msgspec.structs.replace(old, aliases=names))
+            presets = with_row(old.presets, key, None)
+            self._store.put(msgspec.structs.replace(old, aliases=names, presets=presets))
         return True
 
     def _read(self) -> _File:

@@ -81,3 +81,39 @@ def test_a_template_without_the_head_of_an_answer(server):
     assert bare.headers.get("x-tessera-ignored") is None
     assert whole.startswith(bare.json()["prompt"])
     assert len(whole) > len(bare.json()["prompt"])
+
+
+def test_a_name_with_a_system_prompt_and_parameters_adds_them_in_both_protocols(server, post):
+    """A Modelfile's SYSTEM and PARAMETER lines: as if each request had said so, unless it says otherwise itself."""
+    manage = {"authorization": f"Bearer {server.token}"}
+    made = {
+        "model": "short",
+        "from": "spark",
+        "system": "Say little.",
+        "parameters": {"num_predict": 3, "temperature": 0},
+    }
+    with httpx2.Client(base_url=server.url, timeout=120, headers=manage, trust_env=False) as http:
+
+        def chat(path, model, messages, **fields):
+            answer = http.post(path, json={"model": model, "messages": messages, "stream": False, **fields})
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        try:
+            assert http.post("/api/create", json={**made, "stream": False}).json() == {"status": "success"}
+            shown = http.post("/api/show", json={"model": "short"}).json()
+            assert 'SYSTEM """Say little."""' in shown["modelfile"]
+            assert "num_predict 3" in shown["parameters"]
+            system = [{"role": "system", "content": "Say little."}, *HI]
+            plain = chat("/api/chat", "spark", system, options={"num_predict": 3, "temperature": 0})
+            named = chat("/api/chat", "short", HI)
+            assert (named["eval_count"], named["prompt_eval_count"]) == (3, plain["prompt_eval_count"])
+            assert named["message"]["content"] == plain["message"]["content"]
+            assert chat("/api/chat", "short", HI, options={"num_predict": 2})["eval_count"] == 2
+            usage = chat("/v1/chat/completions", "short", HI)["usage"]
+            assert (usage["completion_tokens"], usage["prompt_tokens"]) == (3, plain["prompt_eval_count"])
+            assert chat("/v1/chat/completions", "short", HI, max_tokens=2)["usage"]["completion_tokens"] == 2
+            assert http.post("/api/create", json={**made, "template": "{{ .Prompt }}"}).status_code == 400
+        finally:
+            http.request("DELETE", "/api/delete", json={"model": "short"})
+        assert http.post("/api/show", json={"model": "short"}).status_code == 404

@@ -19,6 +19,7 @@ from engine.core.errors import InputFault, ModelNotFound
 from engine.jobs.jobs import Job, JobKind
 from engine.library.trash import Trash
 from engine.library.types import ModelEntry
+from engine.placement.model_settings import NO_PRESET, Preset
 from engine.runner.protocol import Embedded
 from engine.server.body import ignored_header, openapi_body, parse
 from engine.server.embedding import embed as embed_inputs
@@ -131,6 +132,7 @@ async def show(request: Request) -> Response:
     state = server_state(request)
     body = await parse(request, ShowBody)
     entry = await state.models.entry(body.wanted)
+    preset = state.models.user_settings.preset(plain(body.wanted))
     n_ctx = await state.contexts.largest(entry.id)
     capabilities = dict.fromkeys(_CAPABILITIES.get(name, name) for name in entry.capabilities)
     template = entry.chat_template or ""
@@ -138,8 +140,8 @@ async def show(request: Request) -> Response:
         template += "{{- /* .Suffix */ -}}"
     payload = {
         "license": entry.details.license or "",
-        "modelfile": f"FROM {entry.id}\n",
-        "parameters": f"num_ctx {n_ctx}",
+        "modelfile": f"FROM {entry.id}\n" + (f'SYSTEM """{preset.system}"""\n' if preset.system else ""),
+        "parameters": "\n".join(f"{name} {value}" for name, value in {"num_ctx": n_ctx, **preset.options}.items()),
         "template": template,
         "details": _details(entry),
         "model_info": await asyncio.to_thread(_model_info, entry, bool(body.verbose)),
@@ -250,7 +252,7 @@ async def copy(request: Request) -> Response:
 
 @router.post("/create", openapi_extra=openapi_body(CreateBody))
 async def create(request: Request) -> Response:
-    """Create an alias of a model. Any other Modelfile content is refused instead of ignored."""
+    """Create an alias with SYSTEM and PARAMETER lines of its own. Other content of a Modelfile is refused."""
     state = server_state(request)
     body = await parse(request, CreateBody)
     if body.from_ is None:
@@ -258,23 +260,24 @@ async def create(request: Request) -> Response:
     refused = [*body.ignored(), *(["quantize"] if body.quantize else [])]
     if refused:
         raise InputFault(
-            f"{refused[0]} cannot be set here. Send system prompts and parameters with each request; "
+            f"{refused[0]} cannot be set here: a name gets a system prompt and parameters of its own, no more; "
             f"quantize with `tessera quantize {body.from_}`.",
             refused[0],
         )
-    await _name(state, body.from_, plain(body.wanted))
+    options = body.parameters.model_dump(exclude_none=True) if body.parameters is not None else {}
+    await _name(state, body.from_, plain(body.wanted), Preset(body.system or "", options))
     done = {"status": "success"}
     if body.stream is False:
         return JSONResponse(done)
     return Response(json.dumps(done) + "\n", media_type=NDJSON.decode())
 
 
-async def _name(state: ServerState, model: str, name: str) -> None:
+async def _name(state: ServerState, model: str, name: str, preset: Preset = NO_PRESET) -> None:
     entry = await state.models.entry(model)
     catalogue = await state.models.catalogue()
     if await asyncio.to_thread(catalogue.get, name) is not None:
         raise InputFault(f"There is already a model named {name!r}.", "destination")
-    state.models.user_settings.set_alias(name, entry.id)
+    state.models.user_settings.set_alias(name, entry.id, preset)
     state.pool.forget_names()
 
 

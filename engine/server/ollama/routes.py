@@ -26,13 +26,15 @@ from engine.chat.query import ChatQuery
 from engine.chat.types import ImagePart, Message, Part, TextDelta, TextPart, ToolCall, ToolDefinition
 from engine.core.errors import InputFault
 from engine.core.types import Constraint, Delta, Done, GenerationRequest, SamplingParams
+from engine.placement.model_settings import Preset
 from engine.pool.loaded_model import LoadedModel
 from engine.server.body import ignored_header, openapi_body, parse
 from engine.server.file_parts import MAX_IMAGE_BYTES
 from engine.server.fim import fim_prompt, fim_request
 from engine.server.ollama.errors import SHAPE
 from engine.server.ollama.keep_alive import acquire, keep, seconds
-from engine.server.ollama.schemas import ChatBody, ChatMessage, GenerateBody, Running
+from engine.server.ollama.models import plain
+from engine.server.ollama.schemas import ChatBody, ChatMessage, GenerateBody, Options, Running
 from engine.server.ollama.stream import NDJSON, Lines, now
 from engine.server.protocol_router import protocol_router
 from engine.server.sse import EventStream, while_connected
@@ -49,6 +51,9 @@ FIM_TOKENS = 256
 async def chat(request: Request) -> Response:
     """Chat response; without messages, load the model or (keep_alive 0) unload it."""
     body = await parse(request, ChatBody)
+    preset = _preset(request, body)
+    if preset.system and body.messages and all(message.role != "system" for message in body.messages):
+        body.messages.insert(0, ChatMessage(role="system", content=preset.system))
     if not body.messages:
         return await _only_load(request, body, {"message": {"role": "assistant", "content": ""}})
     return await _answer(request, body, chat_query(body), chat=True)
@@ -58,6 +63,9 @@ async def chat(request: Request) -> Response:
 async def generate(request: Request) -> Response:
     """Complete a prompt: with the chat template, raw, or as fill-in-the-middle if there is a suffix."""
     body = await parse(request, GenerateBody)
+    preset = _preset(request, body)
+    if body.system is None and not body.raw and not body.suffix:
+        body.system = preset.system or None
     if body.template:
         raise InputFault(
             "template: another template than the model's own is not applied here; use raw.", "template"
@@ -69,6 +77,15 @@ async def generate(request: Request) -> Response:
     if body.raw or body.suffix:
         return await _answer(request, body, body, chat=False)
     return await _answer(request, body, generate_query(body), chat=False)
+
+
+def _preset(request: Request, body: Running) -> Preset:
+    """What the model's name adds to a request; its options are put below the request's own."""
+    preset = server_state(request).models.user_settings.preset(plain(body.model))
+    if preset.options:
+        own = body.options.model_dump(exclude_none=True) if body.options is not None else {}
+        body.options = Options.model_validate({**preset.options, **own})
+    return preset
 
 
 async def _only_load(request: Request, body: Running, fields: dict[str, Any]) -> Response:

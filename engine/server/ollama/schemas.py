@@ -174,8 +174,10 @@ class CopyBody(Body):
 
 
 class CreateBody(Named):
-    """POST /api/create; supports only creating an alias."""
+    """POST /api/create: another name for a model, with a system prompt and options of its own."""
 
     from_: Annotated[str | None, Field(alias="from")] = None
     quantize: str | None = None
+    system: Annotated[str, Field(max_length=1_000_000)] | None = None
+    parameters: Options | None = None
     stream: bool | None = None

@@ -18,10 +18,11 @@ from engine.pool.pool import HERE
 from engine.server.body import ignored_header, parse
 from engine.server.fanout import merge
 from engine.server.ids import new_id
+from engine.server.models import LATEST
 from engine.server.openai import stream
 from engine.server.openai.errors import STREAM_SHAPE
 from engine.server.openai.schemas import ChatRequest, CompletionRequest
-from engine.server.openai.translate import to_query
+from engine.server.openai.translate import to_query, with_preset
 from engine.server.routing import EarlyRouter
 from engine.server.sse import EventStream, comment_of, while_connected
 from engine.server.state import ServerState, server_state
@@ -71,7 +72,8 @@ async def prepared(
     state: ServerState, body: ChatRequest, ticket: QueueTicket | None = None, asked: "Asked | None" = None
 ) -> tuple[LoadedModel, PreparedChat, "Grounded | None"]:
     """The loaded model of a request, and the prepared conversation. Raises: as the route."""
-    query = to_query(body)
+    preset = state.models.user_settings.preset(body.model.removesuffix(LATEST))
+    query = with_preset(to_query(body), preset)
     aside = body.priority == "side"
     model = await state.pool.acquire(body.model, ticket=ticket, loads=not aside, only=HERE if aside else None)
     assert model.facts is not None

@@ -3,12 +3,15 @@
 import json
 from typing import Any, Final
 
+import msgspec
+
 from engine.chat import structured
 from engine.chat.chat_pipeline import is_begun
 from engine.chat.query import ChatQuery
 from engine.chat.types import Message, NamedTool, Part, TextPart, ToolCall, ToolChoice, ToolDefinition
 from engine.core.errors import InputFault
 from engine.core.types import Constraint
+from engine.placement.model_settings import NO_PRESET, Preset
 from engine.server import custom_tools
 from engine.server.file_parts import attached_text, decode_data_url
 from engine.server.openai.schemas import ChatMessage, ChatRequest, OutputFields
@@ -44,6 +47,22 @@ def to_query(body: ChatRequest) -> ChatQuery:
         sampling=body.sampling(),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         **body.common(),
+    )
+
+
+def with_preset(query: ChatQuery, preset: Preset) -> ChatQuery:
+    """The query with what its model's name adds where the request leaves it open."""
+    if preset == NO_PRESET:
+        return query
+    messages = query.messages
+    if preset.system and all(message.role != "system" for message in messages):
+        messages = (Message(role="system", content=preset.system), *messages)
+    return msgspec.structs.replace(
+        query,
+        messages=messages,
+        sampling={**preset.sampling, **query.sampling},
+        max_tokens=preset.max_tokens if query.max_tokens is None else query.max_tokens,
+        stop=query.stop or preset.stop,
     )
 
 
