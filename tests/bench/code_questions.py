@@ -1,0 +1,216 @@
+"""Does the project index find the file that a question is about? Sixty questions, next to BM25 over whole files.
+
+    python tests/bench/code_questions.py FOLDER [--set first|second] [--show]
+
+FOLDER holds the repositories by name: flask, hono, ripgrep (first set, commits of August 2026), cobra adbc8813,
+requests 1f6589ec, express a3714473 (second set, written before the ranking was changed). Counted are questions with
+one of their files first, among the first three, or anywhere in a context of 6,000 tokens.
+"""
+
+import argparse
+import collections
+import math
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from app.code.context.assemble import assemble
+from app.code.index.project import ProjectIndex
+from app.code.workspace import Workspace
+from tests.bench.recording import record
+
+R = "src/requests/"
+X = "src/router/reg-exp-router/"
+FIRST = {
+    "flask": [
+        (
+            "How does Flask decide which blueprint error handler runs for an exception?",
+            "src/flask/sansio/app.py src/flask/app.py",
+        ),
+        ("Where is the session cookie signed and loaded?", "src/flask/sessions.py"),
+        ("How does url_for work outside of a request?", "src/flask/app.py src/flask/helpers.py"),
+        ("What happens when teardown functions raise?", "src/flask/app.py src/flask/ctx.py"),
+        ("Where is the command line option --debug handled?", "src/flask/cli.py"),
+        ("How are datetime and UUID turned into JSON?", "src/flask/json/provider.py"),
+        ("Where is config read from environment variables with a prefix?", "src/flask/config.py"),
+    ],
+    "hono": [
+        (
+            "How is the fastest router chosen among several at startup?",
+            "src/router/smart-router/router.ts",
+        ),
+        (
+            "Where is the regular expression for all routes compiled together?",
+            X + "router.ts " + X + "trie.ts " + X + "node.ts",
+        ),
+        ("How does the CORS middleware answer preflight requests?", "src/middleware/cors/index.ts"),
+        ("Where are signed cookies verified?", "src/utils/cookie.ts src/helper/cookie/index.ts"),
+        ("How are next() calls chained so that calling it twice is an error?", "src/compose.ts"),
+        (
+            "How does the app run on AWS Lambda and build a Request from the event?",
+            "src/adapter/aws-lambda/handler.ts",
+        ),
+        (
+            "How does the basic auth middleware compare passwords without leaking timing?",
+            "src/middleware/basic-auth/index.ts src/utils/buffer.ts",
+        ),
+    ],
+    "ripgrep": [
+        (
+            "How does ripgrep decide that a file is binary and stops?",
+            (
+                "crates/searcher/src/line_buffer.rs crates/searcher/src/searcher/mod.rs"
+                " crates/searcher/src/searcher/core.rs crates/core/search.rs crates/core/flags/hiargs.rs"
+                " crates/searcher/src/searcher/glue.rs"
+            ),
+        ),
+        ("Where are gitignore patterns parsed into globs?", "crates/ignore/src/gitignore.rs"),
+        (
+            "How does smart case work?",
+            (
+                "crates/regex/src/config.rs crates/regex/src/ast.rs crates/core/flags/defs.rs"
+                " crates/regex/src/matcher.rs"
+            ),
+        ),
+        (
+            "Where are default file types such as rust or py defined?",
+            "crates/ignore/src/default_types.rs",
+        ),
+        ("How are directories walked in parallel?", "crates/ignore/src/walk.rs"),
+        (
+            "When is memory mapping used instead of reading a file?",
+            "crates/searcher/src/searcher/mmap.rs crates/core/flags/hiargs.rs crates/core/flags/defs.rs",
+        ),
+    ],
+}
+SECOND = {
+    "cobra": [
+        ("Where is checked that mutually exclusive flags are not given together?", "flag_groups.go"),
+        ("How does cobra suggest a similar command after a typo?", "command.go cobra.go"),
+        ("How is the PowerShell completion script generated?", "powershell_completions.go"),
+        ("Where are man pages written for a whole tree of commands?", "doc/man_docs.go"),
+        ("How does a program limit the number of positional arguments?", "args.go"),
+        ("Which environment variable turns active help off?", "active_help.go completions.go"),
+        ("Why does the program refuse to start from Windows Explorer?", "command_win.go cobra.go"),
+        ("How are persistent flags of parents merged into a child?", "command.go"),
+        ("Where is the help of a command printed by default?", "command.go"),
+        ("How are completions filtered to directories only?", "shell_completions.go completions.go"),
+        ("Where is the YAML reference of a command produced?", "doc/yaml_docs.go"),
+        ("In which order do PreRun, Run and PostRun hooks run?", "command.go"),
+        ("How does the hidden __complete command answer the shell?", "completions.go"),
+        ("What is executed before and after every command, for configuration files?", "cobra.go"),
+    ],
+    "requests": [
+        ("When is the Authorization header dropped on a redirect?", R + "sessions.py"),
+        ("How is the digest of a username and password computed after a 401?", R + "auth.py"),
+        ("Where are credentials read from a .netrc file?", R + "utils.py"),
+        ("How is the certificate bundle for TLS verification chosen?", R + "adapters.py " + R + "certs.py"),
+        ("How does iter_lines split a streamed body?", R + "models.py"),
+        ("What guesses the encoding of JSON bytes?", R + "utils.py"),
+        ("Where is a multipart body for uploaded files built?", R + "models.py"),
+        ("How do two cookies with the same name and different domains cause an error?", R + "cookies.py"),
+        ("Which exceptions exist for timeouts and connection problems?", R + "exceptions.py"),
+        ("How are header names compared without regard to case?", R + "structures.py"),
+        ("How does no_proxy with an IP network bypass a proxy?", R + "utils.py"),
+        ("Where can a callback for each response be registered and called?", R + "hooks.py " + R + "models.py"),
+        ("How does POST become GET after a 303?", R + "sessions.py"),
+    ],
+    "express": [
+        ("How is the client's IP address taken from forwarded headers behind a proxy?", "lib/request.js"),
+        ("Where is the path of a template file looked up in the views folders?", "lib/view.js"),
+        ("How is the ETag of a response generated?", "lib/utils.js lib/response.js"),
+        ("How does a JSONP response protect its callback name?", "lib/response.js"),
+        ("Where are the default settings of an application made?", "lib/application.js"),
+        ("How is a signed cookie set on the response?", "lib/response.js"),
+        ("How is a sub application mounted with use?", "lib/application.js"),
+        ("How does the request decide if the response is still fresh in the client's cache?", "lib/request.js"),
+        ("Which query string parser is used for the simple and extended settings?", "lib/utils.js"),
+        ("How are file downloads sent with a file name?", "lib/response.js"),
+        ("Where does the module export json and urlencoded body parsers?", "lib/express.js"),
+        ("How does content negotiation choose among several formats?", "lib/response.js lib/request.js"),
+        ("How is a template engine registered for a file extension?", "lib/application.js lib/view.js"),
+    ],
+}
+BUDGET = 6000
+_BINARY = {".png", ".ico", ".lock", ".svg", ".jpg", ".gif", ".woff", ".woff2"}
+
+
+def words(text: str) -> list[str]:
+    """Identifiers in lower case, whole and in parts."""
+    found = []
+    for word in re.findall(r"[A-Za-z_][A-Za-z0-9_]*", text):
+        parts = re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+", word)
+        found += [word.lower(), *(part.lower() for part in parts if len(parts) > 1)]
+    return [re.sub(r"(?:ing|ed|es|s)$", "", word) if len(word) > 4 else word for word in found if len(word) > 1]
+
+
+class ByFile:
+    """The baseline: BM25 (k1 1.5, b 0.75) over whole files, with split identifiers and their path."""
+
+    def __init__(self, root: Path) -> None:
+        listed = subprocess.run(["git", "-C", root, "ls-files"], capture_output=True, text=True, check=True).stdout
+        self._counts: dict[str, collections.Counter[str]] = {}
+        for name in listed.splitlines():
+            path = root / name
+            if path.is_file() and path.suffix not in _BINARY:
+                self._counts[name] = collections.Counter(words(f"{name}\n{path.read_text('utf-8', 'replace')}"))
+        self._sizes = {name: counts.total() for name, counts in self._counts.items()}
+        self._mean = sum(self._sizes.values()) / len(self._sizes)
+        self._in = collections.Counter(word for counts in self._counts.values() for word in counts)
+
+    def files(self, question: str) -> list[str]:
+        """Files for a question, best first."""
+
+        def score(name: str) -> float:
+            total = 0.0
+            for word in set(words(question)):
+                count = self._counts[name][word]
+                seldom = math.log(1 + (len(self._counts) - self._in[word] + 0.5) / (self._in[word] + 0.5))
+                total += seldom * count * 2.5 / (count + 1.5 * (0.25 + 0.75 * self._sizes[name] / self._mean))
+            return total
+
+        return sorted(self._counts, key=score, reverse=True)[:6]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--set", choices=("first", "second"), default="second")
+    parser.add_argument("--show", action="store_true")
+    parser.add_argument("--record", action="store_true")
+    options = parser.parse_args()
+    hits = {"index": [0, 0, 0], "BM25 by file": [0, 0, 0]}
+    total = 0
+    for repository, questions in (FIRST if options.set == "first" else SECOND).items():
+        root = options.folder / repository
+        baseline = ByFile(root)
+        with tempfile.TemporaryDirectory() as cache:
+            index = ProjectIndex(Workspace(root), Path(cache))
+            index.refresh()
+            for question, gold in questions:
+                right = gold.split()
+                assert all((root / path).exists() for path in right), right
+                items = assemble(index, question, BUDGET, lambda text: len(text) // 4).items
+                found = list(dict.fromkeys(item.path for item in items if item.path))
+                total += 1
+                for name, files in (("index", found), ("BM25 by file", baseline.files(question))):
+                    place = next((at for at, path in enumerate(files) if path in right), 99)
+                    for level, most in enumerate((1, 3, 99)):
+                        hits[name][level] += place < most
+                    if options.show and name == "index":
+                        print("ok  " if place < 99 else "MISS", place + 1, question, files[:6])
+            index.close()
+    for name, (first, three, found) in hits.items():
+        print(f"{name}: first {first}, among three {three}, found {found} of {total}")
+        if options.record:
+            facts = {"set": options.set, "questions": total, "ranking": name}
+            for metric, value in (("first file", first), ("among three files", three), ("found", found)):
+                record("code_questions", metric, value, "questions", **facts)
+
+
+if __name__ == "__main__":
+    main()
