@@ -4,6 +4,7 @@ An item that does not fit is shortened to its most relevant part or omitted; bot
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -343,7 +344,23 @@ _STOP_WORDS = (
 _STOP = frozenset(_STOP_WORDS.split())
 _MAX_TERMS = 10
 # A word in more than this fraction of all chunks does not help, and costs the most time to rank.
-_COMMON_FRACTION = 0.08
+_COMMON_FRACTION = 0.3
+# Chunks that are ranked by file, before the best of them are shown.
+_RANKED_CHUNKS = 200
+# A file's score is the sum of its chunks' scores, each one times this factor more than the one before.
+_NEXT_CHUNK = 0.5
+_FILE_SHARE = 0.5
+# More chunks of one file would crowd out the other files.
+_CHUNKS_PER_FILE = 2
+_TEST_WEIGHT = 0.5
+_TEXT_WEIGHT = 0.5
+_EXAMPLE_WEIGHT = 0.6
+_TEST_NAME = re.compile(r"(?:^|[._-])(?:tests?|specs?)(?:[._-]|$)|^conftest\.")
+_TEST_FOLDERS = frozenset({"test", "tests", "testing", "__tests__", "spec", "specs", "testdata", "fixtures"})
+_EXAMPLE_FOLDERS = frozenset({"docs", "doc", "examples", "example", "benchmarks", "benchmark", "bench", "site"})
+_TEXT_KINDS = frozenset(
+    "md markdown rst txt adoc json jsonc yaml yml toml ini cfg conf lock xml html css svg csv log".split()
+)
 # A shorter name before a bracket is often a plain word: "it(", "as(".
 _LEAST_CALLED = 3
 # Hits with at most this many lines between them are merged.
@@ -356,7 +373,38 @@ def search_chunks(database: IndexDatabase, question: str, limit: int = 24) -> li
     if not terms:
         return []
     match = " OR ".join('"' + term.replace('"', '""') + '"' for term in terms)
-    return list(database.search(match, limit))
+    return by_file(list(database.search(match, _RANKED_CHUNKS)))[:limit]
+
+
+def by_file(hits: Sequence[ChunkHit]) -> list[ChunkHit]:
+    """Rank chunks (best first) by their own score and by their file's, which several good chunks raise."""
+    weighed = [replace(hit, score=hit.score * path_weight(hit.path)) for hit in hits]
+    of_file: dict[str, list[float]] = {}
+    for hit in weighed:
+        of_file.setdefault(hit.path, []).append(hit.score)
+    files = {
+        path: sum(score * _NEXT_CHUNK**rank for rank, score in enumerate(sorted(scores, reverse=True)))
+        for path, scores in of_file.items()
+    }
+    ranked = [replace(hit, score=hit.score + _FILE_SHARE * files[hit.path]) for hit in weighed]
+    taken: Counter[str] = Counter()
+    best = []
+    for hit in sorted(ranked, key=lambda hit: -hit.score):
+        taken[hit.path] += 1
+        if taken[hit.path] <= _CHUNKS_PER_FILE:
+            best.append(hit)
+    return best
+
+
+def path_weight(path: str) -> float:
+    """The weight of a file in search by its path: sources count fully, tests, documentation and settings less."""
+    parts = path.lower().split("/")
+    name = parts[-1]
+    if _TEST_NAME.search(name) or _TEST_FOLDERS.intersection(parts[:-1]):
+        return _TEST_WEIGHT
+    if name.rpartition(".")[2] in _TEXT_KINDS or "." not in name.strip(".") or name.startswith("."):
+        return _TEXT_WEIGHT
+    return _EXAMPLE_WEIGHT if _EXAMPLE_FOLDERS.intersection(parts[:-1]) else 1.0
 
 
 def search_terms(database: IndexDatabase, question: str) -> list[str]:
