@@ -14,12 +14,23 @@ from app.cli.echo import echo
 from app.cli.line_editor import command_of, line_reader, unknown_command, whole_text
 from app.cli.progress import PhaseLine
 from app.client import Answer, ApiError
+from app.code.agent.checkpoints import Checkpoints
 from app.code.agent.loop import Agent, ChatModel
 from app.code.agent.mcp_tools import McpTools
 from app.code.agent.models import ReplayedModel, ServerModel
 from app.code.agent.tools import Toolbox
 from app.code.agent.transcript import Transcript, read_transcript
-from app.code.agent.types import AgentEvent, Edited, Ended, Planned, Thought, UserAsked
+from app.code.agent.types import (
+    AgentEvent,
+    Edited,
+    Ended,
+    PlanItem,
+    Planned,
+    Printed,
+    Stepped,
+    Thought,
+    UserAsked,
+)
 from app.code.assistant import Assistant, repair_request
 from app.code.context.items import Context
 from app.code.diff_rows import file_change, file_diff
@@ -36,7 +47,9 @@ HELP = """Ask anything; point at parts with @file, @folder, @symbol:name, @diff 
 /context  what went in        /drop N   skip that part, ask again
 /diff     the proposed edits  /apply [N ...]  apply all, or these    /undo  take the last back
 /retry    send back the edits that have no place       /commit  suggest a commit message
-/agent TASK  let the model work with tools             /new  start over    /quit"""
+/agent TASK  let the model work with tools             /new  start over    /quit
+/steps    what the agent did      /back N   files and conversation as before step N, then /agent goes on
+/changes  its plan and the diff of its whole session"""
 
 _RUNAWAY = "A larger model, or a smaller question, helps."
 _MARKS = {"open": "[ ]", "doing": "[>]", "done": "[x]"}
@@ -65,6 +78,9 @@ class CodeSession:
         self._excluded: frozenset[str] = frozenset()
         self._proposal: Proposal | None = None
         self._vector_problem = ""
+        self._agent: Agent | None = None
+        self._is_back = False
+        self._plan: list[PlanItem] = []
         self._commands: dict[str, Callable[[str], object]] = {
             "help": lambda _: echo(HELP),
             "context": lambda _: self._show_context(),
@@ -75,6 +91,9 @@ class CodeSession:
             "retry": lambda _: self._retry(),
             "commit": lambda _: self._stream(self._assistant.commit_message()),
             "agent": self.agent,
+            "steps": lambda _: self._steps(),
+            "back": self._back,
+            "changes": lambda _: self._changes(),
             "new": lambda _: self._new(),
         }
 
@@ -188,6 +207,8 @@ class CodeSession:
         def on_event(event: AgentEvent) -> None:
             transcript.add(event)
             _show_event(event)
+            if isinstance(event, Planned):
+                self._plan = event.items
 
         consent = Consent(_ask_person)
         toolbox = Toolbox(self._project.index, self._project.edits, consent, on_event)
@@ -199,9 +220,14 @@ class CodeSession:
                 with contextlib.suppress(ToolRefused):
                     server.start()
                 servers.append(server)
-            agent = Agent(model, [toolbox, *servers], on_event, max_steps=self._max_steps)
+            if self._agent is None or not self._is_back:
+                saved = Checkpoints(self._project.workspace, self._project.state / "checkpoints", stamp)
+                self._agent = Agent(model, (), on_event, max_steps=self._max_steps, checkpoints=saved)
+            self._is_back = False
+            self._agent.model, self._agent.on_event = model, on_event
+            self._agent.tools = [toolbox, *servers]
             try:
-                return agent.work(task).reason == "answered"
+                return self._agent.work(task).reason == "answered"
             except KeyboardInterrupt:
                 on_event(Ended("cancelled"))
                 return False
@@ -251,6 +277,31 @@ class CodeSession:
         else:
             echo("Which one? /context numbers them.", err=True)
 
+    def _steps(self) -> None:
+        steps = self._agent.steps if self._agent else []
+        for number, step in enumerate(steps, 1):
+            echo(f"{number:3}  {shown_text(step.call.tool)[:40]} {shown_text(step.call.arguments)[:100]}")
+        if not steps:
+            echo("The agent has made no step yet.", err=True)
+
+    def _back(self, text: str) -> None:
+        if self._agent is None or not text.isdecimal():
+            echo("Back to before which step? /steps numbers them.", err=True)
+            return
+        restored = self._agent.back(int(text))
+        self._is_back = True
+        paths = (*restored.written, *restored.deleted)
+        self._project.index.update(paths)
+        echo(f"restored: {len(restored.written)} files written, {len(restored.deleted)} deleted.", err=True)
+        for path in restored.left:
+            echo(f"not restored, because it was never saved: {shown_text(path)}", err=True)
+        echo("/agent goes on from here; /agent TASK with something new to do.", err=True)
+
+    def _changes(self) -> None:
+        _show_event(Planned(self._plan))
+        diff = self._agent.changes() if self._agent else ""
+        echo(shown_text(diff) if diff else "The agent has changed no file.")
+
     def _retry(self) -> None:
         if self._proposal is not None and (self._proposal.refused or self._proposal.malformed):
             self.ask(repair_request(self._proposal))
@@ -282,6 +333,10 @@ def _ask_person(request: ConsentRequest) -> Decision:
 def _show_event(event: AgentEvent) -> None:
     if isinstance(event, Thought) and event.text:
         echo(shown_text(event.text))
+    elif isinstance(event, Stepped):
+        echo(f"{event.number:3} ", fg="cyan", nl=False)
+    elif isinstance(event, Printed):
+        echo(shown_text(event.text), nl=False)
     elif isinstance(event, Called):
         echo(f"· {shown_text(event.tool)[:80]} {shown_text(event.arguments)[:160]}", fg="cyan")
     elif isinstance(event, Returned) and not event.ok:

@@ -71,6 +71,18 @@ class EditNeedsAnother(InputFault):
         self.path = path
 
 
+class NoSuchStep(InputFault):
+    """The agent's session has no step of this number."""
+
+    code = "no_such_step"
+
+    def __init__(self, number: int, num_steps: int) -> None:
+        steps = f"has {num_steps} steps" if num_steps else "has no steps yet"
+        super().__init__(f"There is no step {number}: this session {steps}.")
+        self.number = number
+        self.num_steps = num_steps
+
+
 class NothingToUndo(InputFault):
     """The journal contains no applied edit to undo."""
 

@@ -104,6 +104,43 @@ class Workspace:
             raise NotText(name, "it is binary", len(data))
         return TextFile(name, data.decode("utf-8", "surrogateescape"), hashlib.sha256(data).hexdigest())
 
+    def read_bytes(self, path: str, limit_bytes: int) -> tuple[bytes, int]:
+        """The bytes of a regular file and its permissions. Raises: PathRefused (also: too large), FileMissing."""
+        name = self.normalize(path)
+        with self._opened(name) as descriptor:
+            data = bytearray()
+            while len(data) <= limit_bytes and (chunk := os.read(descriptor, 1 << 20)):
+                data += chunk
+            if len(data) > limit_bytes:
+                raise PathRefused(name, f"it is larger than {limit_bytes} bytes")
+            return bytes(data), stat.S_IMODE(os.fstat(descriptor).st_mode)
+
+    def put(self, path: str, data: bytes, mode: int, *, is_link: bool = False) -> None:
+        """Write a file with these permissions, or a link with `data` as its target, where no other entry is.
+
+        Raises: PathRefused; OSError of the disk.
+        """
+        name = self.normalize(path)
+        parent, leaf = _split(name)
+        with self._folder(name, parent, create=True) as folder:
+            if is_link:
+                folder.link(leaf, data)
+            else:
+                folder.replace(leaf, data, mode)
+
+    def remove(self, path: str) -> None:
+        """Remove a file or a link itself. Raises: PathRefused, FileMissing."""
+        name = self.normalize(path)
+        parent, leaf = _split(name)
+        with self._folder(name, parent, create=False) as folder, contextlib.suppress(FileNotFoundError):
+            folder.unlink(leaf)
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder and those above it. Raises: PathRefused."""
+        name = self.normalize(path)
+        with self._folder(name, tuple(name.split("/")), create=True):
+            pass
+
     def exists(self, path: str) -> bool:
         """Return True if there is a regular file at this path. Raises: PathRefused."""
         try:
@@ -289,6 +326,9 @@ class _Folder:
 
     def unlink(self, leaf: str) -> None:
         os.unlink(self._at(leaf), dir_fd=self._descriptor)
+
+    def link(self, leaf: str, target: bytes) -> None:
+        os.symlink(os.fsdecode(target), self._at(leaf), dir_fd=self._descriptor)
 
     def rmdir(self, leaf: str) -> None:
         os.rmdir(self._at(leaf), dir_fd=self._descriptor)

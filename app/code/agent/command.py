@@ -1,5 +1,6 @@
 """Run one command without a shell in the project folder, with limits on time, memory and output."""
 
+import codecs
 import contextlib
 import os
 import signal
@@ -8,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,21 +41,25 @@ def run_command(
     timeout_s: float,
     openings: Openings | None = None,
     cancelled: threading.Event | None = None,
+    on_output: Callable[[str], None] = lambda _: None,
 ) -> CommandResult:
     """Run `argv` in `folder`, sandboxed with these openings (None: no sandbox); stdout and stderr are merged.
 
-    It is stopped at the timeout or when `cancelled` is set.
+    It is stopped at the timeout or when `cancelled` is set. `on_output` gets the output while the command runs, on
+    the calling thread; of a flood of output it gets the beginning.
     Raises: OSError: it cannot be started. ValueError: an argument contains a NUL byte.
     """
     cancelled = cancelled or threading.Event()
     if openings is None:
-        return _run(list(argv), folder, timeout_s, cancelled)
+        return _run(list(argv), folder, timeout_s, cancelled, on_output)
     with guarded(folder) as notes, tempfile.TemporaryDirectory(prefix="tessera-command-") as scratch:
-        done = _run(sandboxed(argv, folder, openings, Path(scratch)), folder, timeout_s, cancelled)
+        done = _run(sandboxed(argv, folder, openings, Path(scratch)), folder, timeout_s, cancelled, on_output)
     return replace(done, output="\n".join([done.output, *notes])) if notes else done
 
 
-def _run(argv: list[str], folder: Path, timeout_s: float, cancelled: threading.Event) -> CommandResult:
+def _run(
+    argv: list[str], folder: Path, timeout_s: float, cancelled: threading.Event, on_output: Callable[[str], None]
+) -> CommandResult:
     begun = time.monotonic()
     child = subprocess.Popen(
         argv,
@@ -74,11 +79,15 @@ def _run(argv: list[str], folder: Path, timeout_s: float, cancelled: threading.E
         while exit_code is None and not cancelled.is_set() and time.monotonic() - begun < timeout_s:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 exit_code = child.wait(timeout=_LOOK_S)
+            if new := output.taken():
+                on_output(new)
     finally:
         # Kill all processes that the command left in its group.
         _end(child)
         # A process that left the group may hold the pipe open; do not wait for its output.
         reader.join(_DRAIN_S)
+    if new := output.taken(final=True):
+        on_output(new)
     return CommandResult(output=output.text(), exit_code=exit_code, elapsed_s=time.monotonic() - begun)
 
 
@@ -102,11 +111,23 @@ class _HeadAndTail:
         self._head = bytearray()
         self._tail = bytearray()
         self._dropped = 0
+        self._fresh = bytearray()
+        self._lock = threading.Lock()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def taken(self, *, final: bool = False) -> str:
+        """Output since the last call; at most as much as a result holds."""
+        with self._lock:
+            fresh, self._fresh = self._fresh, bytearray()
+        return self._decoder.decode(bytes(fresh[: _HEAD_BYTES + _TAIL_BYTES]), final)
 
     def drain(self, child: "subprocess.Popen[bytes]") -> None:
         assert child.stdout is not None
         with child.stdout as stream:
             while chunk := stream.read1(65536):  # type: ignore[attr-defined]  # a BufferedReader
+                with self._lock:
+                    if len(self._fresh) < _HEAD_BYTES + _TAIL_BYTES:
+                        self._fresh += chunk
                 left = _HEAD_BYTES - len(self._head)
                 self._head += chunk[:left]
                 self._tail += chunk[left:] if left > 0 else chunk

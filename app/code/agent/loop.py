@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from app.answer_facts import ToolCall
-from app.code.agent.types import AgentEvent, Ended, OnEvent, Thought, UserAsked
+from app.code.agent.aliases import own_tool
+from app.code.agent.checkpoints import Checkpoint, Checkpoints, Restored
+from app.code.agent.types import AgentEvent, Ended, OnEvent, Stepped, Thought, UserAsked
+from app.code.errors import NoSuchStep
 from app.tools.loop import Called, answer_message, carried_out, result_message
 from app.tools.types import ToolOutcome, ToolSpec
 
@@ -57,14 +60,30 @@ class _All:
 
     def call(self, name: str, arguments: str) -> ToolOutcome:
         """Run one call."""
+        own = own_tool(name)
+        if name not in self._owners and own is not None and "edit" in self._owners:
+            return self._owners["edit"].call(name, arguments)
         if name not in self._owners:
             return ToolOutcome(f"There is no tool {name!r}. Tools: {', '.join(self._owners)}.", ok=False)
         return self._owners[name].call(name, arguments)
 
 
+@dataclass(frozen=True)
+class Step:
+    """One tool call, with the files and the conversation before it."""
+
+    call: Called
+    files: Checkpoint
+    messages: list[dict[str, Any]]
+
+
 @dataclass
 class Agent:
-    """One session. `on_event` receives every event in order, on the calling thread."""
+    """One session. `on_event` receives every event in order, on the calling thread.
+
+    With `checkpoints`, the files are saved before each tool call. The conversation before a step is the beginning
+    of the later one, so the server still has its KV prefix, and going back computes no prompt again.
+    """
 
     model: ChatModel
     tools: Sequence[Tools]
@@ -72,11 +91,17 @@ class Agent:
     max_steps: int = DEFAULT_STEPS
     messages: list[dict[str, Any]] = field(default_factory=lambda: [{"role": "system", "content": SYSTEM}])
     cancelled: threading.Event = field(default_factory=threading.Event)
+    checkpoints: Checkpoints | None = None
+    steps: list[Step] = field(default_factory=list)
 
     def work(self, task: str) -> Ended:
-        """Work on a task until the model responds without a tool call or the step limit is reached."""
-        self._emit(UserAsked(task))
-        self.messages.append({"role": "user", "content": task})
+        """Work on a task until the model responds without a tool call or the step limit is reached.
+
+        An empty task goes on with the conversation as it is, for instance after `back`.
+        """
+        if task:
+            self._emit(UserAsked(task))
+            self.messages.append({"role": "user", "content": task})
         tools = _All(self.tools)
         specs = [spec.as_openai() for owner in self.tools for spec in owner.specs()]
         failures: list[tuple[str, str]] = []
@@ -86,14 +111,20 @@ class Agent:
             turn = self.model.turn(self.messages, specs)
             if turn.text or not turn.calls:
                 self._emit(Thought(turn.text))
+            before = list(self.messages)
             self.messages.append(answer_message(turn.text, turn.calls))
             if not turn.calls:
                 return self._end(Ended("answered"))
+            num_called = 0
             for event in carried_out(tools, turn.calls, self.cancelled):
-                self._emit(event)
                 if isinstance(event, Called):
+                    done = [answer_message(turn.text, turn.calls[:num_called]), *self.messages[len(before) + 1 :]]
+                    self._save(event, [*before, *done] if num_called else before)
+                    num_called += 1
+                    self._emit(event)
                     made = (event.tool, event.arguments)
                     continue
+                self._emit(event)
                 self.messages.append(result_message(event.call_id, event.text))
                 failures = [] if event.ok else [*failures, made]
             if len(failures) >= _SAME_FAILURES and len(set(failures[-_SAME_FAILURES:])) == 1:
@@ -101,6 +132,32 @@ class Agent:
                     Ended("failed", f"the same call of {failures[-1][0]} failed {_SAME_FAILURES} times")
                 )
         return self._end(Ended("step limit", f"{self.max_steps} steps were used"))
+
+    def _save(self, call: Called, messages: list[dict[str, Any]]) -> None:
+        if self.checkpoints is None:
+            return
+        files = self.checkpoints.save()
+        self.steps.append(Step(call, files, messages))
+        self._emit(Stepped(len(self.steps), files.tree))
+
+    def back(self, number: int) -> Restored:
+        """Restore the files and the conversation to before step `number` (1-based); `work("")` goes on from there.
+
+        Raises: NoSuchStep; OSError, PathRefused: a file cannot be written.
+        """
+        if self.checkpoints is None or not 0 < number <= len(self.steps):
+            raise NoSuchStep(number, len(self.steps))
+        step = self.steps[number - 1]
+        restored = self.checkpoints.restore(step.files)
+        self.messages = list(step.messages)
+        del self.steps[number - 1 :]
+        return restored
+
+    def changes(self) -> str:
+        """Unified diff of the whole session: the files before its first step, and now."""
+        if self.checkpoints is None or not self.steps:
+            return ""
+        return self.checkpoints.diff(self.steps[0].files, self.checkpoints.save())
 
     def _end(self, ended: Ended) -> Ended:
         self._emit(ended)

@@ -1,4 +1,4 @@
-"""The tools of an agent: list, read, search, edit, run and plan, all within one project folder."""
+"""The tools of an agent: they list, read, search and change files, run commands and plan, within one project."""
 
 import difflib
 import json
@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 
 from app.code.agent import sandbox
+from app.code.agent.aliases import translated
 from app.code.agent.command import run_command
-from app.code.agent.types import Edited, OnEvent, PlanItem, Planned
-from app.code.edits.session import EditSession
+from app.code.agent.types import Edited, OnEvent, PlanItem, Planned, Printed
+from app.code.edits.parse import contents, parse_answer
+from app.code.edits.session import EditSession, FileProposal
 from app.code.edits.types import Answer, Hunk
 from app.code.index.project import ProjectIndex
 from app.code.index.walk import is_ignored
@@ -27,6 +29,7 @@ _MAX_RESULT_CHARS = 24_000
 _MAX_HITS = 60
 _MAX_ENTRIES = 300
 _MAX_PLAN = 30
+_MAX_PLACES = 8
 _MAX_TIMEOUT_S = 600.0
 _DEFAULT_TIMEOUT_S = 120.0
 
@@ -54,11 +57,47 @@ class SearchArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EditArguments(msgspec.Struct, forbid_unknown_fields=True):
-    """Arguments of edit(path, search, replace)."""
+    """Arguments of edit(path, search, replace, all)."""
 
     path: str
     search: str
     replace: str
+    all: bool = False
+
+
+class WriteArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """Arguments of write(path, text)."""
+
+    path: str
+    text: str
+
+
+class InsertArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """Arguments of insert(path, after, text)."""
+
+    path: str
+    after: int
+    text: str
+
+
+class MoveArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """Arguments of move(path, to)."""
+
+    path: str
+    to: str
+
+
+class DeleteArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """Arguments of delete(path)."""
+
+    path: str
+
+
+class PatchArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """Arguments of patch(text): edits in any form that an answer may have."""
+
+    text: str
+    path: str = ""
 
 
 class RunArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -94,9 +133,26 @@ SPECS = (
     ),
     ToolSpec(
         "edit",
-        "Replace whole lines of a file. `search` quotes them exactly and must occur once; empty makes a new file.",
-        _schema(("path", "search", "replace"), path=_PATH, search={"type": "string"}, replace={"type": "string"}),
+        "Replace text in a file. `search` quotes it exactly and must occur once, unless `all` is true; "
+        "empty makes a new file.",
+        _schema(
+            ("path", "search", "replace"),
+            path=_PATH,
+            search={"type": "string"},
+            replace={"type": "string"},
+            all={"type": "boolean"},
+        ),
     ),
+    ToolSpec(
+        "insert",
+        "Insert lines into a file after the line of this number; 0 is the beginning.",
+        _schema(("path", "after", "text"), path=_PATH, after={"type": "integer"}, text={"type": "string"}),
+    ),
+    ToolSpec(
+        "write", "Write the whole text of a file.", _schema(("path", "text"), path=_PATH, text={"type": "string"})
+    ),
+    ToolSpec("move", "Move or rename a file.", _schema(("path", "to"), path=_PATH, to=_PATH)),
+    ToolSpec("delete", "Delete a file.", _schema(("path",), path=_PATH)),
     ToolSpec(
         "run",
         "Run a command in the project folder, without a shell: the program and each argument is one word. "
@@ -152,6 +208,11 @@ class Toolbox:
             "read": (ReadArguments, self._read),
             "search": (SearchArguments, self._search),
             "edit": (EditArguments, self._edit),
+            "insert": (InsertArguments, self._insert),
+            "write": (WriteArguments, self._write),
+            "move": (MoveArguments, self._move),
+            "delete": (DeleteArguments, self._delete),
+            "patch": (PatchArguments, self._patch),
             "run": (RunArguments, self._run),
             "plan": (PlanArguments, self._plan),
         }
@@ -161,12 +222,16 @@ class Toolbox:
         return SPECS
 
     def call(self, name: str, arguments: str) -> ToolOutcome:
-        """Run one call; an error becomes a result that the model can act on."""
-        if name not in self._tools:
-            return ToolOutcome(f"There is no tool {name!r}. Tools: {', '.join(self._tools)}.", ok=False)
-        kind, tool = self._tools[name]
+        """Run one call; an error becomes a result that the model can act on.
+
+        Names and arguments that models were trained on are accepted as well.
+        """
         try:
-            outcome = tool(msgspec.convert(json.loads(arguments or "{}"), learned(kind)))
+            own, given = translated(name, json.loads(arguments or "{}"))
+            if own not in self._tools:
+                return ToolOutcome(f"There is no tool {name!r}. Tools: {', '.join(self._tools)}.", ok=False)
+            kind, tool = self._tools[own]
+            outcome = tool(msgspec.convert(given, learned(kind)))
         except (ValueError, RecursionError) as error:
             return ToolOutcome(f"The arguments of {name} are not usable: {error}", ok=False)
         except (TesseraError, ToolRefused, OSError) as error:
@@ -224,46 +289,145 @@ class Toolbox:
         ]
 
     def _edit(self, arguments: EditArguments) -> ToolOutcome:
-        search = tuple(arguments.search.rstrip("\n").split("\n")) if arguments.search.strip() else ()
-        replace = tuple(arguments.replace.removesuffix("\n").split("\n")) if arguments.replace else ()
+        if not arguments.search.strip():
+            made = Hunk(
+                path=arguments.path, kind="create", replace=tuple(contents(arguments.replace)), source="block"
+            )
+            return self._propose(Answer(hunks=(made,), malformed=()))
+        there = self._index.workspace.read(arguments.path).text
+        text = there.replace("\r\n", "\n")
+        search, new = (value.replace("\r\n", "\n") for value in (arguments.search, arguments.replace))
+        count = text.count(search)
+        if count == 1 or (count and arguments.all):
+            return self._write_text(arguments.path, there, text.replace(search, new))
+        wanted = search.removesuffix("\n").split("\n")
+        lines = text.split("\n")
+        places = [at for at in range(len(lines) - len(wanted) + 1) if lines[at : at + len(wanted)] == wanted]
+        if count and len(places) != 1:
+            at = [text.count("\n", 0, match.start()) + 1 for match in re.finditer(re.escape(search), text)]
+            near = ", ".join(map(str, at[:_MAX_PLACES]))
+            raise ToolRefused(f"Not applied: the text to find occurs {count} times, at lines {near}.")
         hunk = Hunk(
             path=arguments.path,
-            kind="change" if search else "create",
-            search=search,
-            replace=replace,
+            kind="change",
+            search=tuple(search.rstrip("\n").split("\n")),
+            replace=tuple(new.removesuffix("\n").split("\n")) if new else (),
             source="block",
         )
-        proposal = self._edits.propose(Answer(hunks=(hunk,), malformed=()))
+        return self._propose(Answer(hunks=(hunk,), malformed=()))
+
+    def _insert(self, arguments: InsertArguments) -> ToolOutcome:
+        there = self._index.workspace.read(arguments.path).text
+        lines = contents(there)
+        if not 0 <= arguments.after <= len(lines):
+            raise ToolRefused(
+                f"Not applied: the file has {len(lines)} lines, so none can follow {arguments.after}."
+            )
+        lines[arguments.after : arguments.after] = contents(arguments.text)
+        end = "\n" if there.endswith("\n") or not there else ""
+        return self._write_text(arguments.path, there, "\n".join(lines) + end)
+
+    def _write(self, arguments: WriteArguments) -> ToolOutcome:
+        workspace = self._index.workspace
+        if workspace.exists(arguments.path):
+            there = workspace.read(arguments.path).text
+            if there.strip():
+                return self._write_text(arguments.path, there, arguments.text)
+        final = None if arguments.text.endswith("\n") or not arguments.text else False
+        made = Hunk(
+            path=arguments.path,
+            kind="create",
+            replace=tuple(contents(arguments.text)),
+            source="block",
+            final_newline=final,
+        )
+        return self._propose(Answer(hunks=(made,), malformed=()))
+
+    def _write_text(self, path: str, there: str, text: str) -> ToolOutcome:
+        """Propose the smallest change that turns the file into this text; its line endings stay."""
+        old, new = contents(there), contents(text)
+        first = 0
+        while first < min(len(old), len(new)) and old[first] == new[first]:
+            first += 1
+        last = 0
+        while last < min(len(old), len(new)) - first and old[-1 - last] == new[-1 - last]:
+            last += 1
+        while first and not any(line.strip() for line in old[first : len(old) - last]):
+            first -= 1  # a place needs a line with text
+        while last and not any(line.strip() for line in old[first : len(old) - last]):
+            last -= 1
+        final = None if there.endswith("\n") == text.endswith("\n") else text.endswith("\n")
+        if final is not None:
+            last = 0
+        hunk = Hunk(
+            path=path,
+            kind="change",
+            search=tuple(old[first : len(old) - last]),
+            replace=tuple(new[first : len(new) - last]),
+            source="block",
+            final_newline=final,
+        )
+        return self._propose(Answer(hunks=(hunk,), malformed=()), picked={0: first + 1})
+
+    def _move(self, arguments: MoveArguments) -> ToolOutcome:
+        hunk = Hunk(path=arguments.path, kind="move", source="patch", to=arguments.to)
+        return self._propose(Answer(hunks=(hunk,), malformed=()))
+
+    def _delete(self, arguments: DeleteArguments) -> ToolOutcome:
+        hunk = Hunk(path=arguments.path, kind="delete", source="patch")
+        return self._propose(Answer(hunks=(hunk,), malformed=()))
+
+    def _patch(self, arguments: PatchArguments) -> ToolOutcome:
+        text = f"{arguments.path}\n{arguments.text}" if arguments.path else arguments.text
+        with self._index.lock:
+            paths = frozenset(self._index.database.paths())
+        answer = parse_answer(text if text.endswith("\n") else f"{text}\n", paths)
+        if not answer.hunks and not answer.malformed:
+            raise ToolRefused("Not applied: the text holds no edit that can be read.")
+        return self._propose(answer)
+
+    def _propose(self, answer: Answer, picked: dict[int, int] | None = None) -> ToolOutcome:
+        """Apply edits with the person's consent: all of them or none."""
+        proposal = self._edits.propose(answer, picked)
+        if proposal.malformed:
+            raise ToolRefused(f"Not applied: {proposal.malformed[0].reason}.")
         if proposal.refused:
             refused = proposal.refused[0]
             near = f" Lines near it: {', '.join(map(str, refused.candidates))}." if refused.candidates else ""
-            raise ToolRefused(f"Not applied: {refused.reason}.{near}")
-        (file,) = proposal.files
+            raise ToolRefused(f"Not applied: {refused.reason.removesuffix('.')}.{near}")
+        for file in proposal.files:
+            self._consented(file)
+        paths = ", ".join(file.path for file in proposal.files)
+        self._index.update(self._edits.apply(proposal, label=f"agent: {paths}"[:80], allow_uncommitted=True))
+        return ToolOutcome(f"Applied to {paths}.")
+
+    def _consented(self, file: FileProposal) -> None:
+        """Show one file's change. Raises: ToolRefused: the person declined it."""
+        hunks = [outcome.hunk for outcome in file.result.outcomes]
+        is_deleted = any(hunk.kind == "delete" for hunk in hunks)
         before = file.before.text if file.before else ""
         diff = "".join(
             difflib.unified_diff(
                 before.splitlines(keepends=True),
-                file.result.text.splitlines(keepends=True),
+                [] if is_deleted else file.result.text.splitlines(keepends=True),
                 file.path,
                 file.path,
                 n=3,
             )
         )
-        warning = self._edits.warning(file.path)
+        to = next((hunk.to for hunk in hunks if hunk.to is not None), None)
+        verb = "Delete" if is_deleted else "Move" if to else "Change" if file.before else "Create"
         request = ConsentRequest(
             kind="edit",
-            title=shown_line(f"{'Change' if file.before else 'Create'} {file.path}"),
+            title=shown_line(f"{verb} {file.path}" + (f" to {to}" if to else "")),
             detail=shown_text(diff),
             key=f"edit:{file.path}",
-            warning=warning,
+            warning=self._edits.warning(file.path),
         )
         if self._consent.remembers(request):
             self._on_event(Edited(file.path, diff))
         if not self._consent.given(request):
             raise ToolRefused("The person declined this edit.")
-        self._edits.apply(proposal, label=f"agent: {file.path}", allow_uncommitted=True)
-        self._index.update([file.path])
-        return ToolOutcome(f"Applied to {file.path}.")
 
     def _run(self, arguments: RunArguments) -> ToolOutcome:
         if not arguments.argv or not arguments.argv[0].strip():
@@ -285,7 +449,14 @@ class Toolbox:
         wanted = arguments.timeout_s if math.isfinite(arguments.timeout_s) else _DEFAULT_TIMEOUT_S
         timeout_s = min(max(wanted, 1.0), _MAX_TIMEOUT_S)
         root = self._index.workspace.root
-        done = run_command(arguments.argv, root, timeout_s, openings, self._cancelled)
+        done = run_command(
+            arguments.argv,
+            root,
+            timeout_s,
+            openings,
+            self._cancelled,
+            on_output=lambda text: self._on_event(Printed(text)),
+        )
         with self._index.lock:
             self._index.refresh()
         ended = "was stopped" if done.exit_code is None else f"ended with code {done.exit_code}"

@@ -6,7 +6,7 @@ from typing import IO
 
 import msgspec
 
-from app.code.agent.types import AgentEvent, Thought
+from app.code.agent.types import AgentEvent, Printed, Thought
 from app.tools.loop import Called
 from devices.msgspec_lock import learned
 
@@ -23,7 +23,9 @@ class Transcript:
         self._file: IO[bytes] = path.open("ab")
 
     def add(self, event: AgentEvent) -> None:
-        """Write one event."""
+        """Write one event; output of a running command is part of its result."""
+        if isinstance(event, Printed):
+            return
         self._file.write(_encoder.encode(event) + b"\n")
         self._file.flush()
 

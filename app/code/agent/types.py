@@ -42,6 +42,19 @@ class Edited(msgspec.Struct, frozen=True, tag="edited"):
     diff: str
 
 
+class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
+    """The files were saved before the next call; `tree` is the hash of all of them."""
+
+    number: int
+    tree: str
+
+
+class Printed(msgspec.Struct, frozen=True, tag="printed"):
+    """Output of a running command; the whole output is in the call's result, so the transcript omits it."""
+
+    text: str
+
+
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """The reason why the session stopped."""
 
@@ -49,5 +62,5 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     detail: str = ""
 
 
-AgentEvent = UserAsked | Thought | Called | Returned | Planned | Edited | Ended
+AgentEvent = UserAsked | Thought | Called | Returned | Planned | Edited | Stepped | Printed | Ended
 OnEvent = Callable[[AgentEvent], None]

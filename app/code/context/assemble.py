@@ -358,9 +358,8 @@ _EXAMPLE_WEIGHT = 0.6
 _TEST_NAME = re.compile(r"(?:^|[._-])(?:tests?|specs?)(?:[._-]|$)|^conftest\.")
 _TEST_FOLDERS = frozenset({"test", "tests", "testing", "__tests__", "spec", "specs", "testdata", "fixtures"})
 _EXAMPLE_FOLDERS = frozenset({"docs", "doc", "examples", "example", "benchmarks", "benchmark", "bench", "site"})
-_TEXT_KINDS = frozenset(
-    "md markdown rst txt adoc json jsonc yaml yml toml ini cfg conf lock xml html css svg csv log".split()
-)
+_TEXT_KIND_NAMES = "md markdown rst txt adoc json jsonc yaml yml toml ini cfg conf lock xml html css svg csv log"
+_TEXT_KINDS = frozenset(_TEXT_KIND_NAMES.split())
 # A shorter name before a bracket is often a plain word: "it(", "as(".
 _LEAST_CALLED = 3
 # Hits with at most this many lines between them are merged.

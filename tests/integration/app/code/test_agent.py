@@ -7,15 +7,17 @@ import pytest
 
 from app.answer_facts import ToolCall
 from app.code.agent import tools
+from app.code.agent.checkpoints import Checkpoints
 from app.code.agent.command import run_command
 from app.code.agent.loop import Agent
 from app.code.agent.mcp_tools import McpTools
 from app.code.agent.models import ModelTurn, ReplayedModel
 from app.code.agent.tools import Toolbox
 from app.code.agent.transcript import Transcript, read_transcript
-from app.code.agent.types import Edited, Ended, Planned, Thought
+from app.code.agent.types import Edited, Ended, Planned, Printed, Stepped, Thought
 from app.code.edits.journal import Journal
 from app.code.edits.session import EditSession
+from app.code.errors import NoSuchStep
 from app.tools.consent import Consent
 from app.tools.loop import Called, Returned
 from app.tools.mcp_config import BadMcpConfig, McpServerConfig, read_mcp_config
@@ -373,3 +375,76 @@ def test_a_broken_mcp_configuration_is_named(tmp_path, text):
     with pytest.raises(BadMcpConfig):
         read_mcp_config(path)
     assert read_mcp_config(tmp_path / "missing.json") == []
+
+
+def test_a_session_goes_back_to_before_any_step(desk, project, index, tmp_path):
+    toolbox, _, _, events = desk
+    script = "import sys, pathlib; print('working'); pathlib.Path('made.txt').write_text(sys.argv[1])"
+    turns = [
+        [("write_file", {"path": f"step{number}.py", "content": f"x = {number}\n"}) for number in (1, 2)],
+        [("str_replace", {"path": "step1.py", "old_str": "= 1", "new_str": "= 10"})],
+        [("bash", {"command": "echo working && printf one > made.txt"})],
+        [("move", {"path": "step2.py", "to": "moved.py"}), ("delete", {"path": "step1.py"})],
+        [("insert", {"path": "moved.py", "after": 0, "text": "# first\n"})],
+        [("str_replace", {"path": "moved.py", "old_str": "nowhere", "new_str": ""})],
+        [("apply_patch", {"input": "*** Begin Patch\n*** Add File: p.py\n+y = 1\n*** End Patch"})],
+        [("shell", {"command": [sys.executable, "-c", script, "two"]})],
+    ]
+
+    def state():
+        return {p.relative_to(project).as_posix(): p.read_bytes() for p in project.rglob("*") if p.is_file()}
+
+    before = []
+
+    def on_event(event):
+        events.append(event)
+        if isinstance(event, Stepped):
+            before.append(state())
+
+    saved = Checkpoints(index.workspace, tmp_path / "checkpoints")
+    agent = Agent(Scripted(*turns), [toolbox], on_event, checkpoints=saved)
+    assert agent.work("Do it.").reason == "answered"
+    results = [event for event in events if isinstance(event, Returned)]
+    assert [result.ok for result in results] == [True] * 7 + [False] + [True] * 2, [r.text for r in results]
+    assert "working" in "".join(event.text for event in events if isinstance(event, Printed))
+    assert [event.number for event in events if isinstance(event, Stepped)] == list(range(1, 11))
+    assert "+++ moved.py" in agent.changes()
+    steps = list(agent.steps)
+    asked = agent.model.seen
+    first_call = [0, 2, 3, 4, 6, 7, 8, 9]  # the step at which each turn's calls begin
+    for number in range(10, 0, -1):
+        agent.back(number)
+        assert state() == before[number - 1], number
+        assert saved.save().tree == steps[number - 1].files.tree
+        assert len(agent.steps) == number - 1
+        if number - 1 in first_call:
+            assert agent.messages == asked[first_call.index(number - 1)], "the model is asked the same again"
+        else:  # in the middle of a turn: its earlier calls stay, with their results
+            assert [m["role"] for m in agent.messages[-2:]] == ["assistant", "tool"]
+            assert len(agent.messages[-2]["tool_calls"]) == 1
+    with pytest.raises(NoSuchStep, match="no steps yet"):
+        agent.back(1)
+    agent.model = Scripted([("read", {"path": "src/shapes.py"})])
+    assert agent.work("").reason == "answered"
+    assert [m["role"] for m in agent.messages] == ["system", "user", "assistant", "tool", "assistant"]
+
+
+def test_text_is_replaced_once_or_everywhere(desk, project):
+    toolbox, *_ = desk
+    path = project / "src" / "t.txt"
+    path.write_bytes(b"max = 1\r\nx = 1\r\nx = 2\r\n")
+    assert call(toolbox, "edit", path="src/t.txt", search="x = 1", replace="x = 5").ok, (
+        "one whole line is that text"
+    )
+    refused = call(toolbox, "str_replace", path="src/t.txt", old_str="x =", new_str="y =")
+    assert "3 times, at lines 1, 2, 3" in refused.text
+    assert call(toolbox, "edit", path="src/t.txt", search="x =", replace="y =", all=True).ok
+    assert path.read_bytes() == b"may = 1\r\ny = 5\r\ny = 2\r\n"
+    assert call(toolbox, "edit", path="src/t.txt", search="= 5\ny", replace="= 6\n\n# z\ny").ok
+    assert path.read_bytes() == b"may = 1\r\ny = 6\r\n\r\n# z\r\ny = 2\r\n"
+    assert call(toolbox, "write", path="src/t.txt", text="only").ok
+    assert path.read_bytes() == b"only"
+    assert call(toolbox, "insert", path="src/t.txt", after=1, text="more\n").ok
+    assert path.read_bytes() == b"only\r\nmore" or path.read_bytes() == b"only\nmore"
+    assert "none can follow 9" in call(toolbox, "insert", path="src/t.txt", after=9, text="x").text
+    assert "already a file" in call(toolbox, "move", path="src/t.txt", to="src/core.go").text
