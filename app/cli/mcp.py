@@ -1,7 +1,8 @@
 """`tessera mcp`: an MCP server that lets other programs read the user's collections."""
 
 import secrets
-from contextlib import closing
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
     from app.client import Client
     from engine.api.collections import Passage
+
+    # The client of a server, and the allowed collections: id by name.
+    _Opened = tuple[Client, dict[str, str]]
 
 _MOST_PASSAGES: Final = 20
 _INSTRUCTIONS: Final = (
@@ -33,26 +37,32 @@ def command(names: tuple[str, ...], port: int | None, model: str) -> None:
 
     Nothing can be changed. Without --http, the client starts this command and talks to it over stdin and stdout.
     """
-    with connected() as client:
-        known = {found.name: found.id for found in client.collections()}
-        if not names:
-            listed = ", ".join(known) or "there is none yet: tessera collections add NAME PATH"
-            raise click.UsageError(f"Name the collections that may be read. Collections: {listed}")
-        allowed = {found.name: found.id for found in (client.collection(name) for name in names)}
-        server = _server(client, allowed, model)
+    if not names:
+        with connected() as client:
+            known = ", ".join(found.name for found in client.collections())
+        known = known or "there is none yet: tessera collections add NAME PATH"
+        raise click.UsageError(f"Name the collections that may be read. Collections: {known}")
+
+    def opened() -> "_Opened":
+        client = stack.enter_context(connected())
+        return client, {found.name: found.id for found in (client.collection(name) for name in names)}
+
+    # Clients wait only seconds for the first answer of a program that they start, and a server takes as long.
+    with ExitStack() as stack, ThreadPoolExecutor(1) as thread:
+        server = _server(thread.submit(opened), model)
         if port is None:
             server.run("stdio")
         else:
             _serve_http(server, port)
 
 
-def _server(client: "Client", allowed: dict[str, str], model: str) -> "MCPServer[Any]":
+def _server(opened: "Future[_Opened]", model: str) -> "MCPServer[Any]":
     from mcp.server import MCPServer
     from mcp.types import ToolAnnotations
 
     server: MCPServer[Any] = MCPServer("tessera", title="Tessera documents", instructions=_INSTRUCTIONS)
     reading = ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)
-    documents = _Documents(client, allowed, model)
+    documents = _Documents(opened, model)
     for tool in (documents.list_collections, documents.search, documents.read_page, documents.ask):
         server.add_tool(tool, annotations=reading)
     return server
@@ -61,10 +71,18 @@ def _server(client: "Client", allowed: dict[str, str], model: str) -> "MCPServer
 class _Documents:
     """The tools. Their docstrings are what the client's model reads."""
 
-    def __init__(self, client: "Client", allowed: dict[str, str], model: str) -> None:
-        self._client = client
-        self._allowed = allowed
+    def __init__(self, opened: "Future[_Opened]", model: str) -> None:
+        self._opened = opened
         self._model = model
+
+    @property
+    def _client(self) -> "Client":
+        return self._opened.result()[0]
+
+    @property
+    def _allowed(self) -> dict[str, str]:
+        """Id by name of the collections that may be read. Raises: ApiError: there is no such collection."""
+        return self._opened.result()[1]
 
     def list_collections(self) -> list[dict[str, Any]]:
         """The collections of documents that can be searched, with their sizes and whether they are up to date."""
