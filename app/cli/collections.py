@@ -159,14 +159,18 @@ def search(name: str, question: str, limit: int, ways: str, *, as_json: bool) ->
 @click.argument("name")
 @click.argument("question")
 @click.option("--model", "-m", default="default", help="Model that answers.")
-def ask(name: str, question: str, model: str) -> None:
+@click.option("--only", is_flag=True, help="Say that the documents do not say it if no passage fits.")
+def ask(name: str, question: str, model: str, *, only: bool) -> None:
     """Ask a model a QUESTION about a collection; the answer tells its passages."""
     from app.cli.conversation import print_grounds
     from app.tools.types import shown_text
 
     messages = [{"role": "user", "content": question}]
     grounds = None
-    with connected() as client, closing(client.chat(model, messages, collection=name)) as answer:
+    with (
+        connected() as client,
+        closing(client.chat(model, messages, collection={"id": name, "only": only})) as answer,
+    ):
         for chunk in answer:
             grounds = chunk.facts.grounds or grounds
             if chunk.text:

@@ -220,6 +220,29 @@ def test_the_terminal_makes_searches_and_removes(server, sea, tmp_path):
     assert (tmp_path / "note.txt").exists()
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_only_from_the_documents_refuses_without_the_model(client, sea, streamed):
+    def ask(question):
+        body = {
+            "model": "spark", "messages": [{"role": "user", "content": question}], "max_tokens": 4,
+            "stream": streamed, "collection": {"id": sea.rsplit("/", 1)[1], "only": True},
+        }  # fmt: skip
+        if not streamed:
+            answer = client.post("/v1/chat/completions", json=body).json()
+            return answer["choices"][0]["message"]["content"], answer["usage"]["completion_tokens"]
+        body["stream_options"] = {"include_usage": True}
+        lines = client.post("/v1/chat/completions", json=body).text.splitlines()
+        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        texts = [c["delta"].get("content") or "" for chunk in chunks for c in chunk["choices"]]
+        return "".join(texts), chunks[-1]["usage"]["completion_tokens"]
+
+    refusal = "The documents of Sea do not say this: no passage fits the question."
+    assert ask("Who won the chess championship of 1972?") == (refusal, 0)
+    text, tokens = ask("How often is high water?")
+    assert text != refusal
+    assert tokens > 0
+
+
 async def _session(streams, work):
     from mcp import ClientSession
 

@@ -55,9 +55,15 @@ NOT_THERE: Final = (
 
 
 class Grounded:
-    """A query with its retrieved documents. `query` goes to the model; `report` is sent before the response."""
+    """A query with its retrieved documents. `query` goes to the model; `report` is sent before the response.
 
-    def __init__(self, service: CollectionService, live: Live, query: "ChatQuery", grounds: Grounds) -> None:
+    `refusal` is the answer if the request wants one only from the documents and nothing in them fits.
+    """
+
+    def __init__(
+        self, service: CollectionService, live: Live, query: "ChatQuery", grounds: Grounds, refusal: str = ""
+    ) -> None:
+        self.refusal = refusal
         self._service = service
         self._live = live
         self.query = query
@@ -69,7 +75,7 @@ class Grounded:
 
     async def checked(self, answer: str) -> dict[str, Any]:
         """The sources with the check of each sentence of the response."""
-        asked = citation_check.sentences(answer)
+        asked = [] if self.refusal else citation_check.sentences(answer)
         passages = [passage.text for passage in self.grounds.passages]
         if not asked:
             return self.report()
@@ -109,14 +115,20 @@ class Asked:
     """The collection that a chat names, with its retrieval options."""
 
     def __init__(
-        self, service: CollectionService, live: Live, mode: str = "auto", passages: int | None = None
+        self,
+        service: CollectionService,
+        live: Live,
+        mode: str = "auto",
+        passages: int | None = None,
+        *,
+        only: bool = False,
     ) -> None:
         self._service, self._live = service, live
-        self._mode, self._passages = mode, passages
+        self._mode, self._passages, self._only = mode, passages, only
 
     async def ground(self, model: "LoadedModel", query: "ChatQuery") -> Grounded:
         """The query with the relevant documents."""
-        return await ground(self._service, self._live, model, query, self._mode, self._passages)
+        return await ground(self._service, self._live, model, query, self._mode, self._passages, only=self._only)
 
 
 async def ground(
@@ -126,16 +138,19 @@ async def ground(
     query: "ChatQuery",
     mode: str = "auto",
     most: int | None = None,
+    *,
+    only: bool = False,
 ) -> Grounded:
     """Retrieve documents for the last question and insert them before it.
 
     `mode` "auto" uses all documents if they fit the model's context, else passages. "whole" and "passages" force
-    one of the two. Without `most`, as many passages as a quarter of the context holds.
+    one of the two. Without `most`, as many passages as a quarter of the context holds. With `only`, a question
+    that no passage fits is refused without the model, and passages are used even where all documents fit.
     """
     budget = await token_budget(model, query)
     counts = await asyncio.to_thread(live.store.counts)
     name, key = live.definition.name, live.definition.id
-    if mode != "passages" and counts.chars <= budget * _CHARS_PER_TOKEN:
+    if mode != "passages" and not only and counts.chars <= budget * _CHARS_PER_TOKEN:
         whole = await asyncio.to_thread(_everything, live)
         tokens = await _count(model, "\n\n".join(p.text for p in whole))
         if tokens <= budget and whole:
@@ -148,6 +163,13 @@ async def ground(
             )  # fmt: skip
             return Grounded(service, live, with_given(query, f"{_WHOLE}\n\n{_by_document(whole)}"), grounds)
     answer = await _nearest(service, live, questions_of(query), most or _MOST)
+    if only and not answer.found:
+        why = because("documents_do_not_say", name=name)
+        grounds = Grounds(
+            id=key, name=name, mode="none", why=sentence(why), why_detail=why, passages=answer.passages,
+            notes=answer.notes,
+        )  # fmt: skip
+        return Grounded(service, live, query, grounds, sentence(why))
     if not answer.passages:
         why = because("nothing_to_give")
         grounds = Grounds(id=key, name=name, mode="none", why=sentence(why), why_detail=why, notes=answer.notes)

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from engine.chat.chat_pipeline import AnswerFinished, AnswerLogprobs, ChatEvent, PreparedChat, read
 from engine.chat.types import ChatTemplate, ReasoningDelta, TextDelta
-from engine.core.types import PromptProgress, TokenLogprob
+from engine.core.types import PromptProgress, Timings, TokenLogprob, Usage
 from engine.pool.loaded_model import LoadedModel, QueueTicket
 from engine.pool.pool import HERE
 from engine.server.body import ignored_header, parse
@@ -65,7 +65,7 @@ async def _asked(request: Request, body: ChatRequest) -> "Asked | None":
         return Asked(service, await asyncio.to_thread(service.allowed, request, body.collection))
     wanted = body.collection
     live = await asyncio.to_thread(service.allowed, request, wanted.id)
-    return Asked(service, live, wanted.mode, wanted.passages)
+    return Asked(service, live, wanted.mode, wanted.passages, only=wanted.only)
 
 
 async def prepared(
@@ -104,6 +104,8 @@ async def _start(
     model, chat, grounded = await prepared(state, body, ticket, asked)
     claim = claimed(state, model, body, chat.template)
     answers: list[AsyncIterator[ChatEvent]] = []
+    if grounded is not None and grounded.refusal:
+        return _Started(model, chat, [_refused(grounded.refusal) for _ in range(body.n or 1)], grounded, claim)
     for choice in range(body.n or 1):
         progress = bool(body.return_progress and body.stream)
         seeded = msgspec.structs.replace(chat.request.sampling, seed=body.sampling(choice).get("seed"))
@@ -111,6 +113,12 @@ async def _start(
         events = state.pool.generate(model, request)
         answers.append(read(chat.answer(), events if claim is None else claim.watch(request, events)))
     return _Started(model, chat, answers, grounded, claim)
+
+
+async def _refused(text: str) -> AsyncIterator[ChatEvent]:
+    """An answer that no model gives."""
+    yield TextDelta(text=text)
+    yield AnswerFinished(finish_reason="stop", usage=Usage(), timings=Timings())
 
 
 def claimed(

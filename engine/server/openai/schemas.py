@@ -258,11 +258,15 @@ class OutputFields(Body):
 
 
 class CollectionChoice(Body):
-    """A collection to answer from. `mode` "auto" uses all documents if they fit, else passages."""
+    """A collection to answer from. `mode` "auto" uses all documents if they fit, else passages.
+
+    With `only`, a question that no passage fits is refused without the model.
+    """
 
     id: Annotated[str, Field(min_length=1, max_length=200)]
     mode: Literal["auto", "whole", "passages"] = "auto"
     passages: Annotated[int, Field(ge=1, le=50)] | None = None
+    only: bool = False
 
 
 class ChatRequest(SamplingBody, OutputFields):
