@@ -75,7 +75,7 @@ def system_prompt(own: str, summaries: Sequence[Fold]) -> str:
 
 
 def tokens_of(what: Sent, own_prompt: str, count: Callable[[str], int], of: Callable[[Message], int]) -> int:
-    """Tokens of a context; `of` counts a message with its documents."""
+    """Count the tokens of a context; `of` counts one message with its documents."""
     return count(system_prompt(own_prompt, what.summaries)) + sum(
         of(message) + _OVERHEAD for message in what.messages
     )

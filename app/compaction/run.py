@@ -1,4 +1,4 @@
-"""Summarize what is too long, part by part: each summary is kept before the next is begun."""
+"""Summarizes a long conversation part by part; each summary is stored before the next one starts."""
 
 import re
 from collections.abc import Callable, Sequence

@@ -94,7 +94,7 @@ DryRunner = Callable[[LoadSettings], DryRun | None]
 FASTER: Final = 1.3
 # Assumed until a link is measured: a home network.
 UNMEASURED: Final = Link(rtt_s=0.005, up_bytes_s=10e6, down_bytes_s=10e6)
-# Maximum speed-up of a worker that one response may imply: beyond it, the recorded speed here is too low.
+# A response that is faster by more than this factor means that the recorded speed of this computer is outdated.
 MOST_OFF: Final = 4.0
 # How often a token waits for a reply of each worker, and what a step sends in addition to hidden rows and the
 # attention mask: positions, and the calls themselves. Measured: log-archive.md, layers on other machines.

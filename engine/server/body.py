@@ -13,8 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 from engine.core.errors import Cancelled, InputFault
 from engine.core.json_bounds import Counter, chunks
 
-# Large bodies are parsed in short steps. Long strings are cut out before the JSON is parsed and are restored
-# afterwards. A parser holds the GIL until it ends: 60 MB blocked all other requests for 0.3 s (the log, abuse).
+# Large bodies are parsed in short steps: long strings are cut out first and restored afterwards. A parser holds the
+# GIL until it ends: 60 MB blocked all other requests for 0.3 s.
 
 # The rest is parsed in one step of at most about 40 ms. A million tokens of text in many messages are 5 MB.
 MAX_SHORT_BYTES: Final = 16 << 20

@@ -81,7 +81,7 @@ def blocks(raw: Bytes, qtype: str, rows: int, row_values: int, name: str) -> Blo
 
 
 def _eight_bits(cells: Bytes, name: str) -> BlockWeights:
-    """Q8_0: `cells` (rows, blocks, 34)."""
+    """Unpack Q8_0 blocks; `cells` has the shape (rows, blocks, 34)."""
     packed = cells[..., 2:] ^ np.uint8(0x80)  # two's complement to offset binary
     return BlockWeights(8, packed, _scales(cells, name))
 

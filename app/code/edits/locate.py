@@ -223,7 +223,7 @@ def _doubt(lines: Sequence[str], location: Location) -> NotLocated | None:
 
 
 def _rivals(lines: Sequence[str], search: Sequence[str], skip: int | None = None) -> tuple[int, ...]:
-    """Starts (0-based) of other places that equal most of `search` as written, best first."""
+    """Line numbers (from 0) of other places where the file almost matches `search`, best match first."""
     size = len(search)
     positions: dict[str, list[int]] = defaultdict(list)
     wanted = set(search)

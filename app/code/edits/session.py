@@ -328,7 +328,7 @@ class EditSession:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What to write for one file. `target` is its path afterwards, None if it is deleted."""
+    """The content to write for one file. `target` is its new path, None if it is deleted."""
 
     file: FileProposal
     target: str | None

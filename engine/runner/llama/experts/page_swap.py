@@ -30,7 +30,7 @@ class NoPages(Exception):
 
 
 class Pages:
-    """Replaces spans of mapped files. Supports several readers, each with a separate `room` of `largest` bytes."""
+    """Replaces spans of mapped files. Each reader has its own buffer of `largest` bytes."""
 
     def __init__(self, parts: Parts, largest: int, readers: int) -> None:
         """Allocate the readers' buffers. Raises: NoPages."""

@@ -40,8 +40,8 @@ class _Slot:
 class MtpHead(ModelDrafter):
     """Owns the head's context on its target's weights. All calls come from the scheduler's thread.
 
-    Each position of the head takes a token and the target's hidden row of the previous position. So it follows the
-    target's decodes (`follow`), and drafts with hidden rows of its own (`propose`).
+    Each position of the head takes a token and the target's hidden row of the previous position. The head
+    processes the target's decodes (`follow`) and then drafts from its own hidden states (`propose`).
     """
 
     def __init__(self, target: LoadedModel) -> None:
