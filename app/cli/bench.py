@@ -125,7 +125,8 @@ def _compare_places(model: str | None, *, as_json: bool) -> None:
         return
     for place in found.places:
         where = f"{place.device} by {place.backend}"
-        echo(f"{where}: reads {place.prefill_tok_s:.0f} tok/s, writes {place.decode_tok_s:.1f} tok/s")
+        reads = f"reads {place.prefill_tok_s:.0f} tok/s (forecast {place.forecast_prefill_tok_s:.0f})"
+        echo(f"{where}: {reads}, writes {place.decode_tok_s:.1f} ({place.forecast_decode_tok_s:.1f})")
     if not found.places:
         echo("Nothing to measure: there is one place for this model, or all were measured, tuned or pinned.")
     moved = f" instead of {found.before}" if found.after != found.before else ""

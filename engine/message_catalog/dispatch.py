@@ -11,6 +11,7 @@ _CHOICE: Final = {
     "pin_refused": "{device} cannot run this model ({why}), so another device was chosen",
     "pin_not_usable": "{device} is not usable here, so another device was chosen",
     "own_head": "the MTP head in the file drafts tokens when that is faster",
+    "speed_forecast": "the speed is a forecast: half of them are off by less than {half:.0%}, one in ten by more than {rare:.0%}; `tessera bench {model}` measures it",
     "speed_measured": "the speed was measured on this machine",
     "half_the_cores_quiet": "half the cores stay free: quiet",
     "half_the_cores_on_battery": "half the cores stay free: on battery",

@@ -84,13 +84,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 class PlaceSpeed(msgspec.Struct, frozen=True, kw_only=True):
     """What a place was measured to do: tokens/s of a short prompt and of the tokens generated after it.
 
-    `took_s` includes loading and compiling shaders.
+    The forecasts are for the same prompt, by the rule alone. `took_s` includes loading and compiling shaders.
     """
 
     device: str
     backend: str
     prefill_tok_s: float
     decode_tok_s: float
+    forecast_prefill_tok_s: float
+    forecast_decode_tok_s: float
     took_s: float
 
 

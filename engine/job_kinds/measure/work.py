@@ -223,6 +223,8 @@ class BenchService:
                     backend=candidate.backend,
                     prefill_tok_s=1 / found.prompt[0].measured_s,
                     decode_tok_s=1 / found.decode[0].measured_s,
+                    forecast_prefill_tok_s=1 / found.prompt[0].forecast_s,
+                    forecast_decode_tok_s=1 / found.decode[0].forecast_s,
                     took_s=time.monotonic() - began,
                 )
             )

@@ -163,8 +163,12 @@ def test_a_speed_measured_on_a_stand_in_is_told(placer, bundled_model):
         points=(Point(length=128, prefill_tok_s=s, decode_tok_s=s, ttft_s=s),),
         concurrency=(), drift=1.0, stand_in=True, started_at=1.0, shape_key=which, machine_key=where,
     )  # fmt: skip
+    settings = LoadSettings(path=str(bundled_model), n_ctx=1024, n_threads=2)
+    forecast = "; ".join(sentences(placer.placement("m", settings, exact=False).reasons))
+    assert "off by less than 15%, one in ten by more than 60%; `tessera bench m` measures it" in forecast
     placer.results.add(report)
-    placed = placer.placement("m", LoadSettings(path=str(bundled_model), n_ctx=1024, n_threads=2), exact=False)
+    placed = placer.placement("m", settings, exact=False)
+    assert "forecast" not in "; ".join(sentences(placed.reasons))
     assert placed.decode_tok_s == 42.0
     assert placed.basis == "measured"
     assert "42.0 tok/s measured here on a simulated model, after 128 tokens" in sentences(placed.reasons)
