@@ -134,12 +134,20 @@ def cli(ctx: click.Context, debug: bool) -> None:
 
     ctx.obj = {"debug": debug}
     shows_window = ctx.invoked_subcommand == "window" or (ctx.invoked_subcommand is None and has_display())
-    lenient = shows_window or ctx.invoked_subcommand == "settings"  # these two show settings errors themselves
-    export(load() if lenient else checked_settings())
+    shows_errors = shows_window or ctx.invoked_subcommand == "settings"
+    lenient = shows_errors or ctx.invoked_subcommand in LENIENT or bool({"-h", "--help"} & set(sys.argv[1:]))
+    now = load() if lenient else checked_settings()
+    if now.problems and not shows_errors:
+        click.echo("\n".join(f"{problem}. The default is used." for problem in now.problems), err=True)
+    export(now)
     if ctx.invoked_subcommand is None:
         command = cli.get_command(ctx, "window" if has_display() else "chat")
         assert command is not None
         ctx.invoke(command)
+
+
+# Commands that help to find out what is wrong: an error in the settings is only printed. `--help` is another.
+LENIENT = frozenset({"doctor", "licences", "logs"})
 
 
 def has_display() -> bool:

