@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -204,8 +205,13 @@ class SideWork:
         return [np.frombuffer(vector, "<f4") for vector in answer.vectors]
 
 
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 # A reranker reads each candidate with the question, which takes about 10 ms on a CPU of 2020.
 _RERANKED: Final = 20
+# A search that waits longer for the reranker answers in the order that it has: the model is loaded first, or the
+# computer is busy. The next search finds the model loaded.
+_RERANK_S: Final = 4.0
 # Separator between the passages in a page's text.
 BREAK: Final = "\n\n"
 
@@ -291,12 +297,16 @@ class CollectionService:
         asked = list(zip_longest(questions, vectors))
         limit = max(wanted.limit, _RERANKED)
         hits, found = await asyncio.to_thread(_look, live, asked, used, limit, floor)
+        reranked_by = ""
         if reranker:
             try:
-                hits = spread(await self._reranked(reranker, wanted.query, hits))
+                ranked = await _in_time(self._reranked(reranker, wanted.query, hits[:limit]), _RERANK_S)
+                if ranked is None:
+                    notes.append(f"{reranker.id} needs more than {_RERANK_S:g} s; the passages are not reranked")
+                else:
+                    hits, reranked_by = spread([*ranked, *hits[limit:]]), reranker.id
             except TesseraError as error:
                 notes.append(f"{reranker.id} could not rerank: {error}")
-                reranker = None
         passages = await asyncio.to_thread(self._passages, live, hits, wanted.limit)
         counts = await asyncio.to_thread(live.store.counts)
         if vector is not None and counts.embedded < counts.chunks:
@@ -307,7 +317,7 @@ class CollectionService:
             coverage=found.coverage,
             cosine=found.cosine,
             ways=used,
-            reranked_by=reranker.id if reranker else "",
+            reranked_by=reranked_by,
             seconds=round(time.monotonic() - began, 4),
             notes=tuple(notes),
         )
@@ -431,6 +441,30 @@ class CollectionService:
             },
             learned(Collection),
         )
+
+
+_late: set[asyncio.Future[Any]] = set()
+
+
+async def _in_time(work: Coroutine[Any, Any, T], seconds: float) -> T | None:
+    """What `work` returns within `seconds`, else None. It goes on, so that a model that is being loaded stays."""
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait((task,), timeout=seconds)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if done:
+        return task.result()
+    _late.add(task)
+    task.add_done_callback(_ended_late)
+    return None
+
+
+def _ended_late(task: asyncio.Future[Any]) -> None:
+    _late.discard(task)
+    if not task.cancelled() and task.exception() is not None:
+        log.info("a reranker that was too late failed: %s", task.exception())
 
 
 def _look(

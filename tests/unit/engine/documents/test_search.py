@@ -1,5 +1,7 @@
 """Finding passages: both ways fused by score, pages before more of the same page."""
 
+import asyncio
+
 import msgspec
 import numpy as np
 import pytest
@@ -142,3 +144,23 @@ def test_the_same_text_in_a_renamed_folder_keeps_its_vector(store):
     store.forget_spare()
     store.add_pages(store.begin("/a.txt", "text", 1, 1, "a"), [PageRead(1, "", tuple(chunks))], done=True)
     assert store.counts().embedded == 0
+
+
+def test_a_late_reranker_is_left_behind_but_ends_its_work():
+    from engine.server.documents.service import _in_time
+
+    async def both():
+        ready, loaded = asyncio.Event(), []
+
+        async def rerank():
+            await ready.wait()
+            loaded.append(True)
+            return [2, 1]
+
+        assert await _in_time(rerank(), 0.01) is None
+        ready.set()
+        while not loaded:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert await _in_time(rerank(), 60) == [2, 1]
+
+    asyncio.run(both())
