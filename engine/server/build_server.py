@@ -31,7 +31,7 @@ from engine.api.requests import RequestRecord
 from engine.core.keys import BadKeyFile
 from engine.core.ownership import request_owner, sees_all
 from engine.core.proof import proof
-from engine.core.request_timing import TimeLog, start_clock
+from engine.core.request_timing import Clock, TimeLog, start_clock
 from engine.core.startup_timing import Phases
 from engine.jobs.jobs import JobRegistry
 from engine.message_catalog import sentence
@@ -398,7 +398,7 @@ class RequestLog:
                 self._times.add(clock, getattr(scope.get("route"), "path", "unknown"))
             if record is not None:
                 self._recent.ended(record, status=status, seconds=elapsed, sent_bytes=sent)
-            self._write(scope, request_id, status, sent, elapsed)
+            self._write(scope, clock, status, sent, elapsed)
 
     def _begin(self, scope: Scope, request_id: str) -> RequestRecord | None:
         path = scope["path"]
@@ -415,7 +415,7 @@ class RequestLog:
         self._recent.began(record, counts=scope["method"] in _ASKING)
         return record
 
-    def _write(self, scope: Scope, request_id: str, status: int, sent: int, elapsed: float) -> None:
+    def _write(self, scope: Scope, clock: Clock, status: int, sent: int, elapsed: float) -> None:
         route: Any = scope.get("route")
         # Use the route's pattern, never the path of the request: one label per path would fill the memory.
         template = getattr(route, "path", "unknown")
@@ -424,12 +424,13 @@ class RequestLog:
             return
         client = scope.get("client")
         access_log.info(
-            "id=%s method=%s route=%s status=%s ms=%d bytes=%d from=%s",
-            request_id,
+            "id=%s method=%s route=%s status=%s ms=%d waited_ms=%d bytes=%d from=%s",
+            clock.id,
             scope["method"][:16],
             template,
             status or "-",
             elapsed * 1000,
+            (clock.load_s + clock.queue_s) * 1000,
             sent,
             client[0] if client else "-",
         )

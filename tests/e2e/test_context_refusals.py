@@ -2,6 +2,7 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
@@ -144,6 +145,29 @@ def test_what_would_have_to_be_unloaded_is_named_and_then_makes_room(server, cli
     load(client, "second", pinned=False)
     assert cached(ask(client, 2000)) == 0
     assert [m["id"] for m in client.get("/tessera/v1/loaded").json()["models"]] == ["first"]
+
+
+def test_five_agents_share_a_context_that_holds_two(server, client):
+    """All finish, each in its turn; the log says how long each request waited, and little is computed twice."""
+    small_machine.set_free(server.home / "meminfo", 800 * MIB)
+    client.post("/tessera/v1/models/spark/load", json={"n_ctx": 1024})
+    system = text(200)
+
+    def agent(number):
+        talk, seen = [*system, *(3 + (i * i + number) % 200 for i in range(120))], []
+        for _ in range(3):
+            body = {"model": "spark", "prompt": talk, "max_tokens": 24, "ignore_eos": True}
+            answer = client.post("/v1/completions", json=body).json()
+            seen.append((answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]))
+            talk += [3 + (i * 7 + number) % 200 for i in range(60)]
+        return seen
+
+    with ThreadPoolExecutor(5) as agents:
+        found = list(agents.map(agent, range(5)))
+    assert found == [[("length", 24)] * 3] * 5
+    waits = re.findall(r"route=/v1/completions status=200 ms=\d+ waited_ms=(\d+)", server.log)[-15:]
+    assert len(waits) == 15
+    assert max(map(int, waits)) > 0
 
 
 def test_a_context_that_the_user_set_is_a_limit(server, client):

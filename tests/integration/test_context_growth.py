@@ -237,6 +237,29 @@ def test_a_runner_that_is_killed_while_it_grows_loses_nothing_that_was_stored(mo
     assert answer.started.cached_tokens >= 200
 
 
+def test_five_agents_share_the_cells_of_two(model):
+    """All finish every turn, the common start is computed once, and giving way computes little twice."""
+    common, own, answer, result, turns = 400, 300, 60, 110, 3
+
+    async def agents(runner):
+        async def agent(number):
+            talk, lengths = [*text(common), *text(own, seed=number + 1)], []
+            for turn in range(turns):
+                found = await answered(runner, asked(talk, max_tokens=answer))
+                lengths.append(len(found.ids))
+                talk += [*found.ids, *text(result, seed=50 + number * turns + turn)]
+            return lengths
+
+        return await asyncio.gather(*map(agent, range(5))), await runner.stats()
+
+    lengths, stats = with_runner(
+        model("Llama, Mistral"), agents, n_ctx=2048, kv_cells=2048, max_ctx=0, n_parallel=4
+    )
+    assert lengths == [[answer] * turns] * 5
+    least = common + 5 * (own + turns * answer + (turns - 1) * result)
+    assert stats.computed_tokens < 1.5 * least
+
+
 def test_a_request_that_gives_way_goes_on_where_it_was(model):
     """Two answers outgrow the cells that both shared: one waits, and nothing is computed twice."""
 

@@ -68,6 +68,8 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         self._adapters = adapters
         self._parked: dict[int, Parked] = {}
         self._wanted: list[ContextWanted] = []
+        # The running requests have filled the cells: no other starts until one of them ends.
+        self._crowded = False
         self._can_be_steady = self._kv.truncatable and not loaded.settings.n_gpu_layers
 
     def on_idle(self, quiet: Callable[[], bool]) -> None:
@@ -171,6 +173,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             self._rebind()
             raise
         self._rebind()
+        self._crowded = False
         for sequence in self._by_id.values():
             if not sequence.request.context_shift:
                 sequence.limit = answer_limit(sequence.request, sequence.n_prompt, self._loaded.n_ctx)
@@ -260,12 +263,17 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             if not self._running and (found := self._quarantine.examine()) is not None:
                 self._start(*found, out)
             return
+        if self._crowded and self._running:
+            return
+        self._crowded = False
         while self._waiting and len(self._running) < self._loaded.settings.n_parallel:
             sequence = self._waiting[0]
             if must_wait(sequence, self._running):
                 return
-            shared = self._kv.sharing.best(sequence.shareable, sequence.key)[1]
+            source, shared = self._kv.sharing.best(sequence.shareable, sequence.key)
             free = self._kv.cells - self._kv.used_cells + self._kv.idle_cells
+            if source is not None and not source.in_use:  # its idle cells are continued, so they become used
+                free -= max(0, shared - source.shared)
             if self._running and admission.cells_needed(sequence) - shared > free - admission.cells_promised(
                 self._running
             ):
@@ -429,6 +437,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
 
     def _forget(self, sequence: LlamaSequence) -> None:
         del self._by_id[sequence.id]
+        self._crowded = False
         self._quarantine.clear(sequence)
         if sequence.cache is not None:
             self.cached_tokens += self._following.leave(sequence, self._running)
@@ -454,6 +463,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
                 return
             if len(self._running) > 1:
                 self._set_aside(self._running[-1])  # its computed part goes to the store until it runs again
+                self._crowded = True  # otherwise it would return at once, before the others can use its cells
                 self._kv.make_room(self._batch.size)
                 return
             self._fail(self._running[0], "cache_full", "The KV cache is too small for this request.", out)
