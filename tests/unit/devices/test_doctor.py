@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from app.cli.main import cli
+from devices import environment
 from devices.doctor import build_summary, diagnose
 from devices.merge import merged
 from devices.recording import RecordedHost
@@ -130,6 +131,22 @@ def test_older_kernels_need_both_parameters_for_the_gpus_memory():
     name = "sh-linux-amdvlk-vs-rocm"
     assert "amdgpu.gttsize=" in constructed(base=name, kernel="6.8.0")["gtt_at_default"].fix
     assert "amdgpu.gttsize=" not in constructed(base=name, kernel="7.1.3")["gtt_at_default"].fix
+
+
+def test_free_pages_of_the_contiguous_allocator_are_no_memory_for_models():
+    recording = copy.deepcopy(RECORDINGS[HALO])
+    before = recorded_report(RecordedHost(recording)).memory.available_bytes
+    recording["files"]["/proc/meminfo"] += "\nCmaFree:         7800000 kB\n"
+    after = recorded_report(RecordedHost(recording)).memory.available_bytes
+    assert before - after == 7_800_000 * 1024
+
+
+def test_children_never_get_the_variable_that_garbles_rocm(monkeypatch, tmp_path):
+    monkeypatch.setenv("GGML_CUDA_ENABLE_UNIFIED_MEMORY", "1")
+    monkeypatch.setattr(environment, "AMD_COMPUTE", tmp_path / "absent")
+    assert "GGML_CUDA_ENABLE_UNIFIED_MEMORY" in environment.without_secrets()  # NVIDIA's users may want it
+    monkeypatch.setattr(environment, "AMD_COMPUTE", tmp_path)
+    assert "GGML_CUDA_ENABLE_UNIFIED_MEMORY" not in environment.without_secrets()
 
 
 def test_kernels_that_do_not_load_come_first():
