@@ -86,4 +86,4 @@ def _print(findings: tuple[object, ...], summary: str) -> None:
             if line:
                 out.print(f"  {escape(line)}")
     if not findings:
-        out.print("\nNothing to mend.")
+        out.print("\nNo problems found.")

@@ -25,7 +25,7 @@ class Offered:
 def offered(paths: Paths | None = None) -> list[Offered]:
     """All sources. Raises: BadMcpConfig: the user's file of servers is invalid."""
     own = [
-        Offered(CALCULATOR, "Numbers and units, worked out beside the model.", built_in=True),
+        Offered(CALCULATOR, "Numbers and units, calculated outside the model.", built_in=True),
         Offered(FILES, "Reads files in the project's folder and in those the settings allow.", built_in=True),
     ]
     return own + [

@@ -20,7 +20,7 @@ _ACTIONS: Final = (
 # Tool families by the start of their type: description, parameters and required parameters.
 _DEFINED: Final[dict[str, tuple[str, dict[str, Any], list[str]]]] = {
     "bash": (
-        "Run a command in a bash shell that stays open. `restart` starts it anew.",
+        "Run a command in a bash shell that stays open. `restart` restarts it.",
         {"command": _TEXT, "restart": {"type": "boolean"}},
         [],
     ),

@@ -37,7 +37,7 @@ class Cut:
         self.short = b"".join(self._left(raw))
         if len(self.short) > MAX_SHORT_BYTES:
             most = f"{MAX_SHORT_BYTES >> 20} MiB"
-            raise InputFault(f"The JSON has more than {most} beside its long strings; no request needs so much.")
+            raise InputFault(f"The JSON has more than {most} outside its long strings; no request needs so much.")
 
     def _left(self, raw: bytes | bytearray) -> Iterator[bytes]:
         counter = Counter(MAX_OBJECTS, MAX_VALUES)

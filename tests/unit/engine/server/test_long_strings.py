@@ -75,5 +75,5 @@ def test_a_long_name_is_refused():
 
 def test_many_strings_of_middle_length_are_refused_before_they_are_parsed():
     raw = json.dumps({"model": "m", "unknown": ["a" * 10_000] * (MAX_SHORT_BYTES // 10_000 + 1)}).encode()
-    with pytest.raises(InputFault, match="beside its long strings"):
+    with pytest.raises(InputFault, match="outside its long strings"):
         Cut(raw)
