@@ -146,24 +146,6 @@ def test_all_chats_are_exported_and_come_back_by_import(walk):
     walk.until(f"'{before} chats imported' in chat.banner.text or '1 chat imported' in chat.banner.text")
 
 
-def test_imported_chats_keep_their_dates_and_the_first_is_opened(walk):
-    said = {"sender": "human", "text": "When is low tide?"}
-    dated = [
-        {"name": f"Tides {year}", "updated_at": f"{year}-03-01T12:00:00Z", "chat_messages": [said]}
-        for year in (2020, 2021)
-    ]
-    export = walk.home / "claude.json"
-    export.write_text(json.dumps(dated))
-    walk.click("More", "chat.sidebar")
-    walk.click("Import chats…")
-    walk.choose_file(export)
-    walk.until("'2 chats imported' in chat.banner.text")
-    walk.until("chat.controller.tree.path()[0].content == 'When is low tide?'")
-    years = "[chat.sidebar.model.item(n).text() for n in range(chat.sidebar.model.rowCount())][-2:]"
-    walk.until(f"{years} == ['2021', '2020']")
-    walk.picture("imported")
-
-
 def test_a_chat_comes_out_of_the_archive(walk):
     walk.new_chat()
     walk.say("Out of the way")
@@ -317,3 +299,21 @@ def test_a_schema_and_a_stop_are_kept_with_the_chat_and_obeyed(walk):
     walk.click("System prompt and sampling", "chat.bar")
     walk.say("Is it so?")
     assert isinstance(json.loads(walk.ask(f"{LAST}.content"))["n"], bool)
+
+
+def test_imported_chats_keep_their_dates_and_the_first_is_opened(walk):
+    said = {"sender": "human", "text": "When is low tide?"}
+    dated = [
+        {"name": f"Tides {year}", "updated_at": f"{year}-03-01T12:00:00Z", "chat_messages": [said]}
+        for year in (2020, 2021)
+    ]
+    export = walk.home / "claude.json"
+    export.write_text(json.dumps(dated))
+    walk.click("More", "chat.sidebar")
+    walk.click("Import chats…")
+    walk.choose_file(export)
+    walk.until("'2 chats imported' in chat.banner.text")
+    walk.until("chat.controller.tree.path()[0].content == 'When is low tide?'")
+    years = "[chat.sidebar.model.item(n).text() for n in range(chat.sidebar.model.rowCount())][-2:]"
+    walk.until(f"{years} == ['2021', '2020']")
+    walk.picture("imported")

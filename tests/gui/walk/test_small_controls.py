@@ -21,7 +21,7 @@ def walk(open_window):
 
 def test_dialogs_are_left_without_any_change(walk, tmp_path):
     walk.click("Tools", "chat.bar")
-    walk.until("'was not measured' in says(chat)")  # what stands above the button comes a little later
+    walk.until("'has not been measured' in says(chat)")  # what stands above the button comes a little later
     walk.click("Add tools…", "chat")
     walk.fill("Name", "never")
     walk.click("Cancel")

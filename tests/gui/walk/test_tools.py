@@ -214,7 +214,7 @@ def test_tasks_edits_and_a_commit_message_of_the_code_page(walk, project, talker
     walk.until(f"not {CODE}.controller.busy and 'Multiply by the wind' in reads({CODE}.transcript)")
     assert lamp.read_text() == after, "nothing is committed"
     walk.click("Undo", f"{CODE}.review")
-    walk.until(f"'Taken back: lamp.py' in {CODE}.banner.text")
+    walk.until(f"'Undone: lamp.py' in {CODE}.banner.text")
     assert lamp.read_text() == before
 
 
