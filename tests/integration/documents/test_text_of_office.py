@@ -301,7 +301,7 @@ def test_margins_and_encryption_of_opendocument(text_of, tmp_path):
 
 
 def test_a_known_format_that_is_not_read_is_a_reason(text_of, tmp_path):
-    (tmp_path / "a.rtf").write_text("{\\rtf1 words}")
-    assert text_of(tmp_path / "a.rtf")[1] == [
-        ".rtf files are not read; save it as .docx, .pptx, .xlsx, .odt or PDF"
+    (tmp_path / "a.doc").write_text("{\\rtf1 words}")
+    assert text_of(tmp_path / "a.doc")[1] == [
+        ".doc files are not read; save it as .docx, .pptx, .xlsx, .odt or PDF"
     ]
