@@ -1,6 +1,6 @@
 """An agent's run during which the context doubles again and again, against one that was large from the start.
 
-    python tests/optin/growing_agent.py MODEL.gguf [--start 8192] [--end 65536]
+    python tests/bench/growing_agent.py MODEL.gguf [--start 8192] [--end 65536]
 
 A real server, and a model that was loaded with `--start` tokens. Each turn sends the whole conversation and a new
 tool result of a sixteenth of the last context; a second client streams one long answer beside. Compared: all
