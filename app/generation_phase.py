@@ -3,18 +3,17 @@
 `tr` translates; the terminal passes the text through unchanged.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from devices.host import is_busy
 from engine.api.chat import ChatChunk
 
 # Show the elapsed seconds from this time on.
 _MIN_SHOWN_S = 1.0
 # An idle machine finishes a typical prompt within this time.
 _MIN_BUSY_S = 3.0
-_BUSY_LOAD = 1.5
 
 
 @dataclass(frozen=True)
@@ -73,15 +72,3 @@ def phase_text(phase: Phase, seconds: float, tr: Callable[[str], str], number: C
     words = f"{words} · " + tr("{n} s").format(n=int(seconds))
     busy = phase.busy or (seconds >= _MIN_BUSY_S and is_busy())
     return f"{words} · " + tr("this computer is busy") if busy else words
-
-
-def is_busy() -> bool:
-    """Return True if more processes want to run than there are CPUs, so that responses start late.
-
-    The load is the average of one minute. One of Tessera's models adds one per thread, that is one per CPU.
-    """
-    try:
-        load, _, _ = os.getloadavg()
-    except (AttributeError, OSError):  # Windows has no load average
-        return False
-    return load > _BUSY_LOAD * (os.cpu_count() or 1)

@@ -1,5 +1,6 @@
 """The only interface between the probes and the operating system, so that a recording can replace a machine."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -146,3 +147,19 @@ def integers(value: Json) -> tuple[int, ...]:
 def suspended(host: Host, address: str | None) -> bool:
     """Whether a PCI device is asleep; reading this does not wake it. Linux only."""
     return text(host, f"/sys/bus/pci/devices/{address}/power/runtime_status") == "suspended"
+
+
+# One of Tessera's models adds one runnable thread per core.
+_BUSY_LOAD = 1.5
+
+
+def is_busy() -> bool:
+    """Whether more threads want to run than there are cores, so that responses start late.
+
+    The load is the average of one minute. Windows has none.
+    """
+    try:
+        load, _, _ = os.getloadavg()
+    except (AttributeError, OSError):
+        return False
+    return load > _BUSY_LOAD * (os.cpu_count() or 1)

@@ -7,6 +7,7 @@ import logging
 import msgspec
 
 from devices.errors import Overdrawn, TesseraError
+from devices.host import is_busy
 from devices.memory_ledger import Amount
 from devices.msgspec_lock import learned
 from devices.process_memory import process_memory
@@ -253,13 +254,16 @@ class MemoryAdmission:
         """Record a decode speed measured on this machine, on average after `depth` tokens.
 
         It replaces the forecast at the next placement if one device holds the whole model. If the model is so large
-        that memory speed decides, it says how fast the device reads, too.
+        that memory speed decides, it says how fast the device reads, too. While other programs use the processor, a
+        speed on it says little and is not recorded.
         """
         load = self._loads.get(model_id)
         if load is not None and load.settings.remotes:
             self._placer.learn_spread(load.settings, tokens, decode_s)
             return
         if load is None or load.device is None or load.settings.expert_bytes or tokens < ENOUGH_TOKENS:
+            return
+        if load.device == "cpu" and is_busy():
             return
         self._correct(model_id, load, (tokens - 1) / decode_s, depth)
         if load.read_bytes < LARGE_READ_BYTES:

@@ -272,6 +272,13 @@ def test_a_runner_that_has_generated_is_not_changed_when_it_dies(path, paths):
     assert len(seen) == 2
 
 
+@pytest.fixture
+def quiet(monkeypatch):
+    """A computer on which no other program runs."""
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
+
+
+@pytest.mark.usefixtures("quiet")
 def test_a_speed_seen_here_is_used_at_the_next_placement(path, paths, monkeypatch):
     monkeypatch.setattr("engine.placement.memory_admission.LARGE_READ_BYTES", 1 << 20)
     settings = LoadSettings(path=path, n_ctx=1024)
@@ -287,13 +294,19 @@ def test_a_speed_seen_here_is_used_at_the_next_placement(path, paths, monkeypatc
     assert again.decode_tok_s == pytest.approx(50, rel=0.01)
 
 
-def test_a_speed_seen_here_replaces_the_forecast_of_a_small_model_and_corrects_its_neighbours(path, paths):
+@pytest.mark.usefixtures("quiet")
+def test_a_speed_seen_here_replaces_the_forecast_of_a_small_model_and_corrects_its_neighbours(
+    path, paths, monkeypatch
+):
     """The first answer decides at any size; another model gets the same correction, as an estimate."""
     settings = LoadSettings(path=path, n_ctx=1024)
     placer = placer_with(paths, 3000)
     before = placer.placement("m", settings, exact=False).decode_tok_s
     admission = MemoryAdmission(placer)
     admission.reserve_now("m", placer.choose("m", settings).settings)
+    with monkeypatch.context() as busy:
+        busy.setattr("os.getloadavg", lambda: (100.0, 100.0, 100.0))
+        admission.observed("m", 101, 999.0, 1024.0)  # next to other programs: says nothing
     admission.observed("m", 101, 100 / before * 2, 1024.0)
     again = placer_with(paths, 3000)
     mine, other = (again.placement(name, settings, exact=False) for name in ("m", "other"))

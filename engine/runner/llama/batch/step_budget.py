@@ -1,11 +1,11 @@
 """Measures the cost of steps, and derives the prefill budget next to responses and the number of threads."""
 
-import os
 import time
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 from devices.backends.cpu_kernels import ATTENTION
+from devices.host import is_busy
 from engine.core.types import Event
 from engine.runner.generation.draft_length import ROWS_AT_ONCE, StepCost
 from engine.runner.generation.step_accounting import ANSWER_ROWS
@@ -33,18 +33,8 @@ NEARLY_A_TILE: Final = 40
 FLUSH_INTERVAL_S: Final = 0.02
 
 
-# After a pause of this length nothing is known of other programs, and the load average says whether there are any:
-# more than this many runnable threads per core. One of Tessera's models adds one per core.
+# After a pause of this length nothing is known of other programs, and the load average says whether there are any.
 IDLE_S: Final = 1.0
-LOADED: Final = 1.5
-
-
-def is_loaded() -> bool:
-    """Whether the load average of one minute says that other programs use the processor. Windows has none."""
-    try:
-        return os.getloadavg()[0] > LOADED * (os.cpu_count() or 1)
-    except (AttributeError, OSError):
-        return False
 
 
 class Pace:
@@ -91,7 +81,7 @@ class Pace:
         divides a long text among the threads.
         """
         now = time.monotonic()
-        if now - self._noted_at > IDLE_S and is_loaded():
+        if now - self._noted_at > IDLE_S and is_busy():
             self._threads.presume_busy(now)
             self._noted_at = now
         wanted = self._threads_set if self._fixed else self._threads.threads(rows)
