@@ -66,7 +66,7 @@ def test_a_server_that_dies_is_started_again_by_itself_and_then_by_a_button(walk
     walk.new_chat()
     first = walk.server()
     os.kill(first["pid"], signal.SIGKILL)
-    walk.until("'It runs again' in window.banner.text and desktop.services.models.reachable")
+    walk.until("'It is running again' in window.banner.text and desktop.services.models.reachable")
     second = walk.server()
     assert (second["pid"], second["token"]) != (first["pid"], first["token"])
     walk.until("chat.composer.ready")
@@ -74,7 +74,7 @@ def test_a_server_that_dies_is_started_again_by_itself_and_then_by_a_button(walk
     assert walk.ask("len(chat.controller.tree)") == 2
 
     os.kill(second["pid"], signal.SIGKILL)
-    walk.until("'ended again' in window.banner.text")
+    walk.until("'stopped again' in window.banner.text")
     wait_for(lambda: has_ended(second["pid"]), 60, "the end of the server")
     walk.click("Message", "chat")
     walk.type("Still there?")

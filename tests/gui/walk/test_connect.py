@@ -140,7 +140,7 @@ def test_another_server_is_added_checked_used_and_forgotten(walk, upstream):
     walk.until(f"'big goes to' not in says({card})")
     assert walk.manage("upstreams")["rules"] == []
     walk.click("Remove desk", card)
-    walk.until(f"'can stand beside the local ones' in says({card})")
+    walk.until(f"'can be used next to the local ones' in says({card})")
     assert walk.manage("upstreams")["upstreams"] == []
 
 

@@ -66,11 +66,11 @@ def test_a_search_that_failed_and_a_look_that_failed_are_tried_again(walk, hub):
 
 def test_the_speed_of_a_model_that_is_not_here_is_tried(walk):
     walk.click("Test the speed", LIBRARY)
-    walk.until(f"'Measuring a stand-in' in says({LIBRARY})")
+    walk.until(f"'Measuring a simulated model' in says({LIBRARY})")
     walk.ends("measure", 0, "done", 600)
     walk.click("← Back", LIBRARY)
     walk.click("What fits of Spark-GGUF?", LIBRARY)
-    walk.until(f"'measured on a stand-in' in says({LIBRARY})")
+    walk.until(f"'measured on a simulated model' in says({LIBRARY})")
     walk.picture("tried")
     assert "wanderer" in names(walk)
     assert not any("spark-gguf" in name.lower() for name in names(walk)), "only its header was fetched"

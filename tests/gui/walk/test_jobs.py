@@ -45,7 +45,7 @@ def test_a_file_is_copied_checked_and_found_changed(walk, tmp_path):
     walk.click(walk.ask(f"'More about ' + {card_of('traveller')}.model.name"), LIBRARY)
     walk.click("Check the file")
     walk.ends("verify", 0, "done")
-    walk.until(f"any(words in {LIBRARY}.banner.text for words in ('is as it should be', 'was read whole'))")
+    walk.until(f"any(words in {LIBRARY}.banner.text for words in ('is intact', 'was read completely'))")
 
     raw = bytearray(copied.read_bytes())
     raw[-1000] ^= 1
@@ -148,7 +148,7 @@ def test_a_server_that_is_killed_at_work_says_what_became_of_it(walk):
     walk.click("Make it fit", f"{FIT}.start")
     walk.ends("quantize", before, "running")
     os.kill(walk.server()["pid"], signal.SIGKILL)
-    walk.until("'It runs again' in window.banner.text and desktop.services.models.reachable")
+    walk.until("'It is running again' in window.banner.text and desktop.services.models.reachable")
     walk.until(
         f"{JOBS}[-1].kind.value == 'quantize' and {JOBS}[-1].state in ('failed', 'paused', 'cancelled', 'done')",
         600,

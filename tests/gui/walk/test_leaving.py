@@ -44,14 +44,14 @@ def test_closing_with_work_under_way_asks_first(open_window):
     walk.click("Make it fit", f"{FIT}.start")
     walk.until(f"{STATES} == ['running']")
     walk.key("ctrl+q")
-    walk.until("'would begin anew' in window.banner.text")
+    walk.until("'would start from the beginning' in window.banner.text")
     walk.picture("leaving")
     walk.click("Stay", "window.banner")
     walk.until("not window.banner.isVisible()")
     assert walk.ask(STATES) == ["running"], "it keeps running"
     server = walk.server()["pid"]
     walk.key("ctrl+q")
-    walk.until("'would begin anew' in window.banner.text")
+    walk.until("'would start from the beginning' in window.banner.text")
     walk.click("Close", "window.banner._actions.itemAt(0).widget()")
     assert walk.process.wait(WAIT_S) == 0, walk.told()
     walk.forget()

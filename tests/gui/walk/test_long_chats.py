@@ -113,7 +113,7 @@ def test_an_answer_that_says_the_same_again_and_again_is_ended_and_can_go_on(wal
     walk.fill("JSON schema", json.dumps(same), OPTIONS)
     walk.until("'json_schema' in chat.controller.conversation.sampling")
     walk.say("Which lamps are there?")
-    walk.until(f"'the answer said the same' in says({LEAF})")
+    walk.until(f"'the answer repeated the same' in says({LEAF})")
     number, length = walk.ask(f"[{LAST}.id, len({LAST}.content)]")
     walk.picture("said-the-same")
     walk.fill("JSON schema", "", OPTIONS)

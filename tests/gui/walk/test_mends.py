@@ -26,7 +26,7 @@ def walk(open_window, tmp_path_factory):
 
 def test_a_file_that_was_cut_short_and_one_that_was_moved_say_so(walk):
     walk.go("Library")
-    walk.until(f"'in the middle of its header' in says({LIBRARY})")
+    walk.until(f"'within its header' in says({LIBRARY})")
     moved = walk.models.parent / "elsewhere.gguf"
     (walk.models / "wanderer.gguf").rename(moved)
     walk.until(f"'Its file was moved or deleted' in says({LIBRARY})")

@@ -158,7 +158,7 @@ def test_what_was_measured_is_saved_and_the_fastest_settings_are_found(walk):
     walk.click("Stop", MEASURE)
     walk.until(f"not {MEASURE}.stop.isVisible()", 120)
     walk.click("Find settings that save energy", MEASURE)  # where there is no meter it says so
-    walk.until(f"'by energy' in {MEASURE}.banner.text or 'at rest' in {MEASURE}.note.text()", 120)
+    walk.until(f"'for energy' in {MEASURE}.banner.text or 'idle' in {MEASURE}.note.text()", 120)
     if walk.ask(f"{MEASURE}.stop.isVisible()"):
         walk.click("Stop", MEASURE)
     walk.until(f"not {MEASURE}.stop.isVisible()", 120)
