@@ -52,15 +52,15 @@ class Calls:
 
 def asked(server: RunningServer, model: str, messages: list[dict[str, Any]]) -> tuple[str, int, int]:
     """The next 16 tokens as text, the tokens of the prompt, and how many of them were cached."""
-    plain = [{"role": m["role"] if m["role"] != "tool" else "user", "content": json.dumps(m)} for m in messages]
-    body = {"model": model, "messages": plain, "temperature": 0, "max_tokens": 16, "logprobs": True}
+    parts = [f"{m['role']} {m['content'][:40]} {json.dumps(m.get('tool_calls', ''))[-80:]}" for m in messages[1:]]
+    prompt = "\n".join(parts) + "\n"
+    body = {"model": model, "prompt": prompt, "temperature": 0, "max_tokens": 16, "ignore_eos": True}
     headers = {"Authorization": f"Bearer {server.token}"}
-    answer = httpx2.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=600)
+    answer = httpx2.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=600)
     answer.raise_for_status()
     said = answer.json()
-    tokens = [token["token"] for token in said["choices"][0]["logprobs"]["content"]]
     usage = said["usage"]
-    return "|".join(tokens), usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+    return said["choices"][0]["text"], usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
 
 
 def main() -> None:

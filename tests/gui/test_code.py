@@ -13,6 +13,7 @@ from PySide6.QtGui import QGuiApplication
 from app.code.diff_rows import aligned_rows
 from app.gui.code.page import CodePage
 from app.gui.code.side_by_side import diff_rows
+from app.gui.widgets.popups import Menu
 
 ANSWER = """Louder it is.
 
@@ -280,6 +281,36 @@ def test_the_agent_asks_before_each_action_and_shows_what_it_does(page, qtbot, s
     assert "declined this command" in shown
     assert not page.consent.isVisible()
     assert not page.controller.busy
+
+
+def test_the_agent_s_files_go_back_to_before_a_step(page, qtbot, server, project, monkeypatch):
+    monkeypatch.setattr(Menu, "below", lambda _menu, _widget: None)  # Qt's offscreen plugin cannot open it
+    assert not page.steps.isVisible()
+    more = ("write_file", {"path": "new.py", "content": "x = 1\n"})
+    work(page, qtbot, server, EDIT, more)
+    for _ in range(2):
+        qtbot.waitUntil(page.consent.isVisible)
+        page.consent.once.click()
+        qtbot.waitUntil(lambda: not page.consent.isVisible() or "new.py" in page.consent.title.text())
+    qtbot.waitUntil(lambda: not page.controller.busy)
+    assert (project / "new.py").exists()
+    page.steps.click()
+    menu = page.findChild(Menu)
+    texts = [action.text() for action in menu.actions()]
+    assert len(texts) == 3
+    assert texts[2].startswith("Back to before 2: write_file")
+    with qtbot.waitSignal(page.controller.went_back):
+        menu.actions()[2].trigger()
+    assert not (project / "new.py").exists()
+    assert "HELLO" in (project / "greet.py").read_text()
+    with qtbot.waitSignal(page.controller.changes_found):
+        page.controller.show_changes()
+    assert 'return "HELLO" + name' in page.transcript.last_answer
+    before = len(server.bodies)
+    work(page, qtbot, server)
+    qtbot.waitUntil(lambda: len(server.bodies) > before and not page.controller.busy)
+    roles = [message["role"] for message in server.bodies[-1]["messages"]]
+    assert roles == ["system", "user", "assistant", "tool", "user"], "it goes on from there"
 
 
 def test_a_stopped_agent_does_nothing_more(page, qtbot, server, project):

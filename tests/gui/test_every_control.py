@@ -49,6 +49,8 @@ ALSO_CALLED = {
     ("server/upstreams_card.py", "Use its models"): "Use NAME",
 }
 CANNOT = {
+    ("code/page.py", "Show all changes"): "the walks' models make no tool calls; see test_code",
+    ("code/page.py", "Agent steps"): "the walks' models make no tool calls; pressed in test_code",
     ("devices/page.py", "Stop measuring"): "this machine has one place for models; pressed in test_pages",
     ("chat/options.py", "Reasoning budget"): "the walks' models do not reason",
     ("chat/page.py", "Show in folder"): "opens a program of the desktop, which a bare X server has not",

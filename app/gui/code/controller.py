@@ -12,11 +12,12 @@ from typing import Any
 from PySide6.QtCore import QObject, Signal, SignalInstance
 
 from app.client import Answer, AnswerStream, Routes, chat_body
+from app.code.agent.checkpoints import Checkpoints
 from app.code.agent.loop import Agent
 from app.code.agent.models import ServerModel
 from app.code.agent.tools import Toolbox
 from app.code.agent.transcript import Transcript
-from app.code.agent.types import AgentEvent, Edited, Ended, Planned, Thought
+from app.code.agent.types import AgentEvent, Edited, Ended, Planned, Printed, Thought
 from app.code.assistant import Conversation
 from app.code.context.items import Context, ContextItem
 from app.code.edits.session import Proposal
@@ -45,6 +46,9 @@ class CodeController(QObject):
     proposed = Signal(object)
     written = Signal(object)
     taken_back = Signal(object)
+    went_back = Signal(object)
+    steps_changed = Signal(object)
+    changes_found = Signal(str)
     failed = Signal(object)
     busy_changed = Signal(bool)
     consent_wanted = Signal(object)
@@ -60,6 +64,8 @@ class CodeController(QObject):
         self._assembling: Job | None = None  # assembles the context of a request
         self._stream: StreamJob | None = None
         self._run_of_agent: AgentRun | None = None
+        self._agent: Agent | None = None  # of the last task; it goes on after `back`
+        self._is_back = False
         self._answer: list[Answer] = []
         self.question = ""
         self.context: Context | None = None
@@ -76,6 +82,8 @@ class CodeController(QObject):
     def open_folder(self, folder: Path) -> None:
         """Open a project and update its index. Closes the previous project."""
         self.stop()
+        self._agent, self._is_back = None, False
+        self.steps_changed.emit(())
         old = self._project
         self._project = self._talk = self._proposal = self.context = None
 
@@ -228,6 +236,7 @@ class CodeController(QObject):
         if self._project is None or self.busy:
             return
         run = AgentRun(self._services, self._project, self._lock, self)
+        earlier, self._is_back = (self._agent if self._is_back else None), False
         self._run_of_agent = run
         run.shown.connect(self.text_arrived)
         run.phase_changed.connect(self.phase_changed)
@@ -235,8 +244,10 @@ class CodeController(QObject):
 
         def over() -> None:
             self._run_of_agent = None
+            self._agent = run.agent
             run.deleteLater()
             self._set_busy(False)
+            self.steps_changed.emit(self.steps)
             self.answered.emit()
 
         def failed(error: Exception) -> None:
@@ -246,7 +257,38 @@ class CodeController(QObject):
         run.ended.connect(lambda _: over())
         run.failed.connect(failed)
         self._set_busy(True)
-        run.start(task, model)
+        run.start(task, model, earlier)
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The tool calls of the agent's session, one line each."""
+        calls = [step.call for step in self._agent.steps] if self._agent is not None else []
+        return tuple(_line(f"{call.tool} {_shortened(call.arguments)}")[:_STEP_CHARS] for call in calls)
+
+    def back(self, number: int) -> None:
+        """Restore files and conversation to before step `number` of the agent; its next task goes on from there."""
+        agent, project = self._agent, self._project
+        if agent is None or project is None or self.busy:
+            return
+        self._is_back = True
+
+        def restore() -> tuple[str, ...]:
+            restored = agent.back(number)
+            return (*restored.written, *restored.deleted)
+
+        self._write(project, restore, self.went_back)
+
+    def show_changes(self) -> None:
+        """Emit the diff of the agent's whole session through `changes_found`."""
+        agent = self._agent
+        if agent is None or self.busy:
+            return
+
+        def work() -> str:
+            with self._lock:
+                return agent.changes()
+
+        self._run(work, lambda diff: self.changes_found.emit(f"~~~~diff\n{_fenced(diff)}\n~~~~" if diff else ""))
 
     def decide(self, decision: Decision) -> None:
         """Pass on the user's decision about the agent's request."""
@@ -326,6 +368,7 @@ class CodeController(QObject):
 
 _MARKS = {"open": "☐", "doing": "▸", "done": "☑"}
 _SHOWN_CHARS = 300
+_STEP_CHARS = 60
 
 
 class _ApiChat:
@@ -373,9 +416,10 @@ class AgentRun(QObject):
         self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
         self._chat = _ApiChat(services.api, self.phase_changed.emit)
         self._cancelled = threading.Event()
+        self.agent: Agent | None = None
 
-    def start(self, task: str, model: str) -> None:
-        """Start the task. Every action except reading needs consent."""
+    def start(self, task: str, model: str, earlier: Agent | None = None) -> None:
+        """Start the task, in a new session or an earlier one. Every action except reading needs consent."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
         transcript = Transcript(self._project.state / "transcripts" / f"{stamp}.jsonl")
 
@@ -386,7 +430,11 @@ class AgentRun(QObject):
                 self.shown.emit(text)
 
         toolbox = Toolbox(self._project.index, self._project.edits, Consent(self._ask), on_event, self._cancelled)
-        agent = Agent(ServerModel(self._chat, model), [toolbox], on_event, cancelled=self._cancelled)
+        saved = Checkpoints(self._project.workspace, self._project.state / "checkpoints", stamp)
+        agent = earlier or Agent(ServerModel(self._chat, model), (), on_event, checkpoints=saved)
+        agent.model, agent.tools = ServerModel(self._chat, model), [toolbox]
+        agent.on_event, agent.cancelled = on_event, self._cancelled
+        self.agent = agent
 
         def work() -> Ended:
             try:
@@ -427,6 +475,8 @@ def as_markdown(event: AgentEvent) -> str:  # noqa: PLR0911 - one return per eve
         return f"\n\n{_code(f'{event.tool} {_shortened(event.arguments)}')}\n\n"
     if isinstance(event, Returned):
         return "" if event.ok else f"\n\n> {_line(event.text)}\n\n"
+    if isinstance(event, Printed):
+        return f"\n\n~~~~\n{_fenced(event.text.rstrip())}\n~~~~\n\n"
     if isinstance(event, Edited):
         return f"\n\n{_code(_line(event.path))}\n\n~~~~diff\n{_fenced(event.diff)}\n~~~~\n\n"
     if isinstance(event, Planned):

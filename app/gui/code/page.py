@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -37,7 +38,7 @@ from app.gui.reasons import error_message
 from app.gui.theme import Theme
 from app.gui.widgets.basics import Banner, ElidedLabel, Empty, IconButton, button, label, row, rule, stack
 from app.gui.widgets.flow import Flow
-from app.gui.widgets.popups import Choice, ConsentCard, entries_of
+from app.gui.widgets.popups import Choice, ConsentCard, Menu, entries_of
 from app.gui.widgets.splitter import saved_splitter
 from app.tools.consent import ConsentRequest
 
@@ -171,11 +172,16 @@ class CodePage(QWidget):
         self.composer.add_tool(self.agent)
         self.prompts = PromptLibrary(services, self.composer, self.model.currentText)
         self.commit = button(self.tr("Commit message"), self._commit)
+        self.steps = button(self.tr("Agent steps"), self._show_steps)
         self._build()
         self._connect()
         self._on_models()
         self._on_busy(busy=False)
-        for widget in (self.folder, self.commit):  # no folder is open yet, so there is nothing to commit
+        for widget in (
+            self.folder,
+            self.commit,
+            self.steps,
+        ):  # no folder is open yet, so there is nothing to commit
             widget.hide()
 
     def _build(self) -> None:
@@ -183,6 +189,7 @@ class CodePage(QWidget):
             button(self.tr("Open folder"), self._choose_folder),
             self.folder,
             1,
+            self.steps,
             self.commit,
             self.model,
             spacing=8,
@@ -229,6 +236,9 @@ class CodePage(QWidget):
         control.proposed.connect(self._on_proposed)
         control.written.connect(self._on_written)
         control.taken_back.connect(self._on_taken_back)
+        control.went_back.connect(self._on_went_back)
+        control.steps_changed.connect(self._on_steps)
+        control.changes_found.connect(self._on_changes)
         control.failed.connect(self._on_failed)
         control.consent_wanted.connect(self.consent.ask)
         control.answered.connect(self.consent.hide)
@@ -397,6 +407,30 @@ class CodePage(QWidget):
         self.review.clear()
         undo = (self.tr("Undo"), self.controller.undo)
         self.banner.notify(self.tr("Written: %1").replace("%1", ", ".join(paths)), "ok", undo)
+
+    def _on_steps(self, steps: tuple[str, ...]) -> None:
+        self.steps.setVisible(bool(steps))
+
+    def _show_steps(self) -> None:
+        menu = Menu(self._services.theme, self)
+        menu.add("file-text", self.tr("Show all changes"), self.controller.show_changes)
+        for number, words in enumerate(self.controller.steps, 1):
+            text = self.tr("Back to before %1: %2").replace("%1", str(number)).replace("%2", words)
+            menu.add("left", text.replace("&", "&&"), partial(self.controller.back, number))
+        menu.below(self.steps)
+
+    def _on_went_back(self, paths: tuple[str, ...]) -> None:
+        self.steps.setVisible(bool(self.controller.steps))
+        words = self.tr("Files restored: %1. Your next message to the agent goes on from there.")
+        self.banner.notify(words.replace("%1", str(len(paths))), "ok")
+
+    def _on_changes(self, diff: str) -> None:
+        if not diff:
+            self.banner.notify(self.tr("The agent has changed no file."), "ok")
+            return
+        self.transcript.begin(self.tr("Changes of the session"))
+        self.transcript.append(diff)
+        self.transcript.end()
 
     def _on_taken_back(self, paths: tuple[str, ...]) -> None:
         self.banner.notify(self.tr("Undone: %1").replace("%1", ", ".join(paths)), "ok")
