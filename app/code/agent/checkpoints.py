@@ -66,6 +66,7 @@ class Checkpoints:
     def __init__(self, workspace: Workspace, folder: Path, name: str = "") -> None:
         self._workspace = workspace
         self._folder = folder / (name or time.strftime("%Y%m%d-%H%M%S"))
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the project's files, for its owner only
         self._known: dict[str, tuple[tuple[int, ...], Entry]] = {}
         with contextlib.suppress(OSError):
             for old in sorted(path for path in folder.iterdir() if path.is_dir())[: 1 - _SESSIONS]:

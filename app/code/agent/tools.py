@@ -421,7 +421,8 @@ class Toolbox:
             kind="edit",
             title=shown_line(f"{verb} {file.path}" + (f" to {to}" if to else "")),
             detail=shown_text(diff),
-            key=f"edit:{file.path}",
+            # A permission to edit a file for the session is none to move or delete it.
+            key=f"edit:{file.path}" if verb in {"Change", "Create"} else f"{verb}:{file.path}:{to}",
             warning=self._edits.warning(file.path),
         )
         if self._consent.remembers(request):

@@ -429,6 +429,20 @@ def test_a_session_goes_back_to_before_any_step(desk, project, index, tmp_path):
     assert [m["role"] for m in agent.messages] == ["system", "user", "assistant", "tool", "assistant"]
 
 
+def test_a_permission_to_edit_is_none_to_delete(desk, project):
+    toolbox, asked, answers, _ = desk
+    answers["edit"] = "session"
+    for replace in ("x = 1", "x = 2"):
+        assert call(toolbox, "write", path="src/new.py", text=replace).ok
+    assert len(asked) == 1
+    answers["edit"] = "no"
+    assert "declined" in call(toolbox, "delete", path="src/new.py").text
+    assert "declined" in call(toolbox, "move", path="src/new.py", to="src/other.py").text
+    patch = "*** Begin Patch\n*** Delete File: src/new.py\n*** End Patch\n"
+    assert "declined" in call(toolbox, "apply_patch", input=patch).text
+    assert (project / "src" / "new.py").read_text() == "x = 2"
+
+
 def test_text_is_replaced_once_or_everywhere(desk, project):
     toolbox, *_ = desk
     path = project / "src" / "t.txt"

@@ -62,6 +62,7 @@ def test_contents_are_stored_once_and_old_sessions_deleted(root, tmp_path):
         saved = Checkpoints(Workspace(root), tmp_path / "saved", f"session-{number}")
         saved.save()
     assert len(list((tmp_path / "saved").iterdir())) == 5
+    assert (tmp_path / "saved").stat().st_mode & 0o077 == 0, "they are copies of the project's files"
     (root / "big").write_bytes(os.urandom(100_000))
     saved.save()
     used = saved.disk_bytes
