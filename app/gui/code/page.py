@@ -1,18 +1,16 @@
 """The Code page: open a folder, ask about it, inspect the context, and review and apply edits one by one."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtGui import QGuiApplication, QTextBlockFormat, QTextCursor
+from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import (
     QBoxLayout,
     QCheckBox,
     QFileDialog,
-    QPlainTextEdit,
     QStackedWidget,
     QTabWidget,
     QTreeWidget,
@@ -30,7 +28,7 @@ from app.gui import formatted
 from app.gui.app_context import Services
 from app.gui.chat.composer import Composer
 from app.gui.chat.prompt_library import PromptLibrary
-from app.gui.code.coloured import Coloured, coloured_lines, language_of, write_line
+from app.gui.code.coloured import Selected, SourceText, SourceView, coloured_lines, language_of
 from app.gui.code.controller import CodeController
 from app.gui.code.review_panel import ReviewPanel
 from app.gui.code.transcript import Transcript
@@ -41,82 +39,6 @@ from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice, ConsentCard, Menu, entries_of
 from app.gui.widgets.splitter import saved_splitter
 from app.tools.consent import ConsentRequest
-
-# A read-only source view. Line numbers are not part of the selection.
-
-
-@dataclass(frozen=True)
-class SourceText:
-    """A file to show: its plain and coloured lines."""
-
-    path: str
-    lines: tuple[str, ...]
-    coloured: tuple[Coloured, ...]
-
-
-@dataclass(frozen=True)
-class Selected:
-    """Whole lines `first`..`last` (1-based) of a file."""
-
-    path: str
-    first: int
-    last: int
-    text: str
-
-
-class SourceView(QPlainTextEdit):
-    """Shows a `SourceText`, read-only."""
-
-    def __init__(self, theme: Theme) -> None:
-        super().__init__()
-        self._theme = theme
-        self._source: SourceText | None = None
-        self.setReadOnly(True)
-        self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
-        self.setAccessibleName(self.tr("File"))
-        self.setTextInteractionFlags(
-            Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
-        )
-        theme.changed.connect(self._redraw)
-        self._redraw()
-
-    @property
-    def path(self) -> str | None:
-        """Path of the visible file, or None."""
-        return self._source.path if self._source else None
-
-    def show_source(self, source: SourceText | None) -> None:
-        """Show another file, or none."""
-        self._source = source
-        self._redraw()
-
-    def selected(self) -> Selected | None:
-        """The lines that the selection touches, or None without a selection."""
-        cursor = self.textCursor()
-        if self._source is None or not cursor.hasSelection():
-            return None
-        document = self.document()
-        first = document.findBlock(cursor.selectionStart()).blockNumber()
-        end = document.findBlock(cursor.selectionEnd())
-        last = end.blockNumber() - (cursor.selectionEnd() == end.position() and end.blockNumber() > first)
-        lines = self._source.lines[first : last + 1]
-        return Selected(self._source.path, first + 1, last + 1, "\n".join(lines))
-
-    def _redraw(self) -> None:
-        self.setFont(self._theme.font("mono", mono=True))
-        self.clear()
-        if self._source is None:
-            return
-        width = len(str(len(self._source.coloured)))
-        cursor = QTextCursor(self.document())
-        cursor.beginEditBlock()
-        for position, line in enumerate(self._source.coloured):
-            if position:
-                cursor.insertBlock(QTextBlockFormat())
-            write_line(cursor, self._theme, f"{position + 1:>{width}}", line)
-        cursor.endEditBlock()
-        self.moveCursor(QTextCursor.MoveOperation.Start)
-
 
 # Assumed context length if the server does not report one.
 _FALLBACK_CONTEXT = 4096
