@@ -7,7 +7,8 @@ sentence deserves a check; an unmarked one is not proven.
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from itertools import combinations
+from functools import cache
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -116,6 +117,7 @@ def check(
     vectors: unit vectors of the sentences and of the windows, float32 of (n, width) each; None: compare words only.
     floor: the embedding model's cosine for unrelated texts.
     """
+    stems = cache(stems)
     held = [set(stems(piece.text)) for piece in pieces]
     cosines = above(vectors[0] @ vectors[1].T, floor) if vectors is not None and len(pieces) else None
     return [
@@ -302,4 +304,6 @@ def _turned(text: str, source: str, stems: Callable[[str], list[str]]) -> bool:
         places.setdefault(word, []).append(place)
     own = _content(text, stems)
     shared = [places[word][0] for word in own if len(places.get(word, ())) == 1 and own.count(word) == 1]
-    return any(a > b > c for a, b, c in combinations(shared, 3))
+    lowest = list(accumulate(reversed(shared), min))[::-1]
+    highest = list(accumulate(shared, max))
+    return any(highest[i - 1] > shared[i] > lowest[i + 1] for i in range(1, len(shared) - 1))

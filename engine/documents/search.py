@@ -28,7 +28,8 @@ _PAGE_PASSAGES: Final = 6
 # same, would leave no place for the second document of a question.
 _OF_DOCUMENT: Final = 3
 # A number, code or compound name ("22012", "gc.auto", "reflogExpire", "POSIX"): who writes it means exactly that.
-_CODE: Final = re.compile(r"[\w./:\\-]*(?:\d|\w[_./:]\w|[a-z][A-Z]|[A-Z]{2})[\w./:\\-]*")
+_TOKEN: Final = re.compile(r"[\w./:\\-]+")
+_CODE: Final = re.compile(r"\d|\w[_./:]\w|[a-z][A-Z]|[A-Z]{2}")
 # Extra score of a passage that holds all codes of the query. Without them a score is at most 1.
 _BY_CODES: Final = 0.8
 # A code in more than this share of the passages is a topic of the collection and selects nothing.
@@ -93,7 +94,7 @@ def by_codes(store: Store, question: str) -> dict[int, float]:
     BM25 divides by the length of a passage and adds up common words, so the only row of a table with the code that
     was asked for may come after many short passages with the words around it.
     """
-    codes = dict.fromkeys(code.strip("./:\\-") for code in _CODE.findall(question))
+    codes = dict.fromkeys(token.strip("./:\\-") for token in _TOKEN.findall(question) if _CODE.search(token))
     rows: list[tuple[float, list[int]]] = []
     with store.lock:
         total = max(int(store.connection.execute("SELECT count(*) FROM chunk").get), 1)

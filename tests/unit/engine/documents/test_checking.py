@@ -110,3 +110,11 @@ def test_a_number_of_another_sentence_does_not_support():
     own = Stemmer(apsw.Connection(":memory:")).stems
     (verdict,) = check(sentences("The bridge has 40 arches."), windows([passage]), own)
     assert (verdict.carried, verdict.missing) == (False, ("40",))
+
+
+def test_a_sentence_without_end_is_checked_in_linear_time():
+    own = Stemmer(apsw.Connection(":memory:")).stems
+    words = [f"w{number}x" for number in range(3000)]
+    text = " ".join(words) + "."
+    (verdict,) = check(sentences(text), windows([" ".join(reversed(words)) + "."]), own)
+    assert verdict.doubt == "order"
