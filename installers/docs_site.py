@@ -8,6 +8,7 @@ the command line from Click, settings and environment variables from their table
 
 import datetime as dt
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -301,8 +302,39 @@ def _panel(metric: str, unit: str, lines: dict[str, list[tuple[int, float]]], fi
     return found
 
 
+def conformance_page() -> str:
+    """docs/dev/conformance.md: the newest result of each suite of another project."""
+    newest: dict[str, dict[str, Any]] = {}
+    for text in (ROOT / "tests" / "optin" / "conformance" / "results.jsonl").read_text("utf-8").splitlines():
+        line = json.loads(text)
+        earlier = newest.pop(line["suite"], None)
+        newest[line["suite"]] = (
+            {"before": f"{earlier['passed']} of {earlier['checked']}"} | line if earlier else line
+        )
+    lines = [
+        "# Other projects' tests",
+        "",
+        "Generated from `tests/optin/conformance/results.jsonl`. *As expected* counts what behaves as the other",
+        "project's tests or the standard want it; every difference that is left is named below with its reason.",
+        "",
+        "| Suite | As expected | Before | Date, commit |",
+        "|---|---|---|---|",
+    ]
+    for suite, line in newest.items():
+        before = line.get("before", "")
+        lines.append(
+            f"| {suite} | {line['passed']} of {line['checked']} | {before} | {line['date']}, {line['commit']} |"
+        )
+    for suite, line in newest.items():
+        lines += ["", f"## {suite}", ""]
+        lines += [line["note"], ""] if line.get("note") else []
+        lines += [f"- {count}: {why}" for why, count in line["differs"].items()] or ["No differences."]
+    return "\n".join(lines).rstrip() + "\n"
+
+
 PAGES: Final = {
     "benchmarks.md": benchmarks_page,
+    "dev/conformance.md": conformance_page,
     "benchmarks.svg": benchmarks_plot,
     "cli.md": command_page,
     "settings.md": settings_page,

@@ -204,6 +204,16 @@ def test_the_item_that_the_limit_cut_is_incomplete_in_every_event(qwen, client):
     assert [item.status for item in done] == ["incomplete"]
 
 
+def test_a_call_that_the_limit_cut_has_no_event_that_ends_its_arguments(qwen, client):
+    tools = [{"type": "function", "name": "rm", "parameters": {"type": "object", "properties": {"path": {}}}}]
+    call = '<tool_call>\n{"name": "rm", "arguments": {"path": "/tmp"}}\n</tool_call>'
+    for text, finish in ((call, "stop"), (call[:55], "length")):
+        qwen.say(text, finish=finish)
+        kinds = [e.type for e in client.responses.create(model="spark", input="hi", tools=tools, stream=True)]
+        assert ("response.function_call_arguments.done" in kinds) == (finish == "stop")
+        assert "response.output_item.done" in kinds
+
+
 def test_a_session_begun_on_a_hosted_model_goes_on_here(qwen):
     items = [
         {"role": "user", "content": "Look it up."},

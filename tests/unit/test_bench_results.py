@@ -37,3 +37,14 @@ def test_a_line_without_a_field_is_named(tmp_path, monkeypatch):
     (tmp_path / "script.jsonl").write_text(json.dumps({"metric": "speed", "value": 1}) + "\n")
     with pytest.raises(ValueError, match=r"script.jsonl, line 1: date, commit"):
         list(results.results())
+
+
+def test_every_difference_from_other_projects_tests_has_a_reason():
+    path = results.ROOT / "tests" / "optin" / "conformance" / "results.jsonl"
+    lines = [json.loads(text) for text in path.read_text("utf-8").splitlines()]
+    assert len({line["suite"] for line in lines}) >= 6
+    for line in lines:
+        dt.date.fromisoformat(line["date"])
+        assert re.fullmatch(r"[0-9a-f]{7,12}", line["commit"])
+        assert line["passed"] + sum(line["differs"].values()) == line["checked"], line["suite"]
+        assert all(line["differs"])

@@ -168,7 +168,8 @@ class ItemStream:
         if not self._kind:
             return b""
         kind, self._kind = self._kind, ""
-        out = self._close_call(kind) if kind.endswith("_call") else self._close_text(kind)
+        whole = status == "completed"
+        out = self._close_call(kind, whole=whole) if kind.endswith("_call") else self._close_text(kind)
         self._item["status"] = status
         return out + self._done()
 
@@ -196,14 +197,17 @@ class ItemStream:
             for number, made in enumerate(part["annotations"])
         )
 
-    def _close_call(self, kind: str) -> bytes:
+    def _close_call(self, kind: str, *, whole: bool) -> bytes:
+        """The last events of a call. Clients run it at the event that ends its arguments; a cut one has none."""
         self._calls.append(ToolCall(id=self._call_id, name=self._call_name, arguments=self._arguments))
         if kind == "custom_tool_call":
             text = self._item["input"] = custom_input(self._arguments)
-            return self._event("response.custom_tool_call_input.delta", **self._ids(), delta=text) + self._event(
-                "response.custom_tool_call_input.done", **self._ids(), input=text
-            )
+            out = self._event("response.custom_tool_call_input.delta", **self._ids(), delta=text)
+            ended = self._event("response.custom_tool_call_input.done", **self._ids(), input=text) if whole else b""
+            return out + ended
         self._item["arguments"] = self._arguments
+        if not whole:
+            return b""
         done = {"arguments": self._arguments, "name": self._item["name"]}
         return self._event("response.function_call_arguments.done", **self._ids(), **done)
 
