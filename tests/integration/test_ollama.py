@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 
 import httpx2
 import pytest
@@ -262,3 +263,17 @@ def test_an_answer_that_was_begun_is_continued(qwen, client):
     answer = client.chat("spark", [*HI, {"role": "assistant", "content": "I am"}])
     assert qwen.prompts()[-1].endswith("I am")
     assert answer.message.content == " fine"
+
+
+def test_an_unload_waits_for_the_answers_that_run(qwen, client):
+    words = [f"word{number} " for number in range(20)]
+    qwen.say(*words, delay_s=0.05)
+    answer = iter(client.chat("spark", HI, stream=True))
+    read = [next(answer).message.content]
+    assert client.generate("spark", "", keep_alive=0).done_reason == "unload"
+    read += [line.message.content for line in answer]
+    assert "".join(read).split() == "".join(words).split()
+    deadline = time.monotonic() + 60
+    while client.ps().models:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

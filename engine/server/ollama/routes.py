@@ -92,7 +92,12 @@ async def _only_load(request: Request, body: Running, fields: dict[str, Any]) ->
     state = server_state(request)
     answer = {"model": body.model, "created_at": now(), **fields, "done": True}
     if body.keep_alive is not None and seconds(body.keep_alive, "keep_alive") == 0:
-        await state.pool.unload((await state.models.known(body.model)).id)
+        model_id = (await state.models.known(body.model)).id
+        loaded = state.pool.get(model_id)
+        if loaded is not None and loaded.ready and not loaded.idle:
+            loaded.ttl_s, loaded.pinned = 0.0, False  # leaves when the answers that run now have ended
+        else:
+            await state.pool.unload(model_id)
         return JSONResponse({**answer, "done_reason": "unload"})
     model = await while_connected(request, state.pool.acquire(body.model, min_ctx=body.settings.num_ctx or 0))
     keep(model, body.keep_alive)
