@@ -7,13 +7,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Literal
 
 from app.code.context.items import Context, ContextItem, LeftOut
 from app.code.git import Git
 from app.code.index.database import ChunkHit, IndexDatabase, SymbolHit
 from app.code.index.project import ProjectIndex
-from app.code.index.vectors import VectorIndex, fused
+from app.code.index.vectors import VectorIndex
 from devices.errors import TesseraError
 
 # Mentions in a prompt: @file, @folder, @symbol and @diff, with or without the kind and a colon.
@@ -255,12 +256,10 @@ def _found(index: ProjectIndex, question: str, near: list[ChunkHit]) -> Iterator
         item = _symbol_item(index, symbol, f"the question names {symbol.name}")
         if item is not None:
             yield item
-    hits = search_chunks(index.database, question)
-    hits = merged(fused((hits, near)) if near else hits)
+    hits = merged(search_chunks(index.database, question))
     best = hits[0].score if hits else 0.0
+    hits = with_meaning([hit for hit in hits if hit.score >= _SCORE_FRACTION * best], near)
     for hit in hits[:_MAX_FOUND]:
-        if hit.score < _SCORE_FRACTION * best:
-            continue
         text = _lines_of(index, hit.path, hit.first, hit.last)
         if text is not None:
             yield ContextItem(
@@ -350,6 +349,7 @@ _RANKED_CHUNKS = 200
 # A file's score is the sum of its chunks' scores, each one times this factor more than the one before.
 _NEXT_CHUNK = 0.5
 _FILE_SHARE = 0.5
+_WORDS_FIRST = 3
 # More chunks of one file would crowd out the other files.
 _CHUNKS_PER_FILE = 2
 _TEST_WEIGHT = 0.5
@@ -393,6 +393,19 @@ def by_file(hits: Sequence[ChunkHit]) -> list[ChunkHit]:
         if taken[hit.path] <= _CHUNKS_PER_FILE:
             best.append(hit)
     return best
+
+
+def with_meaning(hits: Sequence[ChunkHit], near: Sequence[ChunkHit]) -> list[ChunkHit]:
+    """Chunks found by words, and from the fourth on, one found by meaning after each.
+
+    The first places stay as they are without an embedding model, so that a model for prose cannot make them worse.
+    """
+    shown = {(hit.path, line) for hit in hits for line in range(hit.first, hit.last + 1)}
+    new = [hit for hit in by_file(near) if (hit.path, hit.first) not in shown]
+    found = list(hits[:_WORDS_FIRST])
+    for by_words, by_meaning in zip_longest(hits[_WORDS_FIRST:], new):
+        found += [hit for hit in (by_meaning, by_words) if hit is not None]
+    return found
 
 
 def path_weight(path: str) -> float:

@@ -197,16 +197,3 @@ def _shorter(chars: int, error: ApiError) -> int:
     tokens, room = error.facts.get("prompt_tokens"), error.facts.get("context_tokens")
     by_tokens = int(0.9 * chars * room / tokens) if tokens and room and room < tokens else chars // 2
     return max(min(by_tokens, chars - 1), _LEAST_CHARS // 2)
-
-
-def fused(ranked: Sequence[Sequence[ChunkHit]]) -> list[ChunkHit]:
-    """Merge several rankings by reciprocal rank fusion.
-
-    Source: Cormack, Clarke and Büttcher, SIGIR 2009 (k = 60).
-    """
-    scores: dict[tuple[str, int, int], float] = {}
-    for hits in ranked:
-        for rank, hit in enumerate(hits):
-            key = (hit.path, hit.first, hit.last)
-            scores[key] = scores.get(key, 0.0) + 1.0 / (60 + rank)
-    return [ChunkHit(*key, score) for key, score in sorted(scores.items(), key=lambda item: -item[1])]

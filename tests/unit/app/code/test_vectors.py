@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from app.client import ApiError
-from app.code.context.assemble import assemble
+from app.code.context.assemble import assemble, with_meaning
 from app.code.index.database import ChunkHit
-from app.code.index.vectors import VectorIndex, fused
+from app.code.index.vectors import VectorIndex
 
 pytestmark = pytest.mark.process
 
@@ -71,10 +71,17 @@ def test_a_time_limit_stops_between_batches_and_another_model_starts_anew(index)
     assert other.search("circle")
 
 
-def test_rankings_are_fused():
-    a, b, c = (ChunkHit(name, 1, 2, 0.0) for name in "abc")
-    assert [hit.path for hit in fused([[a, b], [b, c]])] == ["b", "a", "c"]
-    assert fused([[], []]) == []
+def test_chunks_found_by_meaning_follow_the_first_three_found_by_words():
+    words = [ChunkHit(f"word{number}.py", 1, 20, 1.0) for number in range(5)]
+    near = [
+        ChunkHit("near.py", 1, 9, 0.5),
+        ChunkHit("word1.py", 5, 9, 0.4),
+        ChunkHit("tests/test_near.py", 1, 9, 0.6),
+    ]
+    found = [hit.path for hit in with_meaning(words, near)]
+    assert found == ["word0.py", "word1.py", "word2.py", "near.py", "word3.py", "tests/test_near.py", "word4.py"]
+    assert with_meaning(words, []) == words
+    assert [hit.path for hit in with_meaning([], near[:1])] == ["near.py"]
 
 
 class Short(Meaning):
