@@ -35,6 +35,11 @@ class Reasoning(Body):
     enabled: bool | None = None
     effort: Effort | None = None
     max_tokens: Budget | None = None
+
+
+class ChatReasoning(Reasoning):
+    """OpenRouter's reasoning fields; `exclude` leaves the reasoning out of the response."""
+
     exclude: bool | None = None
 
 
@@ -289,7 +294,7 @@ class ChatRequest(SamplingBody, OutputFields):
     thinking_budget: Budget | None = None
     thinking_budget_tokens: Budget | None = None
     thinking: Thinking | None = None
-    reasoning: Reasoning | None = None
+    reasoning: ChatReasoning | None = None
     include_reasoning: bool | None = None
     chat_template: Annotated[str, Field(max_length=1 << 20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
