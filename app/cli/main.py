@@ -138,7 +138,9 @@ def cli(ctx: click.Context, debug: bool) -> None:
     lenient = shows_errors or ctx.invoked_subcommand in LENIENT or bool({"-h", "--help"} & set(sys.argv[1:]))
     now = load() if lenient else checked_settings()
     if now.problems and not shows_errors:
-        click.echo("\n".join(f"{problem}. The default is used." for problem in now.problems), err=True)
+        from app.cli.echo import echo
+
+        echo("\n".join(f"{problem}. The default is used." for problem in now.problems), err=True)
     export(now)
     if ctx.invoked_subcommand is None:
         command = cli.get_command(ctx, "window" if has_display() else "chat")

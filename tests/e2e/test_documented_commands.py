@@ -13,7 +13,7 @@ from tests.support.servers import RunningServer
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```(?:bash|console)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 # A line's explanation: after a # or, in a table of commands, after several spaces.
 BEHIND = re.compile(r"\s+#\s.*|\s{3,}\S.*")
 # Placeholder names in the documentation, and their values when a line runs here.
@@ -52,7 +52,7 @@ RUN = {
     "tessera connect --off": "",
     "tessera tools add --from servers.json": "clock",
     "tessera tools list": "clock",
-    "tessera models alias gpt-4o MODEL": "gpt-4o stands for spark",
+    "tessera models alias gpt-4o MODEL": "gpt-4o means spark",
     "tessera models alias": "gpt-4o",
     "tessera models alias gpt-4o --remove": "no alias any more",
     "tessera models du": "trash",
@@ -70,6 +70,7 @@ NOT_RUN = {
     r"tessera remote (add|check|remove) .*": "another computer, over SSH",
     r"tessera collections add .* --allow-remote": "another server: e2e/test_nothing_leaves.py",
     r"tessera cluster .*": "Ray, and other computers: optin/cluster.py",
+    r"tessera keys add .*": "makes keys mandatory: e2e/test_tls_and_keys.py",
     r"tessera worker": "serves until it is stopped: e2e/test_workers.py",
     r"tessera mcp papers --http 8765": "serves until it is stopped: e2e/test_collections.py",
     r"tessera serve .*": "an address of the reader's; every test here uses a server",
@@ -101,8 +102,10 @@ def documented() -> list[str]:
     for page in PAGES:
         if page.parent.name == "adr":  # records of the past
             continue
-        for block in BLOCK.findall(page.read_text(encoding="utf-8")):
-            for line in block.replace("\\\n", " ").splitlines():
+        for language, block in BLOCK.findall(page.read_text(encoding="utf-8")):
+            if language not in {"", "bash", "console", "sh"}:
+                continue
+            for line in map(str.strip, block.replace("\\\n", " ").splitlines()):
                 if line.split(" ", 1)[0] in {"tessera", "python3", "python", "ssh"}:
                     lines += alternatives(BEHIND.sub("", re.sub(r"(?<=\S) {2,}(?=--)", " ", line)).rstrip())
     return list(dict.fromkeys(lines))
