@@ -141,10 +141,12 @@ class Pages:
 
     def _on_finished(self, job: Job) -> None:
         """After a download from the welcome view, chat with the model, unless the user went elsewhere."""
-        made = result_of(job, ModelMade) if job.state == "done" else None
-        if job.id not in self._first or made is None:
+        if job.id not in self._first:
             return
         self._first.discard(job.id)
+        made = result_of(job, ModelMade) if job.state == "done" else None
+        if made is None:
+            return
         chat, library = self._window.chat, self._window.page("library")
         if library.isVisible() or (chat.isVisible() and not chat.controller.tree.path()):
             self._chat_with(made.model)

@@ -143,21 +143,23 @@ class Follower:
         self._sources: tuple[str, ...] = ()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._turn = threading.RLock()  # `stop` may come while `follow` starts the thread
         self.problem: Reason | None = None
 
     def follow(self, sources: Sequence[str]) -> None:
         """Watch these sources from now on. Missing sources are ignored until the next call."""
         wanted = tuple(sorted({source for source in sources if Path(source).exists()}))
-        if wanted == self._sources:
-            return
-        self.stop()
-        self._sources = wanted
-        if wanted:
-            self._stop = threading.Event()
-            self._thread = threading.Thread(
-                target=self._run, args=(wanted, self._stop), name="documents-follow", daemon=True
-            )
-            self._thread.start()
+        with self._turn:
+            if wanted == self._sources:
+                return
+            self.stop()
+            self._sources = wanted
+            if wanted:
+                self._stop = threading.Event()
+                self._thread = threading.Thread(
+                    target=self._run, args=(wanted, self._stop), name="documents-follow", daemon=True
+                )
+                self._thread.start()
 
     def _run(self, sources: tuple[str, ...], stop: threading.Event) -> None:
         from watchfiles import watch
@@ -182,10 +184,11 @@ class Follower:
 
     def stop(self) -> None:
         """Stop watching."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-        self._thread, self._sources = None, ()
+        with self._turn:
+            self._stop.set()
+            if self._thread is not None:
+                self._thread.join()
+            self._thread, self._sources = None, ()
 
 
 log = logging.getLogger(__name__)

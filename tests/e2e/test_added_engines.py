@@ -153,7 +153,7 @@ def test_what_is_no_llama_server_is_not_added(tmp_path, monkeypatch, program):
     assert "does not list --model" in add("x", sys.executable)
     assert "No such file" in add("x", "/nowhere/llama-server")
     assert "is not a valid program name" in add("vllm", str(program))
-    assert "--host is for Tessera to decide" in add("x", str(program), "--host", "0.0.0.0")
+    assert "Tessera sets --host itself" in add("x", str(program), "--host", "0.0.0.0")
     listed = CliRunner().invoke(cli, ["engine", "list", "--json"])
     assert json.loads(listed.output)["programs"] == []
 

@@ -23,7 +23,7 @@ def test_a_folder_becomes_a_model_once(tmp_path):
     assert "my-bert" in run(tmp_path / "home", "list", "--json").stdout
     again = run(tmp_path / "home", "convert", str(folder))
     assert again.returncode != 0
-    assert "there already" in again.stderr
+    assert "already exists" in again.stderr
 
 
 def test_what_cannot_be_converted_is_said_and_leaves_nothing(tmp_path):

@@ -26,7 +26,7 @@ def test_it_is_asked_for_then_does_its_work_and_can_be_removed(beside, tmp_path)
     for command in (("models", "convert", str(folder)), ("quantize", str(folder), "--type", "Q8_0")):
         code, _, errors = ran(beside, *command)
         assert code == 130, errors
-        assert "GraniteForCausalLM is not one of our families" in errors
+        assert "GraniteForCausalLM is not supported by Tessera's converter" in errors
         assert "downloads about" in errors
         assert "Get llama.cpp's converter?" in errors
         assert not (beside.home / "converter").exists(), "nothing is fetched before the answer"

@@ -43,7 +43,7 @@ def test_a_missing_runtime_says_what_to_install():
     assert report.state == "not here"
     assert "Install AMD's Ryzen AI Software" in report.detail
     report = probe(RYZEN, {"RYZENAI_EP_PATH": "/opt/nowhere/lib.so"})
-    assert (report.state, "/opt/nowhere/lib.so is not there" in report.detail) == ("not here", True)
+    assert (report.state, "/opt/nowhere/lib.so is missing" in report.detail) == ("not here", True)
 
 
 def test_a_library_that_loads(stubs):

@@ -31,7 +31,7 @@ def test_a_cap_and_a_mode_are_set_and_taken_back(qtbot, show, services, server):
     page = show(DevicesPage(services, SimpleNamespace(by_id={})))
     card = page.power
     qtbot.waitUntil(card.isVisible)
-    assert "Drawing 31 W now." in texts(card)
+    assert "Using 31 W now." in texts(card)
     assert not card.use.isEnabled()
     card.mode.setCurrentIndex(card.mode.findData("quiet"))
     card.cap.setText("15")
@@ -40,7 +40,7 @@ def test_a_cap_and_a_mode_are_set_and_taken_back(qtbot, show, services, server):
     qtbot.waitUntil(lambda: not card.use.isEnabled())
     desk.facts |= {"power_w": 14.6, "duty_frac": 0.4}
     page.refresh()
-    qtbot.waitUntil(lambda: "Models rest 60 % of the time." in texts(card))
+    qtbot.waitUntil(lambda: "Paused 60 % of the time." in texts(card))
     card.cap.clear()
     card.mode.setCurrentIndex(0)
     press(card, "Apply")

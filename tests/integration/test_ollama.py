@@ -184,8 +184,8 @@ def test_second_names(qwen, client):
         client.chat("tiles", HI)
     client.create("also", from_="spark")
     client.delete("also")
-    with pytest.raises(ollama.ResponseError, match="system"):
-        client.create("other", from_="spark", system="Be rude.")
+    with pytest.raises(ollama.ResponseError, match="template"):
+        client.create("other", from_="spark", template="{{ .Prompt }}")
 
 
 def test_changing_the_disk_needs_the_token(qwen):

@@ -47,7 +47,7 @@ def test_quark_that_is_not_here_is_told_before_anything_is_written(source, tmp_p
     with pytest.raises(QuarkFailed, match="pip install amd-quark"):
         export(source, tmp_path / "amd", form="a16w8")
     monkeypatch.setenv("TESSERA_QUARK_PYTHON", str(tmp_path / "nowhere"))
-    with pytest.raises(QuarkFailed, match="which is not there"):
+    with pytest.raises(QuarkFailed, match="which does not exist"):
         export(source, tmp_path / "amd", form="a16w8")
     assert not any(tmp_path.iterdir())
 

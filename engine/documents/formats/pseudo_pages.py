@@ -74,8 +74,10 @@ def _utf16(raw: bytes) -> str:
 
 
 def _encoding(raw: bytes) -> str:
-    from charset_normalizer import from_bytes
-
+    try:
+        from charset_normalizer import from_bytes
+    except ImportError:  # the extra `documents` is not installed
+        return "cp1252"
     first = next((place for place, byte in enumerate(raw) if byte > 127), 0)  # noqa: PLR2004 - not ASCII
     sample = raw[max(first - _SAMPLE_BYTES // 4, 0) :][:_SAMPLE_BYTES]
     high = bytes(byte for byte in sample if byte > 127)  # noqa: PLR2004 - not ASCII

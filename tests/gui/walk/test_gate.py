@@ -60,7 +60,7 @@ def test_the_new_file_is_asked_the_tasks_and_the_card_says_what_came_out(walk, t
     walk.until(f"{FIT}.start.isEnabled() and 'bits' in {FIT}.size_words.text()")
     walk.promised = walk.ask(f"{FIT}.size_words.text()")
     make(walk)
-    walk.until(f"'Task commands.jsonl: 5 of 5 right before, 5 after.' in says({FIT})")
+    walk.until(f"'Task commands.jsonl: 5 of 5 correct before, 5 after.' in says({FIT})")
     walk.picture("gate-passed")
 
 

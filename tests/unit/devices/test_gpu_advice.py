@@ -118,7 +118,7 @@ def test_why_the_pack_that_came_along_was_not_taken(monkeypatch):
     attempt = bundled.Attempt(facts="", reason="it needs glibc 2.34, this system has 2.31")
     monkeypatch.setattr(bundled, "failed_attempt", lambda *_a: attempt)
     (line,) = gpu_lines(machine_on("Debian 12", NOT_BUILT, live=True))
-    assert "were not taken: it needs glibc 2.34, this system has 2.31" in line
+    assert "were not accepted: it needs glibc 2.34, this system has 2.31" in line
 
 
 def test_a_device_without_its_node_in_a_container_is_told_how_to_pass_it_in():

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from devices.backends.cpu_kernels import ATTENTION
-from devices.host import is_busy
 from engine.core.types import Event
 from engine.runner.generation.draft_length import ROWS_AT_ONCE, StepCost
 from engine.runner.generation.step_accounting import ANSWER_ROWS
@@ -81,7 +80,7 @@ class Pace:
         divides a long text among the threads.
         """
         now = time.monotonic()
-        if now - self._noted_at > IDLE_S and is_busy():
+        if now - self._noted_at > IDLE_S and _is_busy():
             self._threads.presume_busy(now)
             self._noted_at = now
         wanted = self._threads_set if self._fixed else self._threads.threads(rows)
@@ -166,3 +165,9 @@ def flush_text(sequences: Iterable[LlamaSequence], running: list[LlamaSequence])
         if shown and (delta := sequence.take_pending()) is not None:
             sequence.flushed_at = now
             yield sequence.id, delta
+
+
+def _is_busy() -> bool:
+    from devices.host import is_busy  # the runner's first token needs none of it
+
+    return is_busy()

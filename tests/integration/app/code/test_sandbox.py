@@ -214,7 +214,7 @@ def test_a_time_limit_that_is_no_number_is_a_time_limit(toolbox, home, monkeypat
     given = []
     monkeypatch.setattr(
         "app.code.agent.tools.run_command",
-        lambda argv, folder, timeout_s, openings, cancelled: (
+        lambda argv, folder, timeout_s, openings, cancelled, on_output: (
             given.append(timeout_s) or run_command([sys.executable, "-c", ""], folder, 90)
         ),
     )

@@ -93,7 +93,7 @@ def test_garbage_is_a_fault_not_a_crash(line):
 def test_an_answer_without_an_end_is_a_fault():
     reader = ChatReader("desk")
     reader.feed(b'data: {"choices":[{"delta":{"content":"half"}}]}\n')
-    with pytest.raises(errors.UpstreamBrokeOff, match="after 1 pieces"):
+    with pytest.raises(errors.UpstreamBrokeOff, match="after 1 chunks"):
         reader.end()
 
 

@@ -49,7 +49,7 @@ def test_it_knows_every_family_of_ours_and_many_more():
 
 def test_ours_is_preferred_then_theirs_then_a_refusal_with_the_name(folder):
     assert architecture(Checkpoint(folder)) in SUPPORTED
-    with pytest.raises(ConverterNeeded, match="GraniteForCausalLM is not one of our families") as needed:
+    with pytest.raises(ConverterNeeded, match="GraniteForCausalLM is not supported by Tessera") as needed:
         architecture(Checkpoint(called(folder, "GraniteForCausalLM")))
     with pytest.raises(UnsupportedModel, match="'NobodyForCausalLM'") as refused:
         architecture(Checkpoint(called(folder, "NobodyForCausalLM")))
