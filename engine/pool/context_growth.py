@@ -63,7 +63,7 @@ class ContextGrowth:
         facts, runner, before = model.facts, model.runner, model.settings
         if facts is None or tokens <= facts.n_ctx:
             return
-        limit = growth_limit(before) if exact else facts.largest_ctx
+        limit = growth_limit(before) if exact and facts.max_ctx else facts.largest_ctx
         if tokens > limit or not isinstance(runner, GrowingRunner):
             raise ContextOverflow(tokens - 1, limit)
         sizes = (_resized(before, tokens),) if exact else tuple(larger(before, tokens, facts.max_ctx))

@@ -203,7 +203,8 @@ class Pool:
         try:
             async with model.lock:
                 if self._should_grow(model, min_ctx) and model.runner is not None and model.facts is not None:
-                    if (limit := growth_limit(model.settings)) > model.facts.n_ctx:
+                    # A context that cannot be resized has no maximum.
+                    if model.facts.max_ctx and (limit := growth_limit(model.settings)) > model.facts.n_ctx:
                         await self._try_to_grow(model, min(min_ctx, limit))
                     elif not model.runner.active_requests:
                         await model.runner.stop()

@@ -93,7 +93,7 @@ def test_the_size_that_a_refusal_names_is_reached(server, client):
     largest = error["context_tokens"]
     assert START < largest < TRAINED
     assert (error["prompt_tokens"], error["loaded_context_tokens"]) == (TRAINED - 100, START)
-    assert f"context has {START} and can grow to {largest} in the memory that is free" in error["message"]
+    assert f"context has {START} and can grow to {largest} in the free memory" in error["message"]
     assert client.get("/v1/models/first").json()["context_length"] in range(largest - 1023, largest + 1)
     assert cached(ask(client, largest - 270)) == 400  # near it: the process itself may have grown a little
     assert resizes(server)[-1] == ("first", str(largest - 256), str(START), "file")
@@ -127,7 +127,7 @@ def test_every_protocol_names_the_size(server, client, path, body):
     long = json.loads(json.dumps(body).replace("LONG", "words " * 600))
     refused = client.post(path, json={"model": "first", **long})
     assert refused.status_code == 400, refused.text
-    found = re.search(rf"context has {START} and can grow to (\d+) in the memory|> (\d+) maximum", refused.text)
+    found = re.search(rf"has {START} and can grow to (\d+) in the free memory|> (\d+) maximum", refused.text)
     assert found, refused.text
     assert int(found[1] or found[2]) > START
 
