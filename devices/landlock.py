@@ -34,7 +34,6 @@ SCOPED_VERSION: Final = 6
 _HANDLED: Final = {3: (1 << 15) - 1, 5: (1 << 16) - 1}
 # Source: prctl.h.
 _NO_NEW_PRIVS, _DEATH_SIGNAL, _SUBREAPER = 38, 1, 36
-_MACHINES: Final = ("x86_64", "aarch64")
 _DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 # Files of installed programs, on any distribution.
 SYSTEM_FOLDERS: Final = (
@@ -60,7 +59,7 @@ _NOT_STARTED = 127
 
 def version() -> int:
     """Landlock's version here; 0 if it cannot be used."""
-    if sys.platform != "linux" or platform.machine() not in _MACHINES:
+    if sys.platform != "linux" or platform.machine() not in syscall_filter.ARCHITECTURES:
         return 0
     found = _libc().syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION))
     return found if found >= _LEAST_VERSION else 0

@@ -9,6 +9,7 @@ lies, and makes the change through its own descriptor.
 import ctypes
 import errno
 import fcntl
+import functools
 import os
 import platform
 import select
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 # Source: seccomp.h, prctl.h, audit.h, bpf_common.h.
-_NO_NEW_PRIVS, _SET_MODE_FILTER, _NEW_LISTENER, _WAIT_KILLABLE = 38, 1, 1 << 3, 1 << 5
+_SET_MODE_FILTER, _NEW_LISTENER, _WAIT_KILLABLE = 1, 1 << 3, 1 << 5
 _ALLOW, _REFUSE, _NOTIFY = 0x7FFF0000, 0x00050000, 0x7FC00000
 _LOAD, _EQUAL, _ABOVE, _GIVE = 0x20, 0x15, 0x35, 0x06
 _X32: Final = 0x40000000
@@ -35,7 +36,7 @@ CLOSED: Final = (UNIX, *INTERNET, _NETLINK)
 OPEN: Final = (*INTERNET, _NETLINK)
 
 # Numbers of system calls by architecture; None: it does not have this one. Source: unistd.h of both.
-_ARCHITECTURES: Final = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+ARCHITECTURES: Final = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 _SECCOMP: Final = (317, 277)
 _SOCKET: Final = (41, 198)
 _NEVER: Final = {"io_uring_setup": (425, 425)}
@@ -83,8 +84,13 @@ Step = tuple[int, int, str, str]
 
 
 def _numbers(calls: Mapping[str, tuple[int, int | None]]) -> dict[int, str]:
-    column = _ARCHITECTURES[platform.machine()][1]
+    column = ARCHITECTURES[platform.machine()][1]
     return {number: name for name, row in calls.items() if (number := row[column]) is not None}
+
+
+@functools.cache
+def _file_call(number: int) -> str:
+    return _numbers(_FILES).get(number, "")
 
 
 def _arguments(index: int) -> int:
@@ -97,9 +103,9 @@ def program(families: Sequence[int], *, supervised: bool = False) -> bytes:
 
     Empty for an unknown CPU: there is no filter then.
     """
-    if platform.machine() not in _ARCHITECTURES:
+    if platform.machine() not in ARCHITECTURES:
         return b""
-    architecture, column = _ARCHITECTURES[platform.machine()]
+    architecture, column = ARCHITECTURES[platform.machine()]
     steps: list[Step] = [
         (_LOAD, 4, "", ""),
         (_EQUAL, architecture, "", "refuse"),
@@ -132,14 +138,15 @@ def program(families: Sequence[int], *, supervised: bool = False) -> bytes:
 
 
 def install(families: Sequence[int]) -> int:
-    """Install the supervised filter in this process, permanently; its supervisor's descriptor. Raises: OSError."""
+    """Install the supervised filter in this process, permanently; its supervisor's descriptor.
+
+    The process has given up new privileges before. Raises: OSError.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     code = program(families, supervised=True)
     buffer = ctypes.create_string_buffer(code)
     head = ctypes.create_string_buffer(struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer)))
-    if libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) < 0:
-        raise OSError(ctypes.get_errno(), "no new privileges")
-    number = _SECCOMP[_ARCHITECTURES[platform.machine()][1]]
+    number = _SECCOMP[ARCHITECTURES[platform.machine()][1]]
     listener = libc.syscall(number, _SET_MODE_FILTER, ctypes.c_uint(_NEW_LISTENER | _WAIT_KILLABLE), head)
     if listener < 0:
         raise OSError(ctypes.get_errno(), f"the filter of system calls: {os.strerror(ctypes.get_errno())}")
@@ -175,7 +182,7 @@ def _answer_one(listener: int, roots: Sequence[str]) -> None:
         if _may_continue(number, arguments):
             flags = _CONTINUE
         else:
-            _change_file(_numbers(_FILES).get(number, ""), pid, arguments, roots)
+            _change_file(_file_call(number), pid, arguments, roots)
     except OSError as failed:
         error = -(failed.errno or errno.EPERM)
     try:
@@ -190,7 +197,7 @@ def _signed(value: int) -> int:
 
 def _may_continue(number: int, arguments: Sequence[int]) -> bool:
     """Return True for a call about processes of the command; False for one about files. Raises: PermissionError."""
-    column = _ARCHITECTURES[platform.machine()][1]
+    column = ARCHITECTURES[platform.machine()][1]
     for name, (row, index) in _PROCESSES.items():
         if row[column] != number:
             continue
@@ -313,7 +320,7 @@ class _Memory:
 
 def _open(memory: _Memory, request: _Request) -> int:
     """Open what a call names, as that process would, without rights to its content. Raises: OSError."""
-    if _root(memory.pid) != _root(os.getpid()):
+    if _root(memory.pid) != _own_root():
         raise PermissionError(errno.EPERM, "a process with another root folder")
     here = f"/proc/{memory.pid}/cwd" if request.at == _AT_CWD else f"/proc/{memory.pid}/fd/{request.at}"
     name = memory.path(request.path) if request.path else b""
@@ -338,6 +345,11 @@ def _root(pid: int) -> tuple[int, int, str]:
     """Identity of the root folder and the mounts that a process sees. Raises: OSError."""
     facts = Path(f"/proc/{pid}/root").stat()
     return facts.st_dev, facts.st_ino, os.readlink(f"/proc/{pid}/ns/mnt")  # noqa: PTH115 - no file lies there
+
+
+@functools.cache
+def _own_root() -> tuple[int, int, str]:
+    return _root(os.getpid())
 
 
 def _mode(mode: int) -> Callable[[str], None]:

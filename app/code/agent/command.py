@@ -52,9 +52,9 @@ def run_command(
     cancelled = cancelled or threading.Event()
     if openings is None:
         return _run(list(argv), folder, timeout_s, cancelled, on_output)
-    with guarded(folder) as notes, tempfile.TemporaryDirectory(prefix="tessera-command-") as scratch:
-        done = _run(sandboxed(argv, folder, openings, Path(scratch)), folder, timeout_s, cancelled, on_output)
-    return replace(done, output="\n".join([done.output, *notes])) if notes else done
+    with guarded(folder) as guard, tempfile.TemporaryDirectory(prefix="tessera-command-") as scratch:
+        done = _run(sandboxed(argv, guard, openings, Path(scratch)), folder, timeout_s, cancelled, on_output)
+    return replace(done, output="\n".join([done.output, *guard.notes])) if guard.notes else done
 
 
 def _run(

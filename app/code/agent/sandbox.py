@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -55,6 +55,16 @@ class Openings:
     home: bool = False
 
 
+@dataclass(frozen=True)
+class Guard:
+    """What the user's git would run in a project folder; `notes` say what a command did to it."""
+
+    folder: Path
+    repositories: Sequence[Path] = ()
+    programs: Sequence[Path] = ()
+    notes: list[str] = field(default_factory=list)
+
+
 def missing() -> str | None:
     """Reason why this computer has no sandbox; None if it has one."""
     lacking = without_bubblewrap()
@@ -76,11 +86,10 @@ def without_bubblewrap() -> str | None:
     program = installed_program("bwrap")
     if program is None:
         return "bubblewrap is not installed (package bubblewrap)"
-    folder = Path("/usr/bin")  # it has no subfolders: a project folder is scanned for repositories
     try:
         with tempfile.TemporaryDirectory(prefix="tessera-sandbox-") as scratch:
             tried = subprocess.run(
-                _bubblewrapped(("true",), folder, Openings(), Path(scratch), program),
+                _bubblewrapped(("true",), Guard(Path("/usr/bin")), Openings(), Path(scratch), program),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=_TRY_LIMIT_S,
@@ -94,10 +103,11 @@ def without_bubblewrap() -> str | None:
     )
 
 
-def sandboxed(argv: Sequence[str], folder: Path, openings: Openings, scratch: Path) -> list[str]:
+def sandboxed(argv: Sequence[str], guard: Guard, openings: Openings, scratch: Path) -> list[str]:
     """Command that runs `argv` in the sandbox; requires `missing()` to be None. Temporary files go to `scratch`."""
     if without_bubblewrap() is None:
-        return _bubblewrapped(argv, folder, openings, scratch, installed_program("bwrap") or "bwrap")
+        return _bubblewrapped(argv, guard, openings, scratch, installed_program("bwrap") or "bwrap")
+    folder = guard.folder
     home = Path.home()
     variables = {"TMPDIR": str(scratch)}
     if not openings.home:
@@ -119,8 +129,8 @@ def sandboxed(argv: Sequence[str], folder: Path, openings: Openings, scratch: Pa
     return list(child_command("devices.landlock", json.dumps(wanted)))
 
 
-def _bubblewrapped(argv: Sequence[str], folder: Path, openings: Openings, scratch: Path, program: str) -> list[str]:
-    home = Path.home()
+def _bubblewrapped(argv: Sequence[str], guard: Guard, openings: Openings, scratch: Path, program: str) -> list[str]:
+    home, folder = Path.home(), guard.folder
     options = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     if openings.network:
         options += ["--share-net"]
@@ -135,9 +145,9 @@ def _bubblewrapped(argv: Sequence[str], folder: Path, openings: Openings, scratc
         options += ["--ro-bind-try", "/run/systemd/resolve", "/run/systemd/resolve"]
     options += _home(argv[0], home, openings)
     options += ["--bind", str(folder), str(folder)]
-    for repository in sorted({folder / ".git", *(found := repositories(folder).paths)}):
+    for repository in guard.repositories:
         options += _repository(repository)
-    for program_file in map(str, sorted(programs_in_project(folder, found))):
+    for program_file in map(str, guard.programs):
         options += ["--ro-bind-try", program_file, program_file]
     options += ["--chdir", str(folder)]
     for name in sorted(HIDDEN_VARIABLES):
@@ -180,16 +190,17 @@ def _repository(repository: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def guarded(folder: Path) -> Iterator[list[str]]:
+def guarded(folder: Path) -> Iterator[Guard]:
     """Create what a command must not create in a repository, so that it can be bind-mounted during the command.
 
-    After the block, the list describes what the command created that could make the user's git run programs.
+    After the block, the notes describe what the command created that could make the user's git run programs.
     """
     before = repositories(folder).paths
     mine = sorted({folder / ".git", *before})
     programs = {path: keep_programs(path) for path in sorted(programs_in_project(folder, before))}
     todo = rebase_programs(before)
-    notes: list[str] = []
+    guard = Guard(folder, mine, tuple(programs))
+    notes = guard.notes
     with contextlib.ExitStack() as stack:
         snapshots = {}
         if without_bubblewrap() is None:
@@ -198,7 +209,7 @@ def guarded(folder: Path) -> Iterator[list[str]]:
         else:
             snapshots = {repository: keep(repository) for repository in mine}
         try:
-            yield notes
+            yield guard
         finally:
             for repository, state in snapshots.items():
                 notes += put_back(repository, state, ASIDE)
