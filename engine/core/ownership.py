@@ -10,13 +10,13 @@ LOCAL: Final = "local"
 # Only this owner may notice that a prompt is cached.
 request_owner: ContextVar[str] = ContextVar("request_owner", default="")
 # Whether the request comes from one of the user's own programs; they see what every key stored.
-sees_all: ContextVar[bool] = ContextVar("sees_all", default=False)
+is_own_program: ContextVar[bool] = ContextVar("is_own_program", default=False)
 
 
 def may_see(owner: str) -> bool:
     """Whether the current request may use what `owner` stored. Without keys everything is shared."""
     current = request_owner.get()
-    return owner in ("", current) or not current or current == LOCAL or sees_all.get()
+    return owner in ("", current) or not current or is_own_program.get()
 
 
 def largest_owner(sizes: Iterable[tuple[str, int]]) -> str:

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from devices.atomic_file import write_atomically
@@ -98,6 +98,17 @@ class Failures:
             raise TooManyFailures(int(wait) + 1)
 
 
+class Caller(NamedTuple):
+    """Who sent a request: the owner of what it stores, and whether it is one of the user's own programs.
+
+    Without keys in use the owner is "" and everything is shared. The user's own programs have the local token or a
+    key with the scope `manage`.
+    """
+
+    owner: str = ""
+    is_own: bool = False
+
+
 class Access:
     """Decides whether a request may use a route, by its path and keys.
 
@@ -127,44 +138,38 @@ class Access:
         """Whether inference requires a key."""
         return bool(self.public or self._api_keys or self.store.in_use())
 
-    def check(self, path: str, headers: Mapping[str, str], address: str = "") -> str:
-        """Allow the request, or raise Unauthorized, Forbidden or TooManyFailures. Open paths need no key.
-
-        Returns the owner of what the request stores, or "" if no keys are in use and all clients share everything.
-        """
+    def check(self, path: str, headers: Mapping[str, str], address: str = "") -> Caller:
+        """Allow the request, or raise Unauthorized, Forbidden or TooManyFailures. Open paths need no key."""
         if path in OPEN_PATHS:
-            return ""
+            return Caller()
         keys = presented_keys(headers)
         # The GUI and CLI may share their address with a client that sends wrong keys; they are never locked out.
         if any(_same(key, self.token) for key in keys):
-            return self._local_owner()
+            return Caller(self._local_owner(), is_own=True)
         valid = [(key, found) for key in keys if (found := self._scopes(key)) is not None]
         scopes = [found for _, found in valid]
+        is_own = any("manage" in allowed for allowed in scopes)
         # A valid key never waits because of wrong keys from its address. Keys have 256 bits and cannot be guessed.
         if keys and not scopes and (self.needs_key or manages(path)):
             self.failures.check(address)
             self.failures.note(address)
             raise Unauthorized(because("key_not_valid"))
         if manages(path):
-            if any("manage" in allowed for allowed in scopes):
-                return _owner(valid[0][0])
+            if is_own:
+                return Caller(_owner(valid[0][0]), is_own=True)
             if scopes:
                 raise Forbidden(because("key_without_manage"))
             raise Unauthorized(because("needs_management"))
         if self.needs_key and not scopes:
             raise Unauthorized(because("needs_key"))
         # a program's key does not make keys mandatory
-        return _owner(valid[0][0]) if valid and self.needs_key else ""
+        return Caller(_owner(valid[0][0]) if valid and self.needs_key else "", is_own=is_own)
 
     def _local_owner(self) -> str:
         try:
             return LOCAL if self.needs_key else ""
         except BadKeyFile:  # the user's own programs keep access
             return LOCAL
-
-    def may_manage(self, keys: Iterable[str]) -> bool:
-        """Whether a key is the local token or has the scope `manage`, which only the user's own programs have."""
-        return any(_same(key, self.token) or "manage" in (self._scopes(key) or ()) for key in keys)
 
     def _scopes(self, key: str) -> tuple[Scope, ...] | None:
         if any(_same(key, valid) for valid in self._api_keys):

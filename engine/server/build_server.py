@@ -29,7 +29,7 @@ from devices.atomic_file import sweep_unfinished
 from devices.process_memory import give_back_freed
 from engine.api.requests import RequestRecord
 from engine.core.keys import BadKeyFile
-from engine.core.ownership import request_owner, sees_all
+from engine.core.ownership import is_own_program, request_owner
 from engine.core.proof import proof
 from engine.core.request_timing import Clock, TimeLog, start_clock
 from engine.core.startup_timing import Phases
@@ -41,7 +41,6 @@ from engine.server.auth import (
     TooManyFailures,
     Unauthorized,
     manages,
-    presented_keys,
     remove_server_file,
     running_server_url,
     write_server_file,
@@ -215,9 +214,9 @@ class AccessCheck:
             headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
             try:
                 client = scope.get("client")
-                owner = self._access.check(scope["path"], headers, client[0] if client else "")
-                request_owner.set(owner)
-                sees_all.set(bool(owner) and self._access.may_manage(presented_keys(headers)))
+                caller = self._access.check(scope["path"], headers, client[0] if client else "")
+                request_owner.set(caller.owner)
+                is_own_program.set(caller.is_own)
             except Unauthorized as error:
                 await refuse(scope, receive, send, 401, error.code, str(error))
                 return

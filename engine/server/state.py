@@ -177,7 +177,7 @@ class ServerState:
     def _open_collections(self, loop: asyncio.AbstractEventLoop) -> "CollectionService":
         from engine.server.documents.service import CollectionService
 
-        service = CollectionService(self.paths, self.access, self.pool, self.models, loop)
+        service = CollectionService(self.paths, self.pool, self.models, loop)
         service.start()
         return service
 

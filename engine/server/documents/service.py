@@ -18,7 +18,7 @@ from devices.errors import TesseraError
 from devices.msgspec_lock import learned
 from engine.api.collections import Collection, PageText, Passage, SearchAnswer, SearchRequest, SentTo
 from engine.core.errors import InputFault, fact_of
-from engine.core.ownership import may_see
+from engine.core.ownership import is_own_program, may_see
 from engine.core.paths import Paths
 from engine.documents.collection_config import Definition
 from engine.documents.errors import CollectionUnusable, NoCollection, NoDocument, NotAgreed
@@ -28,13 +28,10 @@ from engine.library.embedding_prompts import RetrievalPrompts, retrieval_prompts
 from engine.message_catalog import sentence, sentences
 from engine.message_catalog.reasons import because
 from engine.pool.pool import HERE, Pool
-from engine.server.auth import Access, presented_keys
 from engine.server.documents.questions import interleaved, parts_of
 from engine.server.models import ServedModels
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-
     from engine.pool.loaded_model import LoadedModel
 
 # Background embedding: it pauses while other requests run, and cancels its current batch for them.
@@ -219,10 +216,7 @@ BREAK: Final = "\n\n"
 class CollectionService:
     """One per server, opened at the first use of collections. Call all methods from the event loop."""
 
-    def __init__(
-        self, paths: Paths, access: Access, pool: Pool, models: ServedModels, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self._access = access
+    def __init__(self, paths: Paths, pool: Pool, models: ServedModels, loop: asyncio.AbstractEventLoop) -> None:
         self._pool = pool
         self._models = models
         self.side_work = SideWork(pool, models, loop)
@@ -239,18 +233,13 @@ class CollectionService:
 
     # ------------------------------------------------------------------ access control
 
-    def allowed(self, request: "Request", key: str) -> Live:
-        """A collection that the sender may query. Raises: NoCollection, also if the sender lacks access."""
+    def allowed(self, key: str) -> Live:
+        """A collection that the current request may query. Raises: NoCollection, also if it lacks access."""
         live = self.collections.live(key)
         shared = live.definition.open and may_see(live.definition.owner)
-        if not shared and not self.is_own(request):
+        if not shared and not is_own_program.get():
             raise NoCollection(key)
         return live
-
-    def is_own(self, request: "Request") -> bool:
-        """Whether the request has the management token or a key with the scope `manage`."""
-        headers = {k.lower(): v for k, v in request.headers.items()}
-        return self._access.may_manage(presented_keys(headers))
 
     # ------------------------------------------------------------------ consent for remote models
 

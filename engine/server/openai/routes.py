@@ -62,9 +62,9 @@ async def _asked(request: Request, body: ChatRequest) -> "Asked | None":
 
     service = await server_state(request).collection_service()
     if isinstance(body.collection, str):
-        return Asked(service, await asyncio.to_thread(service.allowed, request, body.collection))
+        return Asked(service, await asyncio.to_thread(service.allowed, body.collection))
     wanted = body.collection
-    live = await asyncio.to_thread(service.allowed, request, wanted.id)
+    live = await asyncio.to_thread(service.allowed, wanted.id)
     return Asked(service, live, wanted.mode, wanted.passages, only=wanted.only)
 
 

@@ -64,7 +64,7 @@ async def _open(request: Request, store: str) -> tuple[CollectionService, Live]:
     service = await server_state(request).collection_service()
     if not store.startswith(f"{PREFIX}_"):
         raise NoCollection(store)
-    return service, await asyncio.to_thread(service.allowed, request, store)
+    return service, await asyncio.to_thread(service.allowed, store)
 
 
 @router.post("", openapi_extra=openapi_body(StoreRequest, required=False))

@@ -15,8 +15,6 @@ from engine.server.openai.vector_store_schemas import FileSearch
 from engine.server.openai.vector_stores import Result, found_in
 
 if TYPE_CHECKING:
-    from fastapi import Request
-
     from engine.chat.query import ChatQuery
     from engine.documents.registry import Live
     from engine.server.documents.service import CollectionService
@@ -109,11 +107,11 @@ class Search:
         return Found(questions, tuple(results[: len(passages)]), rag.with_given(query, text))
 
 
-async def prepared(request: "Request", state: "ServerState", box: "Toolbox", choice: Choice) -> Search | None:
+async def prepared(state: "ServerState", box: "Toolbox", choice: Choice) -> Search | None:
     """The search of a request. Raises: NoCollection: a store does not exist or is not accessible."""
     if box.search is None or not choice.use:
         return None
     service = await state.collection_service()
     ids = dict.fromkeys(box.search.vector_store_ids)
-    stores = [await asyncio.to_thread(service.allowed, request, key) for key in ids]
+    stores = [await asyncio.to_thread(service.allowed, key) for key in ids]
     return Search(service, tuple(stores), box.search, insisted=choice.insisted)

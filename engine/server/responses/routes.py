@@ -57,7 +57,7 @@ async def create_response(request: Request) -> Response:
     """Response to a conversation of items."""
     state = server_state(request)
     body = await parse(request, ResponsesRequest)
-    asked = await _understand(request, state, body)
+    asked = await _understand(state, body)
     # A stream sends its first event immediately, so errors that need an HTTP status are checked before it.
     check_tools(asked.query)
     if asked.query.output is not None:
@@ -110,7 +110,7 @@ async def count_input(request: Request) -> Response:
     """Exact number of tokens of a request's prompt."""
     state = server_state(request)
     body = await parse(request, ResponsesRequest)
-    asked = await _understand(request, state, body)
+    asked = await _understand(state, body)
     found = None if asked.search is None else await asked.search.run(state, body.model, asked.query)
     turn = await prepare_turn(state, body.model, asked.query if found is None else found.query)
     payload = {"object": "response.input_tokens", "input_tokens": await turn.prompt_tokens()}
@@ -136,7 +136,7 @@ async def delete_response(request: Request, response_id: str) -> dict[str, Any]:
     return {"id": response_id, "object": "response", "deleted": True}
 
 
-async def _understand(request: Request, state: ServerState, body: ResponsesRequest) -> _Asked:
+async def _understand(state: ServerState, body: ResponsesRequest) -> _Asked:
     body.refuse_impossible()
     if isinstance(body.input, list):
         body.input = [state.responses.meant(item, f"input[{i}]") for i, item in enumerate(body.input)]
@@ -173,7 +173,7 @@ async def _understand(request: Request, state: ServerState, body: ResponsesReque
         sampling=body.sampling(),
         **body.common(),
     )
-    search = await file_search.prepared(request, state, box, choice)
+    search = await file_search.prepared(state, box, choice)
     return _Asked(body, query, box, context, _response(body), talk, search)
 
 
