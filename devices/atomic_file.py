@@ -43,8 +43,8 @@ def locked(path: Path) -> Iterator[None]:
 def write_atomically(path: Path, raw: bytes, *, mode: int = 0o666, durable: bool = True) -> None:
     """Write a file atomically: readers see the old or the new one; `mode` less the umask.
 
-    `durable`: also after a power cut, for 10 ms more; without it some file systems may leave an empty file then. A
-    cache needs it not. Raises: OSError.
+    `durable`: also after a power cut, which takes 10 ms; without it some file systems may leave an empty file. A
+    cache does not need it. Raises: OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")

@@ -55,15 +55,19 @@ class Branches:
 
     def shown(self, key: str | None) -> str | None:
         """The nearest visible message at a node or above it."""
-        walked: dict[str, None] = {}
-        while key is not None and key in self.rows and key not in walked and key not in self._known:
+        walked: list[str] = []
+        found: str | None = None
+        while key is not None and key in self.rows:
+            if key in self._known:
+                found = self._known[key]
+                break
+            self._known[key] = None  # until it is known: a cycle shows nothing
+            walked.append(key)
             parent, message = self.rows[key]
             if message is not None:
+                found = key
                 break
-            walked[key] = None
             key = parent
-        found = key if key in self.rows and key not in walked else None
-        found = self._known.get(key, found) if key is not None else None
         self._known |= dict.fromkeys(walked, found)
         return found
 

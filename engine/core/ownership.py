@@ -1,8 +1,8 @@
 """Who sent the current request, and what it may see of what other requests stored."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Final
+from typing import Final, Protocol
 
 # Owner of requests from this user's own programs, if keys are in use.
 LOCAL: Final = "local"
@@ -19,12 +19,27 @@ def may_see(owner: str) -> bool:
     return owner in ("", current) or not current or is_own_program.get()
 
 
-def largest_owner(sizes: Iterable[tuple[str, int]]) -> str:
-    """The owner with the largest total, whose oldest objects are evicted first: nobody evicts those of others.
+class Owned(Protocol):
+    """A stored object."""
 
-    Raises: ValueError: there is nothing.
+    @property
+    def owner(self) -> str:
+        """Who stored it."""
+        ...
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of its content."""
+        ...
+
+
+def first_to_go(stored: Mapping[str, Owned], least_bytes: int) -> str:
+    """Key of the oldest object of the owner that stores most, so that nobody evicts what others stored.
+
+    `least_bytes` is added to each, so that many empty ones count, too. Raises: ValueError: there is none.
     """
     totals: dict[str, int] = {}
-    for owner, size in sizes:
-        totals[owner] = totals.get(owner, 0) + size
-    return max(totals, key=totals.__getitem__)
+    for each in stored.values():
+        totals[each.owner] = totals.get(each.owner, 0) + least_bytes + each.size_bytes
+    largest = max(totals, key=totals.__getitem__)
+    return next(key for key, each in stored.items() if each.owner == largest)

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from typing import Any, Final
 
 from engine.core.errors import InputFault
-from engine.core.ownership import largest_owner, may_see, request_owner
+from engine.core.ownership import first_to_go, may_see, request_owner
 from engine.server.ids import new_id
 from engine.server.response_store.responses import ResponseNotFound
 from engine.server.response_store.sizes import size_of
@@ -108,11 +108,7 @@ class ConversationStore:
     def _bound(self) -> None:
         total = sum(c.size_bytes for c in self._stored.values())
         while self._stored and (len(self._stored) > MAX_CONVERSATIONS or total > MAX_BYTES):
-            each = MAX_BYTES // MAX_CONVERSATIONS  # an empty one counts, too
-            most = largest_owner((c.owner, each + c.size_bytes) for c in self._stored.values())
-            oldest = next(c for c in self._stored.values() if c.owner == most)
-            del self._stored[oldest.id]
-            total -= oldest.size_bytes
+            total -= self._stored.pop(first_to_go(self._stored, MAX_BYTES // MAX_CONVERSATIONS)).size_bytes
 
 
 def stored_item(item: dict[str, Any]) -> dict[str, Any]:

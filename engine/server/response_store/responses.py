@@ -7,7 +7,7 @@ import msgspec
 
 from engine.chat.types import Message
 from engine.core.errors import InputFault
-from engine.core.ownership import largest_owner, may_see, request_owner
+from engine.core.ownership import first_to_go, may_see, request_owner
 from engine.server.response_store.sizes import size_of
 
 MAX_RESPONSES: Final = 512
@@ -81,10 +81,7 @@ class ResponseStore:
         for item in _items(stored):
             self._items.setdefault(item["id"], (item, []))[1].append(stored)
         while len(self._stored) > MAX_RESPONSES or self._bytes > MAX_BYTES:
-            each = MAX_BYTES // MAX_RESPONSES  # an empty one counts, too
-            most = largest_owner((s.owner, each + s.size_bytes) for s in self._stored.values())
-            oldest = next(key for key, s in self._stored.items() if s.owner == most)
-            self._let_go(self._stored.pop(oldest))
+            self._let_go(self._stored.pop(first_to_go(self._stored, MAX_BYTES // MAX_RESPONSES)))
 
     def item(self, item_id: str, param: str) -> dict[str, Any]:
         """An input or output item of a stored response. Raises: ItemNotFound."""
