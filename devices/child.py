@@ -46,7 +46,7 @@ _WATCH_S: Final = 0.05
 _STALLED_S: Final = 20.0
 _SYSTEM_BOUNDS_MEMORY: Final[bool] = sys.platform == "linux"
 # Work that any client can request gets only the CPU time that the model and the server leave.
-_BACKGROUND_NICE: Final = 10
+_BACKGROUND_NICE, _LOWEST_NICE = 10, 19
 _PASSED_ENVIRONMENT: Final = ("PATH", "SYSTEMROOT", "TEMP", "TMP", "TZ", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 # Time that a working child gets to exit by itself.
 _CLOSE_S: Final = 0.2
@@ -330,7 +330,8 @@ class BoundedChild:
         self._process = process
         if self._background and hasattr(os, "setpriority"):
             with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, process.pid, _BACKGROUND_NICE)
+                own = os.getpriority(os.PRIO_PROCESS, 0)
+                os.setpriority(os.PRIO_PROCESS, process.pid, min(own + _BACKGROUND_NICE, _LOWEST_NICE))
         timer = threading.Timer(_START_LIMIT_S, process.kill)
         timer.start()
         greeting = read_frame(cast("BinaryIO", process.stdout))

@@ -129,12 +129,20 @@ def claim(
 
     Raises: NotEnoughMemory: what `report` says is missing; without `report`, what the ledger lacks.
     """
-    try:
+
+    def reserve() -> None:
         ledger.reserve(owner, ledger_amounts(need), key, need.resident_bytes, need.by_purpose())
+
+    try:
+        reserve()
     except Overdrawn as error:
-        if report is None:
-            raise NotEnoughMemory(error.needed_bytes, error.available_bytes, error.pool) from error
-        raise refusal(report(), {d.id: d.name for d in machine.devices}) from error
+        lacking = report() if report is not None else None
+        if lacking is not None and not lacking.fits:
+            raise refusal(lacking, {d.id: d.name for d in machine.devices}) from error
+        try:
+            reserve()  # another load may have returned its memory since
+        except Overdrawn as last:
+            raise NotEnoughMemory(last.needed_bytes, last.available_bytes, last.pool) from last
 
 
 def refusal(report: FitReport, device_names: Mapping[str, str]) -> NotEnoughMemory:

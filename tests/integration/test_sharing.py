@@ -40,9 +40,10 @@ class Bench:
         self.vocabulary = LlamaVocabulary(self.loaded.api, self.loaded.vocab)
         self.alone = {}
 
-    def engine(self):
+    def engine(self, stored_bytes=0):
         self.loaded.api.llama_memory_clear(self.loaded.memory, True)
-        return Scheduler(self.loaded, self.vocabulary, PrefixStore(0, 0, None, "x"), Adapters(self.loaded, ()))
+        store = PrefixStore(stored_bytes, 0, None, "x")
+        return Scheduler(self.loaded, self.vocabulary, store, Adapters(self.loaded, ()))
 
     def run(self, prompts, arrive, leave=(), **options):
         """Answer `prompts[i]`, which arrives before step `arrive[i]` and is cancelled before `leave[i]`, if set."""
@@ -208,6 +209,41 @@ def test_who_reads_may_leave(bench, seed):
     assert run.read <= bound(prompts)
     stayed = next(i for i in range(8) if i not in leave)
     assert run.answers[stayed] == bench.answer(prompts[stayed])
+
+
+@pytest.fixture(scope="module")
+def narrow(bundled_model):
+    """A cache with room for two of the prompts below, and three if they share."""
+    made = Bench(bundled_model, kv_cells=1024, n_ctx=1024)
+    run = Run(made.engine())
+    run.add(0, tokens(random.Random(1), 400), {})
+    run.finish()
+    api, context = made.loaded.api, made.loaded.context
+    made.state_bytes = max(api.llama_state_seq_get_size(context, sequence) for sequence in range(8))
+    yield made
+    made.loaded.close()
+
+
+@pytest.mark.parametrize(("seed", "stored"), [(0, 1), (1, 3), (2, 50), (6, 50)])
+def test_prefixes_are_stored_and_restored_while_others_are_evicted(narrow, seed, stored):
+    """`stored`: about how many fit in the store's memory; making room for one may evict what it continues."""
+    rng = random.Random(seed)
+    root = tokens(rng, 200)
+    talks = [root + tokens(rng, 120) for _ in range(5)]
+    run = Run(narrow.engine(stored_bytes=stored * narrow.state_bytes))
+    asked = []
+    for i in range(30):
+        chosen = rng.randrange(5)
+        asked.append(talks[chosen])
+        run.add(i, talks[chosen], {})
+        if rng.random() < 0.5:
+            run.finish()
+            run.engine.on_idle(lambda: False)
+            talks[chosen] = talks[chosen] + tokens(rng, 60) if len(talks[chosen]) < 500 else root + tokens(rng, 120)
+        elif rng.random() < 0.5:
+            run.step()
+    run.finish()
+    assert all(run.answers[i] == narrow.answer(asked[i]) for i in range(0, 30, 7))
 
 
 @pytest.mark.parametrize("gap", [0, 1, 3])

@@ -10,7 +10,7 @@ from typing import Final
 
 from engine.runner.llama.cache.cached_sequence import CachedSequence, common_prefix, steady_length
 from engine.runner.llama.cache.cells import Cells
-from engine.runner.llama.cache.kv_offload import COPIES_PER_TOKEN, Spilling
+from engine.runner.llama.cache.kv_offload import COPIES_PER_TOKEN, Restorable, Spilling
 from engine.runner.llama.cache.kv_rollback import Rewinding
 from engine.runner.llama.cache.prefix_index import Key
 from engine.runner.llama.cache.prefix_store import PrefixStore
@@ -102,8 +102,8 @@ class KVCache:
         if stored is not None or source is None:
             self._cells.clear()
             target = self._cells.sequences[0]
-            if stored is not None and self.spilling.restore(*stored, target):
-                target.num_steady = stored[1]
+            if stored is not None and self.spilling.restore(stored, target):
+                target.num_steady = stored.length
             return self._cells.take(target, key)
         if len(source.tokens) - length > length // COPIES_PER_TOKEN:
             self.spilling.spill(source)
@@ -132,9 +132,12 @@ class KVCache:
 
     def _acquire_longest(self, tokens: list[int], key: Key) -> CachedSequence | None:
         source, length = self.sharing.best(tokens, key)
-        restored = self._restore(tokens, key, length)
-        if restored is not None:
-            return restored
+        found = self.spilling.worth_restoring(tokens, key, length)
+        if found is not None:
+            restored = self._restore(found, key)
+            if restored is not None:
+                return restored
+            source, length = self.sharing.best(tokens, key)  # making room may have emptied it
         if source is not None and not source.in_use and length == len(source.tokens):
             return self._cells.take(source, key)
         if source is not None and self._reuse_cells(source, length):
@@ -150,15 +153,14 @@ class KVCache:
             self.sharing.fork(source, target, length)
         return self._cells.take(target, key)
 
-    def _restore(self, tokens: list[int], key: Key, live: int) -> CachedSequence | None:
-        """Restore a stored prefix if it saves clearly more than the live one of `live` tokens."""
-        found = self.spilling.worth_restoring(tokens, key, live)
-        target = self._free_sequence(keep=None) if found is not None else None
-        if found is None or target is None:
+    def _restore(self, found: Restorable, key: Key) -> CachedSequence | None:
+        """Restore a stored prefix, if need be over idle ones; None if even their cells have no room for it."""
+        target = self._free_sequence(keep=None)
+        if target is None or not self.make_room(len(found.entry.tokens), spare=target):
             return None
-        entry, length = found
-        if not self.make_room(len(entry.tokens), spare=target) or not self.spilling.restore(entry, length, target):
-            return None
+        while not self.spilling.restore(found, target):
+            if not self._evict_oldest(spare=target):
+                return None
         return self._cells.take(target, key)
 
     def _reuse_cells(self, source: CachedSequence, length: int) -> bool:
@@ -250,11 +252,16 @@ class KVCache:
     def make_room(self, cells: int, spare: CachedSequence | None = None) -> bool:
         """Evict idle prefixes, oldest first, until `cells` are free; False if that is not enough."""
         while self._cells.total - self._cells.used < cells:
-            oldest = next((s for s in self._cells.idle_sequences(spare) if s.tokens), None)
-            if oldest is None:
+            if not self._evict_oldest(spare):
                 return False
-            self._evict(oldest)
         return True
+
+    def _evict_oldest(self, spare: CachedSequence | None) -> bool:
+        """Evict the least recently used idle prefix; False if there is none."""
+        oldest = next((s for s in self._cells.idle_sequences(spare) if s.tokens), None)
+        if oldest is not None:
+            self._evict(oldest)
+        return oldest is not None
 
     def _evict(self, sequence: CachedSequence) -> None:
         self.spilling.spill(sequence)

@@ -1,6 +1,6 @@
 """Copies idle prefixes to the store before eviction and restores them when a prompt starts with one."""
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,17 @@ MIN_STORED_TOKENS: Final = 64
 # Restoring a prefix copies all of it; copying a token takes a fraction of computing it (0.6B: 0.04 to 0.27 ms, 5
 # ms).
 MIN_GAIN, COPIES_PER_TOKEN = 8, 64
+
+
+class Restorable(NamedTuple):
+    """A stored prefix, how many of its first tokens are usable, and its state: uint8 (bytes,).
+
+    It holds the state, because evicting another prefix for it may remove it from the store.
+    """
+
+    entry: StoredPrefix
+    length: int
+    state: Any
 
 
 class Spilling:
@@ -66,35 +77,39 @@ class Spilling:
         """Return how many tokens a stored prefix shares with `tokens`, even if they cannot be used."""
         return self._store.best(_array(tokens), key, whole_only=False)[1]
 
-    def worth_restoring(self, tokens: list[int], key: Key, live: int) -> tuple[StoredPrefix, int] | None:
-        """Return a stored prefix that saves clearly more than a live one of `live` tokens, and its usable part."""
+    def worth_restoring(self, tokens: list[int], key: Key, live: int) -> Restorable | None:
+        """Return a stored prefix that saves clearly more than a live one of `live` tokens."""
         if not self.enabled:
             return None
         entry, length = self._store.best(_array(tokens[:-1]), key, whole_only=not self._rewinding.truncatable)
         if entry is None or length - live < max(MIN_GAIN, length // COPIES_PER_TOKEN):
             return None
-        return entry, length
+        return self._load(entry, length)
 
-    def worth_restoring_steady(self, tokens: list[int], key: Key, live: int) -> tuple[StoredPrefix, int] | None:
+    def worth_restoring_steady(self, tokens: list[int], key: Key, live: int) -> Restorable | None:
         """Like `worth_restoring`, for steady tokens."""
         if not self.enabled:
             return None
         entry, length = self._store.best_steady(_array(tokens[:-1]), key)
-        return (entry, length) if entry is not None and length > live else None
+        return self._load(entry, length) if entry is not None and length > live else None
 
-    def restore(self, entry: StoredPrefix, length: int, target: CachedSequence) -> bool:
-        """Restore the first `length` tokens of a stored prefix to an empty sequence; after False it is empty."""
-        data = self._store.load(entry)
-        if data is None:
-            return False
-        context, size = self._loaded.context, entry.state_bytes
-        if not self._api.llama_state_seq_set_data(context, pointer(data), size, target.seq_id):
+    def _load(self, entry: StoredPrefix, length: int) -> Restorable | None:
+        state = self._store.load(entry)
+        return None if state is None else Restorable(entry, length, state)
+
+    def restore(self, found: Restorable, target: CachedSequence) -> bool:
+        """Restore the usable tokens of a stored prefix to an empty sequence; after False it is empty.
+
+        llama.cpp refuses it if the free cells are too scattered.
+        """
+        entry, context = found.entry, self._loaded.context
+        if not self._api.llama_state_seq_set_data(context, pointer(found.state), entry.state_bytes, target.seq_id):
             self._cells.drop(target)
             return False
         target.tokens, target.shared = entry.tokens.tolist(), 0
         target.num_steady = 0  # the caller sets it if the sequence is in the first cells
-        self._rewinding.adopt(target, ((at, copied(entry.mark(data, at))) for at, _ in entry.marks))
-        if not self._rewinding.rewind(target, target, length):
+        self._rewinding.adopt(target, ((at, copied(entry.mark(found.state, at))) for at, _ in entry.marks))
+        if not self._rewinding.rewind(target, target, found.length):
             self._cells.drop(target)
         return True
 

@@ -7,8 +7,9 @@ from msgspec.structs import replace
 from devices.detect import inventory
 from devices.memory_ledger import Amount, Ledger
 from devices.recording import RecordedHost
+from engine.core.errors import NotEnoughMemory
 from engine.message_catalog import command, sentence
-from engine.placement.fit_report import fit_report, refusal
+from engine.placement.fit_report import claim, fit_report, refusal
 from engine.placement.placer import read_shape
 from engine.runner.protocol import LoadSettings
 from tests.support.machines.machines import machines
@@ -119,6 +120,20 @@ def test_a_refusal_carries_the_numbers_and_three_ways(path):
     assert "--kv q8_0" in command(error.options[0])
     assert error.facts()["options"][0] == "use KV cache type q8_0 instead of f16 (--kv q8_0)"
     assert str(error).endswith(f"To make it fit: {'; '.join(error.facts()['options'])}.")
+
+
+def test_memory_that_came_back_while_the_refusal_was_written_is_used(path):
+    """No refusal ever names less than what is available."""
+    free = [machine(600), machine(3000)]
+    book = Ledger(lambda: free.pop(0) if len(free) > 1 else free[0])
+    at = LoadSettings(path=path, n_ctx=32768, n_parallel=4)
+    need = report(path, 3000).need
+    claim("m", need, "k", machine(600), book, lambda: fit_report("m", read_shape(path), at, machine(3000), book))
+    assert [r.owner for r in book.reservations()] == ["m"]
+    free[:] = [machine(600)]
+    with pytest.raises(NotEnoughMemory) as refused:  # gone again
+        claim("n", need, "k", machine(600), book, lambda: report(path, 9000))
+    assert refused.value.needed_bytes > refused.value.available_bytes
 
 
 def test_a_smaller_mix_is_sized_tensor_by_tensor(path):
