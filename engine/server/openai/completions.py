@@ -183,6 +183,8 @@ def _logprobs(entries: list[TokenLogprob], offset: int, text: str) -> dict[str, 
         offset += len(token) if text.startswith(token, offset) else 0
     values = [None if math.isnan(e.logprob) else e.logprob for e in entries]
     tops = [{piece.decode("utf-8", "replace"): value for _, piece, value in e.top} for e in entries]
+    for token, entry, top in zip(tokens, entries, tops, strict=True):
+        top.setdefault(token, entry.logprob)  # the chosen token is always listed
     return {
         "tokens": tokens,
         "token_logprobs": values,
