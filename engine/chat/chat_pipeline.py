@@ -161,7 +161,7 @@ class Conversations:
         special = special or marks_of(dialect, rendered, source or "") is not None
         special = special or open_markers(rendered.prefill, dialect.reasoning) is not None
         budget = budget_of(query, dialect, rendered, source or "", formed=constraint is not None)
-        chosen = choose_sampling(query.sampling, recommended.layers(_thinks(query)), query.sampling_source)
+        chosen = choose_sampling(query.sampling, recommended.layers(thinks(query)), query.sampling_source)
         request = GenerationRequest(
             prompt=rendered.prompt,
             add_special=rendered.add_special,
@@ -367,7 +367,7 @@ def template_source(facts: ModelFacts, query: ChatQuery) -> str | None:
     return facts.chat_template or None
 
 
-def _thinks(query: ChatQuery) -> bool | None:
+def thinks(query: ChatQuery) -> bool | None:
     """Whether the request switches reasoning on or off; None leaves it to the model."""
     variables = template_variables(query)
     switch = variables.get("enable_thinking", variables.get("thinking"))

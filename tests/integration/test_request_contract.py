@@ -57,7 +57,12 @@ SCHEMAS = {
 PASSING = re.compile(
     r"id|.*_id|created(_at)?|completed_at|timings|.*duration|x_.*|system_fingerprint|expires_at|generation_settings"
 )
-ECHOED = set(ResponsesRequest.model_fields) - {"input"} | {"output_text"}
+ECHOED = set(ResponsesRequest.model_fields) - {"input"} | {
+    "output_text",
+    "prompt_cache_key",
+    "safety_identifier",
+    "user",
+}
 UNKNOWN = "zz_unknown"
 MARKS = {
     "pre": "<|fim_prefix|>", "suf": "<|fim_suffix|>", "mid": "<|fim_middle|>", "rep": "<|repo_name|>",

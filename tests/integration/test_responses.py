@@ -86,6 +86,58 @@ def test_every_event_is_numbered_and_in_order(qwen):
         assert parts == whole
 
 
+# What https://www.openresponses.org requires of every response object, finished or not.
+REQUIRED = {
+    "id": str,
+    "object": str,
+    "created_at": int,
+    "completed_at": int | None,
+    "status": str,
+    "model": str,
+    "incomplete_details": dict | None,
+    "previous_response_id": str | None,
+    "instructions": str | None,
+    "output": list,
+    "error": dict | None,
+    "tools": list,
+    "tool_choice": str | dict,
+    "truncation": str,
+    "parallel_tool_calls": bool,
+    "text": dict,
+    "top_p": float,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+    "top_logprobs": int,
+    "temperature": float,
+    "reasoning": dict | None,
+    "usage": dict | None,
+    "max_output_tokens": int | None,
+    "max_tool_calls": int | None,
+    "store": bool,
+    "background": bool,
+    "service_tier": str,
+    "metadata": dict,
+    "safety_identifier": str | None,
+    "prompt_cache_key": str | None,
+}
+
+
+def test_every_response_object_of_a_stream_is_whole(qwen):
+    """Clients of several servers validate each event; sampling values are known before the model is loaded."""
+    qwen.say("ok")
+    bare = {"type": "function", "name": "f"}
+    body = {"model": "spark", "input": "x", "tools": [bare], "prompt_cache_key": "mine", "top_p": 0.5}
+    whole = [event["response"] for event in events(qwen, body) if "response" in event]
+    assert [found["status"] for found in whole] == ["in_progress", "in_progress", "completed"]
+    for found in whole:
+        wrong = [name for name, kind in REQUIRED.items() if not isinstance(found.get(name, ...), kind)]
+        assert wrong == []
+        assert found["tools"] == [{**bare, "description": None, "parameters": None, "strict": False}]
+        assert (found["prompt_cache_key"], found["top_p"]) == ("mine", 0.5)
+    assert len({found["temperature"] for found in whole}) == 1
+    assert whole[-1]["completed_at"] >= whole[-1]["created_at"]
+
+
 def test_custom_tools_take_raw_text(qwen, client):
     patch = '*** Begin Patch\n+ "quoted" line\n*** End Patch'
     qwen.say(*pieces(CALL % ("apply_patch", json.dumps({"input": patch}))))
@@ -222,6 +274,8 @@ def test_a_session_begun_on_a_hosted_model_goes_on_here(qwen):
         {"type": "local_shell_call", "id": "ls_1", "call_id": "c", "action": {}, "status": "completed"},
         {"type": "local_shell_call_output", "id": "lso_1", "output": "x"},
         {"type": "image_generation_call", "id": "ig_1", "result": "", "status": "completed"},
+        {"type": "apply_patch_call", "call_id": "p", "operation": {"type": "delete_file", "path": "a"}},
+        {"type": "apply_patch_call_output", "call_id": "p", "status": "completed", "output": "gone"},
         {"role": "assistant", "content": "It says so."},
         {"role": "user", "content": "And now?"},
     ]

@@ -13,11 +13,12 @@ from starlette.responses import Response
 
 from devices.errors import TesseraError
 from engine.chat import structured
+from engine.chat.chat_pipeline import thinks
 from engine.chat.query import ChatQuery
 from engine.chat.tools.checks import check_tools
 from engine.chat.types import Message
 from engine.core.errors import InputFault, exhausted
-from engine.core.sampling import Chosen
+from engine.core.sampling import Chosen, choose
 from engine.core.types import Constraint
 from engine.server.body import ignored_header, openapi_body, parse
 from engine.server.ids import new_id
@@ -29,7 +30,7 @@ from engine.server.response_store.conversations import Conversation, stored_item
 from engine.server.responses import file_search
 from engine.server.responses.schemas import ResponsesRequest
 from engine.server.responses.stream import ItemStream
-from engine.server.responses.tools import Toolbox, tool_choice, toolbox
+from engine.server.responses.tools import Toolbox, tool_choice, toolbox, whole_tool
 from engine.server.responses.translate import to_messages
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
@@ -62,7 +63,9 @@ async def create_response(request: Request) -> Response:
     check_tools(asked.query)
     if asked.query.output is not None:
         await state.checker.check(asked.query.output, asked.query.output_param)
-    await state.models.entry(body.model)
+    entry = await state.models.entry(body.model)
+    layers = state.models.recommended_for(entry).layers(thinks(asked.query))
+    _report_sampling(asked, choose(asked.query.sampling, layers))  # a stream reports it before the model is loaded
     state.pool.announce(body.model)
     silent = body.ignored() + asked.box.without_effect
     headers = ignored_header(silent)
@@ -195,12 +198,14 @@ def _response(body: ResponsesRequest) -> dict[str, Any]:
         "id": new_id("resp", "_"),
         "object": "response",
         "created_at": int(time.time()),
+        "completed_at": None,
         "status": "in_progress",
         "background": bool(body.background),
         "error": None,
         "incomplete_details": None,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": None,
         "metadata": body.metadata or {},
         "conversation": None if body.conversation_id is None else {"id": body.conversation_id},
         "model": body.model,
@@ -208,14 +213,15 @@ def _response(body: ResponsesRequest) -> dict[str, Any]:
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
+        "service_tier": "default",
         "store": body.store is not False,
-        "temperature": body.temperature,  # sampling defaults are filled in when the model is loaded
         "text": {"format": (body.text or {}).get("format") or {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
-        "tools": body.tools or [],
-        "top_p": body.top_p,
+        "tools": [whole_tool(tool) for tool in body.tools or ()],
+        "top_logprobs": body.top_logprobs or 0,
         "truncation": "disabled",
         "usage": None,
+        **body.labels(),
     }
 
 
@@ -264,8 +270,8 @@ async def _work(state: ServerState, asked: _Asked, items: ItemStream) -> AsyncGe
 
 def _report_sampling(asked: _Asked, sampling: Chosen) -> None:
     """Add the sampling values and their sources to the response."""
-    asked.response["temperature"] = sampling.params.temperature
-    asked.response["top_p"] = sampling.params.top_p
+    for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty"):
+        asked.response[name] = getattr(sampling.params, name)
     asked.response["tessera"] = {"sampling": sampling.facts()}
 
 

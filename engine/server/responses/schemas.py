@@ -20,6 +20,8 @@ HOSTED: Final = frozenset(
         "computer",
         "local_shell",
         "shell",
+        "apply_patch",
+        "program",
     )
     for end in ("", "_output")
 ) | {
@@ -156,6 +158,11 @@ class ResponsesRequest(SamplerFields):
         unknown = [name for name in self.include or () if name not in INCLUDES]
         if unknown:
             raise InputFault(f"include: {unknown[0]!r} is not known.", "include")
+
+    def labels(self) -> dict[str, Any]:
+        """A client's own names for its requests. They have no effect here, and the response repeats them."""
+        extra = self.model_extra or {}
+        return {name: extra.get(name) for name in ("prompt_cache_key", "safety_identifier", "user")}
 
     @property
     def wanted_logprobs(self) -> int | None:

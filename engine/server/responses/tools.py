@@ -43,6 +43,13 @@ class Toolbox:
         return made if namespace is None else {**made, "namespace": namespace}
 
 
+def whole_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool as a response repeats it: a function has all of its fields."""
+    if tool.get("type") != "function":
+        return tool
+    return {"description": None, "parameters": None, **tool, "strict": tool.get("strict") is True}
+
+
 def toolbox(tools: list[dict[str, Any]]) -> Toolbox:
     """Convert the tools of a request.
 
