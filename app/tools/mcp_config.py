@@ -2,13 +2,19 @@
 
 import json
 import re
+import shlex
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import msgspec
+
 from devices.atomic_file import locked, write_atomically
+from devices.msgspec_lock import learned
 from engine.core.errors import InputFault
 from engine.core.paths import Paths, user_paths
 
@@ -165,3 +171,26 @@ class ServerList:
         """Write the file readable only by this user, because it may contain keys."""
         document = {"mcpServers": {name: server.as_json() for name, server in servers.items()}}
         write_atomically(self.path, json.dumps(document, indent=2).encode(), mode=0o600)
+
+
+class KnownServer(msgspec.Struct, frozen=True, kw_only=True):
+    """A well-known server; fills the form for a new one. `where` has its command or address."""
+
+    name: str
+    title: str
+    source: str
+    command: str = ""
+    url: str = ""
+    headers: str = ""
+    needs: str = ""
+
+    def where(self, folder: Path) -> str:
+        """The address, or the command for a folder of the user."""
+        return self.url or self.command.replace("{folder}", shlex.quote(str(folder)))
+
+
+@cache
+def known_servers() -> tuple[str, tuple[KnownServer, ...]]:
+    """The date of the list of well-known servers, and the list."""
+    raw = tomllib.loads(Path(__file__).with_name("known_servers.toml").read_text(encoding="utf-8"))
+    return raw["dated"], msgspec.convert(raw["server"], learned(tuple[KnownServer, ...]))

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -162,6 +163,33 @@ class McpServer:
             self._names[name] = tool.name
             specs.append(ToolSpec(name, description, tool.input_schema))
         self.specs, self.left_out = tuple(specs), tuple(left_out)
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What a server offers, or the problem that it did not start."""
+
+    specs: tuple[ToolSpec, ...] = ()
+    left_out: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def probe(config: McpServerConfig, folder: Path) -> Probed:
+    """Start or contact a server, read its tools and stop it. The user must have agreed to that."""
+    server = McpServer(config, folder)
+    try:
+        server.start()
+    except ToolRefused as error:
+        return Probed(problem=str(error))
+    try:
+        return Probed(server.specs, server.left_out)
+    finally:
+        server.stop()
+
+
+def short_name(server: str, tool: str) -> str:
+    """A tool's name without the prefix of its server."""
+    return tool.removeprefix(f"mcp__{server}__")
 
 
 def _distinct(wanted: str, taken: dict[str, str]) -> str:

@@ -45,6 +45,7 @@ ALSO_CALLED = {
     ("documents/page.py", "Download"): "Download a model for search by meaning",
     ("documents/page.py", "Ask in a chat"): "Ask about NAME in a chat",
     ("documents/page.py", "Read again"): "Read NAME again",
+    ("chat/tools_panel.py", "Test again"): "Test NAME",
     ("server/upstreams_card.py", "Remove the rule"): "Remove the rule for MODEL",
     ("server/upstreams_card.py", "Use its models"): "Use NAME",
 }

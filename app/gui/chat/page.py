@@ -50,7 +50,6 @@ class ChatPage(QSplitter):
         self.import_export = ChatImportExport(services, self)
         self.composer = Composer(theme, services.background, queues=True)
         self._tools_button = button("", None, "quiet")
-        self._tools_button.hide()
         self._tools_button.setToolTip(self.tr("Tools that the model may use in this chat"))
         self.composer.add_tool(self._tools_button)
         self._sources: dict[str, str] = {}  # titles of document collections by id
@@ -243,8 +242,7 @@ class ChatPage(QSplitter):
     def _show_source(self, conversation: Conversation) -> None:
         """Show at the composer which documents the chat answers from, and how many tools are on."""
         count = len(conversation.tools)
-        self._tools_button.setText(self.tr("Tools ({n})").format(n=count))
-        self._tools_button.setVisible(count > 0)
+        self._tools_button.setText(self.tr("Tools ({n})").format(n=count) if count else self.tr("Tools"))
         source = str(conversation.sampling.get("collection") or "")
         self.composer.show_source(self._sources.get(source, source))
         if source in self._sources or not source:

@@ -1,22 +1,34 @@
 """The panel next to a chat: enabled tools, the model's tool-call score and permanent decisions."""
 
 import shlex
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 from PySide6.QtCore import QCoreApplication, Qt, Signal
-from PySide6.QtWidgets import QCheckBox, QDialog, QFrame, QLineEdit, QPlainTextEdit, QWidget
+from PySide6.QtWidgets import QBoxLayout, QCheckBox, QDialog, QFrame, QLineEdit, QPlainTextEdit, QWidget
 
 from app.db.records import Conversation
 from app.evals.tool_calls.run import CertificateStore
 from app.gui.app_context import Services
 from app.gui.reasons import error_message
-from app.gui.widgets.basics import IconButton, button, clear, label, row, scrolled, stack, when_released
+from app.gui.widgets.basics import IconButton, button, clear, label, row, scrolled, set_kind, stack, when_released
+from app.gui.widgets.popups import Choice
 from app.tools.builtin import CALCULATOR, FILES
 from app.tools.catalogue import Offered, offered
-from app.tools.consent import ConsentStore, StoredDecision
-from app.tools.mcp_config import BadMcpConfig, McpServerConfig, ServerList, check_server, parse_servers
-from app.tools.types import shown_line
+from app.tools.consent import ConsentStore, StoredDecision, tool_fingerprint
+from app.tools.mcp_config import (
+    BadMcpConfig,
+    KnownServer,
+    McpServerConfig,
+    ServerList,
+    check_server,
+    known_servers,
+    parse_servers,
+)
+from app.tools.mcp_server import Probed, probe, short_name
+from app.tools.types import ToolSpec, shown_line
 from engine.core.paths import user_paths
 
 _MAX_SHOWN = 90
@@ -29,15 +41,18 @@ class ToolsPanel(QFrame):
 
     changed = Signal(tuple)
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, folder: Callable[[], Path] = Path.home) -> None:
+        """Create the panel. `folder`: where a server is started to list its tools."""
         super().__init__()
-        self._services = services
+        self._services, self._folder = services, folder
         self.setProperty("kind", "side")
         self.setFixedWidth(304)
         self._on: tuple[str, ...] = ()
         self._asked = 0
         self._shown: tuple[tuple[list[Offered], dict[str, StoredDecision], str], tuple[str, ...]] | None = None
         self._model = ""
+        self._probed: dict[str, Probed | None] = {}  # None: being tested
+        self._folded: set[str] = set()  # servers whose tools are not listed, although they are known
         self.certificate = label("", "small", wrap=True)
         self._list = stack(spacing=12)
         self._decisions = stack(spacing=4)
@@ -91,14 +106,17 @@ class ToolsPanel(QFrame):
 
     def add(self) -> None:
         """Show the form for a new server."""
-        self.dialog = AddServer(self)
+        self.dialog = AddServer(self._services, self._folder(), self)
         self.dialog.added.connect(self._add)
         self.dialog.open()
 
-    def _add(self, servers: list[McpServerConfig]) -> None:
+    def _add(self, servers: list[McpServerConfig], probed: Mapping[str, Probed]) -> None:
         names = tuple(server.name for server in servers)
 
         def done(_: object) -> None:
+            self._probed = {name: found for name, found in self._probed.items() if name not in names} | {
+                name: found for name, found in probed.items() if name in names
+            }
             self._on = (*(name for name in self._on if name not in names), *names)
             self.changed.emit(self._on)
             self.refresh()
@@ -150,8 +168,75 @@ class ToolsPanel(QFrame):
         shown = source.detail if len(source.detail) <= _MAX_SHOWN else source.detail[:_MAX_SHOWN] + "…"
         detail = label(shown, "small", wrap=True)
         detail.setToolTip(source.detail)
-        holder.setLayout(stack(top, detail, spacing=2))
+        column = stack(top, detail, spacing=2)
+        if not source.built_in:
+            self._add_tools(column, source)
+        holder.setLayout(column)
         return holder
+
+    def _add_tools(self, column: QBoxLayout, source: Offered) -> None:
+        """List a server's tools, each with a switch; a server that was not tested yet is started by a click."""
+        name, found = source.name, self._probed.get(source.name)
+        if found is None:
+            words = self.tr("Connecting…") if name in self._probed else self.tr("Test and list its tools")
+            test = button(words, partial(self._test, name), "link")
+            test.setEnabled(name not in self._probed)
+            test.setToolTip(self.tr("Starts or contacts this server now: {where}").format(where=source.detail))
+            test.setAccessibleName(self.tr("Test {name}").format(name=name))
+            column.addWidget(test)
+            return
+        if found.problem:
+            column.addWidget(label(found.problem, "chip-bad", wrap=True))
+            again = button(self.tr("Test again"), partial(self._test, name), "link")
+            again.setAccessibleName(self.tr("Test {name}").format(name=name))
+            column.addWidget(again)
+            return
+        opened = name not in self._folded
+        fold = button(("▾ " if opened else "▸ ") + self.tr("Tools ({n})").format(n=len(found.specs)), None, "link")
+        fold.setAccessibleName(self.tr("Tools of {name}").format(name=name))
+        fold.clicked.connect(lambda _checked=False: self._fold(name, opened=not opened))
+        column.addWidget(fold)
+        decisions = self._shown[0][1] if self._shown is not None else {}
+        for spec in found.specs if opened else ():
+            never = decisions.get(spec.name)
+            switch = QCheckBox(shown_line(short_name(name, spec.name)).replace("&", "&&"))
+            switch.setChecked(never is None or never.decision != "never")
+            switch.setToolTip(spec.description)
+            switch.setAccessibleName(
+                self.tr("{tool} of {name}").format(tool=short_name(name, spec.name), name=name)
+            )
+            switch.toggled.connect(partial(self._allow, spec))
+            column.addLayout(row(switch, 1, margins=(24, 0, 0, 0)))
+        for words in found.left_out if opened else ():
+            column.addWidget(label(words, "small", wrap=True))
+
+    def _fold(self, name: str, *, opened: bool) -> None:
+        self._folded = self._folded - {name} if opened else self._folded | {name}
+        when_released(self, self._show)
+
+    def _test(self, name: str) -> None:
+        """Start or contact a server at the user's click, and list what it offers."""
+        self._probed[name] = None
+        folder = self._folder()
+
+        def work() -> Probed:
+            found = next((each for each in ServerList().read() if each.name == name), None)
+            return probe(found, folder) if found is not None else Probed()
+
+        def done(found: Probed) -> None:
+            self._probed[name] = found
+            when_released(self, self._show)
+
+        def failed(error: Exception) -> None:
+            done(Probed(problem=error_message(error)))
+
+        self._services.background.run(work, done, failed, self)
+        when_released(self, self._show)
+
+    def _allow(self, spec: ToolSpec, on: bool) -> None:
+        """Switch one tool of a server: one that is off is never shown to a model."""
+        decision = None if on else StoredDecision("never", tool_fingerprint(spec))
+        self._do(lambda: ConsentStore().keep(spec.name, decision), lambda _: self.refresh())
 
     def _title(self, source: Offered) -> str:
         return {CALCULATOR: self.tr("Calculator"), FILES: self.tr("Files")}.get(source.name, source.name)
@@ -174,6 +259,7 @@ class ToolsPanel(QFrame):
 
     def _remove(self, name: str) -> None:
         self._switch(name, on=False)
+        self._probed.pop(name, None)
         self._do(lambda: ServerList().remove(name), lambda _: self.refresh())
 
     def _forget(self, key: str) -> None:
@@ -201,18 +287,30 @@ def decision_words(key: str) -> str:
 
 
 _WIDTH = 520
+_SHOWN_TOOLS = 12
 
 
 class AddServer(QDialog):
-    """Emits the entered servers. It starts none of them."""
+    """Emits the entered servers, and what those that were tested offer. Only "Test" starts one."""
 
-    added = Signal(list)
+    added = Signal(list, dict)
 
-    def __init__(self, parent: QWidget) -> None:
+    def __init__(self, services: Services, folder: Path, parent: QWidget) -> None:
         super().__init__(parent)
+        self._services, self._folder = services, folder
+        self._probed: dict[str, Probed] = {}
+        self._tested: list[McpServerConfig] = []
         self.setWindowTitle(self.tr("Add tools"))
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setMinimumWidth(_WIDTH)
+        self.known = Choice()
+        self.known.addItem(self.tr("None: fill the form yourself"), None)
+        self.dated, servers = known_servers()
+        for server in servers:
+            self.known.addItem(server.title, server)
+        self.known.activated.connect(lambda _: self._fill(self.known.currentData()))
+        self.about = label("", "small", wrap=True, selectable=True)
+        self.about.hide()
         self.name, self.where = QLineEdit(), QLineEdit()
         self.name.setPlaceholderText("notes")
         self.where.setPlaceholderText(self.tr("npx -y some-server ~/Documents, or https://…"))
@@ -221,8 +319,9 @@ class AddServer(QDialog):
         self.values.setFixedHeight(64)
         self.json = QPlainTextEdit()
         self.json.setPlaceholderText('{"mcpServers": {"files": {"command": "npx", "args": ["…"]}}}')
-        self.json.setFixedHeight(120)
+        self.json.setFixedHeight(100)
         for field, words in (
+            (self.known, self.tr("Well-known servers")),
             (self.name, self.tr("Name")),
             (self.where, self.tr("Command or address")),
             (
@@ -237,30 +336,99 @@ class AddServer(QDialog):
         self.problem = label("", "chip-bad", wrap=True)
         self.problem.hide()
         column = stack(spacing=6, margins=(20, 20, 20, 20))
-        for field in (self.name, self.where, self.values, self.json):
+        for field in (self.known, self.name, self.where, self.values, self.json):
             column.addWidget(label(field.accessibleName(), "strong"))
             column.addWidget(field)
+            if field is self.known:
+                column.addWidget(self.about)
         note = self.tr(
-            "A command runs with your rights. You are asked before it starts, and before each tool is used."
+            'A command runs with your rights. "Test" starts it now and lists its tools. In a chat you are asked '
+            "before it starts, and before each tool is used."
         )
         column.addWidget(label(note, "small", wrap=True))
         column.addWidget(self.problem)
+        self.test_button = button(self.tr("Test"), self._test)
         self.accept_button = button(self.tr("Add"), self._add, "primary")
         self.accept_button.setDefault(True)
-        column.addLayout(row(1, button(self.tr("Cancel"), self.reject), self.accept_button))
+        column.addLayout(
+            row(self.test_button, 1, button(self.tr("Cancel"), self.reject), self.accept_button, spacing=8)
+        )
         self.setLayout(column)
 
-    def _add(self) -> None:
-        try:
-            servers = (
-                parse_servers(self.json.toPlainText()) if self.json.toPlainText().strip() else [self._filled()]
-            )
-        except (BadMcpConfig, ValueError) as error:
-            self.problem.setText(error_message(error))
-            self.problem.show()
+    def _fill(self, server: KnownServer | None) -> None:
+        """Fill the form with a well-known server; nothing is installed or started."""
+        self.about.setVisible(server is not None)
+        if server is None:
             return
-        self.added.emit(servers)
-        self.accept()
+        documents = Path.home() / "Documents"
+        self.name.setText(server.name)
+        self.where.setText(server.where(documents if documents.is_dir() else Path.home()))
+        self.where.setCursorPosition(0)
+        self.values.setPlainText(server.headers)
+        self.json.clear()
+        purpose = {
+            "filesystem": self.tr("Reads and writes files in the folders that its command names."),
+            "git": self.tr("Reads and changes the git repository that its command names."),
+            "fetch": self.tr("Reads web pages, of the local network too."),
+            "time": self.tr("Tells the time in any time zone."),
+            "playwright": self.tr("Opens a browser and uses it."),
+            "context7": self.tr("Documentation of programming libraries. Questions go to context7.com."),
+            "github": self.tr("Repositories and issues on GitHub. Add your token after “Bearer ”."),
+        }.get(server.name, "")
+        words = [purpose]
+        if server.needs and shutil.which(server.command.split()[0]) is None:
+            missing = self.tr("{program} is not installed: it comes with {package}.")
+            words.append(missing.format(program=server.command.split()[0], package=server.needs))
+        words.append(self.tr("As described on {date} by {source}").format(date=self.dated, source=server.source))
+        self.about.setText("\n".join(filter(None, words)))
+
+    def _servers(self) -> list[McpServerConfig]:
+        """The entered servers; empty with a message if they cannot be used."""
+        try:
+            text = self.json.toPlainText()
+            return parse_servers(text) if text.strip() else [self._filled()]
+        except (BadMcpConfig, ValueError) as error:
+            self._show_problem(error_message(error), "chip-bad")
+            return []
+
+    def _show_problem(self, words: str, kind: str) -> None:
+        set_kind(self.problem, kind)
+        self.problem.setText(words)
+        self.problem.show()
+
+    def _test(self) -> None:
+        """Start or contact the entered servers, and say what they offer or why they failed."""
+        servers, folder = self._servers(), self._folder
+        if not servers:
+            return
+        self.test_button.setEnabled(False)
+        self._show_problem(self.tr("Connecting…"), "small")
+
+        def done(found: list[Probed]) -> None:
+            self.test_button.setEnabled(True)
+            self._tested = servers
+            self._probed = {server.name: each for server, each in zip(servers, found, strict=True)}
+            failed = [each.problem for each in found if each.problem]
+            names = [
+                short_name(server.name, spec.name)
+                for server, each in zip(servers, found, strict=True)
+                for spec in each.specs
+            ]
+            shown = ", ".join(map(shown_line, names[:_SHOWN_TOOLS])) + ("…" if len(names) > _SHOWN_TOOLS else "")
+            works = self.tr("It works. Its tools: {names}").format(names=shown or self.tr("none"))
+            self._show_problem("\n".join(failed) or works, "chip-bad" if failed else "chip-ok")
+
+        def broke(error: Exception) -> None:
+            self.test_button.setEnabled(True)
+            self._show_problem(error_message(error), "chip-bad")
+
+        self._services.background.run(lambda: [probe(each, folder) for each in servers], done, broke, self)
+
+    def _add(self) -> None:
+        servers = self._servers()
+        if servers:
+            self.added.emit(servers, self._probed if servers == self._tested else {})
+            self.accept()
 
     def _filled(self) -> McpServerConfig:
         """The form as a configuration. Raises: BadMcpConfig; ValueError: unclosed quote."""
@@ -270,4 +438,5 @@ class AddServer(QDialog):
         name = self.name.text().strip()
         if where.startswith(("http://", "https://")):
             return check_server(McpServerConfig(name, url=where, headers=values), self.tr("The form"))
-        return check_server(McpServerConfig(name, tuple(shlex.split(where)), env=values), self.tr("The form"))
+        argv = tuple(str(Path(word).expanduser()) if word.startswith("~/") else word for word in shlex.split(where))
+        return check_server(McpServerConfig(name, argv, env=values), self.tr("The form"))

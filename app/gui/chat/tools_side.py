@@ -41,7 +41,7 @@ class ToolsSide(QObject):
         if self._panel is None:
             from app.gui.chat.tools_panel import ToolsPanel
 
-            self._panel = ToolsPanel(self._services)
+            self._panel = ToolsPanel(self._services, lambda: self._controller.project.folder)
             self._panel.hide()
             self._beside.addWidget(self._panel)
             self._panel.changed.connect(lambda names: self._controller.change(tools=names))

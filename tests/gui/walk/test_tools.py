@@ -44,7 +44,8 @@ class Talker(FakeUpstream):
 
 def kept(walk):
     """Decisions for good, on the disk."""
-    return json.loads((walk.home / "config" / "tool-consents.json").read_text())["data"]
+    file = walk.home / "config" / "tool-consents.json"
+    return json.loads(file.read_text())["data"] if file.exists() else {}
 
 
 @pytest.fixture(scope="module")
@@ -97,18 +98,29 @@ def ended(walk):
 def test_tools_are_added_and_removed(walk, tmp_path):
     script = tmp_path / "demo.py"
     script.write_text(DEMO)
-    walk.click("Tools", "chat.bar")
+    walk.click("Tools", "chat.composer")
     walk.click("Add tools…", "chat")
+    walk.choose("Well-known servers", "Time")
+    walk.until("chat.tools.panel.dialog.where.text() == 'uvx mcp-server-time'")
     walk.fill("Name", "sums")
     walk.fill("Command or address", f"{sys.executable} {script}")
     walk.fill("Environment variables, or HTTP headers for an address: one NAME=value per line", "LANG=C")
+    walk.click("Test")
+    walk.until("'Its tools: add, fail, wait' in says(app.activeModalWidget())")
     walk.picture("add-tools")
     walk.click("Add")
     walk.until("app.activeModalWidget() is None and 'sums' in chat.controller.conversation.tools")
+    walk.click("fail of sums", "chat")
+    decided(walk, ["never"])
+    walk.picture("tools-of-a-server")
+    walk.click("Tools of sums", "chat")
+    walk.until("not spot('fail of sums', chat)")
     walk.click("Add tools…", "chat")
     walk.fill("Or paste the JSON from the server's page", '{"mcpServers": {"other": {"command": "true"}}}')
     walk.click("Add")
     walk.until("app.activeModalWidget() is None and spot('Remove other', chat)")
+    walk.click("Test other", "chat")  # the program ends at once
+    walk.until("'did not start' in says(chat.tools.panel)")
     walk.click("Remove other", "chat")
     walk.until("not spot('Remove other', chat)")
     walk.click("Calculator", "chat")
@@ -131,6 +143,8 @@ def test_tools_are_asked_for_and_decided_about(walk, talker):
     walk.picture("tool-consent")
     walk.click("Allow once", CONSENT)  # the start of the program
     shown_call(walk, '"b": 40')
+    offered = [tool["function"]["name"] for tool in talker.seen[-1][1]["tools"]]
+    assert offered == ["mcp__sums__add", "mcp__sums__wait"], "one is switched off"
     assert "add" in walk.ask(f"says({CONSENT})")
     walk.click("Allow once", CONSENT)
     assert ended(walk).endswith("42")
@@ -149,6 +163,8 @@ def test_tools_are_asked_for_and_decided_about(walk, talker):
     walk.click("More choices", CONSENT)
     walk.click("Always")
     assert ended(walk).endswith("42")
+    decided(walk, ["never", "always"])
+    walk.click("Ask again for mcp__sums__fail", "chat")
     decided(walk, ["always"])
     walk.click("Ask again for mcp__sums__add", "chat")
     walk.until("not spot('Ask again for mcp__sums__add', chat)")
