@@ -32,6 +32,7 @@ from engine.api.library import (
     ImportRequest,
     Linked,
     LinkRequest,
+    LocateRequest,
     Model,
     Models,
     PullRequest,
@@ -178,6 +179,10 @@ class Routes(ChatRoutes, JobRoutes):
     def link(self, where: str) -> Linked:
         """Add models to the library without copying them."""
         return self.post(f"{OURS}/models/link", Linked, LinkRequest(where=where))
+
+    def locate(self, model: str, path: str) -> Model:
+        """Use the file at its new path as this model, which keeps its id, name and settings."""
+        return self.post(f"{OURS}/models/{path_part(model)}/locate", Model, LocateRequest(path=path))
 
     def rename(self, model: str, name: str) -> Model:
         """Set a model's display name; an empty name restores the original."""

@@ -17,6 +17,7 @@ __all__ = [
     "ImportRequest",
     "LinkRequest",
     "Linked",
+    "LocateRequest",
     "Model",
     "ModelFile",
     "Models",
@@ -63,8 +64,14 @@ class RenameRequest(msgspec.Struct, frozen=True, kw_only=True):
     name: Annotated[str, Meta(max_length=200)]
 
 
+class LocateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /tessera/v1/models/{id}/locate: the new path of a model whose file was moved."""
+
+    path: ServerPath
+
+
 class Linked(msgspec.Struct, frozen=True, kw_only=True):
-    """Ids of the models that were added to the list."""
+    """Ids of the models that were added to the list, or that were found in their new place."""
 
     added: tuple[str, ...]
 

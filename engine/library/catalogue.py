@@ -255,16 +255,18 @@ def _layers(path: Path) -> dict[str, str]:
 
 _log = logging.getLogger(__name__)
 _INSTALLATION = ("bundled", "installed")
+_OWN = ("hub", "file", "built")
 # Increase when readers extract more fields: entries of an older version are then read again.
 _INSPECTION = 1
 _READERS = {"gguf": inspect_gguf, "safetensors": inspect_safetensors, "onnx": inspect_onnx}
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """Result of a scan: ids of models that are new or whose files changed."""
+    """Result of a scan: ids of models that are new, whose files changed, or whose files are in another place."""
 
     added: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    moved: tuple[str, ...] = ()
 
 
 class Catalogue:
@@ -344,16 +346,17 @@ class Catalogue:
                 _log.warning("model not looked at path=%s: %s", candidate.key, lack)
         added: list[str] = []
         changed: list[str] = []
+        moved: list[str] = []
         if looked:
             with self.store.writing(found=True):
                 entries = self.store.entries()
                 if any(origin.kind in _INSTALLATION for *_, origin in looked):
                     self._forget_other_installations(entries)
                 for candidate, details, problem, origin in looked:
-                    is_new = candidate.key not in entries
+                    is_new, before = candidate.key not in entries, {entry.id for entry in entries.values()}
                     entry = self._record(entries, candidate, details, problem, origin)
-                    (added if is_new else changed).append(entry.id)
-        return Changes(tuple(added), tuple(changed))
+                    (changed if not is_new else moved if entry.id in before else added).append(entry.id)
+        return Changes(tuple(added), tuple(changed), tuple(moved))
 
     def add(self, path: Path, origin: Origin | None = None) -> ModelEntry:
         """Add one file or folder to the catalogue without copying it.
@@ -364,6 +367,27 @@ class Catalogue:
         with self.store.writing():
             self.store.hide(candidate.key, hidden=False)
             return self._record(self.store.entries(), candidate, details, None, origin or found_origin)
+
+    def relocate(self, model_id: str, path: Path) -> ModelEntry:
+        """List the file or folder at `path` as a model whose files are gone; the model keeps its id and its name.
+
+        If its files have come back meanwhile, or another model has that path, nothing is replaced: the entry of
+        `path` is returned, and an entry without files is deleted. `model_id` must exist.
+
+        Raises: BadModelFile: not a model, or a broken one; nothing is changed then.
+        """
+        candidate, details, origin = self.check(path)
+        with self.store.writing():
+            self.store.hide(candidate.key, hidden=False)
+            entries = self.store.entries()
+            key = next(key for key, entry in entries.items() if entry.id == model_id)
+            is_gone = key != candidate.key and _state(entries[key]) in {"missing", "offline"}
+            if is_gone and candidate.key in entries:
+                self.store.forget(key)
+                del entries[key]
+            return self._record(
+                entries, candidate, details, None, origin, key if is_gone and key in entries else None
+            )
 
     def check(self, path: Path) -> tuple[Candidate, Details, Origin]:
         """Inspect a file or folder without recording it. Raises: BadModelFile."""
@@ -432,9 +456,18 @@ class Catalogue:
         details: Details,
         problem: str | Reason | None,
         origin: Origin,
+        earlier: str | None = None,
     ) -> ModelEntry:
+        """Store a candidate. `earlier` is the key of the entry that it replaces; default: that of a moved model."""
         path = Path(candidate.key)
         old = entries.get(candidate.key)
+        if old is None:
+            earlier = earlier or _moved_from(entries, candidate, details)
+            if earlier is not None:
+                old = entries.pop(earlier)
+                self.store.forget(earlier)
+                if old.origin.kind not in _OWN:  # its files belong to the library now, or to another application
+                    old = msgspec.structs.replace(old, origin=origin)
         ident = old.id if old else self._new_id(path, candidate, origin, entries)
         card = origins.card_beside(path)
         entry = ModelEntry(
@@ -489,6 +522,30 @@ def _same_files(entry: ModelEntry, candidate: Candidate) -> bool:
         return False
     stamp = [(f.path, f.size_bytes, f.mtime_ns) for f in entry.files]
     return stamp == [(f.path, f.size_bytes, f.mtime_ns) for f in candidate.files]
+
+
+def _moved_from(entries: dict[str, ModelEntry], candidate: Candidate, details: Details) -> str | None:
+    """The key of an entry whose files are gone and now are those of the candidate, or None.
+
+    A moved file keeps its size and time. A copy keeps its size and its name. Both keep what the header says.
+    """
+    sizes = [file.size_bytes for file in candidate.files]
+    times = [file.mtime_ns for file in candidate.files]
+    names = [Path(file.path).name for file in candidate.files]
+    found = []
+    for key, entry in entries.items():
+        if entry.format != candidate.format or [file.size_bytes for file in entry.files] != sizes:
+            continue
+        has_names = [Path(file.path).name for file in entry.files] == names
+        has_times = [file.mtime_ns for file in entry.files] == times
+        if (has_names or has_times) and _contents(entry.details) == _contents(details):
+            found.append((has_names, has_times, key))
+    return next((key for *_, key in sorted(found, reverse=True) if _state(entries[key]) == "missing"), None)
+
+
+def _contents(details: Details) -> tuple[object, ...]:
+    """What the header says about the model, without what is derived from the file's name."""
+    return details.architecture, details.title, details.n_params, details.context_train, details.type_bytes
 
 
 def _looked_at(entry: ModelEntry) -> ModelEntry:

@@ -329,23 +329,22 @@ class LibraryPage(Page):
         dialog.open()
 
     def _locate(self, model: str) -> None:
-        """Link a moved model file at its new path and remove the old entry."""
+        """Let the user show where a model's file is now."""
         dialog = QFileDialog(self, self.tr("Where is this model now?"))
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
-        dialog.setNameFilter(self.tr("Models (*.gguf)"))
+        if next((entry.folder for entry, _ in self._shown if entry.id == model), None):
+            dialog.setFileMode(QFileDialog.FileMode.Directory)
+        else:
+            dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
+            dialog.setNameFilter(self.tr("Models (*.gguf)"))
         api = self._services.api
 
+        def done(_: object) -> None:
+            self.refresh()
+            self._services.models.refresh()
+
         def found(path: str) -> None:
-            def move() -> None:
-                api.link(path)
-                api.remove(model)
-
-            def done(_: object) -> None:
-                self.refresh()
-                self._services.models.refresh()
-
-            self._services.ask(self.banner, move, done)
+            self._services.ask(self.banner, lambda: api.locate(model, path), done)
 
         dialog.fileSelected.connect(found)
         dialog.open()

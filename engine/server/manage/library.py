@@ -16,6 +16,7 @@ from engine.api.library import (
     ImportRequest,
     Linked,
     LinkRequest,
+    LocateRequest,
     Model,
     Models,
     PullRequest,
@@ -26,6 +27,7 @@ from engine.api.library import (
     Trash,
 )
 from engine.core.errors import BadModelFile, InputFault
+from engine.core.paths import whole_path
 from engine.core.sampling import choose
 from engine.library import importing, recommended_models, trash
 from engine.library.catalogue import Catalogue
@@ -69,7 +71,7 @@ async def link(request: Request, body: LinkRequest) -> Linked:
     """Add models to the library without copying them."""
     catalogue = await _catalogue(request)
     changes, entry = await asyncio.to_thread(importing.link, catalogue, body.where)
-    return Linked(added=(entry.id,) if entry else tuple(changes.added))
+    return Linked(added=(entry.id,) if entry else (*changes.added, *changes.moved))
 
 
 @router.get("/models/{model}")
@@ -92,6 +94,16 @@ async def rename_model(request: Request, model: str, body: RenameRequest) -> Mod
     renamed = await asyncio.to_thread(catalogue.rename, entry.id, " ".join(body.name.split()))
     server_state(request).pool.forget_names()
     return _model(renamed, with_template=False)
+
+
+@router.post("/models/{model}/locate")
+async def locate_model(request: Request, model: str, body: LocateRequest) -> Model:
+    """Use a file at its new path as this model, which keeps its id, name and settings."""
+    catalogue = await _catalogue(request)
+    entry = await asyncio.to_thread(require, catalogue, model)
+    found = await asyncio.to_thread(catalogue.relocate, entry.id, whole_path(body.path, "path"))
+    server_state(request).pool.forget_names()
+    return _model(found, with_template=False)
 
 
 @router.get("/models/{model}/tensors")

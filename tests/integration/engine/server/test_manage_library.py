@@ -182,6 +182,10 @@ def test_link_and_import(server, tmp_path):
     ]
     job = server.post("/tessera/v1/models/import", json={"path": str(tmp_path / "drive/mine.gguf")}).json()
     assert follow(server, job)[-1]["result"]["model"] in {"mine", "spark"}, "the same content is not copied again"
+    (tmp_path / "drive/mine.gguf").rename(tmp_path / "moved.gguf")
+    located = server.post("/tessera/v1/models/mine/locate", json={"path": str(tmp_path / "moved.gguf")}).json()
+    assert (located["id"], located["path"]) == ("mine", str(tmp_path / "moved.gguf"))
+    (tmp_path / "moved.gguf").rename(tmp_path / "drive/mine.gguf")  # found in the folder again, under its id
     (tmp_path / "drive/new.gguf").write_bytes(SPARK.read_bytes())
     ids = [m["id"] for m in server.get("/tessera/v1/models", params={"refresh": True}).json()["models"]]
     assert ids == ["mine", "new", "spark"]
@@ -193,6 +197,7 @@ def test_link_and_import(server, tmp_path):
         ("POST", "models/pull", {}, 400, "model"),
         ("POST", "models/pull", {"model": 7}, 400, "model"),
         ("POST", "models/link", {"where": "/nowhere"}, 400, "path"),
+        ("POST", "models/nope/locate", {"path": "/nowhere"}, 404, "model"),
         ("GET", "models/nope", None, 404, "model"),
         ("POST", "models/nope/verify", None, 404, "model"),
         ("DELETE", "models/nope", None, 404, "model"),

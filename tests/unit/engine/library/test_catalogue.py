@@ -12,6 +12,7 @@ import pytest
 
 from devices import disk_speed
 from engine.core.errors import BadModelFile
+from engine.core.paths import Paths
 from engine.library import catalogue as catalogue_module
 from engine.library.catalogue import Catalogue, Store
 
@@ -90,6 +91,87 @@ def test_a_folder_that_was_moved_shows_as_missing_or_offline_and_comes_back(
     assert catalogue.get("far").state == "online"
     catalogue.refresh()
     assert reads == []
+
+
+def _renamed(models):
+    (models / "old.gguf").rename(models / "new.gguf")
+
+
+def _into_a_folder(models):
+    (models / "deeper").mkdir()
+    (models / "old.gguf").rename(models / "deeper" / "old.gguf")
+
+
+def _copied_with_new_times(models):
+    (models / "deeper").mkdir()
+    shutil.copyfile(models / "old.gguf", models / "deeper" / "old.gguf")
+    (models / "old.gguf").unlink()
+
+
+@pytest.mark.parametrize("move", [_renamed, _into_a_folder, _copied_with_new_times])
+def test_a_moved_file_is_the_same_model_in_another_place(catalogue, put, gguf, paths, move):
+    """It keeps its id and the name that the user gave it, and is listed once."""
+    put("old.gguf", gguf())
+    put("other.gguf", gguf(numbers={"llama.context_length": 10}))
+    catalogue.refresh()
+    catalogue.rename("old", "My model")
+    added_at = catalogue.get("old").added_at
+    move(paths.models)
+    assert catalogue.refresh() == catalogue_module.Changes(moved=("old",))
+    assert ids(catalogue) == ["old", "other", "spark"]
+    found = catalogue.get("old")
+    assert (found.name, found.added_at, found.state) == ("My model", added_at, "online")
+
+
+def test_a_moved_home_lists_each_model_once(tmp_path, gguf):
+    def opened(home):
+        return Catalogue(Paths(*(home / name for name in ("config", "models", "state", "cache", "logs"))))
+
+    first = tmp_path / "first"
+    (first / "models" / "local").mkdir(parents=True)
+    (first / "models" / "local" / "mine.gguf").write_bytes(gguf())
+    shutil.copytree(SPARK_HF, first / "models" / "spark-hf")
+    before = opened(first)
+    listed = ids(before)
+    before.close()
+    first.rename(tmp_path / "second")
+    after = opened(tmp_path / "second")
+    assert ids(after) == listed
+    assert {entry.state for entry in after.entries()} == {"online"}
+    after.close()
+
+
+def test_a_copy_or_another_model_of_the_same_name_is_a_model_of_its_own(catalogue, put, gguf, paths):
+    path = put("one.gguf", gguf())
+    catalogue.refresh()
+    shutil.copy2(path, paths.models / "two.gguf")  # the first is still there
+    assert catalogue.refresh().added == ("two",)
+    path.unlink()
+    put("deeper/one.gguf", gguf(numbers={"llama.context_length": 10}))
+    assert catalogue.refresh().added == ("one-2",)
+    assert catalogue.get("one").state == "missing"
+
+
+def test_a_located_model_keeps_its_id_and_one_that_came_back_keeps_its_file(catalogue, put, gguf, tmp_path):
+    """The second part lost the file before: it was moved to the trash as that of a model without a file."""
+    path = put("wanderer.gguf", gguf())
+    catalogue.refresh()
+    path.unlink()
+    other = tmp_path / "elsewhere.gguf"
+    other.write_bytes(gguf(numbers={"llama.context_length": 10}))
+    assert catalogue.relocate("wanderer", other).id == "wanderer"
+    found = catalogue.get("wanderer")
+    assert (found.path, found.origin.kind, found.state) == (other, "linked", "online")
+    path.write_bytes(gguf())  # another model meanwhile
+    catalogue.refresh()
+    assert ids(catalogue) == ["spark", "wanderer", "wanderer-2"]
+    other.unlink()
+    assert catalogue.relocate("wanderer", path).id == "wanderer-2"
+    assert ids(catalogue) == ["spark", "wanderer-2"]
+    other.write_bytes(gguf(numbers={"llama.context_length": 10}))
+    assert catalogue.relocate("wanderer-2", other).id == "elsewhere"
+    assert path.exists()
+    assert ids(catalogue) == ["elsewhere", "spark", "wanderer-2"]
 
 
 def test_a_broken_file_is_listed_with_its_reason_and_never_as_usable(catalogue, put, gguf):
