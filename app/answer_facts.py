@@ -1,5 +1,6 @@
 """Metadata stored with a message; clients, the database and the window use the same type."""
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +20,15 @@ class ToolCall(msgspec.Struct):
     id: str = ""
 
 
+class WebSource(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A page of the web that a tool found; `read`: its text was read, not only its excerpt."""
+
+    url: str
+    title: str = ""
+    excerpt: str = ""
+    read: bool = False
+
+
 class AnswerFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Metadata of a message, stored as one JSON object with these field names."""
 
@@ -34,6 +44,8 @@ class AnswerFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     receipt: Receipt | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     edited: bool = False
+    # Of a response and of a tool result: pages of the web that it is based on.
+    sources: tuple[WebSource, ...] = ()
     # Of a response that failed.
     error: str = ""
     error_code: str = ""
@@ -61,6 +73,21 @@ class AnswerFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 NO_FACTS: Final = AnswerFacts()
+
+
+_MAX_SOURCES: Final = 8
+
+
+def sources_of(found: Iterable[WebSource], answer: str) -> tuple[WebSource, ...]:
+    """The sources of an answer: pages that were read, and results that the answer names; without either, all."""
+    by_url: dict[str, WebSource] = {}
+    for each in found:
+        before = by_url.get(each.url)
+        if before is None or each.read:
+            title = before.title if before is not None else each.title
+            by_url[each.url] = WebSource(each.url, title or each.title, read=each.read)
+    used = [each for each in by_url.values() if each.read or each.url in answer]
+    return tuple((used or list(by_url.values()))[:_MAX_SOURCES])
 
 
 def facts_of(stored: Any) -> AnswerFacts:

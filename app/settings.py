@@ -198,6 +198,14 @@ SETTINGS: tuple[Setting, ...] = (
         "Chat",
     ),
     Setting(
+        "web.searxng",
+        "",
+        "Address of a SearXNG instance for web search",
+        "Chats in which the Web tool is on send search words there. Its JSON format must be allowed. Empty: pages "
+        "can be read, but not searched.",
+        "Chat",
+    ),
+    Setting(
         "chat.context_warn_percent",
         80,
         "Warn when the context is this full",

@@ -7,21 +7,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from app.attachments import DocumentError, read
-from app.tools.types import ToolOutcome, ToolSpec
+from app.tools.types import ToolOutcome, ToolSpec, object_schema
 from devices.child_command import child_command
 
 # The user's servers cannot have these names.
 CALCULATOR: Final = "tessera:calculator"
 FILES: Final = "tessera:files"
+WEB: Final = "tessera:web"
 _LIMIT_S: Final = 6
 _MAX_LINES: Final = 400
 _MAX_ENTRIES: Final = 300
 _MAX_CHARS: Final = 24_000
 _ROOT: Final = Path(__file__).resolve().parents[2]
-
-
-def _schema(required: Sequence[str], **properties: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
 
 
 class Calculator:
@@ -33,7 +30,7 @@ class Calculator:
             "calculate",
             "Work out an expression in Python's notation: numbers, lists, sqrt, mean, assignments with ';', and "
             "units: '5 km to miles', '3*kWh / (2*hour)', '20 MiB to kB'. c_to_f and f_to_c convert temperatures.",
-            _schema(("expression",), expression={"type": "string"}),
+            object_schema(("expression",), expression={"type": "string"}),
         ),
     )
 
@@ -78,11 +75,13 @@ class FileReader:
         self.specs: tuple[ToolSpec, ...] = ()
         if self._folders:
             self.specs = (
-                ToolSpec("list_folder", f"List a folder. Allowed: {named}", _schema((), path=where)),
+                ToolSpec("list_folder", f"List a folder. Allowed: {named}", object_schema((), path=where)),
                 ToolSpec(
                     "read_file",
                     f"Read a text, PDF or Word file, at most {_MAX_LINES} lines at a time. Allowed: {named}",
-                    _schema(("path",), path=where, first={"type": "integer", "description": "First line, from 1."}),
+                    object_schema(
+                        ("path",), path=where, first={"type": "integer", "description": "First line, from 1."}
+                    ),
                 ),
             )
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.settings import load
-from app.tools.builtin import CALCULATOR, FILES, Calculator, FileReader
+from app.tools.builtin import CALCULATOR, FILES, WEB, Calculator, FileReader
 from app.tools.consent import ToolConsent
 from app.tools.mcp_config import BadMcpConfig, ServerList
 from app.tools.toolset import RunningServers, Source
@@ -27,6 +27,12 @@ def offered(paths: Paths | None = None) -> list[Offered]:
     own = [
         Offered(CALCULATOR, "Numbers and units, calculated outside the model.", built_in=True),
         Offered(FILES, "Reads files in the project's folder and in those the settings allow.", built_in=True),
+        Offered(
+            WEB,
+            "Reads web pages, and searches with the SearXNG instance of the settings. Each site sees this "
+            "computer's address and what is read there; the instance gets the search words.",
+            built_in=True,
+        ),
     ]
     return own + [
         Offered(server.name, shown_line(server.url) if server.url else shown_argv(server.argv))
@@ -52,6 +58,13 @@ def open_sources(
             sources.append(FileReader(_allowed(folder)))
             if not sources[-1].specs:
                 problems.append("No folder may be read: the settings name none, and the chat is in no project.")
+        elif name == WEB:
+            from app.tools.web import Web
+
+            settings = load()
+            sources.append(Web(settings.text("web.searxng"), offline=settings.flag("network.offline")))
+            if not sources[-1].specs:
+                problems.append("The web is not used: the setting network.offline is on.")
         elif name not in by_name:
             problems.append(f"There is no MCP server {name!r} any more.")
         else:

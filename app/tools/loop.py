@@ -6,7 +6,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from app.answer_facts import ToolCall
+from app.answer_facts import ToolCall, WebSource
 from app.tools.types import ToolOutcome
 
 # A model that needs more rounds of calls for one prompt will not succeed.
@@ -28,6 +28,7 @@ class Returned(msgspec.Struct, frozen=True, tag="returned"):
     call_id: str
     text: str
     ok: bool
+    sources: tuple[WebSource, ...] = ()
 
 
 class Tools(Protocol):
@@ -51,7 +52,7 @@ def carried_out(
             outcome = ToolOutcome(f"At most {MAX_CALLS} calls are carried out in one turn.", ok=False)
         else:
             outcome = tools.call(call.name, call.arguments)
-        yield Returned(named.call_id, outcome.text, outcome.ok)
+        yield Returned(named.call_id, outcome.text, outcome.ok, outcome.sources)
 
 
 def call_id(given: str, number: int) -> str:

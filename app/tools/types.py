@@ -7,12 +7,15 @@ from typing import Any
 
 import msgspec
 
+from app.answer_facts import WebSource
+
 
 class ToolOutcome(msgspec.Struct, frozen=True):
-    """A tool result for the model."""
+    """A tool result for the model, and the pages of the web that it is based on."""
 
     text: str
     ok: bool = True
+    sources: tuple[WebSource, ...] = ()
 
 
 class ToolRefused(Exception):
@@ -28,6 +31,11 @@ def decode_arguments(tool: str, text: str) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise ToolRefused(f"The arguments of {tool} must be an object.")
     return arguments
+
+
+def object_schema(required: Sequence[str], **properties: Any) -> dict[str, Any]:
+    """JSON schema of a tool's arguments."""
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
 
 
 class ToolSpec(msgspec.Struct, frozen=True):

@@ -52,6 +52,7 @@ RUN = {
     "tessera connect --off": "",
     "tessera tools add --from servers.json": "clock",
     "tessera tools list": "clock",
+    "tessera settings set web.searxng http://192.168.1.20:8888": "",
     "tessera models alias gpt-4o MODEL": "gpt-4o means spark",
     "tessera models alias": "gpt-4o",
     "tessera models alias gpt-4o --remove": "no alias any more",

@@ -14,7 +14,7 @@ from app.gui.chat.controller import ChatController
 from app.gui.chat.message_actions import MessageActions
 from app.gui.chat.message_editor import MessageEditor
 from app.gui.chat.message_widget import MessageWidget, folded
-from app.gui.documents.citations import GroundsCard
+from app.gui.documents.citations import GroundsCard, SourcesCard
 from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, button, label, row, set_kind, stack
 from app.gui.widgets.virtual_list import Column, ColumnItem
@@ -303,6 +303,8 @@ class MessageItems:
         grounds = message.facts.grounds
         if grounds is not None:
             made.add_below_text(GroundsCard(self._services, grounds, message.content))
+        if message.facts.sources:
+            made.add_below_text(SourcesCard(message.facts.sources))
         if message_id == chat.answering_id or message.status == "streaming":
             made.show_phase(*chat.phase)
         self._actions.follow(made)

@@ -6,7 +6,7 @@ from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.answer_facts import NO_FACTS, AnswerFacts
+from app.answer_facts import NO_FACTS, AnswerFacts, WebSource, sources_of
 from app.client import Answer, ApiError, WholeAnswer
 from app.db import conversations, messages
 from app.db.records import Attachment, Conversation, Fold, Message, Status
@@ -310,6 +310,8 @@ class ChatController(QObject):
         facts = answer.facts().updated(end)
         if status == "error" and self._sent_pictures:
             facts = facts.updated(AnswerFacts(pictures_sent=True))
+        if answer.content and not answer.tools.calls:
+            facts = facts.updated(AnswerFacts(sources=self._sources(message_id, answer.content)))
         text, thought = answer.content, answer.reasoning
         message = replace(self.tree[message_id], content=text, reasoning=thought, status=status, facts=facts)
         self._write(message)
@@ -345,6 +347,18 @@ class ChatController(QObject):
 
         self._calling = self.tools.carry_out(message, answer.tools.calls, written, end)
         return self._calling
+
+    def _sources(self, message_id: int, text: str) -> tuple[WebSource, ...]:
+        """Pages of the web that the tools found for this response."""
+        found: list[WebSource] = []
+        for message in self.tree.path():
+            if message.role == "user":
+                found = []
+            elif message.role == "tool":
+                found += message.facts.sources
+            elif message.id == message_id:
+                break
+        return sources_of(found, text)
 
     def _write(self, message: Message) -> None:
         """Save the final state of a response."""

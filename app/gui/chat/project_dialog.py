@@ -5,6 +5,7 @@ from PySide6.QtWidgets import QCheckBox, QDialog, QFileDialog, QLineEdit, QPlain
 
 from app.db.records import Folder
 from app.gui.app_context import Services
+from app.gui.chat.tools_panel import built_in_words
 from app.gui.widgets.basics import button, label, row, stack
 from app.gui.widgets.popups import Choice
 from app.tools.catalogue import Offered
@@ -38,7 +39,7 @@ class ProjectDialog(QDialog):
             self.model.addItem(folder.model, folder.model)
             index = self.model.count() - 1
         self.model.setCurrentIndex(max(0, index))
-        self.tools = {source.name: QCheckBox(source.name) for source in offered}
+        self.tools = {source.name: QCheckBox(built_in_words(source.name)[0] or source.name) for source in offered}
         for name, box in self.tools.items():
             box.setChecked(name in folder.tools)
         column = stack(spacing=6, margins=(20, 20, 20, 20))

@@ -178,7 +178,9 @@ class _Results:
             if self._cancelled.is_set():
                 return
             seconds = round(time.monotonic() - begun, 2)
-            facts = AnswerFacts(tool=title, call_id=event.call_id, ok=event.ok, seconds=seconds)
+            facts = AnswerFacts(
+                tool=title, call_id=event.call_id, ok=event.ok, seconds=seconds, sources=event.sources
+            )
             row = self._store.submit(
                 messages.add, self._chat, self.last_id, "tool", event.text, facts=facts
             ).result()

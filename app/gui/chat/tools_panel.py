@@ -15,7 +15,7 @@ from app.gui.app_context import Services
 from app.gui.reasons import error_message
 from app.gui.widgets.basics import IconButton, button, clear, label, row, scrolled, set_kind, stack, when_released
 from app.gui.widgets.popups import Choice
-from app.tools.builtin import CALCULATOR, FILES
+from app.tools.builtin import CALCULATOR, FILES, WEB
 from app.tools.catalogue import Offered, offered
 from app.tools.consent import ConsentStore, StoredDecision, tool_fingerprint
 from app.tools.mcp_config import (
@@ -157,7 +157,7 @@ class ToolsPanel(QFrame):
             self._decisions.addLayout(line)
 
     def _row(self, source: Offered) -> QWidget:
-        switch = QCheckBox(self._title(source))
+        switch = QCheckBox(built_in_words(source.name)[0] or source.name)
         switch.setChecked(source.name in self._on)
         switch.toggled.connect(lambda on: self._switch(source.name, on=on))
         top = row(switch, 1, spacing=4)
@@ -166,7 +166,7 @@ class ToolsPanel(QFrame):
             top.addWidget(IconButton(self._services.theme, "trash", words, lambda: self._remove(source.name)))
         holder = QWidget()
         shown = source.detail if len(source.detail) <= _MAX_SHOWN else source.detail[:_MAX_SHOWN] + "…"
-        detail = label(shown, "small", wrap=True)
+        detail = label(built_in_words(source.name)[1] or shown, "small", wrap=True)
         detail.setToolTip(source.detail)
         column = stack(top, detail, spacing=2)
         if not source.built_in:
@@ -238,9 +238,6 @@ class ToolsPanel(QFrame):
         decision = None if on else StoredDecision("never", tool_fingerprint(spec))
         self._do(lambda: ConsentStore().keep(spec.name, decision), lambda _: self.refresh())
 
-    def _title(self, source: Offered) -> str:
-        return {CALCULATOR: self.tr("Calculator"), FILES: self.tr("Files")}.get(source.name, source.name)
-
     def _switch(self, name: str, *, on: bool) -> None:
         others = tuple(server for server in self._on if server != name)
         self._on = (*others, name) if on else others
@@ -271,6 +268,29 @@ class ToolsPanel(QFrame):
             self.problem.show()
 
         self._services.background.run(work, done, failed, self)
+
+
+def built_in_words(name: str) -> tuple[str, str]:
+    """Title and description of a built-in source; empty for a server."""
+    translate = QCoreApplication.translate
+    return {
+        CALCULATOR: (
+            translate("ToolsPanel", "Calculator"),
+            translate("ToolsPanel", "Numbers and units, calculated outside the model."),
+        ),
+        FILES: (
+            translate("ToolsPanel", "Files"),
+            translate("ToolsPanel", "Reads files in the project's folder and in those the settings allow."),
+        ),
+        WEB: (
+            translate("ToolsPanel", "Web"),
+            translate(
+                "ToolsPanel",
+                "Reads web pages, and searches with the SearXNG instance of the settings. Each site sees this "
+                "computer's address and what is read there; the instance gets the search words.",
+            ),
+        ),
+    }.get(name, ("", ""))
 
 
 def decision_words(key: str) -> str:
@@ -333,9 +353,9 @@ class AddServer(QDialog):
             field.setAccessibleName(words)
         for text in (self.values, self.json):
             text.setTabChangesFocus(True)
-        self.problem = label("", "chip-bad", wrap=True)
+        self.problem = label("", "small", wrap=True, selectable=True)
         self.problem.hide()
-        column = stack(spacing=6, margins=(20, 20, 20, 20))
+        self._column = column = stack(spacing=6, margins=(20, 20, 20, 20))
         for field in (self.known, self.name, self.where, self.values, self.json):
             column.addWidget(label(field.accessibleName(), "strong"))
             column.addWidget(field)
@@ -379,8 +399,9 @@ class AddServer(QDialog):
         if server.needs and shutil.which(server.command.split()[0]) is None:
             missing = self.tr("{program} is not installed: it comes with {package}.")
             words.append(missing.format(program=server.command.split()[0], package=server.needs))
-        words.append(self.tr("As described on {date} by {source}").format(date=self.dated, source=server.source))
+        words.append(self.tr("From {source}, looked up on {date}").format(date=self.dated, source=server.source))
         self.about.setText("\n".join(filter(None, words)))
+        self._grow()
 
     def _servers(self) -> list[McpServerConfig]:
         """The entered servers; empty with a message if they cannot be used."""
@@ -395,6 +416,12 @@ class AddServer(QDialog):
         set_kind(self.problem, kind)
         self.problem.setText(words)
         self.problem.show()
+        self._grow()
+
+    def _grow(self) -> None:
+        """Make room for wrapped text that was added; a dialog does not do that by itself."""
+        self._column.activate()
+        self.resize(self.width(), max(self.height(), self._column.totalHeightForWidth(self.width())))
 
     def _test(self) -> None:
         """Start or contact the entered servers, and say what they offer or why they failed."""

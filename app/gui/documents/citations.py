@@ -1,12 +1,16 @@
 """Citations below a response: the source passages, and sentences that no passage supports."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from PySide6.QtCore import QUrl
 from PySide6.QtGui import QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import QDialog, QFrame, QPlainTextEdit, QTextEdit, QVBoxLayout, QWidget
 
+from app.answer_facts import WebSource
 from app.gui.app_context import Services
+from app.gui.markdown.view import offer_link
 from app.gui.reasons import error_message, translated
 from app.gui.widgets.basics import button, label, stack
 from engine.api.collections import Grounds, PageText, Passage
@@ -69,6 +73,25 @@ class GroundsCard(QFrame):
 
     def _show_page(self, page: PageText) -> None:
         PageDialog(page, self).open()
+
+
+_SHOWN_TITLE = 80
+
+
+class SourcesCard(QFrame):
+    """Pages of the web that an answer is based on; a click asks whether to open one."""
+
+    def __init__(self, sources: Sequence[WebSource]) -> None:
+        super().__init__()
+        self.setProperty("kind", "note")
+        lines: list[QWidget] = [label(self.tr("Sources"), "small")]
+        for number, source in enumerate(sources, 1):
+            url = QUrl(source.url)
+            title = (source.title or source.url)[:_SHOWN_TITLE].replace("&", "&&")
+            made = button(f"[{number}] {title} · {url.host()}", partial(offer_link, url, self), "link")
+            made.setToolTip(url.toString())
+            lines.append(made)
+        self.setLayout(stack(*lines, spacing=2, margins=(16, 8, 16, 8)))
 
 
 class PageDialog(QDialog):

@@ -4,7 +4,7 @@ import math
 import time
 from bisect import bisect_left
 
-from PySide6.QtCore import QEvent, QMimeData, QPointF, QRectF, QSize, Qt, QTimer, QUrl, Signal
+from PySide6.QtCore import QCoreApplication, QEvent, QMimeData, QPointF, QRectF, QSize, Qt, QTimer, QUrl, Signal
 from PySide6.QtGui import (
     QDesktopServices,
     QGuiApplication,
@@ -302,14 +302,22 @@ class MarkdownView(QTextBrowser):
         self.height_changed.emit()  # the new font may need another width
 
     def _on_anchor_clicked(self, url: QUrl) -> None:
-        if url.scheme().lower() not in _OPENABLE:
-            return
-        box = QMessageBox(QMessageBox.Icon.NoIcon, self.tr("Open link?"), "", parent=self)
-        box.setTextFormat(Qt.TextFormat.PlainText)
-        box.setText(self.tr("The answer contains this link. Open it in your browser?"))
-        box.setInformativeText(url.toString())
-        box.setStandardButtons(QMessageBox.StandardButton.Open | QMessageBox.StandardButton.Cancel)
-        box.setDefaultButton(QMessageBox.StandardButton.Cancel)
-        box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        box.button(QMessageBox.StandardButton.Open).clicked.connect(lambda: QDesktopServices.openUrl(url))
-        box.open()
+        offer_link(url, self)
+
+
+def offer_link(url: QUrl, parent: QWidget) -> None:
+    """Ask whether to open a link that a model or a page wrote; it is shown in full."""
+    if url.scheme().lower() not in _OPENABLE:
+        return
+    title = QCoreApplication.translate("MarkdownView", "Open link?")
+    box = QMessageBox(QMessageBox.Icon.NoIcon, title, "", parent=parent)
+    box.setTextFormat(Qt.TextFormat.PlainText)
+    box.setText(
+        QCoreApplication.translate("MarkdownView", "The answer contains this link. Open it in your browser?")
+    )
+    box.setInformativeText(url.toString())
+    box.setStandardButtons(QMessageBox.StandardButton.Open | QMessageBox.StandardButton.Cancel)
+    box.setDefaultButton(QMessageBox.StandardButton.Cancel)
+    box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+    box.button(QMessageBox.StandardButton.Open).clicked.connect(lambda: QDesktopServices.openUrl(url))
+    box.open()

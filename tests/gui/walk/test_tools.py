@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.fakes.fake_upstream import MODEL, FakeUpstream
 from tests.support.fakes.mcp_servers import DEMO
+from tests.support.fakes.web_site import web_site
 from tests.support.servers import wait_for
 
 CODE, LAST = "window.page('code')", "chat.controller.tree.path()[-1]"
@@ -175,6 +176,37 @@ def test_tools_are_asked_for_and_decided_about(walk, talker):
     assert "42" not in ended(walk)
     decided(walk, ["never"])
     walk.click("Tools", "chat.bar")
+
+
+def test_the_web_is_searched_and_sources_are_shown(walk, talker):
+    settings, words = "window.page('settings')", "Address of a SearXNG instance for web search"
+    with web_site() as site:
+        address = f"http://127.0.0.1:{site.server_port}"
+        walk.go("Settings")
+        walk.click("Chat", settings)
+        walk.fill(words, address, settings)
+        walk.key("Tab")
+        walk.until(f"desktop.services.settings.now.text('web.searxng') == {address!r}")
+        walk.go("Chat")
+        walk.new_chat()
+        walk.click("Tools (1)", "chat.composer")
+        walk.click("Web", "chat.tools.panel")
+        walk.click("sums", "chat.tools.panel")
+        walk.until("chat.controller.conversation.tools == ('tessera:web',)")
+        talker.arguments = {"query": "lamp plus sea"}
+        asked(walk, "What is lamp plus sea?")
+        assert site.seen == [], "nothing is sent before it is allowed"
+        assert "lamp plus sea" in walk.ask(f"{CONSENT}.detail.toPlainText()")
+        walk.picture("web-consent")
+        walk.click("Allow once", CONSENT)
+        assert "https://example.org/lamp" in ended(walk)
+        assert [path for path, _ in site.seen] == ["/search?q=lamp+plus+sea&format=json"]
+        walk.click("[1] The lamp · example.org", "chat.transcript")
+        walk.until("'https://example.org/lamp' in app.activeModalWidget().informativeText()")
+        walk.click("Cancel")
+        walk.until("app.activeModalWidget() is None")
+        walk.picture("web-sources")
+        walk.click("Tools (1)", "chat.composer")
 
 
 @pytest.fixture
