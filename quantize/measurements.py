@@ -125,13 +125,14 @@ class RoundRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Round the tensors of `types` (tensor name to type) of a source.
 
     "stock" uses the importance matrix in `imatrix`, or none. Every other rounding needs the Hessians in `measure`'s
-    cache; missing ones are measured again.
+    cache; missing ones are measured again. With `exact`, weights on the grid of their type are packed without loss.
     """
 
     measure: MeasureRequest
     types: dict[str, str]
     rounding: Rounding = Rounding.GPTQ
     imatrix: Path | None = None
+    exact: bool = False
 
 
 class PackedTensor(msgspec.Struct, frozen=True, kw_only=True):

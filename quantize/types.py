@@ -124,7 +124,10 @@ class EvidenceRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TensorPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The type chosen for one tensor. `num_bytes` is unaligned; `wanted` is the type before a fallback."""
+    """The type chosen for one tensor. `num_bytes` is unaligned; `wanted` is the type before a fallback.
+
+    `exact`: the source's weights already lie on a grid of this type, and lose nothing.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -134,6 +137,7 @@ class TensorPlan(msgspec.Struct, frozen=True, kw_only=True):
     damage: float
     locked: bool = False
     wanted: str | None = None
+    exact: bool = False
 
 
 class StockPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,6 +190,11 @@ class QuantPlan(msgspec.Struct, frozen=True, kw_only=True):
     def types(self) -> dict[str, str]:
         """Type names by tensor name."""
         return {t.name: t.qtype for t in self.tensors}
+
+    @property
+    def exact(self) -> frozenset[str]:
+        """Tensors whose weights lose nothing, because they already lie on a grid of their type."""
+        return frozenset(t.name for t in self.tensors if t.exact)
 
 
 def _values(shape: tuple[int, ...]) -> int:

@@ -177,7 +177,7 @@ def tr(text: str) -> str:
 
 # Phases of quantize.job.execute and of its workers, grouped by step.
 _QUANTIZE_STEPS: tuple[tuple[str, frozenset[str]], ...] = (
-    ("reading the model", frozenset({"read", "hash", "convert", "prepare", ""})),
+    ("reading the model", frozenset({"read", "exact", "hash", "convert", "prepare", ""})),
     ("learning how it is used", frozenset({"smooth", "survey", "moments"})),
     ("measuring quality loss", frozenset({"measure", "errors", "alpha"})),
     ("choosing precisions", frozenset({"plan"})),

@@ -11,6 +11,7 @@ from quantize.files.imatrix import Importance, read_imatrix
 from quantize.files.measurement_folder import Group, WorkFolder, file_sha256
 from quantize.gptq.codebook_search import OctetCurvature, in_octets
 from quantize.gptq.codebooks import LATTICES
+from quantize.gptq.exact import pack_exactly
 from quantize.gptq.hessian import Curvature, group_curvature
 from quantize.gptq.rows import EXPONENTS, gptq_rows, plain_rows
 from quantize.measurements import RoundRequest, Step
@@ -32,7 +33,9 @@ class TensorsRequest(msgspec.Struct, frozen=True, kw_only=True):
 def packed_path(folder: WorkFolder, request: RoundRequest, name: str) -> Path:
     """Path of a finished tensor; its name contains everything that affects its bytes."""
     how: str = request.rounding
-    if request.rounding == Rounding.STOCK:
+    if request.exact:
+        how = "exact"
+    elif request.rounding == Rounding.STOCK:
         how += "-" + (file_sha256(request.imatrix)[:16] if request.imatrix else "none")
     return folder.part("packed", f"{name}.{request.types[name]}.{how}", ".bin")
 
@@ -90,6 +93,8 @@ class Rounder:
 
     def _round(self, name: str, matrix: int, weights: npt.NDArray[np.float32]) -> Blocks:
         qtype, rounding = self._request.types[name], self._request.rounding
+        if self._request.exact:
+            return pack_exactly(weights, qtype, self._source.info(name).ggml_type)
         if rounding == Rounding.STOCK or name not in self._groups:
             found = self._stock.get(name)
             if found is not None and found.sums.shape[1] != weights.shape[1]:

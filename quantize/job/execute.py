@@ -40,6 +40,7 @@ from quantize.job.plan_file import (
     same_or_not,
     write_plan,
 )
+from quantize.job.question import exact_types_of, has_choice, measured_cache, question_of
 from quantize.job.report import provenance_of, report_path, write_report
 from quantize.job.request import QuantizeReport, QuantizeRequest, Shipped
 from quantize.job.round_plan import round_plan, types_to_round
@@ -63,7 +64,7 @@ from quantize.job.source import (
     whole_spec,
 )
 from quantize.job.write_model import WriteRequest, plain_types, stamp
-from quantize.measure.kv_cache import LONGEST, USUAL, KvDamage, KvRequest, kv_damage, with_damage
+from quantize.measure.kv_cache import KvDamage
 from quantize.measure.run import measure, measure_inputs, never_measured
 from quantize.measure.verify import verify
 from quantize.measurements import (
@@ -76,8 +77,7 @@ from quantize.measurements import (
 )
 from quantize.plan.llama_cpp_preset_rules import MIXES
 from quantize.plan.plan import Question, given_plan, make_plan
-from quantize.plan.priors import prior_damage
-from quantize.types import EvidenceRef, FileReport, ModelSpec, Rounding
+from quantize.types import FileReport, ModelSpec, Rounding
 
 # The phases of a job: progress, cancellation and duration.
 
@@ -112,6 +112,7 @@ _INSIDE: dict[str, tuple[str, float, float]] = {
     "errors": ("measure", 0.38, 0.18),
     "alpha": ("measure", 0.56, 0.44),
     "prepare": ("convert", 0.0, 1.0),
+    "exact": ("read", 0.0, 1.0),
 }
 # Weight of the forecast against the pace so far, as a fraction of the whole job.
 _TRUST_FRAC = 0.1
@@ -213,6 +214,7 @@ class _Job:
         self.warnings: list[str] = []
         self.identity: Identity = ()
         self.qtypes: tuple[str, ...] = ()
+        self.exact: dict[str, tuple[str, ...]] = {}
         self.arithmetic = arithmetic_for(request)
         self._take(request)
 
@@ -272,6 +274,8 @@ class _Job:
         if request.plan is not None:
             check_source(request.plan, spec, source_hash)
             check_texts(request.plan, request.calibration, request.imatrix)
+        with self.phases.phase("read"):
+            self.exact = exact_types_of(self.request, source, self.on_progress, self.cancelled)
         self.basis = self._basis(source, model.file_bytes)
         self.scale_header_bytes = self.basis.scale_header_bytes(model, spec)
         measured = None if request.plan else self._measured(source)
@@ -279,7 +283,7 @@ class _Job:
         imatrix = self._inputs(self.basis.path) if request.plan else found
         self._measure_cache(source)
         head = header_bytes(model, spec) + self.scale_header_bytes
-        question = question_of(self.request, self.rounding, spec, head, measured, imatrix)
+        question = question_of(self.request, self.rounding, spec, head, measured, imatrix, self.exact)
         report = self._planned(question, source_hash, model.file_bytes)
         if request.plan_only:
             return report
@@ -322,7 +326,7 @@ class _Job:
         self.warnings.append(_EXPECTED)
         self._spend(found.spec, found.file_bytes)
         head = found.header_bytes + provenance_bytes()
-        question = question_of(self.request, self.rounding, found.spec, head, None, None)
+        question = question_of(self.request, self.rounding, found.spec, head, None, None, {})
         return self._planned(question, "", found.file_bytes)
 
     def _made(
@@ -343,7 +347,7 @@ class _Job:
             types=plan.types,
             file_type=file_type(plan.goal.mix) if plan.goal.mix in MIXES else mostly(basis, plan.types),
             imatrix=imatrix,
-            packed=self.writing.packed(basis, rounded, imatrix, self.rounding),
+            packed=self.writing.packed(basis, rounded, imatrix, self.rounding, exact=plan.exact),
             threads=self.request.threads,
         )
         if rival is None and self.verifies and plan.best_stock is None:
@@ -410,7 +414,7 @@ class _Job:
             return Basis(source)
         with self.phases.phase("measure"):
             task = self._measure_request(source)
-            return smoothed(task, self.output, source_bytes, self.on_progress, self.cancelled)
+            return smoothed(task, self.exact, self.output, source_bytes, self.on_progress, self.cancelled)
 
     def _measured(self, source: Path) -> Measured | None:
         if self.request.tier == "instant":
@@ -482,29 +486,6 @@ class _Job:
         return gate
 
 
-# KV cache types: whether a job chooses among several, and measuring their cost for this model.
-
-
-def has_choice(request: QuantizeRequest) -> bool:
-    """Whether there are several KV cache types, and whether the tier measures them."""
-    return request.tier != "instant" and not request.plan_only and len(request.kv) > 1
-
-
-def measured_cache(
-    request: QuantizeRequest, measure: MeasureRequest, on_progress: OnProgress, cancelled: CancelCheck
-) -> tuple[QuantizeRequest, tuple[KvDamage, ...]]:
-    """The request with measured KL divergences instead of expected ones, and the table of measurements.
-
-    Tier max measures up to the requested context length. Raises: same as `kv_damage`.
-    """
-    n_ctx = request.goal.n_ctx or 0
-    types = {t for o in request.kv for t in (o.type_k, o.type_v)}
-    longest = min(LONGEST, max(USUAL, n_ctx)) if request.tier == "max" else USUAL
-    task = KvRequest(measure=measure, types=tuple(sorted(types)), longest=longest)
-    found = kv_damage(task, on_progress, cancelled)
-    return msgspec.structs.replace(request, kv=with_damage(request.kv, found, n_ctx)), found
-
-
 class Writing:
     """Rounds tensors and writes files.
 
@@ -515,15 +496,29 @@ class Writing:
         self._phases, self._executor, self._measure = phases, executor, measure
 
     def packed(
-        self, source: Path, types: dict[str, str], imatrix: Path | None, rounding: Rounding
+        self,
+        source: Path,
+        types: dict[str, str],
+        imatrix: Path | None,
+        rounding: Rounding,
+        exact: Collection[str] = (),
     ) -> dict[str, Path]:
         """Packed blocks by tensor; the other tensors are rounded while the file is written."""
-        if not types:
-            return {}
-        task = RoundRequest(measure=self._measure(source), types=types, rounding=rounding, imatrix=imatrix)
-        with self._phases.phase("round"):
-            tensors = list(round_plan(task, self._phases.on_progress, self._phases.cancelled, self._executor))
-        return {t.name: Path(str(getattr(t.blocks, "filename", ""))) for t in tensors}
+        measure = self._measure(source)
+        found: dict[str, Path] = {}
+        lossy = {n: q for n, q in types.items() if n not in exact}
+        lossless = {n: q for n, q in types.items() if n in exact}
+        for task in (
+            RoundRequest(measure=measure, types=lossy, rounding=rounding, imatrix=imatrix),
+            RoundRequest(measure=measure, types=lossless, rounding=Rounding.STOCK, exact=True),
+        ):
+            if task.types:
+                with self._phases.phase("round"):
+                    tensors = list(
+                        round_plan(task, self._phases.on_progress, self._phases.cancelled, self._executor)
+                    )
+                found |= {t.name: Path(str(getattr(t.blocks, "filename", ""))) for t in tensors}
+        return found
 
     def written(self, task: WriteRequest) -> Path:
         """Write the file and return its path."""
@@ -533,38 +528,6 @@ class Writing:
         with self._phases.phase("write"):
             run_task("write", task, self._phases.on_progress, self._phases.cancelled)
         return task.out
-
-
-def question_of(
-    request: QuantizeRequest,
-    rounding: Rounding,
-    spec: ModelSpec,
-    header_bytes: int,
-    measured: Measured | None,
-    imatrix: Path | None,
-) -> Question:
-    """The input for a plan; unmeasured values (None) come from priors."""
-    reference = EvidenceRef(
-        tier=request.tier,
-        # A plan before measuring assumes the importance matrix that measuring will produce.
-        has_imatrix=imatrix is not None or request.tier != "instant",
-        imatrix_sha256=file_sha256(imatrix) if imatrix else "",
-        sensitivity_sha256=measured.evidence.sha256 if measured else "",
-        gptq=rounding == Rounding.GPTQ,
-    )
-    evidence = measured.evidence if measured else None
-    return Question(
-        model=spec,
-        damage=evidence.damage(rounding) if evidence else prior_damage(spec),
-        stock_damage=evidence.damage(Rounding.STOCK) if evidence else None,
-        evidence=reference,
-        header_bytes=header_bytes,
-        kv=request.kv,
-        locks=request.locks,
-        doubled_head_types=frozenset(request.doubled_head_types),
-        device=request.device,
-        speeds=request.speeds or None,
-    )
 
 
 def publish(

@@ -122,7 +122,8 @@ def stock_rival(question: Question, plan: QuantPlan, rounding: Rounding) -> Stoc
     if plan.goal.kind == "mix" or plan.best_stock is None:
         return None
     found = next(s for s in stock_plans(question) if s.name == plan.best_stock)
-    return None if found.types == plan.types and rounding == Rounding.STOCK else found
+    same = found.types == plan.types and rounding == Rounding.STOCK and not plan.exact
+    return None if same else found
 
 
 def verdict(reports: tuple[FileReport, ...]) -> tuple[Shipped, tuple[str, ...]]:

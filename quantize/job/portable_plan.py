@@ -8,13 +8,14 @@ from quantize.types import Goal, Interval, Rounding, Tier
 FORMAT = "tessera-plan"
 VERSION = 2
 # Increase when the same plan would produce other bytes, for example after a change in Hessians or rounding.
-RECIPE = 3
+RECIPE = 4
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Types and settings of one file, with its measurements.
 
-    `types` by tensor; ggml rounds those in `plain`, GPTQ the others. `max_tokens` and `calibration_sha256`
+    `types` by tensor; ggml rounds those in `plain`, GPTQ the others, or they
+    lie on a grid of their type. `max_tokens` and `calibration_sha256`
     determine the Hessians. `imatrix_sha256` is the hash of a given importance matrix (empty: measured, or none).
     `arithmetic` is the arithmetic of sums (empty: the fastest on the CPU that made the plan). `kld` and `ratio` (to
     `stock_mix`) were measured on held-out text; `file_sha256` is the hash of the finished file.

@@ -1,5 +1,6 @@
 """The report of a job: a JSON file next to the output, and a short summary for the user."""
 
+from collections import Counter
 from hashlib import sha256
 from pathlib import Path
 
@@ -66,6 +67,9 @@ def summary(report: QuantizeReport) -> list[str]:
 def _ways(report: QuantizeReport) -> list[str]:
     """Lines about unusual settings that were used to make the file."""
     lines = []
+    if report.shipped != "stock":
+        counts = exact_counts(report.plan)
+        lines += [f"tensors trained for {grid}, whose weights lose nothing: {n}" for grid, n in counts.items()]
     if report.smoothed:
         lines.append(
             f"{report.smoothed} inputs smoothed: LoRA adapters of the original work here, but not in other programs"
@@ -76,6 +80,24 @@ def _ways(report: QuantizeReport) -> list[str]:
         more = f"; {report.more}" if report.more else ""
         lines.append(f"within the time given: {report.effort}{more}")
     return lines
+
+
+# What the grid of a type is called.
+GRIDS = {"Q1_0": "1 bit", "TQ2_0": "three values", "Q2_0": "2 bits", "Q2_K": "2 bits", "Q3_K": "3 bits"}
+GRIDS |= {
+    "MXFP4": "MXFP4",
+    "Q4_0": "4 bits",
+    "Q4_1": "4 bits",
+    "Q5_0": "5 bits",
+    "Q5_1": "5 bits",
+    "Q8_0": "8 bits",
+}
+
+
+def exact_counts(plan: QuantPlan) -> dict[str, int]:
+    """The number of tensors that lose nothing, by the name of their grid; the most frequent first."""
+    counts = Counter(GRIDS[t.qtype] for t in plan.tensors if t.exact)
+    return dict(counts.most_common())
 
 
 def _measured(report: QuantizeReport) -> str:

@@ -23,12 +23,10 @@ def types_to_round(
 ) -> dict[str, str]:
     """The tensors of a plan with their types, except those that ggml rounds while the file is written."""
     changed = {t.name: t.qtype for t in plan.tensors if t.qtype != t.source_qtype}
-    if rounding == Rounding.STOCK:
-        return {}
     if given is not None:
         return {n: q for n, q in changed.items() if n not in given.plain}
-    measured_types = measured.evidence.damage(rounding) if measured else {}
-    return {n: q for n, q in changed.items() if q in measured_types.get(n, {})}
+    measured_types = measured.evidence.damage(rounding) if measured and rounding != Rounding.STOCK else {}
+    return {n: q for n, q in changed.items() if n in plan.exact or q in measured_types.get(n, {})}
 
 
 def round_plan(

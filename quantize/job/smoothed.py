@@ -3,6 +3,7 @@
 Presets do not use it.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -59,15 +60,22 @@ class Basis(msgspec.Struct, frozen=True):
 
 
 def smoothed(
-    measure: MeasureRequest, output: Output, num_bytes: int, on_progress: OnProgress, cancelled: CancelCheck
+    measure: MeasureRequest,
+    exact: Collection[str],
+    output: Output,
+    num_bytes: int,
+    on_progress: OnProgress,
+    cancelled: CancelCheck,
 ) -> Basis:
     """A smoothed copy of the source, of about `num_bytes`; the source itself if smoothing gains nothing.
+
+    The tensors of `exact` stay unchanged.
 
     Raises: DiskFull. Cancelled. ChildDied. TextTooShort, Unreadable.
     """
     output.require_disk(num_bytes)
     out = output.partial("smooth")
-    task = SmoothRequest(measure=measure, out=out)
+    task = SmoothRequest(measure=measure, out=out, unchanged=tuple(sorted(exact)))
     found = answer_of(Smoothed, "smooth", task, on_progress, cancelled)
     return Basis(out if found.changed else measure.source, found)
 

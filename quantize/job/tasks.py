@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from quantize.gptq.exact import ExactRequest, find_exact_types
 from quantize.gptq.tensors import TensorsRequest, round_tensors
 from quantize.job.write_model import WriteRequest, write_model
 from quantize.measure.collect_hessians import MomentsRequest, collect_moments, survey
@@ -18,6 +19,7 @@ from quantize.measurements import MeasureRequest, Step, VerifyRequest
 TaskKind = tuple[type[msgspec.Struct], Callable[[Any, Step], Any]]
 
 _MEASURING: dict[str, TaskKind] = {
+    "exact": (ExactRequest, find_exact_types),
     "smooth": (SmoothRequest, smooth),
     "survey": (MeasureRequest, survey),
     "moments": (MomentsRequest, collect_moments),

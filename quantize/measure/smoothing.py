@@ -5,7 +5,7 @@ channel makes its neighbours inaccurate. The method and the meaning of strength 
 2211.10438). The model's function stays the same, because scaling by a power of two is exact.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,14 @@ _CHECKED = 128
 
 
 class SmoothRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Write the model of `measure` to `out` with smoothed inputs."""
+    """Write the model of `measure` to `out` with smoothed inputs.
+
+    The tensors of `unchanged` already lie on a grid, which scaled columns would leave.
+    """
 
     measure: MeasureRequest
     out: Path
+    unchanged: tuple[str, ...] = ()
 
 
 class Smoothed(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +117,7 @@ def smooth(request: SmoothRequest, send: Step) -> Smoothed:
     Raises: TextTooShort, Unreadable. SourceChanged, DiskFull. OSError: writing failed.
     """
     folder = WorkFolder.open(request.measure)
-    cache_file = folder.path / "smoothed.json"
+    cache_file = folder.path / f"smoothed{'-grids' if request.unchanged else ''}.json"
     before = read_json(cache_file)
     if before is None:
         found = _found(request, send)
@@ -135,7 +139,7 @@ def _found(request: SmoothRequest, send: Step) -> Smoothed:
         windows = read_windows(model, measure.calibration, _TOKENS, spread=True, cache_dir=measure.cache_dir)
         tap = SeamTap()
         model.run(windows[:1, :32], np.ones(32, np.bool_), tap)
-        seams = [s for s in tap.seams() if s.width % _BLOCK == 0 and _can_change(source, s)]
+        seams = [s for s in tap.seams() if s.width % _BLOCK == 0 and _can_change(source, s, request.unchanged)]
         if not seams:
             return Smoothed(changed=0, seams=len(seams))
         widths = {s.readers[0]: s.width for s in seams}
@@ -189,9 +193,9 @@ def _exponents(scale: Floats) -> tuple[int, ...]:
     return tuple(np.log2(scale).astype(int).tolist())
 
 
-def _can_change(source: SourceWeights, seam: Seam) -> bool:
+def _can_change(source: SourceWeights, seam: Seam, unchanged: Collection[str]) -> bool:
     names = (seam.maker, *seam.readers)
-    if any(n not in source.names or source.info(n).ggml_type not in _EXACT for n in names):
+    if any(n in unchanged or n not in source.names or source.info(n).ggml_type not in _EXACT for n in names):
         return False
     maker = source.info(seam.maker).shape
     return maker[-1] == seam.width and len(maker) <= 2

@@ -48,7 +48,8 @@ class Question(msgspec.Struct, frozen=True):
     values). `header_bytes` is the size of the file without tensor data. `kv` are the available KV cache types at
     the requested context length (for goals of kind "fit"). `speeds` are decoding times per weight by type name.
     `doubled_head_types` are types in which memory holds a tied embedding twice. Without `with_stock` the plan omits
-    the sizes and losses of llama.cpp presets, which take most of the time.
+    the sizes and losses of llama.cpp presets, which take most of the time. `exact` names the types that hold a
+    tensor's weights without loss, smallest first.
     """
 
     model: ModelSpec
@@ -63,6 +64,7 @@ class Question(msgspec.Struct, frozen=True):
     speed_price: float = _SPEED_PRICE
     doubled_head_types: frozenset[str] = frozenset()
     with_stock: bool = True
+    exact: Mapping[str, tuple[str, ...]] = {}
 
 
 class _Option(msgspec.Struct, frozen=True):
@@ -71,6 +73,7 @@ class _Option(msgspec.Struct, frozen=True):
     damage: float
     cost: float
     wanted: GgmlType
+    lossless: bool = False
 
 
 def make_plan(question: Question, goal: Goal) -> QuantPlan:
@@ -117,7 +120,8 @@ def given_plan(question: Question, goal: Goal, types: Mapping[str, str]) -> Quan
             raise InvalidOption("--plan", f"{name} as {types[name]} needs an importance matrix")
         row = question.damage.get(name, {})
         damage = 0.0 if qtype.name == tensor.qtype else _nearest(qtype, row)
-        picks.append(_Option(qtype, tensor_bytes(tensor, qtype), damage, damage, qtype))
+        exact = qtype.name in question.exact.get(name, ())
+        picks.append(_Option(qtype, tensor_bytes(tensor, qtype), damage, damage, qtype, exact))
     size = question.header_bytes + sum(padded(p.num_bytes) for p in picks)
     return _assemble(question, goal, _Outcome(picks, [[p] for p in picks], size))
 
@@ -214,7 +218,9 @@ def _options(
         name: value * tensor.num_values for name, value in typical.items()
     }
     if lock is not None and not lock.at_least:
-        return [_locked(tensor, lock, as_is, by_type)]
+        option = _locked(tensor, lock, as_is, by_type)
+        exact = option.qtype.name in question.exact.get(tensor.name, ())
+        return [msgspec.structs.replace(option, lossless=exact)]
     found = {source: as_is}
     for name, damage in by_type.items():
         wanted = GgmlType[name]
@@ -224,10 +230,36 @@ def _options(
         value = by_type.get(actual.name, damage)
         price = 1 + question.speed_price * (slowness(actual, question.device, question.speeds) - 1)
         found[actual] = _Option(actual, tensor_bytes(tensor, actual), value, value * price, wanted)
+    _put_exact(question, tensor, lock, found)
     if lock is not None:
         least = bits_per_weight(effective_type(GgmlType[lock.qtype], tensor.row_values))
         found = {q: o for q, o in found.items() if q is source or bits_per_weight(q) >= least}
     return list(found.values())
+
+
+def _put_exact(question: Question, tensor: TensorSpec, lock: Lock | None, found: dict[GgmlType, _Option]) -> None:
+    """Add the types that hold these weights without loss, and drop all larger ones: they only cost bytes.
+
+    What is left is the rounding of the inputs to 8 bits, as in the most exact of the measured types.
+    """
+    lossy = [o.damage for o in found.values() if o.damage > 0]
+    least = min(lossy, default=0.0)
+    types = [GgmlType[name] for name in question.exact.get(tensor.name, ())]
+    fitting = [q for q in types if _runs_exact(q, question.device)]
+    for qtype in fitting:
+        price = 1 + question.speed_price * (slowness(qtype, question.device, question.speeds) - 1)
+        found[qtype] = _Option(qtype, tensor_bytes(tensor, qtype), least, least * price, qtype, lossless=True)
+    if fitting and lock is None:
+        most = bits_per_weight(fitting[0])
+        for qtype in [q for q in found if bits_per_weight(q) > most]:
+            del found[qtype]
+
+
+def _runs_exact(qtype: GgmlType, device: DeviceKind) -> bool:
+    """Whether a device has kernels for a type that is only chosen because it loses nothing."""
+    if device == "npu":
+        return qtype.traits.openvino == "native"
+    return device == "cpu" or qtype.traits.priced
 
 
 def _usable(question: Question, tensor: TensorSpec, source: GgmlType, actual: GgmlType) -> bool:
@@ -297,7 +329,9 @@ def _fixed_plan(question: Question, goal: Goal) -> QuantPlan:
             raise InvalidOption("--type", f"{goal.mix} needs an importance matrix ({tensor.name} at {qtype.name})")
         row = damage.get(tensor.name, {})
         value = 0.0 if qtype is source or qtype in FLOAT_TYPES else row.get(qtype.name, _nearest(qtype, row))
-        picks.append(_Option(qtype, tensor_bytes(tensor, qtype), value, value, qtype))
+        exact = qtype.name in question.exact.get(tensor.name, ())
+        value = min(row.values(), default=value) if exact else value
+        picks.append(_Option(qtype, tensor_bytes(tensor, qtype), value, value, qtype, exact))
     if unmatched:
         raise InvalidOption("--lock", f"no tensor of this model matches {min(unmatched)!r}")
     size = question.header_bytes + sum(padded(p.num_bytes) for p in picks)
@@ -339,6 +373,7 @@ def _assemble(question: Question, goal: Goal, outcome: _Outcome) -> QuantPlan:
             damage=pick.damage,
             locked=any(re.search(lock.pattern, tensor.name) for lock in question.locks),
             wanted=None if pick.wanted is pick.qtype else pick.wanted.name,
+            exact=pick.lossless,
         )
         for tensor, pick in zip(question.model.tensors, picks, strict=True)
     )

@@ -67,12 +67,24 @@ def test_layers_on_the_gpu_and_what_was_evened_out_are_told(qtbot, fit, server, 
     )
     fit._forecast()
     qtbot.waitUntil(lambda: "Takes about 5 min without the GPU" in texts(fit))
+    tensors = [msgspec.structs.replace(t, qtype="Q4_0", exact=True) for t in plain.plan.tensors]
+    trained = msgspec.structs.replace(plain.plan, tensors=tuple(tensors))
+    server.routes["POST", "/tessera/v1/quantize/plan"] = msgspec.structs.replace(plain, plan=trained)
+    fit._forecast()
+    words = f"Tensors trained for 4 bits, whose weights lose nothing: {len(trained.exact)}"
+    qtbot.waitUntil(lambda: words in texts(fit))
     report = msgspec.structs.replace(quantize_report(5_000_000, 0.01, 0.02), gpu_layers=9, smoothed=24)
     card = report_card(services.theme, report)
     qtbot.addWidget(card)
     card.show()
     assert "Measured with 9 layers on the GPU." in texts(card)
     assert "24 of its inputs were smoothed: LoRA adapters" in texts(card)
+    report = msgspec.structs.replace(report, plan=trained)
+    card = report_card(services.theme, report)
+    qtbot.addWidget(card)
+    card.show()
+    assert words in texts(card)
+    assert words not in texts(report_card(services.theme, msgspec.structs.replace(report, shipped="stock")))
 
 
 def test_a_context_can_be_aimed_for_with_a_way_to_store_it(qtbot, fit, server):

@@ -23,6 +23,7 @@ from devices import types
 from devices.probes import fix_hints
 from engine.api.jobs import JobKind
 from engine.message_catalog import CHECKS, TEMPLATES
+from quantize.job.report import GRIDS
 from quantize.kv_cache_types import CACHE_TYPES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,6 +71,7 @@ def tables():
     found |= {kind.title for kind in JobKind} | set(_CACHE_NAMES.values()) | {item.hint for item in SNIPPETS}
     found |= {source(name) for name in ("", "user", "file", "generation_config", "model_card", "llama.cpp")}
     found |= {template for kind, template in TEMPLATES.items() if kind not in CHECKS}  # the terminal's alone
+    found |= set(GRIDS.values())
     found |= {*plain_texts(types), *plain_texts(fix_hints), *SYSTEM_TEXTS}
     # Others are commands and addresses.
     found |= {item.install for item in INTEGRATIONS.values() if item.install.startswith(("install ", "add "))}

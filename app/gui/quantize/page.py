@@ -15,7 +15,7 @@ from app.gui.job_card import JobList
 from app.gui.jobs import Jobs
 from app.gui.library.sources import unfit
 from app.gui.quantize.converter_prompt import NEEDED, ForeignFamily
-from app.gui.quantize.report import PlanView, report_card
+from app.gui.quantize.report import PlanView, grid_words, report_card
 from app.gui.quantize.size_loss_plot import size_words
 from app.gui.reasons import error_message, failure_of
 from app.gui.widgets.basics import Banner, Empty, Page, button, card, clear, label, row, set_kind
@@ -351,7 +351,7 @@ class FitPage(Page):
             set_kind(chip, kind)
             self.chips.add(chip)
         measured = [self.tr("Measures with {n} layers on the GPU").format(n=gpu_layers)] if gpu_layers else []
-        for text in [*self._facts(plan, forecast), *measured]:
+        for text in [*grid_words(plan), *self._facts(plan, forecast), *measured]:
             self.chips.add(label(text, "chip"))
 
     def _measured_loss(self, file_bytes: int) -> float | None:

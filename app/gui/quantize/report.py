@@ -13,6 +13,7 @@ from app.gui.widgets.basics import card, label, stack
 from app.gui.widgets.tensor_mosaic import Mosaic, PrecisionLegend, tiles_of_tensors
 from engine.api.quantizing import FileReport, QuantizeReport, QuantPlan, StockPlan
 from quantize.job.gate import could_veto
+from quantize.job.report import exact_counts
 from quantize.types import Interval
 
 
@@ -104,6 +105,8 @@ def gate_words(report: QuantizeReport) -> list[str]:
 def _how(report: QuantizeReport) -> list[str]:
     """How the file was made, if not in the usual way."""
     lines = []
+    if report.shipped != "stock":
+        lines += grid_words(report.plan)
     if report.smoothed:
         text = _tr(
             "{n} of its inputs were smoothed: LoRA adapters of the original work here, but not in other programs."
@@ -112,6 +115,12 @@ def _how(report: QuantizeReport) -> list[str]:
     if report.gpu_layers:
         lines.append(_tr("Measured with {n} layers on the GPU.").format(n=report.gpu_layers))
     return lines
+
+
+def grid_words(plan: QuantPlan) -> list[str]:
+    """The tensors whose weights already lie on a grid of their type, by grid."""
+    text = _tr("Tensors trained for {grid}, whose weights lose nothing: {n}")
+    return [text.format(n=n, grid=_tr(grid)) for grid, n in exact_counts(plan).items()]
 
 
 def own_words(report: QuantizeReport) -> list[str]:

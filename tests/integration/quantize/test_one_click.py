@@ -9,10 +9,21 @@ import pytest
 from quantize.files.gguf_file import read_gguf
 from quantize.files.imatrix import read_imatrix
 from quantize.job.execute import quantize
+from quantize.job.plan_file import read_plan
+from quantize.job.report import summary
 from quantize.job.request import QuantizeReport, QuantizeRequest
+from quantize.native.source_weights import SourceWeights
 from quantize.types import Goal
 from tests.support.models.measured_model import HELD_OUT, ignore, never
-from tests.support.models.small_folder import EXPERTS, NARROW, first_layers, short_text, with_experts
+from tests.support.models.small_folder import (
+    EXPERTS,
+    NARROW,
+    changed_copy,
+    first_layers,
+    short_text,
+    small_file,
+    with_experts,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("kept", "few_types")]
 
@@ -64,3 +75,40 @@ def test_experts_are_measured_and_rounded_each_for_itself(tmp_path):
     assert len(np.unique(counts[0])) > 1  # experts get different numbers of tokens
     assert report.shipped == "ours"
     assert report.kld_ratio < 0.9
+
+
+def on_grid(name, values):
+    """A layer's weights in 4 bits: seven steps to the largest of each 32, the steps in bfloat16."""
+    if not name.startswith("blk.") or values.ndim != 2:
+        return values
+    blocks = values.reshape(-1, 32)
+    steps = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(7)
+    steps = (steps.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    return (np.clip(np.rint(blocks / steps), -7, 7) * steps).reshape(values.shape)
+
+
+def test_a_model_trained_for_4_bits_loses_nothing_in_any_tier(tmp_path):
+    source = changed_copy(small_file(tmp_path / "plain.gguf", 1, NARROW), tmp_path / "trained.gguf", on_grid)
+    before = SourceWeights(source)
+    names = {n for n in before.names if n.startswith("blk.") and len(before.info(n).shape) == 2}
+    size = Goal(kind="bpw", bpw=6.6)  # 4.5 for the layer and 8.5 for the table
+    quick = run(source, tmp_path, goal=size, tier="instant", export_plan=tmp_path / "plan.json")
+    whole = run(source, tmp_path, goal=size, out=tmp_path / "whole.gguf")
+    for report in (quick, whole):
+        assert report.shipped == "ours"
+        assert report.plan.exact == names
+        assert report.kld_ratio < 0.2
+        assert f"tensors trained for 4 bits, whose weights lose nothing: {len(names)}" in summary(report)
+        made = SourceWeights(Path(report.out))
+        assert all(made.source_qtype(n) == "Q4_0" for n in names)
+        assert all(np.array_equal(made.rows(n), before.rows(n)) for n in names)
+    # What is left is the table, and inputs in 8 bits.
+    assert quick.ours.kld_mean.value < 0.006
+    plan = read_plan(tmp_path / "plan.json")
+    facts = {"tier": plan.tier, "goal": plan.goal, "rounding": plan.rounding, "max_tokens": plan.max_tokens}
+    again = run(source, tmp_path, out=tmp_path / "again.gguf", plan=plan, **facts)
+    assert again.plan.exact == names
+    assert (tmp_path / "again.gguf").read_bytes() == (tmp_path / "out.gguf").read_bytes()
+    # llama-quantize's own bytes remain available.
+    stock = run(source, tmp_path, goal=size, tier="instant", rounding="stock", out=tmp_path / "stock.gguf")
+    assert not stock.plan.exact

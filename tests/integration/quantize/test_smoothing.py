@@ -11,7 +11,6 @@ from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from quantize.child import run_task
 from quantize.files.gguf_file import read_gguf
-from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata
 from quantize.files.imatrix import read_imatrix
 from quantize.files.provenance import KEY, read_provenance
 from quantize.ggml_types import GgmlType
@@ -30,7 +29,7 @@ from quantize.plan.speed import model_spec
 from quantize.types import Goal
 from tests.support.models.lora_adapter import write_adapter
 from tests.support.models.measured_model import CALIBRATION, HELD_OUT, ignore, never
-from tests.support.models.small_folder import NARROW, small_file
+from tests.support.models.small_folder import NARROW, changed_copy, small_file
 from tests.support.runner_calls import answered
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("kept", "few_types")]
@@ -59,16 +58,7 @@ def huge(name, values):
 def rough(tmp_path_factory):
     """Layers of the bundled model with huge channels: the same function."""
     path = tmp_path_factory.mktemp("rough") / "rough-f16.gguf"
-    plain = small_file(path.with_name("plain.gguf"), LAYERS, NARROW)
-    source = SourceWeights(plain)
-    infos = [source.info(name) for name in source.names]
-    slots = [TensorSlot(i.name, i.shape, i.ggml_type) for i in infos]
-    writer = GgufWriter(path, copied_metadata(read_gguf(plain)), slots)
-    for info in infos:
-        dtype = {"F16": np.float16, "F32": np.float32}[info.ggml_type.name]
-        writer.write(info.name, [huge(info.name, source.rows(info.name)).astype(dtype)])
-    writer.close()
-    return path
+    return changed_copy(small_file(path.with_name("plain.gguf"), LAYERS, NARROW), path, huge)
 
 
 def request_of(source, folder, **changes):

@@ -2,11 +2,15 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from quantize.convert.folder import ConvertRequest, convert
+from quantize.files.gguf_file import read_gguf
+from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata
+from quantize.native.source_weights import SourceWeights
 from tests.support.models.measured_model import CALIBRATION, ROOT
 
 SPARK_HF = ROOT / "tests/data/spark-hf"
@@ -46,6 +50,19 @@ def _first_rows(name: str, values: np.ndarray, ffn: int) -> np.ndarray:
 def small_file(path: Path, layers: int, ffn: int = FFN) -> Path:
     """The same model as a GGUF file, converted by Tessera."""
     convert(ConvertRequest(folder=first_layers(path.with_suffix(""), layers, ffn), out=path), lambda *_: None)
+    return path
+
+
+def changed_copy(source: Path, path: Path, change: Callable[[str, np.ndarray], np.ndarray]) -> Path:
+    """A model file with other values: `change` takes a tensor's name and values."""
+    weights = SourceWeights(source)
+    infos = [weights.info(name) for name in weights.names]
+    slots = [TensorSlot(i.name, i.shape, i.ggml_type) for i in infos]
+    writer = GgufWriter(path, copied_metadata(read_gguf(source)), slots)
+    for info in infos:
+        dtype = {"F16": np.float16, "F32": np.float32}[info.ggml_type.name]
+        writer.write(info.name, [change(info.name, weights.rows(info.name)).astype(dtype)])
+    writer.close()
     return path
 
 

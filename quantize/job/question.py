@@ -1,0 +1,101 @@
+"""The input of a job's plan: expected losses, KV cache types, and the types that lose nothing."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from devices.msgspec_lock import learned
+from quantize.child import answer_of
+from quantize.files.gguf_split import model_files
+from quantize.files.measurement_folder import file_sha256, identity_of, read_json, write_json
+from quantize.gptq.exact import ExactRequest, ExactTypes
+from quantize.job.request import QuantizeRequest
+from quantize.measure.kv_cache import LONGEST, USUAL, KvDamage, KvRequest, kv_damage, with_damage
+from quantize.measurements import CancelCheck, Measured, MeasureRequest, OnProgress
+from quantize.plan.plan import Question
+from quantize.plan.priors import prior_damage
+from quantize.types import EvidenceRef, ModelSpec, Rounding
+
+
+def question_of(
+    request: QuantizeRequest,
+    rounding: Rounding,
+    spec: ModelSpec,
+    header_bytes: int,
+    measured: Measured | None,
+    imatrix: Path | None,
+    exact: Mapping[str, tuple[str, ...]],
+) -> Question:
+    """The input for a plan; unmeasured values (None) come from priors, `exact` from `exact_types_of`."""
+    reference = EvidenceRef(
+        tier=request.tier,
+        # A plan before measuring assumes the importance matrix that measuring will produce.
+        has_imatrix=imatrix is not None or request.tier != "instant",
+        imatrix_sha256=file_sha256(imatrix) if imatrix else "",
+        sensitivity_sha256=measured.evidence.sha256 if measured else "",
+        gptq=rounding == Rounding.GPTQ,
+    )
+    evidence = measured.evidence if measured else None
+    return Question(
+        model=spec,
+        damage=evidence.damage(rounding) if evidence else prior_damage(spec),
+        stock_damage=evidence.damage(Rounding.STOCK) if evidence else None,
+        evidence=reference,
+        header_bytes=header_bytes,
+        kv=request.kv,
+        locks=request.locks,
+        doubled_head_types=frozenset(request.doubled_head_types),
+        device=request.device,
+        speeds=request.speeds or None,
+        # A plan that follows another names the tensors that ggml rounds.
+        exact={n: types for n, types in exact.items() if not request.plan or n not in request.plan.plain},
+    )
+
+
+def exact_types_of(
+    request: QuantizeRequest, source: Path, on_progress: OnProgress, cancelled: CancelCheck
+) -> dict[str, tuple[str, ...]]:
+    """The tensors whose weights already lie on a grid, with the types that hold them without loss.
+
+    Empty if llama-quantize's own bytes were requested. Cached for the source's path, size and time.
+
+    Raises: Unreadable. Same as `quantize.child.run_task`.
+    """
+    if request.rounding == Rounding.STOCK and request.plan is None:
+        return {}
+    identity = " ".join(map(identity_of, model_files(source)))
+    cache_file = request.cache_dir / "hashes" / f"exact-{sha256(identity.encode()).hexdigest()}"
+    found = read_json(cache_file)
+    if found is not None:
+        return msgspec.convert(found, learned(ExactTypes)).types
+    exact = answer_of(ExactTypes, "exact", ExactRequest(source=source), on_progress, cancelled)
+    with suppress(OSError):  # the tensors are tested again next time
+        cache_file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(cache_file, exact)
+    return exact.types
+
+
+# KV cache types: whether a job chooses among several, and measuring their cost for this model.
+
+
+def has_choice(request: QuantizeRequest) -> bool:
+    """Whether there are several KV cache types, and whether the tier measures them."""
+    return request.tier != "instant" and not request.plan_only and len(request.kv) > 1
+
+
+def measured_cache(
+    request: QuantizeRequest, measure: MeasureRequest, on_progress: OnProgress, cancelled: CancelCheck
+) -> tuple[QuantizeRequest, tuple[KvDamage, ...]]:
+    """The request with measured KL divergences instead of expected ones, and the table of measurements.
+
+    Tier max measures up to the requested context length. Raises: same as `kv_damage`.
+    """
+    n_ctx = request.goal.n_ctx or 0
+    types = {t for o in request.kv for t in (o.type_k, o.type_v)}
+    longest = min(LONGEST, max(USUAL, n_ctx)) if request.tier == "max" else USUAL
+    task = KvRequest(measure=measure, types=tuple(sorted(types)), longest=longest)
+    found = kv_damage(task, on_progress, cancelled)
+    return msgspec.structs.replace(request, kv=with_damage(request.kv, found, n_ctx)), found

@@ -1,0 +1,160 @@
+"""Weights that already lie on a grid: found from the weights alone, packed without loss, no false find."""
+
+import numpy as np
+import pytest
+
+from quantize.ggml_types import GgmlType
+from quantize.gptq.exact import exact_types, pack_exactly
+from quantize.native.blocks import dequantize_rows, quantize_rows
+
+ROWS, WIDTH = 8, 512
+F16, BF16, F32 = GgmlType.F16, GgmlType.BF16, GgmlType.F32
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def same(values):
+    return np.asarray(values, np.float32)
+
+
+def half(values):
+    return np.asarray(values, np.float32).astype(np.float16).astype(np.float32)
+
+
+def brain(values):
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)).astype(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+STORED = {F16: half, BF16: brain, F32: same}
+ROUNDOFF = {F16: 2.0**-11, BF16: 2.0**-8, F32: 2.0**-20}
+
+
+def normal():
+    return np.random.default_rng(5).standard_normal((ROWS, WIDTH)).astype(np.float32) / 50
+
+
+def groups(size):
+    return normal().reshape(-1, size)
+
+
+def symmetric(size, lowest, highest, share, step):
+    """Codes times a step for each group; `share` of a step is the group's largest weight."""
+    values = groups(size)
+    steps = step(np.abs(values).max(axis=1, keepdims=True) / share)
+    return (np.clip(np.rint(values / steps), lowest, highest) * steps).reshape(ROWS, WIDTH)
+
+
+def with_minimum(size, top):
+    values = groups(size)
+    low, steps = half(values.min(axis=1, keepdims=True)), half(np.ptp(values, axis=1, keepdims=True) / top)
+    return (np.clip(np.rint((values - low) / steps), 0, top) * steps + low).reshape(ROWS, WIDTH)
+
+
+def zero_point(size):
+    """As AWQ and GPTQ store weights: 4 bits, a step and an integer zero for each group."""
+    values = groups(size)
+    steps = half(np.ptp(values, axis=1, keepdims=True) / 15)
+    zeros = np.rint(-values.min(axis=1, keepdims=True) / steps)
+    return ((np.clip(np.rint(values / steps + zeros), 0, 15) - zeros) * steps).reshape(ROWS, WIDTH)
+
+
+def fp4(size, step):
+    values = groups(size)
+    steps = step(np.abs(values).max(axis=1, keepdims=True) / 6)
+    nearest = FP4[np.abs((values / steps)[:, :, None] - FP4).argmin(axis=2)]
+    return (nearest * steps).reshape(ROWS, WIDTH)
+
+
+def power(values):
+    return np.exp2(np.ceil(np.log2(values))).astype(np.float32)
+
+
+KINDS = {
+    "4 bits, 32, bfloat16 steps": (lambda: symmetric(32, -7, 7, 7, brain), "Q4_0"),
+    "4 bits, 32, from largest by 7.5": (lambda: symmetric(32, -8, 7, 7.5, brain), "Q4_0"),
+    "4 bits, 64, float16 steps": (lambda: symmetric(64, -8, 7, 8, half), "Q4_0"),
+    "4 bits, 128": (lambda: symmetric(128, -8, 7, 7, brain), "Q4_0"),
+    "4 bits, one step for each output": (lambda: symmetric(WIDTH, -8, 7, 7, half), "Q4_0"),
+    "4 bits, 32, minimum": (lambda: with_minimum(32, 15), "Q4_1"),
+    "4 bits, 128, zero point": (lambda: zero_point(128), "Q4_1"),
+    "ternary": (lambda: np.clip(np.rint(normal() / 0.015), -1, 1) * brain(0.0151), "TQ2_0"),
+    "ternary, 64": (lambda: symmetric(64, -1, 1, 1.6, half), "Q2_0"),
+    "one bit": (lambda: np.sign(normal()) * half(0.012), "Q1_0"),
+    "MXFP4": (lambda: fp4(32, power), "MXFP4"),
+    "FP4, float16 steps": (lambda: fp4(32, half), "Q5_0"),
+    "2 bits, one step for each output": (lambda: symmetric(WIDTH, -2, 1, 2, half), "Q2_K"),
+    "3 bits, one step for each output": (lambda: symmetric(WIDTH, -4, 3, 4, half), "Q3_K"),
+    "3 bits, 32": (lambda: symmetric(32, -4, 3, 4, half), "Q4_0"),
+    "5 bits, 32": (lambda: symmetric(32, -16, 15, 15, half), "Q5_0"),
+    "5 bits, 32, minimum": (lambda: with_minimum(32, 31), "Q5_1"),
+}
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=lambda t: t.name)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_grid_is_found_and_held_as_well_as_the_source_holds_it(kind, dtype):
+    make, smallest = KINDS[kind]
+    trained = make().astype(np.float32)
+    source = STORED[dtype](trained)
+    types = exact_types(source, dtype)
+    assert types
+    assert types[0] == smallest
+    for qtype in types:
+        values = dequantize_rows(pack_exactly(source, qtype, dtype), qtype, WIDTH)
+        # The source's own rounding, and that of a scale or minimum that is no float16.
+        allowed = ROUNDOFF[dtype] * np.abs(source) + 2.0**-11 * (np.abs(source) + np.abs(source).max())
+        assert (np.abs(values - source) <= allowed).all(), qtype
+
+
+def test_ggml_itself_misses_the_grid():
+    source = KINDS["4 bits, 32, bfloat16 steps"][0]()
+    stock = dequantize_rows(quantize_rows(source, "Q4_0"), "Q4_0", WIDTH)
+    ours = dequantize_rows(pack_exactly(source, "Q4_0", F32), "Q4_0", WIDTH)
+    assert np.abs(stock - source).max() > 0.05 * np.abs(source).max()
+    assert np.array_equal(ours, source), "a bfloat16 step is found to the last bit"
+
+
+def test_steps_rounded_away_by_bfloat16_are_found_again():
+    trained = KINDS["4 bits, 32, bfloat16 steps"][0]()
+    packed = pack_exactly(brain(trained), "Q4_0", BF16)
+    assert np.array_equal(dequantize_rows(packed, "Q4_0", WIDTH), trained)
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    "weights",
+    [
+        normal(),
+        normal() / 1000,
+        np.random.default_rng(1).laplace(size=(ROWS, WIDTH)) / 50,
+        np.random.default_rng(1).standard_t(2, size=(ROWS, WIDTH)) / 50,
+        np.random.default_rng(1).uniform(-1, 1, (ROWS, WIDTH)),
+        normal() * (np.random.default_rng(1).random((ROWS, WIDTH)) < 0.4),
+        normal() * np.exp(np.random.default_rng(1).standard_normal(WIDTH)),
+        symmetric(32, -7, 7, 7, half) * np.exp2(np.random.default_rng(1).integers(-1, 2, WIDTH) / 2),
+        np.sign(normal()) * np.exp2(np.rint(4 * np.log2(np.abs(normal()) + 1e-9)) / 4),
+        np.zeros((ROWS, WIDTH)),
+        np.full((ROWS, WIDTH), 0.5),
+    ],
+    ids=["normal", "small", "laplace", "heavy tails", "uniform", "sparse", "columns", "scaled grid", "logarithms",
+         "zeros", "constant"],
+)  # fmt: skip
+def test_ordinary_weights_are_on_no_grid(weights, dtype):
+    assert exact_types(STORED[dtype](weights.astype(np.float32)), dtype) == ()
+
+
+def test_blocks_that_are_on_no_grid_are_rounded_by_ggml():
+    source = KINDS["4 bits, 32, float16 steps".replace("32", "64")][0]()
+    source[3, 64:96] = normal()[3, 64:96]
+    packed = pack_exactly(source, "Q4_0", F32)
+    values = dequantize_rows(packed, "Q4_0", WIDTH)
+    right = values == source
+    assert right[:, :64].all()
+    assert right[:, 96:].all()
+    assert np.abs(values - source).max() < 0.1 * np.abs(source).max()
+    assert (np.abs(values - source)[3, 64:96] > 0).any()
+
+
+def test_rows_that_fill_no_block_of_256_take_smaller_blocks():
+    ternary = np.clip(np.rint(normal()[:, :192] / 0.015), -1, 1) * half(0.0151)
+    assert exact_types(ternary.astype(np.float32), F16)[0] == "Q2_0"
