@@ -40,6 +40,6 @@ def command(model: str | None, file: Path | None, keystrokes: int, window: int, 
     echo(f"{result.keystrokes} keystrokes, {result.mean_prompt_tokens:.0f} prompt tokens on average")
     echo(
         f"keystroke to first token: p50 {result.p50_ms:.1f} ms, p90 {result.p90_ms:.1f} ms, "
-        f"p99 {result.p99_ms:.1f} ms (cold {result.cold_ms:.0f} ms)"
+        f"p95 {result.p95_ms:.1f} ms, p99 {result.p99_ms:.1f} ms (cold {result.cold_ms:.0f} ms)"
     )
     echo(f"prompt taken from the cache: {result.reuse_frac:.1%}; answered: {result.answered}")

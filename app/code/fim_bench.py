@@ -28,6 +28,7 @@ class FimBench(msgspec.Struct, frozen=True, kw_only=True):
     answered: int
     p50_ms: float
     p90_ms: float
+    p95_ms: float
     p99_ms: float
     cold_ms: float
     reuse_frac: float
@@ -81,6 +82,7 @@ def run(
         answered=len(times),
         p50_ms=statistics.median(ordered),
         p90_ms=ordered[int(0.9 * (len(ordered) - 1))],
+        p95_ms=ordered[int(0.95 * (len(ordered) - 1))],
         p99_ms=ordered[int(0.99 * (len(ordered) - 1))],
         cold_ms=cold,
         reuse_frac=cached / prompt if prompt else 0.0,

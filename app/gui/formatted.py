@@ -105,6 +105,7 @@ JOBS = {
     "chat": "chat",
     "coding": "coding",
     "fim": "code completion",
+    "edit": "next edits of code",
     "embedding": "embeddings",
     "vision": "vision",
 }

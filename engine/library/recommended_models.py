@@ -26,6 +26,7 @@ _USES: dict[JobName, str] = {
     "chat": "starter_chat",
     "coding": "starter_coding",
     "fim": "starter_fim",
+    "edit": "starter_edit",
     "embedding": "starter_embedding",
     "vision": "starter_vision",
     "tiny": "starter_tiny",

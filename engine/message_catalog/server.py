@@ -10,6 +10,7 @@ SERVER: Final = {
     "needs_key": "This server needs an API key.",
     "server_stopping": "The server is stopping; try again when it is back.",
     "no_model_at_all": "There is no model here; get one with `tessera models pull`.",
+    "no_fim_model": "No model here was trained to fill gaps in code; get one with `tessera models pull qwen2.5-coder-0.5b`.",
     "template_refuses": "The model's chat template refuses this conversation: {why}",
     "template_failed": 'The model\'s chat template failed: {why}. Send "chat_template": "chatml" to use the built-in template instead, or fix the template in the file.',
     "template_failed_at": 'The model\'s chat template failed (line {line}): {why}. Send "chat_template": "chatml" to use the built-in template instead, or fix the template in the file.',

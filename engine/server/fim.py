@@ -8,7 +8,8 @@ from engine.chat.fim import FimGap, fim_parts, fim_stops, shortened
 from engine.chat.fim_families import FimFamily, family_of
 from engine.core.errors import ContextOverflow, InputFault, ModelNotFound
 from engine.core.sampling import refuse_impossible
-from engine.core.types import GenerationRequest, SamplingParams
+from engine.core.types import GenerationRequest, ModelFacts, SamplingParams
+from engine.message_catalog.reasons import because
 from engine.pool.loaded_model import REMOTE, LoadedModel
 from engine.pool.pool import HERE
 from engine.runner.tokenizer_threads import TOKENIZE_CHARS
@@ -24,6 +25,14 @@ _BUDGET_STEP: Final = 256
 _MARGIN_TOKENS: Final = 4
 
 
+class NoFimModel(ModelNotFound):
+    """No model here was trained to fill gaps in code."""
+
+    def __init__(self) -> None:
+        InputFault.__init__(self, because("no_fim_model"), "model")
+        self.model, self.known = "", ()
+
+
 class FimPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt ready to run; `truncated` if parts of the request were dropped."""
 
@@ -35,7 +44,7 @@ class FimPrompt(msgspec.Struct, frozen=True, kw_only=True):
 async def fim_model(state: ServerState, name: str | None) -> LoadedModel:
     """The requested model; without a name, a local FIM model: a loaded one, else the first of the library.
 
-    Raises: ModelNotFound and the errors of a load.
+    Raises: NoFimModel and the errors of a load.
     """
     if name:
         return await state.pool.acquire(name)
@@ -45,7 +54,7 @@ async def fim_model(state: ServerState, name: str | None) -> LoadedModel:
     for entry in await state.models.automatic():
         if "fim" in entry.capabilities and entry.format == "gguf":
             return await state.pool.acquire(entry.id, only=HERE)
-    raise ModelNotFound("any model trained to fill gaps")
+    raise NoFimModel
 
 
 def fim_family(model: LoadedModel) -> FimFamily:
@@ -62,6 +71,12 @@ def fim_family(model: LoadedModel) -> FimFamily:
             "suffix",
         )
     return family
+
+
+def asks_like_an_editor(facts: ModelFacts | None, prompt: object) -> bool:
+    """Whether a text has the model's own fill-in-the-middle marks: some editors (Zed) format prompts themselves."""
+    marks = (mark for mark in facts.fim.values() if mark.strip()) if facts is not None else ()
+    return isinstance(prompt, str) and any(mark in prompt for mark in marks)
 
 
 async def fim_prompt(model: LoadedModel, gap: FimGap, max_tokens: int, *, may_shorten: bool) -> FimPrompt:

@@ -57,8 +57,12 @@ def test_every_door_gives_the_same_completion(client: Client):
         )
         for choice in event["choices"]
     )
+    marked = f"<|fim_prefix|>{PREFIX}<|fim_suffix|>{SUFFIX}<|fim_middle|>"
+    stops = ["<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"]
+    zed = post(client, "/v1/completions", {"model": model, "prompt": marked, "max_tokens": 12, "stop": stops})
     text = infill["content"]
     assert text.strip()
+    assert text == zed["choices"][0]["text"], "Zed writes the marks itself and sends no temperature"
     assert text == completion["choices"][0]["text"] == mistral["choices"][0]["message"]["content"]
     assert text == streamed == chunks
     assert infill["tokens_evaluated"] > 12

@@ -247,3 +247,48 @@ def test_continue_fills_a_gap(coder):
     body = {"model": "spark", "prompt": "def add(a, b):\n    ", "suffix": "\n", "options": options}
     got = lines(post(coder, "/api/generate", {**body, "keep_alive": 1800, "stream": True}, {}))
     assert "".join(one["response"] for one in got) == "return a + b"
+
+
+ZED_STOPS = ["<|endoftext|>", *FIM_MARKS.values()]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "stop"),
+    [
+        ("<|fim_prefix|>a = <|fim_suffix|>\n<|fim_middle|>", ZED_STOPS),
+        # A next edit: the lines around the cursor once more, rewritten. Its marks are text, so nothing is cut.
+        ("<|fim_suffix|>\n<|fim_prefix|><filename>a.py\n<|marker_1|>\na = \n<|marker_2|>\n<|fim_middle|>", []),
+    ],
+    ids=["gap", "next edit"],
+)
+def test_zed_formats_its_prompts_itself(coder, prompt, stop):
+    """Zed 1.0 (edit_prediction/src/open_ai_compatible.rs) sends no temperature, and reads each of these fields."""
+    coder.say("1", "\n")
+    body = {"model": "spark", "prompt": prompt, "max_tokens": 64, "stop": stop}
+    found = post(coder, "/v1/completions", body, {"authorization": "Bearer unused"}).json()
+    assert {"id", "object", "created", "model", "choices", "usage"} <= set(found)
+    assert found["choices"][0]["text"] == "1\n"
+    asked = coder.asked()[-1]
+    assert asked["prompt"] == prompt
+    assert asked["sampling"].get("temperature") == 0.0, "the same keystroke, the same suggestion"
+    assert asked.get("keep_special", False) is bool(stop), "marks that end the text are found only as text"
+    plain = {**body, "prompt": "a = ", "stop": []}
+    coder.say("1")
+    post(coder, "/v1/completions", plain, {})
+    assert coder.asked()[-1]["sampling"].get("temperature") != 0.0
+
+
+def test_llama_vim_gets_the_lines_of_its_block(coder):
+    """The first line is complete however slow; a line with less indentation than the cursor's ends the text."""
+    body = {
+        "id_slot": 0, "input_prefix": "def f():\n", "input_suffix": "\n", "input_extra": [], "prompt": "    a",
+        "n_predict": 64, "stop": [], "n_indent": 4, "top_k": 40, "top_p": 0.9, "stream": False,
+        "samplers": ["top_k", "top_p", "infill"], "cache_prompt": True, "t_max_prompt_ms": 500,
+        "t_max_predict_ms": 1000,
+    }  # fmt: skip
+    unknown = "id_slot, t_max_prompt_ms"
+    coder.say(" = ", "1\n", "  ", "  b = 2", "\n\n", "def g():\n", "    pass")
+    assert post(coder, "/infill", body, {}, ignored=unknown).json()["content"] == " = 1\n    b = 2"
+    coder.say(*" = 1; b = 2\n    c = 3\n    d = 4", delay_s=0.005)
+    hasty = {**body, "t_max_predict_ms": 1e-3}
+    assert post(coder, "/infill", hasty, {}, ignored=unknown).json()["content"].rstrip() == " = 1; b = 2"

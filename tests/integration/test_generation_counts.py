@@ -76,7 +76,7 @@ def test_what_was_written_for_a_client_that_left_is_counted(server, counted, rou
 
 
 def test_what_a_time_limit_cut_off_is_counted(server, counted):
-    server.say(*["word "] * 500, delay_s=0.02)
+    server.say(*["word\n"] * 500, delay_s=0.02)  # the limit acts after the first line only
     post(server, "/completion", prompt="Count", t_max_predict_ms=1500)
     wait_for(lambda: counted()[0] >= 1, what="the count")
     assert counted()[0] == 1

@@ -254,7 +254,7 @@ EXAMPLES = {
          **{k: v for k, v in FILL.items() if k != "seed"}},
         {"model": "spark", "prompt": "a", "repetition_penalty": 1.3},
     ],
-    "/infill": [{**INFILL, **{k: v for k, v in FILL.items() if not k.startswith("stream")}},
+    "/infill": [{**INFILL, **{k: v for k, v in FILL.items() if not k.startswith("stream")}, "n_indent": 2},
                 {**INFILL, **STREAMED, "repetition_penalty": 1.3, "t_max_predict_ms": 1e-6}],
     "/completion": [
         {"model": "spark", "prompt": "Once", "n_predict": 3, "n_probs": 2, "return_tokens": True, "n": 1,

@@ -27,6 +27,24 @@ _ZED_PREDICTIONS = ("edit_predictions", _ZED_SERVER)
 _ZED_KEY = "ZED_OPEN_AI_COMPATIBLE_EDIT_PREDICTION_API_KEY"
 
 
+# Parts of model names, and Zed's name for the prompt format of the family; the first match counts. Zed's own
+# "infer" knows a few exact names only. Source: Zed, edit_prediction/src/fim.rs, infer_prompt_format.
+_ZED_FORMATS = (
+    ("sweep-next-edit", "infer"),  # Zed knows this one by its name, and has no other word for it
+    ("zeta-2.1", "zeta2_1"), ("zeta2.1", "zeta2_1"), ("zeta-2", "zeta2"), ("zeta2", "zeta2"),
+    ("codellama", "code_llama"), ("code-llama", "code_llama"), ("codestral", "codestral"),
+    ("codegemma", "code_gemma"), ("deepseek", "deepseek_coder"), ("starcoder", "star_coder"),
+    ("granite", "star_coder"), ("refact", "star_coder"), ("stable-code", "star_coder"), ("glm", "glm"),
+)  # fmt: skip
+# These rewrite the lines around the cursor, and more than one line of it, so an answer is as long as these lines.
+_NEXT_EDIT = ("sweep-next-edit", "zeta2", "zeta-2")
+
+
+def _zed_format(model: str) -> str:
+    """Zed's prompt format for a model; most others mark gaps as Qwen does."""
+    return next((name for part, name in _ZED_FORMATS if part in model.lower()), "qwen")
+
+
 def _zed_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
     model = {
         "name": endpoint.model,
@@ -57,12 +75,13 @@ def _zed_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
 
 def _zed_predictions(endpoint: Endpoint) -> dict[tuple[str, ...], Any]:
     """Settings for edit predictions by a fill-in-the-middle model; Zed formats the prompt for the model."""
+    edits = any(part in endpoint.model.lower() for part in _NEXT_EDIT)
     return {
         ("edit_predictions", "provider"): _ZED_SERVER,
         (*_ZED_PREDICTIONS, "api_url"): f"{endpoint.openai_url}/completions",
         (*_ZED_PREDICTIONS, "model"): endpoint.model,
-        (*_ZED_PREDICTIONS, "prompt_format"): "qwen" if "qwen" in endpoint.model.lower() else "infer",
-        (*_ZED_PREDICTIONS, "max_output_tokens"): 64,
+        (*_ZED_PREDICTIONS, "prompt_format"): _zed_format(endpoint.model),
+        (*_ZED_PREDICTIONS, "max_output_tokens"): 512 if edits else 64,
     }
 
 

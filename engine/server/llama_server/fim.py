@@ -19,7 +19,7 @@ from engine.pool.pool import HERE
 from engine.server.body import Body, ignored_header, openapi_body, parse
 from engine.server.fim import FimPrompt, fim_model, fim_prompt, fim_request
 from engine.server.ids import new_id
-from engine.server.llama_server.stream import chosen_fields, ended, sse, timed
+from engine.server.llama_server.stream import chosen_fields, ended, limited, sse
 from engine.server.openai import stream
 from engine.server.openai.errors import SHAPE, STREAM_SHAPE
 from engine.server.openai.schemas import SamplingBody
@@ -53,6 +53,7 @@ class InfillRequest(SamplingBody):
     model: str | None = None
     n_predict: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
     t_max_predict_ms: Annotated[float, Field(ge=0)] | None = None
+    n_indent: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     response_fields: Annotated[list[str], Field(max_length=64)] | None = None
     cache_prompt: bool | None = None
 
@@ -126,10 +127,16 @@ async def _infill_start(
     return model, prompt, request
 
 
+def _limited(
+    state: ServerState, body: InfillRequest, model: LoadedModel, request: GenerationRequest
+) -> AsyncGenerator[Event, None]:
+    return limited(state.pool.generate(model, request), body.t_max_predict_ms, body.n_indent or 0)
+
+
 async def _infill(state: ServerState, body: InfillRequest) -> dict[str, Any]:
     model, prompt, request = await _infill_start(state, body)
     text, started, done = "", Started(prompt_tokens=len(prompt.token_ids), cached_tokens=0), None
-    async with aclosing(timed(state.pool.generate(model, request), body.t_max_predict_ms)) as events:
+    async with aclosing(_limited(state, body, model, request)) as events:
         async for event in events:
             if isinstance(event, Started):
                 started = event
@@ -148,7 +155,7 @@ async def _infill_stream(state: ServerState, body: InfillRequest) -> AsyncGenera
     started, done = Started(prompt_tokens=len(prompt.token_ids), cached_tokens=0), None
     # The first chunk has the number of cached tokens, because a client that cancels never gets the last one.
     first: dict[str, Any] = {}
-    async with aclosing(timed(state.pool.generate(model, request), body.t_max_predict_ms)) as events:
+    async with aclosing(_limited(state, body, model, request)) as events:
         async for event in events:
             if isinstance(event, Started):
                 started = event

@@ -20,7 +20,7 @@ from engine.server.body import ignored_header, openapi_body, parse
 from engine.server.chosen_model import chosen_model
 from engine.server.fanout import merge
 from engine.server.llama_server.schemas import NativeRequest, PromptPart, TemplateRequest
-from engine.server.llama_server.stream import CompletionAnswer, sse, timed
+from engine.server.llama_server.stream import CompletionAnswer, limited, sse
 from engine.server.models import DEFAULT_NAME
 from engine.server.openai import models
 from engine.server.openai import routes as chat
@@ -75,7 +75,7 @@ async def _start(
             explicit=sampling.explicit,
             **body.common(),
         )
-        generations.append(timed(state.pool.generate(model, request), body.t_max_predict_ms))
+        generations.append(limited(state.pool.generate(model, request), body.t_max_predict_ms))
     answers = [CompletionAnswer(model, body, sampling, index, notes) for index in range(len(generations))]
     return answers, generations
 

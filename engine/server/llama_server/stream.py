@@ -17,17 +17,58 @@ from engine.server.openai.schemas import limit_of
 _STOP_TYPES: Final = {"length": "limit", "stop": "eos", "cancelled": "limit", "error": "none"}
 
 
-async def timed(events: AsyncIterator[Event], limit_ms: float | None) -> AsyncGenerator[Event, None]:
-    """The events, ending `limit_ms` after the first text if there is a limit."""
+async def limited(
+    events: AsyncIterator[Event], limit_ms: float | None, n_indent: int = 0
+) -> AsyncGenerator[Event, None]:
+    """The events within llama-server's limits for completions of several lines; the first line is always complete.
+
+    limit_ms: time from the first text, after which the text ends at once.
+    n_indent: the text ends before a line with less indentation than this: it would leave the block of the cursor.
+    """
     begun = 0.0
+    several = False
+    lines = _Lines(n_indent)
     # Leaving early must end the generation immediately, not at garbage collection.
     async with aclosing(cast("AsyncGenerator[Event, None]", events)) as source:
         async for event in source:
             if isinstance(event, Delta):
                 begun = begun or time.monotonic()
-                if limit_ms and (time.monotonic() - begun) * 1000 > limit_ms:
+                if limit_ms and several and (time.monotonic() - begun) * 1000 > limit_ms:
                     return
+                several = several or "\n" in event.text
+                yield msgspec.structs.replace(event, text=lines.feed(event.text)) if n_indent else event
+                if lines.ended:
+                    return
+                continue
+            if isinstance(event, Done) and lines.held:
+                yield Delta(text=lines.held)
             yield event
+
+
+class _Lines:
+    """Ends a text before a line with less indentation than `n_indent`; holds back a line's start until then."""
+
+    def __init__(self, n_indent: int) -> None:
+        self._n_indent = n_indent
+        self.held = ""
+        self.ended = False
+
+    def feed(self, text: str) -> str:
+        """The text that may be given now."""
+        text, self.held, given = self.held + text, "", 0
+        while (end := text.find("\n", given)) >= 0:
+            begin = next((i for i in range(end, len(text)) if not text[i].isspace()), None)
+            at = end - text.endswith("\r", 0, end)
+            if begin is None:
+                self.held = text[at:]
+                return text[:at]
+            if begin - text.rfind("\n", end, begin) - 1 < self._n_indent:
+                self.ended = True
+                return text[:at]
+            given = begin
+        if text.endswith("\r"):
+            self.held = "\r"
+        return text.removesuffix("\r")
 
 
 def ended(model: LoadedModel, started: Started, done: Done | None, *, truncated: bool) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from engine.chat.fim import FimGap
 from engine.chat.openai_forward import forward_text
 from engine.core.errors import InputFault
 from engine.core.sampling import Chosen, choose, only_explicit
-from engine.core.types import Delta, Done, Event, GenerationRequest, TokenLogprob
+from engine.core.types import Delta, Done, Event, GenerationRequest, ModelFacts, TokenLogprob
 from engine.pool.loaded_model import LoadedModel, QueueTicket
 from engine.pool.pool import HERE
 from engine.server.body import ignored_header, parse
 from engine.server.fanout import merge
-from engine.server.fim import fim_prompt, fim_request
+from engine.server.fim import asks_like_an_editor, fim_prompt, fim_request
 from engine.server.ids import new_id
 from engine.server.openai import stream
 from engine.server.openai.errors import STREAM_SHAPE
@@ -72,10 +72,14 @@ async def prepared(
     """The loaded model of a request, its generation requests, and notes. Raises: as the route."""
     aside = body.priority == "side"
     model = await state.pool.acquire(body.model, ticket=ticket, loads=not aside, only=HERE if aside else None)
-    sampling = choose(body.sampling(), state.models.recommended(model.id).plain)
+    typing = asks_like_an_editor(model.facts, body.prompt)
+    given = {"temperature": 0.0, **body.sampling()} if typing else body.sampling()
+    sampling = choose(given, state.models.recommended(model.id).plain)
     if model.facts is not None and model.facts.forwards:
         sampling = only_explicit(sampling)
     requests = requests_of(body, sampling)
+    if typing and model.facts is not None:
+        requests = [_typed(body, r, model.facts) for r in requests]
     output, param = output_of(body)
     notes: tuple[str, ...] = ()
     if output is not None:
@@ -84,6 +88,12 @@ async def prepared(
     if body.suffix:
         requests = [await _filling(model, r, body.suffix) for r in requests]
     return model, requests, sampling, notes
+
+
+def _typed(body: CompletionRequest, request: GenerationRequest, facts: ModelFacts) -> GenerationRequest:
+    """The request of an editor that formats its prompts itself, as at /infill; marks that it stops at are found."""
+    marked = not set(request.stop).isdisjoint(facts.fim.values())
+    return msgspec.structs.replace(request, keep_special=marked, repeats=body.seed is not None)
 
 
 class _Begun(msgspec.Struct, frozen=True):

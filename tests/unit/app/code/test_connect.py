@@ -137,6 +137,29 @@ def test_a_file_changed_between_showing_and_writing_is_left_alone(home, store):
     assert not store.connected("claude")
 
 
+@pytest.mark.parametrize(
+    ("model", "prompt_format", "tokens"),
+    [
+        ("qwen2.5-coder-0.5b", "qwen", 64),
+        ("my-alias", "qwen", 64),
+        ("starcoder2-3b", "star_coder", 64),
+        ("DeepSeek-Coder-V2-Lite-Base", "deepseek_coder", 64),
+        ("codegemma-2b", "code_gemma", 64),
+        ("codestral-22b", "codestral", 64),
+        ("CodeLlama-7b-hf", "code_llama", 64),
+        ("sweep-next-edit-0.5b", "infer", 512),
+        ("zeta-2", "zeta2", 512),
+        ("zeta-2.1-q4_k_m", "zeta2_1", 512),
+    ],
+)
+def test_zed_gets_the_format_of_the_models_family(tmp_path, model, prompt_format, tokens):
+    """Zed's own "infer" knows a few exact names only, and predicts nothing for the others."""
+    endpoint = Endpoint(url=URL, model=model, context=4096, capabilities=("fim",))
+    (edit,) = INTEGRATIONS["zed"].edits(tmp_path, endpoint)
+    found = json.loads(edit.after)["edit_predictions"]["open_ai_compatible_api"]
+    assert (found["prompt_format"], found["max_output_tokens"]) == (prompt_format, tokens)
+
+
 def test_what_each_client_reads_is_what_it_needs(home, store):
     for name in WRITERS:
         store.connect(INTEGRATIONS[name], store.planned(INTEGRATIONS[name], home, ENDPOINT))

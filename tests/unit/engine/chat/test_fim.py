@@ -1,3 +1,6 @@
+import asyncio
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -9,7 +12,7 @@ from engine.core.errors import InputFault
 from engine.core.types import ModelFacts
 from engine.pool.loaded_model import LoadedModel
 from engine.runner.protocol import LoadSettings
-from engine.server.fim import fim_family
+from engine.server.fim import NoFimModel, fim_family, fim_model
 from tests.support.examples import examples
 
 FACTS = ModelFacts(
@@ -166,3 +169,13 @@ def test_typing_leaves_the_start_of_a_shortened_prefix_where_it_is():
         for at in range(20_000, 20_500)
     }
     assert len(starts) <= 2
+
+
+def test_without_a_model_for_gaps_the_error_names_one_to_get():
+    async def none():
+        return ()
+
+    state = SimpleNamespace(pool=SimpleNamespace(loaded=()), models=SimpleNamespace(automatic=none))
+    with pytest.raises(NoFimModel, match=r"tessera models pull qwen2\.5-coder") as caught:
+        asyncio.run(fim_model(state, None))
+    assert caught.value.code == "model_not_found"
