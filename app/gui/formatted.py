@@ -107,6 +107,7 @@ JOBS = {
     "fim": "code completion",
     "edit": "next edits of code",
     "embedding": "embeddings",
+    "rerank": "reranking",
     "vision": "vision",
 }
 

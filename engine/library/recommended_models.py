@@ -28,6 +28,7 @@ _USES: dict[JobName, str] = {
     "fim": "starter_fim",
     "edit": "starter_edit",
     "embedding": "starter_embedding",
+    "rerank": "starter_rerank",
     "vision": "starter_vision",
     "tiny": "starter_tiny",
 }

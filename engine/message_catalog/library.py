@@ -8,6 +8,7 @@ _STARTERS: Final = {
     "starter_chat": "The largest chat model of the list that fits",
     "starter_coding": "The largest coding model of the list that fits",
     "starter_fim": "Completes code while you type",
+    "starter_rerank": "Orders the passages found in documents",
     "starter_edit": "Suggests your next edit of code",
     "starter_embedding": "Finds documents by meaning",
     "starter_vision": "Reads images",

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.support.models.bert_shape import write_bert
 from tests.support.servers import ROOT, RunningServer, wait_for
 
 
@@ -327,3 +328,20 @@ def test_mcp_names_the_collections_that_there_are(server, sea):
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "Name the collections that may be read. Collections: Sea" in done.stderr
+
+
+def test_a_reranker_that_appears_in_the_library_orders_the_passages(client, towns, tmp_path):
+    """A stand-in with random weights: it proves the way through the runner, not the quality of the order."""
+    asked = {"query": "Which mayor guards a secret pebble?"}
+    assert client.post(f"{towns}/search", json=asked).json()["reranked_by"] == ""
+    model = write_bert(tmp_path / "tiny-rank.gguf", rank=True)
+    assert client.post("/tessera/v1/models/import", json={"path": str(model)}).is_success
+    wait_for(lambda: client.post(f"{towns}/search", json=asked).json()["reranked_by"], 60, "the reranker")
+    answer = client.post(f"{towns}/search", json=asked).json()
+    assert answer["reranked_by"] == "tiny-rank"
+    assert answer["notes"] == [note for note in answer["notes"] if "reranked" not in note]
+    scores = [passage["relevance"] for passage in answer["passages"]]
+    assert len(scores) > 1
+    assert scores == sorted(scores, reverse=True)
+    assert client.post(towns, json={"reranker": "none"}).status_code == 200
+    assert client.post(f"{towns}/search", json=asked).json()["reranked_by"] == ""

@@ -80,6 +80,30 @@ def test_a_model_that_finds_by_meaning_is_offered_where_there_is_none(services, 
     assert starter_repo(told.args[0]) == "second-state/All-MiniLM-L6-v2-Embedding-GGUF"
 
 
+def test_a_reranker_is_offered_until_one_is_there_or_none_is_wanted(services, server, show, qtbot):
+    read = {**SEA, "state": "ready", "embedded": 40}
+    server.routes["GET", "/tessera/v1/collections"] = msgspec.convert({"collections": [read]}, Collections)
+    page = show(DocumentsPage(services))
+    qtbot.waitUntil(lambda: "about 40 MB" in words_in(page))
+    for model in ("jina-reranker-v1-tiny-en", "bge-reranker-v2-m3"):
+        assert starter_repo(model)
+        get = next(b for b in page.findChildren(QPushButton) if b.accessibleName().endswith(model))
+        with qtbot.waitSignal(page.model_wanted) as told:
+            get.click()
+        assert told.args == [model]
+    server.routes["GET", "/tessera/v1/collections"] = msgspec.convert(
+        {"collections": [{**read, "reranker": "none"}]}, Collections
+    )
+    page.refresh()
+    qtbot.waitUntil(lambda: "about 40 MB" not in words_in(page))
+    server.routes["GET", "/tessera/v1/collections"] = msgspec.convert({"collections": [read]}, Collections)
+    page.refresh()
+    qtbot.waitUntil(lambda: "about 40 MB" in words_in(page))
+    server.models.append({"id": "mine", "capabilities": ["rerank"]})
+    page.refresh()
+    qtbot.waitUntil(lambda: "about 40 MB" not in words_in(page))
+
+
 @pytest.mark.parametrize(
     "changed", [{"embedded": 40}, {"embedding_model": "none"}, {"state": "reading"}, {"chunks": 0}]
 )

@@ -3,20 +3,32 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFileDialog, QFrame, QVBoxLayout
+from PySide6.QtWidgets import QFileDialog, QFrame, QHBoxLayout, QVBoxLayout
 
 from app.gui import formatted
 from app.gui.app_context import Services
 from app.gui.reasons import all_translated, error_message
 from app.gui.widgets.basics import Banner, Empty, Page, button, card, clear, label, row, when_released
+from engine.api.chat import REMOTE
 from engine.api.collections import Collection, CollectionChange, CollectionRequest
 
 _LOOK_MS = 1500
 _EMPTY_HEIGHT = 400  # height in pixels of the empty state
 # A recommended model of about 25 MB, the smallest one for embeddings.
 _FINDS_BY_MEANING = "all-minilm-l6-v2"
+# Recommended rerankers: one that a processor computes in time, and one for other languages than English. Their
+# files have 36 MB (Q8_0), and 438 MB (Q4_K_M) to 636 MB (Q8_0).
+_ORDERS, _ORDERS_ALL = "jina-reranker-v1-tiny-en", "bge-reranker-v2-m3"
+
+
+class _State(NamedTuple):
+    """What the page shows. `ranks`: whether a reranker is on this computer."""
+
+    collections: Sequence[Collection]
+    ranks: bool
 
 
 class DocumentsPage(Page):
@@ -34,7 +46,7 @@ class DocumentsPage(Page):
             ),
         )
         self._services = services
-        self._shown: Sequence[Collection] | None = None  # None: not loaded yet
+        self._shown: _State | None = None  # None: not loaded yet
         self.banner = Banner(services.theme)
         self.add = button(self.tr("Add a folder…"), self._choose, "primary")
         self.add.hide()
@@ -59,7 +71,7 @@ class DocumentsPage(Page):
 
     def refresh(self) -> None:
         """Request the state of every collection."""
-        self._run(self._services.api.collections)
+        self._run(self._state_now)
 
     def add_folder(self, folder: str) -> None:
         """Create a collection from a folder, named after it."""
@@ -75,41 +87,63 @@ class DocumentsPage(Page):
         dialog.open()
 
     def _change(self, act: Callable[[], object]) -> None:
-        def work() -> Sequence[Collection]:
+        def work() -> _State:
             act()
-            return self._services.api.collections()
+            return self._state_now()
 
         self._run(work)
 
-    def _run(self, work: Callable[[], Sequence[Collection]]) -> None:
+    def _state_now(self) -> _State:
+        found = self._services.api.collections()
+        rows = self._services.api.chat_models() if any(map(_may_be_ordered, found)) else ()
+        return _State(found, any("rerank" in row.capabilities and row.origin != REMOTE for row in rows))
+
+    def _run(self, work: Callable[[], _State]) -> None:
         self._services.background.run(work, self._show, self._fail, parent=self)
 
     def _fail(self, error: Exception) -> None:
         self.banner.notify(error_message(error), "bad")
 
-    def _show(self, found: Sequence[Collection]) -> None:
+    def _show(self, found: _State) -> None:
         if found == self._shown:
             return
         self._shown = found
         when_released(self, self._make_cards)
 
     def _make_cards(self) -> None:
-        found = self._shown or ()
+        found, ranks = self._shown or _State((), ranks=True)
         self.empty.setVisible(not found)
         self.add.setVisible(bool(found))
         clear(self._cards)
         for each in found:
             self._cards.addWidget(self._card(each))
         if any(map(_lacks_meaning, found)):
-            self._cards.addWidget(self._model_card())
+            name = self.tr("Download a model for search by meaning")
+            text = self.tr("all-MiniLM-L6-v2, a small model, also finds passages by meaning.")
+            self._cards.addWidget(card(self._offer(_FINDS_BY_MEANING, text, name)))
+        elif not ranks and any(map(_may_be_ordered, found)):
+            self._cards.addWidget(self._reranker_card())
 
-    def _model_card(self) -> QFrame:
-        get = button(self.tr("Download"), partial(self.model_wanted.emit, _FINDS_BY_MEANING))
-        get.setAccessibleName(self.tr("Download a model for search by meaning"))
-        text = self.tr("all-MiniLM-L6-v2, a small model, also finds passages by meaning.")
+    def _reranker_card(self) -> QFrame:
+        why = self.tr(
+            "A reranker reads each question together with the 20 best passages and puts those that answer it "
+            "first. A search waits up to 4 s for it. Without one, the order comes from words and meaning alone."
+        )
+        small = self.tr("{model}, about 40 MB, for English; quick enough for a processor.").format(model=_ORDERS)
+        large = self.tr("{model}, about 0.5 GB, for many languages; needs a GPU to read all 20 in time.")
+        name = self.tr("Download the reranker {model}")
+        return card(
+            label(why, "small", wrap=True),
+            self._offer(_ORDERS, small, name.format(model=_ORDERS)),
+            self._offer(_ORDERS_ALL, large.format(model=_ORDERS_ALL), name.format(model=_ORDERS_ALL)),
+        )
+
+    def _offer(self, model: str, text: str, name: str) -> QHBoxLayout:
+        get = button(self.tr("Download"), partial(self.model_wanted.emit, model))
+        get.setAccessibleName(name)
         line = row(label(text, "small", wrap=True), get)
         line.setStretch(0, 1)
-        return card(line)
+        return line
 
     def _card(self, found: Collection) -> QFrame:
         read = self._services.api.refresh_collection
@@ -161,6 +195,11 @@ class DocumentsPage(Page):
 def _lacks_meaning(found: Collection) -> bool:
     """Whether everything is read but there is no model for embeddings."""
     return found.state == "ready" and bool(found.chunks) and not found.embedded and not found.embedding_model
+
+
+def _may_be_ordered(found: Collection) -> bool:
+    """Whether passages are found and a reranker would be used."""
+    return found.state == "ready" and bool(found.chunks) and not found.reranker
 
 
 def _at_home(path: str) -> str:

@@ -6,7 +6,7 @@ import msgspec
 
 from engine.library.types import Details
 
-JobName = Literal["tiny", "chat", "coding", "fim", "edit", "embedding", "vision"]
+JobName = Literal["tiny", "chat", "coding", "fim", "edit", "embedding", "rerank", "vision"]
 # A usual 4-bit recipe. Source: assets/models/spark-f16.md and published Q4_K_M files agree on 4.8 bits per weight.
 _USUAL_BITS = 4.8
 _MARGIN = 1.15  # context and buffers in addition to the weights

@@ -206,9 +206,11 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 # A reranker reads each candidate with the question, which takes about 10 ms on a CPU of 2020.
 _RERANKED: Final = 20
-# A search that waits longer for the reranker answers in the order that it has: the model is loaded first, or the
-# computer is busy. The next search finds the model loaded.
+# A search waits so long for the reranker, then keeps the order of what it has not read: the model is large or is
+# loaded first, or the computer is busy. The next search finds the model loaded.
 _RERANK_S: Final = 4.0
+# Candidates that are read at once, the best first.
+_AT_ONCE: Final = 4
 # Separator between the passages in a page's text.
 BREAK: Final = "\n\n"
 
@@ -289,11 +291,15 @@ class CollectionService:
         reranked_by = ""
         if reranker:
             try:
-                ranked = await _in_time(self._reranked(reranker, wanted.query, hits[:limit]), _RERANK_S)
-                if ranked is None:
-                    notes.append(f"{reranker.id} needs more than {_RERANK_S:g} s; the passages are not reranked")
-                else:
-                    hits, reranked_by = spread([*ranked, *hits[limit:]]), reranker.id
+                ranked = await self._reranked(reranker, wanted.query, hits[:limit])
+                most = min(limit, len(hits))
+                if len(ranked) < most:
+                    notes.append(
+                        f"{reranker.id} read {len(ranked)} of {most} passages in {_RERANK_S:g} s; "
+                        "the others are not reranked"
+                    )
+                if ranked:
+                    hits, reranked_by = spread([*ranked, *hits[len(ranked) :]]), reranker.id
             except TesseraError as error:
                 notes.append(f"{reranker.id} could not rerank: {error}")
         passages = await asyncio.to_thread(self._passages, live, hits, wanted.limit)
@@ -342,14 +348,22 @@ class CollectionService:
             return None
 
     async def _reranked(self, model: Chosen, question: str, hits: list[Passage]) -> list[Passage]:
-        loaded = await self._pool.acquire(model.id, only=model.server)
-        assert loaded.runner is not None
-        texts: list[str | list[int]] = [f"{hit.heading}\n{hit.text}" for hit in hits]
-        if not texts:
-            return hits
-        answer = await loaded.runner.embed(texts, query=question, truncate=True)
-        scores = (float(np.frombuffer(row, "<f4")[0]) for row in answer.vectors)
-        ranked = (replace(hit, relevance=score) for hit, score in zip(hits, scores, strict=True))
+        """As many of the first hits as are read in time, in the reranker's order."""
+        late = time.monotonic() + _RERANK_S
+        ranked: list[Passage] = []
+        loaded = await _in_time(self._pool.acquire(model.id, only=model.server), _RERANK_S)
+        for at in range(0, len(hits) if loaded is not None else 0, _AT_ONCE):
+            some = hits[at : at + _AT_ONCE]
+            texts: list[str | list[int]] = [f"{hit.heading}\n{hit.text}" for hit in some]
+            assert loaded is not None
+            assert loaded.runner is not None
+            try:
+                async with asyncio.timeout(late - time.monotonic()):  # ends the work, too
+                    answer = await loaded.runner.embed(texts, query=question, truncate=True)
+            except TimeoutError:
+                break
+            scores = (float(np.frombuffer(row, "<f4")[0]) for row in answer.vectors)
+            ranked += (replace(hit, relevance=score) for hit, score in zip(some, scores, strict=True))
         return sorted(ranked, key=lambda hit: -(hit.relevance or 0.0))
 
     def _passages(self, live: Live, hits: list[Passage], limit: int) -> tuple[Passage, ...]:

@@ -221,7 +221,7 @@ def test_what_names_nothing(text):
 
 
 def test_three_starters_are_proposed_and_fit(tessera):
-    assert {s.job for s in starters()} == {"tiny", "chat", "coding", "fim", "edit", "embedding", "vision"}
+    assert {s.job for s in starters()} == {"tiny", "chat", "coding", "fim", "edit", "embedding", "rerank", "vision"}
     assert [(p.want, p.starter.id) for p in propose(64 * GIB)] == [
         ("fast", "qwen3.5-2b"),
         ("balanced", "qwen3.6-35b-a3b"),

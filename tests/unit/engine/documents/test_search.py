@@ -1,6 +1,7 @@
 """Finding passages: both ways fused by score, pages before more of the same page."""
 
 import asyncio
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from engine.documents.search import by_codes, evidence, find, spread, widened
 from engine.documents.store import Store
-from engine.documents.types import Chunk, PageRead
+from engine.documents.types import Chunk, PageRead, Passage
 from engine.documents.vectors import Vectors, packed
 
 # Page 1 says most about rust; page 2 names it once; page 3 is what the vector points at and holds no word of it.
@@ -164,3 +165,31 @@ def test_a_late_reranker_is_left_behind_but_ends_its_work():
         assert await _in_time(rerank(), 60) == [2, 1]
 
     asyncio.run(both())
+
+
+@pytest.mark.parametrize(("stuck_at", "seconds", "expected"), [(3, 60.0, 10), (1, 0.5, 4), (0, 0.5, 0)])
+def test_a_slow_reranker_orders_the_passages_that_it_reads_in_time(monkeypatch, stuck_at, seconds, expected):
+    """The best passages are read first; what is late is cancelled, so that it takes no more of the processor."""
+    from engine.server.documents import service
+
+    hits = [Passage(id=number, document=1, path="/a", title="a", page=1) for number in range(10)]
+    ended = []
+
+    class Slow:
+        async def embed(self, texts, **_):
+            if len(ended) == stuck_at:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    ended.append("cancelled")
+            ended.append(len(texts))
+            return SimpleNamespace(vectors=[np.float32(len(ended) * 10 + i).tobytes() for i in range(len(texts))])
+
+    async def acquire(name, **_):
+        return SimpleNamespace(runner=Slow())
+
+    monkeypatch.setattr(service, "_RERANK_S", seconds)
+    fake = SimpleNamespace(_pool=SimpleNamespace(acquire=acquire))
+    ranked = asyncio.run(service.CollectionService._reranked(fake, service.Chosen("m"), "question", hits))
+    assert [hit.id for hit in ranked] == list(range(10))[:expected][::-1]
+    assert ended == {10: [4, 4, 2], 4: [4, "cancelled"], 0: ["cancelled"]}[expected]
