@@ -51,16 +51,19 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
     packs: tuple[IndexEntry, ...]
 
 
-def check_signature(data: bytes, signature: str, keys: list[str]) -> str:
-    """Verify a minisign signature against the public `keys`; return its trusted comment. Raises: PackRefused."""
+def check_signature(data: bytes, signature: str, keys: list[str], what: str = "the index") -> str:
+    """Verify a minisign signature against the public `keys`; return its trusted comment. Raises: PackRefused.
+
+    what: the signed file, as errors name it.
+    """
     lines = signature.splitlines()
     try:
         made = base64.b64decode(lines[1], validate=True)
         comment, seal = lines[2].removeprefix("trusted comment: "), base64.b64decode(lines[3], validate=True)
     except (IndexError, binascii.Error) as error:
-        raise PackRefused("the signature of the index cannot be read") from error
+        raise PackRefused(f"the signature of {what} cannot be read") from error
     if len(made) != _SIGNATURE_BYTES or made[:2] not in {b"ED", b"Ed"}:
-        raise PackRefused("the signature of the index has an unknown form")
+        raise PackRefused(f"the signature of {what} has an unknown form")
     message = hashlib.blake2b(data).digest() if made[:2] == b"ED" else data
     for key in keys:
         try:
@@ -76,9 +79,9 @@ def check_signature(data: bytes, signature: str, keys: list[str]) -> str:
             verifier.verify(made[10:], message)
             verifier.verify(seal, made[10:] + comment.encode())
         except InvalidSignature as error:
-            raise PackRefused("the index was changed: its signature does not fit") from error
+            raise PackRefused(f"{what} was changed: its signature does not fit") from error
         return comment
-    raise PackRefused("the index is signed by none of the keys in kernels.keys")
+    raise PackRefused(f"{what} is signed by none of the keys in kernels.keys")
 
 
 def fetch(name: str, settings: Settings) -> Path:

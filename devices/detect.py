@@ -16,7 +16,7 @@ from devices.probes.npu import linux_npus, windows_npus
 from devices.probes.nvidia import with_nvidia_smi
 from devices.probes.pci import pci_functions
 from devices.probes.ram import system_memory
-from devices.system_checks import machine_findings
+from devices.system_checks import driver_versions, harmful_variables, machine_findings
 from devices.types import Device, Machine, Memory, SystemMemory
 
 
@@ -50,6 +50,8 @@ def inventory(host: Host) -> Machine:
             memory=ram,
             devices=devices,
             distribution=distribution(host).name if host.system == "linux" else "",
+            versions=driver_versions(host),
+            variables=harmful_variables(host),
         )
     )
     return replace(machine, findings=machine_findings(host, machine))

@@ -1,10 +1,11 @@
 """All problems of a machine for local AI, worst first, each with the step that fixes it. Pure."""
 
-from devices import install_hints
+from devices import fault_rules, install_hints
 from devices.backends.cpu_kernels import BACKEND as TILES
 from devices.backends.libraries import BACKENDS, WITHOUT_DEVICE
 from devices.backends.openvino import BACKEND
 from devices.isa import ggml_cpu_variant
+from devices.llama_cpp_versions.folder import chosen_version
 from devices.power import READ_RAPL
 from devices.types import BackendReport, Device, Finding, Machine, Severity
 
@@ -27,7 +28,31 @@ def diagnose(machine: Machine) -> tuple[Finding, ...]:
         _backend(report) for report in machine.backends if report.state == "failed" and report.backend != "cpu"
     ]
     found += [*_not_built(machine), *_openvino(machine), *_meters(machine)]
+    found += _faults(machine, {finding.id for finding in found})
     return tuple(sorted(found, key=lambda finding: ORDER[finding.severity]))
+
+
+def _faults(machine: Machine, listed: set[str]) -> list[Finding]:
+    """Known faults of a GPU with this driver and engine, and what Tessera does about each."""
+    if not any(device.runtimes for device in machine.devices if device.kind in {"igpu", "dgpu"}):
+        return []
+    rules = fault_rules.load()
+    builds = fault_rules.engine_builds(rules, chosen_version())
+    found: dict[str, Finding] = {}
+    for device, backend, rule in fault_rules.on_machine(rules, machine, builds):
+        when, then = rule.when, rule.then
+        about_it = when.gpu or when.versions or when.any_version or when.variable
+        if rule.finding in listed or rule.effect == "slow" or not about_it:
+            continue
+        of_loads = any(getattr(when, name) not in {None, 0, ""} for name in fault_rules.OF_LOADS)
+        done = f"does not use {backend} then" if then.avoid else "uses other settings then"
+        some = ", with some models or settings" if of_loads else ""
+        source = f" Source: {rule.sources[0]}" if rule.sources else ""
+        detail = f"{rule.effect.capitalize()} with {backend}{some}. Tessera {done}.{source}"
+        severity: Severity = "advice" if of_loads or not then.avoid else "warning"
+        fix = then.advice or then.engine or "nothing: Tessera works round it"
+        found.setdefault(rule.id, Finding(f"known_{rule.id}", severity, rule.title, detail, fix, device.id))
+    return list(found.values())
 
 
 def build_summary(machine: Machine) -> str:

@@ -64,6 +64,16 @@ class PackRefused(InputFault):
         self.reason = reason
 
 
+class FaultRulesRefused(InputFault):
+    """A file of known bad combinations is rejected; `reason` says why, with the numbers."""
+
+    code = "fault_rules_refused"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class EngineVersionRefused(InputFault):
     """A version of llama-cpp-python is rejected or not used; `reason` says why, with the numbers."""
 

@@ -1,20 +1,27 @@
 """Builds the full report: inventory, vendors' commands, tested backends, and each device's state with a hint."""
 
+import logging
+import os
 from pathlib import Path
 
 from msgspec.structs import replace
 
+from devices import fault_rules
 from devices.as_json import backend_reports
 from devices.backends import libraries
 from devices.backends.backend_probe import try_backends as try_all
+from devices.backends.libraries import BACKENDS
 from devices.detect import detailed
 from devices.gpu_advice import advised
 from devices.host import Host
 from devices.kernel_packs import bundled
 from devices.kernel_packs.trials import installed_trials
+from devices.llama_cpp_versions.folder import chosen_version
 from devices.merge import merged
 from devices.recording import RecordedHost
 from devices.types import Machine
+
+_log = logging.getLogger(__name__)
 
 
 def live_report(host: Host, cache: Path | None, *, try_backends: bool = True, fresh: bool = False) -> Machine:
@@ -26,9 +33,30 @@ def live_report(host: Host, cache: Path | None, *, try_backends: bool = True, fr
     if not try_backends:
         return machine
     bundled.provide(machine)
+    _work_round_crashes(machine)
     trials = installed_trials(libraries.library_folder(), onnx=libraries.has_onnxruntime())
     reports = advised(host, machine, try_all(machine, cache, fresh=fresh, trials=trials))
     return merged(replace(machine, backends=reports))
+
+
+def _work_round_crashes(machine: Machine) -> None:
+    """Set variables without which a driver crashes as soon as a backend asks for its GPUs. Children inherit them.
+
+    The user's own values stay. Only rules about the machine alone count: others wait for a model.
+    """
+    rules = fault_rules.load()
+    builds = fault_rules.engine_builds(rules, chosen_version())
+    for device in machine.devices:
+        for backend in BACKENDS:
+            if device.kind not in {"igpu", "dgpu"} or device.kind not in backend.kinds:
+                continue
+            facts = fault_rules.gpu_facts(machine, device, backend.name, builds)
+            for rule in fault_rules.matching(rules.rules, facts):
+                if rule.effect in {"crash", "will not load"}:
+                    for name, value in rule.then.environment.items():
+                        if value and name not in os.environ:
+                            _log.warning("%s=%s because of a known fault: %s", name, value, rule.title)
+                            os.environ[name] = value
 
 
 def recorded_report(host: RecordedHost) -> Machine:

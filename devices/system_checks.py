@@ -52,6 +52,40 @@ def machine_findings(host: Host, machine: Machine) -> tuple[Finding, ...]:
     return tuple(found)
 
 
+def driver_versions(host: Host) -> tuple[tuple[str, str], ...]:
+    """Versions of Linux's drivers and firmware that rules of known faults compare, as far as they can be read."""
+    if host.system != "linux":
+        return ()
+    words = text(host, "/proc/cmdline").split()
+    found = {
+        "rocm": text(host, ROCM_VERSION).split("-")[0],
+        "amdgpu_dkms": text(host, "/sys/module/amdgpu/version"),
+    }
+    given = " ".join(word.partition("=")[2] for word in words if word.startswith("amdgpu.lockup_timeout="))
+    limits = [int(n) for n in re.findall(r"\d{1,9}", text(host, LOCKUP_TIMEOUT) or given, re.ASCII)]
+    found["lockup_timeout_ms"] = str(min((ms for ms in limits if ms), default="") or "")
+    found["mes"] = next((str(version) for version in _mes_versions(host)), "")
+    found["cwsr_fix"] = "1" if _has_cwsr_fix(host) or "amdgpu.cwsr_enable=0" in words else ""
+    found["board_axb35"] = "1" if "AXB35" in text(host, "/sys/class/dmi/id/board_name") else ""
+    return tuple((name, version) for name, version in found.items() if version)
+
+
+def harmful_variables(host: Host) -> tuple[str, ...]:
+    """Environment variables that are set here and that rules of known faults name."""
+    return tuple(name for name in (UNIFIED_MEMORY, "GGML_CUDA_P2P") if host.env(name) is not None)
+
+
+def _has_cwsr_fix(host: Host) -> bool:
+    return any("cwsr_size" in text(host, f"{KFD_NODES}/{node}/properties") for node in host.listdir(KFD_NODES))
+
+
+def _mes_versions(host: Host) -> list[int]:
+    """Versions of the GPU's scheduler firmware; readable by root only."""
+    found = (text(host, f"{DRI_DEBUG}/{card}/amdgpu_firmware_info") for card in host.listdir(DRI_DEBUG))
+    matches = (re.search(r"^MES .*version: 0x([0-9a-fA-F]{1,8})", words, re.MULTILINE) for words in found)
+    return [int(match[1], 16) & 0xFFF for match in matches if match]
+
+
 def _cpu_name(machine: Machine) -> str:
     return next((d.name for d in machine.devices if d.kind == "cpu"), "")
 
@@ -121,8 +155,7 @@ def _kernel(host: Host, words: list[str], machine: Machine) -> list[Finding]:
     halo = next((d for d in machine.devices if d.arch == "gfx1151"), None)
     if halo is None or not numbers or numbers >= STABLE_GFX11_KERNEL:
         return []
-    has_fix = any("cwsr_size" in text(host, f"{KFD_NODES}/{node}/properties") for node in host.listdir(KFD_NODES))
-    if numbers >= WHOLE_MEMORY_KERNEL and (has_fix or "amdgpu.cwsr_enable=0" in words):
+    if numbers >= WHOLE_MEMORY_KERNEL and (_has_cwsr_fix(host) or "amdgpu.cwsr_enable=0" in words):
         return []
     meanwhile = set_kernel_parameters(host, "amdgpu.cwsr_enable=0")
     return [
@@ -167,9 +200,7 @@ def _firmware(host: Host, machine: Machine) -> list[Finding]:
     gpu = next((d for d in machine.devices if d.arch in {"gfx1150", "gfx1151"}), None)
     if gpu is None:
         return []
-    found = (text(host, f"{DRI_DEBUG}/{card}/amdgpu_firmware_info") for card in host.listdir(DRI_DEBUG))
-    versions = [re.search(r"^MES .*version: 0x([0-9a-fA-F]{1,8})", words, re.MULTILINE) for words in found]
-    if not any(version and int(version[1], 16) & 0xFFF == BAD_MES_FIRMWARE for version in versions):
+    if BAD_MES_FIRMWARE not in _mes_versions(host):
         return []
     return [
         Finding(

@@ -195,7 +195,9 @@ class Meter(msgspec.Struct, frozen=True):
 class Machine(msgspec.Struct, frozen=True):
     """Everything known about one machine. `environment` is "", "wsl2", "container" or "vm".
 
-    `distribution` is Linux's by name and version, such as "Debian 12"; empty on other systems.
+    `distribution` is Linux's by name and version, such as "Debian 12"; empty on other systems. `versions` are those
+    of drivers and firmware that rules of known faults compare (devices/fault_rules.py), `variables` the environment
+    variables among them that are set.
     """
 
     system: System
@@ -209,6 +211,8 @@ class Machine(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
     meters: tuple[Meter, ...] = ()
     distribution: str = ""
+    versions: tuple[tuple[str, str], ...] = ()
+    variables: tuple[str, ...] = ()
 
     def device(self, device_id: str) -> Device | None:
         """The device with that id, or the first of that kind; None if there is none."""

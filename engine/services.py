@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from devices.fault_rules import Rules
     from devices.host import Host
     from devices.llama_cpp_versions.store import VersionStore
     from engine.api.hub import Proposal
@@ -336,14 +337,41 @@ class Services:
         wheel: "Path",
         models: "Iterable[str]",
         on_row: "Callable[[Compared], None]",
+        *,
+        force: bool = False,
     ) -> str:
-        """Add a wheel's version if its numbers are right; return its name.
+        """Add a wheel's version if its numbers are right and no GPU here is known to fail with it; return its name.
 
-        Raises: EngineVersionRefused, OSError.
+        force: known faults are no reason. Raises: EngineVersionRefused, OSError.
         """
         from engine.placement.engine_versions import install
 
-        return install(store, wheel, self._golden(models), on_row).version
+        may_fail = (lambda _version: "") if force else self.engine_fault
+        return install(store, wheel, self._golden(models), on_row, may_fail).version
+
+    def fault_rules(self) -> "tuple[Rules, dict[str, str]]":
+        """The rules of known faults, and for those that concern a GPU here its name and backend, by rule."""
+        from devices.fault_rules import engine_builds, on_machine
+        from devices.llama_cpp_versions.folder import chosen_version
+
+        resources = self.placer.resources
+        rules = resources.fault_rules.now()
+        builds = engine_builds(rules, chosen_version())
+        found = on_machine(rules, resources.machine.settled(), builds)
+        return rules, {rule.id: f"{device.name}, {backend}" for device, backend, rule in found}
+
+    def engine_fault(self, version: str) -> str:
+        """Why a version of llama-cpp-python must not be installed here, with the way round; empty if it may be."""
+        from engine.placement.engine_versions import faults_of
+
+        resources = self.placer.resources
+        found = faults_of(version, resources.machine.settled(), resources.fault_rules.now())
+        if not found:
+            return ""
+        device, backend, rule = found[0]
+        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        instead = f"; take {rule.then.engine}" if rule.then.engine else ""
+        return f"on {device.name} with {backend}: {rule.title} ({rule.sources[0]}){more}{instead}"
 
     def use_engine(
         self, store: "VersionStore", version: str, model: str | None, on_row: "Callable[[Compared], None]"

@@ -20,6 +20,7 @@ from devices.llama_cpp_versions.names import SHIPPED
 from devices.llama_cpp_versions.store import VersionStore
 
 if TYPE_CHECKING:
+    from devices.fault_rules import Rules
     from engine.services import Compared, Services
 
 
@@ -81,17 +82,21 @@ def list_versions(*, as_json: bool) -> None:
 @click.argument("version")
 @click.option("--model", "models", multiple=True, help="Compare on this installed model too.")
 @click.option("--use", "use_now", is_flag=True, help="Use it for all models once it has passed.")
-def install_version(version: str, models: tuple[str, ...], *, use_now: bool) -> None:
+@click.option("--force", is_flag=True, help="Install it although a GPU of this computer is known to fail with it.")
+def install_version(version: str, models: tuple[str, ...], *, use_now: bool, force: bool) -> None:
     """Install VERSION: a number, which is built here from the package index, or the file of a wheel.
 
     In processes of their own: its structs are compared with what it is called with, then its numbers with those of
-    the shipped version, on the bundled model and on --model. One that fails is removed again.
+    the shipped version, on the bundled model and on --model. One that fails is removed again. A version with which
+    a GPU of this computer is known to fail (tessera engine faults) is not installed without --force.
     """
     with _refusals(version), tempfile.TemporaryDirectory(prefix="tessera-wheel-") as work:
+        if not force and (fault := _services().engine_fault(version)):
+            raise EngineVersionRefused(f"{fault}. --force installs it all the same")
         wheel = Path(version) if version.endswith(".whl") else _built(version, Path(work))
         if not wheel.is_file():
             raise EngineVersionRefused(f"there is no file {wheel}")
-        found = _services().install_engine(_store(), wheel, models, _print_compared)
+        found = _services().install_engine(_store(), wheel, models, _print_compared, force=force)
         if use_now:
             _store().use(found)
     echo(
@@ -99,6 +104,62 @@ def install_version(version: str, models: tuple[str, ...], *, use_now: bool) -> 
         if use_now
         else f"{found} is installed. `tessera engine use {found}` uses it."
     )
+
+
+@command.command("faults")
+@click.option("--all", "all_rules", is_flag=True, help="List the faults of other computers too.")
+@click.option(
+    "--update", type=click.Path(path_type=Path), help="Use the rules in this file, which has a signature."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def fault_rules(*, all_rules: bool, update: Path | None, as_json: bool) -> None:
+    """List known faults of engines, chips and drivers, those of this computer's GPUs first.
+
+    Tessera avoids what they name, or uses other settings; the card of a model and `tessera doctor` say so. --update
+    takes newer rules from a file: its minisign signature (FILE.minisig) must match a key in kernels.keys.
+    """
+    from devices import fault_rules as rules_file
+
+    if update is not None:
+        found = _updated(update)
+        echo(f"{len(found.rules)} rules of {found.issued} are used from the next load of a model on.")
+        return
+    rules, here = _services().fault_rules()
+    shown = [rule for rule in rules.rules if all_rules or rule.id in here]
+    if as_json:
+        rows = [{**rules_file.as_json(rule), "here": here.get(rule.id)} for rule in shown]
+        click.echo(json.dumps({"issued": str(rules.issued), "rules": rows}, indent=2))
+        return
+    for rule in sorted(shown, key=lambda each: each.id not in here):
+        where = f"here: {shown_text(here[rule.id])}" if rule.id in here else "not here"
+        echo(f"{rule.id} ({rule.effect}, {where})")
+        echo(f"  {shown_text(rule.title)}")
+        if way := rule.then.advice or rule.then.engine:
+            echo(f"  {shown_text(way)}")
+        echo(f"  {', '.join(map(shown_text, rule.sources))}")
+    if not shown:
+        echo(f"None of the {len(rules.rules)} known faults concerns a GPU of this computer. --all lists them.")
+
+
+def _updated(path: Path) -> "Rules":
+    """The rules of a signed file, now in use."""
+    from app.cli.settings_defaults import checked_settings
+    from app.kernel_pack_index import check_signature
+    from devices.errors import FaultRulesRefused, PackRefused
+    from devices.fault_rules import MAX_BYTES, update
+
+    keys = checked_settings().text("kernels.keys").split()
+    if not keys:
+        raise click.ClickException("kernels.keys names no key that may sign rules (`tessera settings set`).")
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        check_signature(data, path.with_name(f"{path.name}.minisig").read_text(encoding="utf-8"), keys, "the file")
+        return update(data)
+    except (FaultRulesRefused, PackRefused) as error:
+        raise click.ClickException(f"{shown_text(str(path))} was not taken: {error.reason}.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.ClickException(f"{shown_text(str(path))} and its .minisig cannot be read: {error}.") from error
 
 
 @command.command("use")

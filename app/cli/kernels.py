@@ -43,6 +43,7 @@ def install_pack(source: str, *, as_json: bool) -> None:
     Its files are compared with their SHA-256, its ggml with the installed one, and its library is loaded in a
     process of its own, before it is used. What was in use stays, to go back to.
     """
+    from devices.fault_rules import load, of_compiler
     from devices.kernel_packs.bundled import pack_named
     from devices.kernel_packs.install import install
 
@@ -53,6 +54,8 @@ def install_pack(source: str, *, as_json: bool) -> None:
         click.echo(json.dumps(_described(pack, trial), indent=2))
         return
     echo(f"{pack.manifest.name} {pack.manifest.version} is in use from the next load of a model on.")
+    for rule in of_compiler(load(), pack.manifest.backend, pack.manifest.built):
+        echo(f"  Its compiler has a known fault: {rule.title}. Get {rule.then.engine}.")
     _print_devices(trial)
 
 

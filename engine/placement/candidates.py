@@ -8,6 +8,7 @@ import msgspec
 from devices.backends.cpu_kernels import tiles_library
 from devices.backends.libraries import library_folder
 from devices.backends.openvino import BACKEND
+from devices.fault_rules import Rule, Rules
 from devices.memory_ledger import Ledger
 from devices.types import Device, Machine, Runtime
 from engine.message_catalog.reasons import Reason, because
@@ -50,7 +51,7 @@ TIE: Final = 0.95
 class Question(msgspec.Struct, frozen=True):
     """A model, the settings it would be loaded with, the user's overrides, and the machine with its memory.
 
-    `disk_gbs` is the measured read speed of the model's disk.
+    `disk_gbs` is the measured read speed of the model's disk. `rules` are known bad combinations.
     """
 
     shape: ModelShape
@@ -61,6 +62,7 @@ class Question(msgspec.Struct, frozen=True):
     memory: PlacementHistory
     owner: str
     disk_gbs: float | None = None
+    rules: Rules | None = None
 
     def fits(self, need: Need) -> bool:
         """Whether the ledger would grant this need now."""
@@ -72,7 +74,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
     `others`: further GPUs in addition to `device`; `attention`: this machine's measurements of fused and plain
     attention; `changes`: what its steps changed, if there was more than one step; `forecast`: the rule for it, by
-    which its measurements are stored; None if it is never measured.
+    which its measurements are stored; None if it is never measured; `fault`: the rule by which it is not used.
     """
 
     device: Device
@@ -86,6 +88,7 @@ class Candidate(msgspec.Struct, frozen=True):
     streaming: Streaming | None = None
     changes: tuple[SettingChange, ...] = ()
     forecast: Forecast | None = None
+    fault: Rule | None = None
 
     @property
     def backend(self) -> str:

@@ -10,6 +10,7 @@ from engine.placement.candidates import Candidate, DryRunner, Question, on_cpu, 
 from engine.placement.chip_speeds import has_matrix
 from engine.placement.context_size import ContextChoice
 from engine.placement.cpu_choices import why_plain, why_tiles
+from engine.placement.fault_workarounds import fault_reason, refusing
 from engine.placement.history import PlacementHistory
 from engine.placement.npu_rule import Offer, Verdict, busy_igpu, judge, why_npu, why_power
 from engine.placement.shape import ModelShape
@@ -40,9 +41,11 @@ def choose_candidate(asked: Question, dry_run: DryRunner) -> Found:
     A candidate that does not fit loses to one that does. If `dry_run` returns None, formulas are used.
     """
     found = [on_cpu(asked, dry_run), *on_gpus(asked)]
+    found = [_judged_by_rules(candidate, asked) for candidate in found]
     intel = through_openvino(asked)
     pinned = [c for c in (*found, *intel) if _is_pinned(c, asked.overrides.device)]
-    usual = _best(pinned or found, found[0])
+    pinned = [c for c in pinned if c.fault is None] or pinned
+    usual = _best(pinned or [c for c in found if c.fault is None], found[0])
     npu = next((c for c in intel if c.device.kind == "npu" and c.fits), None)
     why = _why_npu(asked)
     verdict = _judged(npu, usual, why, asked) if npu is not None and why is not None else None
@@ -64,6 +67,9 @@ def placement_of(asked: Question, found: Found, context: ContextChoice | None) -
         why = openvino.pin_refused(shape, asked.settings, machine, overrides.device)
         refused = because("pin_refused", device=overrides.device, why=why) if why is not None else None
         reasons = (refused or because("pin_not_usable", device=overrides.device), *reasons)
+    if chosen.fault is not None:
+        reasons = (*reasons, fault_reason("fault_pinned", chosen.fault, backend=chosen.backend))
+    reasons = (*reasons, *_not_used(found))
     fitting = [c for c in found.candidates if c.fits]
     others = tuple(
         _alternative(c, chosen, overrides, found.verdict, _set_aside(c, fitting))
@@ -84,6 +90,13 @@ def placement_of(asked: Question, found: Found, context: ContextChoice | None) -
         reasons=reasons,
         alternatives=(*others, *_npus(machine, shape)),
     )
+
+
+def _judged_by_rules(candidate: Candidate, asked: Question) -> Candidate:
+    if asked.rules is None or candidate.device.kind == "cpu":
+        return candidate
+    fault = refusing(asked.rules, asked.shape, asked.machine, candidate.settings)
+    return msgspec.structs.replace(candidate, fault=fault) if fault is not None else candidate
 
 
 def _why_npu(asked: Question) -> Reason | None:
@@ -132,6 +145,16 @@ def _best(candidates: list[Candidate], cpu: Candidate) -> Candidate:
     if best.device.kind != "cpu" and cpu in fitting and best.speed.turn_s * gain > cpu.speed.turn_s:
         return cpu
     return best
+
+
+def _not_used(found: Found) -> tuple[Reason, ...]:
+    """Backends that would fit and are not used because of known faults, each once."""
+    refused = {
+        (c.fault.id, c.backend): fault_reason("fault_avoided", c.fault, backend=c.backend, device=c.device.name)
+        for c in found.candidates
+        if c.fault is not None and c.fits and c is not found.chosen
+    }
+    return () if found.pinned else tuple(refused.values())
 
 
 def _set_aside(candidate: Candidate, others: list[Candidate]) -> Reason | None:
@@ -245,6 +268,8 @@ def _alternative(
         reason = because("fits_not_there")
     elif candidate.backend == BACKEND and not pinned:
         reason = _only_pinned(candidate, verdict)
+    elif candidate.fault is not None and not pinned:
+        reason = fault_reason("fault_place", candidate.fault)
     elif candidate.device.kind != "cpu" and candidate.settings.n_gpu_layers == 0:
         reason = because("no_layer_fits_there")
     elif pinned:

@@ -133,6 +133,7 @@ def check_key(settings: LoadSettings, shape: ModelShape, machine: Machine) -> st
     if not settings.devices or not settings.n_gpu_layers or settings.embeddings or settings.provider:
         return None
     facts: list[object] = [settings.devices, settings.flash_attn, settings.type_k, settings.type_v]
+    facts += [settings.variables] if settings.variables else []
     facts += [
         bool(settings.cpu_expert_layers),
         settings.engine_args,

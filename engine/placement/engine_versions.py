@@ -10,10 +10,13 @@ import msgspec
 from devices.child import run_child
 from devices.child_command import child_command
 from devices.errors import EngineVersionRefused, EngineVersionRolledBack
+from devices.fault_rules import Rule, Rules, engine_builds, on_machine
 from devices.llama_cpp_versions.folder import VARIABLE
 from devices.llama_cpp_versions.names import SHIPPED
 from devices.llama_cpp_versions.store import EngineVersion, VersionStore
+from devices.llama_cpp_versions.wheel import checked_name
 from devices.msgspec_lock import learned
+from devices.types import Device, Machine
 from engine.core.types import DeviceCheck
 from engine.runner.protocol import LoadSettings
 
@@ -29,13 +32,19 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def install(
-    store: VersionStore, wheel: Path, models: Sequence[Path], on_row: Callable[[Compared], None]
+    store: VersionStore,
+    wheel: Path,
+    models: Sequence[Path],
+    on_row: Callable[[Compared], None],
+    refused: Callable[[str], str] = lambda _version: "",
 ) -> EngineVersion:
     """Add the version in a wheel and compare it on these models. It is not used yet.
 
-    One that fails is removed again, unless it was there before under the same name and is in use.
-    Raises: EngineVersionRefused, OSError.
+    One that fails is removed again, unless it was there before under the same name and is in use. `refused` says
+    why a version must not be installed here; empty: it may be. Raises: EngineVersionRefused, OSError.
     """
+    if reason := refused(checked_name(wheel)):
+        raise EngineVersionRefused(reason)
     version = store.add(wheel)
     try:
         compare(store, version.version, models, on_row)
@@ -43,6 +52,18 @@ def install(
         store.remove(version.version)
         raise
     return version
+
+
+def faults_of(version: str, machine: Machine, rules: Rules) -> list[tuple[Device, str, Rule]]:
+    """Faults of this version's llama.cpp on a GPU here that have no way round but another backend.
+
+    Empty if the rules do not know which build of llama.cpp the version has.
+    """
+    builds = engine_builds(rules, version)
+    if builds is None:
+        return []
+    found = on_machine(rules, machine, builds)
+    return [row for row in found if row[2].when.builds is not None and row[2].then.avoid]
 
 
 def use(

@@ -1,5 +1,7 @@
 """What to try next after a failed load or a crash at the first token: one change at a time."""
 
+from collections.abc import Callable
+
 import msgspec
 
 from devices.types import Machine
@@ -18,14 +20,20 @@ FLASH_ATTENTION = "FLASH_ATTN_EXT"
 UNQUANTIZED = ("f16", "bf16", "f32")
 
 
-def next_fallback(settings: LoadSettings, machine: Machine, tried: tuple[LoadSettings, ...]) -> Fallback | None:
-    """The next settings to try; None if nothing is left.
+def next_fallback(
+    settings: LoadSettings,
+    machine: Machine,
+    tried: tuple[LoadSettings, ...],
+    may_try: Callable[[LoadSettings], bool] = lambda _settings: True,
+) -> Fallback | None:
+    """The next settings to try, of those that `may_try` allows; None if nothing is left.
 
     In order: without the model's own draft head and state copies, another backend of the same device, a smaller
     ubatch, the plain f16 cache, the CPU, then without Tessera's own kernels, without repacked weights, and
     without mapping the file.
     """
-    return next((fallback for fallback in _fallbacks(settings, machine) if fallback.settings not in tried), None)
+    left = (fallback for fallback in _fallbacks(settings, machine) if fallback.settings not in tried)
+    return next((fallback for fallback in left if may_try(fallback.settings)), None)
 
 
 def _fallbacks(settings: LoadSettings, machine: Machine) -> list[Fallback]:

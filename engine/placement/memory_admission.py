@@ -33,6 +33,7 @@ from engine.placement.fallbacks import (
     without_flash_attention,
     without_tiles,
 )
+from engine.placement.fault_workarounds import not_bad
 from engine.placement.fit import ledger_amounts
 from engine.placement.fit_report import audit_key, claim, fit_report, offload_target
 from engine.placement.history import FALLBACK_FIELDS
@@ -370,7 +371,7 @@ class MemoryAdmission:
             self._tried.pop(model_id, None)
             return None
         tried = self._tried.setdefault(model_id, [settings])
-        fallback = next_fallback(settings, await asyncio.to_thread(self._placer.machine.now), tuple(tried))
+        fallback = await asyncio.to_thread(self._next, settings, tuple(tried))
         if fallback is None:
             del self._tried[model_id]
             self._history.remember(model_id, {})  # the next load starts without a stored fallback
@@ -378,6 +379,14 @@ class MemoryAdmission:
             log.warning("model=%s failed, next: %s", model_id, fallback.change.kind)
             tried.append(fallback.settings)
         return fallback
+
+    def _next(self, settings: LoadSettings, tried: tuple[LoadSettings, ...]) -> Fallback | None:
+        """The next fallback that no known fault forbids. Reads the model's header only if a device computes."""
+        machine = self._placer.machine.now()
+        if not settings.devices or settings.external is not None:
+            return next_fallback(settings, machine, tried)
+        may_try = not_bad(self._placer.resources.fault_rules.now(), read_shape(settings.path), machine)
+        return next_fallback(settings, machine, tried, may_try)
 
 
 def _in_llama_cpp(settings: LoadSettings) -> bool:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from devices.backends.libraries import WITHOUT_DEVICE, library_folder
 from devices.detect import detailed, inventory
+from devices.fault_rules import CurrentRules
 from devices.host import Host
 from devices.host_real import RealHost
 from devices.kernel_packs.folder import installed_libraries
@@ -116,6 +117,7 @@ class Resources(msgspec.Struct, frozen=True):
     dry_runs: Path
     settings: ModelSettingsStore = msgspec.field(default_factory=ModelSettingsStore)
     remotes: RemoteRegistry = msgspec.field(default_factory=RemoteRegistry)
+    fault_rules: CurrentRules = msgspec.field(default_factory=CurrentRules)
     models: Path | None = None
 
 

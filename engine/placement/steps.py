@@ -26,6 +26,7 @@ from engine.placement.context_size import (
     with_speculation,
 )
 from engine.placement.fallbacks import sound_fallbacks
+from engine.placement.fault_workarounds import applied, fault_reason
 from engine.placement.fit import overdraft, resize_context
 from engine.placement.fit_report import load_need, offload_target
 from engine.placement.history import FALLBACK_FIELDS, PlacementHistory
@@ -106,8 +107,17 @@ class Load(msgspec.Struct, kw_only=True):
 
     def question(self, settings: LoadSettings) -> Question:
         """Input for choosing where these settings run."""
+        rules = self.resources.fault_rules.now() if self.resources is not None else None
         return Question(
-            self.shape, settings, self.here, self.machine, self.ledger, self.history, self.owner, self.disk_gbs
+            self.shape,
+            settings,
+            self.here,
+            self.machine,
+            self.ledger,
+            self.history,
+            self.owner,
+            self.disk_gbs,
+            rules,
         )
 
     def need(self, settings: LoadSettings) -> Need:
@@ -274,6 +284,17 @@ def sound_device(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reas
     return fallback.settings, reason
 
 
+def fault_workarounds(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+    """Work round known faults of this chip, driver and engine."""
+    found, rules = applied(load.stores.fault_rules.now(), load.shape, load.machine, settings)
+    if found == settings or settings.remotes:
+        return settings, None
+    reasons = [fault_reason("fault_settings", rule) for rule in rules]
+    load.placement = load.moved(found)
+    load.add_reasons(*reasons)
+    return found, reasons[0]
+
+
 # ---- Final steps
 
 
@@ -327,6 +348,7 @@ STEPS: Final[tuple[Step[Load], ...]] = (
     other_machines,
     tuned_or_measured,
     sound_device,
+    fault_workarounds,
     engine_arguments,
     prefix_cache,
     fallback_that_worked,

@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT))
 import msgspec
 
 from devices.backends.libraries import LIBRARY
+from devices.fault_rules import load, of_compiler
 from devices.kernel_packs.abi import headers_hash
 from devices.kernel_packs.manifest import FORMAT, NAME, Manifest, PackFile, parse
 from installers.packs import openvino, toolchain
@@ -182,6 +183,11 @@ def describe(recipe: Recipe, tree: Path, libraries: list[Path], env: dict[str, s
     if recipe.backend == "vulkan":
         built["shader_compiler"] = shader_compiler(env)
         built["packages"] = ", ".join(f"{n} {v}" for n, (v, _) in sorted(toolchain.locked_packages().items()))
+    if recipe.backend == "cuda":
+        nvcc = subprocess.run(["nvcc", "--version"], env=env, capture_output=True, text=True, check=True).stdout
+        built["nvcc"] = next(iter(re.findall(r"\bV(\d+\.\d+\.\d+)", nvcc)), "")
+        for rule in of_compiler(load(), recipe.backend, built):
+            raise SystemExit(f"nvcc {built['nvcc']}: {rule.title}. Use {rule.then.engine}.")
     if recipe.backend in LICENCE_WORDS:
         built["licences"] = LICENCE_WORDS[recipe.backend]
     compilers = {"mingw": ["x86_64-w64-mingw32-g++-posix", "--version"], "msvc": ["cl"]}

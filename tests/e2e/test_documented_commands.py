@@ -35,6 +35,8 @@ RUN = {
     "tessera models converter show": "is not here",
     "tessera kernels list": "",
     "tessera engine list": "",
+    "tessera engine faults": "known faults",
+    "tessera engine faults --all": "hip-jamba",
     "tessera devices": "cpu",
     "tessera fit MODEL": "fits",
     "tessera fit MODEL --explain": "Source of each setting",

@@ -45,6 +45,9 @@ REASONS = {
         engine.ChatRequest engine.CompletionRequest
         engine.SharedSampling engine.SamplingParams
     """,
+    "one side asks of the other: a rule's conditions, and the facts that they are compared with": """
+        devices.Facts devices.When
+    """,
     "one side is a file or a message whose form must not follow the other by accident": """
         engine.CachedHeader quantize.GgufFile
         engine.ChatQuery engine.RenderJob

@@ -86,7 +86,7 @@ def dry_run(settings: LoadSettings) -> dict[str, Any]:
     A second context without space for drafts shows how much of the scratch memory normal use never touches.
     """
     started = time.monotonic()
-    api = start_backends(tiles=settings.tiles)
+    api = start_backends(tiles=settings.tiles, variables=settings.variables)
     if settings.engine_args.rpc:
         add_workers(api, settings.engine_args.rpc)
     elif settings.remotes:

@@ -40,7 +40,7 @@ def main() -> int:
     """Print the results."""
     try:
         settings = msgspec.json.decode(sys.argv[1].encode(), type=learned(LoadSettings))
-        found = compare(start_backends(settings.devices), settings)
+        found = compare(start_backends(settings.devices, variables=settings.variables), settings)
         wrong = [o for o in found if o.wrong]
         answer = {
             "wrong": named(found),

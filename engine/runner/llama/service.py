@@ -115,7 +115,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         check: DeviceCheck | None = None
         try:
             compiled = Path(settings.cache_dir).parent / "openvino" if settings.cache_dir else None
-            api = start_backends(settings.devices, compiled, settings.tiles)
+            api = start_backends(settings.devices, compiled, settings.tiles, settings.variables)
             if settings.engine_args.rpc:
                 add_workers(api, settings.engine_args.rpc)
             self._phases.done("backends")

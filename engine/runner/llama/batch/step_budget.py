@@ -55,14 +55,16 @@ class Pace:
 
         `waiting` requests are in prefill; the deepest of them has `depth` computed tokens.
         """
+        settings = self._loaded.settings
+        most = settings.deep_rows if settings.deep_rows and depth >= settings.deep_from else self._loaded.n_batch
         if not generating:
-            return self._loaded.n_batch
+            return most
         stretch = min(max(1.0, waiting / generating), MAX_STRETCH)
         added_s = max(PROMPT_STEP_S, self._answers_s(generating)) * stretch
         wanted = int(added_s / self._prompt_row_s) if self._prompt_row_s else 0
         whole = TILE_ROWS if depth >= DEEP and in_tiles(self._loaded.settings) else ROWS_AT_ONCE
         rows = max(MIN_CHUNK, wanted) + generating
-        return max(MIN_CHUNK, min(rows + -rows % whole, self._loaded.n_ubatch) - generating)
+        return max(MIN_CHUNK, min(rows + -rows % whole, self._loaded.n_ubatch, most) - generating)
 
     def step_rows(self, usual: int) -> int:
         """Return the prompt tokens that take as long as a step without prompt; `usual` if not measured yet."""

@@ -49,16 +49,27 @@ def ggml(api: Any) -> Any:
     return ggml_functions(api._lib, library_folder())  # noqa: SLF001 - the one shared handle
 
 
-def start_backends(devices: Sequence[str] = (), cache: Path | None = None, tiles: Sequence[str] = ()) -> Any:
+def start_backends(
+    devices: Sequence[str] = (),
+    cache: Path | None = None,
+    tiles: Sequence[str] = (),
+    variables: Sequence[tuple[str, str]] = (),
+) -> Any:
     """Load all backend plugins next to libllama and those of kernel packs, then start llama.cpp.
 
     Returns the API module. OpenVINO is loaded only if `devices` names one of its devices; `cache` is its folder for
     compiled models. Tessera's own kernels are loaded only for `tiles`, the computations they should do; every
-    context of this process then uses them. Raises: KernelsMissing: OpenVINO does not offer that device now.
+    context of this process then uses them. `variables` are set first; empty ones are removed.
+    Raises: KernelsMissing: OpenVINO does not offer that device now.
 
     The symbol comes from libllama's own handle: wheels have no symlinks, so opening libggml by name would map a
     second copy with its own registry. Without plugins (a static build) the backends are built in.
     """
+    for name, value in variables:
+        if value:
+            os.environ[name] = value
+        else:
+            os.environ.pop(name, None)
     api = load_api()
     packs = active_libraries()
     target = openvino.target_of(devices)

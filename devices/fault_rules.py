@@ -1,0 +1,543 @@
+"""Known bad combinations of engine, backend, chip, driver and settings: what goes wrong, and the way round it.
+
+The rules come with the program (assets/fault_rules.json). A newer signed file may replace them, and faults found on
+this computer are rules of their own. A rule matches if all its conditions hold; what is not known matches no
+condition, except those that the rule assumes.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterable, Mapping
+from datetime import date
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from devices.atomic_file import write_atomically
+from devices.environment import user_folder
+from devices.errors import FaultRulesRefused
+from devices.msgspec_lock import learned
+from devices.types import Device, Machine
+
+FORMAT: Final = 1
+SHIPPED: Final = Path(__file__).resolve().parents[1] / "assets" / "fault_rules.json"
+UPDATE: Final = "fault_rules.json"
+LOCAL: Final = "found_here.json"
+MAX_BYTES: Final = 4 << 20
+# Variables that a rule may set: switches of ggml's backends, never paths or libraries.
+_VARIABLE: Final = re.compile(r"(GGML_(VK|CUDA|HIP|SYCL|OPENCL|METAL)|HIP_LAUNCH|LLAMA_ATTN)_[A-Z0-9_]{1,48}\Z")
+# Where layers run instead, best first.
+INSTEAD: Final = {"rocm": "vulkan", "cuda": "vulkan", "sycl": "vulkan"}
+
+EMPTY: Final[Mapping[str, str]] = {}
+
+Effect = Literal["wrong answers", "hang", "crash", "will not load", "wrong memory", "slow"]
+_Word = Annotated[str, msgspec.Meta(max_length=64)]
+_Text = Annotated[str, msgspec.Meta(max_length=600)]
+_Pattern = Annotated[str, msgspec.Meta(max_length=200)]
+
+
+class Span(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Versions from `first` up to, not including, `until`, or those of `only`; compared number by number."""
+
+    first: _Word = ""
+    until: _Word = ""
+    only: tuple[_Word, ...] = ()
+
+    def holds(self, version: str) -> bool:
+        """Whether it contains this version. `7.0` means every 7.0.x in `only`."""
+        found = numbers(version)
+        if not found:
+            return False
+        if self.only:
+            return any(found[: len(numbers(one))] == numbers(one) for one in self.only)
+        return (not self.first or found >= numbers(self.first)) and (not self.until or found < numbers(self.until))
+
+
+class Builds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Builds of llama.cpp from `first` up to, not including, `until`, which is the build with the repair.
+
+    `good`: commits within it that are repaired. `patches`: those that repair it, each for the chips of a pattern.
+    """
+
+    first: int = 0
+    until: int = 1 << 31
+    good: tuple[_Word, ...] = ()
+    patches: dict[_Word, _Pattern] = {}
+
+
+class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Conditions; those that are left out always hold.
+
+    `gpu` is a pattern for the chip's architecture or name. `versions` must all hold, of `any_version` one; one of
+    `unless` that holds makes the rule not apply. `assume` names conditions that hold if nothing is known.
+    """
+
+    backends: tuple[_Word, ...]
+    systems: tuple[_Word, ...] = ()
+    vendor: _Word = ""
+    gpu: _Pattern = ""
+    integrated: bool | None = None
+    gpus: int = 0
+    builds: Builds | None = None
+    versions: dict[_Word, Span] = {}
+    any_version: dict[_Word, Span] = {}
+    unless: dict[_Word, Span] = {}
+    architectures: _Pattern = ""
+    tensor_types: _Pattern = ""
+    head_size: int = 0
+    file_gib: float = 0.0
+    depth: int = 0
+    ubatch_over: int = 0
+    ubatch_to: int = 0
+    drafts: int = 0
+    mmap: bool | None = None
+    flash: bool | None = None
+    quantized_cache: bool | None = None
+    host_experts: bool | None = None
+    host_cache: bool | None = None
+    checkpoints: bool | None = None
+    projector: bool | None = None
+    direct_io: bool | None = None
+    variable: _Word = ""
+    assume: tuple[_Word, ...] = ()
+
+
+class Then(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The way round: the backend is avoided, or used with other settings or variables; an empty value removes one.
+
+    `max_ubatch` counts from `depth` tokens of context on. `engine` and `advice` are for the user.
+    """
+
+    avoid: bool = False
+    use_mmap: bool | None = None
+    flash_attn: Literal["", "off"] = ""
+    plain_cache: bool = False
+    max_ubatch: int = 0
+    min_ubatch: int = 0
+    depth: int = 0
+    max_draft: int | None = None
+    checkpoints: bool | None = None
+    host_cache: bool | None = None
+    direct_io: bool | None = None
+    one_gpu: bool = False
+    projector: Literal["", "cpu"] = ""
+    environment: dict[_Word, _Word] = {}
+    engine: _Text = ""
+    advice: _Text = ""
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One known fault. `finding` names a finding of `tessera doctor` that already says the same."""
+
+    id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}\Z")]
+    title: _Text
+    effect: Effect
+    when: When
+    then: Then
+    sources: tuple[_Text, ...]
+    finding: _Word = ""
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file of rules: when it was issued, and how commits, dates and versions relate to builds of llama.cpp."""
+
+    format: int
+    issued: date
+    rules: tuple[Rule, ...]
+    commits: dict[_Word, int] = {}
+    dates: dict[date, int] = {}
+    python_versions: dict[_Word, int] = {}
+
+    def build_on(self, day: date) -> int:
+        """The build of that day, between and beyond the known ones at their pace."""
+        known = sorted(self.dates.items())
+        after = next((i for i, (at, _) in enumerate(known) if at >= day), len(known) - 1)
+        (start, low), (end, high) = known[max(0, after - 1)], known[max(1, after)]
+        return max(0, low + round((day - start).days * (high - low) / max(1, (end - start).days)))
+
+    def build_of(self, commit: str) -> int | None:
+        """The build of a commit, by its first seven or more digits; None if it is not listed."""
+        short = commit.lower()
+        if len(short) < 7:  # noqa: PLR2004 - git's own shortest form
+            return None
+        return next((n for at, n in self.commits.items() if at.startswith(short) or short.startswith(at)), None)
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one chip through one backend, of a load there, and of the engine; None or empty: unknown.
+
+    `builds` are the oldest and newest build of llama.cpp that the engine may be. `patches` are commits that it has.
+    """
+
+    backend: str
+    system: str = ""
+    vendor: str = ""
+    gpu: str = ""
+    integrated: bool | None = None
+    gpus: int = 1
+    builds: tuple[int, int] | None = None
+    patches: tuple[str, ...] = ()
+    versions: Mapping[str, str] = {}
+    architecture: str = ""
+    tensor_types: tuple[str, ...] = ()
+    head_size: int | None = None
+    file_gib: float | None = None
+    depth: int | None = None
+    ubatch: int | None = None
+    drafts: int | None = None
+    mmap: bool | None = None
+    flash: bool | None = None
+    quantized_cache: bool | None = None
+    host_experts: bool | None = None
+    host_cache: bool | None = None
+    checkpoints: bool | None = None
+    projector: bool | None = None
+    direct_io: bool | None = None
+    environment: tuple[str, ...] = ()
+
+
+# Conditions on the model and the settings of a load. A machine alone has none of them.
+_SWITCHES: Final = (
+    "mmap", "flash", "quantized_cache", "host_experts", "host_cache", "checkpoints", "projector", "direct_io",
+)  # fmt: skip
+_LEAST: Final = ("head_size", "file_gib", "depth", "drafts")
+_MODEL: Final = ("architectures", "tensor_types", "ubatch_over", "ubatch_to")
+OF_LOADS: Final = frozenset({*_SWITCHES, *_LEAST, *_MODEL})
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: 7.0.0-29-generic is 7, 0, 0."""
+    match = re.match(r"[^0-9]{0,16}(\d{1,9}(?:\.\d{1,9}){0,5})", version, re.ASCII)
+    return tuple(int(part) for part in match[1].split(".")) if match else ()
+
+
+def matching(rules: Iterable[Rule], facts: Facts, *, machine_only: bool = False) -> tuple[Rule, ...]:
+    """The rules whose conditions hold; `machine_only`: those on models and settings are taken to hold."""
+    return tuple(rule for rule in rules if _matches(rule, facts, machine_only=machine_only))
+
+
+def _matches(rule: Rule, facts: Facts, *, machine_only: bool) -> bool:
+    when = rule.when
+    if facts.backend not in when.backends or any(_in(span, facts, key) for key, span in when.unless.items()):
+        return False
+    in_doubt = rule.effect == "wrong answers" or not rule.then.avoid
+    for name, holds in _conditions(when, facts, in_doubt=in_doubt):
+        if machine_only and name in OF_LOADS:
+            continue
+        if holds is False or (holds is None and name not in when.assume):
+            return False
+    return True
+
+
+def _conditions(when: When, facts: Facts, *, in_doubt: bool) -> Iterable[tuple[str, bool | None]]:
+    """Each condition that is given, and whether it holds; None: not known."""
+    yield from _of_machine(when, facts, in_doubt=in_doubt)
+    if when.architectures:
+        name = facts.architecture
+        yield "architectures", re.fullmatch(when.architectures, name) is not None if name else None
+    if when.tensor_types:
+        kinds = facts.tensor_types
+        yield "tensor_types", any(re.fullmatch(when.tensor_types, kind) for kind in kinds) if kinds else None
+    for name in _LEAST:
+        least, amount = getattr(when, name), getattr(facts, name)
+        if least:
+            yield name, None if amount is None else amount >= least
+    if when.ubatch_over:
+        yield "ubatch_over", None if facts.ubatch is None else facts.ubatch > when.ubatch_over
+    if when.ubatch_to:
+        yield "ubatch_to", None if facts.ubatch is None else facts.ubatch <= when.ubatch_to
+    for name in _SWITCHES:
+        wanted, here = getattr(when, name), getattr(facts, name)
+        if wanted is not None:
+            yield name, None if here is None else here == wanted
+
+
+def _of_machine(when: When, facts: Facts, *, in_doubt: bool) -> Iterable[tuple[str, bool | None]]:
+    if when.systems:
+        yield "systems", facts.system in when.systems if facts.system else None
+    if when.vendor:
+        yield "vendor", facts.vendor == when.vendor if facts.vendor else None
+    if when.gpu:
+        yield "gpu", re.search(when.gpu, facts.gpu, re.IGNORECASE) is not None if facts.gpu else None
+    if when.integrated is not None:
+        yield "integrated", None if facts.integrated is None else facts.integrated == when.integrated
+    if when.gpus:
+        yield "gpus", facts.gpus >= when.gpus
+    if when.builds is not None:
+        yield "builds", _in_builds(when.builds, facts, in_doubt=in_doubt)
+    for key, span in when.versions.items():
+        yield key, _in(span, facts, key)
+    if when.any_version:
+        found = {_in(span, facts, key) for key, span in when.any_version.items()}
+        yield "any_version", True if True in found else False if False in found else None
+    if when.variable:
+        yield "variable", when.variable in facts.environment
+
+
+def _in(span: Span, facts: Facts, key: str) -> bool | None:
+    version = facts.versions.get(key)
+    return span.holds(version) if version else None
+
+
+def _in_builds(builds: Builds, facts: Facts, *, in_doubt: bool) -> bool | None:
+    """Whether the engine is one of these; a commit or patch that repairs it decides first.
+
+    in_doubt: it counts if it may be one. A crash shows itself and is then tried otherwise; wrong answers do not.
+    """
+    repairs = dict.fromkeys(builds.good, "") | builds.patches
+    for commit, chips in repairs.items():
+        has_it = any(have.startswith(commit) or commit.startswith(have) for have in facts.patches)
+        if has_it and re.search(chips, facts.gpu, re.IGNORECASE):
+            return False
+    if facts.builds is None:
+        return None if (builds.first, builds.until) != (0, 1 << 31) else True
+    oldest, newest = facts.builds
+    if in_doubt:
+        return newest >= builds.first and oldest < builds.until
+    return oldest >= builds.first and newest < builds.until
+
+
+# ---- This computer
+
+
+def gpu_facts(
+    machine: Machine, device: Device, backend: str, builds: tuple[int, int] | None, extra: Mapping[str, str] = EMPTY
+) -> Facts:
+    """What is known of a device through a backend, without a load; `extra` are more versions."""
+    versions = {**dict(machine.versions), **extra}
+    versions["kernel" if machine.system == "linux" else "system"] = machine.kernel
+    if device.driver_version:
+        versions["windows_driver" if machine.system == "windows" else str(device.driver)] = device.driver_version
+    names = sorted({runtime.description for runtime in device.runtimes})
+    alike = [d for d in machine.devices if d.vendor == device.vendor and d.kind == device.kind]
+    return Facts(
+        backend=backend,
+        system="wsl" if machine.environment == "wsl2" else machine.system,
+        vendor=device.vendor,
+        gpu=" ".join(filter(None, (device.arch, device.name, device.pci_id, *names))),
+        integrated=device.kind == "igpu",
+        gpus=len(alike),
+        builds=builds,
+        versions={name: value for name, value in versions.items() if value},
+        environment=machine.variables,
+    )
+
+
+def engine_builds(rules: Rules, version: str | None) -> tuple[int, int] | None:
+    """The build of llama.cpp in a version of llama-cpp-python (None: the shipped one); None if it is not listed."""
+    if version is None:
+        try:
+            version = metadata.version("llama-cpp-python")
+        except metadata.PackageNotFoundError:
+            return None
+    build = rules.python_versions.get(version)
+    return (build, build) if build is not None else None
+
+
+def of_compiler(rules: Rules, backend: str, built: Mapping[str, str]) -> list[Rule]:
+    """The rules about the compiler that a kernel pack was built with, as its manifest says."""
+    version = built.get("nvcc", "")
+    about = [r for r in rules.rules if backend in r.when.backends and "nvcc" in r.when.versions]
+    return [rule for rule in about if version and rule.when.versions["nvcc"].holds(version)]
+
+
+def on_machine(rules: Rules, machine: Machine, builds: tuple[int, int] | None) -> list[tuple[Device, str, Rule]]:
+    """The rules that concern a GPU of this machine through one of its backends, whatever the model."""
+    found = []
+    for device in machine.devices:
+        for backend in dict.fromkeys(r.backend for r in device.runtimes if device.kind in {"igpu", "dgpu"}):
+            facts = gpu_facts(machine, device, backend, builds)
+            found += [(device, backend, rule) for rule in matching(rules.rules, facts, machine_only=True)]
+    return found
+
+
+# ---- The file
+
+
+def parse(data: bytes) -> Rules:
+    """The rules of a file. Raises: FaultRulesRefused: it cannot be read, or a rule asks for more than it may."""
+    if len(data) > MAX_BYTES:
+        raise FaultRulesRefused(f"it has {len(data)} bytes, at most {MAX_BYTES} are read")
+    try:
+        found = msgspec.json.decode(data, type=learned(Rules))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FaultRulesRefused(f"it cannot be read: {error}") from error
+    if found.format != FORMAT:
+        raise FaultRulesRefused(f"it has format {found.format}, this program reads {FORMAT}; update Tessera")
+    if len(found.dates) < 2:  # noqa: PLR2004 - a line needs two points
+        raise FaultRulesRefused("it says for fewer than two dates which build of llama.cpp they had")
+    names = [rule.id for rule in found.rules]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise FaultRulesRefused(f"two of its rules are named {twice}")
+    for rule in found.rules:
+        _check(rule)
+    return found
+
+
+def _check(rule: Rule) -> None:
+    when, then = rule.when, rule.then
+    chips = when.builds.patches.values() if when.builds else ()
+    for pattern in (when.gpu, when.architectures, when.tensor_types, *chips):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise FaultRulesRefused(f"rule {rule.id} has the pattern {pattern!r}: {error}") from error
+        # Nested repetition takes exponential time on a name that almost matches.
+        if re.search(r"[+*}]\)?[+*{]", pattern):
+            raise FaultRulesRefused(f"rule {rule.id} has a pattern with nested repetition: {pattern!r}")
+    for name in then.environment:
+        if not _VARIABLE.match(name):
+            raise FaultRulesRefused(f"rule {rule.id} sets {name!r}, which rules may not set")
+    if not 0 <= then.max_ubatch <= 1 << 16 or not 0 <= then.min_ubatch <= 1 << 16:
+        raise FaultRulesRefused(f"rule {rule.id} asks for an impossible size of pieces")
+
+
+def folder() -> Path:
+    """Folder of the user's own files of rules."""
+    return user_folder("fault_rules", "TESSERA_FAULT_RULES")
+
+
+def load(own: Path | None = None) -> Rules:
+    """The newest rules, shipped or updated, and those that were found on this computer.
+
+    An update that cannot be read, or is older than what came with the program, is ignored.
+    """
+    own = own or folder()
+    found = parse(SHIPPED.read_bytes())
+    with contextlib.suppress(OSError, FaultRulesRefused):
+        update = parse(_read(own / UPDATE))
+        found = update if update.issued > found.issued else found
+    with contextlib.suppress(OSError, FaultRulesRefused):
+        here = msgspec.structs.replace(found, rules=parse_rules(_read(own / LOCAL)))
+        taken = {rule.id for rule in found.rules}
+        more = tuple(rule for rule in here.rules if rule.id not in taken)
+        found = msgspec.structs.replace(found, rules=(*found.rules, *more))
+    return found
+
+
+class CurrentRules:
+    """The rules in use, read again after an update. Thread-safe: two threads may read the same file."""
+
+    def __init__(self, own: Path | None = None) -> None:
+        self._own = own
+        self._seen: object = None
+        self._rules: Rules | None = None
+
+    def now(self) -> Rules:
+        """The rules."""
+        own = self._own or folder()
+        seen = tuple(_changed(own / name) for name in (UPDATE, LOCAL))
+        rules = self._rules
+        if rules is None or seen != self._seen:
+            rules = load(own)
+            self._rules, self._seen = rules, seen
+        return rules
+
+
+def _changed(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def parse_rules(data: bytes) -> tuple[Rule, ...]:
+    """Rules alone, as they are stored for this computer. Raises: FaultRulesRefused."""
+    try:
+        found = msgspec.json.decode(data, type=learned(tuple[Rule, ...]))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FaultRulesRefused(f"it cannot be read: {error}") from error
+    for rule in found:
+        _check(rule)
+    return found
+
+
+def as_json(rule: Rule) -> dict[str, Any]:
+    """The rule without the fields that have their defaults."""
+    found: dict[str, Any] = msgspec.to_builtins(rule)
+    defaults = {"when": msgspec.to_builtins(When(backends=())), "then": msgspec.to_builtins(Then())}
+    for part, usual in defaults.items():
+        found[part] = {key: value for key, value in found[part].items() if value != usual[key]}
+    return found
+
+
+def update(data: bytes, own: Path | None = None) -> Rules:
+    """Use these rules, whose signature was checked, from the next load on. Raises: FaultRulesRefused, OSError."""
+    new, own = parse(data), own or folder()
+    now = load(own)
+    if new.issued <= now.issued:
+        raise FaultRulesRefused(f"it was issued on {new.issued}, the rules in use on {now.issued}")
+    own.mkdir(parents=True, exist_ok=True)
+    write_atomically(own / UPDATE, data)
+    return new
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES + 1)
+
+
+# ---- What follows
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rules say about one use of a chip: the backend to use (`cpu`: none of the chip's), and why.
+
+    `rules` are those that matched on the way. `then` are the settings for that backend; `engine` and `advice` are
+    for the user.
+    """
+
+    backend: str
+    rules: tuple[Rule, ...] = ()
+    then: Then = Then()
+    engine: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+
+
+def decide(rules: Iterable[Rule], facts: Facts, *, other: Mapping[str, str] | None = None) -> Decision:
+    """What to do with these facts; `other` gives the backend to use instead of one that is avoided."""
+    rules, other = tuple(rules), INSTEAD if other is None else other
+    found: list[Rule] = []
+    backend = facts.backend
+    while True:
+        here = matching(rules, msgspec.structs.replace(facts, backend=backend))
+        found += [rule for rule in here if rule not in found]
+        if not any(rule.then.avoid for rule in here):
+            break
+        backend = other.get(backend, "cpu")
+    return Decision(
+        backend=backend,
+        rules=tuple(found),
+        then=together(here),
+        engine=tuple(rule.then.engine for rule in found if rule.then.engine),
+        advice=tuple(dict.fromkeys(rule.then.advice for rule in found if rule.then.advice)),
+    )
+
+
+def together(rules: Iterable[Rule]) -> Then:
+    """The settings of several rules: the smaller of two limits, and every variable."""
+    found = Then()
+    for rule in rules:
+        then = rule.then
+        changes: dict[str, Any] = {}
+        for name in ("use_mmap", "checkpoints", "host_cache", "direct_io"):
+            if getattr(then, name) is not None:
+                changes[name] = getattr(then, name)
+        for name in ("flash_attn", "plain_cache", "one_gpu", "projector"):
+            if getattr(then, name):
+                changes[name] = getattr(then, name)
+        if then.max_ubatch:
+            changes["max_ubatch"] = min(then.max_ubatch, found.max_ubatch or then.max_ubatch)
+            changes["depth"] = min(then.depth, found.depth) if found.max_ubatch else then.depth
+        changes["min_ubatch"] = max(then.min_ubatch, found.min_ubatch)
+        if then.max_draft is not None:
+            changes["max_draft"] = min(
+                then.max_draft, then.max_draft if found.max_draft is None else found.max_draft
+            )
+        changes["environment"] = {**found.environment, **then.environment}
+        found = msgspec.structs.replace(found, **changes)
+    return found

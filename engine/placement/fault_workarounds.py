@@ -1,0 +1,117 @@
+"""Obeys the rules of known bad combinations: which places are not used, and which settings others get."""
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from devices.fault_rules import Facts, Rule, Rules, Then, engine_builds, gpu_facts, matching, together
+from devices.kernel_packs.folder import packs_folder
+from devices.kernel_packs.store import PackStore
+from devices.llama_cpp_versions.folder import chosen_version
+from devices.types import Device, Machine
+from engine.message_catalog.reasons import Reason, because
+from engine.placement.fallbacks import without_flash_attention
+from engine.placement.shape import ModelShape
+from engine.runner.protocol import LoadSettings
+
+_PLAIN: Final = frozenset({"f16", "bf16", "f32"})
+
+
+def load_facts(
+    rules: Rules, machine: Machine, device: Device, backend: str, shape: ModelShape, settings: LoadSettings
+) -> Facts:
+    """What is known of a load there."""
+    builds = engine_builds(rules, chosen_version(settings.path))
+    facts = gpu_facts(machine, device, backend, builds, _toolkit() if backend == "cuda" else {})
+    wide = shape.attention // shape.heads if shape.heads else 0
+    layers = len(shape.layers)
+    partly = settings.n_gpu_layers >= 0 and settings.n_gpu_layers < layers
+    on_host = shape.experts > 0 and (settings.cpu_expert_layers > 0 or partly)
+    return msgspec.structs.replace(
+        facts,
+        architecture=shape.architecture,
+        tensor_types=tuple(sorted({tensor.ggml_type.name for tensor in shape.tensors})),
+        head_size=wide or None,
+        file_gib=shape.file_bytes / 2**30,
+        depth=max(settings.n_ctx, settings.max_ctx),
+        ubatch=settings.n_ubatch,
+        drafts=settings.max_draft,
+        mmap=settings.use_mmap,
+        flash=settings.flash_attn != "off",
+        quantized_cache=not {settings.type_k, settings.type_v} <= _PLAIN,
+        host_experts=on_host,
+        checkpoints=settings.max_rollback > 0,
+        projector=settings.mmproj_path is not None,
+    )
+
+
+def _toolkit() -> dict[str, str]:
+    """The compiler of the CUDA pack in use, as its manifest says."""
+    packs = (pack for pack in PackStore(packs_folder()).active() if pack.manifest.backend == "cuda")
+    found = next((pack.manifest.built.get("nvcc") for pack in packs), None)
+    return {"nvcc": found} if found else {}
+
+
+def found_rules(rules: Rules, shape: ModelShape, machine: Machine, settings: LoadSettings) -> tuple[Rule, ...]:
+    """The rules that match a load with these settings."""
+    found: list[Rule] = []
+    for name in settings.devices if settings.n_gpu_layers else ():
+        for device in machine.devices:
+            for runtime in device.runtimes:
+                if runtime.device_name == name and device.kind != "remote":
+                    facts = load_facts(rules, machine, device, runtime.backend, shape, settings)
+                    found += [rule for rule in matching(rules.rules, facts) if rule not in found]
+    return tuple(found)
+
+
+def refusing(rules: Rules, shape: ModelShape, machine: Machine, settings: LoadSettings) -> Rule | None:
+    """The rule by which the place of these settings is not used; None if it may be used."""
+    several = len(settings.devices) > 1
+    found = found_rules(rules, shape, machine, settings)
+    return next((rule for rule in found if rule.then.avoid or (rule.then.one_gpu and several)), None)
+
+
+def not_bad(rules: Rules, shape: ModelShape, machine: Machine) -> Callable[[LoadSettings], bool]:
+    """Whether a fallback's settings may be tried."""
+    return lambda settings: refusing(rules, shape, machine, settings) is None
+
+
+def worked_round(then: Then, settings: LoadSettings) -> LoadSettings:
+    """The settings with what the rules ask for; those that are already stricter stay."""
+    replace = msgspec.structs.replace
+    if then.flash_attn == "off":
+        settings = without_flash_attention(settings)
+    if then.plain_cache:
+        settings = replace(settings, type_k="f16", type_v="f16")
+    if then.max_ubatch and not then.depth:
+        settings = replace(settings, n_ubatch=min(settings.n_ubatch, then.max_ubatch))
+    elif then.max_ubatch:
+        settings = replace(settings, deep_from=then.depth, deep_rows=then.max_ubatch)
+    if then.min_ubatch:
+        size = max(settings.n_ubatch, then.min_ubatch)
+        settings = replace(settings, n_ubatch=size, n_batch=max(settings.n_batch, size))
+    if then.max_draft is not None:
+        settings = replace(settings, max_draft=min(settings.max_draft, then.max_draft))
+    if then.checkpoints is False:
+        settings = replace(settings, max_rollback=0)
+    if then.use_mmap is False:
+        settings = replace(settings, use_mmap=False)
+    return replace(settings, variables=tuple(sorted({**dict(settings.variables), **then.environment}.items())))
+
+
+def applied(
+    rules: Rules, shape: ModelShape, machine: Machine, settings: LoadSettings
+) -> tuple[LoadSettings, tuple[Rule, ...]]:
+    """The settings after every rule that changes them, and those rules."""
+    found = [rule for rule in found_rules(rules, shape, machine, settings) if _changes(rule, settings)]
+    return worked_round(together(found), settings), tuple(found)
+
+
+def _changes(rule: Rule, settings: LoadSettings) -> bool:
+    return worked_round(together([rule]), settings) != settings
+
+
+def fault_reason(kind: str, rule: Rule, **values: str) -> Reason:
+    """A reason that names the fault and where it is described."""
+    return because(kind, title=rule.title, source=rule.sources[0] if rule.sources else "", **values)

@@ -1,0 +1,225 @@
+"""States of machines from public threads: what the rules of known bad combinations say, and what the thread found.
+
+`python -m tests.support.machines.known_states FILE` prints both for another file of the same form.
+"""
+
+import calendar
+import json
+import re
+import sys
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+from devices.fault_rules import Decision, Facts, Rules, decide, load
+
+STATES = Path(__file__).parents[2] / "data" / "machines" / "known_states.json"
+BACKENDS = {"hip": "rocm"}
+MONTHS = {name: number for number, name in enumerate(calendar.month_abbr) if name}
+VENDORS = {
+    "AMD": r"gfx|radeon|\brx \d|vega|r9700",
+    "NVIDIA": r"rtx|gtx|nvidia|tesla|quadro|[hab]100",
+    "Intel": r"arc|iris|uhd|intel|xe\d?\b",
+    "Qualcomm": "adreno",
+    "Apple": "apple|metal",
+}
+# Builds of other programs count in their own way.
+FORKS = re.compile(r"strix-llama|ik_llama|rocmfp|hal0|ollama|torch|koboldcpp|beellama", re.IGNORECASE)
+# File types whose name hides tensors of other types.
+MIXED = {
+    "IQ3_S": r"IQ3_(M|S|XS)|UD-(IQ3|Q3_K|Q2_K).*",
+    "IQ2_S": r"IQ2_(M|S|XS)|UD-(IQ2|IQ1|Q2_K).*",
+    "IQ1_S": r"IQ1_S|UD-IQ1.*",
+    "Q6_K": r"Q4_0.*Q6_K|Q[3-6]_K.*",
+    "Q4_K": r"(UD-)?Q4_K.*",
+    "Q8_0": r"(UD-)?Q8_0|Q8_0.*",
+}
+
+
+def states(path: Path = STATES) -> list[dict[str, Any]]:
+    """The states of a file."""
+    return list(json.loads(path.read_text(encoding="utf-8"))["states"])
+
+
+def facts_of(state: dict[str, Any], rules: Rules) -> Facts:
+    """What the thread tells, as the program knows it."""
+    told = state["facts"]
+    system, gpu, engine = told.get("os", {}), told.get("gpu", {}), told.get("engine", {})
+    model, settings = told.get("model", {}), told.get("settings", {})
+    name = f"{gpu.get('gfx', '')} {gpu.get('name', '')} {gpu.get('pci', '')}"
+    name += f" cc {gpu['cc']}" if gpu.get("cc") else ""
+    count = re.match(r"(\d) ?x ", str(gpu.get("name", "")))
+    depth = [settings.get(key) for key in ("depth", "prompt_tokens")]
+    drafts = settings.get("drafts", settings.get("draft"))
+    offload = settings.get("gpu_layers")
+    host = settings.get("n_cpu_moe") or settings.get("cpu_moe")
+    cache = [str(settings[k]) for k in ("kv_type", "type_k", "type_v", "kv_type_k", "kv_type_v") if k in settings]
+    flash = settings.get("flash_attn")
+    return Facts(
+        backend=BACKENDS.get(str(engine.get("backend", "")), str(engine.get("backend", ""))),
+        system="wsl" if "WSL" in str(system.get("subsystem", "")) else str(system.get("system", "")),
+        vendor=next((v for v, words in VENDORS.items() if re.search(words, name, re.IGNORECASE)), ""),
+        gpu=name,
+        integrated=gpu.get("integrated"),
+        gpus=int(count[1]) if count else int(gpu.get("count", 1)),
+        builds=_builds(engine, rules),
+        patches=_patches(engine),
+        versions=_versions(told),
+        architecture=str(model.get("arch", "")).split()[0] if model.get("arch") else "",
+        tensor_types=_types(model),
+        head_size=model.get("head_size"),
+        file_gib=_number(model.get("file_gib", model.get("device_gib"))),
+        depth=max((int(n) for n in depth if isinstance(n, int)), default=None),
+        ubatch=settings.get("ubatch") if isinstance(settings.get("ubatch"), int) else None,
+        drafts=int(drafts) if drafts is not None else None,
+        mmap=settings.get("mmap"),
+        flash=None if flash is None else str(flash) not in {"off", "False"},
+        quantized_cache=any(one not in {"f16", "bf16", "f32"} for one in cache) if cache else None,
+        host_experts=bool(host) or offload == 0 if host is not None or offload == 0 else None,
+        host_cache=not settings["kv_offload"] if "kv_offload" in settings else settings.get("no_kv_offload"),
+        checkpoints=settings.get("checkpoints"),
+        projector=model.get("mmproj"),
+        direct_io=settings.get("direct_io"),
+        environment=tuple(settings.get("env", {})),
+    )
+
+
+def _builds(engine: dict[str, Any], rules: Rules) -> tuple[int, int] | None:
+    """Its place among the builds of llama.cpp: by number, by commit, else by the month that the thread names."""
+    text, program = str(engine.get("build", "")), str(engine.get("program", ""))
+    own = FORKS.search(program) is None
+    if own and (found := re.search(r"\bb(\d{4,5})\b", text)):
+        build = int(found[1])
+        return (build, build + 400) if "after" in text else (build, build)
+    for commit in (str(engine.get("commit", "")), text):
+        if own and (build := rules.build_of(commit.split()[0] if commit else "")) is not None:
+            return (build, build)
+    python = rules.python_versions.get(text) if program == "llama-cpp-python" else None
+    if python is not None:
+        return (python, python)
+    words = f"{text} {engine.get('commit', '')}"
+    months = [MONTHS[m[:3]] for m in re.findall(r"[A-Z][a-z]{2,8}", words) if m[:3] in MONTHS]
+    year = re.search(r"20(2\d)", words)
+    if not months or year is None:
+        return None
+    start = date(2000 + int(year[1]), months[0], 1)
+    end = date(start.year, months[-1], calendar.monthrange(start.year, months[-1])[1])
+    if "early" in words:
+        end = start + timedelta(days=9)
+    return rules.build_on(start), rules.build_on(end)
+
+
+def _patches(engine: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(re.findall(r"\b[0-9a-f]{7,12}\b", f"{engine.get('commit', '')} {engine.get('build', '')}"))
+
+
+def _versions(told: dict[str, Any]) -> dict[str, str]:
+    system, gpu, engine = told.get("os", {}), told.get("gpu", {}), told.get("engine", {})
+    found = {"kernel": system.get("kernel"), "rocm": told.get("rocm"), "mesa": gpu.get("mesa")}
+    found["nvcc"] = next(iter(re.findall(r"nvcc ([\d.]+)", str(told.get("cuda", "")))), told.get("cuda"))
+    drivers = f"{gpu.get('driver', '')} {system.get('driver', '')}"
+    found["windows_driver"] = next(iter(re.findall(r"\b\d\d\.0\.\d{2,5}\.\d{4,5}\b", drivers)), None)
+    found["adrenalin"] = next(iter(re.findall(r"(?<![\d.])2[4-9]\.\d{1,2}\.\d(?![\d.])", drivers)), None)
+    found["amdgpu_dkms"] = next(iter(re.findall(r"dkms ([\d.]+)", drivers)), None)
+    found["adreno_compiler"] = next(iter(re.findall(r"E0(\d\d\.\d+)", drivers)), None)
+    firmware = str(system.get("firmware", ""))
+    found["mes"] = str(int(mes[1], 16)) if (mes := re.search(r"MES 0x([0-9a-fA-F]+)", firmware)) else None
+    found["linux_firmware"] = next(iter(re.findall(r"20\d{6}", firmware)), None)
+    timeout = re.search(r"lockup_timeout=(\d+)", str(system.get("cmdline", "")))
+    found["lockup_timeout_ms"] = timeout[1] if timeout else system.get("lockup_timeout")
+    has_fix = "cwsr_enable=0" in str(system.get("cmdline", "")) or re.search(
+        r"-10(1[89]|[2-9]\d)-oem", str(system.get("kernel"))
+    )
+    found["cwsr_fix"] = "1" if has_fix else None
+    found["board_axb35"] = "1" if "AXB35" in str(told.get("board", "")) else None
+    found["carve_out_gib"] = gpu.get("vram_gib") if gpu.get("integrated") else None
+    if "Ollama" in str(engine.get("program", "")):
+        found["ollama"] = engine.get("build")
+    if "NVIDIA" in drivers or gpu.get("cc"):
+        found["nvidia"] = next(iter(re.findall(r"\b\d{3}\.\d{2,3}", drivers)), None)
+    return {key: str(value) for key, value in found.items() if value is not None}
+
+
+def _types(model: dict[str, Any]) -> tuple[str, ...]:
+    """Types of its tensors: as counted, else those that the name of its file type implies."""
+    told = model.get("tensor_types")
+    if isinstance(told, dict):
+        return tuple(kind for kind, count in told.items() if count)
+    quant = f"{told or ''} {model.get('quant', '')}".strip()
+    named = re.findall(r"(?:IQ|Q)\d_[0-9A-Z_]+", quant)
+    return tuple({*named, *(kind for kind, words in MIXED.items() if re.fullmatch(words, quant))})
+
+
+def _number(value: Any) -> float | None:
+    found = re.search(r"\d+(\.\d+)?", str(value)) if value is not None else None
+    return float(found[0]) if found else None
+
+
+def agrees(state: dict[str, Any], decision: Decision) -> bool:
+    """Whether the decision is what the thread found to work, or an alternative that it names."""
+    expected = state["expected_decision"]
+    now = state["facts"]["engine"].get("backend", "")
+    backend = {"rocm": "hip"}.get(decision.backend, decision.backend)
+    changed = _changes(decision)
+    if state["kind"] == "healthy":
+        return not decision.rules
+    others = " ".join(map(str, expected.get("or_", ())))
+    allowed = _expected_changes(expected)
+    if backend == expected.get("backend", now) or re.search(rf"\b{backend}\b", others):
+        needs = expected.get("change", {}) if backend == expected.get("backend", now) else {}
+        if all(_holds(key, value, changed) for key, value in needs.items()) and (
+            needs or backend != now or decision.engine or decision.advice or changed
+        ):
+            return not (set(changed) - allowed) or backend != now
+    by_advice = any(word in " ".join(decision.advice) for word in ("lockup_timeout",) if word in others)
+    return by_advice or ("flash_attn off" in others and changed.get("flash_attn") == "off")
+
+
+def _changes(decision: Decision) -> dict[str, Any]:
+    then = decision.then
+    told = {"mmap": then.use_mmap, "checkpoints": then.checkpoints, "drafts": then.max_draft}
+    found: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
+    sizes = {"ubatch": then.max_ubatch or then.min_ubatch, "flash_attn": then.flash_attn}
+    found |= {name: value for name, value in sizes.items() if value}
+    found |= {"kv_type": "f16"} if then.plain_cache else {}
+    found |= {"env": {k: v for k, v in then.environment.items() if v}} if any(then.environment.values()) else {}
+    gone = [k for k, v in then.environment.items() if not v]
+    return found | ({"env_remove": gone} if gone else {})
+
+
+def _expected_changes(expected: dict[str, Any]) -> set[str]:
+    words = " ".join(map(str, expected.get("or_", ())))
+    named = {"ubatch", "flash_attn", "mmap", "checkpoints", "kv_type", "drafts"}
+    return {
+        *expected.get("change", {}),
+        *(name for name in named if name in words),
+        *({"env"} if "GGML" in words else ()),
+    }
+
+
+def _holds(key: str, value: Any, changed: dict[str, Any]) -> bool:
+    found = changed.get(key)
+    if isinstance(value, dict):
+        return isinstance(found, dict) and value.items() <= found.items()
+    if isinstance(value, list):
+        return set(value) <= set(found or ())
+    return bool(found == value)
+
+
+def main() -> None:
+    """Print each state with the decision; * marks those that differ from what the thread found."""
+    rules = load()
+    wrong = 0
+    for state in states(Path(sys.argv[1]) if len(sys.argv) > 1 else STATES):
+        decision = decide(rules.rules, facts_of(state, rules))
+        good = agrees(state, decision)
+        wrong += not good
+        names = ", ".join(rule.id for rule in decision.rules)
+        print(f"{' ' if good else '*'} {state['id']:28} {decision.backend:7} {_changes(decision)} [{names}]")
+        if not good:
+            print(f"      expected {state['expected_decision']}")
+    print(f"{wrong} differ")
+
+
+if __name__ == "__main__":
+    main()

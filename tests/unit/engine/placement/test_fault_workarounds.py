@@ -1,0 +1,175 @@
+"""Placement obeys the rules of known faults on recorded machines, and says why."""
+
+import msgspec
+import pytest
+from gguf import GGMLQuantizationType
+from msgspec.structs import replace
+
+from devices import fault_rules
+from devices.doctor import diagnose
+from devices.types import Runtime
+from engine.message_catalog import sentence, sentences
+from engine.placement import engine_versions, fault_workarounds
+from engine.placement.fallbacks import next_fallback
+from engine.placement.fault_workarounds import not_bad
+from engine.placement.placer import read_shape
+from engine.placement.resources import open_resources
+from engine.placement.steps import Load, run
+from engine.placement.steps import fault_workarounds as step
+from engine.placement.types import NO_OVERRIDES, Overrides
+from engine.runner.llama.batch.step_budget import Pace
+from engine.runner.protocol import LoadSettings
+from tests.support.fakes.scripted import home_paths
+from tests.support.machines.machines import reports
+from tests.support.models.shapes import scaled, write_hollow
+
+HALO = reports()["sh-linux-amdvlk-vs-rocm"]
+IGPU = "0000:c3:00.0"
+BAD_ENGINE, SHIPPED = (10455, 10455), (11050, 11050)
+
+
+def with_rocm(machine, **changes):
+    """The machine, with its GPU reached through ROCm too."""
+    gpu = machine.device(IGPU)
+    vulkan = next(r for r in gpu.runtimes if r.backend == "vulkan")
+    rocm = Runtime("rocm", "ROCm0", 0, vulkan.total_bytes, vulkan.free_bytes, "usable")
+    gpu = replace(gpu, runtimes=(vulkan, rocm))
+    return replace(machine, devices=tuple(gpu if d.id == IGPU else d for d in machine.devices), **changes)
+
+
+def without_rocm(machine):
+    gpu = machine.device(IGPU)
+    gpu = replace(gpu, runtimes=tuple(r for r in gpu.runtimes if r.backend != "rocm"))
+    return replace(machine, devices=tuple(gpu if d.id == IGPU else d for d in machine.devices))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    wide = scaled("llama", vocab=1000, ffn=16384, qtype=GGMLQuantizationType.Q8_0)
+    return str(write_hollow(tmp_path_factory.mktemp("faults") / "m.gguf", wide))
+
+
+@pytest.fixture
+def placed(path, tmp_path, monkeypatch):
+    resources = open_resources(home_paths(tmp_path))
+
+    def place(machine, builds=SHIPPED, overrides=NO_OVERRIDES, **settings):
+        monkeypatch.setattr(fault_workarounds, "engine_builds", lambda _rules, _version: builds)
+        ledger = resources.ledger.__class__(lambda: machine)
+        load = Load(
+            base=LoadSettings(path=path, **{"n_ctx": 4096, **settings}),
+            shape=read_shape(path),
+            overrides=overrides,
+            machine=machine,
+            ledger=ledger,
+            history=resources.history,
+            resources=resources,
+        )
+        return run(load)
+
+    return place
+
+
+def words(placement):
+    return " | ".join(sentences(placement.reasons))
+
+
+def test_rocm_is_left_alone_with_a_good_engine_and_not_used_with_a_bad_one(placed):
+    machine = with_rocm(HALO)
+    assert "not used" not in words(placed(machine))
+    bad = placed(machine, BAD_ENGINE)
+    assert bad.backend != "rocm"
+    assert "rocm is not used on" in words(bad)
+    assert "llama.cpp#25992" in words(bad)
+    (other,) = [a for a in bad.alternatives if a.backend == "rocm"]
+    assert sentence(other.reason).startswith("a known fault: ROCm computes wrong answers")
+
+
+def test_a_pin_is_obeyed_and_the_fault_is_named(placed):
+    machine = with_rocm(HALO)
+    pinned = placed(machine, BAD_ENGINE, Overrides(device="ROCm0"))
+    assert pinned.backend == "rocm"
+    assert "you pinned rocm in spite of a known fault" in words(pinned)
+    by_chip = placed(machine, BAD_ENGINE, Overrides(device=IGPU))
+    assert by_chip.backend == "vulkan", "a pin on the chip leaves the choice of its backend"
+
+
+def test_prompts_are_read_in_small_pieces_where_the_kernel_ends_long_work(placed):
+    short = replace(HALO, kernel="7.0.12", versions=())
+    deep = placed(short, n_ctx=65536, overrides=Overrides(device="vulkan"))
+    assert (deep.settings.deep_from, deep.settings.deep_rows) == (32768, 128)
+    assert deep.settings.n_ubatch > 128, "short prompts keep their speed"
+    assert {c.step for c in deep.changes if c.field == "deep_rows"} == {"fault workarounds"}
+    assert "works round a known fault: Linux 7 ends GPU work" in words(deep)
+    shallow = placed(short, n_ctx=4096, overrides=Overrides(device="vulkan"))
+    assert shallow.settings.deep_rows == 0
+    for machine in (replace(HALO, kernel="6.17.0"), replace(short, versions=(("lockup_timeout_ms", "10000"),))):
+        assert placed(machine, n_ctx=65536, overrides=Overrides(device="vulkan")).settings.deep_rows == 0
+    by_driver = replace(HALO, kernel="6.17.0", versions=(("lockup_timeout_ms", "2000"),))
+    assert placed(by_driver, n_ctx=65536, overrides=Overrides(device="vulkan")).settings.deep_rows == 128
+
+
+def test_variables_reach_the_settings_and_those_of_the_user_are_removed(placed):
+    machine = with_rocm(HALO, variables=("GGML_CUDA_ENABLE_UNIFIED_MEMORY",))
+    found = placed(machine, overrides=Overrides(device="ROCm0")).settings
+    assert ("GGML_CUDA_ENABLE_UNIFIED_MEMORY", "") in found.variables
+
+
+def test_the_ladder_skips_what_is_known_to_fail(path, monkeypatch):
+    machine, shape = with_rocm(HALO), read_shape(path)
+    settings = LoadSettings(path=path, devices=("Vulkan0",), n_gpu_layers=99, n_ubatch=128)
+    rules = fault_rules.load()
+    for builds, devices in ((SHIPPED, ("ROCm0",)), (BAD_ENGINE, ())):
+        monkeypatch.setattr(fault_workarounds, "engine_builds", lambda _rules, _version, builds=builds: builds)
+        fallback = next_fallback(settings, machine, (), not_bad(rules, shape, machine))
+        assert fallback.settings.devices == devices
+
+
+def test_a_deep_prompt_takes_small_steps(path):
+    settings = LoadSettings(path=path, deep_from=1000, deep_rows=128)
+
+    class Api:
+        llama_n_threads_batch = staticmethod(lambda _context: 1)
+
+    loaded = type(
+        "Loaded", (), {"api": Api, "context": None, "settings": settings, "n_batch": 2048, "n_ubatch": 512}
+    )
+    pace = Pace(loaded, fixed=True)
+    assert pace.prefill_budget(0, depth=999) == 2048
+    assert pace.prefill_budget(0, depth=1000) == 128
+    assert pace.prefill_budget(1, depth=1000) <= 128
+
+
+def test_a_version_is_refused_for_chips_that_it_fails_on():
+    rules, machine = fault_rules.load(), with_rocm(HALO)
+    found = engine_versions.faults_of("0.3.35", machine, rules)
+    assert {rule.id for _, _, rule in found} >= {"hip-igpu-wrong-answers"}
+    assert engine_versions.faults_of("0.3.36", machine, rules) == []
+    assert engine_versions.faults_of("0.3.35", without_rocm(HALO), rules) == [], (
+        "without ROCm it computes correctly"
+    )
+    assert engine_versions.faults_of("9.9.9", machine, rules) == [], "its build is not known"
+
+
+def test_the_doctor_names_a_known_fault_with_its_source(monkeypatch):
+    found = {f.id: f for f in diagnose(with_rocm(HALO))}
+    monkeypatch.setattr(fault_rules, "engine_builds", lambda _rules, _version: BAD_ENGINE)
+    bad = {f.id: f for f in diagnose(with_rocm(HALO))}
+    assert "known_hip-igpu-wrong-answers" not in found
+    finding = bad["known_hip-igpu-wrong-answers"]
+    assert (finding.severity, finding.device) == ("warning", IGPU)
+    assert "llama.cpp#25992" in finding.detail
+    assert "28604" in finding.fix
+
+
+def test_every_recorded_machine_keeps_its_choice_of_backend_with_the_shipped_engine(placed):
+    """No recorded machine loses its GPU to a rule; with kernel 7 its long prompts come in small pieces."""
+    for name, machine in reports().items():
+        if not any(d.kind in {"igpu", "dgpu"} and d.runtimes for d in machine.devices):
+            continue
+        assert "not used on" not in words(placed(machine)), name
+
+
+def test_the_step_is_named_as_the_card_shows_it():
+    assert step.__name__ == "fault_workarounds"
+    assert msgspec.structs.replace(LoadSettings(path="x"), variables=(("A", "1"),)).variables == (("A", "1"),)
