@@ -111,7 +111,7 @@ def sandboxed(argv: Sequence[str], guard: Guard, openings: Openings, scratch: Pa
     home = Path.home()
     variables = {"TMPDIR": str(scratch)}
     if not openings.home:
-        variables["HOME"] = str(scratch)
+        variables |= {"HOME": str(scratch)} | {name: str(path) for name, path in tool_chains(home).items()}
     wanted = {
         "argv": list(argv),
         "folder": str(folder),
@@ -152,6 +152,8 @@ def _bubblewrapped(argv: Sequence[str], guard: Guard, openings: Openings, scratc
     options += ["--chdir", str(folder)]
     for name in sorted(HIDDEN_VARIABLES):
         options += ["--unsetenv", name]
+    for name, chain in tool_chains(home).items():
+        options += ["--setenv", name, str(chain)]
     return [*_filtered(program, openings, scratch), *options, "--", *argv]
 
 
@@ -160,7 +162,7 @@ def _home(name: str, home: Path, openings: Openings) -> list[str]:
     options = ["--bind", str(home), str(home)]
     if not openings.home:
         options = ["--size", str(_MEMORY_DISK_BYTES), "--tmpfs", str(home)]
-    for path in program_paths(name, home):
+    for path in program_paths(name, home, chains=not openings.home):
         # An open home folder contains the single programs, and bwrap cannot bind a link to a hidden target.
         if not openings.home or Path(path).is_dir():
             options += ["--ro-bind-try", path, path]
@@ -275,11 +277,35 @@ _DATA_FOLDERS: Final = {
 _MAX_LINKS: Final = 3
 _MAX_STEPS: Final = 8
 _MAX_PATHS: Final = 500
+_VERSIONS: Final = ("bin", "libexec", "plugins", "shims", "versions", "version")
+# Managers of tool chains: the variable and default of their folder, and what it has without tokens and settings of
+# accounts. Their programs in PATH are only shims, which find the tool chain through the variable.
+_TOOL_CHAINS: Final = (
+    ("RUSTUP_HOME", ".rustup", ("toolchains", "settings.toml")),
+    ("PYENV_ROOT", ".pyenv", _VERSIONS),
+    ("RBENV_ROOT", ".rbenv", _VERSIONS),
+    ("NVM_DIR", ".nvm", ("alias", "nvm-exec", "nvm.sh", "versions")),
+    ("VOLTA_HOME", ".volta", ("bin", "tools")),
+    ("FNM_DIR", ".local/share/fnm", ("aliases", "node-versions")),
+    ("ASDF_DATA_DIR", ".asdf", ("installs", "plugins", "shims")),
+    ("MISE_DATA_DIR", ".local/share/mise", ("installs", "plugins", "shims")),
+    ("UV_PYTHON_INSTALL_DIR", ".local/share/uv/python", ("",)),
+    ("SDKMAN_DIR", ".sdkman", ("candidates",)),
+)
+# Folders of a conda environment or installation. It is known by `conda-meta`.
+_CONDA: Final = ("condabin", "conda-meta", "envs", "etc", "share", "ssl")
 
 
-def program_paths(name: str, home: Path, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Files and folders to show: from each folder on PATH, and the command's own if it is an absolute path."""
+def program_paths(
+    name: str, home: Path, environment: Mapping[str, str] = os.environ, *, chains: bool = True
+) -> list[str]:
+    """Files and folders to show: from each folder on PATH, and the command's own if it is an absolute path.
+
+    `chains`: also the tool chains of the home folder.
+    """
     found = _Programs(home, environment)
+    if chains:
+        found.add_tool_chains(tool_chains(home, environment))
     for entry in environment.get("PATH", "").split(os.pathsep):
         if Path(entry).is_absolute():
             found.add_folder(_normal(entry))
@@ -287,6 +313,12 @@ def program_paths(name: str, home: Path, environment: Mapping[str, str] = os.env
         found.add_program(_normal(name))
     shown = [path for path in found.paths if not any(str(above) in found.paths for above in Path(path).parents)]
     return shown[:_MAX_PATHS]
+
+
+def tool_chains(home: Path, environment: Mapping[str, str] = os.environ) -> dict[str, Path]:
+    """The folders of tool chains that exist, by the variable that leads to them."""
+    folders = {name: Path(environment.get(name) or home / default) for name, default, _ in _TOOL_CHAINS}
+    return {name: folder for name, folder in folders.items() if folder.is_absolute() and folder.is_dir()}
 
 
 def _normal(path: str) -> Path:
@@ -301,6 +333,12 @@ class _Programs:
         data += [Path(environment[name]) for name in _DATA_FOLDERS if Path(environment.get(name, "")).is_absolute()]
         self._homes = {Path("/"), home, home.resolve()}
         self._private = self._homes | {*data, *(folder.resolve() for folder in data)}
+
+    def add_tool_chains(self, folders: Mapping[str, Path]) -> None:
+        """Show the tool chains in these folders, by their variable."""
+        parts = {name: inside for name, _, inside in _TOOL_CHAINS}
+        for name, folder in folders.items():
+            self._add_parts(folder, parts[name])
 
     def add_folder(self, folder: Path, links: int = 0) -> None:
         """Show a folder of programs."""
@@ -345,7 +383,13 @@ class _Programs:
     def _add_prefix(self, prefix: Path) -> None:
         if any(home.is_relative_to(path) for home in self._homes for path in (prefix, prefix.resolve())):
             return
-        for name in _BESIDE_PROGRAMS:
+        self._add_parts(prefix, _BESIDE_PROGRAMS)
+        if (prefix / "conda-meta").is_dir():
+            self._add_parts(prefix, _CONDA)
+
+    def _add_parts(self, prefix: Path, parts: Sequence[str]) -> None:
+        """Show parts of a folder that lie inside it."""
+        for name in parts:
             path, real = prefix / name, (prefix / name).resolve()
             if path.exists() and real.is_relative_to(prefix.resolve()) and self._may_show(path, real):
                 self.paths[str(path)] = None

@@ -59,7 +59,8 @@ def home(tmp_path, monkeypatch):
     (folder / "bin").symlink_to(folder / ".config")
     (folder / ".tool/lib").symlink_to(folder / "Documents")
     monkeypatch.setenv("HOME", str(folder))
-    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "TESSERA_HOME"):
+    chains = [variable for variable, _, _ in sandbox._TOOL_CHAINS]
+    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "TESSERA_HOME", *chains):
         monkeypatch.delenv(name, raising=False)
     return folder
 
@@ -158,6 +159,60 @@ def test_a_virtual_environment_in_the_home_works(project, home, kind, monkeypatc
     (home / ".local" / "bin" / "own").symlink_to(environment / "bin" / "own")
     monkeypatch.setenv("PATH", f"{home}/.local/bin:/usr/bin:/bin")
     assert run_command(["own"], project, 90, Openings()).output == "found\n"
+
+
+# Shims in PATH, and what they start. Private files of the same folders are below.
+CHAINS = {
+    ".cargo/bin/cargo": ("${RUSTUP_HOME:-$HOME/.rustup}", ".rustup/toolchains/stable/bin/cargo"),
+    ".pyenv/shims/python9": ("${PYENV_ROOT:-$HOME/.pyenv}", ".pyenv/versions/9/bin/python9"),
+    ".rbenv/shims/ruby9": ("${RBENV_ROOT:-$HOME/.rbenv}", ".rbenv/versions/9/bin/ruby9"),
+    ".volta/bin/node9": ("${VOLTA_HOME:-$HOME/.volta}", ".volta/tools/image/node9"),
+    ".asdf/shims/elixir9": ("${ASDF_DATA_DIR:-$HOME/.asdf}", ".asdf/installs/elixir9"),
+    ".local/share/mise/shims/go9": ("${MISE_DATA_DIR:-$HOME/.local/share/mise}", ".local/share/mise/installs/go9"),
+    "conda/bin/python8": ("$(dirname $0)/..", "conda/share/python8"),
+}
+CHAINS_PRIVATE = (
+    ".rustup/other", ".cargo/credentials.toml", ".cargo/config.toml", ".pyenv/secret", ".volta/cache/x",
+    ".asdf/installs/out/x", "conda/.condarc", ".local/share/mise/token", ".local/share/uv/credentials/x",
+)  # fmt: skip
+
+
+@needs_sandbox
+@pytest.mark.parametrize("opened", [False, True])
+def test_tool_chains_of_the_home_run_and_cannot_be_changed(project, home, kind, monkeypatch, opened):
+    """Those of managers whose programs in PATH are shims, and a project's own link to uv's Python."""
+    programs = {target: "echo ran ${0##*/}" for _, target in CHAINS.values()}
+    programs[".local/share/uv/python/cpython-9/bin/python"] = "echo ran uv"
+    for shim, (root, target) in CHAINS.items():
+        top = next(top for top in (".local/share/mise", Path(target).parts[0]) if target.startswith(top))
+        programs[shim] = f'exec "{root}/{Path(target).relative_to(top)}"'
+    for name, script in programs.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(f"#!/bin/sh\n{script}\n")
+        (home / name).chmod(0o755)
+    (home / "conda" / "conda-meta").mkdir()
+    (home / "Documents" / "x").write_text("private")
+    (home / ".asdf" / "installs" / "out").symlink_to(home / "Documents")
+    for name in CHAINS_PRIVATE:
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("private")
+    (project / ".venv" / "bin").mkdir(parents=True)
+    (project / ".venv" / "bin" / "python").symlink_to(home / ".local/share/uv/python/cpython-9/bin/python")
+    monkeypatch.setenv(
+        "PATH", os.pathsep.join([*(str((home / shim).parent) for shim in CHAINS), "/usr/bin", "/bin"])
+    )
+    words = " ".join(Path(shim).name for shim in CHAINS)
+    openings = Openings(home=opened)
+    done = run_command(["sh", "-c", f"for p in {words} .venv/bin/python; do $p; done"], project, 90, openings)
+    ran = [Path(target).name for _, target in CHAINS.values()]
+    assert done.output.splitlines() == [f"ran {name}" for name in [*ran, "uv"]]
+    if opened:
+        return
+    files = " ".join(str(home / name) for name in CHAINS_PRIVATE)
+    targets = " ".join(str(home / target) for _, target in CHAINS.values())
+    script = f"for f in {files}; do cat $f; done; for f in {targets}; do echo changed >> $f; done"
+    assert "private" not in run_command(["sh", "-c", script], project, 90, Openings()).output
+    assert not any("changed" in (home / target).read_text() for _, target in CHAINS.values())
 
 
 @pytest.fixture
