@@ -8,11 +8,13 @@ Not run in CI: they download about 300 MB. TESSERA_CLIENTS names a folder that k
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from app.client import Client
@@ -21,7 +23,7 @@ from app.code.integrations.registry import INTEGRATIONS
 from app.code.integrations.store import write_private
 from app.code.integrations.types import Endpoint
 from tests.support.fakes.scripted import TOKEN, ScriptedServer
-from tests.support.models.shapes import scaled, write_hollow
+from tests.support.models.shapes import scaled, write_hollow, write_shape
 
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,10 +54,22 @@ def server(tmp_path):
     server.stop()
 
 
-def launch(name, server, project, tmp_path, program, *arguments):
+@pytest.fixture
+def long_server(tmp_path):
+    """The real runner and its cache, with prescribed tokens. The model's tokens are single bytes."""
+    home = tmp_path / "server"
+    (home / "models").mkdir(parents=True)
+    shape = scaled("llama", layers=1, embd=64, heads=2, kv_heads=1, head_dim=32, ffn=64, vocab=260, context=1 << 18)
+    write_shape(home / "models" / "long.gguf", shape, template=HERMES.read_text("utf-8"))
+    server = ScriptedServer(home, dispatched=True, runner="prescribed_runner.py")
+    yield server
+    server.stop()
+
+
+def launch(name, server, project, tmp_path, program, *arguments, model="spark"):
     """Start the client as `tessera launch` would, in a home of its own."""
     integration = INTEGRATIONS[name]
-    endpoint = Endpoint(url=server.url, model="spark", context=65536)
+    endpoint = Endpoint(url=server.url, model=model, context=65536)
     folder = tmp_path / "launch"
     start = integration.launch(endpoint, folder)
     for file, text in start.files.items():
@@ -201,6 +215,42 @@ def test_pi_changes_two_files(clients, server, project, tmp_path):
     assert (project / "two.py").read_text() == "TWO = 20\n"
     assert "ten times" in done.stdout
     assert "ONE = 1" in server.prompts()[1]
+
+
+READS = {"claude": ("Read", "file_path"), "opencode": ("read", "filePath")}
+EDITS = {
+    "claude": ("Edit", "file_path", "old_string", "new_string"),
+    "opencode": ("edit", "filePath", "oldString", "newString"),
+}
+LONG = {
+    "claude": ("@anthropic-ai/claude-code", ["--print", "--permission-mode", "acceptEdits"]),
+    "opencode": ("opencode-ai", ["run", "--title", "t"]),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_task_of_over_40000_tokens_goes_through_the_real_cache(clients, long_server, project, tmp_path, name):
+    """Default settings: the context grows while the client works, and each turn computes only what is new."""
+    package, arguments = LONG[name]
+    program = npm_program(clients, package, name)
+    (project / "long.py").write_text("".join(f"N{i} = {i}  # number {i}\n" for i in range(900)))
+    files = [str(project / file) for file in ("long.py", "one.py")]
+    (read, read_path), (edit, edit_path, old, new) = READS[name], EDITS[name]
+    long_server.say(tool_calls(*((read, {read_path: file}) for file in files)))
+    long_server.say(tool_calls((edit, {edit_path: files[1], old: "ONE = 1", new: "ONE = 10"})))
+    long_server.say("The number is ten times as large.")
+    task = "Multiply the number by ten."
+    done = launch(name, long_server, project, tmp_path, program, *arguments, task, model="long")
+    assert (project / "one.py").read_text() == "ONE = 10\n", done.stdout + done.stderr
+    assert "ten times" in done.stdout
+    counted = httpx2.get(f"{long_server.url}/metrics", headers={"authorization": f"Bearer {TOKEN}"}).text
+    prompts, cached = (
+        float(re.search(rf'^tessera_{kind}_tokens_total{{model="long"}} (.*)$', counted, re.MULTILINE)[1])
+        for kind in ("prompt", "cached")
+    )
+    print(f"{name}: {prompts:.0f} tokens of prompts, {cached:.0f} from the cache")
+    assert prompts > 3 * 40_000
+    assert cached > prompts / 3  # each turn computes only what is new
 
 
 def test_hermes_works_only_with_the_context_that_launch_loads(clients, tmp_path, project):

@@ -30,12 +30,12 @@ def home_paths(home: Path) -> Paths:
     return Paths(home / "config", home / "models", home / "state", home / "cache", home / "logs")
 
 
-def starter(folder: Path):
+def starter(folder: Path, program: str = "fake_runner.py"):
     """A pool starter that spawns fake runners, which read their replies from `folder`."""
 
     async def start(engine: str, path: str) -> RunnerProcess:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, str(HERE / "fake_runner.py"), str(folder), str(os.getpid()),
+            sys.executable, str(HERE / program), str(folder), str(os.getpid()),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             env=runner_environment(),
         )  # fmt: skip
@@ -49,7 +49,7 @@ def starter(folder: Path):
 class ScriptedServer:
     """Serves the bundled model's entry on a free loopback port with the fake runner.
 
-    `dispatched`: place and admit loads like a real server.
+    `dispatched`: place and admit loads like a real server. `runner`: another program of this folder.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class ScriptedServer:
         template: str | None = None,
         dispatched: bool = False,
         fim: dict[str, str] | None = None,
+        runner: str = "fake_runner.py",
         **app,
     ) -> None:
         self.folder = home / "script"
@@ -77,7 +78,7 @@ class ScriptedServer:
         admission = MemoryAdmission(placer) if dispatched else None
         self.state = ServerState(
             models=models,
-            pool=FreePool(models, starter(self.folder), admission),
+            pool=FreePool(models, starter(self.folder, runner), admission),
             access=access or Access(TOKEN),
             placer=placer,
             paths=paths,

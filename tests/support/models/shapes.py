@@ -58,9 +58,11 @@ SHAPES: dict[str, Shape] = {
 }
 
 
-def write_shape(path: Path, shape: Shape, seed: int = 0) -> Path:
-    """Write `shape` to `path` and return it."""
+def write_shape(path: Path, shape: Shape, seed: int = 0, template: str = "") -> Path:
+    """Write `shape` to `path` and return it. `template`: its chat template."""
     writer = _described(path, shape)
+    if template:
+        writer.add_chat_template(template)
     rng = np.random.default_rng(seed)
     for name, dims in tensors(shape):
         _add(writer, rng, name, dims, shape.qtype)
