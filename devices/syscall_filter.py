@@ -22,7 +22,7 @@ from typing import Any, Final
 # Source: seccomp.h, prctl.h, audit.h, bpf_common.h.
 _SET_MODE_FILTER, _NEW_LISTENER, _WAIT_KILLABLE = 1, 1 << 3, 1 << 5
 _ALLOW, _REFUSE, _NOTIFY = 0x7FFF0000, 0x00050000, 0x7FC00000
-_LOAD, _EQUAL, _ABOVE, _GIVE = 0x20, 0x15, 0x35, 0x06
+_LOAD, _EQUAL, _ABOVE, _AND, _GIVE = 0x20, 0x15, 0x35, 0x54, 0x06
 _X32: Final = 0x40000000
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101
 _CONTINUE = 1
@@ -35,11 +35,45 @@ UNIX, INTERNET, _NETLINK = 1, (2, 10), 16
 CLOSED: Final = (UNIX, *INTERNET, _NETLINK)
 OPEN: Final = (*INTERNET, _NETLINK)
 
+Calls = Mapping[str, tuple[int, int | None]]
 # Numbers of system calls by architecture; None: it does not have this one. Source: unistd.h of both.
 ARCHITECTURES: Final = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 _SECCOMP: Final = (317, 277)
-_SOCKET: Final = (41, 198)
-_NEVER: Final = {"io_uring_setup": (425, 425)}
+_SOCKET, _PAIR, _OPENAT2 = (41, 198), (53, 199), (437, 437)
+_NEVER: Final = {
+    "io_uring_setup": (425, 425),
+    "add_key": (248, 217),  # keys of the user's session, which belong to no namespace
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "bpf": (321, 280),
+}
+# Memory, messages and semaphores of any program of the user; bubblewrap gives the command a namespace of its own.
+_SHARED: Final = {
+    "shmget": (29, 194),
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
+    "semget": (64, 190),
+    "semop": (65, 193),
+    "semctl": (66, 191),
+    "semtimedop": (220, 192),
+    "msgget": (68, 186),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    "msgctl": (71, 187),
+    "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
+}
+# Calls that can make a program with the rights of its owner for anybody who starts it, by the index of the mode.
+# Opening also has flags, one index before, and needs the mode only if it creates a file.
+_MODES: Final[dict[int, Calls]] = {
+    1: {"chmod": (90, None), "fchmod": (91, 52), "creat": (85, None), "mknod": (133, None)},
+    2: {"fchmodat": (268, 53), "fchmodat2": (452, 452), "mknodat": (259, 33)},
+}
+_OPENS: Final[dict[int, Calls]] = {2: {"open": (2, None)}, 3: {"openat": (257, 56)}}
+_CREATES, _RUN_AS_OWNER = 0o20000100, 0o4000
+_STREAM, _PACKETS, _KIND_OF_SOCKET = 1, 5, 0xF
 _ATTRIBUTES: Final = {
     "setxattr": (188, 5),
     "lsetxattr": (189, 6),
@@ -83,7 +117,7 @@ _WHICH: Final = {"setpriority": (0, 1), "ioprio_set": (1, 2)}
 Step = tuple[int, int, str, str]
 
 
-def _numbers(calls: Mapping[str, tuple[int, int | None]]) -> dict[int, str]:
+def _numbers(calls: Calls) -> dict[int, str]:
     column = ARCHITECTURES[platform.machine()][1]
     return {number: name for name, row in calls.items() if (number := row[column]) is not None}
 
@@ -98,9 +132,20 @@ def _arguments(index: int) -> int:
     return 16 + 8 * index
 
 
-def program(families: Sequence[int], *, supervised: bool = False) -> bytes:
-    """The filter's instructions: these families of sockets, no io_uring; with a supervisor also the calls above.
+def _tested(index: int, mask: int, absent: str, present: str) -> list[Step]:
+    """Steps that test an argument for any of these bits."""
+    return [(_LOAD, _arguments(index), "", ""), (_AND, mask, "", ""), (_EQUAL, 0, absent, present)]
 
+
+def _plain(index: int) -> list[Step]:
+    """Steps that refuse a mode by which others run the file as its owner."""
+    return _tested(index, _RUN_AS_OWNER, "allow", "refuse")
+
+
+def program(families: Sequence[int], *, supervised: bool = False) -> bytes:
+    """The filter's instructions: these families of sockets, and none of the calls above; with a supervisor more.
+
+    Without UNIX sockets there are no pairs of datagram sockets either: one can be connected elsewhere afterwards.
     Empty for an unknown CPU: there is no filter then.
     """
     if platform.machine() not in ARCHITECTURES:
@@ -116,17 +161,41 @@ def program(families: Sequence[int], *, supervised: bool = False) -> bytes:
     if supervised:
         steps += [(_EQUAL, number, "unsupported", "") for number in _numbers(_ATTRIBUTES)]
         steps += [(_EQUAL, number, "notify", "") for number in _numbers(_FILES)]
+        steps += [(_EQUAL, number, "refuse", "") for number in _numbers(_SHARED)]
         steps += [
             (_EQUAL, row[column], "notify" if argument else "process", "") for row, argument in _PROCESSES.values()
         ]
+    # Its mode is in memory, which a filter cannot read; programs use openat if it is missing.
+    steps.append((_EQUAL, _OPENAT2[column], "missing", ""))
+    for table, name in ((_MODES, "mode"), (_OPENS, "open")):
+        for index, calls in table.items():
+            steps += [(_EQUAL, number, f"{name} {index}", "") for number in _numbers(calls)]
+    if UNIX not in families:
+        steps.append((_EQUAL, _PAIR[column], "pair", ""))
     steps += [(_EQUAL, _SOCKET[column], "", "allow"), (_LOAD, _arguments(0), "", "")]
     steps += [(_EQUAL, family, "allow", "") for family in families]
-    labels = {"refuse": len(steps), "process": len(steps) + 1}
-    steps.append((_GIVE, _REFUSE | errno.EACCES, "", ""))
-    steps += [(_LOAD, _arguments(0), "", ""), (_EQUAL, 0, "allow", "notify")]
-    for label, verdict in (("unsupported", _REFUSE | errno.EOPNOTSUPP), ("notify", _NOTIFY), ("allow", _ALLOW)):
+    refuse: Step = (_GIVE, _REFUSE | errno.EACCES, "", "")
+    steps.append(refuse)
+    labels: dict[str, int] = {}
+    blocks: dict[str, list[Step]] = {
+        "process": [(_LOAD, _arguments(0), "", ""), (_EQUAL, 0, "allow", "notify")],
+        "pair": [
+            (_LOAD, _arguments(1), "", ""),
+            (_AND, _KIND_OF_SOCKET, "", ""),
+            (_EQUAL, _STREAM, "allow", ""),
+            (_EQUAL, _PACKETS, "allow", "refuse"),
+        ],
+        **{f"open {index}": [*_tested(index - 1, _CREATES, "allow", ""), *_plain(index)] for index in _OPENS},
+        **{f"mode {index}": _plain(index) for index in _MODES},
+        "missing": [(_GIVE, _REFUSE | errno.ENOSYS, "", "")],
+        "unsupported": [(_GIVE, _REFUSE | errno.EOPNOTSUPP, "", "")],
+        "notify": [(_GIVE, _NOTIFY, "", "")],
+        "refuse": [refuse],
+        "allow": [(_GIVE, _ALLOW, "", "")],
+    }
+    for label, block in blocks.items():
         labels[label] = len(steps)
-        steps.append((_GIVE, verdict, "", ""))
+        steps += block
 
     def far(at: int, label: str) -> int:
         return labels[label] - at - 1 if label else 0
@@ -353,6 +422,8 @@ def _own_root() -> tuple[int, int, str]:
 
 
 def _mode(mode: int) -> Callable[[str], None]:
+    if mode & _RUN_AS_OWNER:
+        raise PermissionError(errno.EPERM, "others would run the file as its owner")
     return lambda path: Path(path).chmod(mode & 0o7777)
 
 
