@@ -1,11 +1,14 @@
 """A Hugging Face model folder: its configuration and its weights, read in chunks of limited size."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from quantize.convert.low_precision import FLOAT_DTYPES, Packed, packed_weights
 from quantize.errors import BadFile, IncompleteFile, UnsupportedModel
 from quantize.files.byte_source import FileSource
 from quantize.files.json_file import read_json
@@ -18,11 +21,17 @@ CHUNK_BYTES = 32 * 1024 * 1024
 # Configurations are a few kB; tokenizers with 256,000 tokens take about 35 MB.
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 _MAX_TOKENIZER_BYTES = 96 * 1024 * 1024
-_DTYPES: dict[str, np.dtype[Any]] = {"F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F32": np.dtype("<f4")}
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F32": np.dtype("<f4"), "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"), "I8": np.dtype("i1"), "U8": np.dtype("u1"), "F8_E4M3": np.dtype("u1"),
+    "F8_E5M2": np.dtype("u1"), "F8_E8M0": np.dtype("u1"),
+}  # fmt: skip
 
 
 class Checkpoint:
     """Shards and JSON files of one folder. Tensor data is read only on request.
+
+    Weights stored in few bits appear as the floats that they stand for.
 
     Raises: BadFile, IncompleteFile, Unreadable, RefusedFormat: see safetensors_file.
     """
@@ -39,36 +48,71 @@ class Checkpoint:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all tensors."""
-        return tuple(self._where)
+        packed, parts = self._packed
+        stored = {p.stored: name for name, p in packed.items()}
+        return tuple(stored.get(n, n) for n in self._where if n in stored or n not in parts)
+
+    @property
+    def formats(self) -> dict[str, int]:
+        """The number of weights stored in few bits, by format; the most frequent first."""
+        return dict(Counter(p.what for p in self._packed[0].values()).most_common())
+
+    @cached_property
+    def _packed(self) -> tuple[dict[str, Packed], frozenset[str]]:
+        infos = {name: info for name, (_, info) in self._where.items()}
+        return packed_weights(str(self.folder), infos, self.config, self._stored)
 
     def info(self, name: str) -> SafetensorInfo:
         """A tensor's header entry. Raises: BadFile: no such tensor."""
+        if name in self._packed[0]:
+            return self._packed[0][name].info
         if name not in self._where:
             raise BadFile(str(self.folder), f"the tensor {name!r} is missing")
         return self._where[name][1]
 
     def has(self, name: str) -> bool:
         """Whether the tensor exists."""
-        return name in self._where
+        return name in self._packed[0] or name in self._where
 
     def rows(self, name: str, start: int, stop: int) -> Array:
         """Rows of a tensor viewed as (rows, last extent): F16, F32, or BF16 as 16 bits in uint16.
 
         Raises: UnsupportedModel: another type. IncompleteFile: the file ends earlier.
         """
+        packed = self._packed[0].get(name)
+        if packed is None:
+            info = self._where[name][1]
+            if info.dtype not in FLOAT_DTYPES:
+                raise UnsupportedModel(str(self.folder), f"{name} is stored as {info.dtype}")
+            return self._read(name, slice(start, stop))
+        values = packed.rows(slice(start, stop))
+        if packed.info.dtype == "BF16":
+            return f32_to_bf16(values)
+        with np.errstate(over="ignore"):  # the converter refuses infinity
+            return values.astype(_DTYPES[packed.info.dtype])
+
+    def _stored(self, name: str, part: slice | None) -> Array:
+        """Some rows of a stored matrix, or the whole tensor in its shape."""
+        if part is not None:
+            return self._read(name, part)
+        info = self._where[name][1]
+        width = info.shape[-1] if info.shape else 1
+        return self._read(name, slice(0, info.num_values // max(1, width))).reshape(info.shape)
+
+    def _read(self, name: str, part: slice) -> Array:
         file, info = self._where[name]
         dtype = _DTYPES.get(info.dtype)
         if dtype is None:
             raise UnsupportedModel(str(self.folder), f"{name} is stored as {info.dtype}")
         width = info.shape[-1] if info.shape else 1
-        offset = info.offset + start * width * dtype.itemsize
-        length = (stop - start) * width * dtype.itemsize
+        offset = info.offset + part.start * width * dtype.itemsize
+        length = (part.stop - part.start) * width * dtype.itemsize
         with FileSource(file.name) as source:
             raw = source.read_at(offset, length)
         if len(raw) != length:
             raise IncompleteFile(file.name, offset + len(raw), offset + length)
         values: Array = np.frombuffer(raw, dtype)
-        return values.reshape(stop - start, width)
+        return values.reshape(part.stop - part.start, width)
 
     def chunks(self, name: str, stop: int, group: int = 1) -> Iterator[Array]:
         """The first `stop` rows in chunks of about CHUNK_BYTES, each a multiple of `group` rows."""

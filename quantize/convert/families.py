@@ -395,8 +395,7 @@ SUPPORTED = tuple(sorted(_BY_NAME))
 def architecture(source: Checkpoint) -> str:
     """The architecture's name.
 
-    Raises: ConverterNeeded: only llama.cpp's converter supports it. UnsupportedModel: no converter supports it, or
-    its weights are already quantized.
+    Raises: ConverterNeeded: only llama.cpp's converter supports it. UnsupportedModel: no converter supports it.
     """
     names = source.config.get("architectures") or []
     name = names[0] if isinstance(names, list) and names else None
@@ -405,9 +404,6 @@ def architecture(source: Checkpoint) -> str:
             raise ConverterNeeded(str(source.folder), name)
         unknown = f"neither this converter nor llama.cpp's own knows the architecture {str(name)[:80]!r}"
         raise UnsupportedModel(str(source.folder), unknown, SUPPORTED)
-    method = (source.config.get("quantization_config") or {}).get("quant_method")
-    if method:
-        raise UnsupportedModel(str(source.folder), f"its weights are already quantized ({method})")
     return str(name)
 
 

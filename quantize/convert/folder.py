@@ -52,7 +52,10 @@ class ConvertRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Converted(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a conversion. `pretokenizer` is llama.cpp's name; `notes` describe what was omitted."""
+    """Result of a conversion. `pretokenizer` is llama.cpp's name; `notes` describe what was omitted.
+
+    `formats` is the number of weights that the folder stores in few bits, by format.
+    """
 
     architecture: str
     float_type: str
@@ -60,6 +63,7 @@ class Converted(msgspec.Struct, frozen=True, kw_only=True):
     pretokenizer: str
     num_tensors: int
     notes: tuple[str, ...] = ()
+    formats: dict[str, int] = {}
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +105,7 @@ def convert(request: ConvertRequest, send: Step) -> Converted:
         pretokenizer=pre,
         num_tensors=len(recipe.tensors),
         notes=tuple(recipe.notes),
+        formats=source.formats,
     )
 
 
@@ -158,6 +163,11 @@ def _described_by(folder: Path) -> Iterator[None]:
 
 def _complete_recipe(source: Checkpoint) -> tuple[Recipe, str]:
     recipe = model_recipe(source)
+    recipe.notes += [
+        f"{count} weights are stored as {what}: what that lost cannot be restored. Use the original instead, "
+        "unless the model was trained in this format"
+        for what, count in source.formats.items()
+    ]
     config = text_config(source.config)
     meta = recipe.metadata
     _put_general(recipe, source)

@@ -212,6 +212,7 @@ class _Job:
         self.basis, self.scale_header_bytes = Basis(), 0
         self.cached: CachedMeasurement = (None, 0)
         self.warnings: list[str] = []
+        self.formats: dict[str, int] = {}
         self.identity: Identity = ()
         self.qtypes: tuple[str, ...] = ()
         self.exact: dict[str, tuple[str, ...]] = {}
@@ -314,6 +315,7 @@ class _Job:
             more=self.spent.more if self.spent else "",
             gpu_layers=self.request.gpu_layers,
             kv_damage={f"{d.side} {d.qtype}": dict(zip(d.contexts, d.kld, strict=True)) for d in self.kv_damage},
+            formats=self.formats,
             warnings=tuple(self.warnings),
             tool="tessera",
         )
@@ -407,6 +409,7 @@ class _Job:
         with self.phases.phase("convert"):
             done = answer_of(Converted, "convert", task, self.on_progress, self.cancelled)
         self.warnings += done.notes
+        self.formats = done.formats
         return out
 
     def _basis(self, source: Path, source_bytes: int) -> Basis:

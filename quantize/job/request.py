@@ -81,7 +81,7 @@ class QuantizeReport(msgspec.Struct, frozen=True, kw_only=True):
     by phase. `effort` is the effort level chosen for a time budget, `more` the benefit of more time. `smoothed` is
     the number of smoothed inputs (SmoothQuant) in Tessera's file, `gpu_layers` the layers evaluated on the GPU.
     `own` is Tessera's file on the user's text. `kv_damage` is the KL divergence of smaller K or V types for this
-    model, by context length.
+    model, by context length. `formats` is the number of the source's weights stored in few bits, by format.
     """
 
     version: int = 1
@@ -105,6 +105,7 @@ class QuantizeReport(msgspec.Struct, frozen=True, kw_only=True):
     gpu_layers: int = 0
     kv_damage: dict[str, dict[int, float]] = {}
     more: str = ""
+    formats: dict[str, int] = {}
     warnings: tuple[str, ...] = ()
     tool: str = ""
 

@@ -79,11 +79,12 @@ def test_layers_on_the_gpu_and_what_was_evened_out_are_told(qtbot, fit, server, 
     card.show()
     assert "Measured with 9 layers on the GPU." in texts(card)
     assert "24 of its inputs were smoothed: LoRA adapters" in texts(card)
-    report = msgspec.structs.replace(report, plan=trained)
+    report = msgspec.structs.replace(report, plan=trained, formats={"FP8": 7})
     card = report_card(services.theme, report)
     qtbot.addWidget(card)
     card.show()
     assert words in texts(card)
+    assert "The source stores 7 weights as FP8. What that lost cannot be restored." in texts(card)
     assert words not in texts(report_card(services.theme, msgspec.structs.replace(report, shipped="stock")))
 
 

@@ -104,7 +104,8 @@ def gate_words(report: QuantizeReport) -> list[str]:
 
 def _how(report: QuantizeReport) -> list[str]:
     """How the file was made, if not in the usual way."""
-    lines = []
+    text = _tr("The source stores {n} weights as {format}. What that lost cannot be restored.")
+    lines = [text.format(n=n, format=what) for what, n in report.formats.items()]
     if report.shipped != "stock":
         lines += grid_words(report.plan)
     if report.smoothed:

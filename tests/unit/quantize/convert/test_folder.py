@@ -212,10 +212,11 @@ def test_unknown_architectures_come_with_the_list_of_known_ones(tmp_path, folder
     assert "Gemma3ForCausalLM" in caught.value.supported
 
 
-def test_already_quantized_folders_are_refused(tmp_path, folder):
+def test_floats_of_a_folder_that_states_a_quantization_are_taken_as_they_are(tmp_path, folder):
+    plain = run(folder, tmp_path / "plain.gguf")
     edit_config(folder, quantization_config={"quant_method": "gptq"})
-    with pytest.raises(UnsupportedModel, match="gptq"):
-        run(folder, tmp_path / "out.gguf")
+    assert run(folder, tmp_path / "out.gguf") == plain
+    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "plain.gguf").read_bytes()
 
 
 @pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size"])

@@ -1,0 +1,311 @@
+"""Folders in low precision: every weight is expanded to the floats that the format's own library computes.
+
+Each value is computed here again from the stored codes, one at a time, by the format's formula. The same against
+the libraries themselves: tests/optin/low_precision.py.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quantize.convert.checkpoint import Checkpoint, bf16_to_f32, f32_to_bf16
+from quantize.convert.folder import ConvertRequest, convert
+from quantize.errors import BadWeights, UnsupportedModel
+from quantize.gptq.exact import ExactRequest, find_exact_types
+from quantize.native.source_weights import SourceWeights
+
+SPARK_HF = Path("tests/data/spark-hf")
+ROWS, COLUMNS = 48, 64
+BASE = "model.layers.0.self_attn.q_proj"
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
+Stored = dict[str, tuple[str, np.ndarray]]
+
+
+def rng():
+    return np.random.default_rng(11)
+
+
+def write(folder: Path, tensors: Stored, config: dict) -> Path:
+    """A folder of one layer's weight, in safetensors' format."""
+    folder.mkdir(exist_ok=True)
+    head, at = {}, 0
+    for name, (dtype, values) in tensors.items():
+        head[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": [at, at + values.nbytes]}
+        at += values.nbytes
+    text = json.dumps(head).encode()
+    data = b"".join(np.ascontiguousarray(values).tobytes() for _, values in tensors.values())
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def bf16(values):
+    return f32_to_bf16(np.asarray(values, np.float32))
+
+
+def e4m3(code: int) -> float:
+    sign, exponent, fraction = -1.0 if code & 128 else 1.0, code >> 3 & 15, code & 7
+    return sign * (2.0 ** (exponent - 7) * (1 + fraction / 8) if exponent else 2.0**-6 * fraction / 8)
+
+
+def e2m1(code: int) -> float:
+    return -FP4[code & 7] if code & 8 else FP4[code]
+
+
+def each(value) -> np.ndarray:
+    return np.array([[value(r, c) for c in range(COLUMNS)] for r in range(ROWS)], np.float32)
+
+
+def fp8_codes() -> np.ndarray:
+    return rng().integers(0, 127, (ROWS, COLUMNS)).astype(np.uint8) | np.uint8(128) * rng().integers(
+        0, 2, 1, np.uint8
+    )
+
+
+def nibbles(codes: np.ndarray) -> np.ndarray:
+    """Words of eight 4-bit codes along the last axis, lowest first."""
+    parts = codes.astype(np.uint32).reshape(*codes.shape[:-1], -1, 8)
+    return (parts << (4 * np.arange(8, dtype=np.uint32))).sum(axis=-1, dtype=np.uint32).view(np.int32)
+
+
+def fp8(scale_name: str, shape: tuple[int, ...], settings: dict, of):
+    codes = fp8_codes()
+    scales = rng().uniform(0.001, 0.02, shape).astype(np.float32)
+    tensors: Stored = {f"{BASE}.weight": ("F8_E4M3", codes), f"{BASE}.{scale_name}": ("F32", scales)}
+    value = each(lambda r, c: np.float32(e4m3(int(codes[r, c]))) * np.float32(of(scales, r, c)))
+    return tensors, settings, "BF16", value
+
+
+def compressed_integers(*, zero_points: bool, in_order: bool):
+    codes = rng().integers(0, 16, (ROWS, COLUMNS))
+    scales = bf16(rng().uniform(0.001, 0.02, (ROWS, 2)))
+    group = rng().permutation(np.arange(COLUMNS) // 32) if not in_order else np.arange(COLUMNS) // 32
+    zeros = rng().integers(0, 16, (ROWS, 2))
+    tensors: Stored = {
+        f"{BASE}.weight_packed": ("I32", nibbles(codes)),
+        f"{BASE}.weight_scale": ("BF16", scales),
+        f"{BASE}.weight_shape": ("I64", np.array([ROWS, COLUMNS])),
+    }
+    if zero_points:
+        tensors[f"{BASE}.weight_zero_point"] = ("I32", np.ascontiguousarray(nibbles(zeros.T).T))
+    if not in_order:
+        tensors[f"{BASE}.weight_g_idx"] = ("I32", group.astype(np.int32))
+    weights = {"num_bits": 4, "group_size": 32, "strategy": "group"}
+    settings = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+    floats = bf16_to_f32(scales)
+    less = zeros if zero_points else np.full_like(zeros, 8)
+    value = each(lambda r, c: np.float32(codes[r, c] - less[r, group[c]]) * floats[r, group[c]])
+    return tensors, settings, "BF16", value
+
+
+def compressed_bytes():
+    codes, scales = (
+        rng().integers(-127, 128, (ROWS, COLUMNS)).astype(np.int8),
+        bf16(rng().uniform(0.001, 0.02, (ROWS, 1))),
+    )
+    tensors: Stored = {f"{BASE}.weight": ("I8", codes), f"{BASE}.weight_scale": ("BF16", scales)}
+    floats = bf16_to_f32(scales)
+    return tensors, {"quant_method": "compressed-tensors"}, "BF16", each(lambda r, c: codes[r, c] * floats[r, 0])
+
+
+def fp4(size: int, name: str, *, divided: bool = False, multiplied: bool = False):
+    codes = rng().integers(0, 16, (ROWS, COLUMNS))
+    packed = (codes[:, 0::2] | codes[:, 1::2] << 4).astype(np.uint8)
+    raw = rng().integers(40, 100, (ROWS, COLUMNS // size)).astype(np.uint8)
+    tensors: Stored = {f"{BASE}.{name}": ("U8", packed)}
+    if size == 16:
+        scales = np.array([[e4m3(int(c)) for c in row] for row in raw], np.float32)
+        tensors[f"{BASE}.weight_scale"] = ("F8_E4M3", raw)
+        whole = np.array([313.7 if divided else 0.00371], np.float32)
+        tensors[f"{BASE}.{'weight_global_scale' if divided else 'weight_scale_2'}"] = ("F32", whole)
+        scales = scales / whole if divided else scales * whole
+    else:
+        raw += np.uint8(50)
+        tensors[f"{BASE}.weight_scale"] = ("U8", raw)
+        scales = 2.0 ** (raw.astype(np.float32) - 127)
+    value = each(lambda r, c: np.float32(e2m1(int(codes[r, c]))) * scales[r, c // size])
+    return tensors, {"quant_method": "modelopt"}, "BF16", value
+
+
+def gptq(version: str, *, shuffled: bool = False):
+    codes, zeros = rng().integers(0, 16, (ROWS, COLUMNS)), rng().integers(0, 15, (2, ROWS))
+    scales = rng().uniform(0.001, 0.02, (2, ROWS)).astype(np.float16)
+    group = np.arange(COLUMNS) // 32
+    group = rng().permutation(group) if shuffled else group
+    tensors: Stored = {
+        f"{BASE}.qweight": ("I32", np.ascontiguousarray(nibbles(codes).T)),
+        f"{BASE}.qzeros": ("I32", nibbles(zeros)),
+        f"{BASE}.scales": ("F16", scales),
+        f"{BASE}.g_idx": ("I32", group.astype(np.int32)),
+    }
+    add = 0 if version == "gptq_v2" else 1
+    value = each(lambda r, c: np.float32(codes[r, c] - zeros[group[c], r] - add) * np.float32(scales[group[c], r]))
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": version}
+    return tensors, settings, "F16", value
+
+
+def awq():
+    codes, zeros = rng().integers(0, 16, (ROWS, COLUMNS)), rng().integers(0, 16, (2, ROWS))
+    scales = rng().uniform(0.001, 0.02, (2, ROWS)).astype(np.float16)
+
+    def interleaved(values):
+        return nibbles(values.reshape(len(values), -1, 8)[:, :, AWQ_COLUMNS].reshape(len(values), -1))
+
+    tensors: Stored = {
+        f"{BASE}.qweight": ("I32", interleaved(codes.T)),
+        f"{BASE}.qzeros": ("I32", interleaved(zeros)),
+        f"{BASE}.scales": ("F16", scales),
+    }
+    value = each(lambda r, c: np.float32(codes[r, c] - zeros[c // 32, r]) * np.float32(scales[c // 32, r]))
+    return tensors, {"quant_method": "awq", "bits": 4, "group_size": 32}, "F16", value
+
+
+def nf4(*, nested: bool):
+    codes = rng().integers(0, 16, ROWS * COLUMNS)
+    table = np.sort(rng().uniform(-1, 1, 16)).astype(np.float32)
+    blocks = ROWS * COLUMNS // 64
+    state = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [ROWS, COLUMNS]}
+    tensors: Stored = {
+        f"{BASE}.weight": ("U8", (codes[0::2] << 4 | codes[1::2]).astype(np.uint8)[:, None]),
+        f"{BASE}.weight.quant_map": ("F32", table),
+    }
+    if nested:
+        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.043}
+        raw, inner = rng().integers(0, 256, blocks).astype(np.uint8), rng().uniform(-1, 1, 256).astype(np.float32)
+        outer = np.array([0.031], np.float32)
+        tensors[f"{BASE}.weight.absmax"] = ("U8", raw)
+        tensors[f"{BASE}.weight.nested_absmax"] = ("F32", outer)
+        tensors[f"{BASE}.weight.nested_quant_map"] = ("F32", inner)
+        scales = inner[raw] * outer[0] + np.float32(0.043)
+    else:
+        scales = rng().uniform(0.01, 0.1, blocks).astype(np.float32)
+        tensors[f"{BASE}.weight.absmax"] = ("F32", scales)
+    text = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    tensors[f"{BASE}.weight.quant_state.bitsandbytes__nf4"] = ("U8", text)
+    value = each(lambda r, c: table[codes[r * COLUMNS + c]] * scales[(r * COLUMNS + c) // 64])
+    return tensors, {"quant_method": "bitsandbytes"}, "BF16", value
+
+
+def int8_rows():
+    codes, scales = rng().integers(-127, 128, (ROWS, COLUMNS)).astype(np.int8), rng().uniform(0.1, 2, ROWS)
+    scales = scales.astype(np.float32)
+    tensors: Stored = {
+        f"{BASE}.weight": ("I8", codes),
+        f"{BASE}.SCB": ("F32", scales),
+        f"{BASE}.weight_format": ("U8", np.zeros((), np.uint8)),
+    }
+    value = each(lambda r, c: np.float32(codes[r, c]) * scales[r] * np.float32(1 / 127))
+    return tensors, {"quant_method": "bitsandbytes"}, "BF16", value
+
+
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [32, 16]}
+FORMATS = {
+    "FP8, blocks": lambda: fp8("weight_scale_inv", (2, 4), BLOCKS, lambda s, r, c: s[r // 32, c // 16]),
+    "FP8, one scale": lambda: fp8("weight_scale", (1,), {"quant_method": "modelopt"}, lambda s, r, c: s[0]),
+    "FP8, a scale without shape": lambda: fp8("weight_scale", (), {}, lambda s, r, c: s),
+    "FP8, rows": lambda: fp8("weight_scale", (ROWS, 1), {"quant_method": "fbgemm_fp8"}, lambda s, r, c: s[r, 0]),
+    "compressed-tensors, 4 bits": lambda: compressed_integers(zero_points=False, in_order=True),
+    "compressed-tensors, 4 bits, zero points": lambda: compressed_integers(zero_points=True, in_order=True),
+    "compressed-tensors, 4 bits, sorted columns": lambda: compressed_integers(zero_points=False, in_order=False),
+    "compressed-tensors, 8 bits": compressed_bytes,
+    "NVFP4 of compressed-tensors": lambda: fp4(16, "weight_packed", divided=True),
+    "NVFP4 of ModelOpt": lambda: fp4(16, "weight", multiplied=True),
+    "MXFP4": lambda: fp4(32, "weight"),
+    "MXFP4 of compressed-tensors": lambda: fp4(32, "weight_packed"),
+    "GPTQ": lambda: gptq("gptq"),
+    "GPTQ, sorted columns": lambda: gptq("gptq", shuffled=True),
+    "GPTQ, second version": lambda: gptq("gptq_v2"),
+    "AWQ": awq,
+    "bitsandbytes NF4": lambda: nf4(nested=False),
+    "bitsandbytes NF4, scales in 8 bits": lambda: nf4(nested=True),
+    "bitsandbytes 8 bits": int8_rows,
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_value_is_the_librarys(kind, tmp_path):
+    tensors, settings, dtype, value = FORMATS[kind]()
+    tensors[f"{BASE}.input_scale"] = ("F32", np.ones((), np.float32))
+    tensors["model.norm.weight"] = ("BF16", bf16(np.ones(COLUMNS)))
+    config = {"torch_dtype": "bfloat16", "quantization_config": settings}
+    source = Checkpoint(write(tmp_path / "model", tensors, config))
+    assert sorted(source.names) == [f"{BASE}.weight", "model.norm.weight"]
+    info = source.info(f"{BASE}.weight")
+    assert (info.dtype, info.shape, info.nbytes) == (dtype, (ROWS, COLUMNS), 2 * ROWS * COLUMNS)
+    wanted = value.astype(np.float16) if dtype == "F16" else f32_to_bf16(value)
+    found = source.rows(f"{BASE}.weight", 0, ROWS)
+    assert np.array_equal(found.view(np.uint16), wanted.view(np.uint16))
+    # Chunks of any size give the same rows.
+    parts = np.concatenate([source.rows(f"{BASE}.weight", a, b) for a, b in ((0, 5), (5, 33), (33, ROWS))])
+    assert np.array_equal(parts.view(np.uint16), wanted.view(np.uint16))
+    assert sum(source.formats.values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (lambda t: t.pop(f"{BASE}.scales"), UnsupportedModel, "cannot be read"),
+        (lambda t: t.update({f"{BASE}.scales": ("F16", np.ones((2, 7), np.float16))}), BadWeights, "do not belong"),
+        (lambda t: t.update({f"{BASE}.g_idx": ("I32", np.full(COLUMNS, 2, np.int32))}), BadWeights, "in 2 groups"),
+        (lambda t: t.update({f"{BASE}.g_idx": ("I32", np.zeros(3, np.int32))}), BadWeights, "3 group numbers"),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_refused(change, error, words, tmp_path):
+    tensors, settings, _, _ = gptq("gptq")
+    change(tensors)
+    source = Checkpoint(write(tmp_path / "model", tensors, {"quantization_config": settings}))
+    with pytest.raises(error, match=words):
+        list(source.names)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"quant_method": "gptq", "bits": 3}, "has 3 bits"), ({"quant_method": "awq", "bits": 8}, "AWQ of 8 bits")],
+)
+def test_bits_that_cannot_be_read_are_named(settings, words, tmp_path):
+    source = Checkpoint(write(tmp_path / "model", gptq("gptq")[0], {"quantization_config": settings}))
+    with pytest.raises(UnsupportedModel, match=words):
+        list(source.names)
+
+
+def test_unknown_formats_are_named(tmp_path):
+    tensors: Stored = {f"{BASE}.weight": ("U8", np.zeros((4, 4), np.uint8))}
+    source = Checkpoint(write(tmp_path / "model", tensors, {"quantization_config": {"quant_method": "hqq"}}))
+    with pytest.raises(UnsupportedModel, match=r"q_proj.weight is quantized in a way.*hqq"):
+        list(source.names)
+
+
+@pytest.mark.native
+def test_a_folder_of_int4_becomes_a_file_whose_grid_is_kept(tmp_path):
+    """The bundled model, its layers in compressed-tensors' 4 bits."""
+    folder = Path(shutil.copytree(SPARK_HF, tmp_path / "model"))
+    plain = Checkpoint(SPARK_HF)
+    tensors: Stored = {}
+    for name in plain.names:
+        info = plain.info(name)
+        values = plain.rows(name, 0, info.num_values // info.shape[-1]).reshape(info.shape)
+        if ".layers." not in name or len(info.shape) != 2:
+            tensors[name] = (info.dtype, values)
+            continue
+        blocks = values.astype(np.float32).reshape(info.shape[0], -1, 32)
+        scales = bf16(np.abs(blocks).max(axis=2) / 7)
+        codes = np.clip(np.rint(blocks / bf16_to_f32(scales)[:, :, None]), -8, 7).reshape(info.shape) + 8
+        base = name.removesuffix(".weight")
+        tensors |= {f"{base}.weight_packed": ("I32", nibbles(codes)), f"{base}.weight_scale": ("BF16", scales)}
+    config = json.loads((folder / "config.json").read_text())
+    weights = {"num_bits": 4, "group_size": 32}
+    config["quantization_config"] = {"config_groups": {"group_0": {"weights": weights}}}
+    write(folder, tensors, config)
+    out = tmp_path / "out.gguf"
+    done = convert(ConvertRequest(folder=folder, out=out), lambda *_: None)
+    assert done.float_type == "BF16"
+    assert "4-bit integers: what that lost cannot be restored" in done.notes[0]
+    exact = find_exact_types(ExactRequest(source=out), lambda *_: None).types
+    layers = [n for n in SourceWeights(out).names if n.startswith("blk.") and "norm" not in n]
+    assert layers
+    assert {n for n in exact if n.startswith("blk.")} == set(layers)
+    assert all(types[0] == "Q4_0" for types in exact.values())
