@@ -32,6 +32,7 @@ def start_shared(host: str, port: int, log_file: Path, *, offline: bool) -> "sub
 
     Raises: OSError: the server cannot be started or the log cannot be written.
     """
+    from app.settings import given_environment
     from engine.server.log_rate_limit import OWN_LOG
 
     log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +46,7 @@ def start_shared(host: str, port: int, log_file: Path, *, offline: bool) -> "sub
             stdout=out,
             stderr=out,
             cwd=Path(__file__).resolve().parents[1],
-            env={**os.environ, **more},
+            env={**given_environment(), **more},  # the server reads the settings itself: they may have changed
         )
 
 
@@ -56,6 +57,8 @@ class ServerProcess:
         command = own_command("serve", "--port", "0", "--private", str(os.getpid()), *arguments)
         # Separate process group: Ctrl-C reaches only the command, which then pauses or cancels its job on the
         # server.
+        from app.settings import given_environment
+
         apart: dict[str, Any] = {"process_group": 0}
         if sys.platform == "win32":
             apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
@@ -65,6 +68,7 @@ class ServerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env=given_environment(),
             **apart,
         )
         self._stderr: deque[str] = deque(maxlen=50)

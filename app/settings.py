@@ -284,7 +284,7 @@ SETTINGS: tuple[Setting, ...] = (
         "models.folder",
         "",
         "Folder of the models",
-        "Folder for models. Empty: the default folder. Existing files are not moved.",
+        "Empty: the default folder. A change here moves no files. `tessera models move-folder` does.",
         "Models",
         restart=True,
         folder=True,
@@ -435,6 +435,27 @@ def export(settings: Settings) -> None:
     for row in SETTINGS:
         if row.exported and settings[row.name] != row.default:
             os.environ[row.environment] = _EXPORTED[row.environment] = str(settings[row.name])
+
+
+def keep_models_folder(folder: Path | None) -> None:
+    """Store the folder to which the models were moved; None only checks that this is possible.
+
+    Raises: InputFault: the environment names the folder, or the settings file is invalid. OSError.
+    """
+    from engine.core.errors import InputFault
+    from engine.library.models_folder import folder_is_fixed
+
+    row = BY_NAME["models.folder"]
+    in_file = load(environ={})
+    if row.name in load().fixed and os.environ[row.environment] != in_file[row.name]:
+        raise folder_is_fixed(row.environment)
+    try:
+        with_folder = in_file.changed(row.name, in_file[row.name] if folder is None else str(folder))
+        save(with_folder, names={row.name})
+    except SettingsError as error:
+        raise InputFault(str(error), "path") from error
+    if folder is not None:
+        os.environ[row.environment] = _EXPORTED[row.environment] = str(folder)
 
 
 def save(settings: Settings, path: Path | None = None, names: Collection[str] | None = None) -> None:

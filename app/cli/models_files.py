@@ -196,6 +196,27 @@ def du_command(as_json: bool) -> None:
         echo(f"{_size(count):>12}  {name}")
 
 
+@click.command("move-folder")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def move_folder_command(folder: Path, as_json: bool) -> None:
+    """Move all models to FOLDER, a new or empty one, and use that folder from now on.
+
+    Models answer from the old folder until every file is in the new one. Ctrl-C pauses the move; the same command
+    continues it, after a crash too.
+    """
+    from app.cli.job_line import finish, this_computers_server
+    from engine.api.library import Moved
+
+    with this_computers_server() as client, bar() as show:
+        job = client.move_models(str(folder.expanduser().absolute()))
+        done = finish(client, job, Moved, show, on_interrupt="pause")
+    for path in done.left:
+        echo(f"not deleted, because it has changed or cannot be deleted: {path}", err=True)
+    words = f"The models ({_size(done.size_bytes)}) are in {done.path} now."
+    _print_result(as_json, {"path": done.path, "size_bytes": done.size_bytes, "left": list(done.left)}, words)
+
+
 @click.command("remove")
 @click.argument("model", required=False)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")

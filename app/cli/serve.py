@@ -118,6 +118,7 @@ def command(
     import logging
 
     from app.evals.gate_tasks import NAMED_TASKS
+    from app.settings import keep_models_folder
     from engine.placement.types import Overrides
     from engine.runner.orphans import die_with_parent
     from engine.server.options import ServeOptions
@@ -151,6 +152,7 @@ def command(
             tls_key=tls_key,
             private=parent is not None,
             named_tasks=NAMED_TASKS,
+            keep_models_folder=keep_models_folder,
         )
     )
 

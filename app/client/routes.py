@@ -35,6 +35,8 @@ from engine.api.library import (
     LocateRequest,
     Model,
     Models,
+    ModelsFolder,
+    MoveRequest,
     PullRequest,
     Removed,
     RenameRequest,
@@ -183,6 +185,14 @@ class Routes(ChatRoutes, JobRoutes):
     def locate(self, model: str, path: str) -> Model:
         """Use the file at its new path as this model, which keeps its id, name and settings."""
         return self.post(f"{OURS}/models/{path_part(model)}/locate", Model, LocateRequest(path=path))
+
+    def models_folder(self) -> ModelsFolder:
+        """Where downloads and imports are stored."""
+        return self.get(f"{OURS}/models-folder", ModelsFolder)
+
+    def move_models(self, path: str) -> Job:
+        """Start moving all models to a new or empty folder."""
+        return self.post(f"{OURS}/models-folder/move", Job, MoveRequest(path=path))
 
     def rename(self, model: str, name: str) -> Model:
         """Set a model's display name; an empty name restores the original."""

@@ -139,6 +139,8 @@ def phase_words(phase: str) -> str:
         "downloading": tr("Downloading"),
         "verifying": tr("Checking"),
         "copying": tr("Copying"),
+        "waiting": tr("Waiting"),
+        "deleting": tr("Deleting the old files"),
         "converting": tr("Converting"),
         "fetching": tr("Downloading"),
         "measuring": tr("Measuring"),

@@ -6,7 +6,17 @@ import msgspec
 from msgspec import Meta
 
 from engine.api.models import Decided
-from engine.library.types import Details, FileCheck, Format, ModelFile, Origin, ServerPath, State, Verification
+from engine.library.types import (
+    Details,
+    FileCheck,
+    Format,
+    ModelFile,
+    Moved,
+    Origin,
+    ServerPath,
+    State,
+    Verification,
+)
 from engine.message_catalog.reasons import Reason
 
 __all__ = [
@@ -21,6 +31,9 @@ __all__ = [
     "Model",
     "ModelFile",
     "Models",
+    "ModelsFolder",
+    "MoveRequest",
+    "Moved",
     "Origin",
     "PullRequest",
     "Removed",
@@ -56,6 +69,19 @@ class LinkRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """
 
     where: ServerPath
+
+
+class ModelsFolder(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/models-folder: where downloads and imports are stored, and the free space of that drive."""
+
+    path: str
+    free_bytes: int
+
+
+class MoveRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /tessera/v1/models-folder/move: a new or empty folder on this computer."""
+
+    path: ServerPath
 
 
 class RenameRequest(msgspec.Struct, frozen=True, kw_only=True):

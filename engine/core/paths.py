@@ -37,9 +37,12 @@ def is_installed(path: Path) -> bool:
     return path.is_relative_to(BUNDLED_MODELS) or path.is_relative_to(installed_models())
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Paths:
-    """The five folders of an installation. Each is created at the first write to it."""
+    """The five folders of an installation. Each is created at the first write to it.
+
+    All parts of a server share one object, so that a job can change `models` when the files are in another folder.
+    """
 
     config: Path
     models: Path

@@ -1,7 +1,7 @@
 """The model catalogue. It is stored in SQLite, so a restart does not scan the disk again."""
 
+import contextlib
 import logging
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +20,8 @@ from engine.core.paths import BUNDLED_MODELS, Paths, installed_models, is_instal
 from engine.library import origins
 from engine.library.inspect_files import inspect_gguf, inspect_onnx, inspect_safetensors
 from engine.library.model_ids import file_title, folder_name, model_id, slug, stem_of
-from engine.library.scan import Candidate, candidate_at, find_models, model_file
+from engine.library.other_apps import find_ollama_models, is_store
+from engine.library.scan import Candidate, candidate_at, find_models
 from engine.library.types import Details, ModelEntry, Origin, State
 from engine.message_catalog import sentence
 from engine.message_catalog.reasons import Reason, because
@@ -193,66 +194,6 @@ class Store:
             self._db.close()
 
 
-# Models of an Ollama store: manifests name them, their blobs have no names.
-
-_MODEL = "application/vnd.ollama.image.model"
-_PROJECTOR = "application/vnd.ollama.image.projector"
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_MAX_MANIFEST_BYTES = 1024 * 1024
-_MAX_MANIFESTS = 10_000
-
-
-class _Layer(msgspec.Struct):
-    media_type: str = msgspec.field(name="mediaType")
-    digest: str
-
-
-class _Manifest(msgspec.Struct):
-    layers: list[_Layer] = []
-
-
-def is_store(root: Path) -> bool:
-    """Return whether the folder has the layout of an Ollama store."""
-    return (root / "manifests").is_dir() and (root / "blobs").is_dir()
-
-
-def find_ollama_models(root: Path) -> Iterator[Candidate]:
-    """All models with a manifest and existing blobs. Digests are validated before they become part of a path."""
-    manifests = sorted(p for p in (root / "manifests").glob("*/*/*/*"))[:_MAX_MANIFESTS]
-    for path in manifests:
-        layers = _layers(path)
-        if _MODEL not in layers:
-            continue
-        blob = root / "blobs" / layers[_MODEL].replace(":", "-")
-        projector = root / "blobs" / layers[_PROJECTOR].replace(":", "-") if _PROJECTOR in layers else None
-        try:
-            file = model_file(blob)
-        except OSError:
-            continue  # still being pulled, or pruned by Ollama
-        _, namespace, model, tag = path.parts[-4:]
-        owner = "" if namespace == "library" else f"{namespace}/"
-        yield Candidate(
-            "gguf",
-            str(blob),
-            (file,),
-            title=f"{owner}{model}:{tag}",
-            projector=str(projector) if projector and projector.is_file() else None,
-            expected={blob.name: layers[_MODEL].removeprefix("sha256:")},
-        )
-
-
-def _layers(path: Path) -> dict[str, str]:
-    """The digests of a manifest's layers by media type; empty if the file is not a manifest."""
-    try:
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > _MAX_MANIFEST_BYTES:
-            return {}
-        manifest = msgspec.json.decode(path.read_bytes(), type=learned(_Manifest))
-    except (OSError, ValueError, RecursionError) as error:
-        _log.info("no manifest path=%s error=%s", path, type(error).__name__)
-        return {}
-    return {layer.media_type: layer.digest for layer in manifest.layers if _DIGEST.fullmatch(layer.digest)}
-
-
 _log = logging.getLogger(__name__)
 _INSTALLATION = ("bundled", "installed")
 _OWN = ("hub", "file", "built")
@@ -389,6 +330,23 @@ class Catalogue:
                 entries, candidate, details, None, origin, key if is_gone and key in entries else None
             )
 
+    def relocated(self, source: Path, target: Path) -> None:
+        """List the models below `source` below `target`, because the models folder was moved there."""
+        with self.store.writing():
+            entries = self.store.entries()
+            for key, entry in entries.items():
+                new = moved_path(key, source, target)
+                if new != key:
+                    self.store.forget(key)
+                    # A scan may have found it there meanwhile. The entry that is older has the user's settings.
+                    if new not in entries or entry.added_at <= entries[new].added_at:
+                        self.store.forget(new)
+                        self.store.put(new, moved_entry(entry, source, target))
+            for key in self.store.hidden():
+                if moved_path(key, source, target) != key:
+                    self.store.hide(key, hidden=False)
+                    self.store.hide(moved_path(key, source, target), hidden=True)
+
     def check(self, path: Path) -> tuple[Candidate, Details, Origin]:
         """Inspect a file or folder without recording it. Raises: BadModelFile."""
         path = path.absolute()
@@ -522,6 +480,29 @@ def _same_files(entry: ModelEntry, candidate: Candidate) -> bool:
         return False
     stamp = [(f.path, f.size_bytes, f.mtime_ns) for f in entry.files]
     return stamp == [(f.path, f.size_bytes, f.mtime_ns) for f in candidate.files]
+
+
+def moved_path(path: str, source: Path, target: Path) -> str:
+    """The path below `target` of a file that was below `source`; any other path unchanged."""
+    return str(target / Path(path).relative_to(source)) if Path(path).is_relative_to(source) else path
+
+
+def moved_entry(entry: ModelEntry, source: Path, target: Path) -> ModelEntry:
+    """The entry with all paths below `source` moved to `target`."""
+    files = []
+    for file in entry.files:
+        path = moved_path(file.path, source, target)
+        with contextlib.suppress(OSError):  # a missing file keeps what is known of it
+            info = Path(path).stat()
+            if path != file.path and info.st_size == file.size_bytes:  # a file system may round times
+                file = msgspec.structs.replace(file, mtime_ns=info.st_mtime_ns)  # noqa: PLW2901
+        files.append(msgspec.structs.replace(file, path=path))
+    others = {
+        name: moved_path(path, source, target)
+        for name in ("folder", "projector", "report", "card")
+        if (path := getattr(entry, name)) is not None
+    }
+    return msgspec.structs.replace(entry, files=tuple(files), **others)
 
 
 def _moved_from(entries: dict[str, ModelEntry], candidate: Candidate, details: Details) -> str | None:

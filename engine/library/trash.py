@@ -8,15 +8,16 @@ from pathlib import Path
 
 import msgspec
 
+from devices.atomic_file import write_atomically
 from devices.msgspec_lock import learned
 from engine.core.errors import InputFault
-from engine.library.catalogue import Catalogue, key_of
+from engine.library.catalogue import Catalogue, key_of, moved_entry, moved_path
 from engine.library.errors import CannotWrite
 from engine.library.types import ModelEntry
 from engine.message_catalog.reasons import because
 
 _log = logging.getLogger(__name__)
-_TICKET = "entry.json"
+TICKET = "entry.json"
 
 
 class Removed(msgspec.Struct, frozen=True):
@@ -53,7 +54,7 @@ class Trash:
         try:
             removed.mkdir(parents=True)
             record.moved = {f"{index}-{path.name}": str(path) for index, path in enumerate(own)}
-            (removed / _TICKET).write_bytes(msgspec.json.encode(record))
+            (removed / TICKET).write_bytes(msgspec.json.encode(record))
             for name, path in record.moved.items():
                 Path(path).rename(removed / name)
                 _remove_empty(Path(path).parent, self._catalogue.paths.models)
@@ -91,6 +92,17 @@ class Trash:
             self._catalogue.store.put(key, entry)
         shutil.rmtree(removed, ignore_errors=True)
         return entry
+
+    def relocated(self, source: Path, target: Path) -> None:
+        """Let restored models return to `target`, because the models folder was moved there from `source`."""
+        for removed in self._folder.glob("*/"):
+            try:
+                record = self._read(removed.name)
+            except InputFault:
+                continue
+            record.entry = moved_entry(record.entry, source, target)
+            record.moved = {name: moved_path(path, source, target) for name, path in record.moved.items()}
+            write_atomically(removed / TICKET, msgspec.json.encode(record))
 
     def contents(self) -> tuple[Removed, ...]:
         """The models that can be restored, newest first."""
@@ -131,7 +143,7 @@ class Trash:
         if "/" in ticket or "\\" in ticket or ticket.startswith("."):
             raise InputFault(because("not_in_trash", ticket=ticket), "ticket")
         try:
-            return msgspec.json.decode((self._folder / ticket / _TICKET).read_bytes(), type=learned(_Record))
+            return msgspec.json.decode((self._folder / ticket / TICKET).read_bytes(), type=learned(_Record))
         except (OSError, ValueError, RecursionError) as error:
             raise InputFault(because("not_in_trash", ticket=ticket), "ticket") from error
 

@@ -146,3 +146,11 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     ok: bool
     basis: str
     files: tuple[FileCheck, ...]
+
+
+class Moved(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a job of kind `move`: the new folder and the bytes in it. `left` are files that stayed behind."""
+
+    path: str
+    size_bytes: int
+    left: tuple[str, ...] = ()

@@ -61,6 +61,14 @@ _DISK: Final = {
     "not_in_trash": "{ticket!r} is not in the trash",
     "no_config": "{folder} is not a model folder: it contains no config.json.",
     "there_already": "{path} already exists; name another file.",
+    "models_are_there": "the models are in {path} already",
+    "folder_within": "{path} is within the models folder {models}; name a folder outside of it",
+    "not_a_folder": "{path} is not a folder; name a folder",
+    "folder_not_empty": "{path} is not empty; name a new folder in it, for example {name}",
+    "move_unfinished": "the move of the models to {path} is not finished; resume or cancel it first",
+    "folder_changed": "the models folder is {path} now; start the move again",
+    "folder_is_fixed": "the environment variable {variable} names the models folder; change it there",
+    "models_busy": "waits until no model of this folder answers and no job writes into it",
 }
 _CONVERTER: Final = {
     "converter_stays": "{path} cannot be removed: {why}",

@@ -256,6 +256,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        state.loop = asyncio.get_running_loop()
         state.renderer.warm()
         if state.utilization is not None:
             state.utilization.start()
@@ -536,13 +537,15 @@ def assemble(
         links=side.links,
         remotes=side.remotes,
         named_tasks=options.named_tasks,
+        keep_models_folder=options.keep_models_folder or (lambda _: None),
     )
     state.metrics.registry.register(utilization)
 
     def before_late() -> None:
-        from engine.server.job_kinds import register
+        from engine.server.job_kinds import register, register_move
 
         state.bench_service = register(jobs, options.paths, side.placer, side.admission, options.named_tasks)
+        register_move(state)
 
     public = (options.host, socket.gethostname()) if access.public else ()
     callers = Callers(

@@ -1,6 +1,8 @@
-"""Registers the job kinds of a server: download, quantize, convert, measure."""
+"""Registers the job kinds of a server: download, quantize, convert, measure, move the models folder."""
 
+import asyncio
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.core.paths import Paths
@@ -9,7 +11,7 @@ from engine.job_kinds.measure.work import BenchService
 from engine.job_kinds.quantize import convert as converting
 from engine.job_kinds.quantize import job as quantizing
 from engine.jobs.jobs import JobRegistry
-from engine.library import work
+from engine.library import models_folder, work
 from engine.library.catalogue import Catalogue
 from engine.message_catalog import sentence
 from engine.placement.memory_admission import MemoryAdmission
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from engine.job_kinds.quantize.gate import GateService
     from engine.job_kinds.quantize.tasks import TaskSets
     from engine.library.hub.plan import FitEstimator
+    from engine.pool.loaded_model import LoadedModel
+    from engine.server.state import ServerState
 
 
 def register(
@@ -38,6 +42,29 @@ def register(
     bench_service = BenchService(paths, placer, admission, catalogue)
     measuring.register(jobs, bench_service)
     return bench_service
+
+
+def register_move(state: "ServerState") -> None:
+    """Register the move of the models folder, which waits for this server's models and jobs."""
+
+    def readers(folder: Path) -> "list[LoadedModel]":
+        return [m for m in state.pool.models if Path(m.settings.path).is_relative_to(folder)]
+
+    def rests(model: "LoadedModel") -> bool:
+        return model.idle or not (model.ready or model.loading or model.waiting)
+
+    def busy(folder: Path) -> bool:
+        active = (job.kind for job in state.jobs.jobs() if job.state in {"queued", "running"})
+        return bool(models_folder.WRITERS & set(active)) or not all(map(rests, readers(folder)))
+
+    def unload(folder: Path) -> bool:
+        for model in filter(rests, readers(folder)):
+            assert state.loop is not None  # jobs start with the first request
+            asyncio.run_coroutine_threadsafe(state.pool.unload(model.id), state.loop).result()
+        return bool(readers(folder))
+
+    switch = models_folder.Switch(busy=busy, keep=state.keep_models_folder, unload=unload)
+    models_folder.register(state.jobs, partial(Catalogue, state.paths, scan=False), switch)
 
 
 def _gates(paths: Paths, placer: Placer, admission: MemoryAdmission, named: "TaskSets") -> "GateService":

@@ -12,6 +12,7 @@ from engine.placement.types import NO_OVERRIDES, Overrides
 
 if TYPE_CHECKING:
     from engine.job_kinds.quantize.tasks import TaskSets
+    from engine.library.models_folder import Keep
 
 # Connections that the system may queue until they are accepted. Each is one attempt when descriptors run out.
 BACKLOG = 64
@@ -28,6 +29,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     `model` is loaded at start; a private server loads it only if it exists. `lora` are pairs of model and adapter
     file: the adapter is loaded with the model and used by requests that name it. `draft` is the default draft model
     for all models with its vocabulary. `named_tasks` are tasks for the quality gate of a quantization.
+    `keep_models_folder` stores the folder to which the models were moved.
     """
 
     host: str = DEFAULT_HOST
@@ -48,6 +50,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     max_models: int | None = None
     lora: tuple[tuple[str, str], ...] = ()
     draft: str | None = None
+    keep_models_folder: "Keep | None" = None
     named_tasks: "TaskSets" = msgspec.field(default_factory=dict)
     paths: Paths = msgspec.field(default_factory=user_paths)
 

@@ -44,6 +44,7 @@ from engine.upstreams.registry import UpstreamRegistry
 if TYPE_CHECKING:
     from engine.job_kinds.measure.work import BenchService
     from engine.job_kinds.quantize.tasks import TaskSets
+    from engine.library.models_folder import Keep
     from engine.server.documents.service import CollectionService
 
 HISTORY_S: Final = 600
@@ -135,6 +136,8 @@ class ServerState:
     power: PowerService = field(init=False)
     bench_service: "BenchService | None" = None
     named_tasks: "TaskSets" = field(default_factory=dict)
+    keep_models_folder: "Keep" = lambda _: None
+    loop: asyncio.AbstractEventLoop | None = None
     links: UpstreamLinks = field(default_factory=lambda: UpstreamLinks(UpstreamRegistry()))
     remotes: Remotes = field(default_factory=lambda: Remotes(RemoteRegistry()))
     recent: RecentRequests = field(default_factory=RecentRequests)

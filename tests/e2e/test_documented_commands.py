@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import click
@@ -9,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli.main import cli
+from app.client import Client
 from tests.support.servers import RunningServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,6 +66,7 @@ RUN = {
     "tessera settings list": "models.context",
     "tessera settings set models.context 16384": "",
     "tessera settings path": "settings.toml",
+    "tessera models move-folder new-place": "new-place now",
 }
 # Parsed but not run: only arguments and options are checked. A pattern, and the reason.
 NOT_RUN = {
@@ -159,7 +162,8 @@ def test_those_that_end_soon_do_what_they_say(tmp_path, monkeypatch):
     (tmp_path / "papers-folder" / "lease.txt").write_text("The rent is due on the fifth day of each month.\n" * 3)
     (tmp_path / "servers.json").write_text('{"mcpServers": {"clock": {"command": "clock-server"}}}')
     home = tmp_path / "home"
-    home.mkdir()
+    (home / "models").mkdir(parents=True)
+    shutil.copyfile(ROOT / "assets" / "models" / "spark-f16.gguf", home / "models" / "mine.gguf")
     server = RunningServer(home)
     try:
         monkeypatch.setenv("TESSERA_HOME", str(home))
@@ -172,5 +176,10 @@ def test_those_that_end_soon_do_what_they_say(tmp_path, monkeypatch):
             if result.exit_code != 0 or seen not in result.output:
                 failed.append(f"{line}: {result.exit_code} {result.output[-500:]} {result.exception!r}")
         assert failed == []
+        assert (tmp_path / "new-place" / "mine.gguf").exists()
+        assert not (home / "models").exists()
+        with Client(server.url, server.token, local=True) as client:
+            listed = {model.id: model for model in client.library()}
+        assert (listed["mine"].state, listed["mine"].path) == ("online", str(tmp_path / "new-place" / "mine.gguf"))
     finally:
         server.stop()

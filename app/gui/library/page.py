@@ -1,18 +1,13 @@
 """The Library page: models on this computer, and finding more."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from PySide6.QtCore import QCoreApplication, QEvent, Qt, Signal
-from PySide6.QtGui import QResizeEvent
+from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtWidgets import (
-    QDialog,
     QFileDialog,
-    QFrame,
-    QGridLayout,
     QInputDialog,
-    QPlainTextEdit,
-    QScrollArea,
     QTabWidget,
     QVBoxLayout,
     QWidget,
@@ -25,12 +20,11 @@ from app.gui.app_context import Services
 from app.gui.close_guard import show_in_folder
 from app.gui.job_card import JobList, title_of
 from app.gui.jobs import Jobs
+from app.gui.library.details import DetailsDialog
 from app.gui.library.hub_tab import HubTab
 from app.gui.library.load_dialog import LoadDialog
-from app.gui.library.model_card import ModelCard, capability_words, facts_of, origin_words
-from app.gui.markdown.view import MarkdownView
+from app.gui.library.model_card import ModelCard, capability_words
 from app.gui.reasons import error_message, failure_of
-from app.gui.theme import Theme
 from app.gui.widgets.basics import (
     Banner,
     Empty,
@@ -39,20 +33,29 @@ from app.gui.widgets.basics import (
     clear,
     label,
     row,
-    rule,
     search_field,
     stack,
     when_released,
 )
 from app.gui.widgets.popups import Choice, Menu
-from app.gui.widgets.tensor_mosaic import Mosaic, PrecisionLegend, tiles_of_tensors, tiles_of_types
+from app.settings import SettingsError
 from engine.api.hub import Updates
 from engine.api.jobs import Job, JobKind, ModelMade, result_of
-from engine.api.library import Linked, Model, PullRequest, Removed, Tensor, Verification
+from engine.api.library import (
+    Linked,
+    Model,
+    ModelsFolder,
+    Moved,
+    PullRequest,
+    Removed,
+    Tensor,
+    Verification,
+)
 from engine.core.paths import user_paths
 
 # Interval for detecting files or drives that reappear while the page is visible.
 _REFRESH_MS = 2000
+_NAMED = 3  # files that a message names
 
 
 class LibraryPage(Page):
@@ -99,8 +102,10 @@ class LibraryPage(Page):
             self.order.addItem(words, name)
         self.order.activated.connect(lambda _: self._make_cards())
         self._total = label("", "small")
+        change = button(self.tr("Change folder…"), self.choose_models_folder, "link")
+        change.setToolTip(self.tr("Move all models to another folder or drive"))
         self._sorting = QWidget()
-        sorting = row(self.search, self.order, self._total, spacing=12, margins=(0, 0, 0, 12))
+        sorting = row(self.search, self.order, self._total, change, spacing=12, margins=(0, 0, 0, 12))
         sorting.setStretch(0, 1)
         self._sorting.setLayout(sorting)
         self._here.setLayout(stack(self._sorting, self._column, self._empty, 1, spacing=0, margins=(0, 16, 0, 0)))
@@ -369,6 +374,7 @@ class LibraryPage(Page):
         menu.add("attach", self.tr("A GGUF file…"), lambda: self._choose(folder=False))
         menu.add("folder", self.tr("A folder (safetensors, ONNX)…"), lambda: self._choose(folder=True))
         menu.add("refresh", self.tr("Look for new files"), lambda: self.refresh(look_again=True))
+        menu.add("folder", self.tr("Move the models to another folder…"), self.choose_models_folder)
         menu.below(self._add)
 
     def _choose(self, *, folder: bool) -> None:
@@ -379,6 +385,46 @@ class LibraryPage(Page):
             dialog.setNameFilter(self.tr("Models (*.gguf)"))
         dialog.fileSelected.connect(self.offer)
         dialog.open()
+
+    def choose_models_folder(self) -> None:
+        """Let the user choose a folder for the models, and ask before they are moved there."""
+        dialog = QFileDialog(self, self.tr("Folder for the models"))
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.setFileMode(QFileDialog.FileMode.Directory)
+
+        def chosen(path: str) -> None:
+            def look() -> tuple[ModelsFolder, Path]:
+                target = Path(path)
+                occupied = target.is_dir() and any(target.iterdir())
+                return self._services.api.models_folder(), target / "tessera-models" if occupied else target
+
+            self._services.ask(self.banner, look, lambda found: self._ask_to_move(*found))
+
+        dialog.fileSelected.connect(chosen)
+        dialog.open()
+
+    def _ask_to_move(self, now: ModelsFolder, target: Path) -> None:
+        api = self._services.api
+        words = self.tr(
+            "Move all models from {old} to {new}? Until all files are there, they are used from the old folder."
+        ).format(old=now.path, new=target)
+        move = (
+            self.tr("Move"),
+            lambda: self._services.ask(self.banner, lambda: api.move_models(str(target)), self._jobs.started),
+        )
+        self.banner.notify(words, "info", move)
+
+    def _on_moved(self, moved: Moved) -> None:
+        """Report the new folder, and which files stayed in the old one."""
+        with contextlib.suppress(SettingsError):
+            self._services.settings.set("models.folder", moved.path)
+        self._services.models.refresh()
+        if moved.left:
+            words = self.tr("The models are in {name} now. {n} files stayed in the old folder: {files}")
+            text = words.format(name=moved.path, n=len(moved.left), files=", ".join(moved.left[:_NAMED]))
+            self.banner.notify(text, "warn")
+        else:
+            self.banner.notify(self.tr("The models are in {name} now.").format(name=moved.path), "ok")
 
     def _on_tab(self, position: int) -> None:
         if position == 1:
@@ -405,7 +451,10 @@ class LibraryPage(Page):
         if job.state != "done":
             return
         self.refresh()
-        if job.kind is JobKind.VERIFY:
+        moved = result_of(job, Moved) if job.kind is JobKind.MOVE else None
+        if moved is not None:
+            self._on_moved(moved)
+        elif job.kind is JobKind.VERIFY:
             self._show_check(job)
         elif job.kind in {JobKind.PULL, JobKind.IMPORT, JobKind.CONVERT}:
             made = result_of(job, ModelMade)
@@ -433,115 +482,3 @@ def arranged(
         "context": lambda model: -(model.details.context_train or 0),
     }
     return sorted((pair for pair in models if has(pair[0])), key=lambda pair: keys[order](pair[0]))  # type: ignore[arg-type,return-value]  # numbers or strings, never mixed
-
-
-_TILES = 240
-
-
-class DetailsDialog(QDialog):
-    """Details of a model; Esc closes it. Without `tensors` the mosaic shows the shares of the tensor types."""
-
-    def __init__(self, theme: Theme, model: Model, tensors: Sequence[Tensor], parent: QWidget) -> None:
-        super().__init__(parent)
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.setWindowTitle(model.name)
-        screen = parent.screen().availableGeometry()
-        self.resize(min(720, screen.width() - 48), min(760, screen.height() - 96))
-        details = model.details
-        self.mosaic = Mosaic(theme, height=96)
-        tiles = tiles_of_tensors(tensors)
-        self.mosaic.show_tiles(tiles or tiles_of_types(details.type_bytes, _TILES))
-        what = (
-            self.tr("One tile for each of {n} tensors; point at one to read its name.").format(n=len(tiles))
-            if tiles
-            else self.tr("Each tile is a share of the weights.")
-        )
-        grid = QGridLayout()
-        grid.setColumnStretch(1, 1)
-        grid.setVerticalSpacing(8)
-        grid.setHorizontalSpacing(16)
-        for number, (name, value) in enumerate(_rows(model)):
-            grid.addWidget(label(name, "small"), number, 0, Qt.AlignmentFlag.AlignTop)
-            grid.addWidget(label(value, "", wrap=True, selectable=True), number, 1)
-        column = stack(
-            self.mosaic,
-            label(what, "small", wrap=True),
-            PrecisionLegend(theme),
-            rule(),
-            grid,
-            spacing=12,
-            margins=(24, 8, 24, 16),
-        )
-        if model.card_text:
-            self.card = MarkdownView(theme)
-            self.card.set_markdown(model.card_text)
-            column.addWidget(rule())
-            column.addWidget(self.card)
-        if details.chat_template:
-            column.addWidget(rule())
-            column.addWidget(label(self.tr("Chat template"), "strong"))
-            area = QPlainTextEdit(details.chat_template)
-            area.setReadOnly(True)
-            theme.dress(area, "small")
-            area.setAccessibleName(self.tr("Chat template"))
-            area.setFixedHeight(160)
-            column.addWidget(area)
-        column.addStretch(1)
-        inner = QWidget()
-        inner.setProperty("kind", "page")
-        inner.setLayout(column)
-        self._scroll = QScrollArea()
-        self._scroll.setWidgetResizable(True)
-        self._scroll.setFrameShape(QFrame.Shape.NoFrame)
-        self._scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self._scroll.setWidget(inner)
-        head = stack(
-            label(model.name, "title"),
-            label(facts_of(model), "muted", wrap=True),
-            spacing=4,
-            margins=(24, 24, 24, 8),
-        )
-        close = row(1, button(self.tr("Close"), self.close), margins=(24, 8, 24, 16))
-        layout = stack(head, self._scroll, close, spacing=0)
-        layout.setStretch(1, 1)
-        self.setLayout(layout)
-        if model.card_text:
-            self._fit_card()
-
-    card: MarkdownView | None = None
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        """Fit the height of the model card to this width."""
-        super().resizeEvent(event)
-        self._fit_card()
-
-    def _fit_card(self) -> None:
-        if self.card is not None:
-            self.card.fit_width(self._scroll.viewport().width() - 2 * 24)
-
-
-def _rows(model: Model) -> list[tuple[str, str]]:
-    details = model.details
-    rows = [
-        (_tr("API identifier"), model.id),
-        (_tr("File"), model.path),
-        (_tr("From"), origin_words(model.origin)),
-        (_tr("Licence"), details.license or _tr("not stated")),
-        (_tr("Capabilities"), ", ".join(map(capability_words, model.capabilities))),
-    ]
-    by_source: dict[str, list[str]] = {}
-    for name, fact in model.sampling.items():
-        by_source.setdefault(formatted.source(fact.source), []).append(f"{name} {fact.value:g}")
-    rows += [(_tr("Sampling"), f"{', '.join(values)} ({source})") for source, values in by_source.items()]
-    types = details.type_bytes
-    if types:
-        ordered = sorted(types.items(), key=lambda item: -item[1])
-        rows.append((_tr("Tensors"), ", ".join(f"{name} {formatted.size(size)}" for name, size in ordered)))
-    sums = [file.sha256 for file in model.files if file.sha256]
-    if sums:
-        rows.append(("SHA-256", "\n".join(sums)))
-    return rows
-
-
-def _tr(text: str) -> str:
-    return QCoreApplication.translate("details", text)

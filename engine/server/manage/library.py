@@ -1,6 +1,7 @@
 """/tessera/v1/models, /hub and /trash: the model library. Long work returns a job (see manage/jobs)."""
 
 import asyncio
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -19,6 +20,8 @@ from engine.api.library import (
     LocateRequest,
     Model,
     Models,
+    ModelsFolder,
+    MoveRequest,
     PullRequest,
     Removed,
     RenameRequest,
@@ -29,10 +32,11 @@ from engine.api.library import (
 from engine.core.errors import BadModelFile, InputFault
 from engine.core.paths import whole_path
 from engine.core.sampling import choose
-from engine.library import importing, recommended_models, trash
+from engine.library import importing, models_folder, recommended_models, trash
 from engine.library.catalogue import Catalogue
 from engine.library.lookup import require
 from engine.library.types import ModelEntry
+from engine.message_catalog.reasons import because
 from engine.server.manage.models import decided
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
@@ -152,6 +156,30 @@ async def remove_model(request: Request, model: str) -> Removed:
     return _removed(await asyncio.to_thread(trash.Trash(catalogue).remove, entry))
 
 
+@router.get("/models-folder")
+async def show_models_folder(request: Request) -> ModelsFolder:
+    """Where downloads and imports are stored, and the free space there."""
+    folder = (await _catalogue(request)).paths.models
+    return ModelsFolder(path=str(folder), free_bytes=await asyncio.to_thread(_free_bytes, folder))
+
+
+@router.post("/models-folder/move", status_code=202)
+async def move_models_folder(request: Request, body: MoveRequest) -> Job:
+    """Start moving all models to another folder, or continue a move there that was interrupted.
+
+    Models answer from the old folder until all files are in the new one.
+    """
+    state, target = server_state(request), whole_path(body.path, "path")
+    for job in state.jobs.jobs():
+        if job.kind is JobKind.MOVE and not job.ended:
+            if job.params.get("target") != str(target):
+                raise InputFault(because("move_unfinished", path=job.title), "path")
+            return job if job.state in {"queued", "running"} else state.jobs.resume(job.id)
+    paths = (await _catalogue(request)).paths
+    task = await asyncio.to_thread(models_folder.check, paths, target, state.keep_models_folder)
+    return state.jobs.start(JobKind.MOVE, task.target, task)
+
+
 @router.get("/trash")
 async def list_trash(request: Request) -> Trash:
     """Removed models that can be restored."""
@@ -246,6 +274,11 @@ async def _services(request: Request) -> Services:
 
 async def _catalogue(request: Request) -> Catalogue:
     return await server_state(request).models.catalogue()
+
+
+def _free_bytes(folder: Path) -> int:
+    """Free bytes of the drive of a folder that may not exist yet."""
+    return next(shutil.disk_usage(path).free for path in (folder, *folder.parents) if path.exists())
 
 
 def _card_text(entry: ModelEntry) -> str | None:

@@ -162,6 +162,25 @@ def test_a_question_that_is_too_long_alone_offers_to_shorten_it(walk):
     assert "Skip" not in walk.ask("says(chat)")
 
 
+def test_the_models_move_to_another_folder_and_the_next_server_finds_them(walk):
+    walk.go("Library")
+    target = walk.home / "drive"
+    target.mkdir()
+    (target / "letter.txt").touch()  # not empty: the models get a folder of their own in it
+    walk.click("Add a file or folder…", LIBRARY)
+    walk.click("Move the models to another folder…")
+    walk.key("Escape")
+    walk.dialog_closed()
+    walk.click("Change folder…", LIBRARY)
+    walk.choose_file(target)
+    walk.click("Move", LIBRARY)
+    walk.until(f"'tessera-models now' in says({LIBRARY})")
+    assert (target / "tessera-models" / "wanderer.gguf").exists()
+    assert not walk.models.exists()
+    paths = f"[c.model.path for c in {LIBRARY}.cards if c.model.id == 'wanderer' and c.model.state == 'online']"
+    walk.until(f"{paths} == [{str(target / 'tessera-models' / 'wanderer.gguf')!r}]")
+
+
 def test_what_is_connected_ends_with_the_server(walk):
     walk.go("Server")
     walk.click("Stop", "window.page('server')")
@@ -169,3 +188,6 @@ def test_what_is_connected_ends_with_the_server(walk):
     walk.until("window.page('server').programs.rowCount() == 0 or not window.page('server').programs.isVisible()")
     walk.click("Start", "window.page('server')")
     walk.until("desktop.services.models.reachable")
+    walk.go("Library")
+    moved = f"[c.model.path for c in {LIBRARY}.cards if c.model.id == 'wanderer' and c.model.state == 'online']"
+    walk.until(f"{moved} == [{str(walk.home / 'drive' / 'tessera-models' / 'wanderer.gguf')!r}]")

@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.settings import BY_NAME, SETTINGS, SettingsError, export, load, save
+from app.settings import (
+    BY_NAME,
+    SETTINGS,
+    SettingsError,
+    export,
+    given_environment,
+    keep_models_folder,
+    load,
+    save,
+)
+from engine.core.errors import InputFault
 from engine.core.paths import user_paths
 
 
@@ -164,3 +174,17 @@ def test_any_text_survives_the_file(tmp_path_factory, text):
         return
     save(load(file, {}).changed("chat.system_prompt", text), file)
     assert load(file, {})["chat.system_prompt"] == text
+
+
+def test_the_folder_of_a_move_is_stored_unless_the_environment_names_another(tmp_path, monkeypatch):
+    monkeypatch.setenv("TESSERA_MODELS_FOLDER", "")  # restored at the end, although the code sets it
+    monkeypatch.setenv("TESSERA_HOME", str(tmp_path))
+    monkeypatch.delenv("TESSERA_MODELS_FOLDER", raising=False)
+    keep_models_folder(None)
+    assert load()["models.folder"] == ""
+    keep_models_folder(tmp_path / "first")
+    assert load()["models.folder"] == str(tmp_path / "first")
+    assert "TESSERA_MODELS_FOLDER" not in given_environment()
+    monkeypatch.setenv("TESSERA_MODELS_FOLDER", str(tmp_path / "given"))
+    with pytest.raises(InputFault, match="TESSERA_MODELS_FOLDER"):
+        keep_models_folder(None)
