@@ -46,6 +46,8 @@ class AnswerFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     edited: bool = False
     # Of a response and of a tool result: pages of the web that it is based on.
     sources: tuple[WebSource, ...] = ()
+    # Of a response: remembered facts that its model got.
+    memories: tuple[str, ...] = ()
     # Of a response that failed.
     error: str = ""
     error_code: str = ""

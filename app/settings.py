@@ -198,6 +198,15 @@ SETTINGS: tuple[Setting, ...] = (
         "Chat",
     ),
     Setting(
+        "chat.memory",
+        "ask",
+        "Memory across chats",
+        "For chats in which the Memory tool is on. Ask: each new fact is shown first. Automatic: facts are saved "
+        "without a question, unless other tools bring in foreign text. Off: no chat uses or saves facts.",
+        "Chat",
+        choices=("off", "ask", "automatic"),
+    ),
+    Setting(
         "web.searxng",
         "",
         "Address of a SearXNG instance for web search",

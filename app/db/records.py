@@ -107,6 +107,16 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """A fact that chats remember, everywhere or in the project `folder_id` only."""
+
+    id: int
+    text: str
+    folder_id: int | None = None
+    created_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class Hit:
     """A message found by search; `excerpt` marks the matching words with U+0002 and U+0003."""
 

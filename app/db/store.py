@@ -233,6 +233,16 @@ CREATE TABLE prompts(
   text TEXT NOT NULL);
 """
 
+# A fact of a project goes with it.
+_MEMORIES = """
+CREATE TABLE memories(
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  text TEXT NOT NULL,
+  folder_id INTEGER REFERENCES folders(id) ON DELETE CASCADE,
+  created_s REAL NOT NULL);
+CREATE INDEX memories_by_folder ON memories(folder_id);
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     _CHATS,
     _SEARCH,
@@ -240,6 +250,7 @@ MIGRATIONS: tuple[str, ...] = (
     _ARCHIVE,
     _TOOLS_PROJECTS_FOLDS,
     _PROMPTS,
+    _MEMORIES,
 )
 VERSION = len(MIGRATIONS)
 

@@ -14,6 +14,7 @@ from devices.child_command import child_command
 CALCULATOR: Final = "tessera:calculator"
 FILES: Final = "tessera:files"
 WEB: Final = "tessera:web"
+MEMORY: Final = "tessera:memory"
 _LIMIT_S: Final = 6
 _MAX_LINES: Final = 400
 _MAX_ENTRIES: Final = 300

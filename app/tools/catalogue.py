@@ -1,11 +1,12 @@
 """All tool sources that a chat can enable, by name: built-in tools and the user's servers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from app.settings import load
-from app.tools.builtin import CALCULATOR, FILES, WEB, Calculator, FileReader
+from app.tools.builtin import CALCULATOR, FILES, MEMORY, WEB, Calculator, FileReader
 from app.tools.consent import ToolConsent
 from app.tools.mcp_config import BadMcpConfig, ServerList
 from app.tools.toolset import RunningServers, Source
@@ -22,8 +23,8 @@ class Offered:
     built_in: bool = False
 
 
-def offered(paths: Paths | None = None) -> list[Offered]:
-    """All sources. Raises: BadMcpConfig: the user's file of servers is invalid."""
+def offered(paths: Paths | None = None, *, window: bool = False) -> list[Offered]:
+    """All sources; the memory belongs to the window. Raises: BadMcpConfig: the file of servers is invalid."""
     own = [
         Offered(CALCULATOR, "Numbers and units, calculated outside the model.", built_in=True),
         Offered(FILES, "Reads files in the project's folder and in those the settings allow.", built_in=True),
@@ -34,6 +35,9 @@ def offered(paths: Paths | None = None) -> list[Offered]:
             built_in=True,
         ),
     ]
+    if window:
+        words = "Uses facts from earlier chats, and saves new ones that you allow. They stay on this computer."
+        own.append(Offered(MEMORY, words, built_in=True))
     return own + [
         Offered(server.name, shown_line(server.url) if server.url else shown_argv(server.argv))
         for server in ServerList(paths).read()
@@ -52,27 +56,44 @@ def open_sources(
         by_name = {}
         problems.append(str(error))
     for name in names:
-        if name == CALCULATOR:
-            sources.append(Calculator())
-        elif name == FILES:
-            sources.append(FileReader(_allowed(folder)))
-            if not sources[-1].specs:
-                problems.append("No folder may be read: the settings name none, and the chat is in no project.")
-        elif name == WEB:
-            from app.tools.web import Web
-
-            settings = load()
-            sources.append(Web(settings.text("web.searxng"), offline=settings.flag("network.offline")))
-            if not sources[-1].specs:
-                problems.append("The web is not used: the setting network.offline is on.")
-        elif name not in by_name:
-            problems.append(f"There is no MCP server {name!r} any more.")
-        else:
-            try:
+        try:
+            if name in _BUILT_IN:
+                sources.append(_BUILT_IN[name](folder))
+                if not sources[-1].specs:
+                    problems.append(_EMPTY[name])
+            elif name in by_name:
                 sources.append(servers.open(by_name[name], folder, consent))
-            except ToolRefused as error:
-                problems.append(str(error))
+            else:
+                problems.append(f"There is no MCP server {name!r} any more.")
+        except ToolRefused as error:
+            problems.append(str(error))
     return sources, problems
+
+
+def _web(folder: Path) -> Source:
+    from app.tools.web import Web
+
+    del folder
+    settings = load()
+    return Web(settings.text("web.searxng"), offline=settings.flag("network.offline"))
+
+
+def _memory(folder: Path) -> Source:
+    del folder
+    raise ToolRefused("The memory works in chats of the window only.")
+
+
+_BUILT_IN: Final[dict[str, Callable[[Path], Source]]] = {
+    CALCULATOR: lambda _: Calculator(),
+    FILES: lambda folder: FileReader(_allowed(folder)),
+    WEB: _web,
+    MEMORY: _memory,
+}
+# Why a built-in source has no tools.
+_EMPTY: Final = {
+    FILES: "No folder may be read: the settings name none, and the chat is in no project.",
+    WEB: "The web is not used: the setting network.offline is on.",
+}
 
 
 def _allowed(folder: Path) -> list[Path]:

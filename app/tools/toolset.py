@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -67,9 +67,11 @@ class ServerSource:
 class Toolset:
     """All sources of a chat. All methods block: do not call them on a window's main thread."""
 
-    def __init__(self, sources: Sequence[Source], consent: ToolConsent) -> None:
+    def __init__(self, sources: Sequence[Source], consent: ToolConsent, unasked: Collection[str] = ()) -> None:
+        """Create a toolset. Calls of the sources in `unasked` need no consent."""
         self._sources = tuple(sources)
         self._consent = consent
+        self._unasked = frozenset(unasked)
         self._owners: dict[str, tuple[Source, ToolSpec]] = {}
 
     def specs(self) -> tuple[ToolSpec, ...]:
@@ -105,7 +107,7 @@ class Toolset:
             detail=shown_text(json.dumps(given, indent=2, ensure_ascii=False)),
             key=name,
         )
-        if not self._consent.given(request, tool_fingerprint(spec)):
+        if source.name not in self._unasked and not self._consent.given(request, tool_fingerprint(spec)):
             return ToolOutcome("The person declined this call.", ok=False)
         return source.call(name, given)
 

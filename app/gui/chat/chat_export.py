@@ -168,7 +168,8 @@ def _message(message: Message) -> dict[str, Any]:
         "status": message.status,
         "model": message.model,
         "created_s": message.created_s,
-        "facts": msgspec.to_builtins(message.facts),
+        # What chats remember is the person's own, and not part of a chat that is passed on.
+        "facts": msgspec.to_builtins(msgspec.structs.replace(message.facts, memories=())),
         "attachments": [
             {
                 "name": item.name,

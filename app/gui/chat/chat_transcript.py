@@ -11,6 +11,7 @@ from app.db.records import Fold, Message
 from app.generation_phase import Phase
 from app.gui.app_context import Services
 from app.gui.chat.controller import ChatController
+from app.gui.chat.memory import UsedMemory
 from app.gui.chat.message_actions import MessageActions
 from app.gui.chat.message_editor import MessageEditor
 from app.gui.chat.message_widget import MessageWidget, folded
@@ -303,6 +304,8 @@ class MessageItems:
         grounds = message.facts.grounds
         if grounds is not None:
             made.add_below_text(GroundsCard(self._services, grounds, message.content))
+        if message.facts.memories:
+            made.add_below_text(UsedMemory(self._services, message.facts.memories))
         if message.facts.sources:
             made.add_below_text(SourcesCard(message.facts.sources))
         if message_id == chat.answering_id or message.status == "streaming":

@@ -24,6 +24,7 @@ from app.gui.chat.tree import MessageTree, pair_of
 from app.gui.reasons import error_message
 from app.gui.widgets.basics import Banner
 from app.tools.loop import MAX_ROUNDS
+from app.tools.memory import memory_prompt
 from app.tools.types import ToolSpec
 
 
@@ -279,7 +280,8 @@ class ChatController(QObject):
 
         def prepare() -> None:
             if message_id in self.tree and self._preparing == message_id:
-                self.tools.prepare(self.conversation.id, tools, self.project.folder, go_on)
+                asked = [message.content for message in self.tree.path() if message.role == "user"][-1:]
+                self.tools.prepare(self.conversation, tools, self.project.folder, "".join(asked), go_on)
 
         self.compactor.before_answer(self.conversation, self.tree.path(), prepare)
 
@@ -298,7 +300,9 @@ class ChatController(QObject):
         body = branch_body(
             model,
             what.messages,
-            system_prompt=self.compactor.prompt(self.conversation, what),
+            system_prompt="\n\n".join(
+                filter(None, (self.compactor.prompt(self.conversation, what), memory_prompt(self.tools.recalled)))
+            ),
             sampling=self.conversation.sampling,
             continue_last=continue_last,
             tools=specs,
@@ -311,7 +315,9 @@ class ChatController(QObject):
         if status == "error" and self._sent_pictures:
             facts = facts.updated(AnswerFacts(pictures_sent=True))
         if answer.content and not answer.tools.calls:
-            facts = facts.updated(AnswerFacts(sources=self._sources(message_id, answer.content)))
+            sources = self._sources(message_id, answer.content)
+            remembered = tuple(memory.text for memory in self.tools.recalled)
+            facts = facts.updated(AnswerFacts(sources=sources, memories=remembered))
         text, thought = answer.content, answer.reasoning
         message = replace(self.tree[message_id], content=text, reasoning=thought, status=status, facts=facts)
         self._write(message)

@@ -79,7 +79,7 @@ class Projects(QObject):
         def read(folder: Folder) -> "tuple[Folder, list[Offered]]":
             from app.tools.catalogue import offered
 
-            return folder, offered()
+            return folder, offered(window=True)
 
         def show(found: "tuple[Folder, list[Offered]]") -> None:
             from app.gui.chat.project_dialog import ProjectDialog

@@ -11,12 +11,14 @@ from PySide6.QtCore import QObject, Signal
 
 from app.answer_facts import AnswerFacts, ToolCall
 from app.db import messages
-from app.db.records import Message
+from app.db.records import Conversation, Memory, Message
 from app.db.store import Store
 from app.gui.app_context import Services
 from app.gui.reasons import error_message
+from app.tools.builtin import MEMORY
 from app.tools.loop import Called, carried_out
 from app.tools.types import ToolSpec
+from engine.api.chat import REMOTE, Embeddings
 
 # The tool modules are imported on first use, so that the window appears sooner.
 if TYPE_CHECKING:
@@ -39,37 +41,52 @@ class ToolTurns(QObject):
         self._consents: dict[int, ToolConsent] = {}
         self._decisions: queue.SimpleQueue[ToolDecision] = queue.SimpleQueue()
         self._toolset: Toolset | None = None
+        self.recalled: tuple[Memory, ...] = ()  # remembered facts for the response that was prepared last
         self._cancelled = threading.Event()
         self._asked_at = 0.0
         services.background.at_close(self.close)
 
     def prepare(
-        self, chat: int, names: Sequence[str], folder: Path, then: Callable[[tuple[ToolSpec, ...]], object]
+        self,
+        chat: Conversation,
+        names: Sequence[str],
+        folder: Path,
+        question: str,
+        then: Callable[[tuple[ToolSpec, ...]], object],
     ) -> None:
-        """Start missing servers, then call `then` with the available tools.
+        """Start missing servers and look up what is remembered, then call `then` with the available tools.
 
         Calls it immediately if `names` is empty.
         """
-        self._toolset = None
+        self._toolset, self.recalled = None, ()
         if not names:
             then(())
             return
         cancelled = self._cancelled = threading.Event()
-        servers, consent = self._begun(chat)
+        servers, consent = self._begun(chat.id)
+        setting = self._services.settings.now.text("chat.memory")
+        choice = self._services.models.get(chat.model)
+        n_ctx = choice.n_ctx if choice is not None else 0
 
-        def work() -> "tuple[Toolset, tuple[ToolSpec, ...], list[str]]":
+        def work() -> "tuple[Toolset, tuple[ToolSpec, ...], list[str], tuple[Memory, ...]]":
             from app.tools.catalogue import open_sources
+            from app.tools.memory import MemoryTool, saved_unasked
             from app.tools.toolset import Toolset
 
-            sources, problems = open_sources(names, folder, servers, consent)
-            toolset = Toolset(sources, consent)
-            return toolset, toolset.specs(), problems
+            sources, problems = open_sources([name for name in names if name != MEMORY], folder, servers, consent)
+            recalled: tuple[Memory, ...] = ()
+            if MEMORY in names and setting != "off":
+                memory = MemoryTool(self._services.store, chat.folder_id)
+                sources.append(memory)
+                recalled = memory.found(question, self._embedded, n_ctx)
+            toolset = Toolset(sources, consent, {MEMORY} if saved_unasked(setting, names) else ())
+            return toolset, toolset.specs(), problems, recalled
 
-        def done(result: "tuple[Toolset, tuple[ToolSpec, ...], list[str]]") -> None:
-            toolset, specs, problems = result
+        def done(result: "tuple[Toolset, tuple[ToolSpec, ...], list[str], tuple[Memory, ...]]") -> None:
+            toolset, specs, problems, recalled = result
             if cancelled.is_set():
                 return
-            self._toolset = toolset
+            self._toolset, self.recalled = toolset, recalled
             if problems:
                 self.not_started.emit("\n".join(problems))
             then(specs)
@@ -80,6 +97,16 @@ class ToolTurns(QObject):
                 then(())
 
         self._services.background.run(work, done, failed, self)
+
+    def _embedded(self, texts: Sequence[str]) -> list[list[float]] | None:
+        """Vectors from a local model for embeddings, if there is one. Worker thread only."""
+        api = self._services.api
+        rows = [row for row in api.chat_models() if "embedding" in row.capabilities and row.origin != REMOTE]
+        if not rows:
+            return None
+        model = next((row for row in rows if row.state == "loaded"), rows[0]).id
+        answer = api.post("/v1/embeddings", Embeddings, {"model": model, "input": list(texts)})
+        return [each.embedding for each in sorted(answer.data, key=lambda each: each.index)]
 
     def carry_out(
         self,

@@ -12,10 +12,11 @@ from PySide6.QtWidgets import QBoxLayout, QCheckBox, QDialog, QFrame, QLineEdit,
 from app.db.records import Conversation
 from app.evals.tool_calls.run import CertificateStore
 from app.gui.app_context import Services
+from app.gui.chat.memory import MemoryDialog
 from app.gui.reasons import error_message
 from app.gui.widgets.basics import IconButton, button, clear, label, row, scrolled, set_kind, stack, when_released
 from app.gui.widgets.popups import Choice
-from app.tools.builtin import CALCULATOR, FILES, WEB
+from app.tools.builtin import CALCULATOR, FILES, MEMORY, WEB
 from app.tools.catalogue import Offered, offered
 from app.tools.consent import ConsentStore, StoredDecision, tool_fingerprint
 from app.tools.mcp_config import (
@@ -96,7 +97,7 @@ class ToolsPanel(QFrame):
                 else self.tr("Tool calling of this model has not been measured: tessera certify {model}")
             )
             share = round(100 * found.pass_frac) if found else 0
-            return offered(), ConsentStore().all(), words.format(n=share, model=model)
+            return offered(window=True), ConsentStore().all(), words.format(n=share, model=model)
 
         def show(found: tuple[list[Offered], dict[str, StoredDecision], str]) -> None:
             if asked == self._asked:  # a later request may have finished first
@@ -171,8 +172,13 @@ class ToolsPanel(QFrame):
         column = stack(top, detail, spacing=2)
         if not source.built_in:
             self._add_tools(column, source)
+        elif source.name == MEMORY:
+            column.addWidget(button(self.tr("Show and edit the memory…"), self._show_memory, "link"))
         holder.setLayout(column)
         return holder
+
+    def _show_memory(self) -> None:
+        MemoryDialog(self._services, self.window()).open()
 
     def _add_tools(self, column: QBoxLayout, source: Offered) -> None:
         """List a server's tools, each with a switch; a server that was not tested yet is started by a click."""
@@ -288,6 +294,13 @@ def built_in_words(name: str) -> tuple[str, str]:
                 "ToolsPanel",
                 "Reads web pages, and searches with the SearXNG instance of the settings. Each site sees this "
                 "computer's address and what is read there; the instance gets the search words.",
+            ),
+        ),
+        MEMORY: (
+            translate("ToolsPanel", "Memory"),
+            translate(
+                "ToolsPanel",
+                "Uses facts from earlier chats, and saves new ones that you allow. They stay on this computer.",
             ),
         ),
     }.get(name, ("", ""))

@@ -91,6 +91,8 @@ class ToolConsentCard(ConsentCard):
 
     def words(self, request: "ConsentRequest") -> str:
         """The text of the question."""
+        if request.key == "remember":
+            return self.tr("The model wants to remember this for later chats:")
         if request.kind == "tool":
             return self.tr("The model wants to use {tool} with:").format(tool=request.title)
         return request.title

@@ -13,6 +13,7 @@ from app.gui.app_context import Services
 from app.gui.markdown.view import offer_link
 from app.gui.reasons import error_message, translated
 from app.gui.widgets.basics import button, label, stack
+from app.tools.types import shown_line
 from engine.api.collections import Grounds, PageText, Passage
 
 _SENTENCE_CHARS = 120
@@ -76,6 +77,7 @@ class GroundsCard(QFrame):
 
 
 _SHOWN_TITLE = 80
+_SHOWN_URL = 400
 
 
 class SourcesCard(QFrame):
@@ -85,11 +87,12 @@ class SourcesCard(QFrame):
         super().__init__()
         self.setProperty("kind", "note")
         lines: list[QWidget] = [label(self.tr("Sources"), "small")]
-        for number, source in enumerate(sources, 1):
+        for number, source in enumerate(sources[:_SHOWN_PASSAGES], 1):  # an imported chat may hold any number
             url = QUrl(source.url)
-            title = (source.title or source.url)[:_SHOWN_TITLE].replace("&", "&&")
-            made = button(f"[{number}] {title} · {url.host()}", partial(offer_link, url, self), "link")
-            made.setToolTip(url.toString())
+            title = shown_line((source.title or source.url)[:_SHOWN_TITLE])
+            words = f"[{number}] {title} · {url.host()[:_SHOWN_TITLE]}".replace("&", "&&")
+            made = button(words, partial(offer_link, url, self), "link")
+            made.setToolTip(url.toString()[:_SHOWN_URL])
             lines.append(made)
         self.setLayout(stack(*lines, spacing=2, margins=(16, 8, 16, 8)))
 

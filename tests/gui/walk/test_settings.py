@@ -84,6 +84,8 @@ def test_how_it_chats(walk):
         is_kept(walk, name, value=False)
     walk.choose("Process your draft while you type", "Off", SETTINGS)
     is_kept(walk, "chat.read_ahead", "off")
+    walk.choose("Memory across chats", "Automatic", SETTINGS)
+    is_kept(walk, "chat.memory", "automatic")
     walk.fill("Folders that the file tool may read", str(walk.home), SETTINGS)
     walk.key("Return")
     is_kept(walk, "tools.folders", str(walk.home))

@@ -209,6 +209,58 @@ def test_the_web_is_searched_and_sources_are_shown(walk, talker):
         walk.click("Tools (1)", "chat.composer")
 
 
+def test_facts_are_remembered_used_edited_and_switched_off(walk, talker, tmp_path):
+    fact, better = "Measures plus signs in metres", "Measures everything in feet"
+    walk.new_chat()
+    walk.click("Tools (1)", "chat.composer")
+    walk.click("Memory", "chat.tools.panel")
+    walk.click("sums", "chat.tools.panel")
+    walk.until("chat.controller.conversation.tools == ('tessera:memory',)")
+    walk.click("Use these in every new chat", "chat.tools.panel")
+    talker.arguments = {"fact": fact}
+    asked(walk, "Metres are my unit, plus remember that")
+    assert "remember this for later chats" in walk.ask(f"says({CONSENT})")
+    walk.picture("memory-consent")
+    walk.click("Allow once", CONSENT)
+    assert ended(walk).endswith(f"Remembered: {fact}")
+
+    walk.new_chat()
+    walk.say("Which unit do I like?")
+    assert fact in json.dumps(talker.seen[-1][1]["messages"][0])
+    walk.until(f"'Used memory: {fact}' in says(chat.transcript)")
+    walk.click("Memory…", "chat.transcript")
+    walk.fill(f"Fact: {fact}", better)
+    walk.key("Return")
+    walk.until(f"spot('Fact: {better}')")
+    walk.choose(f"Where it is used: {better}", "Everywhere")
+    walk.fill("New fact", "Lives by the sea")
+    walk.click("Remember")
+    walk.click("Forget: Lives by the sea")
+    walk.click("Undo")
+    walk.until("spot('Fact: Lives by the sea')")
+    walk.picture("memory")
+    walk.fill("Search facts", "feet")
+    walk.until("not spot('Fact: Lives by the sea')")
+    walk.click("Export…")
+    walk.name_file(tmp_path / "memory.json")
+    walk.key("Return")
+    wait_for((tmp_path / "memory.json").exists, 60, "the exported memory")
+    exported = json.loads((tmp_path / "memory.json").read_text())["memory"]
+    assert [row["text"] for row in exported] == ["Lives by the sea", better]
+    walk.choose("Memory", "Off: use and save nothing", "app.activeModalWidget()")
+    walk.until("desktop.services.settings.now.text('chat.memory') == 'off'")
+    walk.click("Done", "app.activeModalWidget()")
+    walk.until("app.activeModalWidget() is None")
+    walk.say("And which unit now?")
+    assert better not in json.dumps(talker.seen[-1][1]["messages"])
+    assert "tools" not in talker.seen[-1][1], "nothing is saved either"
+    walk.click("Show and edit the memory…", "chat.tools.panel")
+    walk.until("spot('Fact: Lives by the sea')")
+    walk.click("Done", "app.activeModalWidget()")
+    walk.until("app.activeModalWidget() is None")
+    walk.click("Tools (1)", "chat.composer")
+
+
 @pytest.fixture
 def project(tmp_path):
     folder = tmp_path / "lighthouse"
