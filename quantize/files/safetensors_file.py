@@ -91,8 +91,11 @@ def refuse_pickle(path: str | os.PathLike[str]) -> None:
     if path.suffix.lower() in _PICKLES:
         raise RefusedFormat(str(path), reason)
     with FileSource(path) as source:
-        head = source.read_at(0, 4)
-    if head[:2] in {b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"} or head == b"PK\x03\x04":
+        head = source.read_at(0, _LENGTH_BYTES + 1)
+    # A header of 640 bytes begins as a pickle does, but its JSON follows the length.
+    if head[_LENGTH_BYTES:] == b"{" and path.suffix.lower() == ".safetensors":
+        return
+    if head[:2] in {b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"} or head[:4] == b"PK\x03\x04":
         raise RefusedFormat(str(path), reason)
 
 

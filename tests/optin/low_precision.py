@@ -39,7 +39,7 @@ def compressed(name: str, args: QuantizationArgs, *, zero_points: bool = False) 
     named = {}
     if name == "nvfp4-pack-quantized":
         whole = (448.0 * 6.0 / values.float().abs().max()).reshape(1)
-        scale = (whole * blocks.abs().amax(dim=2) / 6).to(torch.float8_e4m3fn)
+        scale = (whole * blocks.abs().amax(dim=2) / 6).to(torch.float8_e4m3fn).to(torch.bfloat16)
         named["weight_global_scale"] = whole
     else:
         top = torch.finfo(torch.float8_e4m3fn).max if args.type == "float" else (1 << args.num_bits - 1) - 1

@@ -221,6 +221,15 @@ def test_pickles_are_refused_by_name_and_by_content(write, tmp_path):
         read_safetensors(tmp_path / "z.safetensors")
 
 
+@pytest.mark.parametrize("length", [0x280, 0x380, 0x480, 0x580, 0x10280])
+def test_a_header_whose_length_looks_like_a_pickle_is_read(length, write):
+    header = {"__metadata__": {"a": ""}, "w": entry(0, 4, shape=[1])}
+    header["__metadata__"]["a"] = "x" * (length - len(json.dumps(header)))
+    raw = file_bytes(header, bytes(4))
+    assert int.from_bytes(raw[:8], "little") == length
+    assert [t.name for t in read_safetensors(write(raw)).tensors] == ["w"]
+
+
 def test_a_folder_of_pickles_only_is_refused_with_the_reason(tmp_path):
     with pytest.raises(BadFile, match="no safetensors file"):
         read_safetensors_folder(tmp_path)
