@@ -26,6 +26,7 @@ SHIPPED: Final = Path(__file__).resolve().parents[1] / "assets" / "fault_rules.j
 UPDATE: Final = "fault_rules.json"
 LOCAL: Final = "found_here.json"
 MAX_BYTES: Final = 4 << 20
+SHORTEST_COMMIT: Final = 7  # git's own shortest form
 # Variables that a rule may set: switches of ggml's backends, never paths or libraries.
 _VARIABLE: Final = re.compile(r"(GGML_(VK|CUDA|HIP|SYCL|OPENCL|METAL)|HIP_LAUNCH|LLAMA_ATTN)_[A-Z0-9_]{1,48}\Z")
 # Where layers run instead, best first.
@@ -161,7 +162,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def build_of(self, commit: str) -> int | None:
         """The build of a commit, by its first seven or more digits; None if it is not listed."""
         short = commit.lower()
-        if len(short) < 7:  # noqa: PLR2004 - git's own shortest form
+        if len(short) < SHORTEST_COMMIT:
             return None
         return next((n for at, n in self.commits.items() if at.startswith(short) or short.startswith(at)), None)
 
@@ -367,7 +368,7 @@ def parse(data: bytes) -> Rules:
         raise FaultRulesRefused(f"it cannot be read: {error}") from error
     if found.format != FORMAT:
         raise FaultRulesRefused(f"it has format {found.format}, this program reads {FORMAT}; update Tessera")
-    if len(found.dates) < 2:  # noqa: PLR2004 - a line needs two points
+    if len(found.dates) <= 1:
         raise FaultRulesRefused("it says for fewer than two dates which build of llama.cpp they had")
     names = [rule.id for rule in found.rules]
     if twice := next((name for name in names if names.count(name) > 1), None):

@@ -200,6 +200,10 @@ _ALTERNATIVES: Final = {
 _FALLBACKS: Final = {
     "without_guesses": "disable speculative decoding",
     "other_backend": "use {backend} instead ({device})",
+    "matrix_units_off": "do not use the GPU's matrix units",
+    "half_precision_off": "do not compute in half precision on the GPU",
+    "memory_not_pinned": "do not pin memory for the GPU",
+    "died_reading": "a runner died here at {tokens} tokens of a prompt, so the next one reads with other settings",
     "shorter_pieces": "read prompts in chunks of {tokens} tokens",
     "cache_in_f16": "use KV cache type f16",
     "llama_kernels_only": "compute with llama.cpp's own kernels only",

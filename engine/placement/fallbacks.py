@@ -12,6 +12,18 @@ from engine.placement.types import Fallback
 from engine.runner.protocol import LoadSettings
 
 SMALLEST_UBATCH = 128
+# Long prompts on small GPUs with a short time limit pass with this many rows. Source: llama.cpp, issue 21724.
+SMALLEST_DEEP_UBATCH = 64
+# Switches of backends that are tried before another backend or the CPU: matrix units and half precision of Vulkan
+# drivers, pinned memory of CUDA and ROCm.
+SWITCHES: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
+    "vulkan": (
+        ("matrix_units_off", ("GGML_VK_DISABLE_COOPMAT", "GGML_VK_DISABLE_COOPMAT2")),
+        ("half_precision_off", ("GGML_VK_DISABLE_F16",)),
+    ),
+    "cuda": (("memory_not_pinned", ("GGML_CUDA_NO_PINNED",)),),
+    "rocm": (("memory_not_pinned", ("GGML_CUDA_NO_PINNED",)),),
+}
 # Value in settings without restrictions.
 MAX_DRAFT = 16
 # ggml's name of the operation.
@@ -29,8 +41,8 @@ def next_fallback(
     """The next settings to try, of those that `may_try` allows; None if nothing is left.
 
     In order: without the model's own draft head and state copies, another backend of the same device, a smaller
-    ubatch, the plain f16 cache, the CPU, then without Tessera's own kernels, without repacked weights, and
-    without mapping the file.
+    ubatch, the plain f16 cache, switches of the backend, the CPU, then without Tessera's own kernels, without
+    repacked weights, and without mapping the file.
     """
     left = (fallback for fallback in _fallbacks(settings, machine) if fallback.settings not in tried)
     return next((fallback for fallback in left if may_try(fallback.settings)), None)
@@ -48,14 +60,44 @@ def _fallbacks(settings: LoadSettings, machine: Machine) -> list[Fallback]:
         fallbacks += _on_other_backends(settings, machine)
     smaller = settings.n_ubatch // 2
     if smaller >= SMALLEST_UBATCH:
-        reduced = replace(settings, n_ubatch=smaller, n_batch=min(settings.n_batch, 4 * smaller))
-        fallbacks.append(Fallback(settings=reduced, change=because("shorter_pieces", tokens=smaller)))
+        fallbacks.append(_with_ubatch(settings, smaller))
     if (settings.type_k, settings.type_v) != ("f16", "f16"):
         plain = replace(settings, type_k="f16", type_v="f16", flash_attn="auto")
         fallbacks.append(Fallback(settings=plain, change=because("cache_in_f16")))
     if settings.n_gpu_layers or settings.devices:
+        fallbacks += _switched_off(settings, machine) if settings.devices else []
         fallbacks.append(_on_cpu(settings))
     return [*fallbacks, *_of_weights(settings)]
+
+
+def prefill_fallbacks(settings: LoadSettings, machine: Machine) -> list[Fallback]:
+    """What to try after a runner died while it read a long prompt.
+
+    In order: half the ubatch, switches of the backend, other backends of the device, the CPU.
+    """
+    found, smaller = [], settings.n_ubatch // 2
+    if smaller >= SMALLEST_DEEP_UBATCH:
+        found.append(_with_ubatch(settings, smaller))
+    if settings.devices and settings.n_gpu_layers:
+        found += [*_switched_off(settings, machine), *_on_other_backends(settings, machine), _on_cpu(settings)]
+    return found
+
+
+def _with_ubatch(settings: LoadSettings, smaller: int) -> Fallback:
+    reduced = msgspec.structs.replace(settings, n_ubatch=smaller, n_batch=min(settings.n_batch, 4 * smaller))
+    return Fallback(settings=reduced, change=because("shorter_pieces", tokens=smaller))
+
+
+def _switched_off(settings: LoadSettings, machine: Machine) -> list[Fallback]:
+    runtimes = (r for d in machine.devices for r in d.runtimes if r.device_name == settings.devices[0])
+    backend = next((r.backend for r in runtimes), "")
+    found, here = [], dict(settings.variables)
+    for kind, names in SWITCHES.get(backend, ()):
+        variables = tuple(sorted((here | dict.fromkeys(names, "1")).items()))
+        if variables != settings.variables:
+            changed = msgspec.structs.replace(settings, variables=variables)
+            found.append(Fallback(settings=changed, change=because(kind)))
+    return found
 
 
 def _of_weights(settings: LoadSettings) -> list[Fallback]:

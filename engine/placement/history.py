@@ -89,6 +89,13 @@ def attention_key(machine: str, heads: Heads, threads: int) -> str:
     return f"{machine}|{heads.queries}x{heads.keys}x{heads.width}|{threads}"
 
 
+class Death(msgspec.Struct, frozen=True):
+    """A runner died while it read a prompt, at this depth in tokens; `changes` are the settings tried next."""
+
+    depth: Annotated[int, msgspec.Meta(ge=0)]
+    changes: dict[str, Any]
+
+
 T = TypeVar("T")
 MAX_ENTRIES: Final = 500
 # Usage statistics cover a model's newest tokens, this many of them: usage changes.
@@ -113,6 +120,7 @@ FALLBACK_FIELDS = (
     "use_mmap",
     "mtp",
     "max_rollback",
+    "variables",
 )
 
 
@@ -149,6 +157,7 @@ class Learnt(msgspec.Struct, kw_only=True):
     attention: Any = None
     disks: Any = None
     measured: Any = None
+    deaths: Any = None
 
 
 _TABLES: Final = tuple(name for name in Learnt.__struct_fields__ if name != "pins")
@@ -161,7 +170,7 @@ class PlacementHistory:
     divided by the formula's. `ladders`: model → settings of the fallback that worked.
     `uses`: model → tokens, depth and parallel requests. `energies`: model|device|backend → tokens generated per
     joule. `attention`: `attention_key` → seconds of fused and plain attention. `disks`: disk → GB/s. `measured`: a
-    forecast's key → seconds per token at several depths.
+    forecast's key → seconds per token at several depths. `deaths`: `death_key` → depth, and settings tried next.
 
     Keys include everything the value depends on, so a new driver or file simply has no entry yet.
     """
@@ -178,6 +187,7 @@ class PlacementHistory:
         self._attention: dict[str, AttentionSpeed] = _sound_rows(found.attention, AttentionSpeed)
         self._disks: dict[str, float] = _sound_rows(found.disks, Annotated[float, msgspec.Meta(gt=0)])
         self._measured: dict[str, MeasuredSpeed] = _sound_rows(found.measured, MeasuredSpeed)
+        self._deaths: dict[str, Death] = _sound_rows(found.deaths, Death)
         self._unsaved = 0
         self._written = {name: dict(getattr(self, f"_{name}")) for name in _TABLES}
 
@@ -314,6 +324,18 @@ class PlacementHistory:
                 self._fallbacks.pop(model, None)
             self._save()
 
+    def death(self, key: str) -> Death | None:
+        """What was learned when a runner died while reading, by `death_key`."""
+        return self._deaths.get(key)
+
+    def record_death(self, key: str, depth: int, changes: dict[str, Any]) -> None:
+        """Store what is tried next. Of several deaths the least depth counts."""
+        with self._lock:
+            before = self._deaths.pop(key, None)
+            least = depth if before is None else min(before.depth, depth)
+            self._deaths[key] = Death(least, changes)
+            self._save()
+
     def _save(self) -> None:
         self._unsaved = 0
         learnt = Learnt(
@@ -325,6 +347,7 @@ class PlacementHistory:
             attention=_newest(self._attention),
             disks=_newest(self._disks),
             measured=_newest(self._measured),
+            deaths=_newest(self._deaths),
         )
         with contextlib.suppress(OSError):  # without this file only the first choice is slower
             self._store.change(lambda kept: self._merged(kept, learnt))

@@ -30,6 +30,7 @@ from engine.placement.fallbacks import (
     FLASH_ATTENTION,
     as_in_file,
     next_fallback,
+    prefill_fallbacks,
     without_flash_attention,
     without_tiles,
 )
@@ -40,6 +41,7 @@ from engine.placement.history import FALLBACK_FIELDS
 from engine.placement.placer import ENOUGH_TOKENS, LARGE_READ_BYTES, Placer, deterministic_owner, read_shape
 from engine.placement.shape import ModelShape
 from engine.placement.speed import Forecast, weights_read
+from engine.placement.steps import death_key
 from engine.placement.types import Fallback, FitReport, Placement
 from engine.runner.buffers import BufferLog
 from engine.runner.engine_args import NO_ARGS
@@ -74,6 +76,8 @@ class MemoryAdmission:
         self._loads: dict[str, _Load] = {}
         # Settings that failed, in order, followed by those being tried; stored until a token was generated.
         self._tried: dict[str, list[LoadSettings]] = {}
+        # The same of runners that died in a long prompt.
+        self._died: dict[str, list[LoadSettings]] = {}
         self._audits: set[asyncio.Task[None]] = set()
         self._unanswered: dict[str, asyncio.Event] = {}
 
@@ -250,6 +254,7 @@ class MemoryAdmission:
     def proven(self, model_id: str) -> None:
         """Record that a token was generated with these settings: the stored fallback stays as it is."""
         self._tried.pop(model_id, None)
+        self._died.pop(model_id, None)
 
     def observed(self, model_id: str, tokens: int, decode_s: float, depth: float) -> None:
         """Record a decode speed measured on this machine, on average after `depth` tokens.
@@ -379,6 +384,30 @@ class MemoryAdmission:
             log.warning("model=%s failed, next: %s", model_id, fallback.change.kind)
             tried.append(fallback.settings)
         return fallback
+
+    async def after_prefill_death(self, model_id: str, settings: LoadSettings, depth: int) -> Fallback | None:
+        """What to try after a runner died at `depth` tokens of a prompt, and remember it; None: nothing is left."""
+        return await asyncio.to_thread(self._after_prefill_death, model_id, settings, depth)
+
+    def _after_prefill_death(self, model_id: str, settings: LoadSettings, depth: int) -> Fallback | None:
+        if settings.remotes or settings.external is not None:
+            return None
+        tried = self._died.setdefault(model_id, [settings])
+        machine = self._placer.machine.now()
+        left = [f for f in prefill_fallbacks(settings, machine) if f.settings not in tried]
+        if settings.devices:
+            may_try = not_bad(self._placer.resources.fault_rules.now(), read_shape(settings.path), machine)
+            left = [fallback for fallback in left if may_try(fallback.settings)]
+        if not left:
+            self._died.pop(model_id)
+            return None
+        first, found = tried[0], left[0]
+        tried.append(found.settings)
+        changed = (f for f in FALLBACK_FIELDS if getattr(found.settings, f) != getattr(first, f))
+        changes = {field: getattr(found.settings, field) for field in changed}
+        self._history.record_death(death_key(model_id, first, machine), depth, changes)
+        log.warning("model=%s died at %d tokens of a prompt, next: %s", model_id, depth, found.change.kind)
+        return found
 
     def _next(self, settings: LoadSettings, tried: tuple[LoadSettings, ...]) -> Fallback | None:
         """The next fallback that no known fault forbids. Reads the model's header only if a device computes."""

@@ -5,6 +5,7 @@ carries these changes: the dispatch card, the API and `tessera fit --explain` sh
 its work on the CPU is also a list of steps, CPU_STEPS in engine/placement/candidates.py.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -295,6 +296,19 @@ def fault_workarounds(load: Load, settings: LoadSettings) -> tuple[LoadSettings,
     return found, reasons[0]
 
 
+def prefill_deaths(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+    """Use what was tried after a runner died in a long prompt of this model, on this device with this driver."""
+    death = load.history.death(death_key(load.owner, settings, load.machine))
+    if death is None or max(settings.n_ctx, settings.max_ctx) < death.depth or settings.remotes:
+        return settings, None
+    found, reason = with_changes(settings, death.changes), because("died_reading", tokens=death.depth)
+    if found == settings:
+        return settings, None
+    load.placement = load.moved(found)
+    load.add_reasons(reason)
+    return found, reason
+
+
 # ---- Final steps
 
 
@@ -349,6 +363,7 @@ STEPS: Final[tuple[Step[Load], ...]] = (
     tuned_or_measured,
     sound_device,
     fault_workarounds,
+    prefill_deaths,
     engine_arguments,
     prefix_cache,
     fallback_that_worked,
@@ -407,9 +422,24 @@ def _arguments(settings: LoadSettings) -> Reason:
 
 def remembered(history: PlacementHistory, model_id: str, settings: LoadSettings) -> LoadSettings:
     """The settings with those of the fallback that worked for this model, if any."""
-    stored = history.remembered(model_id)
-    changes = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items() if k in FALLBACK_FIELDS}
+    return with_changes(settings, history.remembered(model_id))
+
+
+def with_changes(settings: LoadSettings, stored: Mapping[str, Any]) -> LoadSettings:
+    """The settings with stored ones, which are lists where settings are tuples."""
+    changes = {k: _as_tuple(v) if isinstance(v, list) else v for k, v in stored.items() if k in FALLBACK_FIELDS}
     return msgspec.structs.replace(settings, **changes)
+
+
+def _as_tuple(rows: list[Any]) -> tuple[Any, ...]:
+    return tuple(tuple(row) if isinstance(row, list) else row for row in rows)
+
+
+def death_key(model_id: str, settings: LoadSettings, machine: Machine) -> str:
+    """Key of a death while reading: the model, its device, and the driver and kernel that may be at fault."""
+    owners = [d for d in machine.devices for r in d.runtimes if r.device_name in settings.devices]
+    drivers = ",".join(sorted({f"{d.id} {d.driver_version or ''}" for d in owners}))
+    return f"{model_id}|{','.join(settings.devices) or 'cpu'}|{drivers}|{machine.kernel}"
 
 
 def sound(stores: Resources, settings: LoadSettings, shape: ModelShape, machine: Machine) -> Fallback | None:

@@ -26,7 +26,7 @@ from engine.core.errors import (
 from engine.core.ownership import request_owner
 from engine.core.request_timing import current_clock
 from engine.core.startup_timing import Phases
-from engine.core.types import Event, GenerationRequest, Started
+from engine.core.types import Delta, Done, Event, GenerationRequest, Started
 from engine.message_catalog import sentence
 from engine.message_catalog.reasons import because
 from engine.placement.memory_admission import MemoryAdmission
@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 
 # A model whose runner crashed MAX_CRASHES times within this time is not loaded until its file or settings change.
 CRASH_WINDOW_S: Final = 300.0
+# A runner that dies this far into a prompt is a driver's fault rather than the request's. Reported from 16,000 on.
+AT_DEPTH: Final = 4096
 # Interval between checks for idle models. A model outlives its time to live by at most this.
 REAP_S: Final = 1.0
 # A runner replies between two steps. One that is busy for longer is unloaded without a last measurement.
@@ -470,8 +472,9 @@ class Pool:
     async def generate(self, model: LoadedModel, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """Run a request on a loaded model.
 
-        If the runner dies before the model's first token, the pool loads the model with the next fallback of the
-        admission and restarts the request. Raises: RunnerDied and the runner's errors.
+        If the runner dies before the model's first token, or at depth while it reads this prompt, the pool loads
+        the model with the next fallback of the admission and restarts the request. Raises: RunnerDied and the
+        runner's errors.
         """
         request = msgspec.structs.replace(request, owner=request_owner.get())
         if not model.ready and self._models.get(model.id) is not model:  # unloaded since it was acquired
@@ -487,7 +490,7 @@ class Pool:
             self._on_answered(model)
 
     async def _generate(self, model: LoadedModel, request: GenerationRequest) -> AsyncGenerator[Event, None]:
-        sent_start = False
+        sent_start = has_answer = False
         while True:
             runner = model.runner
             assert runner is not None
@@ -503,29 +506,37 @@ class Pool:
                         if isinstance(event, Started) and sent_start:
                             continue
                         sent_start = sent_start or isinstance(event, Started)
+                        has_answer = has_answer or isinstance(event, (Delta, Done))
                         yield event
             except RunnerDied as error:
-                if not await self._replaced(model, runner, error):
+                if has_answer or not await self._replaced(model, runner, error):
                     raise
             else:
                 break
         model.last_used = time.monotonic()
 
     async def _replaced(self, model: LoadedModel, dead: Runner, error: RunnerDied) -> bool:
-        """Whether the model was reloaded with other settings after its runner died before the first token."""
-        if model.proven == model.settings or self._models.get(model.id) is not model:
+        """Whether the model was reloaded with other settings after its runner died before an answer."""
+        depth = getattr(dead, "prefill_depth", 0)
+        at_depth = depth >= AT_DEPTH
+        if (model.proven == model.settings and not at_depth) or self._models.get(model.id) is not model:
             return False
         async with model.lock:
             if model.runner is not dead:  # another request already replaced it
                 return model.ready
             self._admission.release(model.id)
-            fallback = await self._admission.retry(model.id, model.settings, error)
+            if at_depth:
+                fallback = await self._admission.after_prefill_death(model.id, model.settings, depth)
+            else:
+                fallback = await self._admission.retry(model.id, model.settings, error)
             if fallback is None:
-                model.crashes.extend([time.monotonic()] * MAX_CRASHES)  # all fallbacks have failed
+                if not at_depth:
+                    model.crashes.extend([time.monotonic()] * MAX_CRASHES)  # all fallbacks have failed
                 return False
             change = sentence(fallback.change)
-            log.warning("model=%s died at its first token (%s); trying: %s", model.id, error, change)
-            model.notes.append(f"It failed at its first token ({error}), so it was tried again: {change}.")
+            where = f"{depth} tokens into a prompt" if at_depth else "its first token"
+            log.warning("model=%s died at %s (%s); trying: %s", model.id, where, error, change)
+            model.notes.append(f"It failed at {where} ({error}), so it was tried again: {change}.")
             model.settings, model.runner = fallback.settings, None
             await self._load(model, None)
         return True

@@ -67,6 +67,7 @@ class RunnerProcess:
         self.died: RunnerDied | None = None
         self.facts: ModelFacts | None = None
         self.last_message_at = time.monotonic()
+        self.prefill_depth = 0  # tokens computed of the longest prompt being read, at the last heartbeat
 
     @property
     def pid(self) -> int:
@@ -332,6 +333,7 @@ class RunnerProcess:
             self.on_context_wanted(message)
         elif isinstance(message, protocol.Heartbeat):
             self._watchdog.on_heartbeat(message.step_s)
+            self.prefill_depth = message.depth
         elif isinstance(message, protocol.Hello):
             self._watchdog.on_heartbeat(0.0)
             _resolve(self._hello, message)

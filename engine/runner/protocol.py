@@ -293,9 +293,13 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
-    """The runner is alive; its current step has taken `step_s` seconds so far (0: it is idle)."""
+    """The runner is alive; its current step has taken `step_s` seconds so far (0: it is idle).
+
+    `depth`: tokens computed of the longest prompt that it reads now (0: none).
+    """
 
     step_s: float
+    depth: int = 0
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True, tag="pace"):

@@ -128,8 +128,12 @@ class RunnerService(Generic[V]):
             # Count heartbeats instead of reading the clock: a system suspend must not count as step time.
             step_s = step_s + protocol.HEARTBEAT_S if started and started == seen else 0.0
             seen = started
-            self._channel.send(protocol.Heartbeat(step_s=step_s))
+            self._channel.send(protocol.Heartbeat(step_s=step_s, depth=self._prefill_depth()))
             time.sleep(protocol.HEARTBEAT_S)
+
+    def _prefill_depth(self) -> int:
+        """Tokens computed of the longest prompt being read. Called by the heartbeat thread."""
+        return 0
 
     def _detokenize(self, message: protocol.Detokenize, vocabulary: Vocabulary) -> None:
         ids = range(vocabulary.size)

@@ -24,7 +24,8 @@ class LlamaSequence(Sequence):
     """One generation in llama.cpp's cache.
 
     `cache` is set while the sequence has cells; `len(cache.tokens)` of `tokens` are computed. `media` are the
-    images in the prompt. `forgotten` tokens were removed from the middle by a context shift. `most` is the `limit`
+    images in the prompt. `saved` is the length at which its state was last stored or restored. `forgotten` tokens
+    were removed from the middle by a context shift. `most` is the `limit`
     in the largest context that this model may have; `asked` is set after a request for a larger one. `scored` rows
     of the current step, from `row` on, belong to its prompt. While `steady` it has run alone, in steps whose shapes
     depend only on its own tokens.
@@ -34,6 +35,7 @@ class LlamaSequence(Sequence):
     cache: CachedSequence | None = None
     flushed_at: float = 0.0
     forgotten: int = 0
+    saved: int = 0
     most: int = 0
     asked: bool = False
     skipped: bool = False

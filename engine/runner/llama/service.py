@@ -59,6 +59,8 @@ SETTLE_S: Final = 0.05
 PERSIST_AFTER_S: Final = 1.0
 # Interval of checks for messages while all requests wait for the server's decision about a larger context.
 STALLED_S: Final = 0.002
+# A prompt of this length takes long enough to read that the server wants to know how far it is.
+DEPTH_REPORTED_FROM: Final = 4096
 
 
 # Devices whose driver compiles the kernels, by the start of llama.cpp's names.
@@ -85,6 +87,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         self._loaded: llama_model.LoadedModel | None = None
         self._facts: ModelFacts | None = None
         self._embedder: Embedder | None = None
+        self._depth_sent = 0
         self._duty_cycle = DutyCycle()
         self._pages = LargePages()
         self._vision: Vision | None = None
@@ -97,6 +100,9 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
     def _preempt_side_work(self) -> None:
         if self._abort is not None and self._scheduler is not None and self._scheduler.only_side_work:
             self._abort.pull()
+
+    def _prefill_depth(self) -> int:
+        return self._scheduler.prefill_depth if self._scheduler is not None else 0
 
     def _get_ready(self) -> None:
         """Load llama.cpp's libraries. No backend is started: that could wake a GPU that is not needed."""
@@ -194,6 +200,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                 abort.reset()
                 self._step_started = begun = time.monotonic()
                 self._send_outputs(scheduler.step())
+                self._report_depth(scheduler.prefill_depth)
                 if self._exact is not None:
                     self._send_outputs(self._exact.step())
             except EngineBroken as error:
@@ -209,6 +216,14 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                 answer = self._embedder.step()
                 if answer is not None:
                     self._channel.send(answer)
+
+    def _report_depth(self, depth: int) -> None:
+        """Tell the server how deep a long prompt is at each doubling, since a driver may end this process."""
+        if depth >= max(DEPTH_REPORTED_FROM, 2 * self._depth_sent):
+            self._depth_sent = depth
+            self._channel.send(protocol.Heartbeat(step_s=0.0, depth=depth))
+        elif not depth:
+            self._depth_sent = 0
 
     def _ask_for_room(self, scheduler: Scheduler) -> None:
         """Send requests for a larger context to the server; if nothing else runs, wait for its reply."""

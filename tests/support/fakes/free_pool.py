@@ -20,6 +20,9 @@ class Unlimited:
     async def retry(self, model_id, settings, error) -> Fallback | None:
         return None
 
+    async def after_prefill_death(self, model_id, settings, depth) -> Fallback | None:
+        return None
+
     def proven(self, model_id): ...
 
     def attach(self, model_id, pid, buffers): ...

@@ -17,6 +17,7 @@ from engine.runner.llama.batch.inflight_prefix import Following
 from engine.runner.llama.batch.step_budget import Pace, flush_text, prefill_order, usable_prefix
 from engine.runner.llama.cache.cached_sequence import CachedSequence
 from engine.runner.llama.cache.kv import KVCache
+from engine.runner.llama.cache.kv_offload import SAVED_FROM
 from engine.runner.llama.cache.prefix_store import PrefixStore
 from engine.runner.llama.cache.resize import Moved, resize
 from engine.runner.llama.native.batch import ABORTED, NO_ROOM, REFUSED, Batch, EngineBroken, Logits
@@ -70,6 +71,8 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         self._wanted: list[ContextWanted] = []
         # The running requests have filled the cells: no other starts until one of them ends.
         self._crowded = False
+        # Tokens computed of the longest prompt being read.
+        self.prefill_depth = 0
         self._can_be_steady = self._kv.truncatable and not loaded.settings.n_gpu_layers
 
     def on_idle(self, quiet: Callable[[], bool]) -> None:
@@ -225,6 +228,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
     def step(self) -> list[Output]:
         """Admit, decode one batch, sample; return the output to send to the server."""
         out: list[Output] = []
+        self.prefill_depth = 0
         self._end_cancelled(out)
         for sequence in [s for s in self._by_id.values() if s.n_generated and s.over]:
             self._end(sequence, "length", out)  # it waited for a larger context, which was refused
@@ -246,6 +250,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             self.computed_tokens += self._batch.size
             self.pace.note(self._batch.size, self._batch.outputs, now - started, cpu, now)
             self._commit_batch(now - started)
+            self._save_long_prompts()
             self.cached_tokens += self._following.step_done(self._running)
             out.extend(prefill_progress(self._running, now, busy=self.pace.is_starved))
             self._sample(out)
@@ -302,7 +307,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
 
     def _start(self, sequence: LlamaSequence, cache: CachedSequence, out: list[Output]) -> None:
         self._waiting.remove(sequence)
-        sequence.cache = cache
+        sequence.cache, sequence.saved = cache, len(cache.tokens)
         if not sequence.announced:
             self._admitted(sequence, len(cache.tokens), out)
         self._following.join(sequence, self._running)
@@ -328,6 +333,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             sequence.row = batch.add(sequence.tokens[-1], position, sequence.cache.seq_id)
             self._speculation.extend(batch, sequence)
         depth = max((len(s.cache.tokens) for s in prefilling if s.cache is not None), default=0)
+        self.prefill_depth = depth
         budget = self.pace.prefill_budget(batch.size, len(prefilling), depth)
         prefilled: list[LlamaSequence] = []
         for sequence in prefill_order(prefilling):
@@ -370,6 +376,19 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             self._fail(sequence, "cache_full", "The KV cache is too small for this image.", out)
         elif code != ABORTED:
             self._fail(sequence, "internal", "The image could not be encoded.", out)
+
+    def _save_long_prompts(self) -> None:
+        """Write the states of long prompts being read to disk whenever their length has doubled.
+
+        If a driver ends this process, the next one continues from there.
+        """
+        for sequence in self._running:
+            if sequence.cache is None or sequence.decoding or not sequence.request.cache_prompt:
+                continue
+            length = len(sequence.cache.tokens)
+            if length >= max(SAVED_FROM, 2 * sequence.saved):
+                sequence.saved = length
+                self._kv.spilling.save(sequence.cache)
 
     def _commit_batch(self, seconds: float) -> None:
         owners = {s.cache.seq_id: (s, s.cache) for s in self._running if s.cache is not None}

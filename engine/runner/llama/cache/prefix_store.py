@@ -87,6 +87,11 @@ class PrefixStore:
         """Bytes of state in files."""
         return self._disk.num_bytes
 
+    @property
+    def largest_file(self) -> int:
+        """Bytes of the largest state that can be stored on disk."""
+        return self._disk.limit
+
     def best(self, tokens: Any, key: Key, *, whole_only: bool) -> tuple[StoredPrefix | None, int]:
         """Return the stored prefix that shares most with `tokens` (n,) int32, and the usable length.
 
