@@ -1,27 +1,34 @@
 """Does the project index find the file that a question is about? Sixty questions, next to BM25 over whole files.
 
-    python tests/bench/code_questions.py FOLDER [--set first|second] [--show]
+    python tests/bench/code_questions.py FOLDER [--set first|second] [--embedding FILE.gguf] [--show]
 
 FOLDER holds the repositories by name: flask, hono, ripgrep (first set, commits of August 2026), cobra adbc8813,
 requests 1f6589ec, express a3714473 (second set, written before the ranking was changed). Counted are questions with
-one of their files first, among the first three, or anywhere in a context of 6,000 tokens.
+one of their files first, among the first three, or anywhere in a context of 6,000 tokens. With an embedding model
+the index is asked a second time, with all its vectors.
 """
 
 import argparse
 import collections
+import contextlib
 import math
 import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from app.client import Client
 from app.code.context.assemble import assemble
 from app.code.index.project import ProjectIndex
+from app.code.index.vectors import VectorIndex
+from app.code.integrations.endpoint import embedder
 from app.code.workspace import Workspace
 from tests.bench.recording import record
+from tests.support.servers import RunningServer
 
 R = "src/requests/"
 X = "src/router/reg-exp-router/"
@@ -176,40 +183,83 @@ class ByFile:
         return sorted(self._counts, key=score, reverse=True)[:6]
 
 
+@contextlib.contextmanager
+def embedding(model: Path | None):
+    """(name, function from texts to vectors) of a model in a server of its own; None without a model."""
+    if model is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as home:
+        (Path(home) / "models").mkdir()
+        (Path(home) / "models" / model.name).symlink_to(model.resolve())
+        server = RunningServer(Path(home))
+        try:
+            with contextlib.closing(Client(server.url, server.token)) as client:
+                yield embedder(client, model.stem)
+        finally:
+            server.stop()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--set", choices=("first", "second"), default="second")
+    parser.add_argument("--embedding", type=Path)
     parser.add_argument("--show", action="store_true")
     parser.add_argument("--record", action="store_true")
     options = parser.parse_args()
     hits = {"index": [0, 0, 0], "BM25 by file": [0, 0, 0]}
-    total = 0
-    for repository, questions in (FIRST if options.set == "first" else SECOND).items():
-        root = options.folder / repository
-        baseline = ByFile(root)
-        with tempfile.TemporaryDirectory() as cache:
-            index = ProjectIndex(Workspace(root), Path(cache))
-            index.refresh()
-            for question, gold in questions:
-                right = gold.split()
-                assert all((root / path).exists() for path in right), right
-                items = assemble(index, question, BUDGET, lambda text: len(text) // 4).items
-                found = list(dict.fromkeys(item.path for item in items if item.path))
-                total += 1
-                for name, files in (("index", found), ("BM25 by file", baseline.files(question))):
-                    place = next((at for at, path in enumerate(files) if path in right), 99)
-                    for level, most in enumerate((1, 3, 99)):
-                        hits[name][level] += place < most
-                    if options.show and name == "index":
-                        print("ok  " if place < 99 else "MISS", place + 1, question, files[:6])
-            index.close()
+    with embedding(options.embedding) as embed:
+        total = ask(options, hits, embed)
     for name, (first, three, found) in hits.items():
         print(f"{name}: first {first}, among three {three}, found {found} of {total}")
         if options.record:
             facts = {"set": options.set, "questions": total, "ranking": name}
             for metric, value in (("first file", first), ("among three files", three), ("found", found)):
                 record("code_questions", metric, value, "questions", **facts)
+
+
+def ask(options: argparse.Namespace, hits: dict[str, list[int]], embed) -> int:
+    """Add up the hits of each ranking; the number of questions."""
+    total = 0
+    if embed is not None:
+        hits[f"index with {embed[0]}"] = [0, 0, 0]
+    for repository, questions in (FIRST if options.set == "first" else SECOND).items():
+        root = options.folder / repository
+        baseline = ByFile(root)
+        with tempfile.TemporaryDirectory() as cache:
+            index = ProjectIndex(Workspace(root), Path(cache))
+            index.refresh()
+            vectors = None
+            if embed is not None:
+                begun = time.monotonic()
+                vectors = VectorIndex(index, *embed)
+                missing = vectors.update(3600)
+                print(
+                    f"{repository}: {time.monotonic() - begun:.0f} s, {missing} chunks without a vector", flush=True
+                )
+            for question, gold in questions:
+                right = gold.split()
+                assert all((root / path).exists() for path in right), right
+                found = files_for(index, question)
+                rankings = [("index", found), ("BM25 by file", baseline.files(question))]
+                if embed is not None:
+                    rankings.append((f"index with {embed[0]}", files_for(index, question, vectors)))
+                total += 1
+                for name, files in rankings:
+                    place = next((at for at, path in enumerate(files) if path in right), 99)
+                    for level, most in enumerate((1, 3, 99)):
+                        hits[name][level] += place < most
+                    if options.show and name != "BM25 by file":
+                        print("ok  " if place < 99 else "MISS", place + 1, name, question, files[:6])
+            index.close()
+    return total
+
+
+def files_for(index: ProjectIndex, question: str, vectors: VectorIndex | None = None) -> list[str]:
+    """Files of the context for a question, best first."""
+    items = assemble(index, question, BUDGET, lambda text: len(text) // 4, vectors=vectors).items
+    return list(dict.fromkeys(item.path for item in items if item.path))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from app.code.integrations.mcp_texts import MCP_PROGRAMS, mcp_command
 from tests.support.models.bert_shape import write_bert
 from tests.support.servers import ROOT, RunningServer, wait_for
 
@@ -292,8 +293,10 @@ def test_an_mcp_client_reads_the_named_collections_and_no_others(server, client,
         every = _told(await session.call_tool("search", {"question": "salary of Zebrafinch", "limit": 20}))
         assert {p["collection"] for p in every["passages"]} <= {"Sea"}
 
-    command, env = _mcp(server, "Sea")
-    parameters = StdioServerParameters(command=command[0], args=command[1:], env=env, cwd=str(ROOT))
+    # as Cursor and others start it: by the text of the Connect page
+    cursor = next(each for each in MCP_PROGRAMS if each.name == "Cursor")
+    text = cursor.text(mcp_command(("Sea",), {"TESSERA_HOME": str(server.home)}))
+    parameters = StdioServerParameters(**json.loads(text)["mcpServers"]["tessera-sea"], cwd=str(tmp_path))
     asyncio.run(asyncio.wait_for(_session(stdio_client(parameters), work), 90))
     client.delete(f"/tessera/v1/collections/{made['id']}")
 

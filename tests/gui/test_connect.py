@@ -1,8 +1,12 @@
 """The Connect page writes real files in a home of its own."""
 
+import json
+
+import msgspec
 import pytest
 
 from app.gui.connect.page import ConnectPage
+from engine.api.collections import Collections
 
 
 @pytest.fixture
@@ -72,3 +76,21 @@ def test_a_certificate_shows_on_the_card_of_its_model():
     models = LibraryPage._certified([Model(id="spark", name="Spark"), Model(id="other", name="Other")])
     assert ("Tool calls 90%", "chip-ok") in chips_of(*models[0])
     assert not any("Tool calls" in text for text, _ in chips_of(*models[1]))
+
+
+def test_documents_have_a_text_for_programs_that_speak_mcp(page, server, qtbot, qapp):
+    card = page.documents
+    assert card._none.isVisible()
+    assert not card.text.isVisible()
+    found = [{"id": f"col_{name}", "name": name} for name in ("Papers", "Letters")]
+    server.routes["GET", "/tessera/v1/collections"] = msgspec.convert({"collections": found}, Collections)
+    card.refresh()
+    qtbot.waitUntil(card.text.isVisible)
+    assert card.text.toPlainText().startswith("claude mcp add tessera-papers ")
+    card.collection.setCurrentText("Letters")
+    card.program.setCurrentText("Cursor")
+    card.copy.click()
+    assert json.loads(qapp.clipboard().text())["mcpServers"]["tessera-letters"]["args"][-1] == "Letters"
+    card.refresh()  # what is chosen stays
+    card.collection.setCurrentText("All of these")
+    qtbot.waitUntil(lambda: '"Papers",' in card.text.toPlainText())

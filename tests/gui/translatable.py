@@ -4,6 +4,7 @@ import ast
 from functools import cache
 from pathlib import Path
 
+from app.code.integrations.mcp_texts import MCP_PROGRAMS
 from app.code.integrations.registry import INTEGRATIONS
 from app.gui.chat.options import KNOBS
 from app.gui.devices.facts import BACKENDS, KINDS, PARTS
@@ -74,6 +75,7 @@ def tables():
     found |= set(GRIDS.values())
     found |= {*plain_texts(types), *plain_texts(fix_hints), *SYSTEM_TEXTS}
     # Others are commands and addresses.
+    found |= {item.where for item in MCP_PROGRAMS} | {MCP_PROGRAMS[-1].name}  # the others are names
     found |= {item.install for item in INTEGRATIONS.values() if item.install.startswith(("install ", "add "))}
     found |= {"unknown", "{n} s", "{n} min", "{h} h {m} min"}  # app.format's
     return found

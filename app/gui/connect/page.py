@@ -1,14 +1,15 @@
 """The Connect page: writes the configuration of an editor or agent after showing the diff, and removes it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from PySide6.QtCore import Qt
-from PySide6.QtGui import QShowEvent, QSyntaxHighlighter, QTextCharFormat, QTextDocument
+from PySide6.QtCore import Qt, QTimer
+from PySide6.QtGui import QGuiApplication, QShowEvent, QSyntaxHighlighter, QTextCharFormat, QTextDocument
 from PySide6.QtWidgets import QFrame, QLabel, QPlainTextEdit, QPushButton
 
 from app.code.integrations.endpoint import context_here
+from app.code.integrations.mcp_texts import MCP_PROGRAMS, mcp_command
 from app.code.integrations.registry import INTEGRATIONS
 from app.code.integrations.store import ConnectStore
 from app.code.integrations.types import PLACEHOLDER_KEY, Endpoint, FileEdit, Integration
@@ -19,9 +20,12 @@ from app.gui.widgets.basics import Banner, Page, button, card, label, row, set_k
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice, entries_of
 from devices.programs import installed_program
+from engine.api.collections import Collection
 from engine.core.paths import user_paths
 from engine.services import Services as EngineServices
 
+_COPIED_MS = 1500
+_TEXT_HEIGHT = 180  # pixels
 _GLYPH = 20  # icon size in pixels; its background is twice as large
 
 
@@ -67,6 +71,8 @@ class ConnectPage(Page):
         self.review = card(row(self._what, 1, button(self.tr("Cancel"), self._cancel), self.confirm), self.shown)
         self.review.hide()
         self.content.insertWidget(3, self.review)
+        self.documents = DocumentsCard(services)
+        self.add_section(self.tr("Your documents in other programs (MCP)"), self.documents)
         services.models.changed.connect(self._on_models)
         self._on_models()
 
@@ -112,6 +118,7 @@ class ConnectPage(Page):
         """Update the connection states."""
         super().showEvent(event)
         self._refresh()
+        self.documents.refresh()
 
     def _refresh(self) -> None:
         def work() -> dict[str, tuple[bool, bool]]:
@@ -243,6 +250,82 @@ class ConnectPage(Page):
             self._refresh()
 
         self._services.ask(self.banner, write, show)
+
+
+class DocumentsCard(QFrame):
+    """A text to paste, with which a program reads the chosen collections and no others."""
+
+    def __init__(self, services: Services) -> None:
+        super().__init__()
+        self.setProperty("kind", "card")
+        self._services = services
+        self._known: tuple[str, ...] = ()
+        self.collection = Choice()
+        self.collection.setAccessibleName(self.tr("Documents that the program may read"))
+        self.collection.currentIndexChanged.connect(lambda _: self._show())
+        self.program = Choice()
+        self.program.setAccessibleName(self.tr("Program that reads documents"))
+        for each in MCP_PROGRAMS:
+            self.program.addItem(self.tr(each.name), each.name)
+        self.program.currentIndexChanged.connect(lambda _: self._show())
+        self.text = QPlainTextEdit()
+        self.text.setReadOnly(True)
+        services.theme.dress(self.text, "small")
+        self.text.setLineWrapMode(QPlainTextEdit.LineWrapMode.WidgetWidth)
+        self.text.setFixedHeight(_TEXT_HEIGHT)
+        self.text.setAccessibleName(self.tr("Text to paste for documents"))
+        self.copy = button(self.tr("Copy"), self._copy, "primary")
+        self.copy.setAccessibleName(self.tr("Copy the text for documents"))
+        self._where = label("", "small", wrap=True)
+        why = label(
+            self.tr(
+                "A program that speaks MCP can search and read the documents that you choose here, and change "
+                "nothing. What it reads goes to the model that it uses, which may be on another computer."
+            ),
+            "small",
+            wrap=True,
+        )
+        self._none = label(self.tr("There are no documents yet: add a folder on the page Documents."), wrap=True)
+        self._rows = [self.collection, self.program, self.copy, self._where, self.text]
+        line = row(self.collection, self.program, 1, self.copy)
+        self.setLayout(stack(why, self._none, line, self._where, self.text, spacing=8, margins=(16, 16, 16, 16)))
+        self._list(())
+
+    def refresh(self) -> None:
+        """Request the names of the collections."""
+
+        def show(found: Sequence[Collection]) -> None:
+            self._list(tuple(each.name for each in found))
+
+        self._services.background.run(self._services.api.collections, show, lambda _: None, parent=self)
+
+    def _list(self, names: tuple[str, ...]) -> None:
+        for widget in self._rows:
+            widget.setVisible(bool(names))
+        self._none.setVisible(not names)
+        if names == self._known:
+            return
+        self._known = names
+        wanted = self.collection.currentData()
+        self.collection.clear()
+        for name in names:
+            self.collection.addItem(name, (name,))
+        if len(names) > 1:
+            self.collection.addItem(self.tr("All of these"), names)
+        self.collection.setCurrentIndex(max(self.collection.findData(wanted), 0))
+        self._show()
+
+    def _show(self) -> None:
+        chosen = self.collection.currentData()
+        if chosen:
+            program = MCP_PROGRAMS[max(self.program.currentIndex(), 0)]
+            self._where.setText(self.tr(program.where))
+            self.text.setPlainText(program.text(mcp_command(chosen)))
+
+    def _copy(self) -> None:
+        QGuiApplication.clipboard().setText(self.text.toPlainText())
+        self.copy.setText(self.tr("Copied"))
+        QTimer.singleShot(_COPIED_MS, self.copy, lambda: self.copy.setText(self.tr("Copy")))
 
 
 class DiffColours(QSyntaxHighlighter):

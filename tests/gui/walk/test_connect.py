@@ -183,6 +183,28 @@ def test_what_programs_paste_is_chosen_and_copied(walk):
     assert walk.server()["url"] in walk.ask(CLIPBOARD)
 
 
+def test_documents_are_offered_to_a_program_that_speaks_mcp(walk, tmp_path):
+    card = f"{CONNECT}.documents"
+    walk.go("Connect")
+    walk.until(f"{card}._none.isVisible()")
+    for name in ("Papers", "Letters"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "one.txt").write_text("High water comes every twelve hours.")
+        walk.manage("collections", {"name": name, "sources": [str(tmp_path / name)]})
+    walk.go("Server")
+    walk.go("Connect")
+    walk.until(f"{card}.collection.count() == 3")
+    walk.choose("Documents that the program may read", "Letters", CONNECT)
+    walk.choose("Program that reads documents", "Cursor", CONNECT)
+    walk.click("Copy the text for documents", CONNECT)
+    walk.until(f"'tessera-letters' in {CLIPBOARD}")
+    server = json.loads(walk.ask(CLIPBOARD))["mcpServers"]["tessera-letters"]
+    assert server["args"][-3:] == ["mcp", "--", "Letters"]
+    assert "TESSERA_HOME" in server["env"]
+    walk.choose("Documents that the program may read", "All of these", CONNECT)
+    walk.until(f"'tessera-documents' in {card}.text.toPlainText()")
+
+
 def test_a_key_that_may_manage_is_made_and_does(walk):
     walk.go("Server")
     walk.fill("Name of the new key", "phone", f"{SERVER}.keys")
