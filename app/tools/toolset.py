@@ -1,6 +1,7 @@
 """The tools of one chat: owner of each name, specifications for the model, and calls with consent."""
 
 import json
+import logging
 import threading
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ from app.tools.consent import ConsentRequest, ToolConsent, fingerprint_of, start
 from app.tools.mcp_config import McpServerConfig
 from app.tools.mcp_server import McpServer
 from app.tools.types import ToolOutcome, ToolRefused, ToolSpec, decode_arguments, shown_line, shown_text
+
+log = logging.getLogger(__name__)
 
 
 class Source(Protocol):
@@ -109,7 +112,11 @@ class Toolset:
         )
         if source.name not in self._unasked and not self._consent.given(request, tool_fingerprint(spec)):
             return ToolOutcome("The person declined this call.", ok=False)
-        return source.call(name, given)
+        try:
+            return source.call(name, given)
+        except Exception as error:  # a mistake in a tool must not end the answer
+            log.exception("the tool %s failed", name)
+            return ToolOutcome(f"The tool failed: {type(error).__name__}.", ok=False)
 
 
 class RunningServers:

@@ -58,9 +58,11 @@ class Site(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def web_site():
+def web_site(tls=None):
     """The running site; `seen` lists the paths and hosts of its requests."""
     running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Site)
+    if tls is not None:
+        running.socket = tls.wrap_socket(running.socket, server_side=True)
     running.seen = []
     thread = threading.Thread(target=running.serve_forever, daemon=True)
     thread.start()

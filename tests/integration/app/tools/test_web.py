@@ -1,9 +1,17 @@
 """Web search and page reading on real servers: what is read, and what is refused."""
 
+import socket
+import ssl
+import subprocess
+import threading
+from types import SimpleNamespace
+
 import pytest
 
 from app.answer_facts import sources_of
 from app.tools import web
+from app.tools.consent import ConsentStore, ToolConsent
+from app.tools.toolset import Toolset
 from app.tools.web import Pages, Web, WebRefused, is_public, page_text, web_url
 from tests.support.fakes.web_site import web_site
 
@@ -103,11 +111,71 @@ def test_a_redirect_into_the_local_network_is_not_followed(site, port):
         "http://0x7f000001/", "http://[::1]/", "http://[::ffff:127.0.0.1]/", "http://10.1.2.3/", "http://192.168.0.1/",
         "http://169.254.169.254/latest/meta-data", "http://100.64.0.1/", "http://[fe80::1]/", "http://[fd00::1]/",
         "http://[64:ff9b::7f00:1]/", "http://[2002:7f00:1::]/", "http://224.0.0.1/", "https://user:pw@127.0.0.1/",
+        "http://[fec0::1]/", "http://[64:ff9b:1::a00:1]/", "http://[::7f00:1]/",
     ],
 )  # fmt: skip
 def test_this_computer_and_the_local_network_are_not_read(url):
     with pytest.raises(WebRefused):
         Pages().fetch(url)
+
+
+def test_neighbours_with_public_addresses_are_not_read(monkeypatch):
+    """In a home network every computer has a public IPv6 address."""
+    card = [
+        SimpleNamespace(family=socket.AF_INET6, address="2a02:810d::5%eth0", netmask="ffff:ffff:ffff:ffff::"),
+        SimpleNamespace(family=socket.AF_INET, address="93.184.215.14", netmask="255.255.255.0"),
+        SimpleNamespace(family=socket.AF_INET, address="203.1.2.3", netmask="0.0.0.0"),
+        SimpleNamespace(family=socket.AF_PACKET, address="00:11:22:33:44:55", netmask=None),
+    ]
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: {"eth0": card})
+    addresses = ("2a02:810d::5", "2a02:810d::99", "93.184.215.99", "203.1.2.3", "203.1.2.4", "2a02:810e::1")
+    assert [web.is_foreign(address) for address in addresses] == [False, False, False, False, True, True]
+
+
+@pytest.fixture
+def authority(tmp_path):
+    """A certificate for lights.example, which is its own authority, and the context of a server with it."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+               "-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=lights.example",
+               "-addext", "subjectAltName=DNS:lights.example"]  # fmt: skip
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    return cert, context
+
+
+def test_a_page_by_tls_needs_a_certificate_of_its_name(authority, monkeypatch):
+    cert, context = authority
+    with web_site(context) as site:
+        port = site.server_port
+        pages = Pages(lambda *_: ["127.0.0.1"], lambda _: True, frozenset({port}))
+        with pytest.raises(WebRefused, match="CERTIFICATE_VERIFY_FAILED"):
+            pages.fetch(f"https://lights.example:{port}/")
+        monkeypatch.setattr("httpx2.create_ssl_context", lambda: ssl.create_default_context(cafile=cert))
+        assert b"50 metres high" in pages.fetch(f"https://lights.example:{port}/")[2]
+        with pytest.raises(WebRefused, match="CERTIFICATE_VERIFY_FAILED"):
+            pages.fetch(f"https://other.example:{port}/")
+
+
+def test_a_resolver_that_does_not_answer_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(web, "PAGE_LIMIT_S", 0.2)
+    answer = threading.Event()
+    with pytest.raises(WebRefused, match="longer than"):
+        Pages(resolve=lambda *_: [str(answer.wait(60))]).fetch("http://a.example/")
+    answer.set()
+
+
+def test_a_mistake_in_a_tool_is_a_result(monkeypatch, tmp_path):
+    monkeypatch.setenv("TESSERA_HOME", str(tmp_path))
+    tool = Web("http://127.0.0.1:9")
+    monkeypatch.setattr(tool, "_search", lambda _: 1 / 0)
+    tools = Toolset([tool], ToolConsent(ConsentStore(), lambda _: "once"))
+    outcome = tools.call("web_search", '{"query": "x"}')
+    assert (outcome.ok, outcome.text) == (False, "The tool failed: ZeroDivisionError.")
 
 
 def test_only_pages_on_usual_ports_are_read():
