@@ -433,7 +433,7 @@ class Routes(ChatRoutes, JobRoutes):
         return self.get(f"{OURS}/stats/utilization", UsageSamples, seconds=seconds)
 
     def work_history(self, seconds: int) -> tuple[Work, ...]:
-        """Server activity over the last `seconds`, one sample per second."""
+        """Server activity over the last `seconds`."""
         return self.get(f"{OURS}/stats/history", WorkSamples, seconds=seconds).samples
 
     def recent_requests(self) -> RecentActivity:

@@ -49,7 +49,7 @@ class ModelStats(LoadedModel, frozen=True, kw_only=True):
 
 
 class UsageSamples(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /tessera/v1/stats/utilization: one sample per second, oldest first."""
+    """GET /tessera/v1/stats/utilization, oldest first: one sample per second; while idle, one in 5 s."""
 
     samples: tuple[Usage, ...]
 
@@ -120,7 +120,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkSamples(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /tessera/v1/stats/history: one sample per second, oldest first."""
+    """GET /tessera/v1/stats/history, oldest first: one sample per second; while idle, one in 5 s."""
 
     samples: tuple[Work, ...]
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from email.utils import formatdate
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.server import ServerState as UvicornState
 
 from devices.atomic_file import sweep_unfinished
 from devices.process_memory import give_back_freed
@@ -65,7 +67,9 @@ from engine.server.utilization import Utilization
 
 # No task blocks the loop for a second, but a computer that swaps may take many times longer.
 STILL_S: Final = 120
-WATCH_S: Final = 1.0
+WATCH_S: Final = 10.0
+# Least number of counts until the process ends.
+COUNTS: Final = 6
 # Time that the worker threads wait for each other, so that each start task gets its own thread.
 TOGETHER_S: Final = 0.2
 # EX_SOFTWARE of sysexits.h: service managers restart the program after it.
@@ -83,6 +87,7 @@ class LoopWatch:
 
     def __init__(self, still_s: int = STILL_S) -> None:
         self._still_s = still_s
+        self._every_s = min(WATCH_S, still_s / COUNTS)
         self._turns = 0
         self._over = threading.Event()
 
@@ -92,19 +97,20 @@ class LoopWatch:
         try:
             while True:
                 self._turns += 1
-                await asyncio.sleep(WATCH_S)
+                await asyncio.sleep(self._every_s)
         finally:
             self._over.set()
 
     def _count(self) -> None:
-        seen, still = -1, 0
-        while not self._over.is_set():
-            time.sleep(WATCH_S)
+        seen, still_s = -1, 0.0
+        while not self._over.wait(self._every_s):
             turns = self._turns
-            still = 0 if turns != seen else still + 1
+            still_s = 0.0 if turns != seen else still_s + self._every_s
             seen = turns
-            if still >= self._still_s:
-                sys.stderr.write(f"The server has stood still for {still} s and ends. Where its threads are:\n")
+            if still_s >= self._still_s:
+                sys.stderr.write(
+                    f"The server has stood still for {still_s:.0f} s and ends. Where its threads are:\n"
+                )
                 sys.stderr.flush()
                 faulthandler.dump_traceback(all_threads=True)
                 os._exit(EXIT)
@@ -439,6 +445,29 @@ class RequestLog:
 _LATE_S: Final = 0.1
 
 
+class _DatedState(UvicornState):
+    """uvicorn's state of connections. It makes the date header when a response starts, not ten times a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        self._config = config
+        self._second = -1
+        self._headers: list[tuple[bytes, bytes]] = []
+        super().__init__()
+
+    @property
+    def default_headers(self) -> list[tuple[bytes, bytes]]:
+        """The headers of every response."""
+        now = int(time.time())
+        if now != self._second:
+            self._second = now
+            self._headers = [(b"date", formatdate(now, usegmt=True).encode()), *self._config.encoded_headers]
+        return self._headers
+
+    @default_headers.setter
+    def default_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Ignore the value that uvicorn sets at its start."""
+
+
 class _Server(uvicorn.Server):
     """A uvicorn server that publishes its URL once it accepts requests and removes it at shutdown."""
 
@@ -452,7 +481,10 @@ class _Server(uvicorn.Server):
         private: bool,
         end_following: Callable[[], None],
     ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ending = asyncio.Event()
         super().__init__(config)
+        self.server_state = _DatedState(config)
         self._end_following = end_following
         self._private = private
         self._server_file = server_file
@@ -481,6 +513,22 @@ class _Server(uvicorn.Server):
         log.info("serving pid=%d", os.getpid())
         sys.stderr.write(f"Tessera serves at {self._url}\n")
         sys.stderr.flush()
+
+    @property
+    def should_exit(self) -> bool:
+        """Whether the server is to end. A signal sets it, at any instruction of the main thread."""
+        return self._should_exit
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        self._should_exit = value
+        if value:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._ending.set)
+
+    async def main_loop(self) -> None:
+        """Wait for the end. uvicorn's own loop wakes ten times a second to look for it."""
+        await self._ending.wait()
 
     def _publish(self, server_file: Path) -> None:
         """Publish this server's URL, unless another running server of this user is published there."""

@@ -53,7 +53,7 @@ _ANSWER_S: Final = 0.5
 
 
 class WorkHistory:
-    """Samples of the server's work. `sample` is called once per second; only active runners are queried."""
+    """Samples of the server's work, one with each sample of utilization. Only active runners are queried."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -162,6 +162,7 @@ class ServerState:
         self.energy.also = self.power.sampled
         if self.utilization is not None:
             self.utilization.also = self.history.sample
+            self.utilization.busy = lambda: self.pool.busy
 
     @property
     def has_collections(self) -> bool:

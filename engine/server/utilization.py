@@ -1,4 +1,4 @@
-"""Utilization of the computer in the last minutes: one sample per second in a ring buffer, also for Prometheus."""
+"""Utilization of the computer in the last minutes: samples in a ring buffer, also for Prometheus."""
 
 import asyncio
 import contextlib
@@ -17,11 +17,20 @@ from devices.utilization import UsageSampler
 
 log = logging.getLogger(__name__)
 EVERY_S: Final = 1.0
+# Only every fifth sample is taken while no model works, nobody reads the samples and no meter measures power: each
+# wakes the processor some six times.
+IDLE_TIMES: Final = 5
+# A program that reads the samples gets one per second for this long.
+READ_S: Final = 10.0
 HISTORY_S: Final = 600
 
 
 class Utilization(Collector):
-    """Samples while the server runs, off the event loop. `read_machine` lists the devices and is called once."""
+    """Samples while the server runs, off the event loop. `read_machine` lists the devices and is called once.
+
+    There is one sample per second while `busy` returns True, while the samples are read, and where power is
+    measured; else one in IDLE_TIMES seconds.
+    """
 
     def __init__(
         self, read_machine: Callable[[], Machine], host: Host | None = None, every_s: float = EVERY_S
@@ -32,6 +41,9 @@ class Utilization(Collector):
         self._ring: deque[Usage] = deque(maxlen=HISTORY_S)
         self.also: Callable[[], Awaitable[None]] | None = None  # called once per second on the loop
         self.on_sample: Callable[[Usage, float], None] = lambda _usage, _seconds: None
+        self.busy: Callable[[], bool] = lambda: False
+        self._read_at = float("-inf")
+        self._read = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._sampler: UsageSampler | None = None
         self._looking = asyncio.Lock()
@@ -60,6 +72,10 @@ class Utilization(Collector):
         while True:
             due = max(due + self._every_s, loop.time())
             await asyncio.sleep(due - loop.time())
+            if self._idle():
+                self._read.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._read.wait(), (IDLE_TIMES - 1) * self._every_s)
             try:
                 usage = await self._look(0.0)
                 if usage is not None:
@@ -68,6 +84,15 @@ class Utilization(Collector):
                     await self.also()
             except OSError as error:  # for example a removed device: retry later
                 log.warning("no usage sample: %s", error)
+
+    def _idle(self) -> bool:
+        metered = bool(self._ring and self._ring[-1].parts)
+        return not (metered or self.busy() or asyncio.get_running_loop().time() - self._read_at < READ_S)
+
+    def _is_read(self) -> None:
+        """Take a sample each second from now on. Called on the loop."""
+        self._read_at = asyncio.get_running_loop().time()
+        self._read.set()
 
     async def fresh(self, least_s: float) -> None:
         """Take a sample now unless the last is less than `least_s` old; `on_sample` is called."""
@@ -86,10 +111,12 @@ class Utilization(Collector):
 
     def newest(self) -> Usage | None:
         """The last sample; None in the first second."""
+        self._is_read()
         return self._ring[-1] if self._ring else None
 
     def last(self, seconds: int) -> tuple[Usage, ...]:
         """Samples of the last `seconds`, oldest first."""
+        self._is_read()
         samples = list(self._ring)
         return tuple(s for s in samples if s.at >= samples[-1].at - seconds)
 

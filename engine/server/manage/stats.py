@@ -79,14 +79,14 @@ async def snapshot(state: ServerState, earlier: dict[str, tuple[float, RunnerSta
 
 @router.get("/stats/utilization")
 async def utilization(request: Request, seconds: Annotated[int, Query(ge=1, le=HISTORY_S)] = 120) -> UsageSamples:
-    """Utilization and power of CPUs, GPUs, NPUs and memory: one sample per second, oldest first."""
+    """Utilization and power of the devices, oldest first: one sample per second; while idle, one in 5 s."""
     ring = server_state(request).utilization
     return UsageSamples(samples=ring.last(seconds) if ring else ())
 
 
 @router.get("/stats/history")
 async def history(request: Request, seconds: Annotated[int, Query(ge=1, le=HISTORY_S)] = 180) -> WorkSamples:
-    """Requests, tokens and memory of the server in the last seconds: one sample per second, oldest first."""
+    """Requests, tokens and memory of the server in the last seconds, oldest first."""
     return WorkSamples(samples=server_state(request).history.last(seconds))
 
 
