@@ -363,7 +363,7 @@ def install_language(app: QApplication, name: str) -> QTranslator | None:
     return translator
 
 
-_LOOK_MS = 500
+_LOOK_MS = 1000
 # After a second crash within this time, a restart does not fix the cause.
 _TRUST_S = 120.0
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 import shiboken6
-from PySide6.QtCore import QObject, Qt, QTimer, Signal, Slot
+from PySide6.QtCore import QElapsedTimer, QObject, Qt, QTimer, Signal, Slot
 
 from app.client import Stream
 
@@ -48,18 +48,26 @@ class Job(QObject):
 
 
 class StreamJob(Job):
-    """A job that delivers batches of values every `FLUSH_MS` while it runs."""
+    """A job that delivers batches of values, at most one every `FLUSH_MS`.
 
-    def __init__(self, parent: QObject, on_values: Callable[[list[Any]], object]) -> None:
+    `came` is called on the worker thread after a value for which no batch is planned yet. It must let the main
+    thread call `flush_soon`. A stream that is silent for hours, such as that of the jobs, wakes nothing.
+    """
+
+    def __init__(
+        self, parent: QObject, on_values: Callable[[list[Any]], object], came: "Callable[[StreamJob], object]"
+    ) -> None:
         super().__init__(parent)
         self._on_values = on_values
+        self._came = came
+        self._planned = False
+        self._flushed = QElapsedTimer()
         self._buffer: deque[Any] = deque()
         self._source: Stream[Any] | None = None
         self._lock = threading.Lock()
         self._timer = QTimer(self)
-        self._timer.setInterval(FLUSH_MS)
+        self._timer.setSingleShot(True)
         self._timer.timeout.connect(self.flush)
-        self._timer.start()
 
     def consume(self, open_source: Callable[[], Stream[Any]]) -> None:
         """Read the source to its end. Runs on a worker thread."""
@@ -70,6 +78,9 @@ class StreamJob(Job):
             if not self.cancelled.is_set():
                 for value in source:
                     self._buffer.append(value)
+                    if not self._planned:  # `flush` resets it before it reads the buffer, so no value is left there
+                        self._planned = True
+                        self._came(self)
                     if self.cancelled.is_set():
                         break
         finally:
@@ -85,9 +96,17 @@ class StreamJob(Job):
             # Closing may wait for the network: do not do it on the main thread.
             threading.Thread(target=source.close, name="close-stream").start()
 
+    def flush_soon(self) -> None:
+        """Deliver the buffered values now, or `FLUSH_MS` after the last batch."""
+        if not (self._timer.isActive() or self.cancelled.is_set()):
+            since_ms = self._flushed.elapsed() if self._flushed.isValid() else FLUSH_MS
+            self._timer.start(max(0, FLUSH_MS - since_ms))
+
     @Slot()
     def flush(self) -> None:
         """Deliver the buffered values."""
+        self._planned = False
+        self._flushed.start()
         values: list[Any] = []
         while self._buffer:
             values.append(self._buffer.popleft())
@@ -109,11 +128,19 @@ class _Results(QObject):
     """
 
     _came = Signal()
+    _values_came = Signal()
 
     def __init__(self) -> None:
         super().__init__()
         self._waiting: deque[tuple[Job, object, Exception | None]] = deque()
+        self._streams: deque[StreamJob] = deque()
         self._came.connect(self._deliver, Qt.ConnectionType.QueuedConnection)
+        self._values_came.connect(self._flush, Qt.ConnectionType.QueuedConnection)
+
+    def values_came(self, job: StreamJob) -> None:
+        """Let the main thread deliver a stream's values soon. Thread-safe."""
+        self._streams.append(job)
+        self._values_came.emit()
 
     def put(self, job: Job, result: object, error: Exception | None) -> None:
         """Queue a result. Thread-safe."""
@@ -126,6 +153,13 @@ class _Results(QObject):
             job, result, error = self._waiting.popleft()
             if shiboken6.isValid(job):
                 job.finish(result, error)
+
+    @Slot()
+    def _flush(self) -> None:
+        if self._streams:
+            job = self._streams.popleft()
+            if shiboken6.isValid(job):
+                job.flush_soon()
 
 
 class Background(QObject):
@@ -193,7 +227,7 @@ class Background(QObject):
         parent: QObject | None = None,
     ) -> StreamJob:
         """Read a stream on a worker and deliver its values in batches on the main thread."""
-        job = StreamJob(parent or self, on_values)
+        job = StreamJob(parent or self, on_values, self._results.values_came)
         job.on_done, job.on_error = on_done, on_error
         self._streams.add(job)
         job.destroyed.connect(lambda: self._streams.discard(job))

@@ -5,7 +5,7 @@ import time
 
 import pytest
 import shiboken6
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, QTimer
 
 from app import settings as table
 from app.client import ServerUnreachable
@@ -80,6 +80,40 @@ def test_the_end_does_not_wait_for_a_server_that_does_not_answer(server, monkeyp
             server.api.get("/slow", Models)
     finally:
         answered.set()
+
+
+class Paced:
+    """A stream of numbers; each waits until `more` is released."""
+
+    def __init__(self, count, more):
+        self._count, self._more = count, more
+
+    def __iter__(self):
+        for number in range(self._count):
+            assert self._more.acquire(timeout=300)
+            yield number
+
+    def close(self):
+        pass
+
+
+def test_a_silent_stream_wakes_nothing_and_loses_no_value(qapp, qtbot):
+    """A timer of 33 ms for each open stream kept the processor of an idle window awake."""
+    background = Background()
+    more, batches, done = threading.Semaphore(0), [], []
+    job = background.stream(lambda: Paced(2_000, more), batches.append, done.append)
+    more.release()
+    qtbot.waitUntil(lambda: batches == [[0]])
+    qapp.processEvents()
+    assert [timer for timer in job.findChildren(QTimer) if timer.isActive()] == []
+    for turn in range(1_999):
+        more.release()
+        if turn % 7 == 0:
+            qapp.processEvents()
+    qtbot.waitUntil(lambda: done == [None])
+    assert [value for batch in batches for value in batch] == list(range(2_000))
+    assert len(batches) < 1_000, "values are not shown together"
+    background.close()
 
 
 def test_what_answers_in_time_is_had_at_the_end(qapp):
