@@ -18,7 +18,15 @@ from engine.placement.shape import BLOCK, ModelShape, model_shape
 from engine.placement.types import Basis, DryRun, Need, Part, PartName
 from engine.runner.engine_args import overrides
 from engine.runner.expert_tensors import stacks
-from engine.runner.load_limits import KV_TYPES, exact_settings, mtp_settings, rollback, sequences
+from engine.runner.load_limits import (
+    COPIED_DIVISOR,
+    KV_TYPES,
+    drops_copied,
+    exact_settings,
+    mtp_settings,
+    rollback,
+    sequences,
+)
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import TensorInfo
 from quantize.files.gguf_split import read_gguf_model
@@ -190,7 +198,13 @@ def _weights(
                 own += embedding.nbytes
     parts = [Part(name="weights", device=CPU, num_bytes=mapped + own, mapped_bytes=mapped)]
     parts += [Part(name="experts", device=CPU, num_bytes=settings.expert_bytes)] if streamed else []
+    stale = _left(settings, stale, mapped)
     return ([*parts, Part(name="weights", device=gpu, num_bytes=offloaded)] if gpu else parts), stale
+
+
+def _left(settings: LoadSettings, copied: int, mapped: int) -> int:
+    """Bytes of the file's pages that stay in memory although their weights were copied."""
+    return 0 if drops_copied(settings) and copied * COPIED_DIVISOR >= copied + mapped else copied
 
 
 def _streamed(shape: ModelShape, settings: LoadSettings) -> frozenset[str]:

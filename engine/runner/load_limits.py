@@ -1,5 +1,6 @@
 """Limits that a load and the estimate of its memory share."""
 
+import sys
 from typing import Final
 
 import msgspec
@@ -27,6 +28,8 @@ EXACT_ROWS, EXACT_GPU_ROWS = 64, 512
 STEADY_ROWS: Final = 64
 # Prompt tokens that a draft model reads in one step of the engine: other requests wait no longer than this.
 DRAFT_CHUNK: Final = 512
+# A load that copies less than this part of its file keeps all of the file's pages in memory.
+COPIED_DIVISOR: Final = 16
 
 
 def growth_limit(settings: LoadSettings) -> int:
@@ -46,6 +49,12 @@ def own_growth_limit(settings: LoadSettings) -> int:
     """Return the size to which the context may grow unless a client names one: at most what the user set."""
     limit = growth_limit(settings)
     return max(settings.n_ctx, min(limit, settings.chosen_ctx or limit))
+
+
+def drops_copied(settings: LoadSettings) -> bool:
+    """Whether the runner drops the file's pages after it has copied the weights in them."""
+    mapped = settings.use_mmap and not settings.use_mlock and not settings.n_gpu_layers
+    return sys.platform == "linux" and settings.repack and mapped
 
 
 def draft_settings(settings: LoadSettings) -> LoadSettings:

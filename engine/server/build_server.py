@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from email.utils import formatdate
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +24,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.server import ServerState as UvicornState
 
 from devices.atomic_file import sweep_unfinished
 from devices.process_memory import give_back_freed
@@ -47,7 +45,7 @@ from engine.server.auth import (
     running_server_url,
     write_server_file,
 )
-from engine.server.connections import connection_class, connection_limit, quieten
+from engine.server.connections import SleepingServer, connection_class, connection_limit, quieten
 from engine.server.error_shape import HANDLERS, LastResort
 from engine.server.guard import NOBODY_ELSE, Guard, refuse
 from engine.server.log_rate_limit import Sparing, bound_log
@@ -445,30 +443,7 @@ class RequestLog:
 _LATE_S: Final = 0.1
 
 
-class _DatedState(UvicornState):
-    """uvicorn's state of connections. It makes the date header when a response starts, not ten times a second."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        self._config = config
-        self._second = -1
-        self._headers: list[tuple[bytes, bytes]] = []
-        super().__init__()
-
-    @property
-    def default_headers(self) -> list[tuple[bytes, bytes]]:
-        """The headers of every response."""
-        now = int(time.time())
-        if now != self._second:
-            self._second = now
-            self._headers = [(b"date", formatdate(now, usegmt=True).encode()), *self._config.encoded_headers]
-        return self._headers
-
-    @default_headers.setter
-    def default_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Ignore the value that uvicorn sets at its start."""
-
-
-class _Server(uvicorn.Server):
+class _Server(SleepingServer):
     """A uvicorn server that publishes its URL once it accepts requests and removes it at shutdown."""
 
     def __init__(
@@ -481,10 +456,7 @@ class _Server(uvicorn.Server):
         private: bool,
         end_following: Callable[[], None],
     ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._ending = asyncio.Event()
         super().__init__(config)
-        self.server_state = _DatedState(config)
         self._end_following = end_following
         self._private = private
         self._server_file = server_file
@@ -513,22 +485,6 @@ class _Server(uvicorn.Server):
         log.info("serving pid=%d", os.getpid())
         sys.stderr.write(f"Tessera serves at {self._url}\n")
         sys.stderr.flush()
-
-    @property
-    def should_exit(self) -> bool:
-        """Whether the server is to end. A signal sets it, at any instruction of the main thread."""
-        return self._should_exit
-
-    @should_exit.setter
-    def should_exit(self, value: bool) -> None:
-        self._should_exit = value
-        if value:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._ending.set)
-
-    async def main_loop(self) -> None:
-        """Wait for the end. uvicorn's own loop wakes ten times a second to look for it."""
-        await self._ending.wait()
 
     def _publish(self, server_file: Path) -> None:
         """Publish this server's URL, unless another running server of this user is published there."""

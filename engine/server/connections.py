@@ -1,6 +1,7 @@
 """Connections with limits on their number, on the size and time of the request head, and on idle time.
 
 Clients can exhaust file descriptors. When all connections are in use, the one that has been idle longest is closed.
+Also the server that serves them, which sleeps while nothing happens.
 """
 
 import asyncio
@@ -8,10 +9,13 @@ import contextlib
 import json
 import sys
 import time
+from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, Final
 
+from uvicorn import Config, Server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 # From the first byte (or the connection) to the end of the head. Source: nginx waits 60 s, Apache 20 to 40 s.
 HEAD_S: Final = 30.0
@@ -188,3 +192,52 @@ def quieten(loop: asyncio.AbstractEventLoop) -> None:
             loop.default_exception_handler(context)
 
     loop.set_exception_handler(complain)
+
+
+class _DatedState(ServerState):
+    """uvicorn's state of connections. It makes the date header when a response starts, not ten times a second."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._second = -1
+        self._headers: list[tuple[bytes, bytes]] = []
+        super().__init__()
+
+    @property
+    def default_headers(self) -> list[tuple[bytes, bytes]]:
+        """The headers of every response."""
+        now = int(time.time())
+        if now != self._second:
+            self._second = now
+            self._headers = [(b"date", formatdate(now, usegmt=True).encode()), *self._config.encoded_headers]
+        return self._headers
+
+    @default_headers.setter
+    def default_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Ignore the value that uvicorn sets at its start."""
+
+
+class SleepingServer(Server):
+    """A uvicorn server that wakes when something happens. Make it in the event loop that it runs in."""
+
+    def __init__(self, config: Config) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ending = asyncio.Event()
+        super().__init__(config)
+        self.server_state = _DatedState(config)
+
+    @property
+    def should_exit(self) -> bool:
+        """Whether the server is to end. A signal sets it, at any instruction of the main thread."""
+        return self._should_exit
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        self._should_exit = value
+        if value:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._ending.set)
+
+    async def main_loop(self) -> None:
+        """Wait for the end. uvicorn's own loop wakes ten times a second to look for it."""
+        await self._ending.wait()

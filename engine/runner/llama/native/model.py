@@ -3,10 +3,12 @@
 import contextlib
 import ctypes
 import mmap
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -20,9 +22,11 @@ from engine.runner.llama.native import log
 from engine.runner.llama.native.engine_args import UnknownBuffer, apply_to_context, apply_to_model
 from engine.runner.llama.native.llama_api import ggml
 from engine.runner.load_limits import (
+    COPIED_DIVISOR,
     KV_TYPES,
     MAX_DRAFT,
     MAX_SEQUENCES,
+    drops_copied,
     exact_settings,
     growth_limit,
     mtp_settings,
@@ -263,7 +267,10 @@ def load(
     with _file(api, settings, dry_run=dry_run) as path:
         if path != settings.path:
             params.load_mode = api.LLAMA_LOAD_MODE_NONE
+        copies = Copies()
         model = api.llama_model_load_from_file(path.encode(), params)
+    if drops_copied(settings):
+        copies.drop()
     phases.done("weights")
     del keep
     if not model:
@@ -391,6 +398,50 @@ def warm_up(loaded: LoadedModel) -> float:
     api.llama_decode(loaded.context, api.llama_batch_get_one(tokens, 1))
     api.llama_memory_clear(loaded.memory, True)
     return time.monotonic() - started
+
+
+# llama.cpp maps the whole file into memory. Weights that it then rewrites are in memory twice: as the copy, and as
+# pages of the file that nothing reads any more.
+_SHARED: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r--s [0-9a-f]+ \S+ [1-9]", re.ASCII)
+_ANONYMOUS: Final = re.compile(r"^RssAnon:\s+(\d+) kB", re.MULTILINE | re.ASCII)
+
+
+class Copies:
+    """Finds the files that a load maps, and whether it copied their weights. Make it before the load (Linux)."""
+
+    def __init__(self) -> None:
+        self._mapped, self._anonymous = _mapped_files(), _anonymous_bytes()
+
+    def drop(self) -> int:
+        """Drop the pages of files whose weights were copied; return the bytes of these files.
+
+        Pages that are read later come back from the system's cache of files, 64 KiB at a time.
+        """
+        ranges = _mapped_files() - self._mapped
+        size = sum(end - begin for begin, end in ranges)
+        copied = _anonymous_bytes() - self._anonymous
+        if copied * COPIED_DIVISOR < size:
+            return 0
+        libc = ctypes.CDLL(None)
+        for begin, end in ranges:
+            libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_DONTNEED)
+        return size
+
+
+def _mapped_files() -> set[tuple[int, int]]:
+    try:
+        maps = Path("/proc/self/maps").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return set()
+    return {(int(found[1], 16), int(found[2], 16)) for found in map(_SHARED.match, maps) if found}
+
+
+def _anonymous_bytes() -> int:
+    try:
+        found = _ANONYMOUS.search(Path("/proc/self/status").read_text("utf-8", "replace"))
+    except OSError:
+        return 0
+    return int(found[1]) << 10 if found else 0
 
 
 # Clears large caches in main memory without touching them (Linux).
