@@ -58,6 +58,7 @@ class Store:
         self._encoder = msgspec.json.Encoder()
         self._decoded: dict[str, ModelEntry] = {}
         self._decoded_at: tuple[object, int] | None = None
+        self._is_on_disk = False
         self._db = self._open()
 
     def _open(self) -> apsw.Connection:
@@ -89,7 +90,7 @@ class Store:
             db.execute("PRAGMA journal_mode=WAL")
             return db
         # A first start waits for this file. `synchronous=OFF` is safe here: the database is still empty and is
-        # recreated if it is corrupt.
+        # recreated if it is corrupt. `_to_disk` makes up for it before anything is acknowledged.
         safe = db.pragma("synchronous")
         db.pragma("synchronous", _OFF)
         db.execute("PRAGMA journal_mode=WAL")
@@ -105,6 +106,12 @@ class Store:
         db.pragma("synchronous", safe)
         return db
 
+    def _to_disk(self) -> None:
+        """Wait until the disk has the file itself: with an empty one SQLite ignores the log, synced or not."""
+        if not self._is_on_disk and not self._db.in_transaction:
+            is_busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(FULL)").fetchone() or (True, 0, 0)
+            self._is_on_disk = not is_busy
+
     @contextmanager
     def writing(self, *, found: bool = False) -> Iterator[None]:
         """Open one transaction that excludes writers in other threads and processes.
@@ -112,6 +119,8 @@ class Store:
         `found`: do not wait until the disk has the data. After a power cut the next scan finds it again.
         """
         with self._lock:
+            if not found:
+                self._to_disk()
             safe = self._db.pragma("synchronous")
             self._db.pragma("synchronous", _NORMAL if found else safe)
             try:
@@ -153,6 +162,7 @@ class Store:
     def put(self, key: str, entry: ModelEntry) -> None:
         """Add or replace the entry of `key`."""
         with self._lock:
+            self._to_disk()
             self._db.execute(
                 "INSERT INTO models (id, key, entry) VALUES (?, ?, ?)"
                 " ON CONFLICT (key) DO UPDATE SET id = excluded.id, entry = excluded.entry",
@@ -162,11 +172,13 @@ class Store:
     def forget(self, key: str) -> None:
         """Delete the entry of `key`."""
         with self._lock:
+            self._to_disk()
             self._db.execute("DELETE FROM models WHERE key = ?", (key,))
 
     def hide(self, key: str, *, hidden: bool) -> None:
         """Set or clear the mark that keeps scans from adding `key` again."""
         with self._lock:
+            self._to_disk()
             if hidden:
                 self._db.execute("INSERT OR IGNORE INTO hidden (key) VALUES (?)", (key,))
             else:
@@ -180,6 +192,7 @@ class Store:
     def watch(self, folder: str, app: str | None) -> None:
         """Scan `folder` from now on; `app` names the application it belongs to."""
         with self._lock:
+            self._to_disk()
             self._db.execute("INSERT OR REPLACE INTO folders (path, app) VALUES (?, ?)", (folder, app))
 
     def folders(self) -> dict[str, str | None]:
