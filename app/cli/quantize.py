@@ -117,6 +117,12 @@ _SAME_NAME = (
     default="cpu",
     help="Device the file is for. npu: only types that Intel's NPUs run without conversion.",
 )
+@click.option(
+    "--download",
+    is_flag=True,
+    help="SOURCE is owner/name on the hub: download its original first (owner/name:F16 for one file).",
+)
+@click.option("--delete-source", is_flag=True, help="With --download: delete the original afterwards.")
 @click.option("--threads", type=click.IntRange(1), help="Default: the processor's cores.")
 @click.option(
     "--gpu-layers",
@@ -155,7 +161,9 @@ def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
         closing(Services()) as services,
         calibration_of(given["calibration"], services, ask=not given["yes"]) as texts,
     ):
-        target = _whole(out) or str(services.quantize_target(request))
+        target = _whole(out)
+        if target is None and not request.download:
+            target = str(services.quantize_target(request))
         request = msgspec.structs.replace(request, out=target, **texts)
         plan_only = given["plan_only"]
         made = _made_by_cluster if given["cluster"] else partial(_made, ask=not given["yes"])
@@ -241,9 +249,15 @@ def _request(source: str, given: dict[str, Any]) -> "QuantizeOptions":
         raise click.UsageError("--plan already contains --tier, --rounding, --time and --lock: remove them.")
     if given["time_s"] and (given["tier"] or given["rounding"] or given["mix"]):
         raise click.UsageError("--time cannot be combined with --tier, --rounding and --type.")
+    if given["delete_source"] and not given["download"]:
+        raise click.UsageError("--delete-source deletes what --download fetched: give both.")
+    if given["download"] and (given["plan_only"] or given["cluster"]):
+        raise click.UsageError("--download cannot be combined with --plan-only and --cluster.")
     path = Path(source).expanduser()
     return QuantizeOptions(
-        model=str(path.absolute()) if path.exists() else source,
+        model=str(path.absolute()) if path.exists() and not given["download"] else source,
+        download=given["download"],
+        keep_source=not given["delete_source"],
         budget_bytes=given["budget"],
         memory_bytes=given["memory"],
         n_ctx=given["ctx"],

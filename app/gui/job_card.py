@@ -11,6 +11,7 @@ from app.gui.widgets.basics import IconButton, clear, label, row, stack
 from engine.api.jobs import Job, JobKind, Progress
 
 _STEPS = 1000
+_DOWNLOAD = frozenset({"planning", "downloading", "verifying"})
 
 
 class JobCard(QFrame):
@@ -44,7 +45,7 @@ class JobCard(QFrame):
         self._job = job
         done: float = job.progress.done
         total: float = job.progress.total
-        if job.kind is JobKind.QUANTIZE and job.state in {"running", "paused"}:
+        if _has_steps(job):
             done, total = share(job.progress), 1.0  # one progress bar for all phases
         self._title.setText(title_of(job))
         self._bar.setRange(0, _STEPS if total else 0)
@@ -120,7 +121,7 @@ def note_of(job: Job) -> str:
         parts.append(reason.rstrip(".") or tr("Paused"))
     if job.state == "queued":
         parts.append(tr("Waiting for its turn"))
-    if job.kind is JobKind.QUANTIZE and job.state in {"running", "paused"}:
+    if _has_steps(job):
         parts += [step_words(progress.phase), f"{formatted.whole(100 * share(progress))} %"]
     else:
         parts += [phase_words(progress.phase), amount_of(progress), translated(progress.note_detail, progress.note)]
@@ -130,6 +131,12 @@ def note_of(job: Job) -> str:
         elif progress.eta_s:
             parts.append(tr("about {time} left").format(time=formatted.duration(progress.eta_s)))
     return " · ".join(part for part in parts if part)
+
+
+def _has_steps(job: Job) -> bool:
+    """Whether the progress is that of a quantization, not of the download before it."""
+    is_download = job.progress.phase in _DOWNLOAD
+    return job.kind is JobKind.QUANTIZE and job.state in {"running", "paused"} and not is_download
 
 
 def phase_words(phase: str) -> str:

@@ -75,6 +75,7 @@ class Pages:
 
         page = FitPage(self._services, self._jobs)
         page.chat_wanted.connect(self._chat_with)
+        page.original_wanted.connect(lambda repo: self._show("library").show_original(repo))
         return page
 
     def _devices(self) -> QWidget:

@@ -70,6 +70,10 @@ class Trash:
         _log.info("removed model=%s files=%d", entry.id, len(own))
         return self._removed(ticket, record)
 
+    def delete(self, entry: ModelEntry) -> None:
+        """Remove a model permanently: it can be downloaded again. Raises: CannotWrite."""
+        shutil.rmtree(self._folder / self.remove(entry).ticket, ignore_errors=True)
+
     def restore(self, ticket: str) -> ModelEntry:
         """Undo a removal. The model gets its old id, with a number if another model has that id now.
 

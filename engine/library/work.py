@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from engine.core.errors import Cancelled
+from engine.core.errors import Cancelled, InputFault
 from engine.jobs.job_types import ModelMade
 from engine.jobs.jobs import Control, JobKind, JobRegistry, Work, params_of
 from engine.library.catalogue import Catalogue
@@ -17,6 +17,7 @@ from engine.library.importing import import_copy
 from engine.library.lookup import require
 from engine.library.recommended_models import starter_repo
 from engine.library.types import FileCheck, ModelEntry, Verification
+from engine.message_catalog.reasons import because
 
 if TYPE_CHECKING:
     from engine.library.hub.plan import FitEstimator
@@ -26,13 +27,17 @@ P = TypeVar("P")
 
 
 class PullTask(msgspec.Struct, frozen=True, kw_only=True):
-    """Download `model` (see `parse_hub_name`) with `quant` and `revision` if given; `update`: its newer version."""
+    """Download `model` (see `parse_hub_name`) with `quant` and `revision` if given.
+
+    `update`: its newer version; `original`: the most exact file, to make others from it.
+    """
 
     model: str
     quant: str | None = None
     revision: str | None = None
     vision: bool = True
     update: bool = False
+    original: bool = False
 
 
 class ImportTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +109,9 @@ def pull(
     client = HubClient()
     control.report("planning", 0, 0)
     plan = plan_repository(client, catalogue.paths, name.repo, revision=name.revision, estimate=estimate)
-    option = choose(plan, name)
+    if task.original and plan.build_from is None:
+        raise InputFault(because("no_original", repo=name.repo), "model")
+    option = choose(plan, replace(name, label=plan.build_from) if task.original else name)
     files = files_of(plan.repository, option.choice, vision=task.vision)
     return Download(client, catalogue, Request(plan.repository, files)).run(control)
 

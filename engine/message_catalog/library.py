@@ -30,6 +30,7 @@ _HUB: Final = {
     "nothing_called": "{repo} has nothing called {wanted!r}. It has no GGUF or safetensors files.",
     "nothing_called_but": "{repo} has nothing called {wanted!r}. It offers: {choices}.",
     "unsafe_name": "the file name {name!r} is not safe on disk",
+    "no_original": "{repo} has no original (F16, BF16, Q8_0 or safetensors) to make another file from",
     "names_no_repository": "{text!r} names no repository; write owner/name or owner/name:Q4_K_M",
     "no_repository_name": "{text!r} is no repository name (owner/name)",
     "no_ranges": "{file}: the server does not support range requests, so the file cannot be inspected",

@@ -57,6 +57,8 @@ CANNOT = {
     ("devices/page.py", "Stop measuring"): "this machine has one place for models; pressed in test_pages",
     ("chat/options.py", "Reasoning budget"): "the walks' models do not reason",
     ("chat/page.py", "Show in folder"): "opens a program of the desktop, which a bare X server has not",
+    ("library/hub_tab.py", "Look there"): "the walks' hub has no quantized file; see test_library",
+    ("quantize/page.py", "Get an original"): "a demo model is always there; see test_fit_page",
     ("library/load_dialog.py", "Use an 8-bit cache"): "needs a computer with little memory; see test_library",
     ("library/model_card.py", "Show in folder"): "opens a program of the desktop, which a bare X server has not",
     (
@@ -125,6 +127,9 @@ WHERE = {
     ("quantize/page.py", "Try again"): "test_mends",
     ("library/details.py", "Close"): "test_controls",
     ("library/hub_tab.py", "Download"): "test_jobs",
+    ("library/fit_from_hub.py", "How thorough"): "test_jobs",
+    ("library/fit_from_hub.py", "Make it fit"): "test_jobs",
+    ("quantize/page.py", "How thorough"): "test_small_controls",
     ("library/hub_tab.py", "Try again"): "test_job_ends",
     ("job_card.py", "Cancel"): "test_jobs",
     ("library/load_dialog.py", "KV cache type"): "test_models",

@@ -16,7 +16,7 @@ from app.gui.quantize.report import report_card
 from app.gui.quantize.size_loss_plot import Box, FrontierPlot, along, around, place
 from engine.api.converting import ConverterState
 from engine.api.jobs import JobKind, Progress, Quantized
-from engine.api.library import Models
+from engine.api.library import Models, Origin
 from engine.api.quantizing import QuantizeOptions
 from quantize.job.gate import GateReport, compared
 from quantize.types import Interval, KvOption
@@ -53,6 +53,32 @@ def test_the_slider_forecasts_live_and_starts_a_job(qtbot, fit, server):
     assert "Step 3 of 6: measuring quality loss · 40 %" in texts(fit), "one bar over all steps, in words"
     body = next(body for method, path, body in server.requests if path == "/tessera/v1/quantize")
     assert msgspec.convert(body, QuantizeOptions) == QuantizeOptions(model="spark", budget_bytes=budget)
+
+
+def test_a_model_that_is_quantized_already_leads_to_its_original(qtbot, fit, server):
+    details = msgspec.structs.replace(SPARK.details, type_bytes={"Q4_K": 5_000_000})
+    origin = Origin(kind="hub", repo="org/Half-GGUF")
+    half = msgspec.structs.replace(SPARK, id="half", name="Half", details=details, origin=origin)
+    server.routes["GET", "/tessera/v1/models"] = Models(models=(SPARK, half))
+    fit._refresh()
+    qtbot.waitUntil(lambda: fit.model.count() == 2)
+    fit.choose("half")
+    qtbot.waitUntil(lambda: "already quantized to Q4_K" in fit.banner.text)
+    assert not fit.start.isEnabled()
+    with qtbot.waitSignal(fit.original_wanted) as wanted:
+        press(fit.banner, "Get the original")
+    assert wanted.args == ["org/Half-GGUF"]
+    fit.choose("spark")
+    qtbot.waitUntil(lambda: fit.start.isEnabled() and not fit.banner.isVisible())
+
+
+def test_without_any_model_the_page_leads_to_the_hub(qtbot, fit, server):
+    server.routes["GET", "/tessera/v1/models"] = Models(models=())
+    fit._refresh()
+    qtbot.waitUntil(fit._none.isVisible)
+    with qtbot.waitSignal(fit.original_wanted) as wanted:
+        press(fit, "Get an original")
+    assert wanted.args == [""]
 
 
 def test_layers_on_the_gpu_and_what_was_evened_out_are_told(qtbot, fit, server, services):

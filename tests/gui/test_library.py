@@ -9,22 +9,36 @@ from PySide6.QtWidgets import QPushButton, QWidget
 from app.gui import formatted
 from app.gui.job_card import JobCard
 from app.gui.jobs import Jobs
+from app.gui.library.fit_from_hub import FitFromHub
 from app.gui.library.load_dialog import LoadDialog
 from app.gui.library.page import DetailsDialog, LibraryPage
 from engine.api.hub import (
     FitEstimate,
+    OwnBuild,
     Proposal,
     SearchResults,
     Starters,
 )
-from engine.api.jobs import JobKind
-from engine.api.library import FileCheck, Linked, Model, Models, Removed, Tensor, Tensors, Verification
+from engine.api.jobs import JobKind, Quantized
+from engine.api.library import FileCheck, Linked, Model, Models, Origin, Removed, Tensor, Tensors, Verification
 from engine.api.machine import ModelPlacement, PlacementAnswer
 from engine.api.models import Decided, ModelLoadSettings
+from engine.api.quantizing import QuantizeOptions
 from engine.message_catalog.reasons import because
 from tests.gui.fake_server import Events
 from tests.gui.hands import press, texts
-from tests.gui.wire import SPARK, failed, hit, hub_option, hub_plan, job, pulling, starter
+from tests.gui.wire import (
+    DOWNLOADING,
+    SPARK,
+    failed,
+    hit,
+    hub_option,
+    hub_plan,
+    job,
+    pulling,
+    quantize_report,
+    starter,
+)
 
 
 @pytest.fixture
@@ -143,6 +157,53 @@ def test_suggestions_and_search_and_what_fits(qtbot, library, server):
     with qtbot.waitSignal(library.hub.pull_pressed) as pulled:
         press(library.hub, "Download")
     assert pulled.args == ["org/found", "Q4_K_M"]
+
+
+def test_make_it_fit_from_the_hub_names_size_effort_and_what_is_deleted(qtbot, library, server):
+    ready = hub_option("Q4_K_M", 4 << 30)
+    own = OwnBuild(source="F16", file_bytes=4 << 30, bits_per_weight=4.8, kld=0.02, based_on="priors")
+    plan = hub_plan(ready, hub_option("F16", 13 << 30))
+    server.routes["GET", "/tessera/v1/hub/plan"] = msgspec.structs.replace(plan, build_from="F16", own=own)
+    started = job(JobKind.QUANTIZE, params={"model": "org/found:F16", "download": True}, progress=DOWNLOADING)
+    server.routes["POST", "/tessera/v1/quantize"] = lambda _: (202, started)
+    library.show_original("org/found")
+    qtbot.waitUntil(lambda: bool(library.hub.findChildren(FitFromHub)))
+    offer = library.hub.findChildren(FitFromHub)[0]
+    qtbot.waitUntil(lambda: "Downloads the original (13" in texts(offer))
+    assert offer.target.currentText() == "4.0 GiB, as Q4_K_M"
+    offer.tier.setCurrentIndex(offer.tier.findData("instant"))
+    offer.delete.setChecked(True)
+    press(offer, "Make it fit")
+    wanted = QuantizeOptions(
+        model="org/found:F16", budget_bytes=4 << 30, tier="instant", download=True, keep_source=False
+    )
+    qtbot.waitUntil(lambda: any(path == "/tessera/v1/quantize" for _, path, _ in server.requests))
+    body = next(body for _, path, body in server.requests if path == "/tessera/v1/quantize")
+    assert msgspec.convert(body, QuantizeOptions) == wanted
+    qtbot.waitUntil(lambda: "Downloading · " in texts(library))
+    report = quantize_report(5_000_000, 0.02, 0.03)
+    made = msgspec.to_builtins(Quantized(model="made-here", path="/made.gguf", report=report), enc_hook=str)
+    done = msgspec.structs.replace(started, state="done", updated_at=started.updated_at + 1, result=made)
+    library._jobs._on_jobs([done])
+    assert "made-here is in your library" in library.banner.text
+    with qtbot.waitSignal(library.chat_wanted) as chat:
+        press(library.banner, "Chat with it")
+    assert chat.args == ["made-here"]
+
+
+def test_a_repository_without_an_original_names_the_one_that_has_it(qtbot, library, server):
+    plan = hub_plan(hub_option("Q4_K_M", 4 << 30))
+    repository = msgspec.structs.replace(plan.repository, base="org/base")
+    server.routes["GET", "/tessera/v1/hub/plan"] = msgspec.structs.replace(plan, repository=repository)
+    details = msgspec.structs.replace(SPARK.details, type_bytes={"Q4_K": 5_000_000})
+    half = msgspec.structs.replace(SPARK, details=details, origin=Origin(kind="hub", repo="org/found"))
+    server.routes["GET", "/tessera/v1/models"] = Models(models=(half,))
+    library.refresh()
+    qtbot.waitUntil(lambda: [card.model for card in library.cards] == [half])
+    press(library.cards[0], "Make it fit")
+    qtbot.waitUntil(lambda: "which is in org/base" in texts(library.hub))
+    press(library.hub, "Look there")
+    qtbot.waitUntil(lambda: "Reading the headers of org/base…" in texts(library.hub))
 
 
 def test_offline_asks_nothing_of_the_network(qtbot, library, server):

@@ -34,7 +34,6 @@ REASONS = {
         engine.RemoteRequest engine.Remote
         engine.RemoteRow engine.Remote
         engine.UpstreamRule engine.Rule
-        engine.QuantizeOptions quantize.QuantizeRequest
     """,
     "two protocols, or two routes of one, name the same thing": """
         engine.ChatCompletion engine.TextCompletion

@@ -151,7 +151,7 @@ class Welcome(QScrollArea):
             if proposal.expected_tok_s:
                 speed = self.tr("about {n} tokens/s").format(n=formatted.speed(proposal.expected_tok_s))
                 facts = f"{facts} · {speed}"
-            facts = f"{facts} · {download_words(proposal)}"
+            facts = f"{facts} · {download_words(proposal.expected_bytes)}"
             name = formatted.model_name(starter.repo)
             get = button(self.tr("Download"), self._puller(starter.id), "primary" if proposal.recommended else "")
             get.setAccessibleName(download_name(proposal))

@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 
 from app.gui import formatted
 from app.gui.app_context import Services
+from app.gui.library.fit_from_hub import FitFromHub
 from app.gui.library.recommended import download_name, name_row, recommendation, want_words
 from app.gui.reasons import error_message, translated
 from app.gui.widgets.basics import Banner, button, card, clear, label, row, search_field, stack
@@ -45,6 +46,7 @@ class HubTab(QWidget):
     """Queries the hub only on user action. Reports if offline."""
 
     trying = Signal(object)  # the measuring job
+    fit_pressed = Signal(object)  # QuantizeOptions
     pull_pressed = Signal(str, str)  # repository or recommended model, quantization ("" for the best one)
 
     def __init__(self, services: Services) -> None:
@@ -232,8 +234,18 @@ class HubTab(QWidget):
         self._note.setText(f"{repo}: {formatted.versions(len(options))}")
         back = button(self.tr("← Back"), self._search, "link")
         self.results.addLayout(row(back, 1))
+        if not plan.build_from and plan.repository.base:
+            look = button(self.tr("Look there"), self._opener(plan.repository.base))
+            words = self.tr("Files of other sizes are made from the original, which is in {name}.")
+            line = row(label(words.format(name=plan.repository.base), "muted", wrap=True), look, spacing=16)
+            line.setStretch(0, 1)
+            self.results.addWidget(card(line))
         for option in options:
             self.results.addWidget(self._option_card(repo, option))
+        if plan.build_from:
+            fit = FitFromHub(plan)
+            fit.pressed.connect(self.fit_pressed)
+            self.results.insertWidget(1, fit)
 
     def _option_card(self, repo: str, option: Option) -> QFrame:
         choice, verdict = option.choice, option.verdict

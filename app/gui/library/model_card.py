@@ -3,10 +3,10 @@
 from pathlib import PurePath
 
 from PySide6.QtCore import QCoreApplication, Qt, Signal
-from PySide6.QtWidgets import QFrame
+from PySide6.QtWidgets import QFrame, QPushButton
 
 from app.gui import formatted
-from app.gui.library.sources import unfit
+from app.gui.library.sources import repository_of_original, unfit
 from app.gui.reasons import translated
 from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, LabelKind, button, label, row, stack
@@ -33,6 +33,7 @@ class ModelCard(QFrame):
 
     chat_pressed = Signal(str)
     fit_pressed = Signal(str)
+    original_pressed = Signal(str)  # the repository
     verify_pressed = Signal(str)
     remove_pressed = Signal(str, str)
     details_pressed = Signal(str)
@@ -70,6 +71,7 @@ class ModelCard(QFrame):
         chat.setEnabled(bool(usable and can_chat))
         fit.setEnabled(not unfit(model))
         fit.setToolTip(unfit(model))
+        self._lead_to_original(fit)
         update = button(self.tr("Update"), lambda: self.update_pressed.emit(identity))
         update.setToolTip(
             self.tr("Downloads {size}. This version is kept until the newer one works.").format(
@@ -103,6 +105,15 @@ class ModelCard(QFrame):
                 row(*((update,) if newer_bytes else ()), chat, fit, more, 1 if buttons is whole else 0, spacing=8)
             )
         self.setLayout(whole)
+
+    def _lead_to_original(self, fit: QPushButton) -> None:
+        """Let the button of a model that is quantized already show where its original is."""
+        original = repository_of_original(self.model)
+        if original:
+            fit.clicked.disconnect()
+            fit.clicked.connect(lambda: self.original_pressed.emit(original))
+            fit.setEnabled(True)
+            fit.setToolTip(self.tr("Downloads the original first. Shows what that takes before it begins."))
 
     def mark_loaded(self, *, loaded: bool) -> None:
         """Show whether the model is in memory."""

@@ -40,7 +40,7 @@ from app.gui.widgets.basics import (
 from app.gui.widgets.popups import Choice, Menu
 from app.settings import SettingsError
 from engine.api.hub import Updates
-from engine.api.jobs import Job, JobKind, ModelMade, result_of
+from engine.api.jobs import Job, JobKind, ModelMade, Quantized, result_of
 from engine.api.library import (
     Linked,
     Model,
@@ -51,6 +51,7 @@ from engine.api.library import (
     Tensor,
     Verification,
 )
+from engine.api.quantizing import QuantizeOptions
 from engine.core.paths import user_paths
 
 # Interval for detecting files or drives that reappear while the page is visible.
@@ -111,6 +112,7 @@ class LibraryPage(Page):
         self._here.setLayout(stack(self._sorting, self._column, self._empty, 1, spacing=0, margins=(0, 16, 0, 0)))
         self.hub = HubTab(services)
         self.hub.pull_pressed.connect(self.pull)
+        self.hub.fit_pressed.connect(self.fit_from_hub)
         self.hub.trying.connect(jobs.started)
         self.tabs.addTab(self._here, self.tr("On this computer"))
         self.tabs.addTab(self.hub, self.tr("Find models"))
@@ -169,6 +171,19 @@ class LibraryPage(Page):
             return
         request = PullRequest(model=model, quant=quantization or None)
         self._services.ask(self.banner, lambda: self._services.api.pull(request), self._jobs.started)
+
+    def show_original(self, repo: str) -> None:
+        """Show what the hub has of a repository, or the recommended models if `repo` is ""."""
+        self.tabs.setCurrentIndex(1)
+        if repo and not self._is_offline():
+            self.hub.open(repo)
+
+    def fit_from_hub(self, options: QuantizeOptions) -> None:
+        """Start a job that downloads an original and makes it fit."""
+        if self._is_offline():
+            return
+        self.verticalScrollBar().setValue(0)  # where the job is shown
+        self._services.ask(self.banner, lambda: self._services.api.quantize(options), self._jobs.started)
 
     def add(self, path: str, *, link: bool) -> None:
         """Copy a model into the library, or link it at its current path."""
@@ -279,6 +294,7 @@ class LibraryPage(Page):
             card = ModelCard(self._services.theme, model, tool_calls_frac, self._newer.get(model.id, 0))
             card.chat_pressed.connect(self.chat_wanted)
             card.fit_pressed.connect(self.fit_wanted)
+            card.original_pressed.connect(self.show_original)
             card.verify_pressed.connect(self.verify)
             card.remove_pressed.connect(self._ask_remove)
             card.details_pressed.connect(self._show_details)
@@ -414,6 +430,18 @@ class LibraryPage(Page):
         )
         self.banner.notify(words, "info", move)
 
+    def _on_quantized(self, job: Job) -> None:
+        """Report a file that was made from an original on the hub. The page "Make it fit" reports the others."""
+        made = result_of(job, Quantized)
+        if made is None or not job.params.get("download"):
+            return
+        if not made.path:
+            text = self.tr("The new file was discarded: it did the task clearly worse than the original.")
+            self.banner.notify(text, "warn")
+            return
+        chat = (self.tr("Chat with it"), lambda: self.chat_wanted.emit(made.model))
+        self.banner.notify(self.tr("Done: {name} is in your library.").format(name=made.model), "ok", chat)
+
     def _on_moved(self, moved: Moved) -> None:
         """Report the new folder, and which files stayed in the old one."""
         with contextlib.suppress(SettingsError):
@@ -456,6 +484,8 @@ class LibraryPage(Page):
             self._on_moved(moved)
         elif job.kind is JobKind.VERIFY:
             self._show_check(job)
+        elif job.kind is JobKind.QUANTIZE:
+            self._on_quantized(job)
         elif job.kind in {JobKind.PULL, JobKind.IMPORT, JobKind.CONVERT}:
             made = result_of(job, ModelMade)
             actions = [(self.tr("Chat with it"), lambda: self.chat_wanted.emit(made.model))] if made else []

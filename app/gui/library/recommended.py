@@ -40,9 +40,9 @@ def want_words(proposal: Proposal) -> str:
     return texts.get(proposal.want) or formatted.job(proposal.starter.job)
 
 
-def download_words(proposal: Proposal) -> str:
+def download_words(num_bytes: int) -> str:
     """How long the download takes on a usual connection."""
-    seconds = proposal.expected_bytes * 8 / _USUAL_BITS_S
+    seconds = num_bytes * 8 / _USUAL_BITS_S
     return _tr("download about {time} at 100 Mbit/s").format(time=formatted.duration(seconds))
 
 

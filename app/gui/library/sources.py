@@ -25,5 +25,11 @@ def unfit(model: Model) -> str:
     return ""
 
 
+def repository_of_original(model: Model) -> str:
+    """The repository to look for the original of a model that is quantized already, or ""."""
+    is_usable = model.state == "online" and model.origin.kind == "hub" and model.format == "gguf"
+    return model.origin.repo or "" if is_usable and unfit(model) else ""
+
+
 def _tr(text: str) -> str:
     return QCoreApplication.translate("fit", text)

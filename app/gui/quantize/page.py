@@ -13,7 +13,7 @@ from app.gui import formatted
 from app.gui.app_context import Services
 from app.gui.job_card import JobList
 from app.gui.jobs import Jobs
-from app.gui.library.sources import unfit
+from app.gui.library.sources import repository_of_original, unfit
 from app.gui.quantize.converter_prompt import NEEDED, ForeignFamily
 from app.gui.quantize.report import PlanView, grid_words, report_card
 from app.gui.quantize.size_loss_plot import size_words
@@ -110,6 +110,7 @@ class FitPage(Page):
     """Quantizes one model at a time."""
 
     chat_wanted = Signal(str)
+    original_wanted = Signal(str)  # the repository of a model that is quantized already, or ""
 
     def __init__(self, services: Services, jobs: Jobs) -> None:
         super().__init__(
@@ -126,8 +127,7 @@ class FitPage(Page):
         self._current: dict[int, float] = {}  # the drawn points that use the latest measurements
         self._sweeps = 0
         self._stock: tuple[StockPlan, ...] = ()
-        # The model of each job that was started here; of this model: file bytes to measured loss.
-        self._making, self._measured = dict[str, str](), dict[int, float]()
+        self._measured: dict[int, float] = {}  # of this model: file bytes to measured loss
         theme = services.theme
         self.banner = Banner(theme)
         self._foreign = ForeignFamily(services, jobs, self.banner, self)
@@ -183,8 +183,13 @@ class FitPage(Page):
         self.content.addLayout(self._report)
         self._none = Empty(
             self.tr("No model to make smaller yet"),
-            self.tr("Download a model in its original precision (F16, BF16 or safetensors) in the library."),
+            self.tr(
+                "A smaller file is made from the original (F16, BF16 or safetensors). Choose a model: Tessera "
+                "downloads its original and makes it fit."
+            ),
+            self.tr("Get an original"),
         )
+        self._none.pressed.connect(lambda: self.original_wanted.emit(""))
         self._none.hide()
         self._choices = card(choose, go, size, self.chips, spacing=8)
         for widget in (self._none, self._choices, self.plan_view):
@@ -224,23 +229,25 @@ class FitPage(Page):
         before = self.model.currentData()
         self.model.clear()
         usable = [item for item in self._models if not unfit(item)]
-        for item in [*usable, *(item for item in self._models if unfit(item))]:
+        quantized = [item for item in self._models if repository_of_original(item)]
+        choosable = [*usable, *quantized]
+        for item in [*choosable, *(item for item in self._models if item not in choosable)]:
             self.model.addItem(f"{item.name} · {formatted.size(item.size_bytes)}", item.id)
-            reason = unfit(item)
-            if reason:
+            if item not in choosable:
                 index = self.model.count() - 1
-                self.model.setItemData(index, reason, Qt.ItemDataRole.ToolTipRole)
+                self.model.setItemData(index, unfit(item), Qt.ItemDataRole.ToolTipRole)
                 self.model.setItemData(index, 0, Qt.ItemDataRole.UserRole - 1)  # Qt's internal role for item flags
-        self._none.setVisible(not usable)
-        self._choices.setVisible(bool(usable))
-        if not usable:
-            self.model.setCurrentIndex(-1)
-        else:
-            position = self.model.findData(wanted)
-            self.model.setCurrentIndex(position if 0 <= position < len(usable) else 0)
+        self._none.setVisible(not choosable)
+        self._choices.setVisible(bool(choosable))
+        at = self.model.findData(wanted)
+        self.model.setCurrentIndex(at if 0 <= at < len(choosable) else 0 if choosable else -1)
         self._wanted = ""
         if self.model.currentData() != before or not self._range[1]:
             self._on_model()
+
+    @property
+    def _chosen(self) -> Model | None:
+        return next((model for model in self._models if model.id == self.model.currentData()), None)
 
     def _on_model(self) -> None:
         self._range = (0, 0)
@@ -249,7 +256,14 @@ class FitPage(Page):
         self.plan_view.show_points({}, [])
         self.plan_view.hide()
         clear(self._report)
-        if self.model.currentData():
+        original = repository_of_original(self._chosen) if self._chosen else ""
+        if self._chosen and original:
+            self.size_words.setText("")
+            self.chips.clear()
+            self._refused = True  # the next forecast hides the message
+            get = (self.tr("Get the original"), lambda: self.original_wanted.emit(original))
+            self.banner.notify(unfit(self._chosen), "info", get)
+        elif self.model.currentData():
             self._forecast()
 
     def _on_aim(self) -> None:
@@ -301,7 +315,7 @@ class FitPage(Page):
     def _show_refusal(self, error: Exception) -> None:
         self._refused = True
         self.start.setEnabled(False)
-        chosen = next((model for model in self._models if model.id == self.model.currentData()), None)
+        chosen = self._chosen
         if isinstance(error, ApiError) and error.code == NEEDED and chosen is not None:
             self._foreign.offer(chosen)
         elif isinstance(error, ApiError) and error.status == 404 and error.code != "model_not_found":  # noqa: PLR2004
@@ -428,7 +442,6 @@ class FitPage(Page):
         request = self._request()
 
         def started(job: Job) -> None:
-            self._making[job.id] = request.model
             clear(self._report)
             self._jobs.started(job)
             self.verticalScrollBar().setValue(0)
@@ -444,7 +457,7 @@ class FitPage(Page):
         if made is None:
             return
         chosen = self.model.currentData()
-        if made.report.ours is not None and self._making.pop(job.id, chosen) == chosen:
+        if made.report.ours is not None and job.params.get("model", chosen) == chosen:
             self._measured[made.report.plan.file_bytes] = made.report.ours.kld_mean.value
         self._anew()  # the source has been measured now
         clear(self._report)

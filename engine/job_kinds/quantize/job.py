@@ -13,8 +13,12 @@ from engine.core.paths import Paths, whole_path
 from engine.job_kinds.quantize.options import Quantized, QuantizeOptions
 from engine.jobs.jobs import Control, JobKind, JobRegistry
 from engine.library.catalogue import Catalogue
+from engine.library.hub.file_selection import HubName, parse_hub_name
 from engine.library.lookup import require
-from engine.library.types import Origin
+from engine.library.model_ids import from_file_name, stem_of
+from engine.library.trash import Trash
+from engine.library.types import ModelEntry, Origin
+from engine.library.work import PullTask, pull
 from engine.placement.resources import Resources
 from quantize.child import HERE, Executor
 from quantize.job.request import QuantizeReport
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
     from quantize.job.gate import GateTask
 
 OpenGates: TypeAlias = "Callable[[], GateService]"
+# Q8_0 has 8.5 bits per weight.
+EXACT_BITS = 7.9
 _BAR = 1000  # steps of a job's progress bar
 
 
@@ -36,6 +42,8 @@ def register(
 
     def run(options: QuantizeOptions, control: Control) -> Quantized:
         with closing(open_catalogue()) as catalogue:
+            if options.download:
+                return make_from_hub(catalogue, options, control, resources, open_gates)
             return make(catalogue, options, control, resources, open_gates=open_gates)
 
     registry.register(JobKind.QUANTIZE, run, read=options_of)
@@ -120,6 +128,55 @@ def make(
     else:  # files made from a library model are added too, wherever they are stored
         made = "" if Path(options.model).is_absolute() else catalogue.add(out).id
     return Quantized(model=made, path=str(out), report=report)
+
+
+def make_from_hub(
+    catalogue: Catalogue, options: QuantizeOptions, control: Control, resources: Resources, open_gates: OpenGates
+) -> Quantized:
+    """Download the model that `options` names, unless it is here, and make the file from it.
+
+    A download that was interrupted continues. Unless the source is kept, it is deleted when the file is complete or
+    the job is cancelled. Raises: the errors of `pull` and `make`.
+    """
+    name = parse_hub_name(options.model)
+    source = original_here(catalogue, name)
+    try:
+        if source is None:
+            task = PullTask(model=name.repo, quant=name.label, revision=name.revision, original=name.label is None)
+            source = pull(catalogue, task, control)
+        made = make(
+            catalogue,
+            msgspec.structs.replace(options, model=source.id),
+            control,
+            resources,
+            open_gates=open_gates,
+        )
+    except Cancelled:
+        if source is not None and not options.keep_source:
+            Trash(catalogue).delete(source)
+        raise
+    if made.path and not options.keep_source:
+        Trash(catalogue).delete(source)
+    return made
+
+
+def original_here(catalogue: Catalogue, name: HubName) -> ModelEntry | None:
+    """The model of the library that was downloaded under this name, or None."""
+    for entry in catalogue.entries():
+        if entry.state != "online" or entry.origin.kind != "hub" or entry.origin.repo != name.repo:
+            continue
+        stem = stem_of(entry.path.name)
+        labels = {entry.details.quantization, from_file_name(stem), stem}
+        if entry.format == "safetensors":
+            labels = {"safetensors"}
+        if name.label in labels or (name.label is None and is_original(entry)):
+            return entry
+    return None
+
+
+def is_original(entry: ModelEntry) -> bool:
+    """Whether the model is exact enough to make another file from it."""
+    return entry.format == "safetensors" or entry.bits_per_weight >= EXACT_BITS
 
 
 def gate_task(options: QuantizeOptions, named: "TaskSets") -> "GateTask | None":

@@ -47,6 +47,9 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     `gate`: `certify`, `evaluate` (runs programs written by the model, in the sandbox) or the absolute path of a
     file of tasks; a file that does it clearly worse than the source is not kept (then the result's `path` is
     empty).
+    `download`: `model` is `owner/name` or `owner/name:LABEL` on the hub and is downloaded first if the library does
+    not have it. Without a label it is the most exact file there. If not `keep_source`, what was downloaded is
+    deleted after the file was made.
     """
 
     model: ServerPath
@@ -75,6 +78,8 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     plan_file: ServerPath | None = None
     export_plan: ServerPath | None = None
     gate: ServerPath | None = None
+    download: bool = False
+    keep_source: bool = True
 
     @property
     def goals(self) -> tuple[str, ...]:

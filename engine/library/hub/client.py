@@ -131,13 +131,15 @@ class HubClient:
             if is_safe_name(item.rfilename)
         ]
         card: dict[str, Any] = vars(info.card_data) if info.card_data else {}
-        license_name = card.get("license")
+        license_name, base = card.get("license"), card.get("base_model")
+        base = base[0] if isinstance(base, list) and base else base
         return Repository(
             repo=repo,
             endpoint=self.endpoint,
             revision=str(info.sha),
             files=tuple(files),
             license=license_name if isinstance(license_name, str) else None,
+            base=base if isinstance(base, str) and base != repo and _is_repo_id(base) else None,
         )
 
     @contextmanager
@@ -211,6 +213,14 @@ def check_repo_id(repo: str) -> None:
         raise InputFault(because("no_repository_name", text=repo[:120]), "repo") from error
     if not all(is_safe_name(part) for part in repo.split("/")):
         raise InputFault(because("no_repository_name", text=repo[:120]), "repo")
+
+
+def _is_repo_id(text: str) -> bool:
+    try:
+        check_repo_id(text)
+    except InputFault:
+        return False
+    return "/" in text
 
 
 def is_offline() -> bool:

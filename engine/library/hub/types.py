@@ -50,13 +50,17 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Repository(msgspec.Struct, frozen=True, kw_only=True):
-    """All files with safe names of a repository at one commit (`revision`)."""
+    """All files with safe names of a repository at one commit (`revision`).
+
+    `base` is the repository of the model from which this one was made.
+    """
 
     repo: str
     endpoint: str
     revision: str
     files: tuple[RepoFile, ...]
     license: str | None = None
+    base: str | None = None
 
 
 class FitEstimate(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,8 @@ from fastapi import APIRouter, Request
 
 from engine.api.jobs import Job, JobKind
 from engine.api.quantizing import PlanForecast, QuantizeOptions, QuantizeSketch
-from engine.job_kinds.quantize.job import gate_task, predict, require_disk, source_of
+from engine.job_kinds.quantize.job import gate_task, original_here, predict, require_disk, source_of
+from engine.library.hub.file_selection import parse_hub_name
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
 
@@ -36,6 +37,11 @@ async def start(request: Request, body: QuantizeOptions) -> Job:
     body.check()
     await asyncio.to_thread(gate_task, body, state.named_tasks)
     catalogue = await state.models.catalogue()
+    if body.download:
+        name = parse_hub_name(body.model)
+        if await asyncio.to_thread(original_here, catalogue, name) is not None:
+            body = msgspec.structs.replace(body, keep_source=True)  # the user downloaded it for another purpose
+        return state.jobs.start(JobKind.QUANTIZE, name.repo.rpartition("/")[2], body)
     source = await asyncio.to_thread(source_of, catalogue, body.model)
     await asyncio.to_thread(require_disk, source, body, catalogue.paths)
     return state.jobs.start(JobKind.QUANTIZE, source.title, body)

@@ -121,6 +121,36 @@ def test_making_a_model_fit_is_cancelled_and_leaves_nothing(walk):
     wait_for(lambda: not list((walk.home / "models").rglob("spark-*iB*")), 60, "the end of the half file")
 
 
+def test_an_original_is_downloaded_made_to_fit_and_deleted(walk, hub):
+    hub.add("org/Maker-GGUF", {"maker-F16.gguf": SPARK.read_bytes()}, gguf={"total": 8_400_000})
+    walk.go("Library")
+    walk.click("Find models")
+    walk.fill("Search models", "Maker", LIBRARY)
+    walk.key("Return")
+    walk.until(f"'Maker-GGUF' in says({LIBRARY})")
+    walk.click("What fits?", LIBRARY)
+    walk.until(f"'Make your own file from the original' in says({LIBRARY})")
+    walk.choose("Size of the new file", "4.5 bits per weight", LIBRARY)
+    walk.choose("How thorough", "Instant", LIBRARY)
+    walk.click("Delete the original afterwards", LIBRARY)
+    hub.faults.bytes_per_s = 300_000
+    try:
+        walk.click("Download the original and make it fit", LIBRARY)
+        walk.ends("quantize", 1, "running")
+        walk.until(f"' of ' in says({LIBRARY}) and 'Downloading' in says({LIBRARY})")
+        walk.picture("fit-from-hub")
+        walk.click("Pause", LIBRARY)
+        walk.ends("quantize", 1, "paused")
+    finally:
+        hub.faults.bytes_per_s = 0
+    walk.click("Resume", LIBRARY)
+    walk.ends("quantize", 1, "done", 600)
+    walk.until(f"'is in your library' in {LIBRARY}.banner.text")
+    walk.click("On this computer", LIBRARY)
+    walk.until(f"[c.model.origin.kind for c in {LIBRARY}.cards if 'maker' in c.model.id] == ['built']")
+    assert not list((walk.home / "models" / "hub").rglob("maker*"))
+
+
 def test_a_measurement_is_watched_to_its_end_and_stopped(walk):
     walk.go("Measure")
     walk.until(f"{MEASURE}.start.isEnabled()")
