@@ -12,6 +12,8 @@ from app.tools.types import shown_text
 if TYPE_CHECKING:
     from app.tools.consent import ConsentRequest, ToolDecision
 
+_SHOWN_DESCRIPTION = 100
+
 
 @click.group("tools", help="Tools that chats may use: list, add and remove MCP servers. Shared with the window.")
 def command() -> None:
@@ -85,6 +87,45 @@ def add_command(
     except BadMcpConfig as error:
         raise click.ClickException(str(error)) from error
     echo("added: " + ", ".join(shown_text(server.name) for server in servers), err=True)
+
+
+@command.command("known")
+def known_command() -> None:
+    """List well-known servers with their commands. Nothing is added, installed or started."""
+    from app.tools.mcp_config import known_servers
+
+    dated, servers = known_servers()
+    for server in servers:
+        echo(f"{server.name:<12} {server.where()}")
+        needs = f"needs {server.needs}; " if server.needs else ""
+        echo(f"{'':<12} {needs}{server.source}")
+    echo(f"Looked up on {dated}. Add one with: tessera tools add NAME COMMAND", err=True)
+
+
+@command.command("test")
+@click.argument("name")
+def test_command(name: str) -> None:
+    """Start or contact the server NAME once, and list its tools."""
+    from pathlib import Path
+
+    from app.tools.mcp_config import BadMcpConfig, ServerList
+    from app.tools.mcp_server import probe, short_name
+
+    try:
+        found = next((server for server in ServerList().read() if server.name == name), None)
+    except BadMcpConfig as error:
+        raise click.ClickException(str(error)) from error
+    if found is None:
+        raise click.ClickException(f"There is no server {name!r}; tessera tools list shows them.")
+    probed = probe(found, Path.cwd())
+    if probed.problem:
+        raise click.ClickException(shown_text(probed.problem))
+    for spec in probed.specs:
+        words = " ".join(spec.description.split())[:_SHOWN_DESCRIPTION]
+        echo(f"{shown_text(short_name(name, spec.name)):<24} {shown_text(words)}".rstrip())
+    for left_out in probed.left_out:
+        echo(f"left out: {shown_text(left_out)}", err=True)
+    echo(f"{shown_text(name)} works and offers {len(probed.specs)} tools.", err=True)
 
 
 @command.command("remove")

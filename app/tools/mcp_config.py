@@ -184,8 +184,11 @@ class KnownServer(msgspec.Struct, frozen=True, kw_only=True):
     headers: str = ""
     needs: str = ""
 
-    def where(self, folder: Path) -> str:
-        """The address, or the command for a folder of the user."""
+    def where(self, folder: Path | None = None) -> str:
+        """The address, or the command for a folder of the user; None is that of documents."""
+        if folder is None:
+            folder = Path.home() / "Documents"
+            folder = folder if folder.is_dir() else Path.home()
         return self.url or self.command.replace("{folder}", shlex.quote(str(folder)))
 
 

@@ -55,6 +55,7 @@ RUN = {
     "tessera connect": "",
     "tessera connect --off": "",
     "tessera tools add --from servers.json": "clock",
+    "tessera tools known": "mcp-server-time",
     "tessera tools list": "clock",
     "tessera settings set web.searxng http://192.168.1.20:8888": "",
     "tessera models alias gpt-4o MODEL": "gpt-4o means spark",
@@ -98,7 +99,7 @@ NOT_RUN = {
     r"tessera models converter (install|remove)": "320 MB: optin/llama_cpp_door.py, e2e/test_converter_door.py",
     r"tessera models engine-args MODEL \S+=.*": "loads the model anew each time: e2e/test_machine_routes.py",
     r"tessera upstreams (check|key) desk": "another server: integration/test_upstreams.py; a key is asked for",
-    r"tessera tools add (time|notes) .*": "other programs: unit/app/tools",
+    r"tessera tools (add (time|notes) .*|test time)": "other programs: unit/app/tools",
     r"tessera (chat|run) .*": "a conversation or an answer: e2e/test_terminal_chat.py",
 }
 

@@ -393,9 +393,8 @@ class AddServer(QDialog):
         self.about.setVisible(server is not None)
         if server is None:
             return
-        documents = Path.home() / "Documents"
         self.name.setText(server.name)
-        self.where.setText(server.where(documents if documents.is_dir() else Path.home()))
+        self.where.setText(server.where())
         self.where.setCursorPosition(0)
         self.values.setPlainText(server.headers)
         self.json.clear()

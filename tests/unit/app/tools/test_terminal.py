@@ -1,6 +1,7 @@
 """Tools in `tessera chat`: called with consent, answered with, and never without a person to ask."""
 
 import json
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -10,7 +11,9 @@ from app.cli import chat_tools
 from app.cli.conversation import Conversation
 from app.cli.main import cli
 from app.client import Answer
+from app.tools.mcp_config import McpServerConfig, ServerList
 from engine.api.chat import FunctionDelta, ToolCallDelta
+from tests.support.fakes.mcp_servers import demo
 
 
 class Scripted:
@@ -81,3 +84,19 @@ def test_servers_are_added_listed_and_removed(tmp_path):
     )
     assert run("remove", "clock").exit_code == 0
     assert "clock" not in run("list").stdout
+
+
+@pytest.mark.process
+def test_a_server_is_tested_and_shows_its_tools_or_why_it_failed(tmp_path):
+    broken = McpServerConfig("broken", (sys.executable, "-c", "import sys; sys.exit('no key')"))
+    ServerList().add([demo(tmp_path), broken])
+    works = CliRunner().invoke(cli, ["tools", "test", "demo"])
+    assert works.exit_code == 0
+    assert works.stdout.splitlines() == [
+        "add                      Add two numbers.", "fail", "wait                     Take very long.",
+    ]  # fmt: skip
+    assert "offers 3 tools" in works.stderr
+    failed = CliRunner().invoke(cli, ["tools", "test", "broken"])
+    assert (failed.exit_code, "did not start" in failed.stderr, "no key" in failed.stderr) == (1, True, True)
+    gone = CliRunner().invoke(cli, ["tools", "test", "gone"])
+    assert (gone.exit_code, "no server 'gone'" in gone.stderr) == (1, True)
