@@ -138,6 +138,8 @@ def check_key(settings: LoadSettings, shape: ModelShape, machine: Machine) -> st
         bool(settings.cpu_expert_layers),
         settings.engine_args,
         settings.n_ubatch,
+        settings.n_batch,
+        min(settings.n_parallel, 4),
         0 <= settings.n_gpu_layers <= len(shape.layers),
     ]
     facts += [shape.architecture, shape.embedding, shape.heads, shape.attention, shape.feed_forward, shape.experts]

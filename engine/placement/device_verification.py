@@ -39,7 +39,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 def combinations(path: str, shape: ModelShape, name: str) -> list[tuple[Reason, LoadSettings]]:
     """Combinations to try on one backend device: attention, cache types, and layers left on the CPU."""
     layers = len(shape.layers)
-    base = LoadSettings(path=path, n_ctx=CONTEXT, n_parallel=1, devices=(name,), n_gpu_layers=layers + 1)
+    base = LoadSettings(path=path, n_ctx=CONTEXT, n_parallel=4, devices=(name,), n_gpu_layers=layers + 1)
     replace = msgspec.structs.replace
     found = [(because("check_without_flash"), replace(base, flash_attn="off"))]
     for cache in CACHE_TYPES:

@@ -32,12 +32,15 @@ from engine.runner.llama.native.device_check import (
     WRONG_KLD_MEAN_BFLOAT,
     DeviceWrong,
     NotComparable,
+    Reference,
+    prompts,
     read_reference,
 )
 from engine.runner.llama.native.device_verdict import checked
 from engine.runner.llama.native.huge_pages import LargePages
 from engine.runner.llama.native.llama_api import KernelsMissing, load_api, start_backends
 from engine.runner.llama.native.rpc import NoWorker, add_workers
+from engine.runner.llama.native.scenarios import Scenarios
 from engine.runner.llama.native.self_check import SelfCheckFailed, self_check
 from engine.runner.llama.native.vocabulary import LONGEST_TOKEN_BYTES, LlamaVocabulary
 from engine.runner.llama.speculative.draft_model import DraftModel
@@ -513,10 +516,29 @@ def compared(loaded: llama_model.LoadedModel, vocabulary: LlamaVocabulary) -> De
     compiled = bool(openvino.target_of(loaded.settings.devices))
     floor = WRONG_KLD_MEAN_BFLOAT if compiled else WRONG_KLD_MEAN
     try:
-        return checked(expected, loaded, vocabulary, floor, whole=compiled)
+        check = checked(expected, loaded, vocabulary, floor, whole=compiled)
     except NotComparable as error:
         sys.stderr.write(f"the device was not compared with the CPU: {error}\n")
         return None
+    if not compiled:
+        compare_scenarios(expected, loaded, vocabulary, check)
+    return check
+
+
+def compare_scenarios(
+    expected: Reference, loaded: llama_model.LoadedModel, vocabulary: LlamaVocabulary, check: DeviceCheck
+) -> None:
+    """Compute several sequences and long prompts as the server does. Raises: DeviceWrong."""
+    name = ", ".join(loaded.settings.devices) or "the CPU"
+    tokens = [token for sequence in prompts(loaded, vocabulary) for token in sequence]
+    try:
+        done, wrong = Scenarios(loaded, expected, tokens).run()
+    except ValueError as error:
+        raise DeviceWrong(f"on {name}, {error}", check) from error
+    if wrong is not None:
+        reason = f"{name} computes {wrong.scenario} wrongly ({wrong.nats:.2g} nats from each sequence alone)"
+        raise DeviceWrong(reason, check)
+    sys.stderr.write(f"{name} computed like each sequence alone: {', '.join(done) or 'nothing'}\n")
 
 
 def model_drafter(loaded: llama_model.LoadedModel, vocabulary: LlamaVocabulary) -> ModelDrafter | None:

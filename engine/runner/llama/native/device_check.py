@@ -127,7 +127,7 @@ def logprob_rows(loaded: LoadedModel, sequences: list[list[int]]) -> Any:
             code = batch.decode()
             if code != 0:
                 raise ValueError(f"a batch of {length} tokens could not be decoded (llama_decode returned {code})")
-            rows += [_log_softmax(row) for row in logits.rows(batch.outputs)[: batch.outputs]]
+            rows += [log_softmax(row) for row in logits.rows(batch.outputs)[: batch.outputs]]
             batch.clear()
             at += length
         loaded.api.llama_memory_clear(loaded.memory, True)
@@ -151,7 +151,7 @@ def _batches(total: int, *, single: bool = False) -> list[tuple[int, int]]:
     return found
 
 
-def _log_softmax(row: Any) -> Any:
+def log_softmax(row: Any) -> Any:
     """Log softmax of one row of logits (n_vocab,). Masked tokens (minus infinity) stay masked."""
     values = row.astype(np.float64)
     largest = values.max()
@@ -163,16 +163,22 @@ def _log_softmax(row: Any) -> Any:
 def reference(loaded: LoadedModel, vocabulary: LlamaVocabulary) -> Reference:
     """Compute the reference with a model that was loaded for the CPU. Raises: ValueError: as logprob_rows."""
     sequences = prompts(loaded, vocabulary)
-    rows = logprob_rows(loaded, sequences)
+    return reference_of(logprob_rows(loaded, sequences), tokens=token_key(sequences))
+
+
+def reference_of(rows: Any, noise: Reference | None = None, tokens: str = "") -> Reference:
+    """A reference of log probabilities (rows, n_vocab), with the noise of another one of the same model."""
     width = min(KEPT_TOKENS, rows.shape[1])
     ids = np.argpartition(-rows, width - 1, axis=1)[:, :width].astype("<i4")
     return Reference(
         version=VERSION,
-        tokens=token_key(sequences),
+        tokens=tokens,
         rows=len(rows),
         width=width,
         token_ids=ids.tobytes(),
         logprobs=np.take_along_axis(rows, ids, axis=1).astype("<f4").tobytes(),
+        noise_kld_mean=noise.noise_kld_mean if noise is not None else 0.0,
+        noise_kld_max=noise.noise_kld_max if noise is not None else 0.0,
     )
 
 
@@ -234,7 +240,7 @@ def unsteadiness(loaded: LoadedModel, tokens: list[int], seconds: float = ROUNDS
                     raise ValueError(
                         f"a batch of {length} tokens could not be decoded (llama_decode returned {code})"
                     )
-                rows.append(_log_softmax(logits.rows(1)[0]))
+                rows.append(log_softmax(logits.rows(1)[0]))
                 batch.clear()
         loaded.api.llama_memory_clear(loaded.memory, True)
         if first is None:

@@ -1,0 +1,217 @@
+"""Several sequences and long prompts, computed as the server does, with faults as public threads describe them.
+
+The faults are put between llama.cpp and the check: into the tokens before a decode, or into its logits.
+"""
+
+import numpy as np
+import pytest
+
+from engine.runner.llama.native import scenarios
+from engine.runner.llama.native.batch import Batch, Logits
+from engine.runner.llama.native.device_check import prompts, reference
+from engine.runner.llama.native.llama_api import start_backends
+from engine.runner.llama.native.model import load
+from engine.runner.llama.native.scenarios import Scenarios
+from engine.runner.llama.native.vocabulary import LlamaVocabulary
+from engine.runner.protocol import LoadSettings
+from tests.support.models.shapes import SHAPES, write_shape
+
+pytestmark = pytest.mark.native
+
+
+class Device:
+    """What a faulty driver does; `ubatch` is the context's. The default does nothing."""
+
+    def __init__(self):
+        self.decodes, self.ubatch, self.random = 0, 0, np.random.default_rng(1)
+        self.runs, self.rows = [], []
+
+    def before(self, tokens, sequences):
+        """May change the tokens of a decode."""
+
+    def after(self, logits):
+        """Return the logits (outputs, n_vocab), perhaps changed."""
+        return logits
+
+    def noise(self, logits):
+        return self.random.normal(0, 3, logits.shape).astype(np.float32)
+
+    @property
+    def together(self):
+        """Whether the last decode had several sequences."""
+        return len({sequence for sequence, _ in self.runs}) > 1
+
+
+class CrossTalk(Device):
+    """llama.cpp 25992: with several sequences, a row is another one's, in one of four decodes."""
+
+    def after(self, logits):
+        return np.roll(logits, 1, axis=0) if self.together and self.decodes % 4 == 0 else logits
+
+
+class NextUbatch(Device):
+    """llama.cpp 28211: from the second ubatch of a prompt on, the next one's inputs are read."""
+
+    def before(self, tokens, sequences):
+        u = self.ubatch
+        for at in range(u, len(tokens) - u, u):
+            tokens[at : at + u] = np.resize(tokens[at + u : at + 2 * u], u)
+
+
+class MixedBatch(Device):
+    """llama.cpp 28537: prompt rows next to another's single row get random logits, three of ten times."""
+
+    def after(self, logits):
+        lengths = [length for _, length in self.runs]
+        mixed = self.together and min(lengths) == 1 and max(lengths) > 1
+        return self.noise(logits) if mixed and self.random.random() < 0.3 else logits
+
+
+class UbatchBefore(Device):
+    """llama.cpp 27579: the last ubatch of a long prompt sees the tokens of the one before."""
+
+    def before(self, tokens, sequences):
+        start = (len(tokens) - 1) // self.ubatch * self.ubatch
+        if start:
+            tokens[start:] = tokens[start - self.ubatch : start][: len(tokens) - start]
+
+
+class NotANumber(Device):
+    """llama.cpp 28648: all logits are NaN for prompts of more than one ubatch."""
+
+    def after(self, logits):
+        return logits * np.nan if sum(length for _, length in self.runs) > self.ubatch else logits
+
+
+class BatchOf512(Device):
+    """llama.cpp 27237: random with this number of rows a decode, right with others."""
+
+    def after(self, logits):
+        return self.noise(logits) if sum(length for _, length in self.runs) > 128 else logits
+
+
+class SecondPrompt(Device):
+    """llama.cpp, pull request 21638: after the first single step, prompts read weights in another order."""
+
+    has_stepped = False
+
+    def after(self, logits):
+        lengths = [length for _, length in self.runs]
+        wrong = self.has_stepped and max(lengths) > 1
+        self.has_stepped = self.has_stepped or lengths == [1]
+        return self.noise(logits) if wrong else logits
+
+
+class UnrotatedStep(Device):
+    """llama.cpp, pull request 23690: one of some fifty steps reads the cache wrongly."""
+
+    def after(self, logits):
+        return self.noise(logits) if self.decodes % 50 == 49 else logits
+
+
+class OneToken(Device):
+    """llama.cpp 25992, later: after some work in several sequences one constant token wins."""
+
+    shared = 0
+
+    def after(self, logits):
+        self.shared += self.together
+        if self.shared > 12:
+            logits[:] = 0
+            logits[:, 7] = 30
+        return logits
+
+
+class LayersOff(Device):
+    """llama.cpp 27506 with the output layer on the GPU: rows are permuted, always in the same way."""
+
+    def after(self, logits):
+        return logits[::-1].copy() if len(logits) > 1 else logits
+
+
+FAULTS = [
+    CrossTalk, NextUbatch, MixedBatch, UbatchBefore, NotANumber, BatchOf512, SecondPrompt, UnrotatedStep, OneToken,
+    LayersOff,
+]  # fmt: skip
+
+
+def put_between(monkeypatch, device, loaded):
+    device.ubatch = loaded.n_ubatch
+
+    class FaultyBatch(Batch):
+        def decode(self):
+            device.runs = [(seq, len(tokens)) for seq, tokens in self.runs()]
+            device.before(self._tokens[: self.size], self._seq[: self.size])
+            code = super().decode()
+            device.decodes += 1
+            return code
+
+    class FaultyLogits(Logits):
+        def rows(self, count):
+            return device.after(super().rows(count)[:count].copy())
+
+    monkeypatch.setattr(scenarios, "Batch", FaultyBatch)
+    monkeypatch.setattr(scenarios, "Logits", FaultyLogits)
+
+
+def examined(loaded, vocabulary, noise, seconds=60.0):
+    tokens = [token for sequence in prompts(loaded, vocabulary) for token in sequence]
+    try:
+        return Scenarios(loaded, noise, tokens).run(seconds)
+    except ValueError as error:
+        return [], error
+
+
+@pytest.fixture(scope="module")
+def spark(bundled_model):
+    api = start_backends()
+    settings = LoadSettings(path=str(bundled_model), n_ctx=2048, n_batch=256, n_ubatch=64, n_threads=1)
+    loaded = load(api, settings, lambda _fraction: True)
+    vocabulary = LlamaVocabulary(api, loaded.vocab)
+    yield loaded, vocabulary, reference(loaded, vocabulary)
+    loaded.close()
+
+
+def test_a_sound_device_computes_every_scenario_like_each_sequence_alone(spark):
+    done, wrong = examined(*spark)
+    assert wrong is None
+    assert done == [
+        "several sequences in one batch",
+        "a second prompt after an answer",
+        "a shared and a truncated prefix",
+        "a prompt of several ubatches",
+    ]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_historical_fault_is_found_before_the_first_answer(spark, monkeypatch, fault):
+    put_between(monkeypatch, fault(), spark[0])
+    assert examined(*spark)[1] is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "cache", "attention", "ubatch"),
+    [
+        ("llama-q4_0", "f16", "on", 64),
+        ("llama", "q8_0", "on", 128),
+        ("qwen3", "f16", "off", 128),
+        ("qwen3moe", "q4_0", "on", 64),
+        ("gemma3", "q8_0", "on", 64),
+        ("lfm2", "f16", "on", 64),
+        ("mamba", "f16", "auto", 128),
+        ("deepseek2", "f16", "on", 64),
+    ],
+)
+def test_no_architecture_or_cache_type_raises_an_alarm_on_the_cpu(tmp_path, name, cache, attention, ubatch):
+    path = write_shape(tmp_path / "model.gguf", SHAPES[name])
+    api = start_backends()
+    common = {"path": str(path), "n_ctx": 1024, "n_batch": 4 * ubatch, "n_ubatch": ubatch, "n_threads": 1}
+    settings = LoadSettings(**common, type_k=cache, type_v=cache, flash_attn=attention)
+    loaded = load(api, settings, lambda _fraction: True)
+    try:
+        vocabulary = LlamaVocabulary(api, loaded.vocab)
+        done, wrong = examined(loaded, vocabulary, reference(loaded, vocabulary))
+    finally:
+        loaded.close()
+    assert wrong is None
+    assert len(done) >= 3
