@@ -6,10 +6,12 @@ import pytest
 from PySide6.QtCore import Qt
 
 from app.db import conversations, messages
+from app.db.memories import add_memory
 from app.gui.chat.chat_transcript import ToolItem
 from app.gui.chat.page import ChatPage
 from app.tools.consent import ConsentStore
 from app.tools.mcp_config import ServerList
+from engine.api.chat import Embedding, Embeddings, ModelRow
 from tests.support.fakes.mcp_servers import demo
 
 
@@ -118,3 +120,40 @@ def test_a_declined_call_is_told_to_the_model_and_stop_takes_the_question_back(q
     qtbot.waitUntil(ended(page))
     assert page.controller.tree.path()[-1].content == "Still here."
     assert all("tool_calls" not in m for m in server.bodies[-1]["messages"][3:])
+
+
+def test_of_many_facts_the_nearest_by_meaning_are_used_and_only_a_local_model_compares_them(
+    qtbot, page, server, services
+):
+    for number in range(60):
+        services.store.submit(add_memory, f"Fact {number}: {'x' * 40}").result()
+    server.models += [
+        ModelRow(id="desk/nomic", capabilities=("embedding",), origin="remote", state="loaded"),
+        ModelRow(id="minilm", capabilities=("embedding",)),
+    ]
+
+    def embedded(body):
+        near = [float(text == "Which one?" or text.startswith("Fact 7:")) for text in body["input"]]
+        return Embeddings(
+            data=tuple(Embedding(index=place, embedding=[each, 1 - each]) for place, each in enumerate(near))
+        )
+
+    server.routes["POST", "/v1/embeddings"] = embedded
+    page.controller.change(tools=("tessera:memory",))
+    server.pieces = ["That one."]
+    page.composer.set_text("Which one?")
+    page.composer.send()
+    qtbot.waitUntil(ended(page))
+    sent = server.bodies[-1]["messages"][0]
+    assert sent["role"] == "system"
+    assert sum(line.startswith("- Fact ") for line in sent["content"].splitlines()) == 6, "a tenth of 1024 tokens"
+    assert "- Fact 7:" in sent["content"]
+    assert {body["model"] for _, path, body in server.requests if path == "/v1/embeddings"} == {"minilm"}
+    memories = page.controller.tree.path()[-1].facts.memories
+    assert (len(memories), memories[-1].startswith("Fact 7:")) == (6, True)
+    services.settings.set("chat.memory", "off")
+    page.composer.set_text("And now?")
+    page.composer.send()
+    qtbot.waitUntil(lambda: len(page.controller.tree.path()) == 4 and ended(page)())
+    assert all(message["role"] != "system" for message in server.bodies[-1]["messages"])
+    assert page.controller.tree.path()[-1].facts.memories == ()
