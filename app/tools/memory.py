@@ -4,7 +4,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from app.db import memories
 from app.db.errors import StoreInUse, StoreUnwritable
@@ -22,8 +22,8 @@ _WORD = re.compile(r"\w{3,}")
 # Sources whose results cannot carry a stranger's text into the memory.
 _HARMLESS: Final = frozenset({MEMORY, CALCULATOR})
 
-# Vectors of these texts, in order; None if there is no model for that.
-Embed = Callable[[Sequence[str]], Sequence[Sequence[float]] | None]
+# Vectors of these texts, in order, as a query or as passages; None if there is no model for that.
+Embed = Callable[[Sequence[str], Literal["query", "passage"]], Sequence[Sequence[float]] | None]
 
 
 def saved_unasked(setting: str, names: Collection[str]) -> bool:
@@ -60,14 +60,14 @@ def recalled(found: Sequence[Memory], question: str, embed: Embed, n_ctx: int = 
 
 def _by_meaning(found: Sequence[Memory], question: str, embed: Embed) -> list[float] | None:
     try:
-        vectors = embed([question, *(memory.text for memory in found)])
+        asked = embed([question], "query")
+        vectors = embed([memory.text for memory in found], "passage") if asked else None
     except Exception:
         log.exception("memory is searched by words")
         return None
-    if vectors is None or len(vectors) != len(found) + 1:
+    if not asked or vectors is None or len(vectors) != len(found):
         return None
-    first = vectors[0]
-    return [_cosine(first, vector) for vector in vectors[1:]]
+    return [_cosine(asked[0], vector) for vector in vectors]
 
 
 def _cosine(one: Sequence[float], other: Sequence[float]) -> float:

@@ -148,7 +148,8 @@ def test_of_many_facts_the_nearest_by_meaning_are_used_and_only_a_local_model_co
     assert sent["role"] == "system"
     assert sum(line.startswith("- Fact ") for line in sent["content"].splitlines()) == 6, "a tenth of 1024 tokens"
     assert "- Fact 7:" in sent["content"]
-    assert {body["model"] for _, path, body in server.requests if path == "/v1/embeddings"} == {"minilm"}
+    asked = [body for _, path, body in server.requests if path == "/v1/embeddings"]
+    assert [(body["model"], body["input_type"]) for body in asked] == [("minilm", "query"), ("minilm", "passage")]
     memories = page.controller.tree.path()[-1].facts.memories
     assert (len(memories), memories[-1].startswith("Fact 7:")) == (6, True)
     services.settings.set("chat.memory", "off")

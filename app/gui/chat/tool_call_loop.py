@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from PySide6.QtCore import QObject, Signal
 
@@ -98,14 +98,14 @@ class ToolTurns(QObject):
 
         self._services.background.run(work, done, failed, self)
 
-    def _embedded(self, texts: Sequence[str]) -> list[list[float]] | None:
+    def _embedded(self, texts: Sequence[str], kind: Literal["query", "passage"]) -> list[list[float]] | None:
         """Vectors from a local model for embeddings, if there is one. Worker thread only."""
         api = self._services.api
         rows = [row for row in api.chat_models() if "embedding" in row.capabilities and row.origin != REMOTE]
         if not rows:
             return None
         model = next((row for row in rows if row.state == "loaded"), rows[0]).id
-        answer = api.post("/v1/embeddings", Embeddings, {"model": model, "input": list(texts)})
+        answer = api.post("/v1/embeddings", Embeddings, {"model": model, "input": list(texts), "input_type": kind})
         return [each.embedding for each in sorted(answer.data, key=lambda each: each.index)]
 
     def carry_out(

@@ -22,7 +22,7 @@ def store():
     made.close()
 
 
-def no_model(_texts):
+def no_model(_texts, _kind):
     return None
 
 
@@ -73,13 +73,13 @@ def test_few_facts_are_all_used_and_of_many_the_nearest():
     assert len(recalled(rows, "trains", no_model, n_ctx=1000)) == 2, "a tenth of a small context"
     assert recalled(rows[:2], "?", no_model, n_ctx=100_000) == tuple(rows[:2])
 
-    def embed(texts):
+    def embed(texts, _kind):
         return [[1.0, 0.0] if "rail" in text or "Fact 70 " in text else [0.0, 1.0] for text in texts]
 
     assert rows[70] in recalled(rows, "rail", embed)
     assert rows[70] not in recalled(rows, "rail", no_model)
 
-    def broken(_texts):
+    def broken(_texts, _kind):
         raise OSError("no server")
 
     assert rows[50] in recalled(rows, "trains", broken)
