@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from quantize.convert.low_precision import FLOAT_DTYPES, Packed, packed_weights
-from quantize.errors import BadFile, IncompleteFile, UnsupportedModel
+from quantize.errors import BadFile, BadWeights, IncompleteFile, UnsupportedModel
 from quantize.files.byte_source import FileSource
 from quantize.files.json_file import read_json
 from quantize.files.safetensors_file import SafetensorInfo, read_safetensors_folder, safe_member
@@ -77,7 +77,8 @@ class Checkpoint:
     def rows(self, name: str, start: int, stop: int) -> Array:
         """Rows of a tensor viewed as (rows, last extent): F16, F32, or BF16 as 16 bits in uint16.
 
-        Raises: UnsupportedModel: another type. IncompleteFile: the file ends earlier.
+        Raises: UnsupportedModel: another type. BadWeights: damaged few-bit weights. IncompleteFile: the file
+        ends earlier.
         """
         packed = self._packed[0].get(name)
         if packed is None:
@@ -85,7 +86,11 @@ class Checkpoint:
             if info.dtype not in FLOAT_DTYPES:
                 raise UnsupportedModel(str(self.folder), f"{name} is stored as {info.dtype}")
             return self._read(name, slice(start, stop))
-        values = packed.rows(slice(start, stop))
+        try:
+            values = packed.rows(slice(start, stop))
+        except (IndexError, ValueError) as error:  # numbers of groups and blocks are untrusted
+            reason = f"its parts do not fit together ({packed.what}): {str(error)[:200]}"
+            raise BadWeights(str(self.folder), name, reason) from error
         if packed.info.dtype == "BF16":
             return f32_to_bf16(values)
         with np.errstate(over="ignore"):  # the converter refuses infinity

@@ -289,6 +289,12 @@ def _bits(folder: _Folder, key: str) -> int:
     return int(bits)
 
 
+def _check_layout(folder: _Folder, name: str, stated: Any, known: tuple[str, ...]) -> None:
+    """Raises: UnsupportedModel: the words are in an order of certain kernels."""
+    if stated is not None and str(stated).lower() not in known:
+        raise UnsupportedModel(folder.where, f"{name} is in the layout {str(stated)[:40]!r}, which cannot be read")
+
+
 def _integers(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed:
     """8-bit integers of compressed-tensors, with or without zero points."""
     scale, zero = f"{base}weight_scale", f"{base}weight_zero_point"
@@ -312,11 +318,15 @@ def _packed_integers(folder: _Folder, base: str, name: str, info: SafetensorInfo
     """compressed-tensors' integers in 32-bit words along the row, each with half of its range added."""
     scale, zero, order = f"{base}weight_scale", f"{base}weight_zero_point", f"{base}weight_g_idx"
     rows_, words = _two(folder, name, info.shape)
+    _check_layout(folder, name, folder.settings.get("format"), ("pack-quantized", "mixed-precision"))
     bits = _bits(folder, name)
     stored = folder.tensors[scale].shape
     width = words * _INT32_BITS // bits
     if folder.has(f"{base}weight_shape"):
-        width = min(width, int(folder.read(f"{base}weight_shape", None).reshape(-1)[-1]))
+        stated = folder.read(f"{base}weight_shape", None).reshape(-1).tolist()
+        if stated[:-1] != [rows_] or not 0 <= width - stated[-1] < _INT32_BITS // bits:
+            raise BadWeights(folder.where, name, f"its shape is stated as {stated}, stored are {rows_} x {width}")
+        width = stated[-1]
     groups = stored[1] if len(stored) == 2 else 1
     if stored and stored[0] not in {1, rows_}:
         raise BadWeights(folder.where, scale, f"{stored} scales do not divide a weight of {rows_} x {width}")
@@ -358,6 +368,7 @@ def _gptq(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed
     """GPTQ: (columns / 8, rows) words, scales (groups, rows), zeros packed along the rows."""
     scale, zero, order = f"{base}scales", f"{base}qzeros", f"{base}g_idx"
     words, rows_ = _two(folder, name, info.shape)
+    _check_layout(folder, name, folder.settings.get("checkpoint_format"), ("gptq", "gptq_v2"))
     bits = _bits(folder, name)
     columns = words * _INT32_BITS // bits
     groups = _groups(folder, scale, rows_)
@@ -389,6 +400,7 @@ def _awq(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed:
     """AWQ: (columns, rows / 8) words whose values are interleaved, scales (groups, rows)."""
     scale, zero = f"{base}scales", f"{base}qzeros"
     columns, words = _two(folder, name, info.shape)
+    _check_layout(folder, name, folder.settings.get("version"), ("gemm",))
     bits = _bits(folder, name)
     if bits != 4:
         raise UnsupportedModel(folder.where, f"{name} is AWQ of {bits} bits; AWQ of 4 bits can be read")

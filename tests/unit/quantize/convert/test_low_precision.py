@@ -264,11 +264,34 @@ def test_parts_that_do_not_fit_together_are_refused(change, error, words, tmp_pa
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"quant_method": "gptq", "bits": 3}, "has 3 bits"), ({"quant_method": "awq", "bits": 8}, "AWQ of 8 bits")],
+    [
+        ({"quant_method": "gptq", "bits": 3}, "has 3 bits"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "layout 'marlin'"),
+        ({"quant_method": "awq", "bits": 8}, "AWQ of 8 bits"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "layout 'gemv'"),
+    ],
 )
 def test_bits_that_cannot_be_read_are_named(settings, words, tmp_path):
     source = Checkpoint(write(tmp_path / "model", gptq("gptq")[0], {"quantization_config": settings}))
     with pytest.raises(UnsupportedModel, match=words):
+        list(source.names)
+
+
+def test_scales_that_end_too_early_are_named(tmp_path):
+    tensors, settings, _, _ = nf4(nested=False)
+    name = f"{BASE}.weight.absmax"
+    tensors[name] = ("F32", tensors[name][1][:3])
+    source = Checkpoint(write(tmp_path / "model", tensors, {"quantization_config": settings}))
+    with pytest.raises(BadWeights, match=r"q_proj.weight: its parts do not fit together \(bitsandbytes, NF4\)"):
+        source.rows(f"{BASE}.weight", 0, ROWS)
+
+
+@pytest.mark.parametrize("shape", [[ROWS, -1], [ROWS, 0], [ROWS, 65], [ROWS + 1, COLUMNS], []])
+def test_a_stated_shape_that_is_not_the_stored_one(shape, tmp_path):
+    tensors, settings, _, _ = compressed_integers(zero_points=False, in_order=True)
+    tensors[f"{BASE}.weight_shape"] = ("I64", np.array(shape, np.int64))
+    source = Checkpoint(write(tmp_path / "model", tensors, {"quantization_config": settings}))
+    with pytest.raises(BadWeights, match="its shape is stated as"):
         list(source.names)
 
 
