@@ -126,7 +126,8 @@ class EvidenceRef(msgspec.Struct, frozen=True, kw_only=True):
 class TensorPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The type chosen for one tensor. `num_bytes` is unaligned; `wanted` is the type before a fallback.
 
-    `exact`: the source's weights already lie on a grid of this type, and lose nothing.
+    `exact`: the source's weights already lie on a grid of this type, and lose nothing. It names the smallest type
+    with that grid; empty: they lose something.
     """
 
     name: str
@@ -137,7 +138,7 @@ class TensorPlan(msgspec.Struct, frozen=True, kw_only=True):
     damage: float
     locked: bool = False
     wanted: str | None = None
-    exact: bool = False
+    exact: str = ""
 
 
 class StockPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -96,7 +96,7 @@ GRIDS |= {
 
 def exact_counts(plan: QuantPlan) -> dict[str, int]:
     """The number of tensors that lose nothing, by the name of their grid; the most frequent first."""
-    counts = Counter(GRIDS[t.qtype] for t in plan.tensors if t.exact)
+    counts = Counter(GRIDS[t.exact] for t in plan.tensors if t.exact)
     return dict(counts.most_common())
 
 

@@ -36,6 +36,9 @@ from quantize.types import (
 
 Damage = Mapping[str, Mapping[str, float]]
 
+# Types without kernels on most GPUs. Source: llama.cpp, ggml-vulkan.cpp and ggml-cuda.cu, at the pinned commit.
+_ON_CPU_ONLY = frozenset({GgmlType.Q1_0, GgmlType.TQ2_0, GgmlType.Q2_0})
+
 # Penalty for slow types: a type that decodes twice as slowly as its bytes imply counts 25 % more KL divergence.
 # This avoids IQ3 on CPUs (2.5 times slower than Q3_K at the same bytes) unless it is forced.
 _SPEED_PRICE = 0.25
@@ -73,7 +76,7 @@ class _Option(msgspec.Struct, frozen=True):
     damage: float
     cost: float
     wanted: GgmlType
-    lossless: bool = False
+    lossless: str = ""
 
 
 def make_plan(question: Question, goal: Goal) -> QuantPlan:
@@ -101,6 +104,8 @@ def make_plan(question: Question, goal: Goal) -> QuantPlan:
     picks = [row[k] for row, k in zip(options, chosen.options, strict=False)]
     kv = question.kv[chosen.options[-1]] if in_memory and question.kv else None
     weights_limit = limit - (kv.num_bytes if kv else 0) + (question.header_bytes if in_memory else 0)
+    if any(p.lossless for p in picks):  # more bytes would gain nothing here, and are no fair comparison
+        weights_limit = min(weights_limit, question.header_bytes + sum(padded(p.num_bytes) for p in picks))
     return _assemble(question, goal, _Outcome(picks, options, weights_limit, kv, chosen.gap))
 
 
@@ -120,7 +125,7 @@ def given_plan(question: Question, goal: Goal, types: Mapping[str, str]) -> Quan
             raise InvalidOption("--plan", f"{name} as {types[name]} needs an importance matrix")
         row = question.damage.get(name, {})
         damage = 0.0 if qtype.name == tensor.qtype else _nearest(qtype, row)
-        exact = qtype.name in question.exact.get(name, ())
+        exact = _grid(question, name, qtype)
         picks.append(_Option(qtype, tensor_bytes(tensor, qtype), damage, damage, qtype, exact))
     size = question.header_bytes + sum(padded(p.num_bytes) for p in picks)
     return _assemble(question, goal, _Outcome(picks, [[p] for p in picks], size))
@@ -219,8 +224,7 @@ def _options(
     }
     if lock is not None and not lock.at_least:
         option = _locked(tensor, lock, as_is, by_type)
-        exact = option.qtype.name in question.exact.get(tensor.name, ())
-        return [msgspec.structs.replace(option, lossless=exact)]
+        return [msgspec.structs.replace(option, lossless=_grid(question, tensor.name, option.qtype))]
     found = {source: as_is}
     for name, damage in by_type.items():
         wanted = GgmlType[name]
@@ -230,25 +234,25 @@ def _options(
         value = by_type.get(actual.name, damage)
         price = 1 + question.speed_price * (slowness(actual, question.device, question.speeds) - 1)
         found[actual] = _Option(actual, tensor_bytes(tensor, actual), value, value * price, wanted)
-    _put_exact(question, tensor, lock, found)
+    _put_exact(question, tensor, lock, found, min(by_type.values(), default=0.0))
     if lock is not None:
         least = bits_per_weight(effective_type(GgmlType[lock.qtype], tensor.row_values))
         found = {q: o for q, o in found.items() if q is source or bits_per_weight(q) >= least}
     return list(found.values())
 
 
-def _put_exact(question: Question, tensor: TensorSpec, lock: Lock | None, found: dict[GgmlType, _Option]) -> None:
+def _put_exact(
+    question: Question, tensor: TensorSpec, lock: Lock | None, found: dict[GgmlType, _Option], least: float
+) -> None:
     """Add the types that hold these weights without loss, and drop all larger ones: they only cost bytes.
 
-    What is left is the rounding of the inputs to 8 bits, as in the most exact of the measured types.
+    `least` is what is left, the rounding of the inputs to 8 bits: the loss of the most exact of the measured types.
     """
-    lossy = [o.damage for o in found.values() if o.damage > 0]
-    least = min(lossy, default=0.0)
     types = [GgmlType[name] for name in question.exact.get(tensor.name, ())]
     fitting = [q for q in types if _runs_exact(q, question.device)]
     for qtype in fitting:
         price = 1 + question.speed_price * (slowness(qtype, question.device, question.speeds) - 1)
-        found[qtype] = _Option(qtype, tensor_bytes(tensor, qtype), least, least * price, qtype, lossless=True)
+        found[qtype] = _Option(qtype, tensor_bytes(tensor, qtype), least, least * price, qtype, types[0].name)
     if fitting and lock is None:
         most = bits_per_weight(fitting[0])
         for qtype in [q for q in found if bits_per_weight(q) > most]:
@@ -259,7 +263,13 @@ def _runs_exact(qtype: GgmlType, device: DeviceKind) -> bool:
     """Whether a device has kernels for a type that is only chosen because it loses nothing."""
     if device == "npu":
         return qtype.traits.openvino == "native"
-    return device == "cpu" or qtype.traits.priced
+    return device == "cpu" or qtype not in _ON_CPU_ONLY
+
+
+def _grid(question: Question, name: str, qtype: GgmlType) -> str:
+    """The smallest type with the grid of this tensor's weights, if `qtype` holds them without loss."""
+    types = question.exact.get(name, ())
+    return types[0] if qtype.name in types else ""
 
 
 def _usable(question: Question, tensor: TensorSpec, source: GgmlType, actual: GgmlType) -> bool:
@@ -329,7 +339,7 @@ def _fixed_plan(question: Question, goal: Goal) -> QuantPlan:
             raise InvalidOption("--type", f"{goal.mix} needs an importance matrix ({tensor.name} at {qtype.name})")
         row = damage.get(tensor.name, {})
         value = 0.0 if qtype is source or qtype in FLOAT_TYPES else row.get(qtype.name, _nearest(qtype, row))
-        exact = qtype.name in question.exact.get(tensor.name, ())
+        exact = _grid(question, tensor.name, qtype)
         value = min(row.values(), default=value) if exact else value
         picks.append(_Option(qtype, tensor_bytes(tensor, qtype), value, value, qtype, exact))
     if unmatched:

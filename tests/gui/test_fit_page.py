@@ -93,7 +93,7 @@ def test_layers_on_the_gpu_and_what_was_evened_out_are_told(qtbot, fit, server, 
     )
     fit._forecast()
     qtbot.waitUntil(lambda: "Takes about 5 min without the GPU" in texts(fit))
-    tensors = [msgspec.structs.replace(t, qtype="Q4_0", exact=True) for t in plain.plan.tensors]
+    tensors = [msgspec.structs.replace(t, qtype="Q5_0", exact="Q4_0") for t in plain.plan.tensors]
     trained = msgspec.structs.replace(plain.plan, tensors=tuple(tensors))
     server.routes["POST", "/tessera/v1/quantize/plan"] = msgspec.structs.replace(plain, plan=trained)
     fit._forecast()

@@ -20,6 +20,7 @@ from quantize.files.gguf_file import read_gguf
 from quantize.files.gguf_write import padded
 from quantize.ggml_types import BLOCK_SIZES, USUAL, GgmlType, bits_per_weight
 from quantize.job.effort import types_to_measure
+from quantize.job.report import exact_counts
 from quantize.job.request import QuantizeRequest
 from quantize.plan.plan import Question, best_stock, make_plan, stock_plans
 from quantize.plan.speed import decode_time, model_spec, relative_bytes
@@ -312,3 +313,34 @@ def test_an_8b_shape_is_planned_quickly(shape):
     # Usually 0.1 s; the promise is 2 s.
     assert time.thread_time() - started < 2
     assert plan.file_bytes <= 4_900_000_000
+
+
+TERNARY = ("TQ2_0", "Q2_0", "Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+
+
+@pytest.mark.parametrize(("device", "qtype"), [("cpu", "TQ2_0"), ("gpu", "Q2_K"), ("npu", "Q4_0")])
+def test_weights_on_a_grid_take_the_smallest_type_that_holds_them(spark, device, qtype):
+    layers = {t.name: TERNARY for t in spark.tensors if t.name.startswith("blk.") and allows_quantization(t)}
+    plan = make_plan(question(spark, device=device, exact=layers), Goal(kind="budget", limit_bytes=17_000_000))
+    assert {t.name: t.exact for t in plan.tensors if t.exact} == dict.fromkeys(layers, "TQ2_0")
+    assert {t.qtype for t in plan.tensors if t.exact} == {qtype}
+    assert exact_counts(plan) == {"three values": len(layers)}
+    # What is left is the loss of 8-bit inputs, and the comparison is with a file of no more bytes.
+    inputs = sum(question(spark).damage[name]["Q8_0"] for name in layers)
+    assert plan.damage == pytest.approx(inputs)
+    rival = next((s for s in plan.stock if s.name == plan.best_stock), None)
+    assert rival is None or rival.file_bytes <= plan.file_bytes
+    # A smaller file than the grid's is still possible, and a lock overrides it.
+    if device != "npu":
+        locks = (Lock(r"attn_v", "Q6_K"), Lock(r"ffn_down", "Q4_0"))
+        plan = make_plan(question(spark, device=device, exact=layers, locks=locks), Goal(kind="bpw", bpw=8.0))
+        found = {t.name: (t.qtype, t.exact) for t in plan.tensors}
+        assert found["blk.0.attn_v.weight"] == ("Q6_K", "")
+        assert found["blk.0.ffn_down.weight"] == ("Q4_0", "TQ2_0")
+
+
+def test_a_smaller_file_than_the_grid_takes_smaller_types(spark):
+    layers = {t.name: ("Q8_0",) for t in spark.tensors if t.name.startswith("blk.") and allows_quantization(t)}
+    plan = make_plan(question(spark, exact=layers), Goal(kind="budget", limit_bytes=6_000_000))
+    assert plan.file_bytes <= 6_000_000
+    assert any(t.qtype != "Q8_0" and not t.exact for t in plan.tensors if t.name in layers)
