@@ -280,13 +280,20 @@ def unpack_integers(packed: Array, bits: int) -> npt.NDArray[np.int32]:
     return values.reshape(*packed.shape[:-1], -1).astype(np.int32)
 
 
-def _bits(folder: _Folder, key: str) -> int:
-    """Bits of a value, from the settings; only those that fill an integer."""
-    bits = folder.settings.get("bits") or folder.settings.get("w_bit") or _group(folder, "num_bits")
-    if bits not in {2, 4, 8}:
-        reason = f"{key} has {str(bits)[:20]} bits; weights of 2, 4 and 8 bits can be read"
+def _bits(folder: _Folder, key: str, words: int, values: int) -> int:
+    """Bits of a value: `values` (0: unknown) are stored in `words`; settings may differ between layers.
+
+    Only bits that fill an integer can be read.
+    """
+    stated = folder.settings.get("bits") or folder.settings.get("w_bit") or _group(folder, "num_bits")
+    fitting = [n for n in (2, 4, 8) if not values or -(-values * n // _INT32_BITS) == words]
+    if stated in fitting:
+        return int(stated)
+    if not values or not fitting:
+        found = f"{_INT32_BITS * words / values:.3g}" if values else str(stated)[:20]
+        reason = f"{key} has {found} bits; weights of 2, 4 and 8 bits can be read"
         raise UnsupportedModel(folder.where, reason)
-    return int(bits)
+    return fitting[0]
 
 
 def _check_layout(folder: _Folder, name: str, stated: Any, known: tuple[str, ...]) -> None:
@@ -319,14 +326,17 @@ def _packed_integers(folder: _Folder, base: str, name: str, info: SafetensorInfo
     scale, zero, order = f"{base}weight_scale", f"{base}weight_zero_point", f"{base}weight_g_idx"
     rows_, words = _two(folder, name, info.shape)
     _check_layout(folder, name, folder.settings.get("format"), ("pack-quantized", "mixed-precision"))
-    bits = _bits(folder, name)
     stored = folder.tensors[scale].shape
-    width = words * _INT32_BITS // bits
+    width = 0
     if folder.has(f"{base}weight_shape"):
         stated = folder.read(f"{base}weight_shape", None).reshape(-1).tolist()
-        if stated[:-1] != [rows_] or not 0 <= width - stated[-1] < _INT32_BITS // bits:
-            raise BadWeights(folder.where, name, f"its shape is stated as {stated}, stored are {rows_} x {width}")
+        if stated[:-1] != [rows_] or not 0 < stated[-1] <= words * _INT32_BITS:
+            raise BadWeights(
+                folder.where, name, f"its shape is stated as {stated}, stored are {rows_} x {words} words"
+            )
         width = stated[-1]
+    bits = _bits(folder, name, words, width)
+    width = width or words * _INT32_BITS // bits
     groups = stored[1] if len(stored) == 2 else 1
     if stored and stored[0] not in {1, rows_}:
         raise BadWeights(folder.where, scale, f"{stored} scales do not divide a weight of {rows_} x {width}")
@@ -369,7 +379,7 @@ def _gptq(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed
     scale, zero, order = f"{base}scales", f"{base}qzeros", f"{base}g_idx"
     words, rows_ = _two(folder, name, info.shape)
     _check_layout(folder, name, folder.settings.get("checkpoint_format"), ("gptq", "gptq_v2"))
-    bits = _bits(folder, name)
+    bits = _bits(folder, name, words, folder.tensors[order].num_values if folder.has(order) else 0)
     columns = words * _INT32_BITS // bits
     groups = _groups(folder, scale, rows_)
     group = _group_of(folder, order, columns, groups, folder.settings.get("group_size"))
@@ -401,7 +411,7 @@ def _awq(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed:
     scale, zero = f"{base}scales", f"{base}qzeros"
     columns, words = _two(folder, name, info.shape)
     _check_layout(folder, name, folder.settings.get("version"), ("gemm",))
-    bits = _bits(folder, name)
+    bits = _bits(folder, name, words, 0)
     if bits != 4:
         raise UnsupportedModel(folder.where, f"{name} is AWQ of {bits} bits; AWQ of 4 bits can be read")
     rows_ = words * 8
