@@ -336,6 +336,13 @@ SETTINGS: tuple[Setting, ...] = (
         "Network",
     ),
     Setting(
+        "network.check_models",
+        False,
+        "Check recommended models",
+        "Asks the hub whether it has the recommended models and how large they are, before they are offered.",
+        "Network",
+    ),
+    Setting(
         "updates.notice",
         False,
         "Check for new versions of Tessera",

@@ -159,23 +159,57 @@ class Services:
         name = replace(name, label=label or name.label, revision=revision or name.revision)
         return self.plan(name.repo, name.revision), name
 
-    def starters(self) -> "tuple[Proposal, ...]":
-        """Recommended first models that fit this machine, sized by its expected speed."""
+    def starters(self, *, check: bool = False) -> "tuple[Proposal, ...]":
+        """Recommended first models that fit this machine, sized by its expected speed.
+
+        `check`: only those that the hub has now, with the size of the usual file. Raises: as `search`.
+        """
         from engine.api.hub import Proposal
         from engine.library.default_model import memory_bytes
         from engine.library.recommended_models import propose
         from engine.message_catalog import sentence
 
+        sizes: dict[str, int] = {}
+        while True:
+            gone = frozenset(name for name, size in sizes.items() if not size)
+            found = propose(memory_bytes(), self.placer.expected_tok_s, gone)
+            new = [each.starter for each in found if check and each.starter.id not in sizes]
+            if not new:
+                break
+            sizes.update((starter.id, self._hub_bytes(starter.repo)) for starter in new)
         return tuple(
             Proposal(
-                starter=found.starter,
-                reason=sentence(found.reason),
-                reason_detail=found.reason,
-                expected_bytes=found.starter.expected_bytes,
-                want=found.want,
+                starter=each.starter,
+                reason=sentence(each.reason),
+                reason_detail=each.reason,
+                expected_bytes=each.starter.expected_bytes,
+                download_bytes=sizes.get(each.starter.id, 0),
+                want=each.want,
             )
-            for found in propose(memory_bytes(), self.placer.expected_tok_s)
+            for each in found
         )
+
+    @staticmethod
+    def recommended_on() -> str:
+        """The date of the table of recommended models: year, month, day."""
+        from engine.library.recommended_models import listed_on
+
+        return listed_on()
+
+    def _hub_bytes(self, repo: str) -> int:
+        """Size of the usual file of a repository; 0 if the hub has no such repository, or no GGUF file in it."""
+        from engine.library.errors import GatedRepository, RepositoryNotFound
+        from engine.library.hub.client import HubClient
+        from engine.library.hub.plan import listed
+        from engine.library.hub.repository import choices_of
+        from quantize.plan.llama_cpp_preset_rules import USUAL_LABELS
+
+        try:
+            choices = choices_of(listed(HubClient(), self.paths, repo))
+        except (RepositoryNotFound, GatedRepository):
+            return 0
+        sizes = {choice.label: choice.size_bytes for choice in choices if choice.format == "gguf"}
+        return next((sizes[label] for label in USUAL_LABELS if label in sizes), next(iter(sizes.values()), 0))
 
     def quantize_target(self, options: "QuantizeOptions") -> "Path":
         """Default output path of `tessera quantize` with these options. Raises: ModelNotFound."""

@@ -61,23 +61,29 @@ def search_command(
 
 
 @click.command("starters")
+@click.option("--check", is_flag=True, help="Ask the hub which of them it has, and how large they are.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def starters_command(as_json: bool) -> None:
+def starters_command(check: bool, as_json: bool) -> None:
     """Propose three models that fit this machine."""
     import msgspec
 
     from app.format import size
     from engine.services import Services
 
-    proposals = Services().starters()
+    if check:
+        obey_offline()
+    proposals = Services().starters(check=check)
     if as_json:
         click.echo(json.dumps({"proposals": msgspec.to_builtins(proposals)}))
         return
     for proposal in proposals:
         starter = proposal.starter
-        echo(f"{starter.id:<22}{starter.job:<11}about {size(starter.expected_bytes)}, {starter.license}")
+        amount = size(proposal.download_bytes) if check else f"about {size(starter.expected_bytes)}"
+        echo(f"{starter.id:<22}{starter.job:<11}{amount}, {starter.license}")
         echo(f"  {proposal.reason}.")
-    echo("\nGet one: tessera models pull " + (proposals[0].starter.id if proposals else "qwen3-0.6b"))
+    unchecked = f"The list is of {Services.recommended_on()}; --check asks the hub."
+    echo("\nChecked with the hub." if check else f"\n{unchecked}")
+    echo("Get one: tessera models pull " + (proposals[0].starter.id if proposals else "qwen3-0.6b"))
 
 
 @click.command("pull")

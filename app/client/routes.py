@@ -216,9 +216,9 @@ class Routes(ChatRoutes, JobRoutes):
 
     # ------------------------------------------------------------------ the hub
 
-    def starters(self) -> Starters:
-        """Recommended first models that fit this machine."""
-        return self.get(f"{OURS}/hub/starters", Starters)
+    def starters(self, *, check: bool = False) -> Starters:
+        """Recommended first models that fit this machine; `check`: only those that the hub has now."""
+        return self.get(f"{OURS}/hub/starters", Starters, **({"check": "true"} if check else {}))
 
     def search_hub(self, text: str, task: str = "", parameters: str = "", sort: str = "") -> SearchResults:
         """Search repositories on the hub; `parameters` has the hub's format (`min:3B,max:9B`)."""

@@ -90,7 +90,7 @@ class Models(QObject):
         self._api = api
         self._background = background
         self.choices: tuple[ModelChoice, ...] = ()
-        self.proposals: tuple[Proposal, ...] = ()  # recommended models, the same on every page
+        self.starters = Starters(proposals=())  # recommended models, the same on every page
         self.reachable = False
         self._asking = False
         self._timer = QTimer(self)
@@ -132,14 +132,19 @@ class Models(QObject):
         able = [choice for choice in local if not choice.demo] or local
         return next((choice.id for choice in able if choice.default), able[0].id if able else "")
 
-    def refresh_proposals(self) -> None:
-        """Request the recommended models. Their expected speeds may have become known."""
-        self._background.run(self._api.starters, self.take_proposals, lambda _: None, self)
+    @property
+    def proposals(self) -> tuple[Proposal, ...]:
+        """The recommended models."""
+        return self.starters.proposals
+
+    def refresh_proposals(self, *, check: bool = False) -> None:
+        """Request the recommended models. Their expected speeds may have become known. `check` asks the hub too."""
+        self._background.run(lambda: self._api.starters(check=check), self.take_proposals, lambda _: None, self)
 
     def take_proposals(self, answer: Starters) -> None:
         """Store recommended models. Pages show them from here, so that all pages recommend the same."""
-        if answer.proposals != self.proposals:
-            self.proposals = answer.proposals
+        if answer != self.starters:
+            self.starters = answer
             self.proposals_changed.emit()
 
     def refresh(self) -> None:
@@ -201,6 +206,11 @@ class Services:
     api: Routes
     settings: LiveSettings
     models: Models
+
+    @property
+    def checks_models(self) -> bool:
+        """Whether the user agreed that the hub is asked for the recommended models."""
+        return self.settings.now.flag("network.check_models") and not self.settings.now.flag("network.offline")
 
     def ask(self, banner: Banner, work: Callable[[], T], on_done: Callable[[T], object]) -> None:
         """Run `work` in the background, then `on_done`. Errors are shown on the page's banner."""

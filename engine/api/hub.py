@@ -52,6 +52,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     `expected_tok_s` is None if unknown. `reason` is an English sentence; `reason_detail` is the same as structured
     data.
     `want` is what people choose it for: fast answers, a balance of speed and quality, or pictures.
+    `download_bytes` is the size of the usual file on the hub, if that was asked for.
     At most one proposal is `recommended`: the largest chat model that generates at reading speed, else the fastest,
     or the smallest if no speed is known.
     """
@@ -63,12 +64,18 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     expected_tok_s: float | None = None
     recommended: Literal["", "reading_speed", "quickest", "smallest"] = ""
     want: Literal["", "fast", "balanced", "pictures"] = ""
+    download_bytes: int = 0
 
 
 class Starters(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /tessera/v1/hub/starters."""
+    """GET /tessera/v1/hub/starters: from the table of the day `listed_on` (year, month, day).
+
+    `checked`: the hub has them now, and `download_bytes` are the sizes of the usual files there.
+    """
 
     proposals: tuple[Proposal, ...]
+    listed_on: str = ""
+    checked: bool = False
 
 
 class Folder(msgspec.Struct, frozen=True, kw_only=True):

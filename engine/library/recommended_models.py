@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -43,10 +43,19 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("starters.toml").read_text(encoding="utf-8"))
+
+
+@cache
 def starters() -> tuple[Starter, ...]:
     """The whole table of recommended models."""
-    raw = tomllib.loads(Path(__file__).with_name("starters.toml").read_text(encoding="utf-8"))
-    return msgspec.convert(raw["model"], learned(tuple[Starter, ...]))
+    return msgspec.convert(_table()["model"], learned(tuple[Starter, ...]))
+
+
+def listed_on() -> str:
+    """The date of the table: year, month, day."""
+    return str(_table()["dated"])
 
 
 def starter_repo(name: str) -> str | None:
@@ -54,12 +63,19 @@ def starter_repo(name: str) -> str | None:
     return next((s.repo for s in starters() if s.id == name.lower()), None)
 
 
-def propose(memory_bytes: int, speed: Callable[[int], float] = lambda _bytes: 0.0) -> tuple[Proposal, ...]:
+def propose(
+    memory_bytes: int,
+    speed: Callable[[int], float] = lambda _bytes: 0.0,
+    without: frozenset[str] = frozenset(),
+) -> tuple[Proposal, ...]:
     """Up to three models that fit into `memory_bytes`: one for each want, then the largest others.
 
-    `speed` estimates the tokens per second from the bytes that are read for each token; 0 is unknown.
+    `speed` estimates the tokens per second from the bytes that are read for each token; 0 is unknown. `without` are
+    ids that are not proposed.
     """
-    fitting = [starter for starter in starters() if starter.expected_bytes <= memory_bytes]
+    fitting = [
+        starter for starter in starters() if starter.expected_bytes <= memory_bytes and starter.id not in without
+    ]
     picked: list[Proposal] = []
     for want, job in _WANTS:
         found = [starter for starter in fitting if starter.job == job]

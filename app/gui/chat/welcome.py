@@ -10,7 +10,15 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QScrollArea, QVBoxLayout, QWi
 from app.gui import formatted
 from app.gui.app_context import Services
 from app.gui.devices.facts import gpu_words, summary
-from app.gui.library.recommended import download_name, download_words, name_row, recommendation, want_words
+from app.gui.library.recommended import (
+    ListDate,
+    download_name,
+    download_words,
+    name_row,
+    recommendation,
+    size_of,
+    want_words,
+)
 from app.gui.widgets.basics import button, card, clear, label, reserve_scroll_bar, row, stack
 from app.gui.widgets.flow import Flow
 from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
@@ -129,7 +137,8 @@ class Welcome(QScrollArea):
     def _ask(self) -> None:
         if not self._services.models.reachable or not self.isVisible():
             return
-        self._services.models.refresh_proposals()  # the expected speeds may have become known
+        # The expected speeds may have become known.
+        self._services.models.refresh_proposals(check=self._services.checks_models)
         if not self._proposed:
             self._proposed = True
             run, api = self._services.background.run, self._services.api
@@ -146,12 +155,12 @@ class Welcome(QScrollArea):
         for proposal in proposals:
             starter = proposal.starter
             facts = self.tr("{n} parameters · about {size}").format(
-                n=formatted.count(starter.parameters), size=formatted.size(proposal.expected_bytes)
+                n=formatted.count(starter.parameters), size=formatted.size(size_of(proposal))
             )
             if proposal.expected_tok_s:
                 speed = self.tr("about {n} tokens/s").format(n=formatted.speed(proposal.expected_tok_s))
                 facts = f"{facts} · {speed}"
-            facts = f"{facts} · {download_words(proposal.expected_bytes)}"
+            facts = f"{facts} · {download_words(size_of(proposal))}"
             name = formatted.model_name(starter.repo)
             get = button(self.tr("Download"), self._puller(starter.id), "primary" if proposal.recommended else "")
             get.setAccessibleName(download_name(proposal))
@@ -164,6 +173,8 @@ class Welcome(QScrollArea):
             line.addLayout(text, 1)
             line.addWidget(get)
             self._proposals.addWidget(card(line, margin=12))
+        if proposals:
+            self._proposals.addWidget(ListDate(self._services))
 
     def _puller(self, model: str) -> Any:
         return lambda: self.pull_pressed.emit(model)

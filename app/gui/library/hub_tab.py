@@ -10,7 +10,14 @@ from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 from app.gui import formatted
 from app.gui.app_context import Services
 from app.gui.library.fit_from_hub import FitFromHub
-from app.gui.library.recommended import download_name, name_row, recommendation, want_words
+from app.gui.library.recommended import (
+    ListDate,
+    download_name,
+    name_row,
+    recommendation,
+    size_of,
+    want_words,
+)
 from app.gui.reasons import error_message, translated
 from app.gui.widgets.basics import Banner, button, card, clear, label, row, search_field, stack
 from app.gui.widgets.flow import Flow
@@ -99,7 +106,8 @@ class HubTab(QWidget):
             self._services.models.take_proposals(answer)
             self._show_starters()
 
-        self._ask_for(self._services.api.starters, show, self.show_starters)
+        check = self._services.checks_models
+        self._ask_for(lambda: self._services.api.starters(check=check), show, self.show_starters)
 
     def _on_proposals(self) -> None:
         """Show the new recommendations, unless the user looks at search results or at a repository."""
@@ -120,7 +128,7 @@ class HubTab(QWidget):
                 for part in (
                     want_words(proposal),
                     self.tr("{n} parameters").format(n=formatted.count(starter.parameters)),
-                    self.tr("about {n}").format(n=formatted.size(proposal.expected_bytes)),
+                    self.tr("about {n}").format(n=formatted.size(size_of(proposal))),
                     self.tr("about {n} tokens/s").format(n=formatted.speed(proposal.expected_tok_s))
                     if proposal.expected_tok_s
                     else "",
@@ -146,6 +154,8 @@ class HubTab(QWidget):
             holder.addLayout(text, 1)
             holder.addLayout(line)
             self.results.addWidget(card(holder))
+        if proposals:
+            self.results.addWidget(ListDate(self._services))
 
     def _search(self) -> None:
         self._delay.stop()

@@ -1,9 +1,11 @@
 """Marks the recommended model of a list and explains why."""
 
 from PySide6.QtCore import QCoreApplication
+from PySide6.QtWidgets import QWidget
 
 from app.gui import formatted
-from app.gui.widgets.basics import label
+from app.gui.app_context import Services
+from app.gui.widgets.basics import button, label, row
 from app.gui.widgets.flow import Flow
 from engine.api.hub import Proposal
 
@@ -40,6 +42,11 @@ def want_words(proposal: Proposal) -> str:
     return texts.get(proposal.want) or formatted.job(proposal.starter.job)
 
 
+def size_of(proposal: Proposal) -> int:
+    """Bytes to download: as on the hub if that was asked for, else expected."""
+    return proposal.download_bytes or proposal.expected_bytes
+
+
 def download_words(num_bytes: int) -> str:
     """How long the download takes on a usual connection."""
     seconds = num_bytes * 8 / _USUAL_BITS_S
@@ -49,6 +56,35 @@ def download_words(num_bytes: int) -> str:
 def download_name(proposal: Proposal) -> str:
     """Accessible name of its download button."""
     return _tr("Download {name}").format(name=formatted.model_name(proposal.starter.repo))
+
+
+class ListDate(QWidget):
+    """The date of the list below the recommended models, or that the hub has them. Offers to ask the hub."""
+
+    def __init__(self, services: Services) -> None:
+        super().__init__()
+        self._services = services
+        starters = services.models.starters
+        if starters.checked:
+            words = _tr("Checked with Hugging Face.")
+        elif services.checks_models:
+            words = _tr("The list is of {date}. Hugging Face did not answer.")
+        else:
+            words = _tr("The list is of {date}.")
+        line = row(label(words.format(date=formatted.day(starters.listed_on)), "small"), spacing=8)
+        if not (starters.checked or services.checks_models or services.settings.now.flag("network.offline")):
+            check = button(_tr("Check with Hugging Face"), self._check, "link")
+            tip = _tr("Asks whether it has these models and how large they are, now and whenever they are offered.")
+            check.setToolTip(tip)
+            line.addWidget(check)
+        line.addStretch(1)
+        self.setLayout(line)
+        if not starters.listed_on:
+            self.hide()
+
+    def _check(self) -> None:
+        self._services.settings.set("network.check_models", True)
+        self._services.models.refresh_proposals(check=True)
 
 
 def _tr(text: str) -> str:

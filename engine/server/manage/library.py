@@ -1,6 +1,7 @@
 """/tessera/v1/models, /hub and /trash: the model library. Long work returns a job (see manage/jobs)."""
 
 import asyncio
+import logging
 import shutil
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from engine.core.paths import whole_path
 from engine.core.sampling import choose
 from engine.library import importing, models_folder, recommended_models, trash
 from engine.library.catalogue import Catalogue
+from engine.library.errors import HubUnreachable, Offline, RateLimited
 from engine.library.lookup import require
 from engine.library.types import ModelEntry
 from engine.message_catalog.reasons import because
@@ -43,6 +45,7 @@ from engine.server.state import server_state
 from engine.services import Services
 from quantize.files.gguf_split import read_gguf_model
 
+log = logging.getLogger(__name__)
 router = APIRouter(prefix="/tessera/v1", tags=["library"], route_class=TypedRoute)
 
 
@@ -234,10 +237,17 @@ async def plan(request: Request, repo: str, revision: str | None = None, *, refr
 
 
 @router.get("/hub/starters")
-async def show_starters(request: Request) -> Starters:
-    """Up to three recommended models that fit this computer, with the expected speed (null: unknown)."""
-    services = await _services(request)
-    found = await asyncio.to_thread(services.starters)
+async def show_starters(request: Request, *, check: bool = False) -> Starters:
+    """Up to three recommended models that fit this computer, with the expected speed (null: unknown).
+
+    `check` asks the hub whether it has them. If it does not answer, the list is as without `check`.
+    """
+    services, checked = await _services(request), check
+    try:
+        found = await asyncio.to_thread(partial(services.starters, check=check))
+    except (HubUnreachable, Offline, RateLimited) as error:
+        log.info("recommended models not checked: %s", error)
+        found, checked = await asyncio.to_thread(services.starters), False
     speeds = [round(services.placer.expected_tok_s(proposal.starter.bytes_per_token), 1) for proposal in found]
     first, why = recommended_models.recommend([(p.starter, speed) for p, speed in zip(found, speeds, strict=True)])
     proposals = [
@@ -246,7 +256,8 @@ async def show_starters(request: Request) -> Starters:
         )
         for proposal, speed in zip(found, speeds, strict=True)
     ]
-    return Starters(proposals=tuple(sorted(proposals, key=lambda proposal: not proposal.recommended)))
+    ordered = tuple(sorted(proposals, key=lambda proposal: not proposal.recommended))
+    return Starters(proposals=ordered, listed_on=recommended_models.listed_on(), checked=checked)
 
 
 @router.get("/hub/updates")

@@ -135,6 +135,8 @@ def test_how_it_serves_and_what_it_reaches(walk):
         walk.fill(title, "https://127.0.0.1/packs", SETTINGS)
         walk.key("Return")
         is_kept(walk, name, "https://127.0.0.1/packs")
+    walk.click("Check recommended models", SETTINGS)
+    is_kept(walk, "network.check_models", value=True)
     walk.click("Check for new versions of Tessera", SETTINGS)
     is_kept(walk, "updates.notice", value=True)
     walk.click("Offline", SETTINGS)

@@ -12,7 +12,7 @@ import uvicorn
 from devices.memory_ledger import Amount
 from engine.core.paths import user_paths
 from engine.jobs.jobs import JobRegistry
-from engine.library import work
+from engine.library import recommended_models, work
 from engine.library.catalogue import Catalogue
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
@@ -172,6 +172,30 @@ def test_hub_routes(server, hub):
     proposals = server.get("/tessera/v1/hub/starters").json()["proposals"]
     assert [bool(proposal["recommended"]) for proposal in proposals] == [True, False, False]
     assert server.get("/tessera/v1/hub/folders").json() == {"folders": []}
+
+
+def test_recommended_models_are_checked_with_the_hub_if_asked_and_listed_if_it_does_not_answer(server, hub):
+    def proposed(**query):
+        found = server.get("/tessera/v1/hub/starters", params=query).json()
+        ids = {proposal["starter"]["id"] for proposal in found["proposals"]}
+        return ids, found["checked"], {proposal["download_bytes"] for proposal in found["proposals"]}
+
+    listed, checked, sizes = proposed()
+    assert (len(listed), checked, sizes) == (3, False, {0})
+    assert server.get("/tessera/v1/hub/starters").json()["listed_on"] == recommended_models.listed_on()
+    assert hub.requests == []
+    hub.faults.server_error = 1
+    assert proposed(check=True) == (listed, False, {0})
+    gone = min(listed)
+    for starter in recommended_models.starters():
+        if starter.id != gone:
+            hub.add(starter.repo, {"some-Q4_K_M.gguf": SPARK.read_bytes(), "some-F16.gguf": b"larger"})
+    found, checked, sizes = proposed(check=True)
+    assert (len(found), checked, sizes) == (3, True, {SPARK.stat().st_size})
+    assert gone not in found
+    asked = len(hub.requests)
+    assert proposed(check=True)[0] == found
+    assert len(hub.requests) - asked <= 1, "the answers are remembered, except that there is no such repository"
 
 
 def test_link_and_import(server, tmp_path):
