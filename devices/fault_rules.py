@@ -341,7 +341,7 @@ def engine_builds(rules: Rules, version: str | None) -> tuple[int, int] | None:
 def of_compiler(rules: Rules, backend: str, built: Mapping[str, str]) -> list[Rule]:
     """The rules about the compiler that a kernel pack was built with, as its manifest says."""
     version = built.get("nvcc", "")
-    about = [r for r in rules.rules if backend in r.when.backends and "nvcc" in r.when.versions]
+    about = [r for r in rules.rules if backend in r.when.backends and set(r.when.versions) == {"nvcc"}]
     return [rule for rule in about if version and rule.when.versions["nvcc"].holds(version)]
 
 

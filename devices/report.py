@@ -33,13 +33,13 @@ def live_report(host: Host, cache: Path | None, *, try_backends: bool = True, fr
     if not try_backends:
         return machine
     bundled.provide(machine)
-    _work_round_crashes(machine)
+    work_round_crashes(machine)
     trials = installed_trials(libraries.library_folder(), onnx=libraries.has_onnxruntime())
     reports = advised(host, machine, try_all(machine, cache, fresh=fresh, trials=trials))
     return merged(replace(machine, backends=reports))
 
 
-def _work_round_crashes(machine: Machine) -> None:
+def work_round_crashes(machine: Machine) -> None:
     """Set variables without which a driver crashes as soon as a backend asks for its GPUs. Children inherit them.
 
     The user's own values stay. Only rules about the machine alone count: others wait for a model.

@@ -1,6 +1,7 @@
 """Known bad combinations: what their rules say of machines in public threads, and which files are refused."""
 
 import json
+import os
 from datetime import date
 
 import msgspec
@@ -11,6 +12,8 @@ from app.cli.main import cli
 from devices import fault_rules
 from devices.errors import FaultRulesRefused
 from devices.fault_rules import Builds, Facts, Span, Then, decide, load, matching, numbers, parse, together, update
+from devices.report import work_round_crashes
+from devices.types import Device, Machine, Memory, SystemMemory
 from tests.support.fakes.minisign_signer import Signer
 from tests.support.machines.known_states import agrees, facts_of, states
 
@@ -212,3 +215,49 @@ def test_the_command_lists_rules_and_takes_signed_ones_only(tessera_home, tmp_pa
     assert "1 rules of 2999-01-01" in invoked("--update", str(path)).output
     assert [rule.id for rule in load().rules] == ["new"]
     assert "issued" in invoked("--update", str(path)).output, "the same file again is not newer"
+
+
+def test_a_version_that_fails_on_a_gpu_here_is_refused_before_it_is_built(tessera_home, monkeypatch):
+    built = []
+    monkeypatch.setattr("app.cli.engine._built", lambda version, _work: built.append(version))
+    monkeypatch.setattr("engine.services.Services.engine_fault", lambda _self, _version: "on GPU0: noise")
+    answer = CliRunner().invoke(cli, ["engine", "install", "0.3.35"])
+    assert answer.exit_code == 1
+    assert "0.3.35 was not taken: on GPU0: noise. --force installs it all the same" in answer.output
+    assert built == []
+
+
+# ---- This computer
+
+
+def test_the_compiler_of_a_pack_may_be_at_fault(rules):
+    (rule,) = known = fault_rules.of_compiler(rules, "cuda", {"nvcc": "13.2.78"})
+    assert (rule.id, len(known)) == ("cuda-13.2-iq-s", 1)
+    for backend, built in (("cuda", {"nvcc": "13.2.86"}), ("cuda", {}), ("vulkan", {"nvcc": "13.2.78"})):
+        assert fault_rules.of_compiler(rules, backend, built) == []
+
+
+def laptop(driver_version):
+    gpu = Device(
+        id="0000:c4:00.0", kind="igpu", vendor="AMD", name="AMD Radeon(TM) 860M Graphics", state="present",
+        memory=Memory(), arch="gfx1152", driver_version=driver_version,
+    )  # fmt: skip
+    return Machine(
+        system="windows", kernel="10.0.26100", arch="x86_64", environment="", product="", memory=SystemMemory(),
+        devices=(gpu,),
+    )  # fmt: skip
+
+
+SWITCH = "GGML_VK_DISABLE_COOPMAT"
+
+
+def test_a_driver_that_crashes_when_asked_for_its_gpus_gets_the_switch_before_it_is_asked(monkeypatch):
+    monkeypatch.setenv(SWITCH, "")  # restores what was there
+    monkeypatch.delenv(SWITCH)
+    work_round_crashes(laptop("32.0.24033.1002"))
+    assert SWITCH not in os.environ, "a newer driver"
+    work_round_crashes(laptop("32.0.23033.1002"))
+    assert os.environ[SWITCH] == "1"
+    monkeypatch.setenv(SWITCH, "0")
+    work_round_crashes(laptop("32.0.23033.1002"))
+    assert os.environ[SWITCH] == "0", "the user's own value stays"
