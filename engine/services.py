@@ -394,6 +394,11 @@ class Services:
         found = on_machine(rules, resources.machine.settled(), builds)
         return rules, {rule.id: f"{device.name}, {backend}" for device, backend, rule in found}
 
+    def found_faults(self) -> "list[dict[str, Any]]":
+        """What the checks of this computer's devices found wrong: device and settings, reason, operations, when."""
+        names = ("what", "reason", "operations", "checked_at")
+        return [{name: getattr(one, name) for name in names} for one in self.placer.resources.checks.wrong()]
+
     def engine_fault(self, version: str) -> str:
         """Why a version of llama-cpp-python must not be installed here, with the way round; empty if it may be."""
         from engine.placement.engine_versions import faults_of

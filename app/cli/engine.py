@@ -115,7 +115,8 @@ def install_version(version: str, models: tuple[str, ...], *, use_now: bool, for
 def fault_rules(*, all_rules: bool, update: Path | None, as_json: bool) -> None:
     """List known faults of engines, chips and drivers, those of this computer's GPUs first.
 
-    Tessera avoids what they name, or uses other settings; the card of a model and `tessera doctor` say so. --update
+    Tessera avoids what they name, or uses other settings; the card of a model and `tessera doctor` say so. What the
+    check of a device found wrong on this computer follows; --json has its numbers for a report. --update
     takes newer rules from a file: its minisign signature (FILE.minisig) must match a key in kernels.keys.
     """
     from devices import fault_rules as rules_file
@@ -124,11 +125,12 @@ def fault_rules(*, all_rules: bool, update: Path | None, as_json: bool) -> None:
         found = _updated(update)
         echo(f"{len(found.rules)} rules of {found.issued} are used from the next load of a model on.")
         return
-    rules, here = _services().fault_rules()
+    services = _services()
+    (rules, here), own = services.fault_rules(), services.found_faults()
     shown = [rule for rule in rules.rules if all_rules or rule.id in here]
     if as_json:
         rows = [{**rules_file.as_json(rule), "here": here.get(rule.id)} for rule in shown]
-        click.echo(json.dumps({"issued": str(rules.issued), "rules": rows}, indent=2))
+        click.echo(json.dumps({"issued": str(rules.issued), "rules": rows, "found_here": own}, indent=2))
         return
     for rule in sorted(shown, key=lambda each: each.id not in here):
         where = f"here: {shown_text(here[rule.id])}" if rule.id in here else "not here"
@@ -137,6 +139,8 @@ def fault_rules(*, all_rules: bool, update: Path | None, as_json: bool) -> None:
         if way := rule.then.advice or rule.then.engine:
             echo(f"  {shown_text(way)}")
         echo(f"  {', '.join(map(shown_text, rule.sources))}")
+    for fault in own:
+        echo(f"Found by the check of this computer: {shown_text(fault['what'])}: {shown_text(fault['reason'])}")
     if not shown:
         echo(f"None of the {len(rules.rules)} known faults concerns a GPU of this computer. --all lists them.")
 

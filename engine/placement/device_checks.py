@@ -58,6 +58,11 @@ class DeviceChecks:
         key = check_key(settings, shape, machine)
         return self._store.get().get(key) if key else None
 
+    def wrong(self) -> list[Verdict]:
+        """What was found wrong on this computer, newest first."""
+        found = [verdict for verdict in self._store.get().values() if verdict.wrong]
+        return sorted(found, key=lambda verdict: -verdict.checked_at)
+
     def to_compare(self, settings: LoadSettings, shape: ModelShape, machine: Machine) -> LoadSettings:
         """The settings, with a CPU reference if the device must be compared. Computes a missing reference."""
         key = check_key(settings, shape, machine)

@@ -13,9 +13,14 @@ from devices import fault_rules
 from devices.errors import FaultRulesRefused
 from devices.fault_rules import Builds, Facts, Span, Then, decide, load, matching, numbers, parse, together, update
 from devices.report import work_round_crashes
-from devices.types import Device, Machine, Memory, SystemMemory
+from devices.types import Device, Machine, Memory, Runtime, SystemMemory
+from engine.core.paths import user_paths
+from engine.placement.device_checks import DeviceChecks
+from engine.placement.placer import read_shape
+from engine.runner.protocol import LoadSettings
 from tests.support.fakes.minisign_signer import Signer
 from tests.support.machines.known_states import agrees, facts_of, states
+from tests.support.models.shapes import scaled, write_shape
 
 STATES = states()
 
@@ -215,6 +220,20 @@ def test_the_command_lists_rules_and_takes_signed_ones_only(tessera_home, tmp_pa
     assert "1 rules of 2999-01-01" in invoked("--update", str(path)).output
     assert [rule.id for rule in load().rules] == ["new"]
     assert "issued" in invoked("--update", str(path)).output, "the same file again is not newer"
+
+
+def test_what_the_check_of_a_device_found_here_is_listed(tessera_home, tmp_path):
+    checks = DeviceChecks(user_paths().state / "device_checks.json", None)
+    gpu = msgspec.structs.replace(
+        laptop("1").devices[0], runtimes=(Runtime("vulkan", "Vulkan0", 0, 1, 1, "usable"),)
+    )
+    machine = msgspec.structs.replace(laptop("1"), devices=(gpu,))
+    settings = LoadSettings(path="m.gguf", devices=("Vulkan0",), n_gpu_layers=9, flash_attn="off")
+    shape = read_shape(str(write_shape(tmp_path / "m.gguf", scaled("llama", layers=1, embd=64, vocab=300))))
+    checks.record(settings, shape, machine, None, "computes several sequences in one batch wrongly")
+    assert "Found by the check of this computer: Vulkan0: computes several sequences" in invoked().output
+    (found,) = json.loads(invoked("--json").output)["found_here"]
+    assert found["what"] == "Vulkan0"
 
 
 def test_a_version_that_fails_on_a_gpu_here_is_refused_before_it_is_built(tessera_home, monkeypatch):
