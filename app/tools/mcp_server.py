@@ -206,7 +206,7 @@ def _reason(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     if isinstance(error, TimeoutError):
-        return f"it did not answer within {START_LIMIT_S:g} s"
+        return f"it did not answer within {START_LIMIT_S:g} s; if it was downloading its packages, try again"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 

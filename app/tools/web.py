@@ -300,8 +300,10 @@ def searched(address: str, query: str) -> list[WebSource]:
 
     Raises: WebRefused.
     """
+    named = "the address of web.searxng"  # it may hold a password
     try:
         url = httpx2.URL(address.strip().rstrip("/") + "/search").copy_merge_params({"q": query, "format": "json"})
+        named = url.netloc.decode("ascii") or named
         ends = time.monotonic() + PAGE_LIMIT_S
         with (
             httpx2.Client(trust_env=False, timeout=_READ_S, follow_redirects=False) as client,
@@ -309,15 +311,15 @@ def searched(address: str, query: str) -> list[WebSource]:
         ):
             if answer.status_code == http.client.FORBIDDEN:
                 raise WebRefused(
-                    f"SearXNG at {address} refuses JSON: add 'json' to search.formats in its settings.yml."
+                    f"SearXNG at {named} refuses JSON: add 'json' to search.formats in its settings.yml."
                 )
             if answer.status_code != http.client.OK:
-                raise WebRefused(f"SearXNG at {address} answered with status {answer.status_code}.")
+                raise WebRefused(f"SearXNG at {named} answered with status {answer.status_code}.")
             found = json.loads(_bounded(answer.iter_raw(), dict(answer.headers), MAX_RESULTS_BYTES, ends))
     except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
-        raise WebRefused(f"SearXNG at {address} could not be reached: {error}") from error
+        raise WebRefused(f"SearXNG at {named} could not be reached: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise WebRefused(f"SearXNG at {address} answered with no JSON.") from error
+        raise WebRefused(f"SearXNG at {named} answered with no JSON.") from error
     rows = found.get("results") if isinstance(found, dict) else None
     return list(_results(rows if isinstance(rows, list) else []))[:MAX_RESULTS]
 

@@ -206,6 +206,13 @@ def test_search_asks_the_instance_of_the_settings(site, port):
     assert len(sources_of(outcome.sources, "It is high.")) == 2
     closed = Web(f"http://127.0.0.1:{port}/closed").call("web_search", {"query": "x"})
     assert (closed.ok, "search.formats" in closed.text) == (False, True)
-    gone = Web("http://127.0.0.1:9").call("web_search", {"query": "x"})
-    assert (gone.ok, "could not be reached" in gone.text) == (False, True)
+    for address in (
+        "http://127.0.0.1:9",
+        "http://ann:secret@127.0.0.1:9/searx",
+        "127.0.0.1",
+        "no address",
+        "http://[",
+    ):
+        gone = Web(address).call("web_search", {"query": "x"})
+        assert (gone.ok, "could not be reached" in gone.text, "secret" in gone.text) == (False, True, False)
     assert Web("http://127.0.0.1:9", offline=True).specs == ()
