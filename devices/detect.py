@@ -7,12 +7,9 @@ from devices.chips import with_chips
 from devices.distribution import distribution
 from devices.host import Host, text
 from devices.power import meters
-from devices.probes.apple import apple_devices
 from devices.probes.cgroup_limits import is_container
 from devices.probes.cpu import Cpu, probe_cpu
 from devices.probes.gpu_linux import linux_gpus
-from devices.probes.gpu_windows import windows_gpus
-from devices.probes.npu import linux_npus, windows_npus
 from devices.probes.nvidia import with_nvidia_smi
 from devices.probes.pci import pci_functions
 from devices.probes.ram import system_memory
@@ -31,12 +28,19 @@ def inventory(host: Host) -> Machine:
     gpus: list[Device] = []
     npus: list[Device] = []
     if host.system == "linux":
+        from devices.probes.npu import linux_npus
+
         functions = pci_functions(host)
         gpus = linux_gpus(host, functions, ram, cpu.name)
         npus = linux_npus(host, functions, ram, kernel)
     elif host.system == "windows":
+        from devices.probes.gpu_windows import windows_gpus
+        from devices.probes.npu import windows_npus
+
         gpus, npus = windows_gpus(host, ram), windows_npus(host, ram)
     elif host.system == "macos":
+        from devices.probes.apple import apple_devices
+
         gpus = apple_devices(host, cpu, ram)
     ram = _with_carve_out(ram, gpus)
     devices = _unique([_cpu_device(cpu, ram), *gpus, *npus])

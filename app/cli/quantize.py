@@ -279,7 +279,8 @@ def _whole(path: Path | None) -> str | None:
 def _print(report: "QuantizeReport", *, as_json: bool) -> None:
     import msgspec
 
-    from quantize.job.report import report_path, summary
+    from quantize.files.provenance import report_path
+    from quantize.job.report import summary
 
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(report)))

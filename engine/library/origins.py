@@ -9,7 +9,7 @@ from devices.msgspec_lock import learned
 from engine.core.paths import BUNDLED_MODELS, Paths, installed_models, is_installed
 from engine.library.types import Origin, OriginKind
 from quantize.files.gguf_split import parse_split_name
-from quantize.job.report import report_path as _report_path
+from quantize.files.provenance import report_path as _report_path
 
 _log = logging.getLogger(__name__)
 NOTE_NAME = ".tessera.json"

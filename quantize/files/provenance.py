@@ -1,4 +1,6 @@
-"""Stores how a quantized file was made, in a metadata value of fixed length."""
+"""Stores how a quantized file was made: in a metadata value of fixed length, and in a report next to the file."""
+
+from pathlib import Path
 
 import msgspec
 
@@ -7,6 +9,12 @@ from devices.msgspec_lock import learned
 KEY = "tessera.quantization"
 # Space for the JSON below; padded with spaces, so that measurements can be added afterwards.
 _BYTES = 768
+_SUFFIX = ".tessera.json"
+
+
+def report_path(out: Path) -> Path:
+    """Path of a file's report."""
+    return out.with_name(f"{out.name.removesuffix('.gguf')}{_SUFFIX}")
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -15,7 +15,7 @@ from quantize.files.gguf_split import read_gguf_model
 from quantize.files.measurement_cache import bounded
 from quantize.files.measurement_folder import file_sha256, hash_is_cached, model_sha256
 from quantize.files.output_file import Output
-from quantize.files.provenance import provenance_bytes
+from quantize.files.provenance import provenance_bytes, report_path
 from quantize.job.effort import Spent, effort_of, job_shape, spend, types_to_measure
 from quantize.job.forecast import JobShape, forecast, learn_rates, learned_rates, seconds_by_phase
 from quantize.job.gate import GateReport, Mix, cautions
@@ -41,7 +41,7 @@ from quantize.job.plan_file import (
     write_plan,
 )
 from quantize.job.question import exact_types_of, has_choice, measured_cache, question_of
-from quantize.job.report import provenance_of, report_path, write_report
+from quantize.job.report import provenance_of, write_report
 from quantize.job.request import QuantizeReport, QuantizeRequest, Shipped
 from quantize.job.round_plan import round_plan, types_to_round
 from quantize.job.smoothed import (

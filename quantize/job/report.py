@@ -15,12 +15,6 @@ from quantize.job.request import QuantizeReport
 from quantize.types import FileReport, Interval, QuantPlan, Rounding, Tier
 
 _MIB = 1024 * 1024
-_SUFFIX = ".tessera.json"
-
-
-def report_path(out: Path) -> Path:
-    """Path of a file's report."""
-    return out.with_name(f"{out.name.removesuffix('.gguf')}{_SUFFIX}")
 
 
 def write_report(path: Path, report: QuantizeReport) -> None:

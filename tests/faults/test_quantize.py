@@ -24,9 +24,8 @@ from quantize.errors import (
 )
 from quantize.files import output_file
 from quantize.files.gguf_file import read_gguf
-from quantize.files.provenance import KEY, read_provenance
+from quantize.files.provenance import KEY, read_provenance, report_path
 from quantize.job.execute import quantize
-from quantize.job.report import report_path
 from quantize.job.request import QuantizeRequest
 from quantize.measure.verify import NotFinite, verify
 from quantize.measurements import VerifyRequest, encode

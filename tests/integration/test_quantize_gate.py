@@ -20,10 +20,10 @@ from engine.placement.memory_admission import MemoryAdmission
 from engine.services import Services
 from quantize.files.gguf_file import read_gguf
 from quantize.files.measurement_folder import file_sha256
-from quantize.files.provenance import KEY, read_provenance
+from quantize.files.provenance import KEY, read_provenance, report_path
 from quantize.job.execute import quantize
 from quantize.job.gate_run import NOT_THE_SOURCE
-from quantize.job.report import report_path, summary
+from quantize.job.report import summary
 from quantize.job.request import QuantizeRequest
 from quantize.types import CALIBRATION, HELD_OUT, Goal
 from tests.support.models.golden_tasks import golden_tasks

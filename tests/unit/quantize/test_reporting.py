@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from quantize.files.gguf_file import read_gguf
-from quantize.files.provenance import Provenance, blank, read_provenance
+from quantize.files.provenance import Provenance, blank, read_provenance, report_path
 from quantize.job import forecast as forecasting
 from quantize.job.effort import EFFORTS, Spent, effort_of, spend
 from quantize.job.forecast import (
@@ -19,7 +19,7 @@ from quantize.job.forecast import (
     seconds_by_phase,
     slower_than_table,
 )
-from quantize.job.report import report_path, summary, write_report
+from quantize.job.report import summary, write_report
 from quantize.job.request import QuantizeReport
 from quantize.plan.plan import Question, make_plan
 from quantize.plan.priors import prior_damage
