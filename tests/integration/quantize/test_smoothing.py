@@ -109,6 +109,21 @@ def test_the_same_model_gives_the_same_file_whatever_the_threads(even, tmp_path)
     assert alone.out.read_bytes() == task.out.read_bytes()
 
 
+def test_weights_on_a_grid_stay_as_they_are(rough, even, tmp_path):
+    before = SourceWeights(rough)
+    part = f"blk.{LAYERS - 1}.attn_q.weight"
+    task = msgspec.structs.replace(even[0], out=tmp_path / "even.gguf", unchanged=(part,))
+    found = msgspec.convert(run_task("smooth", task, ignore, never), Smoothed)
+    # The inputs of that product are those of two others, and of no more scale points.
+    assert found.changed == even[1].changed - 1
+    after = SourceWeights(task.out)
+    names = [f"blk.{LAYERS - 1}.{part}.weight" for part in ("attn_norm", "attn_q", "attn_k", "attn_v")]
+    assert all(np.array_equal(after.rows(name), before.rows(name)) for name in names)
+    # Each of the two is cached for itself.
+    again = msgspec.structs.replace(even[0], out=tmp_path / "again.gguf")
+    assert msgspec.convert(run_task("smooth", again, ignore, never), Smoothed).scales == even[1].scales
+
+
 def test_how_it_is_done_is_found_out_once(even, tmp_path):
     task, found = even
     seen = []
