@@ -129,7 +129,7 @@ def packed_weights(
     used: set[str] = set()
     for name, info in tensors.items():
         base, _, ending = name.rpartition(".")
-        if not (ending in _MODULE_ENDINGS or (ending == "weight" and info.dtype not in FLOAT_DTYPES)):
+        if not (ending in _MODULE_ENDINGS or (ending == "weight" and info.dtype not in {*FLOAT_DTYPES, "F64"})):
             continue
         packed = _of_one(folder, f"{base}." if base else "", name, info)
         found[packed.info.name] = packed

@@ -342,3 +342,9 @@ def test_a_folder_of_int4_becomes_a_file_whose_grid_is_kept(tmp_path):
     assert layers
     assert {n for n in exact if n.startswith("blk.")} == set(layers)
     assert all(types[0] == "Q4_0" for types in exact.values())
+
+
+def test_wide_floats_are_named_as_such(tmp_path):
+    source = Checkpoint(write(tmp_path / "model", {f"{BASE}.weight": ("F64", np.ones((4, 4)))}, {}))
+    with pytest.raises(UnsupportedModel, match="is stored as F64"):
+        source.rows(f"{BASE}.weight", 0, 4)
