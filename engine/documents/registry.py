@@ -27,6 +27,8 @@ from engine.message_catalog.reasons import Reason, because
 
 # Updates a collection's index to match the disk: new, changed, unfinished and deleted files.
 
+# A book of 1 MB can name 200,000 chapters that it does not have.
+MAX_UNREAD: Final = 10_000
 # A file of a few kB can expand to any amount of text. This is twenty times the longest novel.
 MAX_CHARS: Final = 64_000_000
 # How passages are cut. If an index was cut otherwise, files with tables are read again; equal passages keep their
@@ -98,23 +100,28 @@ def read_file(
 ) -> Outcome:
     """Read one file, continuing an earlier read of the same version; after `turn_s` other files get a turn.
 
-    Of a document with more than MAX_CHARS only the beginning is indexed, and the reason is recorded.
+    Of a document with more than MAX_CHARS, or more than MAX_UNREAD unreadable pages, only the beginning is indexed,
+    and the reason is recorded.
     """
     begun = time.monotonic()
     row = store.document(file.path)
     same = row is not None and (row.size_bytes, row.mtime_ns) == (file.size_bytes, file.mtime_ns)
     if same and row is not None and row.state == READING:
-        ticket, size = store.resume(file.path), row.chars
+        ticket, size, unread = store.resume(file.path), row.chars, row.unread_pages
     else:
         title = Path(file.path).stem.replace("_", " ")
         ticket, size = store.begin(file.path, file.kind, file.size_bytes, file.mtime_ns, title), 0
+        unread = 0
     if file.size_bytes > size_limit(file.kind):
         limit = size_limit(file.kind) >> 20
         store.add_pages(ticket, (), done=True, problem=f"it has {file.size_bytes >> 20} MiB, more than {limit}")
         return "done"
     for answer in reader.read(Path(file.path), file.kind, ticket.first):
         size += sum(len(chunk.text) for page in answer.pages for chunk in page.chunks)
+        unread += sum(bool(page.problem) for page in answer.pages)
         done, problem = answer.done, answer.problem
+        if unread > MAX_UNREAD and not done:
+            done, problem = True, f"more than {MAX_UNREAD:,} of its pages cannot be read; what follows is left out"
         if size > MAX_CHARS and not done:
             done, problem = True, f"it has more than {MAX_CHARS:,} characters; what follows is not read"
         if not store.add_pages(ticket, answer.pages, done=done, problem=problem):

@@ -1,18 +1,21 @@
 """Mail: single messages and mailboxes. Attachments are listed, not read."""
 
+import contextlib
 import email
 import email.policy
 import mailbox
 from collections.abc import Iterator
 from email.message import EmailMessage
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from engine.documents.formats.html import blocks_of
 from engine.documents.formats.pseudo_pages import paragraphs
 from engine.documents.types import Block, Page, Unreadable
 
 _SHOWN = ("From", "To", "Cc", "Date", "Subject")
+# Python's parser of addresses takes a minute for 30,000 of them.
+_LONGEST_HEADER = 4000
 
 
 def eml(path: Path) -> Iterator[Page]:
@@ -39,8 +42,9 @@ def mbox(path: Path, first: int = 1) -> Iterator[Page]:
 
 
 def _page(number: int, message: EmailMessage) -> Page:
-    heads = [f"{name}: {_header(message, name)}" for name in _SHOWN if _header(message, name)]
-    subject = _header(message, "Subject")
+    shown = {name: text for name in _SHOWN if (text := _header(message, name))}
+    heads = [f"{name}: {text}" for name, text in shown.items()]
+    subject = shown.get("Subject", "")
     blocks = [Block("heading", subject or f"message {number}", 1)]
     if heads:
         blocks.append(Block("text", "\n".join(heads)))
@@ -50,7 +54,7 @@ def _page(number: int, message: EmailMessage) -> Page:
         if body.get_content_subtype() == "html":
             blocks += blocks_of(cast("bytes", raw))
         else:
-            blocks += paragraphs(str(body.get_content()).replace("\r\n", "\n"))
+            blocks += paragraphs(_text(body, raw).replace("\r\n", "\n"))
     attached = [part.get_filename() or part.get_content_type() for part in message.iter_attachments()]
     if attached:
         blocks.append(Block("text", f"Attachments (not read): {', '.join(attached)}"))
@@ -65,5 +69,21 @@ def _is_text(blocks: list[Block]) -> bool:
     return bool(text.strip()) and all(char.isprintable() or char.isspace() for char in text.replace("\ufffd", "\0"))
 
 
+def _text(body: Any, raw: object) -> str:
+    """The text of a part. Without an encoding, or with one that nobody knows, it is UTF-8 or Windows' Latin."""
+    if body.get_content_charset("us-ascii") != "us-ascii":
+        with contextlib.suppress(LookupError, ValueError):
+            return str(body.get_content())
+    content = raw if isinstance(raw, bytes) else b""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        return content.decode("cp1252", "replace")
+
+
 def _header(message: EmailMessage, name: str) -> str:
+    """A header in one line; one that is too long, as it is written and cut."""
+    raw = next((str(value) for key, value in message.raw_items() if key.lower() == name.lower()), "")
+    if len(raw) > _LONGEST_HEADER:
+        return " ".join(raw[:_LONGEST_HEADER].split()) + " ..."
     return " ".join(str(message.get(name, "")).split())

@@ -1,6 +1,7 @@
 """Documents and folders that try to access files outside of themselves."""
 
 import contextlib
+import itertools
 import os
 import re
 import sys
@@ -12,6 +13,7 @@ import pytest
 from engine.core.paths import user_paths
 from engine.documents import file_types, registry
 from engine.documents import registry as indexing
+from engine.documents.formats import mail
 from engine.documents.reader_process import Reader
 from engine.documents.store import Store
 from engine.documents.types import Chunk, PageRead, ReadAnswer
@@ -127,6 +129,47 @@ def test_one_damaged_part_leaves_the_others_readable(reader, tmp_path, monkeypat
     assert "Text of number 0" in text
     assert "Text of number 2" in text
     assert kind == "epub" or any("damaged" in page.problem for page in pages)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "To: " + "someone@example.org, " * 30_000,
+        "From: " + "(" * 5000,
+        "Content-Type: text/plain; charset=x-unknown",
+        "Content-Type: text/plain; charset=rot13",
+        'Content-Type: text/plain; charset="utf\0-8"',
+    ],
+    ids=["addresses", "brackets", "unknown", "no text", "zero"],
+)
+def test_a_mail_is_read_whatever_its_headers_are(tmp_path, head):
+    """A long list of addresses took a minute; a name of an encoding that nobody knows hid the text."""
+    path = tmp_path / "a.eml"
+    path.write_bytes(f"Subject: Boats\n{head}\n\nThe dory and the Übermut.\n".encode())
+    [page] = mail.eml(path)
+    assert "The dory and the Übermut." in repr(page)
+    assert "Boats" in repr(page)
+
+
+class Unreadable:
+    """A reader of a document whose pages cannot be read; it counts them."""
+
+    def read(self, path, kind, first=1):
+        for self.number in itertools.count(first):
+            yield ReadAnswer((PageRead(self.number, "", (), "missing"),), done=False)
+
+
+def test_a_document_of_unreadable_pages_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "MAX_UNREAD", 20)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.txt").write_text("x")
+    store, reader = Store(tmp_path / "index.db"), Unreadable()
+    (found,) = Walk((str(tmp_path / "docs"),)).files()
+    assert registry.read_file(store, found, reader, lambda: False) == "done"
+    [document] = store.documents()
+    assert (document.state, document.unread_pages, reader.number) == ("ready", 21, 21)
+    assert "more than 20 of its pages" in document.problem
+    store.close()
 
 
 class Endless:
