@@ -1,6 +1,6 @@
 """What to try next after a failed load or a crash at the first token: one change at a time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -91,13 +91,19 @@ def _with_ubatch(settings: LoadSettings, smaller: int) -> Fallback:
 def _switched_off(settings: LoadSettings, machine: Machine) -> list[Fallback]:
     runtimes = (r for d in machine.devices for r in d.runtimes if r.device_name == settings.devices[0])
     backend = next((r.backend for r in runtimes), "")
-    found, here = [], dict(settings.variables)
+    found = []
     for kind, names in SWITCHES.get(backend, ()):
-        variables = tuple(sorted((here | dict.fromkeys(names, "1")).items()))
+        variables = with_variables(settings.variables, dict.fromkeys(names, "1"))
         if variables != settings.variables:
             changed = msgspec.structs.replace(settings, variables=variables)
             found.append(Fallback(settings=changed, change=because(kind)))
     return found
+
+
+def with_variables(present: tuple[str, ...], more: Mapping[str, str]) -> tuple[str, ...]:
+    """Variables of a load (NAME=VALUE) with more of them, sorted by name."""
+    found = {name: value for name, _, value in (variable.partition("=") for variable in present)}
+    return tuple(f"{name}={value}" for name, value in sorted({**found, **more}.items()))
 
 
 def _of_weights(settings: LoadSettings) -> list[Fallback]:

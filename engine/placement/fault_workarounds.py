@@ -11,7 +11,7 @@ from devices.kernel_packs.store import PackStore
 from devices.llama_cpp_versions.folder import chosen_version
 from devices.types import Device, Machine
 from engine.message_catalog.reasons import Reason, because
-from engine.placement.fallbacks import without_flash_attention
+from engine.placement.fallbacks import with_variables, without_flash_attention
 from engine.placement.shape import ModelShape
 from engine.runner.protocol import LoadSettings
 
@@ -97,7 +97,7 @@ def worked_round(then: Then, settings: LoadSettings) -> LoadSettings:
         settings = replace(settings, max_rollback=0)
     if then.use_mmap is False:
         settings = replace(settings, use_mmap=False)
-    return replace(settings, variables=tuple(sorted({**dict(settings.variables), **then.environment}.items())))
+    return replace(settings, variables=with_variables(settings.variables, then.environment))
 
 
 def applied(

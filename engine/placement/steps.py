@@ -427,12 +427,8 @@ def remembered(history: PlacementHistory, model_id: str, settings: LoadSettings)
 
 def with_changes(settings: LoadSettings, stored: Mapping[str, Any]) -> LoadSettings:
     """The settings with stored ones, which are lists where settings are tuples."""
-    changes = {k: _as_tuple(v) if isinstance(v, list) else v for k, v in stored.items() if k in FALLBACK_FIELDS}
+    changes = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items() if k in FALLBACK_FIELDS}
     return msgspec.structs.replace(settings, **changes)
-
-
-def _as_tuple(rows: list[Any]) -> tuple[Any, ...]:
-    return tuple(tuple(row) if isinstance(row, list) else row for row in rows)
 
 
 def death_key(model_id: str, settings: LoadSettings, machine: Machine) -> str:

@@ -73,7 +73,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     `tiles` names the computations of Tessera's own CPU kernels: weight types, in products with prompts, and
     `attention` (devices/backends/cpu_kernels.py).
     From `deep_from` tokens on, prompts are read in pieces of at most `deep_rows` (0: no such limit). `variables`
-    are set in the runner's environment, or removed if empty, before a backend is loaded.
+    (NAME=VALUE) are set in the runner's environment, or removed without a value, before a backend is loaded.
     `engine_args` are additional llama.cpp arguments. `remotes` are workers with the last layers, one entry per
     entry of `devices`.
     `reference_path` holds the CPU's results for the device check after the load (None: no check).
@@ -120,7 +120,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     remotes: tuple[RemoteLayers, ...] = ()
     deep_from: int = 0
     deep_rows: int = 0
-    variables: tuple[tuple[str, str], ...] = ()
+    variables: tuple[str, ...] = ()
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):

@@ -3,6 +3,8 @@
 The faults are put between llama.cpp and the check: into the tokens before a decode, or into its logits.
 """
 
+import os
+
 import numpy as np
 import pytest
 
@@ -215,3 +217,11 @@ def test_no_architecture_or_cache_type_raises_an_alarm_on_the_cpu(tmp_path, name
         loaded.close()
     assert wrong is None
     assert len(done) >= 3
+
+
+def test_variables_of_a_load_are_set_or_removed_before_a_backend_starts(monkeypatch):
+    monkeypatch.setenv("GGML_VK_GONE", "1")
+    monkeypatch.setenv("GGML_VK_SET", "")
+    start_backends(variables=("GGML_VK_GONE=", "GGML_VK_SET=2"))
+    assert "GGML_VK_GONE" not in os.environ
+    assert os.environ["GGML_VK_SET"] == "2"

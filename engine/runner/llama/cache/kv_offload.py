@@ -16,6 +16,8 @@ from engine.runner.llama.native.model import LoadedModel
 MIN_STORED_TOKENS: Final = 64
 # A prompt of this length takes long enough to read that a copy of its state on disk is worth its time.
 SAVED_FROM: Final = 8192
+# Its copy passes through memory; at most this part of what is free then.
+COPY_DIVISOR: Final = 4
 # Restoring a prefix copies all of it; copying a token takes a fraction of computing it (0.6B: 0.04 to 0.27 ms, 5
 # ms).
 MIN_GAIN, COPIES_PER_TOKEN = 8, 64
@@ -53,9 +55,9 @@ class Spilling:
             self._put(sequence)
 
     def save(self, sequence: CachedSequence) -> None:
-        """Copy the state of a sequence that is being computed to disk, if the store has files with room for it."""
+        """Copy the state of a sequence that is being computed to disk, if disk and memory have room for it."""
         size = self._api.llama_state_seq_get_size(self._loaded.context, sequence.seq_id)
-        if size <= self._store.largest_file:
+        if size <= min(self._store.largest_file, available_memory() // COPY_DIVISOR):
             self._put(sequence)
             self._store.persist()
 
@@ -137,6 +139,13 @@ class Spilling:
     def forget(self, tokens: list[int], key: Key) -> None:
         """Delete a prompt's prefixes from the store."""
         self._store.forget(_array(tokens), key)
+
+
+def available_memory() -> int:
+    """Bytes of memory that are free now."""
+    import psutil  # the first token needs none of it
+
+    return int(psutil.virtual_memory().available)
 
 
 def _array(tokens: list[int]) -> Any:

@@ -53,7 +53,7 @@ def start_backends(
     devices: Sequence[str] = (),
     cache: Path | None = None,
     tiles: Sequence[str] = (),
-    variables: Sequence[tuple[str, str]] = (),
+    variables: Sequence[str] = (),
 ) -> Any:
     """Load all backend plugins next to libllama and those of kernel packs, then start llama.cpp.
 
@@ -65,7 +65,7 @@ def start_backends(
     The symbol comes from libllama's own handle: wheels have no symlinks, so opening libggml by name would map a
     second copy with its own registry. Without plugins (a static build) the backends are built in.
     """
-    for name, value in variables:
+    for name, _, value in (variable.partition("=") for variable in variables):
         if value:
             os.environ[name] = value
         else:
