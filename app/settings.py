@@ -202,7 +202,7 @@ SETTINGS: tuple[Setting, ...] = (
         "ask",
         "Memory across chats",
         "For chats in which the Memory tool is on. Ask: each new fact is shown first. Automatic: facts are saved "
-        "without a question, unless other tools bring in foreign text. Off: no chat uses or saves facts.",
+        "without a question, unless files or other tools bring in foreign text. Off: no chat uses or saves facts.",
         "Chat",
         choices=("off", "ask", "automatic"),
     ),

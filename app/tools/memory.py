@@ -26,9 +26,12 @@ _HARMLESS: Final = frozenset({MEMORY, CALCULATOR})
 Embed = Callable[[Sequence[str], Literal["query", "passage"]], Sequence[Sequence[float]] | None]
 
 
-def saved_unasked(setting: str, names: Collection[str]) -> bool:
-    """Return whether facts are saved without a question in a chat with these sources."""
-    return setting == "automatic" and _HARMLESS.issuperset(names)
+def saved_unasked(setting: str, names: Collection[str], *, foreign: bool) -> bool:
+    """Return whether facts are saved without a question in a chat with these sources.
+
+    `foreign`: the chat has files or documents, which may say what to remember.
+    """
+    return setting == "automatic" and not foreign and _HARMLESS.issuperset(names)
 
 
 def memory_prompt(found: Sequence[Memory]) -> str:

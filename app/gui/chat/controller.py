@@ -280,8 +280,7 @@ class ChatController(QObject):
 
         def prepare() -> None:
             if message_id in self.tree and self._preparing == message_id:
-                asked = [message.content for message in self.tree.path() if message.role == "user"][-1:]
-                self.tools.prepare(self.conversation, tools, self.project.folder, "".join(asked), go_on)
+                self.tools.prepare(self.conversation, tools, self.project.folder, self.tree.path(), go_on)
 
         self.compactor.before_answer(self.conversation, self.tree.path(), prepare)
 

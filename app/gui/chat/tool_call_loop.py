@@ -51,7 +51,7 @@ class ToolTurns(QObject):
         chat: Conversation,
         names: Sequence[str],
         folder: Path,
-        question: str,
+        path: Sequence[Message],
         then: Callable[[tuple[ToolSpec, ...]], object],
     ) -> None:
         """Start missing servers and look up what is remembered, then call `then` with the available tools.
@@ -67,6 +67,8 @@ class ToolTurns(QObject):
         setting = self._services.settings.now.text("chat.memory")
         choice = self._services.models.get(chat.model)
         n_ctx = choice.n_ctx if choice is not None else 0
+        question = next((message.content for message in reversed(path) if message.role == "user"), "")
+        foreign = bool(chat.sampling.get("collection")) or any(message.attachments for message in path)
 
         def work() -> "tuple[Toolset, tuple[ToolSpec, ...], list[str], tuple[Memory, ...]]":
             from app.tools.catalogue import open_sources
@@ -79,7 +81,7 @@ class ToolTurns(QObject):
                 memory = MemoryTool(self._services.store, chat.folder_id)
                 sources.append(memory)
                 recalled = memory.found(question, self._embedded, n_ctx)
-            toolset = Toolset(sources, consent, {MEMORY} if saved_unasked(setting, names) else ())
+            toolset = Toolset(sources, consent, {MEMORY} if saved_unasked(setting, names, foreign=foreign) else ())
             return toolset, toolset.specs(), problems, recalled
 
         def done(result: "tuple[Toolset, tuple[ToolSpec, ...], list[str], tuple[Memory, ...]]") -> None:

@@ -105,7 +105,8 @@ def test_a_fact_is_saved_unasked_only_where_no_stranger_writes(
     store, tmp_path, monkeypatch, setting, names, unasked
 ):
     monkeypatch.setenv("TESSERA_HOME", str(tmp_path))
-    assert saved_unasked(setting, names) is unasked
+    assert saved_unasked(setting, names, foreign=False) is unasked
+    assert not saved_unasked(setting, names, foreign=True), "a file or document is a stranger's text, too"
     asked = []
     consent = ToolConsent(ConsentStore(), lambda request: asked.append(request.key) or "no")
     tools = Toolset([MemoryTool(store, None)], consent, {"tessera:memory"} if unasked else ())
