@@ -9,6 +9,7 @@ CHILDREN: Final = frozenset(
     {
         "app.code.index.worker",
         "app.tools.calculate_child",
+        "app.gui.markdown.drawing_child",
         "app.latex_child",
         "devices.backends.ggml_child",
         "devices.backends.onnx_child",

@@ -338,6 +338,8 @@ QComboBox QAbstractItemView::item {{ min-height: {line}px; }}
 QTextBrowser[kind="message"], QPlainTextEdit[kind="bare"] {{ border: none; background: transparent;
   padding: 0; }}
 QPlainTextEdit[kind="bare"]:focus, QTextBrowser[kind="message"]:focus {{ border: none; padding: 0; }}
+QTextEdit[kind="code"], QTextEdit[kind="code"]:focus {{ border: none; border-radius: 0; background: {c["code"]};
+  padding: 0; }}
 QListView, QTreeView, QTableView {{ background: transparent; border: none; outline: none;
   selection-background-color: {c["accent_soft"]}; selection-color: {c["text"]}; }}
 QTreeView::branch, QTreeView::branch:selected, QTreeView::branch:hover {{ background: transparent; }}

@@ -20,6 +20,8 @@ READ = {
     ("connect/page.py", "The change"),
     ("devices/page.py", "Use of {name}"),
     ("library/details.py", "Chat template"),
+    ("markdown/code_actions.py", "Code"),
+    ("markdown/code_actions.py", "Picture"),
     ("library/hub_tab.py", "needs an account"),
     ("job_card.py", "Progress"),
     ("library/model_card.py", "Newer version on the hub"),
@@ -147,6 +149,7 @@ WHERE = {
     ("settings_page.py", "System prompt"): "test_settings",
     ("shortcuts.py", "Close"): "test_small_controls",
     ("application.py", "Try again"): "test_leaving",
+    ("markdown/code_actions.py", "Close"): "test_chat_keeping",
     ("widgets/basics.py", "Close"): "test_mends",
 }
 

@@ -1,17 +1,21 @@
 """The markdown view: streamed and whole text look the same, and nothing in it loads or runs."""
 
 import contextlib
+import html
+import re
 import socket
 import threading
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from PySide6.QtCore import Qt, QUrl
-from PySide6.QtGui import QFont, QGuiApplication, QTextCursor, QTextDocument
-from PySide6.QtWidgets import QMessageBox, QToolButton
+from PySide6.QtCore import QPoint, QStandardPaths, Qt, QUrl
+from PySide6.QtGui import QDesktopServices, QFont, QGuiApplication, QImage, QTextCursor, QTextDocument
+from PySide6.QtWidgets import QFileDialog, QMessageBox, QToolButton
 
+from app.gui.markdown.code_actions import Picture, UnwrappedCode, ending
 from app.gui.markdown.document import MarkdownDocument
+from app.gui.markdown.drawing_child import harmless
 from app.gui.markdown.formats import Formats
 from app.gui.markdown.highlight import fresh_start, spans
 from app.gui.markdown.parse import split_urls
@@ -207,8 +211,7 @@ def test_a_link_is_shown_before_it_opens(qtbot, view):
 def test_code_has_a_copy_button_that_copies_exactly_the_code(qtbot, view, monkeypatch):
     monkeypatch.setattr("app.gui.markdown.view._COPIED_MS", 100)
     view.set_markdown("```python\nx = 1\n\n  y = 2\n```\n")
-    (button,) = view.findChildren(QToolButton)
-    assert button.accessibleName() == "Copy code"
+    (button,) = [made for made in view.findChildren(QToolButton) if made.accessibleName() == "Copy code"]
     before = button.icon().cacheKey()
     button.click()
     assert QGuiApplication.clipboard().text() == "x = 1\n\n  y = 2"
@@ -235,6 +238,135 @@ def test_task_lists_have_boxes_and_columns_their_alignment(view):
     found = {block.text(): block.blockFormat().alignment() for block in blocks}
     assert found["1"] == found["a"] == Qt.AlignmentFlag.AlignHCenter
     assert found["22"] == found["b"] == Qt.AlignmentFlag.AlignRight
+
+
+def entries(menu):
+    """What the menu of a code block offers, by its words."""
+    return {action.text(): action for action in menu.actions()}
+
+
+def test_lines_of_code_wrap_or_scroll_sideways(view):
+    long = "x = " + " + ".join(["1"] * 200)
+    view.set_markdown(f"```python\n{long}\n```\n\nwords\n\n```python\ny = 2\n```\n")
+    wrapped = view.height()
+    entries(view.code_menu(0))["Do not wrap lines"].trigger()
+    assert view.height() < wrapped
+    assert view.horizontalScrollBar().maximum() == 0
+    (lines,) = view.findChildren(UnwrappedCode)
+    assert lines.toPlainText() == long
+    assert lines.horizontalScrollBar().maximum() > lines.width()
+    block = view.document().findBlockByNumber(view.code[0].first)
+    assert lines.y() == round(view.document().documentLayout().blockBoundingRect(block).top())
+    view.append_markdown("\nmore")
+    assert view.findChildren(UnwrappedCode) == [lines]
+    entries(view.code_menu(0))["Wrap long lines"].trigger()
+    view.set_markdown(f"```python\n{long}\n```\n\nwords\n\n```python\ny = 2\n```\n")
+    assert view.height() == wrapped
+
+
+def test_code_is_saved_with_the_ending_of_its_language(qtbot, view, tmp_path):
+    view.set_markdown("```python\nx = 1\n```\n")
+    entries(view.code_menu(0))["Save as a file…"].trigger()
+    dialog = view.window().findChild(QFileDialog)
+    assert dialog.selectedFiles()[0].endswith("code.py")
+    dialog.fileSelected.emit(str(tmp_path / "made.py"))
+    assert (tmp_path / "made.py").read_text() == "x = 1\n"
+    dialog.fileSelected.emit(str(tmp_path / "missing" / "made.py"))
+    (box,) = view.window().findChildren(QMessageBox)
+    assert "No such file" in box.text()
+    box.close()
+    dialog.close()
+
+
+@pytest.mark.parametrize(
+    ("language", "wanted"),
+    [("rust", ".rs"), ("", ".txt"), ("no such", ".txt"), ("../../x", ".txt"), ("make", ".mak")],
+)
+def test_the_ending_of_a_file_is_never_the_models_own(language, wanted):
+    assert ending(language) == wanted
+
+
+HOSTILE_SVG = """<svg xmlns="http://www.w3.org/2000/svg" xmlns:x="http://www.w3.org/1999/xlink"
+ width="40" height="20" onload="alert(1)"><style>rect {{ fill: url({base}/css) }}</style>
+<style>@import "{base}/i";</style>
+<script>fetch("{base}")</script><a x:href="{base}/a"><rect width="1" height="1"/></a>
+<image x:href="{secret}" width="40" height="20"/><image href="data:image/svg+xml;base64,AAAA"/>
+<use href="{base}/u#x"/><foreignObject><iframe src="{base}"/></foreignObject>
+<rect fill="url({base}/f)" width="9" height="9"/><rect fill="url( '{base}/g' )" style="fill:u\\72l({base})"/>
+<rect id="kept" width="40" height="20" fill="#00ff00"/></svg>"""
+
+
+def test_a_picture_is_drawn_without_what_it_leads_to(qtbot, view, tmp_path):
+    secret = tmp_path / "secret.png"
+    red = QImage(40, 20, QImage.Format.Format_RGB32)
+    red.fill(Qt.GlobalColor.red)
+    red.save(str(secret))
+    drawing = HOSTILE_SVG.format(base="http://127.0.0.1:1", secret=secret)
+    kept = harmless(drawing).decode()
+    assert "kept" in kept
+    for trace in ("127.0.0.1", "secret", "data:", "script", "foreignObject", "onload"):
+        assert trace not in kept
+    view.set_markdown(f"```svg\n{drawing}\n```\n\n```svg\n<svg><rect\n```\n")
+    for number, words in ((0, "Drawn without"), (1, "This is not an SVG image")):
+        entries(view.code_menu(number))["Show the picture"].trigger()
+        dialog = view.window().findChild(Picture)
+        qtbot.waitUntil(lambda dialog=dialog, words=words: words in dialog.words.text())
+        if not number:
+            shown = dialog.picture.pixmap().toImage()
+            assert shown.pixelColor(shown.rect().center()).name() == "#00ff00"
+        dialog.close()
+        qtbot.waitUntil(lambda: view.window().findChild(Picture) is None)
+
+
+@pytest.mark.parametrize("bad", ['<!DOCTYPE svg [<!ENTITY a "b">]><svg>&a;</svg>', "<html/>", "<svg", ""])
+def test_what_is_no_picture_is_refused(bad):
+    with pytest.raises(ValueError):  # noqa: PT011 - its words go nowhere
+        harmless(bad)
+
+
+def test_a_page_opens_without_scripts_and_without_network(view, monkeypatch, tmp_path):
+    opened = []
+    monkeypatch.setattr(QDesktopServices, "openUrl", lambda url: opened.append(url) or True)
+    monkeypatch.setattr(QStandardPaths, "writableLocation", lambda _: str(tmp_path))
+    page = (
+        "<!DOCTYPE html><html><head><meta http-equiv='refresh' content='0;url=http://a.b'><base href='http://a.b'>"
+        "<LINK rel=preconnect href='http://a.b'><script src='http://a.b'>alert('&quot;')</script ></head>"
+        "<body><h1>Title</h1><iframe srcdoc='x'></iframe><form action='http://a.b'><scr<script>x</script>ipt>"
+        "</body></html>"
+    )
+    view.set_markdown(f"```html\n{page}\n```\n")
+    entries(view.code_menu(0))["Open in the browser, without scripts"].trigger()
+    (url,) = opened
+    assert url.isLocalFile()
+    text = (tmp_path / "tessera-preview.html").read_text("utf-8")
+    shell, frame = text.split('srcdoc="')
+    assert "default-src 'none'" in shell
+    assert "<iframe sandbox title=" in shell, "sandboxed without a permission"
+    inner = html.unescape(frame.split('"')[0])
+    assert "<h1>Title</h1>" in inner
+    assert re.search(r"<\s*/?(script|meta|link|base|iframe|form|object|embed)", inner, re.IGNORECASE) is None
+
+
+TABLE = "| name | n |\n| :-- | --: |\n| **a** \\| b | `=SUM(1)` |\n| [l](http://x) | -5 |\n| =1+1 | +x |\n"
+
+
+def test_a_table_is_copied_as_markdown_and_for_a_spreadsheet(qtbot, view):
+    view.set_markdown(f"words\n\n{TABLE}")
+    view.fit_width(500)
+    (table,) = view.document().rootFrame().childFrames()
+    middle = view._table_rect(table).center()
+    qtbot.mouseMove(view.viewport(), middle)
+    button = view._table_button
+    qtbot.waitUntil(button.isVisible)
+    menu = view.table_menu(table)
+    found = entries(menu)
+    found["Copy table as Markdown"].trigger()
+    assert QGuiApplication.clipboard().text() == TABLE
+    found["Copy table for a spreadsheet"].trigger()
+    assert QGuiApplication.clipboard().text() == "name\tn\na | b\t'=SUM(1)\nl\t-5\n'=1+1\t'+x\n"
+    menu.deleteLater()
+    qtbot.mouseMove(view.viewport(), QPoint(5, 5))
+    qtbot.waitUntil(button.isHidden)
 
 
 def test_code_has_no_ligatures(view):

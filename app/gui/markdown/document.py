@@ -1,6 +1,6 @@
 """A text document that grows with streamed Markdown. Only the last top-level block is laid out again."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from PySide6.QtGui import (
     QTextTable,
 )
 
-from app.gui.markdown.formats import CODE, INDENT_UNITS, Formats
+from app.gui.markdown.formats import CELLS, CODE, INDENT_UNITS, TABLE, Formats
 from app.gui.markdown.formula_object import OBJECT_LETTER, FormulaObjects
 from app.gui.markdown.highlight import fresh_start, spans, warm_up_lexers
 from app.gui.markdown.parse import (
@@ -28,6 +28,7 @@ from app.gui.markdown.parse import (
     open_fence,
     parser,
     split_urls,
+    table_source,
 )
 
 if TYPE_CHECKING:
@@ -64,8 +65,10 @@ class _OpenCode:
 class MarkdownDocument:
     """Renders Markdown into a QTextDocument, at once or as it streams."""
 
-    def __init__(self, document: QTextDocument, formats: Formats) -> None:
+    def __init__(self, document: QTextDocument, formats: Formats, unwrapped: Collection[int] = frozenset()) -> None:
+        """`unwrapped`: numbers of the code blocks whose lines do not wrap."""
         self._document = document
+        self._unwrapped = unwrapped
         document.setUndoRedoEnabled(False)
         document.setIndentWidth(INDENT_UNITS * formats.unit)
         document.setDocumentMargin(0)
@@ -263,30 +266,18 @@ class MarkdownDocument:
             above = formats.code_bottom
         elif self._writer.fresh and before.position():
             above = formats.unit  # after a table
-        self._writer.begin(formats.code_line(language, above, first=True, last=False), formats.code())
-        number = self._document.blockCount() - 1
-        self.code.append(CodeRange(language, "", number, number, above))
+        self.code.append(CodeRange(language, "", 0, 0, above))
+        self._writer.begin(self._code_line(first=True, last=False), formats.code())
+        self.code[-1].first = self.code[-1].last = self._document.blockCount() - 1
 
     def _code_line(self, *, first: bool, last: bool) -> QTextBlockFormat:
         """The block format of a line in the last code block."""
-        code = self.code[-1]
-        return self._formats.code_line(code.language, code.above, first=first, last=last)
+        code, wraps = self.code[-1], len(self.code) - 1 not in self._unwrapped
+        return self._formats.code_line(code.language, code.above, first=first, last=last, wraps=wraps)
 
     def _write_code(self, code: str) -> None:
-        cursor = self._writer.cursor
-        language = self.code[-1].language
         inner = self._code_line(first=False, last=False)
-        syntax = self._formats.theme.tokens.syntax
-        made: dict[str | None, QTextCharFormat] = {}
-        for text, colour in spans(code, language):
-            if colour not in made:
-                made[colour] = self._formats.code(syntax[colour] if colour else None)
-            head, *others = text.split("\n")
-            cursor.insertText(breakable(head), made[colour])
-            for line in others:
-                cursor.insertBlock(inner, made[colour])
-                if line:
-                    cursor.insertText(breakable(line), made[colour])
+        write_code(self._writer.cursor, code, self.code[-1].language, inner, self._formats)
 
     def _close_code(self) -> None:
         """Add the space below the last line of a code block."""
@@ -307,6 +298,23 @@ class MarkdownDocument:
         cursor.setBlockFormat(mark.block_format)
         self._writer.fresh = mark.fresh
         del self.code[mark.code_ranges :]
+
+
+def write_code(
+    cursor: QTextCursor, code: str, language: str, line_format: QTextBlockFormat, formats: Formats
+) -> None:
+    """Write code at the cursor, coloured. `line_format` is that of each line after the first."""
+    syntax = formats.theme.tokens.syntax
+    made: dict[str | None, QTextCharFormat] = {}
+    for text, colour in spans(code, language):
+        if colour not in made:
+            made[colour] = formats.code(syntax[colour] if colour else None)
+        head, *others = text.split("\n")
+        cursor.insertText(breakable(head), made[colour])
+        for line in others:
+            cursor.insertBlock(line_format, made[colour])
+            if line:
+                cursor.insertText(breakable(line), made[colour])
 
 
 @dataclass(frozen=True)
@@ -503,14 +511,13 @@ class BlockWriter:
         self.cursor.insertText(OBJECT_LETTER, shape)
 
     def _write_table(self, tokens: "Sequence[Token]", nesting: "_Nesting") -> None:
-        rows: list[list[tuple[Qt.AlignmentFlag, Token]]] = []
-        alignment = Qt.AlignmentFlag.AlignLeft
+        rows: list[list[tuple[str, Token]]] = []
+        alignment = ""
         for token in tokens:
             if token.type == "tr_open":
                 rows.append([])
             elif token.type in {"th_open", "td_open"}:
-                style = str(token.attrGet("style") or "").removeprefix("text-align:")
-                alignment = _ALIGNMENTS.get(style, Qt.AlignmentFlag.AlignLeft)
+                alignment = str(token.attrGet("style") or "").removeprefix("text-align:")
             elif token.type == "inline":
                 rows[-1].append((alignment, token))
         columns = max((len(row) for row in rows), default=0)
@@ -522,12 +529,14 @@ class BlockWriter:
         table_format = self._formats.table(after_code=bool(self.cursor.blockFormat().property(CODE)))
         table_format.setLeftMargin(self._formats.inset(len(nesting.lists), nesting.quote))
         table_format.setColumnWidthConstraints([QTextLength(QTextLength.Type.VariableLength, 0)] * columns)
+        for kind, source in zip((TABLE, CELLS), table_source(rows), strict=True):
+            table_format.setProperty(kind, source)
         table: QTextTable = self.cursor.insertTable(len(rows), columns, table_format)
         for r, row in enumerate(rows):
             for c, (alignment, cell) in enumerate(row):
                 self.cursor = table.cellAt(r, c).firstCursorPosition()
                 block = QTextBlockFormat()
-                block.setAlignment(alignment)
+                block.setAlignment(_ALIGNMENTS.get(alignment, Qt.AlignmentFlag.AlignLeft))
                 self.cursor.mergeBlockFormat(block)
                 base = self._formats.text if r else self._formats.emphasis(self._formats.text, "strong")
                 self.write_inline(cell.children or [], base)
@@ -538,7 +547,6 @@ class BlockWriter:
 
 
 _ALIGNMENTS = {
-    "left": Qt.AlignmentFlag.AlignLeft,
     "right": Qt.AlignmentFlag.AlignRight,
     "center": Qt.AlignmentFlag.AlignHCenter,
 }

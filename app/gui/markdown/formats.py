@@ -7,6 +7,8 @@ from app.gui.theme import Theme
 
 CODE = QTextFormat.Property.UserProperty + 1
 QUOTE = QTextFormat.Property.UserProperty + 2
+TABLE = QTextFormat.Property.UserProperty + 3  # a table as Markdown, for the clipboard
+CELLS = QTextFormat.Property.UserProperty + 4  # the same as tab-separated values
 # Heading sizes relative to the body text. Measured by eye at 100 % and 200 %: visible but not too large.
 _HEADINGS = {1: 1.4, 2: 1.22, 3: 1.1}
 _FORMULA = 1.15  # STIX letters are smaller than Inter letters of the same size
@@ -71,9 +73,12 @@ class Formats:
         """Space below the last line of a code block: the frame's padding and the paragraph spacing."""
         return self.unit * (CODE_PADDING_UNITS + 1)
 
-    def code_line(self, language: str, above: float, *, first: bool, last: bool) -> QTextBlockFormat:
+    def code_line(
+        self, language: str, above: float, *, first: bool, last: bool, wraps: bool = True
+    ) -> QTextBlockFormat:
         """Format of one line of a code block. The first line leaves space for the header, plus `above`."""
         block = QTextBlockFormat()
+        block.setNonBreakableLines(not wraps)
         block.setLeftMargin(1.5 * self.unit)
         block.setRightMargin(1.5 * self.unit)
         block.setTopMargin(self.code_top + above if first else 0)

@@ -1,7 +1,7 @@
 """Parses Markdown into top-level blocks. Raw HTML stays text."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -109,6 +109,9 @@ _URL = re.compile(r"https?://[^\s<>\"'`\u0000-\u001f]+")
 _AFTER_URL = ".,;:!?)]}*_"
 
 
+_RULES = {"left": ":--", "right": "--:", "center": ":-:"}
+_FORMULA = re.compile(r"[=+@-]")
+_NUMBER = re.compile(r"[+-]?[\d.,\s%]*")
 _TASKS = {"[ ] ": "\u25a1", "[x] ": "\u2713"}  # signs that the bundled fonts have
 References = dict[str, dict[str, Any]]  # by label, in markdown-it's format
 
@@ -147,6 +150,25 @@ def _mark_tasks(tokens: "list[Token]") -> None:
         box = _TASKS.get(first.content[:4].lower())
         if first.type == "text" and box:
             first.content = f"{box} {first.content[4:]}"
+
+
+def table_source(rows: "Sequence[Sequence[tuple[str, Token]]]") -> tuple[str, str]:
+    """A table of (alignment, cell) as Markdown and as tab-separated values."""
+    lines = [_line(cell.content.replace("|", "\\|") for _, cell in row) for row in rows]
+    lines.insert(1, _line(_RULES.get(alignment, "---") for alignment, _ in rows[0]))
+    cells = ["\t".join(_value(cell) for _, cell in row) for row in rows]
+    return "\n".join(lines) + "\n", "\n".join(cells) + "\n"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _value(cell: "Token") -> str:
+    """A cell without its markup. A spreadsheet must not run it as a formula, which may reach the network."""
+    text = "".join(part.markup if part.type == "math" else part.content for part in cell.children or ())
+    text = " ".join(text.split())
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 
 def open_fence(text: str) -> tuple[str, int] | None:

@@ -3,26 +3,46 @@
 import math
 import time
 from bisect import bisect_left
+from functools import partial
 
-from PySide6.QtCore import QCoreApplication, QEvent, QMimeData, QPointF, QRectF, QSize, Qt, QTimer, QUrl, Signal
+from PySide6.QtCore import (
+    QCoreApplication,
+    QEvent,
+    QMimeData,
+    QPoint,
+    QPointF,
+    QRect,
+    QRectF,
+    QSize,
+    Qt,
+    QTimer,
+    QUrl,
+    Signal,
+)
 from PySide6.QtGui import (
+    QContextMenuEvent,
     QDesktopServices,
     QGuiApplication,
+    QMouseEvent,
     QPainter,
     QPaintEvent,
     QPen,
     QResizeEvent,
     QTextCursor,
     QTextDocument,
+    QTextTable,
     QWheelEvent,
 )
 from PySide6.QtWidgets import QFrame, QMessageBox, QSizePolicy, QTextBrowser, QToolButton, QWidget
 
+from app.gui.markdown import code_actions
 from app.gui.markdown.document import CodeRange, MarkdownDocument
-from app.gui.markdown.formats import CODE_HEADER_UNITS, CODE_PADDING_UNITS, QUOTE, Formats
+from app.gui.markdown.formats import CELLS, CODE_HEADER_UNITS, CODE_PADDING_UNITS, QUOTE, TABLE, Formats
 from app.gui.markdown.formula_object import OBJECT_LETTER, SOURCE
 from app.gui.markdown.parse import BREAK
 from app.gui.theme import Theme
+from app.gui.widgets.basics import IconButton, set_kind
+from app.gui.widgets.popups import Menu
 
 _OPENABLE = frozenset({"http", "https", "mailto"})
 _DIAGRAMS = frozenset({"mermaid", "plantuml", "graphviz", "dot"})  # languages rendered as diagrams elsewhere
@@ -44,7 +64,8 @@ class MarkdownView(QTextBrowser):
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._theme = theme
-        self._buttons: list[QToolButton] = []
+        self._buttons: list[tuple[QToolButton, QToolButton]] = []  # copy and more, by code block
+        self._unwrapped: dict[int, code_actions.UnwrappedCode] = {}  # by number of the code block
         self.setProperty("kind", "message")
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -65,7 +86,14 @@ class MarkdownView(QTextBrowser):
         self._document = QTextDocument(self)
         self.setDocument(self._document)
         self.setCursorWidth(0)
-        self._content = MarkdownDocument(self._document, Formats(theme))
+        self._content = MarkdownDocument(self._document, Formats(theme), self._unwrapped)
+        # Unwrapped lines are wider than the view; their own scroll bar moves them, not the whole text.
+        sideways = self.horizontalScrollBar()
+        sideways.rangeChanged.connect(lambda _low, high: sideways.setRange(0, 0) if high else None)
+        self._table_button = IconButton(theme, "copy", self.tr("Copy table"), self._on_table_button, size=14)
+        self._table_button.setParent(self.viewport())
+        set_kind(self._table_button, "float")
+        self._table_button.hide()
         self._document.documentLayout().documentSizeChanged.connect(self._on_size_changed)
         theme.changed.connect(self._on_theme_changed)
         self._redraw = QTimer(self)
@@ -97,14 +125,19 @@ class MarkdownView(QTextBrowser):
 
     def set_markdown(self, text: str) -> None:
         """Replace the text."""
+        if self._unwrapped and not text.startswith(self.markdown):
+            self._wrap_all()
         self._forget_pending()
+        self._table_button.hide()
         self._content.set_text(text)
         self._place_buttons()
         self._on_size_changed()
 
     def set_plain(self, text: str) -> None:
         """Replace the text by plain text without Markdown."""
+        self._wrap_all()
         self._forget_pending()
+        self._table_button.hide()
         self._content.set_plain(text)
         self._place_buttons()
 
@@ -187,8 +220,9 @@ class MarkdownView(QTextBrowser):
         """Translate the tooltips of the copy buttons after a language change."""
         super().changeEvent(event)
         if event.type() == QEvent.Type.LanguageChange:
-            for button in self._buttons:
-                button.setToolTip(self.tr("Copy code"))
+            for copy, more in self._buttons:
+                copy.setToolTip(self.tr("Copy code"))
+                more.setToolTip(self.tr("More for this code"))
 
     def _first_code_at(self, top: int) -> int:
         """Index of the first code block that ends below `top`."""
@@ -220,25 +254,50 @@ class MarkdownView(QTextBrowser):
         return QRectF(QPointF(0.5, top + 0.5), QPointF(self.viewport().width() - 0.5, bottom - 0.5))
 
     def _place_buttons(self, first: int = 0) -> None:
-        """Place the copy buttons, starting with code block number `first`."""
+        """Place the buttons of code blocks and their unwrapped lines, starting with code block number `first`."""
         codes = self._content.code
         while len(self._buttons) > len(codes):
-            self._buttons.pop().deleteLater()
+            for button in self._buttons.pop():
+                button.deleteLater()
         while len(self._buttons) < len(codes):
-            self._buttons.append(self._copy_button(len(self._buttons)))
+            number = len(self._buttons)
+            more = self._code_button("more", self.tr("More for this code"))
+            more.clicked.connect(
+                lambda _checked=False, number=number: self.code_menu(number).below(self._buttons[number][1])
+            )
+            self._buttons.append((self._copy_button(number), more))
         unit = self._theme.tokens.unit
-        for button, code in zip(self._buttons[first:], codes[first:], strict=True):
+        side = round(CODE_HEADER_UNITS * unit) - unit // 2
+        for buttons, code in zip(self._buttons[first:], codes[first:], strict=True):
             box = self._code_box(code)
-            side = round(CODE_HEADER_UNITS * unit) - unit // 2
-            button.setGeometry(round(box.right()) - side - unit // 4, round(box.top()) + unit // 4, side, side)
-            button.show()
+            for place, button in enumerate(reversed(buttons), 1):
+                left = round(box.right()) - place * side - unit // 4
+                button.setGeometry(left, round(box.top()) + unit // 4, side, side)
+                button.show()
+        for number in [number for number in self._unwrapped if number >= len(codes)]:
+            self._unwrapped.pop(number).deleteLater()
+        for number, lines in self._unwrapped.items():
+            lines.show_code(codes[number], self._lines_rect(codes[number]))
+
+    def _lines_rect(self, code: CodeRange) -> QRect:
+        """The place of a code block's lines, with a scroll bar below them."""
+        first = self._document.documentLayout().blockBoundingRect(self._document.findBlockByNumber(code.first))
+        box = self._code_box(code)
+        inset = 1.5 * self._theme.tokens.unit
+        box.adjust(inset, 0, -inset, -1)
+        box.setTop(first.top())
+        return box.toRect()
+
+    def _code_button(self, icon: str, words: str) -> QToolButton:
+        button = QToolButton(self.viewport())
+        button.setIcon(self._theme.icon(icon, "muted"))
+        button.setToolTip(words)
+        button.setAccessibleName(words)
+        button.setCursor(Qt.CursorShape.ArrowCursor)
+        return button
 
     def _copy_button(self, number: int) -> QToolButton:
-        button = QToolButton(self.viewport())
-        button.setIcon(self._theme.icon("copy", "muted"))
-        button.setToolTip(self.tr("Copy code"))
-        button.setAccessibleName(self.tr("Copy code"))
-        button.setCursor(Qt.CursorShape.ArrowCursor)
+        button = self._code_button("copy", self.tr("Copy code"))
 
         def copy() -> None:
             QGuiApplication.clipboard().setText(self._content.code[number].code)
@@ -247,6 +306,100 @@ class MarkdownView(QTextBrowser):
 
         button.clicked.connect(copy)
         return button
+
+    def code_menu(self, number: int) -> Menu:
+        """The menu of a code block."""
+        menu, code = Menu(self._theme, self), self._content.code[number]
+        menu.add("download", self.tr("Save as a file…"), lambda: code_actions.save(code, self.window()))
+        if code_actions.is_picture(code):
+            menu.add("play", self.tr("Show the picture"), lambda: code_actions.Picture(code, self.window()).open())
+        if code_actions.is_page(code):
+            words = self.tr("Open in the browser, without scripts")
+            menu.add("external", words, lambda: code_actions.open_page(code, self.window()))
+        wraps = self.tr("Wrap long lines") if number in self._unwrapped else self.tr("Do not wrap lines")
+        menu.add("file-text", wraps, lambda: self._turn_wrapping(number))
+        return menu
+
+    def _turn_wrapping(self, number: int) -> None:
+        if number in self._unwrapped:
+            self._unwrapped.pop(number).deleteLater()
+        elif number < len(self._content.code):
+            self._unwrapped[number] = code_actions.UnwrappedCode(self._theme, self.viewport())
+            self._unwrapped[number].show()
+        self.set_markdown(self.markdown)
+
+    def _wrap_all(self) -> None:
+        for lines in self._unwrapped.values():
+            lines.deleteLater()
+        self._unwrapped.clear()
+
+    # -- tables
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        """Offer to copy the table below the pointer."""
+        super().mouseMoveEvent(event)
+        self._offer_table(event.position().toPoint())
+
+    def leaveEvent(self, event: QEvent) -> None:
+        """Take the offer away."""
+        super().leaveEvent(event)
+        self._table_button.hide()
+
+    def contextMenuEvent(self, event: QContextMenuEvent) -> None:
+        """Show the usual menu, with the entries for a table if there is one."""
+        menu = self.createStandardContextMenu(event.pos())
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        table = self._table_at(event.pos())
+        if table is not None:
+            menu.addSeparator()
+            for words, source in self._table_sources(table):
+                menu.addAction(words).triggered.connect(partial(self._copy_text, source))
+        menu.popup(event.globalPos())
+
+    def _table_at(self, place: QPoint) -> QTextTable | None:
+        """The table at this place of the viewport."""
+        table = self.cursorForPosition(place).currentTable()
+        return table if table is not None and self._table_rect(table).contains(place) else None
+
+    def _table_rect(self, table: QTextTable) -> QRect:
+        found: QRectF = self._document.documentLayout().frameBoundingRect(table)
+        return found.toRect()
+
+    def _offer_table(self, place: QPoint) -> None:
+        table = self._table_at(place)
+        if table is None:
+            self._table_button.hide()
+            return
+        rect, size = self._table_rect(table), self._table_button.sizeHint()
+        right = min(rect.right(), self.viewport().width() - 1)
+        top = rect.top() + round(table.format().topMargin()) - size.height() // 2
+        self._table_button.setGeometry(right - size.width(), max(top, 0), size.width(), size.height())
+        self._table_button.show()
+        self._table_button.raise_()
+
+    def _on_table_button(self) -> None:
+        button = self._table_button
+        table = self._table_at(button.geometry().center() + QPoint(0, button.height()))
+        if table is not None:
+            self.table_menu(table).below(button)
+
+    def table_menu(self, table: QTextTable) -> Menu:
+        """The menu of a table."""
+        menu = Menu(self._theme, self)
+        for words, source in self._table_sources(table):
+            menu.add("copy", words, partial(self._copy_text, source))
+        return menu
+
+    def _table_sources(self, table: QTextTable) -> tuple[tuple[str, str], ...]:
+        shape = table.format()
+        return (
+            (self.tr("Copy table as Markdown"), str(shape.property(TABLE))),
+            (self.tr("Copy table for a spreadsheet"), str(shape.property(CELLS))),
+        )
+
+    @staticmethod
+    def _copy_text(text: str, _checked: bool = False) -> None:
+        QGuiApplication.clipboard().setText(text)
 
     def _on_size_changed(self) -> None:
         height = max(math.ceil(self._document.size().height()), 1)
@@ -292,9 +445,10 @@ class MarkdownView(QTextBrowser):
     def _on_theme_changed(self) -> None:
         text = self.markdown
         plain = self._content.plain
-        self._content = MarkdownDocument(self._document, Formats(self._theme))
-        for button in self._buttons:
-            button.setIcon(self._theme.icon("copy", "muted"))
+        self._content = MarkdownDocument(self._document, Formats(self._theme), self._unwrapped)
+        for copy, more in self._buttons:
+            copy.setIcon(self._theme.icon("copy", "muted"))
+            more.setIcon(self._theme.icon("more", "muted"))
         if plain:
             self.set_plain(text)
         else:

@@ -268,6 +268,52 @@ def test_an_answer_is_edited_a_chat_forked_and_a_message_deleted(walk):
     walk.until("len(chat.controller.tree) == 2")
 
 
+DRAWN = """```svg
+<svg width="80" height="40"><rect width="80" height="40" fill="teal"/></svg>
+```
+
+| a | b |
+|---|--:|
+| one | 1 |"""
+
+
+def test_code_is_saved_drawn_and_not_wrapped_and_a_table_copied(walk):
+    walk.new_chat()
+    walk.say("Draw something")
+    more(walk, "Edit this answer", 1)
+    walk.until("spot('Edit this answer', chat.transcript)")
+    walk.key("ctrl+a")
+    walk.ask(f"app.clipboard().setText({DRAWN!r})")
+    walk.key("ctrl+v")
+    walk.until(f"app.focusWidget().toPlainText() == {DRAWN!r}")
+    walk.key("ctrl+Return")
+    walk.until(f"{LAST}.content == {DRAWN!r}")
+    answer = "chat.transcript.item(chat.controller.tree.leaf_id)"
+    walk.picture("code and table")
+    walk.click("More for this code", answer)
+    walk.click("Do not wrap lines")
+    walk.until(f"{answer}.text_view._unwrapped[0].isVisible()")
+    walk.click("More for this code", answer)
+    walk.click("Show the picture")
+    walk.until("'Drawn without' in says()")
+    walk.picture("drawing")
+    walk.click("Close")
+    walk.dialog_closed()
+    walk.click("More for this code", answer)
+    walk.click("Save as a file…")
+    walk.choose_file(walk.home / "drawing.svg")
+    wait_for(lambda: "teal" in (walk.home / "drawing.svg").read_text(), 60, "the saved code")
+    x, y, _, _ = walk.ask(f"spot('Message text', {answer})")
+    table = walk.ask(
+        f"{answer}.text_view._table_rect({answer}.text_view.document().rootFrame().childFrames()[0]).getRect()"
+    )
+    walk.screen.hand("mousemove", x + table[0] + 20, y + table[1] + table[3] - 12)
+    walk.click("Copy table", answer)
+    walk.picture("table menu")
+    walk.click("Copy table for a spreadsheet")
+    walk.until("app.clipboard().text() == 'a\\tb\\none\\t1\\n'")
+
+
 def test_many_chats_are_deleted_together_and_come_back(walk):
     walk.new_chat()
     walk.say("Alpha")
