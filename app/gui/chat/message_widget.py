@@ -38,6 +38,18 @@ def folded(text: str) -> str:
     return "\n".join(lines[:_LONG_LINES]).rstrip() + " …"
 
 
+def _as_code(content: str) -> str:
+    """An answer that is one JSON object or list, as a code block: running text would lose its indentation."""
+    text = content.strip()
+    if not text.startswith(("{", "[")) or "```" in text:
+        return content
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return content
+    return f"```json\n{text}\n```" if isinstance(found, dict | list) and found else content
+
+
 class MessageWidget(ColumnItem):
     """Text, attachments, reasoning, tool calls, statistics and actions of a message."""
 
@@ -261,7 +273,7 @@ class MessageWidget(ColumnItem):
         self._column.addLayout(self._reasoning_layout)
         if message.reasoning:
             self._show_reasoning(message.reasoning)
-        self._body = self._add_view(message.content)
+        self._body = self._add_view(_as_code(message.content) if message.status != "streaming" else message.content)
         self._body.setVisible(bool(message.content))
         self._column.addWidget(self._body)
         for call in message.facts.tool_calls:
