@@ -107,6 +107,11 @@ def archive(connection: apsw.Connection, conversation_ids: Iterable[int], *, awa
         )
 
 
+def remove(connection: apsw.Connection, conversation_id: int) -> None:
+    """Delete a conversation permanently."""
+    connection.execute("DELETE FROM conversations WHERE id = ?", (conversation_id,))
+
+
 def empty_trash(connection: apsw.Connection) -> int:
     """Delete all conversations in the trash permanently; return their number."""
     with connection:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import apsw
 
@@ -259,6 +259,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+# Ids from here on belong to temporary chats and their messages, which exist in memory only.
+# Signals of Qt carry 32 bits.
+TEMPORARY: Final = 1 << 30
+
+
 class Store:
     """Runs functions on the connection, one after another, on a separate thread."""
 
@@ -266,6 +271,22 @@ class Store:
         self.opened = opened
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         self._closed = threading.Event()
+        self._temporary: Store | None = None
+
+    def of(self, number: int) -> "Store":
+        """The store of the conversation or message with this id. That of temporary chats is in memory.
+
+        Call it on the thread that made the store.
+        """
+        if number < TEMPORARY:
+            return self
+        if self._temporary is None:
+            opened = open_in_memory()
+            opened.connection.pragma("temp_store", "memory")
+            rows = [("conversations", TEMPORARY), ("messages", TEMPORARY)]
+            opened.connection.executemany("INSERT INTO sqlite_sequence(name, seq) VALUES (?, ?)", rows)
+            self._temporary = Store(opened)
+        return self._temporary
 
     @property
     def in_memory(self) -> bool:
@@ -310,6 +331,8 @@ class Store:
         if self._closed.is_set():
             return
         self._closed.set()
+        if self._temporary is not None:
+            self._temporary.close()
         self._executor.submit(self.opened.connection.close)
         self._executor.shutdown(wait=True)
 

@@ -24,6 +24,7 @@ from PySide6.QtWidgets import (
 
 from app.db import conversations
 from app.db.records import Conversation
+from app.db.store import TEMPORARY
 from app.gui.app_context import Services
 from app.gui.chat.page import ChatPage
 from app.gui.close_guard import question
@@ -282,8 +283,9 @@ class MainWindow(QMainWindow):
         self._geometry.setValue("sidebar", self.chat.saveState())
         for page in self._made.values():
             keep_splitters(page, self._geometry)
-        self._geometry.setValue("conversation", self.chat.controller.conversation.id)
-        if not self.chat.controller.conversation.id:
+        number = self.chat.controller.conversation.id
+        self._geometry.setValue("conversation", number if number < TEMPORARY else 0)
+        if not number:
             self._geometry.setValue("draft", self.chat.composer.text)
         else:
             self._geometry.remove("draft")
@@ -336,6 +338,7 @@ class MainWindow(QMainWindow):
     def _add_shortcuts(self) -> None:
         runs: dict[str, Callable[[], object]] = {
             "new": self.new_chat,
+            "temporary": self.new_temporary_chat,
             "find": self._find,
             "write": lambda: self.show_page("chat"),
             "stop": self.stop_answer,
@@ -388,6 +391,10 @@ class MainWindow(QMainWindow):
     def new_chat(self) -> None:
         self.show_page("chat")
         self.chat.new_chat()
+
+    def new_temporary_chat(self) -> None:
+        self.show_page("chat")
+        self.chat.new_temporary_chat()
 
     def _find(self) -> None:
         self.show_page("chat")
@@ -555,6 +562,7 @@ class Commands(QObject):
             found.append(Entry(key, title, detail))
 
         add(self.tr("New chat"), window.new_chat, native_keys("Ctrl+N"))
+        add(self.tr("New temporary chat"), window.new_temporary_chat, native_keys("Ctrl+Shift+N"))
         add(self.tr("Choose a model"), lambda: (window.show_page("chat"), chat.bar.picker.open()))
         add(self.tr("System prompt and sampling"), lambda: (window.show_page("chat"), chat.options.show()))
         for name, title in window.titled_pages():

@@ -22,6 +22,7 @@ class Shortcut:
 PAGES = "pages"
 SHORTCUTS: tuple[Shortcut, ...] = (
     Shortcut("new", "Ctrl+N", "New chat"),
+    Shortcut("temporary", "Ctrl+Shift+N", "New temporary chat"),
     Shortcut("find", "Ctrl+F", "Search all chats"),
     Shortcut("write", "Ctrl+L", "Write a message"),
     Shortcut("", "Return", "Send"),

@@ -124,7 +124,7 @@ class Titles(_Aside):
         if not title or self._controller.conversation.id != chat.id or not self._wanted():
             return
         self._controller.conversation = replace(self._controller.conversation, title=title)
-        future = self._services.store.submit(conversations.update, chat.id, title=title)
+        future = self._services.store.of(chat.id).submit(conversations.update, chat.id, title=title)
         self._services.background.watch(future, lambda _: self.titled.emit(chat.id), lambda _: None, self)
 
 

@@ -5,7 +5,7 @@ import html
 import json
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +55,12 @@ def file_name(title: str) -> str:
     return _NOT_IN_NAMES.sub(" ", title)[:_LONGEST_NAME].strip(" .…")
 
 
-def every_chat(connection: apsw.Connection) -> list[tuple[Conversation, list[Message]]]:
-    """All chats that are not in the trash, with their messages."""
-    return [(chat, messages.of_conversation(connection, chat.id)) for chat in conversations.listing(connection)]
+def every_chat(
+    connection: apsw.Connection, only: Collection[int] | None = None
+) -> list[tuple[Conversation, list[Message]]]:
+    """All chats that are not in the trash, or those of these ids, with their messages."""
+    chats = [chat for chat in conversations.listing(connection) if only is None or chat.id in only]
+    return [(chat, messages.of_conversation(connection, chat.id)) for chat in chats]
 
 
 def write_archive(path: Path, items: Sequence[tuple[Conversation, Sequence[Message]]]) -> None:

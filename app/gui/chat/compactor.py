@@ -148,7 +148,7 @@ class Compactor(QObject):
         def failed(error: Exception) -> None:
             self.noticed.emit(error_message(error))
 
-        self._services.background.watch(self._services.store.submit(write), show, failed, self)
+        self._services.background.watch(self._services.store.of(number).submit(write), show, failed, self)
 
     # -- summarizing
 
@@ -168,7 +168,8 @@ class Compactor(QObject):
     ) -> None:
         self._cancelled.set()
         cancelled = self._cancelled = threading.Event()
-        chat, api, store, n_ctx = self._chat, self._services.api, self._services.store, self._n_ctx()
+        chat, api, n_ctx = self._chat, self._services.api, self._n_ctx()
+        store = self._services.store.of(chat.id)
 
         def ask(messages: list[dict[str, Any]], most: int) -> Any:
             # Reasoning would use up the few tokens of a summary.

@@ -10,6 +10,7 @@ from app.answer_facts import NO_FACTS, AnswerFacts, WebSource, sources_of
 from app.client import Answer, ApiError, WholeAnswer
 from app.db import conversations, messages
 from app.db.records import Attachment, Conversation, Fold, Message, Status
+from app.db.store import TEMPORARY, Store
 from app.generation_phase import PERMISSION, WAITING, Phase
 from app.gui.app_context import Services
 from app.gui.background import StreamJob
@@ -106,9 +107,21 @@ class ChatController(QObject):
             return []
         return pair_of(self.tree, message_id, self.second_model, wanted=self._second_wanted)
 
+    @property
+    def _store(self) -> Store:
+        """The store of the open conversation."""
+        return self._services.store.of(self.conversation.id)
+
+    def _leave(self, conversation_id: int) -> None:
+        """Stop, as another conversation will be shown. A temporary one that is left is deleted."""
+        self.stop()
+        left = self.conversation.id
+        if left >= TEMPORARY and left != conversation_id:
+            self._watch(self._store.submit(conversations.remove, left))
+
     def new(self, conversation: Conversation) -> None:
         """Show an empty conversation. It is saved with its first message."""
-        self.stop()
+        self._leave(conversation.id)
         self.conversation = conversation
         self.tree = MessageTree()
         self.compactor.open(conversation, ())
@@ -117,7 +130,7 @@ class ChatController(QObject):
 
     def open(self, conversation_id: int, message_id: int | None = None) -> None:
         """Load and show a conversation, on the branch of `message_id` if given."""
-        self.stop()
+        self._leave(conversation_id)
 
         def show(loaded: tuple[Conversation, list[Message], list[Fold]]) -> None:
             self.conversation, rows, folds = loaded
@@ -128,13 +141,14 @@ class ChatController(QObject):
             self.opened.emit()
             self.conversation_changed.emit(self.conversation)
 
-        self._watch(self._services.store.submit(messages.whole, conversation_id), show)
+        store = self._services.store.of(conversation_id)
+        self._watch(store.submit(messages.whole, conversation_id), show)
 
     def change(self, **fields: Any) -> None:
         """Change fields of the conversation (model, system_prompt, sampling, title, ...)."""
         self.conversation = replace(self.conversation, **fields)
         if self.conversation.id:
-            self._watch(self._services.store.submit(conversations.update, self.conversation.id, **fields))
+            self._watch(self._store.submit(conversations.update, self.conversation.id, **fields))
         self.conversation_changed.emit(self.conversation)
 
     def send(self, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
@@ -173,7 +187,7 @@ class ChatController(QObject):
             self.message_changed.emit(message_id)
             return
         self._set_starting()
-        future = self._services.store.submit(chat_transactions.answer_again, self.conversation, question_id)
+        future = self._store.submit(chat_transactions.answer_again, self.conversation, question_id)
         self._watch(future, self._on_turn, self._on_not_saved)
 
     def continue_answer(self, message_id: int) -> None:
@@ -193,7 +207,7 @@ class ChatController(QObject):
         self.tree.switch(message_id)
         if self.conversation.id:
             fields = {"leaf_id": self.tree.leaf_id}
-            self._watch(self._services.store.submit(conversations.update, self.conversation.id, **fields))
+            self._watch(self._store.submit(conversations.update, self.conversation.id, **fields))
         self.opened.emit()
 
     def rewrite(self, message_id: int, text: str) -> None:
@@ -214,7 +228,7 @@ class ChatController(QObject):
         def gone(_: object) -> None:
             self.open(self.conversation.id, parent)
 
-        future = self._services.store.submit(messages.remove, self.conversation.id, message_id)
+        future = self._store.submit(messages.remove, self.conversation.id, message_id)
         self._watch(future, gone, lambda error: self.save_failed.emit("", (), error_message(error)))
 
     def stop(self) -> None:
@@ -236,7 +250,7 @@ class ChatController(QObject):
         self._set_starting()
         self._second_wanted = self.second_model not in {"", self.conversation.model}
         draft = chat_transactions.Draft(self.conversation, parent_id, text, attachments)
-        future = self._services.store.submit(chat_transactions.ask, draft)
+        future = self._store.submit(chat_transactions.ask, draft)
         self._watch(future, self._on_turn, lambda error: self._on_not_saved(error, text, attachments))
 
     def _set_starting(self) -> None:
@@ -347,7 +361,8 @@ class ChatController(QObject):
 
         def end(last_id: int) -> None:
             self._calling, self._starting = False, True
-            again = self._services.store.submit(chat_transactions.answer_again, conversation, last_id)
+            store = self._services.store.of(conversation.id)
+            again = store.submit(chat_transactions.answer_again, conversation, last_id)
             self._watch(again, self._on_turn, self._on_not_saved)
 
         self._calling = self.tools.carry_out(message, answer.tools.calls, written, end)
@@ -369,7 +384,7 @@ class ChatController(QObject):
         """Save the final state of a response."""
         if message.id in self.tree:
             self.tree.replace(message)
-        future = self._services.store.submit(
+        future = self._services.store.of(message.id).submit(
             messages.finish,
             message.id,
             content=message.content,
@@ -404,7 +419,7 @@ class ChatController(QObject):
 
         question_id = self.tree[message_id].parent_id
         assert question_id is not None  # a response has a parent
-        future = self._services.store.submit(chat_transactions.answer_again, asked, question_id)
+        future = self._store.submit(chat_transactions.answer_again, asked, question_id)
         self._watch(future, begin, self._on_not_saved)
 
     def _model_of(self, message_id: int) -> str:
@@ -486,7 +501,8 @@ class ArrivingAnswer(QObject):
         if self.so_far is None:
             return
         arrived = {"content": self.so_far.content, "reasoning": self.so_far.reasoning}
-        future = self._services.store.submit(messages.write_text, self.message_id, **arrived, status="streaming")
+        store = self._services.store.of(self.message_id)
+        future = store.submit(messages.write_text, self.message_id, **arrived, status="streaming")
         self._services.background.watch(
             future, None, lambda error: self.save_failed.emit(error_message(error)), self
         )

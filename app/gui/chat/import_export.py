@@ -1,6 +1,6 @@
 """Export and import of chats, with their file dialogs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QFileDialog, QWidget
 
 from app.db import messages
 from app.db.records import Conversation, Fold, Message
+from app.gui import formatted
 from app.gui.app_context import Services
 from app.gui.reasons import error_message
 
@@ -64,17 +65,25 @@ class ChatImportExport(QObject):
             self._services.background.run(work, lambda _: self.exported.emit(str(path)), self._fail, self)
 
         self._services.background.watch(
-            self._services.store.submit(messages.whole, conversation_id), write, None, self
+            self._services.store.of(conversation_id).submit(messages.whole, conversation_id), write, None, self
         )
 
     def export_all(self) -> None:
         """Show a file dialog, then export all chats as an archive with one JSON file and Markdown files."""
-        dialog = self._dialog(self.tr("Export all chats"), [self.tr("Archive (*.zip)")], self.export_all_to)
+        self._export_archive(self.tr("Export all chats"), self.export_all_to)
+
+    def export_many(self, ids: Sequence[int]) -> None:
+        """Show a file dialog, then export these chats in the same way."""
+        title = self.tr("Export {n} chats").format(n=formatted.whole(len(ids)))
+        self._export_archive(title, partial(self.export_all_to, only=frozenset(ids)))
+
+    def _export_archive(self, title: str, chosen: Callable[[Path], None]) -> None:
+        dialog = self._dialog(title, [self.tr("Archive (*.zip)")], chosen)
         _save_as(dialog, "tessera-chats.zip")
         dialog.open()
 
-    def export_all_to(self, path: Path) -> None:
-        """Export all chats."""
+    def export_all_to(self, path: Path, only: Collection[int] | None = None) -> None:
+        """Export all chats, or those with these ids."""
         from app.gui.chat.chat_export import every_chat, write_archive
 
         def write(found: list[tuple[Conversation, list[Message]]]) -> None:
@@ -82,7 +91,7 @@ class ChatImportExport(QObject):
                 lambda: write_archive(path, found), lambda _: self.exported.emit(str(path)), self._fail, self
             )
 
-        self._services.background.watch(self._services.store.submit(every_chat), write, self._fail, self)
+        self._services.background.watch(self._services.store.submit(every_chat, only), write, self._fail, self)
 
     def import_chats(self) -> None:
         """Show a file dialog, then import the chats of the chosen file."""

@@ -101,9 +101,8 @@ class MessageActions(QObject):
 
         path = self._controller.tree.path()
         index = next(n for n, message in enumerate(path) if message.id == message_id)
-        future = self._services.store.submit(
-            chat_transactions.fork, self._controller.conversation, path[: index + 1]
-        )
+        source = self._controller.conversation
+        future = self._services.store.of(source.id).submit(chat_transactions.fork, source, path[: index + 1])
         self._services.background.watch(
             future, made, lambda error: self._banner.notify(error_message(error), "bad"), self
         )

@@ -32,6 +32,7 @@ class ModelBar(QWidget):
     fold_pressed = Signal()
     tools_pressed = Signal()
     tune_pressed = Signal()
+    temporary_pressed = Signal()
 
     def __init__(self, services: Services) -> None:
         super().__init__()
@@ -41,6 +42,9 @@ class ModelBar(QWidget):
         fold = IconButton(theme, "sidebar", self.tr("Show or hide the list of chats"), self.fold_pressed.emit)
         tools = IconButton(theme, "tool", self.tr("Tools"), self.tools_pressed.emit)
         tune = IconButton(theme, "sliders", self.tr("System prompt and sampling"), self.tune_pressed.emit)
+        words = self.tr("Temporary chat: it is not saved (Ctrl+Shift+N)")
+        self.temporary = IconButton(theme, "temporary", words, self.temporary_pressed.emit)
+        self.temporary.setCheckable(True)
         self.models = _ModelBox()
         _set_up(self.models, self.tr("Model"))
         self.models.activated.connect(lambda at: self.chosen.emit(str(self.models.itemData(at))))
@@ -55,7 +59,10 @@ class ModelBar(QWidget):
         self.second.activated.connect(lambda at: self.second_chosen.emit(str(self.second.itemData(at))))
         self.second.hide()
         self.setLayout(
-            row(fold, self.models, self.compare, self.second, 1, tools, tune, margins=(unit, unit, unit, unit))
+            row(
+                *(fold, self.models, self.compare, self.second, 1, self.temporary, tools, tune),
+                margins=(unit, unit, unit, unit),
+            )
         )
 
     def show_models(self, current: str) -> None:

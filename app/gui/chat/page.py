@@ -1,6 +1,7 @@
 """The chat page: conversation list on the left, the open conversation on the right."""
 
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, Qt, QTimer, Signal
 from PySide6.QtGui import QKeyEvent, QKeySequence, QResizeEvent
@@ -9,9 +10,11 @@ from PySide6.QtWidgets import QApplication, QFrame, QPlainTextEdit, QSplitter, Q
 from app.client import ServerUnreachable
 from app.db import conversations
 from app.db.records import Attachment, Conversation
+from app.db.store import TEMPORARY
 from app.gui import formatted
 from app.gui.app_context import Services
 from app.gui.chat.background_requests import SideWork
+from app.gui.chat.chat_transactions import fork, title_of
 from app.gui.chat.chat_transcript import ChatTranscript
 from app.gui.chat.composer import Composer
 from app.gui.chat.controller import ChatController, ContextWatch
@@ -25,6 +28,7 @@ from app.gui.chat.sidebar import Sidebar
 from app.gui.chat.tools_side import ToolsSide
 from app.gui.chat.welcome import Welcome
 from app.gui.close_guard import show_in_folder
+from app.gui.reasons import error_message
 from app.gui.widgets.basics import SCROLL_BAR, Banner, button, label, row, stack
 from engine.api.collections import Collection
 
@@ -92,7 +96,19 @@ class ChatPage(QSplitter):
         column.addWidget(self._middle, 1)
         column.addLayout(centred)
         self._beside.addWidget(_with(column))
-        whole = stack(self.bar, spacing=0)  # above the panels, so that an opened panel does not move its button
+        self._keep = button(self.tr("Save this chat"), self._save_temporary)
+        words = label(self.tr("Temporary chat. It is not saved, and is gone when you leave it."), wrap=True)
+        line = row(words, self._keep, margins=(16, 4, 8, 4))
+        line.setStretch(0, 1)
+        self._temporary = QFrame()
+        self._temporary.setProperty("kind", "banner-info")
+        self._temporary.setLayout(line)
+        self._temporary.hide()
+        self.bar.temporary_pressed.connect(self._on_temporary_pressed)
+        self.sidebar.export_many_pressed.connect(self.import_export.export_many)
+        whole = stack(
+            self.bar, self._temporary, spacing=0
+        )  # above the panels, so that an opened panel does not move its button
         whole.addLayout(self._beside, 1)
         main.setLayout(whole)
         self.addWidget(self.sidebar)
@@ -180,6 +196,38 @@ class ChatPage(QSplitter):
     def new_chat(self) -> None:
         """Start an empty conversation with the default settings."""
         self._begin(self._empty())
+
+    def new_temporary_chat(self) -> None:
+        """Start an empty conversation that exists in memory only. The draft of a new chat moves there."""
+        now = self._empty()
+        fields: dict[str, Any] = {"model": now.model, "system_prompt": now.system_prompt, "sampling": now.sampling}
+        store = self._services.store.of(TEMPORARY)
+        draft: tuple[str, list[Attachment]] = ("", []) if self.controller.conversation.id else self._drafts.take()
+
+        def begin(conversation: Conversation) -> None:
+            self._begin(conversation)
+            self.composer.set_draft(*draft)
+
+        future = store.submit(conversations.create, **fields, tools=now.tools)
+        self._services.background.watch(future, begin, None, self)
+
+    def _on_temporary_pressed(self) -> None:
+        if self.controller.conversation.id >= TEMPORARY:
+            self.new_chat()
+        else:
+            self.new_temporary_chat()
+
+    def _save_temporary(self) -> None:
+        """Save the visible branch of the temporary chat as a chat of its own, and go on there."""
+        path = self.controller.tree.path()
+        title = title_of(path[0].content, path[0].attachments)
+        future = self._services.store.submit(fork, replace(self.controller.conversation, title=title), path)
+        self._services.background.watch(
+            future,
+            lambda made: self.open(made.id),
+            lambda error: self.banner.notify(error_message(error), "bad"),
+            self,
+        )
 
     def _empty(self) -> Conversation:
         now = self._services.settings.now
@@ -311,6 +359,7 @@ class ChatPage(QSplitter):
 
     def _on_busy(self, busy: bool) -> None:
         self.composer.set_busy(busy)
+        self._keep.setEnabled(not busy and bool(self.controller.tree.path()))
         if busy:
             self._writing.take()
             return
@@ -324,7 +373,11 @@ class ChatPage(QSplitter):
     def _on_conversation(self, conversation: Conversation) -> None:
         if self._options is not None:
             self._options.show_conversation(conversation)
-        self.sidebar.select(conversation.id)
+        temporary = conversation.id >= TEMPORARY
+        self.sidebar.select(0 if temporary else conversation.id)
+        self.bar.temporary.setChecked(temporary)
+        self._temporary.setVisible(temporary)
+        self._keep.setEnabled(not self.controller.busy and bool(self.controller.tree.path()))
         self._show_source(conversation)
         self._show_models()
 

@@ -53,6 +53,7 @@ class Sidebar(QFrame):
     export_pressed = Signal(int, str)  # conversation id, title
     import_pressed = Signal()
     export_all_pressed = Signal()
+    export_many_pressed = Signal(list)  # conversation ids
     documents_pressed = Signal()
     begun_in = Signal(int)  # folder id
     project_pressed = Signal(int)  # folder id
@@ -107,12 +108,59 @@ class Sidebar(QFrame):
                 self._note,
                 self.tree,
                 self.hits,
+                self._selection(),
                 self._documents(),
                 margins=(12, 12, 12, 12),
             )
         )
         self.setMinimumWidth(200)
+        # The model of the selection stays; its rows come and go.
+        self.tree.selectionModel().selectionChanged.connect(lambda *_: self._show_selection())
         self.refresh()
+
+    def _selection(self) -> QFrame:
+        """The bar for several selected chats."""
+        theme = self._services.theme
+        self._count = label("", "small")
+        away = IconButton(theme, "archive", self.tr("Archive the selected chats"), self._archive_selected)
+        export = IconButton(theme, "download", self.tr("Export the selected chats…"), self._export_selected)
+        delete = IconButton(theme, "trash", self.tr("Delete the selected chats"), self._trash_selected)
+        done = IconButton(theme, "close", self.tr("End the selection"), self._end_selection)
+        self._with_selection = (away, export, delete)
+        bar = QFrame()
+        bar.setProperty("kind", "note")
+        bar.setLayout(row(self._count, 1, *self._with_selection, done, spacing=2, margins=(8, 2, 2, 2)))
+        bar.hide()
+        self._bar = bar
+        return bar
+
+    def _show_selection(self) -> None:
+        count = len(self._selected())
+        picking = self.tree.selectionMode() == ChatTree.SelectionMode.MultiSelection
+        self._bar.setVisible(picking or count > 1)
+        self._count.setText(self.tr("{n} selected").format(n=formatted.whole(count)))
+        for each in self._with_selection:
+            each.setEnabled(count > 0)
+
+    def _begin_selection(self, number: int) -> None:
+        """From now on a click selects a chat as well, or takes it out again."""
+        self.tree.setSelectionMode(ChatTree.SelectionMode.MultiSelection)
+        self.tree.clearSelection()
+        self._mark([number])
+        self._show_selection()
+
+    def _end_selection(self) -> None:
+        self.tree.setSelectionMode(ChatTree.SelectionMode.ExtendedSelection)
+        self._mark_current()
+        self._show_selection()
+
+    def _archive_selected(self) -> None:
+        ids = self._selected()
+        self._end_selection()
+        self._archive(ids, away=True)
+
+    def _export_selected(self) -> None:
+        self.export_many_pressed.emit(self._selected())
 
     def _documents(self) -> QToolButton:
         """The button that opens the Documents page."""
@@ -141,6 +189,11 @@ class Sidebar(QFrame):
 
     def select(self, conversation_id: int) -> None:
         """Select the open conversation. A new one is loaded first."""
+        if (
+            conversation_id != self._current
+            and self.tree.selectionMode() != ChatTree.SelectionMode.ExtendedSelection
+        ):
+            self.tree.setSelectionMode(ChatTree.SelectionMode.ExtendedSelection)
         self._current = conversation_id
         if not self._mark_current() and conversation_id:
             self.refresh()
@@ -203,9 +256,7 @@ class Sidebar(QFrame):
             self.tree.setExpanded(group.index(), key not in collapsed)
         self._note.setText(self.tr("Your chats will appear here."))
         self._note.setVisible(not rows)
-        self._mark_current()
-        if len(marked) > 1:
-            self._mark(marked)
+        self._mark_again(marked)
         named, self._named_next = self._named_next, 0
         self._edit_name(named, FOLDER)
 
@@ -248,6 +299,15 @@ class Sidebar(QFrame):
             self.tree.clearSelection()
         return bool(found)
 
+    def _mark_again(self, marked: list[int]) -> None:
+        """Restore the selection after the rows were made again."""
+        picking = self.tree.selectionMode() == ChatTree.SelectionMode.MultiSelection
+        if not picking:
+            self._mark_current()
+        if picking or len(marked) > 1:
+            self._mark(marked)
+        self._show_selection()
+
     def _mark(self, conversation_ids: list[int]) -> None:
         """Select several conversations, as with Ctrl and the mouse."""
         flags = Qt.MatchFlag.MatchExactly | Qt.MatchFlag.MatchRecursive
@@ -260,6 +320,8 @@ class Sidebar(QFrame):
             Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier
         ):
             return  # multiple selection, for deleting several
+        if index.data(ID) and self.tree.selectionMode() == ChatTree.SelectionMode.MultiSelection:
+            return
         if index.data(ID):
             self.chosen.emit(index.data(ID), index.data(MESSAGE) or 0)
         elif index.data(FOLDER) is not None:
@@ -350,6 +412,7 @@ class Sidebar(QFrame):
             if isinstance(key, int):
                 move.addAction(group.data(), partial(self._do, conversations.update, number, folder_id=key))
         menu.add("download", self.tr("Export…"), lambda: self.export_pressed.emit(number, title))
+        menu.add("check", self.tr("Select several"), lambda: self._begin_selection(number))
         away = index.parent().data(FOLDER) == "archived"
         chosen = marked if number in (marked := self._selected()) else [number]
         menu.add(
@@ -368,8 +431,10 @@ class Sidebar(QFrame):
         return [index.data(ID) for index in self.tree.selectionModel().selectedRows() if index.data(ID)]
 
     def _trash_selected(self) -> None:
-        if self._selected():
-            self.trash(self._selected())
+        ids = self._selected()
+        if ids:
+            self._end_selection()
+            self.trash(ids)
 
     def trash(self, conversation_ids: list[int]) -> None:
         """Move conversations to the trash."""

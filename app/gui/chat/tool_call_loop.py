@@ -124,7 +124,7 @@ class ToolTurns(QObject):
         toolset, cancelled = self._toolset, self._cancelled
         if toolset is None:
             return False
-        made = _Results(self._services.store, toolset, message, calls, cancelled)
+        made = _Results(self._services.store.of(message.id), toolset, message, calls, cancelled)
 
         def arrived(rows: list[Message]) -> None:
             for row in rows if not cancelled.is_set() else ():

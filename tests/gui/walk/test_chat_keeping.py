@@ -303,11 +303,9 @@ def test_code_is_saved_drawn_and_not_wrapped_and_a_table_copied(walk):
     walk.click("Save as a file…")
     walk.choose_file(walk.home / "drawing.svg")
     wait_for(lambda: "teal" in (walk.home / "drawing.svg").read_text(), 60, "the saved code")
-    x, y, _, _ = walk.ask(f"spot('Message text', {answer})")
-    table = walk.ask(
-        f"{answer}.text_view._table_rect({answer}.text_view.document().rootFrame().childFrames()[0]).getRect()"
-    )
-    walk.screen.hand("mousemove", x + table[0] + 20, y + table[1] + table[3] - 12)
+    view = f"{answer}.text_view"
+    table = f"{view}._table_rect({view}.document().rootFrame().childFrames()[0]).center()"
+    walk.screen.hand("mousemove", *walk.ask(f"{view}.viewport().mapToGlobal({table}).toTuple()"))
     walk.click("Copy table", answer)
     walk.picture("table menu")
     walk.click("Copy table for a spreadsheet")
@@ -331,6 +329,55 @@ def test_many_chats_are_deleted_together_and_come_back(walk):
     walk.until("'2 chats deleted' in chat.banner.text and not spot('Alpha', chat.sidebar)")
     walk.click("Undo", "chat.banner")
     walk.until("spot('Alpha', chat.sidebar) and spot('Beta', chat.sidebar)")
+
+
+def test_several_chats_are_picked_exported_archived_and_deleted(walk):
+    for name in ("Gamma", "Delta"):
+        walk.new_chat()
+        walk.say(name)
+    menu(walk, "Gamma", "Select several")
+    walk.until("spot('1 selected')")
+    walk.click("Delta", "chat.sidebar.tree")
+    walk.until("len(chat.sidebar._selected()) == 2 and spot('2 selected')")
+    walk.picture("several chats")
+    archive = walk.home / "two.zip"
+    walk.click("Export the selected chats…")
+    walk.choose_file(archive)
+    walk.until("'Exported to' in chat.banner.text")
+    with zipfile.ZipFile(archive) as packed:
+        assert len([name for name in packed.namelist() if name.endswith(".md")]) == 2
+    walk.click("Archive the selected chats")
+    walk.until("not spot('Gamma', chat.sidebar.tree) and not spot('2 selected')")
+    walk.click("Undo", "chat.banner")
+    walk.until("spot('Gamma', chat.sidebar.tree) and spot('Delta', chat.sidebar.tree)")
+    menu(walk, "Gamma", "Select several")
+    walk.click("Delete the selected chats")
+    walk.until("'Chat deleted' in chat.banner.text and not spot('Gamma', chat.sidebar.tree)")
+    walk.click("Undo", "chat.banner")
+    menu(walk, "Delta", "Select several")
+    walk.click("End the selection")
+    walk.until("not spot('1 selected')")
+
+
+def test_a_temporary_chat_is_not_in_the_list_and_is_saved_on_request(walk):
+    walk.new_chat()
+    before = rows(walk, "SELECT count(*) FROM messages")
+    walk.click("Temporary chat: it is not saved (Ctrl+Shift+N)", "chat.bar")
+    walk.until("'Temporary chat. It is not saved' in says(chat)")
+    walk.say("Between us")
+    walk.picture("temporary chat")
+    assert rows(walk, "SELECT count(*) FROM messages") == before
+    walk.key("ctrl+n")
+    walk.until("'Temporary chat. It is not saved' not in says(chat)")
+    walk.key("ctrl+shift+n")
+    walk.until("'Temporary chat. It is not saved' in says(chat)")
+    walk.say("For the record")
+    walk.click("Save this chat")
+    walk.until(
+        "chat.controller.conversation.title == 'For the record' and spot('For the record', chat.sidebar.tree)"
+    )
+    assert rows(walk, "SELECT count(*) FROM messages") == [(before[0][0] + 2,)]
+    assert not walk.ask("spot('Between us', chat.sidebar.tree)")
 
 
 def test_a_schema_and_a_stop_are_kept_with_the_chat_and_obeyed(walk):

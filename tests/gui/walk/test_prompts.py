@@ -162,6 +162,10 @@ def closed(walk):
 def test_every_command_does_what_its_button_does(walk):
     command(walk, "New chat")
     walk.until("chat.isVisible() and len(chat.controller.tree) == 0")
+    command(walk, "New temporary chat")
+    walk.until("'Temporary chat. It is not saved' in says(chat)")
+    command(walk, "New chat")
+    walk.until("'Temporary chat. It is not saved' not in says(chat)")
     walk.say("What is Tessera?")
     command(walk, "Choose a model")
     walk.until("app.focusWidget() is not None and app.focusWidget().accessibleName() == 'Search models'")
