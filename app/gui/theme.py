@@ -427,4 +427,9 @@ QTabBar::tab:selected {{ color: {c["text"]}; border-bottom: 2px solid {c["accent
 QTabBar::tab:focus {{ color: {c["accent"]}; }}
 QTabWidget::pane {{ border: none; }}
 QTabBar {{ qproperty-drawBase: 0; }}
+QFileDialog {{ backward-icon: url("{icons}/dialog-back.svg"); forward-icon: url("{icons}/dialog-forward.svg");
+  filedialog-parent-directory-icon: url("{icons}/dialog-up.svg");
+  filedialog-new-directory-icon: url("{icons}/dialog-new.svg");
+  filedialog-listview-icon: url("{icons}/dialog-list.svg");
+  filedialog-detailedview-icon: url("{icons}/dialog-details.svg"); }}
 """

@@ -577,6 +577,25 @@ def test_a_temporary_chat_is_never_written_and_is_gone_when_left(qtbot, services
     assert len(everything(services)) == 3
 
 
+def test_the_open_chat_can_be_archived_and_taken_back(qtbot, services, page):
+    ask(qtbot, page)
+    qtbot.waitUntil(lambda: page.sidebar.model.rowCount() == 1)
+    page.sidebar._archive([page.controller.conversation.id], away=True)
+    assert "Archived" in page.banner.text
+    assert page.banner.isVisible()
+    (undo,) = [made for made in page.banner.findChildren(QPushButton) if made.text() == "Undo"]
+    undo.click()
+    qtbot.waitUntil(lambda: not services.store.submit(conversations.listing).result()[0].archived)
+
+
+def test_the_keyboard_goes_to_the_message_field_when_its_panel_closes(qtbot, page):
+    page._toggle_options()
+    page.options.prompt.setFocus()
+    page._toggle_options()
+    qtbot.waitUntil(lambda: page.composer.editor.hasFocus() or not page.isActiveWindow())
+    assert page.window().focusWidget() is page.composer.editor
+
+
 def test_a_temporary_chat_can_be_saved_after_all(qtbot, services, page):
     page.new_temporary_chat()
     qtbot.waitUntil(page._temporary.isVisible)

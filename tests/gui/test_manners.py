@@ -13,8 +13,10 @@ from PySide6.QtGui import QDropEvent, QGuiApplication
 from PySide6.QtNetwork import QLocalSocket
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import (
+    QFileDialog,
     QLabel,
     QSystemTrayIcon,
+    QToolButton,
     QWidget,
 )
 
@@ -306,3 +308,23 @@ def test_a_fault_of_native_code_is_told_at_the_next_start_and_only_once(qapp, tm
 def test_secrets_are_redacted():
     assert redact("key='sk-ant-aaaaaaaaaa'").count("aaaa") == 0
     assert redact("token: abcdefghijkl") == "token: [redacted]"
+
+
+def test_the_buttons_of_a_file_dialog_can_be_seen_in_the_dark(qtbot, theme):
+    theme.set("dark", 100)
+    dialog = QFileDialog()
+    qtbot.addWidget(dialog)
+    dialog.setOption(QFileDialog.Option.DontUseNativeDialog)
+    dialog.show()
+    names = (
+        "backButton",
+        "forwardButton",
+        "toParentButton",
+        "newFolderButton",
+        "listModeButton",
+        "detailModeButton",
+    )
+    for name in names:
+        image = dialog.findChild(QToolButton, name).icon().pixmap(24).toImage()
+        points = [image.pixelColor(x, y) for x in range(image.width()) for y in range(image.height())]
+        assert max(point.lightness() for point in points if point.alpha() > 200) > 100, name

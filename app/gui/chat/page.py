@@ -200,7 +200,6 @@ class ChatPage(QSplitter):
     def new_temporary_chat(self) -> None:
         """Start an empty conversation that exists in memory only. The draft of a new chat moves there."""
         now = self._empty()
-        fields: dict[str, Any] = {"model": now.model, "system_prompt": now.system_prompt, "sampling": now.sampling}
         store = self._services.store.of(TEMPORARY)
         draft: tuple[str, list[Attachment]] = ("", []) if self.controller.conversation.id else self._drafts.take()
 
@@ -208,8 +207,11 @@ class ChatPage(QSplitter):
             self._begin(conversation)
             self.composer.set_draft(*draft)
 
-        future = store.submit(conversations.create, **fields, tools=now.tools)
-        self._services.background.watch(future, begin, None, self)
+        def create(connection: Any) -> Conversation:
+            fields: dict[str, Any] = {"system_prompt": now.system_prompt, "sampling": now.sampling}
+            return conversations.create(connection, model=now.model, tools=now.tools, **fields)
+
+        self._services.background.watch(store.submit(create), begin, None, self)
 
     def _on_temporary_pressed(self) -> None:
         if self.controller.conversation.id >= TEMPORARY:
@@ -281,7 +283,10 @@ class ChatPage(QSplitter):
 
     def _toggle_options(self) -> None:
         self.tools.hide()
+        held = self.options.isAncestorOf(QApplication.focusWidget() or self)
         self.options.setVisible(not self.options.isVisible())
+        if held:  # else it would go to the next control, a tool of the first message
+            self.composer.editor.setFocus()
 
     def _on_source_removed(self) -> None:
         sampling = self.controller.conversation.sampling

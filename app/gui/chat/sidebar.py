@@ -447,10 +447,10 @@ class Sidebar(QFrame):
 
     def _archive(self, conversation_ids: list[int], *, away: bool) -> None:
         self._do(conversations.archive, conversation_ids, away=away)
+        if away and self._current in conversation_ids:
+            self.new_pressed.emit()  # first: a chat that opens takes the banner with "Undo" away
         if away:
             self.archived.emit(conversation_ids)
-        if away and self._current in conversation_ids:
-            self.new_pressed.emit()
 
     def _edit_name(self, key: int, role: int = ID) -> None:
         """Edit the name of a chat or, with the role FOLDER, of a folder in its row."""

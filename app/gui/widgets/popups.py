@@ -4,10 +4,11 @@ Corners are masked, because not every system supports translucent windows.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from PySide6.QtCore import QEvent, QObject, QPoint, QRect, QRectF, Qt, Signal
-from PySide6.QtGui import QAction, QColor, QPainterPath, QPaintEvent, QRegion, QResizeEvent
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, QPoint, QRect, QRectF, Qt, Signal
+from PySide6.QtGui import QAction, QColor, QCursor, QPainterPath, QPaintEvent, QRegion, QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QComboBox, QFrame, QMenu, QPlainTextEdit, QWidget
 
 from app.gui.theme import Theme
@@ -91,11 +92,20 @@ class Menu(QMenu):
     def below(self, widget: QWidget) -> None:
         """Open the menu below a widget."""
         self.popup(widget.mapToGlobal(QPoint(0, widget.height() + 4)))
+        self.aboutToHide.connect(partial(_leave, widget))
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Round the corners."""
         super().resizeEvent(event)
         round_corners(self, self._theme.tokens.radius)
+
+
+def _leave(widget: QWidget) -> None:
+    """Take the look of a pointed-at button away: a menu keeps the pointer's leaving from it."""
+    if not widget.rect().contains(widget.mapFromGlobal(QCursor.pos())):
+        QCoreApplication.sendEvent(widget, QEvent(QEvent.Type.Leave))
+        widget.setAttribute(Qt.WidgetAttribute.WA_UnderMouse, False)
+        widget.update()
 
 
 class Choice(QComboBox):
