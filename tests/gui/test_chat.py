@@ -10,12 +10,13 @@ from PySide6.QtCore import QCoreApplication, QEvent, QMimeData, QPoint, Qt
 from PySide6.QtWidgets import QLabel, QPushButton
 
 from app.answer_facts import ToolCall
-from app.db import conversations, messages
+from app.db import conversations, memories, messages
 from app.db.records import Attachment
 from app.db.store import TEMPORARY
 from app.gui.chat.chat_transcript import FoldItem
 from app.gui.chat.message_widget import MessageWidget, folded
 from app.gui.widgets.basics import IconButton
+from app.tools.builtin import MEMORY
 from engine.api.chat import ModelRow, TokenCount
 from tests.gui.hands import ask, texts
 
@@ -558,11 +559,15 @@ def test_a_temporary_chat_is_never_written_and_is_gone_when_left(qtbot, services
     qtbot.waitUntil(page._temporary.isVisible)
     assert page.composer.text == "typed before"
     page.composer.clear()
+    services.settings.set("chat.memory", "ask")
+    services.store.submit(memories.add_memory, "My cat is called Ada").result()
+    page.controller.change(tools=(MEMORY,))
     ask(qtbot, page)
     page.controller.change(draft="half a thought", system_prompt="Be brief.")
     page.controller.rewrite(page.controller.tree.leaf_id, "changed")
     ask(qtbot, page, "And then?")
     assert [m["content"] for m in server.bodies[1]["messages"]][1:] == ["Hi there", "changed", "And then?"]
+    assert "Ada" not in str(server.bodies), "it remembers nothing, and uses no memory"
     number = page.controller.conversation.id
     services.store.submit(lambda _: None).result()
     assert everything(services) == []

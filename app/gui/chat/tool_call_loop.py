@@ -12,7 +12,7 @@ from PySide6.QtCore import QObject, Signal
 from app.answer_facts import AnswerFacts, ToolCall
 from app.db import messages
 from app.db.records import Conversation, Memory, Message
-from app.db.store import Store
+from app.db.store import TEMPORARY, Store
 from app.gui.app_context import Services
 from app.gui.reasons import error_message
 from app.tools.builtin import MEMORY
@@ -77,7 +77,7 @@ class ToolTurns(QObject):
 
             sources, problems = open_sources([name for name in names if name != MEMORY], folder, servers, consent)
             recalled: tuple[Memory, ...] = ()
-            if MEMORY in names and setting != "off":
+            if MEMORY in names and setting != "off" and chat.id < TEMPORARY:
                 memory = MemoryTool(self._services.store, chat.folder_id)
                 sources.append(memory)
                 recalled = memory.found(question, self._embedded, n_ctx)

@@ -4,6 +4,7 @@ The code is model output: saving and showing it runs nothing and loads nothing.
 """
 
 import html
+import os
 import re
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from app.gui.widgets.basics import button, label, row, stack
 from devices.child_command import child_command
 
 _TIME_MS = 60_000  # to start the child process on a busy computer, and to draw
-_SHOWN = 640  # pixels of a picture's longer side
+_SHOWN = (640, 440)  # pixels of a picture
 _SVG = re.compile(r"(?:\s*<\?xml[^>]*>)?\s*<svg[\s>]", re.IGNORECASE)
 _PAGE = re.compile(r"\s*(?:<!doctype html|<html[\s>])", re.IGNORECASE)
 _PATTERN = re.compile(r"\*(\.\w+)")
@@ -83,16 +84,28 @@ iframe {{ flex: 1; border: none; background: #fff }}</style>
 <p>{note}</p>
 <iframe sandbox title="{title}" srcdoc="{page}"></iframe>
 """
-_SCRIPT = re.compile(r"<script\b.*?</script\s*>", re.IGNORECASE | re.DOTALL)
+_SCRIPT, _SCRIPT_END = re.compile(r"<script\b", re.IGNORECASE), re.compile(r"</script\b", re.IGNORECASE)
 # Some of these reach the network in spite of the policy: a link resolves host names, a refresh leaves the page.
 _LEADS_OUT = re.compile(
     r"<(?=/?(?:script|link|meta|base|i?frame|frameset|object|embed|portal|form)\b)", re.IGNORECASE
 )
 
 
+def _without_scripts(page: str) -> str:
+    """The page without its scripts. One without an end takes the rest, as in a browser."""
+    parts, at = [], 0
+    while (begun := _SCRIPT.search(page, at)) is not None:
+        parts.append(page[at : begun.start()])
+        ended = _SCRIPT_END.search(page, begun.end())
+        at = page.find(">", ended.end()) + 1 if ended is not None else 0
+        if not at:
+            return "".join(parts)
+    return "".join([*parts, page[at:]])
+
+
 def preview_page(page: str) -> str:
     """A local web page that shows this page of a model without scripts and without network."""
-    still = _LEADS_OUT.sub("&lt;", _SCRIPT.sub("", page))
+    still = _LEADS_OUT.sub("&lt;", _without_scripts(page))
     note = _tr("A page from an answer, shown without its scripts and without network.")
     return _WRAPPER.format(title=_tr("Preview"), note=html.escape(note), page=html.escape(still))
 
@@ -106,7 +119,8 @@ def open_page(code: CodeRange, parent: QWidget) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.unlink(missing_ok=True)  # another user's link must not lead the text elsewhere
-        with file.open("x", encoding="utf-8") as made:
+        number = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(number, "w", encoding="utf-8") as made:
             made.write(preview_page(code.code))
     except OSError as error:
         _tell(_tr("The page could not be shown: {reason}").format(reason=error.strerror or error), parent)
@@ -131,6 +145,8 @@ class Picture(QDialog):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(_tr("Picture"))
         self.picture = QLabel()
+        self.picture.setFixedSize(*_SHOWN)
+        self.picture.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.picture.setAccessibleName(_tr("Picture"))
         self.words = label(_tr("Drawing…"), "muted", wrap=True)
         close = button(_tr("Close"), self.close)
@@ -139,7 +155,7 @@ class Picture(QDialog):
         self._child = QProcess(self)
         self._child.setStandardErrorFile(QProcess.nullDevice())
         self._child.finished.connect(self._show)
-        self._child.errorOccurred.connect(lambda _: self._show())
+        self._child.errorOccurred.connect(self._on_error)
         program, *arguments = child_command("app.gui.markdown.drawing_child")
         self._child.start(program, arguments)
         self._child.write(code.code.encode())
@@ -147,19 +163,21 @@ class Picture(QDialog):
         QTimer.singleShot(_TIME_MS, self, self._child.kill)
         self.finished.connect(self._stop)
 
+    def _on_error(self, error: QProcess.ProcessError) -> None:
+        if error == QProcess.ProcessError.FailedToStart:  # other errors are followed by the end of the process
+            self._show()
+
     def _show(self) -> None:
         image = QPixmap()
         if image.loadFromData(self._child.readAllStandardOutput()):
-            fitting = self.picture.devicePixelRatioF() * _SHOWN
-            if max(image.width(), image.height()) > fitting:
-                whole = Qt.AspectRatioMode.KeepAspectRatio, Qt.TransformationMode.SmoothTransformation
-                image = image.scaled(round(fitting), round(fitting), *whole)
-            image.setDevicePixelRatio(self.picture.devicePixelRatioF())
+            ratio = self.picture.devicePixelRatioF()
+            whole = Qt.AspectRatioMode.KeepAspectRatio, Qt.TransformationMode.SmoothTransformation
+            image = image.scaled(self.picture.size() * ratio, *whole)
+            image.setDevicePixelRatio(ratio)
             self.picture.setPixmap(image)
             self.words.setText(_tr("Drawn without links, scripts and pictures from elsewhere."))
         else:
             self.words.setText(_tr("This is not an SVG image that can be drawn."))
-        self.adjustSize()
 
     def _stop(self) -> None:
         self._child.blockSignals(True)

@@ -10,7 +10,8 @@ import sys
 from xml.etree import ElementTree as ET
 
 SVG = "http://www.w3.org/2000/svg"
-HREFS = ("href", "{http://www.w3.org/1999/xlink}href")
+XLINK = "http://www.w3.org/1999/xlink"
+HREFS = ("href", f"{{{XLINK}}}href")
 _DRAWN = re.compile(
     "svg|g|defs|title|desc|path|rect|circle|ellipse|line|polyline|polygon|text|tspan|linearGradient|radialGradient|"
     "stop|symbol|use|pattern|mask|clipPath|marker|style"
@@ -36,6 +37,7 @@ def harmless(text: str) -> bytes:
         raise ValueError("not an SVG image")
     _prune(root)
     ET.register_namespace("", SVG)
+    ET.register_namespace("xlink", XLINK)  # Qt knows the attribute by this prefix
     return ET.tostring(root)
 
 

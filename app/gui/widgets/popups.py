@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, QPoint, QRect, QRectF, Qt, Signal
 from PySide6.QtGui import QAction, QColor, QCursor, QPainterPath, QPaintEvent, QRegion, QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QComboBox, QFrame, QMenu, QPlainTextEdit, QWidget
+from shiboken6 import isValid
 
 from app.gui.theme import Theme
 from app.gui.widgets.basics import button, label, stack
@@ -102,7 +103,7 @@ class Menu(QMenu):
 
 def _leave(widget: QWidget) -> None:
     """Take the look of a pointed-at button away: a menu keeps the pointer's leaving from it."""
-    if not widget.rect().contains(widget.mapFromGlobal(QCursor.pos())):
+    if isValid(widget) and not widget.rect().contains(widget.mapFromGlobal(QCursor.pos())):
         QCoreApplication.sendEvent(widget, QEvent(QEvent.Type.Leave))
         widget.setAttribute(Qt.WidgetAttribute.WA_UnderMouse, False)
         widget.update()
