@@ -33,6 +33,8 @@ class Traits(msgspec.Struct, frozen=True):
     - `measured` types are measured and used in plans, `priced` types are timed on the machine. `if_fast` types are
       both, but only if the timing shows them as fast as their bytes imply. `anchor` types are the swap targets for
       measuring sensitivity. Types that are not `writable` cannot be requested by name.
+    - `grid` is what weights are called that already lie on this type's grid ("4 bits"), if `gptq.exact` packs them.
+      `cpu_only` types have no kernels on most GPUs.
     - `openvino` is how Intel's runtime stores the weights. "native": unchanged on every device. "kept": unchanged
       except on an NPU, which rounds them to 4 bits. "rounded": offsets are rounded to whole steps. "widened":
       8 bits with one scale per row. Empty: not supported.
@@ -58,6 +60,8 @@ class Traits(msgspec.Struct, frozen=True):
     if_fast: bool = False
     anchor: bool = False
     writable: bool = True
+    grid: str = ""
+    cpu_only: bool = False
     openvino: Literal["", "native", "kept", "rounded", "widened"] = ""
 
 
@@ -66,8 +70,9 @@ class GgmlType(IntEnum):
 
     Sources. Ids and blocks: ggml.h, enum ggml_type, and gguf.GGML_QUANT_SIZES (gguf 0.19), which a test compares;
     removed ids are omitted; Q2_0 from ggml-common.h. File types: llama.h, enum llama_ftype. Fallbacks and imatrix:
-    src/llama-quant.cpp. Repacking: ggml-cpu/repack.cpp and amx/common.h. All at the commit of llama-cpp-python
-    0.3.36. GPU times: llama.cpp, pull request 11595. CPU kernels: log-archive.md, "tiles for prompts".
+    src/llama-quant.cpp. Repacking: ggml-cpu/repack.cpp and amx/common.h. GPU kernels: ggml-vulkan.cpp and
+    ggml-cuda.cu. All at the commit of llama-cpp-python 0.3.36. GPU times: llama.cpp, pull request 11595. CPU
+    kernels: log-archive.md, "tiles for prompts".
     Measured: errors, geometric mean over the tensors of a trained model (the log, plan, "Errors by type"); CPU
     times, AVX-512, one thread, in cache (log-archive.md, plan). Types: docs/dev/quantization.md, "Types", "Alpha".
     """
@@ -86,22 +91,23 @@ class GgmlType(IntEnum):
     F16 = Traits(1, 1, 2, file_type=1, is_float=True, openvino="native")
     Q4_0 = Traits(
         2, 32, 18, error=0.00686, cpu_time=0.90, repack=((8, _AVX2), (4, _DOT)), amx=True, tiles=_VNNI,
-        tiles_of_copy=True, measured=True, priced=True, anchor=True, openvino="native",
+        tiles_of_copy=True, measured=True, priced=True, anchor=True, openvino="native", grid="4 bits",
     )  # fmt: skip
-    Q4_1 = Traits(3, 32, 20, error=0.00499, amx=True, tiles=_AVX2, openvino="rounded")
-    Q5_0 = Traits(6, 32, 22, error=0.00168, tiles=_AVX2)
-    Q5_1 = Traits(7, 32, 24, error=0.00116, tiles=_AVX2, openvino="rounded")
+    Q4_1 = Traits(3, 32, 20, error=0.00499, amx=True, tiles=_AVX2, openvino="rounded", grid="4 bits")
+    Q5_0 = Traits(6, 32, 22, error=0.00168, tiles=_AVX2, grid="5 bits")
+    Q5_1 = Traits(7, 32, 24, error=0.00116, tiles=_AVX2, openvino="rounded", grid="5 bits")
     Q8_0 = Traits(
         8, 32, 34, error=2.94e-5, cpu_time=1.60, repack=((4, _DOT),), amx=True, tiles=_VNNI, measured=True,
-        priced=True, openvino="kept",
+        priced=True, openvino="kept", grid="8 bits",
     )  # fmt: skip
     Q8_1 = Traits(9, 32, 40, writable=False)
     Q2_K = Traits(
-        10, 256, 84, fallback="Q4_0", error=0.073, cpu_time=0.80, repack=((8, _AVX512),), measured=True, priced=True
-    )
+        10, 256, 84, fallback="Q4_0", error=0.073, cpu_time=0.80, repack=((8, _AVX512),), measured=True,
+        priced=True, grid="2 bits",
+    )  # fmt: skip
     Q3_K = Traits(
         11, 256, 110, fallback="Q4_0", error=0.0214, cpu_time=1.10, tiles=_AVX2, measured=True, priced=True,
-        anchor=True,
+        anchor=True, grid="3 bits",
     )  # fmt: skip
     Q4_K = Traits(
         12, 256, 144, fallback="Q5_0", error=0.00511, cpu_time=1.00, repack=((8, _AVX2), (8, _DOT)), tiled=_VNNI,
@@ -156,14 +162,14 @@ class GgmlType(IntEnum):
     IQ1_M = Traits(29, 256, 56, fallback="IQ4_NL", imatrix="weights", cpu_time=1.80, gpu_time_of="IQ3_XXS")
     BF16 = Traits(30, 1, 2, file_type=32, is_float=True, openvino="native")
     TQ1_0 = Traits(34, 256, 54, file_type=36, fallback="Q4_0")
-    TQ2_0 = Traits(35, 256, 66, file_type=37, fallback="Q4_0")
+    TQ2_0 = Traits(35, 256, 66, file_type=37, fallback="Q4_0", grid="three values", cpu_only=True)
     MXFP4 = Traits(
         39, 32, 17, file_type=38, repack=((8, _AVX2), (4, _DOT)), measured=True, priced=True, if_fast=True,
-        openvino="kept",
+        openvino="kept", grid="MXFP4",
     )  # fmt: skip
     NVFP4 = Traits(40, 64, 36, file_type=39, measured=True, priced=True, if_fast=True)
-    Q1_0 = Traits(41, 128, 18, file_type=40, repack=((4, _DOT),))
-    Q2_0 = Traits(42, 64, 18, fallback="Q4_0")
+    Q1_0 = Traits(41, 128, 18, file_type=40, repack=((4, _DOT),), grid="1 bit", cpu_only=True)
+    Q2_0 = Traits(42, 64, 18, fallback="Q4_0", grid="2 bits", cpu_only=True)
 
 
 # type: (values in a block, bytes of a block).

@@ -266,7 +266,7 @@ def _fp4(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed:
         values: Floats = (_FP4[codes].reshape(len(packed), groups, size) * scales[:, :, None]).astype(np.float32)
         return values.reshape(len(packed), -1)
 
-    what = "NVFP4" if stored.dtype == "F8_E4M3" else "MXFP4"
+    what = f"{'NV' if stored.dtype == 'F8_E4M3' else 'MX'}FP4"
     return folder.packed(name, (rows_, 2 * half), "", what, rows)
 
 

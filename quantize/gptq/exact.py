@@ -77,7 +77,7 @@ def exact_types(rows: Floats, dtype: GgmlType) -> tuple[str, ...]:
     """
     if np.count_nonzero(rows) < _LEAST_NONZERO * rows.size or (rows == rows.flat[0]).all():
         return ()
-    fitting = [q for q in _PACKERS if rows.shape[1] % GgmlType[q].traits.block_values == 0]
+    fitting = [q for q in PACKERS if rows.shape[1] % GgmlType[q].traits.block_values == 0]
     return tuple(q for q in fitting if _packed(rows, q, dtype)[1].mean() >= _HELD_FRACTION)
 
 
@@ -97,7 +97,7 @@ def pack_exactly(rows: Floats, qtype: str, dtype: GgmlType) -> Bytes:
 def _packed(rows: Floats, qtype: str, dtype: GgmlType) -> tuple[Bytes, Flags]:
     """Packed rows, and for each block whether it holds its weights without loss."""
     size = GgmlType[qtype].traits.block_values
-    blocks, held = _PACKERS[qtype](np.ascontiguousarray(rows).reshape(-1, size), *_ROUNDOFF[dtype])
+    blocks, held = PACKERS[qtype](np.ascontiguousarray(rows).reshape(-1, size), *_ROUNDOFF[dtype])
     return blocks.reshape(len(rows), -1), held
 
 
@@ -252,7 +252,7 @@ def _as_bfloat16(values: Floats) -> Floats:
     return rounded
 
 
-_PACKERS = {
+PACKERS = {
     "Q1_0": _by_ggml("Q1_0"),
     "TQ2_0": _by_ggml("TQ2_0"),
     "Q2_0": _by_ggml("Q2_0"),

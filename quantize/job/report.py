@@ -8,7 +8,7 @@ import msgspec
 
 from quantize.files.output_file import write_beside
 from quantize.files.provenance import Provenance
-from quantize.ggml_types import TIME_UNIT
+from quantize.ggml_types import TIME_UNIT, GgmlType
 from quantize.job.gate import lines as gate_lines
 from quantize.job.gate import receipt
 from quantize.job.request import QuantizeReport
@@ -77,15 +77,7 @@ def _ways(report: QuantizeReport) -> list[str]:
 
 
 # What the grid of a type is called.
-GRIDS = {"Q1_0": "1 bit", "TQ2_0": "three values", "Q2_0": "2 bits", "Q2_K": "2 bits", "Q3_K": "3 bits"}
-GRIDS |= {
-    "MXFP4": "MXFP4",
-    "Q4_0": "4 bits",
-    "Q4_1": "4 bits",
-    "Q5_0": "5 bits",
-    "Q5_1": "5 bits",
-    "Q8_0": "8 bits",
-}
+GRIDS = {t.name: t.traits.grid for t in GgmlType if t.traits.grid}
 
 
 def exact_counts(plan: QuantPlan) -> dict[str, int]:

@@ -36,9 +36,6 @@ from quantize.types import (
 
 Damage = Mapping[str, Mapping[str, float]]
 
-# Types without kernels on most GPUs. Source: llama.cpp, ggml-vulkan.cpp and ggml-cuda.cu, at the pinned commit.
-_ON_CPU_ONLY = frozenset({GgmlType.Q1_0, GgmlType.TQ2_0, GgmlType.Q2_0})
-
 # Penalty for slow types: a type that decodes twice as slowly as its bytes imply counts 25 % more KL divergence.
 # This avoids IQ3 on CPUs (2.5 times slower than Q3_K at the same bytes) unless it is forced.
 _SPEED_PRICE = 0.25
@@ -263,7 +260,7 @@ def _runs_exact(qtype: GgmlType, device: DeviceKind) -> bool:
     """Whether a device has kernels for a type that is only chosen because it loses nothing."""
     if device == "npu":
         return qtype.traits.openvino == "native"
-    return device == "cpu" or qtype not in _ON_CPU_ONLY
+    return device == "cpu" or not qtype.traits.cpu_only
 
 
 def _grid(question: Question, name: str, qtype: GgmlType) -> str:

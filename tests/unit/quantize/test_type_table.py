@@ -7,8 +7,9 @@ import pytest
 
 from engine.library.model_ids import FILE_TYPES, from_file_name
 from engine.placement.savings import MIX_COSTS
-from quantize.ggml_types import ANCHORS, MEASURED, PRICED, SMALL_BLOCKS, TIME_UNIT, USUAL, GgmlType
+from quantize.ggml_types import ANCHORS, MEASURED, PRICED, SMALL_BLOCKS, TIME_UNIT, USUAL, GgmlType, bits_per_weight
 from quantize.gptq.codebooks import LATTICES
+from quantize.gptq.exact import PACKERS
 from quantize.gptq.packing import LAYOUTS
 from quantize.plan.speed import decode_time
 
@@ -17,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 MAY_NAME = {
     "quantize/ggml_types.py",
     "quantize/gptq/codebooks.py",
+    "quantize/gptq/exact.py",
     "quantize/gptq/packing.py",
     "quantize/onnx/weights.py",
     "quantize/plan/llama_cpp_preset_rules.py",
@@ -53,6 +55,12 @@ def test_no_other_file_names_a_type():
 def test_the_search_finds_names():
     source = 'x = {"IQ4_NL": 1}; y = GgmlType.Q4_K; z = "such as Q6_K"'
     assert {name for _, name in named_types(source)} == {"IQ4_NL", "Q4_K"}
+
+
+def test_every_packer_of_a_grid_has_its_name():
+    assert {t.name for t in GgmlType if t.traits.grid} == set(PACKERS)
+    sizes = [bits_per_weight(GgmlType[name]) for name in PACKERS]
+    assert sizes == sorted(sizes), "the first that fits is the smallest"
 
 
 def test_rows_agree_with_each_other():
