@@ -127,13 +127,17 @@ class Services:
 
     def plan(self, repo: str, revision: str | None = None, *, refresh: bool = False) -> "RepoPlan":
         """Memory need of each quantization of a repository here; reads only headers. Raises: as `search`."""
+        from msgspec.structs import replace
+
         from engine.library.hub.client import HubClient
-        from engine.library.hub.plan import plan_repository
+        from engine.library.hub.plan import about, plan_repository
         from engine.message_catalog import sentence
         from engine.placement.hub_shape import fit_estimator
 
         estimate = fit_estimator(self.placer, sentence)
-        return plan_repository(HubClient(), self.paths, repo, revision=revision, estimate=estimate, refresh=refresh)
+        client = HubClient()
+        found = plan_repository(client, self.paths, repo, revision=revision, estimate=estimate, refresh=refresh)
+        return replace(found, about=about(client, self.paths, found.repository))
 
     def planned(self, model: str, label: str | None, revision: str | None) -> "tuple[RepoPlan, Option]":
         """The plan for the argument of `tessera models pull`, and the option that would be downloaded.

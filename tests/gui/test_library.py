@@ -162,7 +162,9 @@ def test_suggestions_and_search_and_what_fits(qtbot, library, server):
 def test_make_it_fit_from_the_hub_names_size_effort_and_what_is_deleted(qtbot, library, server):
     ready = hub_option("Q4_K_M", 4 << 30)
     own = OwnBuild(source="F16", file_bytes=4 << 30, bits_per_weight=4.8, kld=0.02, based_on="priors")
-    plan = hub_plan(ready, hub_option("F16", 13 << 30))
+    plan = hub_plan(ready, hub_option("F16", 13 << 30, details=SPARK.details))
+    repository = msgspec.structs.replace(plan.repository, license="mit", likes=1200, updated="2026-05-01T10:00:00Z")
+    plan = msgspec.structs.replace(plan, repository=repository, about="A model that was made for tests.")
     server.routes["GET", "/tessera/v1/hub/plan"] = msgspec.structs.replace(plan, build_from="F16", own=own)
     started = job(JobKind.QUANTIZE, params={"model": "org/found:F16", "download": True}, progress=DOWNLOADING)
     server.routes["POST", "/tessera/v1/quantize"] = lambda _: (202, started)
@@ -170,6 +172,9 @@ def test_make_it_fit_from_the_hub_names_size_effort_and_what_is_deleted(qtbot, l
     qtbot.waitUntil(lambda: bool(library.hub.findChildren(FitFromHub)))
     offer = library.hub.findChildren(FitFromHub)[0]
     qtbot.waitUntil(lambda: "Downloads the original (13" in texts(offer))
+    said = texts(library.hub)
+    for part in ("by org", "1.2 K likes", "2026", "mit", "8.39 M parameters", "A model that was made for tests."):
+        assert part in said
     assert offer.target.currentText() == "4.0 GiB, as Q4_K_M"
     offer.tier.setCurrentIndex(offer.tier.findData("instant"))
     offer.delete.setChecked(True)
@@ -199,7 +204,7 @@ def test_a_repository_without_an_original_names_the_one_that_has_it(qtbot, libra
     half = msgspec.structs.replace(SPARK, details=details, origin=Origin(kind="hub", repo="org/found"))
     server.routes["GET", "/tessera/v1/models"] = Models(models=(half,))
     library.refresh()
-    qtbot.waitUntil(lambda: [card.model for card in library.cards] == [half])
+    qtbot.waitUntil(lambda: [(c.model, c.isVisible()) for c in library.cards] == [(half, True)])
     press(library.cards[0], "Make it fit")
     qtbot.waitUntil(lambda: "which is in org/base" in texts(library.hub))
     press(library.hub, "Look there")

@@ -247,7 +247,7 @@ class CodePage(QWidget):
         if model is None or not self.controller.has_project or self.controller.busy:
             return
         self.banner.hide()
-        self.transcript.begin(question)
+        self.transcript.begin(question, self.model.currentText())
         if self.agent.isChecked():
             task = "\n\n".join([*(item.rendered() for item in self._given), question])
             self._show_context(None)
@@ -294,7 +294,7 @@ class CodePage(QWidget):
     def _commit(self) -> None:
         model = self._chosen_model()
         if model is not None and not self.controller.busy:
-            self.transcript.begin(self.tr("Commit message"))
+            self.transcript.begin(self.tr("Commit message"), self.model.currentText())
             self.controller.suggest_commit(*model)
 
     def _show_context(self, context: Context | None) -> None:
@@ -315,7 +315,7 @@ class CodePage(QWidget):
     def _dropper(self, key: str) -> Callable[[], None]:
         def run() -> None:
             if not self.controller.busy:
-                self.transcript.begin(self.controller.question)
+                self.transcript.begin(self.controller.question, self.model.currentText())
                 self.controller.drop(key)
 
         return run

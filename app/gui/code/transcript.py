@@ -11,7 +11,7 @@ from app.generation_phase import Phase
 from app.gui.chat.phase_label import PhaseLabel
 from app.gui.markdown.view import MarkdownView
 from app.gui.theme import Theme
-from app.gui.widgets.basics import clear, row, stack
+from app.gui.widgets.basics import clear, label, row, stack
 
 _MARGIN = 16
 _BUBBLE_FRACTION = 0.85  # of the width, as in the chat
@@ -49,15 +49,15 @@ class Transcript(QScrollArea):
         """The text of the last response."""
         return self._views[-1].markdown if self._views else ""
 
-    def begin(self, question: str) -> None:
-        """Add a request with an empty response below it."""
+    def begin(self, question: str, model: str = "") -> None:
+        """Add a request with an empty response below it, with the name of the model that answers."""
         self.begun.emit()
         self._display = EditDisplay()
         self._layout.addLayout(row(1, self._bubble(question)))
         view = MarkdownView(self._theme)
         view.fit_width(self._width())
         self._views.append(view)
-        self._layout.addWidget(view)
+        self._layout.addLayout(stack(*((label(model, "small"),) if model else ()), view, spacing=4))
         self._layout.addWidget(self._phase)
         self._phase.begin(time.monotonic())
         self._stick = True

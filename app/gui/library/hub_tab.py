@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 from app.gui import formatted
 from app.gui.app_context import Services
 from app.gui.library.fit_from_hub import FitFromHub
+from app.gui.library.model_card import ability_words
 from app.gui.library.recommended import (
     ListDate,
     download_name,
@@ -28,6 +29,7 @@ from engine.api.measuring import BenchRequest
 
 T = TypeVar("T")
 _DELAY_MS = 500
+_BELOW_ABOUT = 2  # position in the results, after the way back and the card about the repository
 _TASKS = (
     ("", "Any kind"),
     ("text-generation", "Chat"),
@@ -244,6 +246,7 @@ class HubTab(QWidget):
         self._note.setText(f"{repo}: {formatted.versions(len(options))}")
         back = button(self.tr("← Back"), self._search, "link")
         self.results.addLayout(row(back, 1))
+        self.results.addWidget(_about_card(plan))
         if not plan.build_from and plan.repository.base:
             look = button(self.tr("Look there"), self._opener(plan.repository.base))
             words = self.tr("Files of other sizes are made from the original, which is in {name}.")
@@ -255,7 +258,7 @@ class HubTab(QWidget):
         if plan.build_from:
             fit = FitFromHub(plan)
             fit.pressed.connect(self.fit_pressed)
-            self.results.insertWidget(1, fit)
+            self.results.insertWidget(_BELOW_ABOUT, fit)
 
     def _option_card(self, repo: str, option: Option) -> QFrame:
         choice, verdict = option.choice, option.verdict
@@ -321,6 +324,37 @@ class HubTab(QWidget):
             self.banner.notify(error_message(error), "warn", (self.tr("Try again"), again))
 
         return show_error
+
+
+def _about_card(plan: RepoPlan) -> QFrame:
+    """What the hub says about a repository: publisher, licence, likes, date, abilities and description."""
+    repository = plan.repository
+    publisher, _, name = repository.repo.partition("/")
+    details = next((option.details for option in plan.options if option.details), None)
+    facts = [_tr("by {publisher}").format(publisher=publisher)]
+    if details and details.n_params:
+        facts.append(_tr("{n} parameters").format(n=formatted.count(details.n_params)))
+    if details and details.context_train:
+        facts.append(_tr("context {n}").format(n=formatted.whole(details.context_train)))
+    if repository.likes:
+        facts.append(_tr("{n} likes").format(n=formatted.count(repository.likes)))
+    if repository.updated:
+        facts.append(formatted.day(repository.updated))
+    abilities = set(details.capabilities if details else ())
+    if any("mmproj" in file.name.lower() for file in repository.files):
+        abilities.add("vision")
+    chips = Flow(spacing=4)
+    for words in (repository.license or "", *ability_words(abilities)):
+        if words:
+            chips.add(label(words, "chip"))
+    text = stack(label(name or publisher, "strong"), label(" · ".join(facts), "small", wrap=True), chips, spacing=4)
+    if plan.about:
+        text.addWidget(label(plan.about, "", wrap=True, selectable=True))
+    return card(text)
+
+
+def _tr(text: str) -> str:
+    return QCoreApplication.translate("HubTab", text)
 
 
 def speed_words(tok_s: float, measured_on: str | None) -> str:

@@ -1,8 +1,9 @@
 """The card of one model on this computer."""
 
+from collections.abc import Collection
 from pathlib import PurePath
 
-from PySide6.QtCore import QCoreApplication, Qt, Signal
+from PySide6.QtCore import QCoreApplication, QDateTime, Qt, Signal
 from PySide6.QtWidgets import QFrame, QPushButton
 
 from app.gui import formatted
@@ -87,7 +88,8 @@ class ModelCard(QFrame):
         ):
             made.setAccessibleName(verb.format(name=name))
         more = IconButton(theme, "more", self.tr("More about {name}").format(name=name), lambda: self._menu(more))
-        text = stack(title, facts, chips, spacing=4)
+        published = label(publication_words(model), "small", wrap=True)
+        text = stack(title, facts, *((published,) if published.text() else ()), chips, spacing=4)
         line = row(spacing=16)
         line.addWidget(mosaic, 0, Qt.AlignmentFlag.AlignTop)
         line.addLayout(text, 1)
@@ -163,6 +165,24 @@ def capability_words(name: str) -> str:
     """The name of a capability."""
     plain = {"chat": _tr("chat"), "completion": _tr("completion")}
     return _tr(_CAN[name]) if name in _CAN else plain.get(name, name)
+
+
+def ability_words(names: Collection[str]) -> list[str]:
+    """The special abilities among these, in the order of the cards."""
+    return [_tr(words) for name, words in _CAN.items() if name in names]
+
+
+def publication_words(model: Model) -> str:
+    """Publisher, licence and the day on which the model was added, as far as known."""
+    parts = []
+    if model.origin.repo:
+        parts.append(_tr("by {publisher}").format(publisher=model.origin.repo.partition("/")[0]))
+    if model.details.license:
+        parts.append(model.details.license)
+    if model.added_at and model.origin.kind not in {"bundled", "installed", "remote"}:
+        day = QDateTime.fromSecsSinceEpoch(int(model.added_at)).date()
+        parts.append(_tr("added {date}").format(date=formatted.date(day)))
+    return " · ".join(parts)
 
 
 def origin_words(origin: Origin) -> str:

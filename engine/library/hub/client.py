@@ -139,6 +139,8 @@ class HubClient:
             revision=str(info.sha),
             files=tuple(files),
             license=license_name if isinstance(license_name, str) else None,
+            likes=info.likes or 0,
+            updated=info.last_modified.isoformat() if info.last_modified else None,
             base=base if isinstance(base, str) and base != repo and _is_repo_id(base) else None,
         )
 

@@ -1,5 +1,6 @@
 """Plans a repository: memory and expected speed of every quantization, before anything is downloaded."""
 
+import contextlib
 import hashlib
 import logging
 import time
@@ -18,7 +19,7 @@ from engine.core.paths import Paths
 from engine.library.errors import HubUnreachable
 from engine.library.hub import header_cache
 from engine.library.hub.client import HubClient
-from engine.library.hub.repository import choices_of
+from engine.library.hub.repository import choices_of, first_paragraph
 from engine.library.hub.types import Choice, FitEstimate, Option, OwnBuild, RepoFile, RepoPlan, Repository
 from engine.library.inspect_files import gguf_details
 from engine.library.types import Details
@@ -108,6 +109,8 @@ def _ready_damage(
 
 
 _log = logging.getLogger(__name__)
+_CARD = "README.md"
+_MAX_CARD_BYTES = 64 * 1024
 _AT_ONCE = 12
 # Cache time of a repository's file list; `refresh` requests it again.
 _LISTING_S = 600.0
@@ -186,6 +189,29 @@ def _recall_listing(path: Path, repo: str) -> Repository | None:
     except (OSError, ValueError, RecursionError):
         return None
     return found if found.repo == repo else None
+
+
+def about(client: HubClient, paths: Paths, repository: Repository) -> str:
+    """The first paragraph of the repository's model card; "" if there is none or it cannot be read."""
+    card = next((file for file in repository.files if file.name == _CARD), None)
+    if card is None:
+        return ""
+    path = paths.cache / "hub" / "about" / f"{card.git_sha1 or card.sha256}.txt"
+    with contextlib.suppress(OSError, ValueError):
+        return path.read_text(encoding="utf-8")
+    source = RemoteFile(client, repository, card)
+    try:
+        raw = source.read_at(0, _MAX_CARD_BYTES)
+    except TesseraError as error:
+        _log.info("no model card of %s: %s", repository.repo, error)
+        return ""
+    text = first_paragraph(raw.decode("utf-8", "replace"))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        _log.info("model card not cached: %s", error)
+    return text
 
 
 class _HeaderReader:

@@ -93,3 +93,25 @@ def _labels(stems: Iterable[str]) -> dict[str, str]:
         stem: label if label and list(named.values()).count(label) == 1 else PurePosixPath(stem).name
         for stem, label in named.items()
     }
+
+
+# The first paragraph of a model card, as plain text.
+
+_LEAST_WORDS, _MOST_CHARS = 6, 280
+_FRONT_MATTER = re.compile(r"\A\s*---\r?\n.*?\n---\s*\n", re.DOTALL)
+_NO_PROSE = re.compile(r"(?:#|<|>|\||```|~~~|[-*+] |\d+[.)] |\[!|!\[|\[\]\()")
+_IMAGE, _LINK = re.compile(r"!\[[^\]]*\]\([^)]*\)"), re.compile(r"\[([^\]]*)\]\([^)]*\)")
+_TAG, _MARK = re.compile(r"<[^>]*>"), re.compile(r"[*_`]{1,3}")
+
+
+def first_paragraph(card: str) -> str:
+    """The first paragraph of prose, without markup and at most some lines long; "" if there is none."""
+    for block in re.split(r"\n\s*\n", _FRONT_MATTER.sub("", card)):
+        if _NO_PROSE.match(block.strip()):
+            continue
+        plain = _MARK.sub("", _TAG.sub("", _LINK.sub(r"\1", _IMAGE.sub("", block))))
+        words = "".join(c if c.isprintable() else " " for c in plain).split()
+        text = " ".join(words)
+        if len(words) >= _LEAST_WORDS:
+            return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS].rsplit(' ', 1)[0]}…"
+    return ""

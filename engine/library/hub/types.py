@@ -61,6 +61,8 @@ class Repository(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[RepoFile, ...]
     license: str | None = None
     base: str | None = None
+    likes: int = 0
+    updated: str | None = None
 
 
 class FitEstimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +116,8 @@ class RepoPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a repository, smallest first; planning downloaded `fetched_bytes`.
 
     `build_from` names the most exact option, the source for local quantization. `own` is the result to expect from
-    it on this computer, as an alternative to the best ready-made file.
+    it on this computer, as an alternative to the best ready-made file. `about` is the first paragraph of the model
+    card.
     """
 
     repository: Repository
@@ -123,6 +126,7 @@ class RepoPlan(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_s: float
     build_from: str | None = None
     own: OwnBuild | None = None
+    about: str = ""
 
     def option(self, label: str) -> Option | None:
         """The option with that label, case-insensitive."""

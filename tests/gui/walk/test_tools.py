@@ -312,6 +312,7 @@ def test_tasks_edits_and_a_commit_message_of_the_code_page(walk, project, talker
     assert lamp.read_text() == after
     walk.click("Commit message", CODE)
     walk.until(f"not {CODE}.controller.busy and 'Multiply by the wind' in reads({CODE}.transcript)")
+    assert walk.ask(f"says({CODE}.transcript).count({CODE}.model.currentText())") > 1, "each answer names its model"
     assert lamp.read_text() == after, "nothing is committed"
     walk.click("Undo", f"{CODE}.review")
     walk.until(f"'Undone: lamp.py' in {CODE}.banner.text")

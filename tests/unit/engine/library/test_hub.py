@@ -8,9 +8,40 @@ import pytest
 from engine.core.errors import InputFault
 from engine.library import errors
 from engine.library.hub.client import HubClient
-from engine.library.hub.repository import choices_of, is_safe_name, projectors_of
+from engine.library.hub.repository import choices_of, first_paragraph, is_safe_name, projectors_of
 from tests.support.fakes.downloads import SPARK
 from tests.support.fakes.fake_hub import FakeFile
+
+_CARD = """---
+license: mit
+---
+
+# Name
+
+[![badge](https://a/b.svg)](https://a)
+
+<p align='center'><img src=x></p>
+
+**Spark** is a [small](https://x) model for
+`tests` of everything.
+
+More text that is not shown at all.
+"""
+
+
+@pytest.mark.parametrize(
+    ("card", "paragraph"),
+    [
+        ("", ""),
+        ("---\nlicense: mit\ntags: [a, b]\n---\n# Name\n\n", ""),
+        (_CARD, "Spark is a small model for tests of everything."),
+        ("Too short.\n\n- a list with quite a lot of words in it\n\n| a | table | of | many | words | here |", ""),
+        ("word " * 100, " ".join(["word"] * 55) + " word…"),
+        ("One\x1b[31m line with \u202e control characters.", "One [31m line with control characters."),
+    ],
+)
+def test_the_first_paragraph_of_a_model_card_is_plain_text(card, paragraph):
+    assert first_paragraph(card) == paragraph
 
 
 def test_search_finds_and_follows_pages(hub, client):
