@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.documents.file_types import kind_of
 from engine.documents.formats.pseudo_pages import decoded
-from engine.documents.types import Unreadable
+from engine.documents.types import NEEDS_OCR, Unreadable
 
 # Larger than any context. A disk image that is dropped by mistake must not fill memory.
 MAX_TEXT_BYTES = 8 << 20
@@ -92,12 +92,16 @@ def _in_child(path: Path, kind: str) -> str:
 
     reader = Reader()
     texts: list[str] = []
-    size, problem, unread = 0, "", ""
+    size, num_pages, problem, unread = 0, 0, "", ""
+    scans: list[int] = []
     try:
         for answer in reader.read(path, kind):
             problem = answer.problem or problem
             for page in answer.pages:
+                num_pages = page.number
                 unread = page.problem or unread
+                if page.problem == NEEDS_OCR:
+                    scans.append(page.number)
                 texts += [chunk.text for chunk in page.chunks]
                 size += sum(len(chunk.text) for chunk in page.chunks)
             if size > MAX_TEXT_BYTES:
@@ -105,5 +109,24 @@ def _in_child(path: Path, kind: str) -> str:
     finally:
         reader.close()
     if not any(text.strip() for text in texts):
+        if scans and not problem:
+            problem = (
+                f"{len(scans)} of its {num_pages} pages are pictures without text. Attach these pages as pictures "
+                "to a model that reads pictures, or add the file to Documents with OCR"
+            )
         raise DocumentError(path.name, problem or unread or "there is no text in it")
+    if scans:  # model and reader must know that something is missing
+        missing = f"{len(scans)} of {num_pages} pages are pictures without text"
+        texts.append(f"[{missing} and are not here: {_spans(scans)}]")
     return "\n\n".join(texts)
+
+
+def _spans(numbers: list[int]) -> str:
+    """Page numbers in short form, for example "2, 5-9"."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

@@ -63,6 +63,8 @@ def add(
             if old is not None:
                 change = CollectionChange(
                     add=sources,
+                    ocr=ocr or None,
+                    open=is_open or None,
                     embedding_model=embedding_model or None,
                     reranker=reranker or None,
                     allow_remote=allows or None,
@@ -269,6 +271,12 @@ def _print_collection(found: "Collection") -> None:
         echo(f"  {found.embedded} of {found.chunks} passages by {found.embedded_by}")
     for problem in found.problems:
         echo(shown_text(f"  {problem}"))
+    if found.scanned_pages:
+        install = "" if found.ocr_installed else "pip install 'tessera[ocr]', then "
+        echo(
+            f"  Scans without text, which no search finds: {found.scanned_pages} pages. OCR reads them: "
+            f"{install}tessera collections add {found.name!r} --ocr"
+        )
     if found.failed or found.unread_pages:
         echo(
             f"  Not read: {found.failed} documents, {found.unread_pages} pages; see: "

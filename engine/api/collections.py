@@ -84,6 +84,7 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
 
     `state` is "reading" (`files_done` of `files` are read), "embedding" (keyword search already covers everything)
     or "ready". `embedded` of `chunks` have a vector. `sent_to` lists other servers that receive its text.
+    `scanned_pages` of the `unread_pages` are pictures of text, which OCR could read if `ocr_installed`.
     `problems` lists the reasons why the index is incomplete; `problem_details` is the same as structured data.
     """
 
@@ -104,6 +105,8 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     pages: int = 0
     unread_pages: int = 0
+    scanned_pages: int = 0
+    ocr_installed: bool = False
     chunks: int = 0
     embedded: int = 0
     chars: int = 0

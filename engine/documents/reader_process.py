@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,11 @@ _PAGED: Final = ("pdf", "mbox")
 _decode = msgspec.msgpack.Decoder(learned(ReadAnswer)).decode
 
 
+def ocr_installed() -> bool:
+    """Whether the extra for OCR is installed. The child that reads with it imports it; this process never does."""
+    return find_spec("rapidocr") is not None
+
+
 class Reader:
     """Reads documents in a child process, one at a time. `close` ends the process; the next read starts a new one.
 
@@ -30,7 +36,7 @@ class Reader:
     """
 
     def __init__(self, *, ocr: bool = False, urgent: bool = False) -> None:
-        self._ocr = ocr
+        self.ocr = ocr
         self._limit_s = OCR_PAGE_LIMIT_S if ocr else PAGE_LIMIT_S
         self._child = BoundedChild(
             "engine.documents.reader_child",
@@ -54,7 +60,7 @@ class Reader:
     def read(self, path: Path, kind: str, first: int = 1) -> Iterator[ReadAnswer]:
         """Yield responses until one is `done`. A page that crashes or stalls the child is reported unreadable."""
         while True:
-            request = ReadRequest(str(path), kind, first, ocr=self._ocr)
+            request = ReadRequest(str(path), kind, first, ocr=self.ocr)
             try:
                 answer = self._ask(request)
             except ChildFailed as error:

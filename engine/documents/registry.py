@@ -19,8 +19,9 @@ from engine.core.errors import exhausted
 from engine.core.paths import Paths
 from engine.documents.collection_config import NAMED, Definition, Definitions
 from engine.documents.file_types import size_limit
-from engine.documents.reader_process import Reader
+from engine.documents.reader_process import Reader, ocr_installed
 from engine.documents.store import READING, Store
+from engine.documents.types import NEEDS_OCR, NO_OCR_HERE
 from engine.documents.vectors import Vectors, packed
 from engine.documents.walk import Found, Walk, is_below, is_wanted
 from engine.message_catalog.reasons import Reason, because
@@ -60,6 +61,9 @@ def update(
     Entries of files that the walk could not access are kept.
     """
     indexed = store.indexed_files()
+    # What was read before the user asked for OCR, or before it was installed, is read again.
+    waits = (NEEDS_OCR, NO_OCR_HERE) if ocr_installed() else (NEEDS_OCR,)
+    scans = store.with_page_problems(waits) if reader.ocr else frozenset()
     cut_now = store.fact("cut") == _CUT
     waiting: list[Found] = []
     for file in walk.files():
@@ -69,6 +73,7 @@ def update(
         if (
             (size, mtime) != (file.size_bytes, file.mtime_ns)
             or state == READING
+            or file.path in scans
             or (not cut_now and file.kind not in _WITHOUT_TABLES)
         ):
             waiting.append(file)

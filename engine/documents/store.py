@@ -18,7 +18,7 @@ from devices.msgspec_lock import learned
 from engine.core.index_database import open_index
 from engine.documents.errors import CollectionUnusable
 from engine.documents.query_terms import TOKENIZER, Stemmer
-from engine.documents.types import DocumentRow, PageRead, Passage
+from engine.documents.types import NEEDS_OCR, NO_OCR_HERE, DocumentRow, PageRead, Passage
 
 _VERSION: Final = 1
 _SCHEMA: Final = f"""
@@ -55,12 +55,16 @@ class Ticket(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """Size of a collection: `embedded` passages have a vector, `unread_pages` could not be read."""
+    """Size of a collection: `embedded` passages have a vector, `unread_pages` could not be read.
+
+    `scanned_pages` of these are pictures of text that OCR could read.
+    """
 
     documents: int = 0
     failed: int = 0
     pages: int = 0
     unread_pages: int = 0
+    scanned_pages: int = 0
     chunks: int = 0
     embedded: int = 0
     chars: int = 0
@@ -360,7 +364,10 @@ class Store:
                 "SELECT count(*), coalesce(sum(state='failed'),0), coalesce(sum(num_pages),0),"
                 " coalesce(sum(num_chars),0) FROM document"
             ).get
-            unread = self._db.execute("SELECT count(*) FROM page WHERE problem <> ''").get
+            unread, scanned = self._db.execute(
+                "SELECT count(*), coalesce(sum(problem IN (?,?)),0) FROM page WHERE problem <> ''",
+                (NEEDS_OCR, NO_OCR_HERE),
+            ).get
             chunks = self._db.execute("SELECT count(*) FROM chunk").get
             embedded = self._db.execute("SELECT count(*) FROM vector").get
         return Counts(
@@ -368,10 +375,17 @@ class Store:
             failed=failed,
             pages=pages,
             unread_pages=unread,
+            scanned_pages=scanned,
             chunks=chunks,
             embedded=embedded,
             chars=chars,
         )
+
+    def with_page_problems(self, problems: Sequence[str]) -> set[str]:
+        """Paths of the documents with a page that has one of these problems."""
+        ask = "SELECT DISTINCT path FROM page JOIN document ON document.id=document_id WHERE page.problem=?"
+        with self.lock:
+            return {path for problem in problems for (path,) in self._db.execute(ask, (problem,))}
 
     def size_bytes(self) -> int:
         """Bytes of the index on disk."""

@@ -48,6 +48,11 @@ class PageRead(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
+# Problems of pages that are pictures: nobody asked for OCR, or it is not installed here.
+NEEDS_OCR: Final = "the page is an image; reading it needs OCR"
+NO_OCR_HERE: Final = "it is an image, and OCR is not installed here (pip install 'tessera[ocr]')"
+
+
 class Document(msgspec.Struct, frozen=True, kw_only=True):
     """One document. `state` is reading, ready or failed; `unread_pages` could not be read."""
 

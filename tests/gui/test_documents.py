@@ -60,6 +60,18 @@ def test_the_page_tells_how_far_and_what_was_not_read(services, collections, sho
     assert "1 document, 2 pages" in words
 
 
+@pytest.mark.parametrize(("installed", "said"), [(True, "3 pages."), (False, "pip install 'tessera[ocr]'")])
+def test_scans_are_counted_with_what_reads_them(services, server, show, qtbot, installed, said):
+    scans = {**SEA, "unread_pages": 4, "scanned_pages": 3, "ocr_installed": installed}
+    server.routes["GET", "/tessera/v1/collections"] = msgspec.convert({"collections": [scans]}, Collections)
+    page = show(DocumentsPage(services))
+    qtbot.waitUntil(lambda: "Scans without text, which no search finds: 3 pages." in words_in(page))
+    assert said in words_in(page)
+    assert ("pip install" in words_in(page)) is not installed
+    (ocr,) = [b for b in page.findChildren(QPushButton) if b.text() == "Use OCR"]
+    qtbot.waitUntil(ocr.isVisible)
+
+
 def test_a_card_names_the_other_servers_that_get_the_text(services, server, show, qtbot):
     sent = {**SEA, "sent_to": [{"model": "desk/bge-m3", "server": "http://10.0.0.2:8000"}]}
     server.routes["GET", "/tessera/v1/collections"] = msgspec.convert({"collections": [sent]}, Collections)

@@ -288,7 +288,9 @@ def test_llama_vim_gets_the_lines_of_its_block(coder):
     }  # fmt: skip
     unknown = "id_slot, t_max_prompt_ms"
     coder.say(" = ", "1\n", "  ", "  b = 2", "\n\n", "def g():\n", "    pass")
-    assert post(coder, "/infill", body, {}, ignored=unknown).json()["content"] == " = 1\n    b = 2"
+    found = post(coder, "/infill", body, {}, ignored=unknown).json()
+    assert found["content"] == " = 1\n    b = 2"
+    assert (found["stop_type"], found["tokens_predicted"]) == ("limit", 6), "not 0: the editor shows it"
     coder.say(*" = 1; b = 2\n    c = 3\n    d = 4", delay_s=0.005)
     hasty = {**body, "t_max_predict_ms": 1e-3}
     assert post(coder, "/infill", hasty, {}, ignored=unknown).json()["content"].rstrip() == " = 1; b = 2"

@@ -24,6 +24,9 @@ _FINDS_BY_MEANING = "all-minilm-l6-v2"
 _ORDERS, _ORDERS_ALL = "jina-reranker-v1-tiny-en", "bge-reranker-v2-m3"
 
 
+_GET_OCR = "pip install 'tessera[ocr]'"
+
+
 class _State(NamedTuple):
     """What the page shows. `ranks`: whether a reranker is on this computer."""
 
@@ -154,13 +157,15 @@ class DocumentsPage(Page):
         again = button(self.tr("Read again"), lambda: self._change(partial(read, found.id)))
         again.setAccessibleName(self.tr("Read {name} again").format(name=found.name))
         ocr = button(self.tr("Use OCR"), lambda: self._change(partial(self._read_scans, found.id)))
-        ocr.setVisible(bool(found.unread_pages) and not found.ocr)
+        ocr.setVisible(bool(found.scanned_pages) and not found.ocr)
         problems = map(formatted.sentence, all_translated(found.problem_details, found.problems))
         sent = [
             self.tr("Its text is sent to {server}, where {model} runs").format(server=to.server, model=to.model)
             for to in found.sent_to
         ]
         lines = [self._amount(found), self._state(found), *map(_at_home, found.sources), *sent, *problems]
+        if found.scanned_pages:
+            lines.append(self._scans(found))
         if found.failed or found.unread_pages:
             lines.append(
                 self.tr("Not read: {files}, {pages}. Why: tessera collections unread").format(
@@ -171,6 +176,14 @@ class DocumentsPage(Page):
         ask = button(self.tr("Ask in a chat"), partial(self.chat_wanted.emit, found.id))
         ask.setAccessibleName(self.tr("Ask about {name} in a chat").format(name=found.name))
         return card(row(label(found.name, "strong"), 1, ask, ocr, again, remove), *labels)
+
+    def _scans(self, found: Collection) -> str:
+        text = self.tr("Scans without text, which no search finds: {pages}.").format(
+            pages=formatted.pages(found.scanned_pages)
+        )
+        if not found.ocr_installed:
+            text += " " + self.tr("OCR, which reads them, is not installed: {command}").format(command=_GET_OCR)
+        return text
 
     def _read_scans(self, key: str) -> None:
         self._services.api.change_collection(key, CollectionChange(ocr=True))

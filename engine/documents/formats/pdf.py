@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pypdfium2 as pdfium
 
-from engine.documents.types import Block, Page, Unreadable
+from engine.documents.types import NEEDS_OCR, NO_OCR_HERE, Block, Page, Unreadable
 
 # A page with an image and fewer letters than this is a scan (a stamp or a page number may be text).
 _SCAN_CHARS: Final = 24
@@ -58,7 +58,7 @@ def _page(document: Any, number: int, *, ocr: bool) -> Page:
         text = _text(page)
         if sum(c.isalnum() for c in text) < _SCAN_CHARS and _is_image(page):
             if not ocr:
-                return Page(number, _blocks(text), label, "the page is an image; reading it needs OCR")
+                return Page(number, _blocks(text), label, NEEDS_OCR)
             return _recognized(page, number, label)
     except pdfium.PdfiumError as error:
         return Page(number, label=label, problem=f"its text cannot be read ({error})")
@@ -159,7 +159,7 @@ def _recognizer() -> Any:
     try:
         from rapidocr import RapidOCR
     except ImportError as error:
-        raise Unreadable("it is an image, and OCR is not installed here (pip install 'tessera[ocr]')") from error
+        raise Unreadable(NO_OCR_HERE) from error
 
     threads = max(1, (os.cpu_count() or 2) // 2)
     runtime = "EngineConfig.onnxruntime"

@@ -22,6 +22,7 @@ from engine.core.ownership import is_own_program, may_see
 from engine.core.paths import Paths
 from engine.documents.collection_config import Definition
 from engine.documents.errors import CollectionUnusable, NoCollection, NoDocument, NotAgreed
+from engine.documents.reader_process import ocr_installed
 from engine.documents.registry import NONE, Collections, EmbeddingModel, Live, NotNow
 from engine.documents.search import Evidence, Ways, evidence, find, spread, widened
 from engine.library.embedding_prompts import RetrievalPrompts, retrieval_prompts
@@ -433,6 +434,7 @@ class CollectionService:
                 **{n: getattr(definition, n) for n in Definition.__struct_fields__ if n not in ("facts", "agreed")},
                 **asdict(counts),
                 "state": state,
+                "ocr_installed": ocr_installed(),
                 "files": progress.files,
                 "files_done": progress.done,
                 "current": progress.current,

@@ -135,24 +135,24 @@ def _limited(
 
 async def _infill(state: ServerState, body: InfillRequest) -> dict[str, Any]:
     model, prompt, request = await _infill_start(state, body)
-    text, started, done = "", Started(prompt_tokens=len(prompt.token_ids), cached_tokens=0), None
+    text, given, done = "", 0, None
+    started = Started(prompt_tokens=len(prompt.token_ids), cached_tokens=0)
     async with aclosing(_limited(state, body, model, request)) as events:
         async for event in events:
             if isinstance(event, Started):
                 started = event
             elif isinstance(event, Delta):
                 text += event.text
+                given += len(event.token_ids)
             elif isinstance(event, Done):
                 done = event
-    return chosen_fields(
-        {"content": "" if body.n_predict == 0 else text, **ended(model, started, done, truncated=prompt.truncated)},
-        body.response_fields,
-    )
+    end = ended(model, started, done, truncated=prompt.truncated, given=given)
+    return chosen_fields({"content": "" if body.n_predict == 0 else text, **end}, body.response_fields)
 
 
 async def _infill_stream(state: ServerState, body: InfillRequest) -> AsyncGenerator[bytes, None]:
     model, prompt, request = await _infill_start(state, body)
-    started, done = Started(prompt_tokens=len(prompt.token_ids), cached_tokens=0), None
+    started, given, done = Started(prompt_tokens=len(prompt.token_ids), cached_tokens=0), 0, None
     # The first chunk has the number of cached tokens, because a client that cancels never gets the last one.
     first: dict[str, Any] = {}
     async with aclosing(_limited(state, body, model, request)) as events:
@@ -161,16 +161,14 @@ async def _infill_stream(state: ServerState, body: InfillRequest) -> AsyncGenera
                 started = event
                 first = {"tokens_evaluated": event.prompt_tokens, "tokens_cached": event.cached_tokens}
             elif isinstance(event, Delta):
+                given += len(event.token_ids)
                 if event.text and body.n_predict != 0:
                     yield sse({"content": event.text, "stop": False, **first})
                     first = {}
             elif isinstance(event, Done):
                 done = event
-    yield sse(
-        chosen_fields(
-            {"content": "", **ended(model, started, done, truncated=prompt.truncated)}, body.response_fields
-        )
-    )
+    end = ended(model, started, done, truncated=prompt.truncated, given=given)
+    yield sse(chosen_fields({"content": "", **end}, body.response_fields))
 
 
 @router.post("/v1/fim/completions", openapi_extra=openapi_body(FimCompletionRequest))

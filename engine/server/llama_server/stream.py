@@ -71,9 +71,14 @@ class _Lines:
         return text.removesuffix("\r")
 
 
-def ended(model: LoadedModel, started: Started, done: Done | None, *, truncated: bool) -> dict[str, Any]:
-    """The final fields in llama-server's format, with times in milliseconds."""
-    generated = done.usage.completion_tokens if done else 0
+def ended(
+    model: LoadedModel, started: Started, done: Done | None, *, truncated: bool, given: int = 0
+) -> dict[str, Any]:
+    """The final fields in llama-server's format, with times in milliseconds.
+
+    given: tokens of the text so far, for a text that a limit of `limited` ended before its `Done`.
+    """
+    generated = done.usage.completion_tokens if done else given
     times = done.timings if done else None
     decode_ms = round(times.decode_s * 1000, 3) if times else 0.0
     prompt_ms = round(times.prefill_s * 1000, 3) if times else 0.0
@@ -171,7 +176,7 @@ class CompletionAnswer:
             "prompt": self._prompt,
             "tokens": [] if streamed or not self._body.return_tokens else self._tokens,
             "id_slot": -1,
-            **ended(self._model, self._started, self._done, truncated=False),
+            **ended(self._model, self._started, self._done, truncated=False, given=len(self._tokens)),
             "generation_settings": settings,
             "tessera": {"sampling": self._sampling.facts(), **({"notes": notes} if notes else {})},
             "has_new_line": any("\n" in text for text in self._text),

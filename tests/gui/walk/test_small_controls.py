@@ -6,6 +6,7 @@ from engine.library.recommended_models import starter_repo, starters
 from quantize.convert.folder import ConvertRequest, convert
 from tests.gui.walk.walker import ROOT
 from tests.support.documents_made import pdf
+from tests.support.models.bert_shape import write_bert
 from tests.support.models.small_bert import write_bert_folder
 from tests.support.servers import wait_for
 
@@ -153,3 +154,15 @@ def test_a_model_that_finds_documents_by_meaning_is_downloaded(walk, hub, tmp_pa
     walk.until(f"not spot('Download a model for search by meaning', {DOCUMENTS})", 400)
     collections = "desktop.services.api.collections()"
     walk.until(f"all(each.embedded for each in {collections})", 400)
+    reranker = "Download the reranker jina-reranker-v1-tiny-en"
+    walk.until(f"spot({reranker!r}, {DOCUMENTS})", 400)
+    repo = starter_repo("jina-reranker-v1-tiny-en")
+    hub.add(repo, {"rank-F32.gguf": write_bert(tmp_path / "rank.gguf", rank=True).read_bytes()})
+    number = len(walk.states("pull"))
+    try:
+        walk.click(reranker, DOCUMENTS)
+        walk.ends("pull", number, "done")
+    finally:
+        del hub.repos[repo]
+    walk.go("Documents")
+    walk.until(f"not spot({reranker!r}, {DOCUMENTS})", 400)

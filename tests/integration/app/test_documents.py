@@ -6,6 +6,7 @@ import zipfile
 import pytest
 
 from app.attachments import DocumentError, read
+from tests.support import documents_made as made
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 64
 
@@ -36,6 +37,15 @@ def test_text_and_code_are_read_as_they_are(tmp_path):
     latin = tmp_path / "latin.txt"
     latin.write_bytes("gr\xfcn".encode("latin-1"))
     assert read(latin).text == "grün"
+
+
+def test_scanned_pages_are_named_and_a_file_of_scans_says_how_many(tmp_path):
+    """A PDF whose scans are left out in silence would be answered from as if it were whole."""
+    some = made.pdf(tmp_path / "some.pdf", [["Text."], [], ["More."], [], []], pictures={1, 3, 4})
+    assert read(some).text.endswith("[3 of 5 pages are pictures without text and are not here: 2, 4-5]")
+    all_scans = made.pdf(tmp_path / "all.pdf", [[], []], pictures={0, 1})
+    with pytest.raises(DocumentError, match=r"2 of its 2 pages are pictures without text\. Attach these pages"):
+        read(all_scans)
 
 
 def test_an_image_is_kept_as_bytes(tmp_path):

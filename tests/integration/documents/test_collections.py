@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from devices import disk_speed
@@ -16,6 +17,7 @@ from engine.core.paths import user_paths
 from engine.documents import registry, search, walk
 from engine.documents.errors import NoCollection
 from engine.documents.registry import Collections
+from engine.documents.types import NEEDS_OCR
 from engine.documents.vectors import packed
 from tests.support import documents_made as made
 from tests.support.servers import ROOT, wait_for
@@ -41,6 +43,22 @@ def test_files_become_passages_and_what_was_not_read_is_told(collections, folder
     (problem,) = live.store.documents(problems=True)
     assert problem.path.endswith("broken.pdf")
     assert "damaged" in problem.problem
+
+
+def test_scans_are_counted_and_read_again_once_ocr_is_wanted(collections, tmp_path):
+    """Whether or not OCR is installed here: the page's new problem, or its text, shows that it was tried."""
+    (place := tmp_path / "scans").mkdir()
+    made.pdf(place / "a.pdf", [["Text of the first page."], [], []], pictures={1, 2})
+    (place / "b.txt").write_text("High water.")
+    live = settled(collections.add("scans", sources=(str(place),)))
+    counts = live.store.counts()
+    assert (counts.documents, counts.unread_pages, counts.scanned_pages) == (2, 2, 2)
+    before = live.store.document(str(place / "b.txt")).read_at
+    collections.change(live.definition.id, lambda old: msgspec.structs.replace(old, ocr=True))
+    wait_for(lambda: not live.store.with_page_problems((NEEDS_OCR,)), 120, "another reading")
+    settled(live)
+    assert found(live, "first page")[0] == ("a.pdf", 1)
+    assert live.store.document(str(place / "b.txt")).read_at == before, "only the scans are read again"
 
 
 def test_changes_on_disk_are_followed(collections, folder):
@@ -191,6 +209,7 @@ _INDEXER = """
 import sys, time
 from engine.documents.reader_process import Reader
 from engine.documents.registry import Collections
+from engine.documents.types import NEEDS_OCR
 from engine.documents.vectors import packed
 from engine.core.paths import user_paths
 ask = Reader._ask
