@@ -256,6 +256,8 @@ def test_lines_of_code_wrap_or_scroll_sideways(view):
     (lines,) = view.findChildren(UnwrappedCode)
     assert lines.toPlainText() == long
     assert lines.horizontalScrollBar().maximum() > lines.width()
+    assert lines.verticalScrollBar().maximum() == 0
+    assert lines.geometry().right() >= view.viewport().width() - 3, "what is behind it does not look out"
     block = view.document().findBlockByNumber(view.code[0].first)
     assert lines.y() == round(view.document().documentLayout().blockBoundingRect(block).top())
     view.append_markdown("\nmore")
@@ -366,6 +368,7 @@ def test_a_table_is_copied_as_markdown_and_for_a_spreadsheet(qtbot, view):
     qtbot.mouseMove(view.viewport(), middle)
     button = view._table_button
     qtbot.waitUntil(button.isVisible)
+    assert button.x() >= view._table_rect(table).right(), "it covers no cell"
     menu = view.table_menu(table)
     found = entries(menu)
     found["Copy table as Markdown"].trigger()

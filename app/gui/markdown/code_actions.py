@@ -197,6 +197,8 @@ class UnwrappedCode(QTextEdit):
         self.setReadOnly(True)
         self.setLineWrapMode(QTextEdit.LineWrapMode.NoWrap)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        upright = self.verticalScrollBar()  # all lines are in sight, but for a fraction of a pixel
+        upright.rangeChanged.connect(lambda _low, high: upright.setRange(0, 0) if high else None)
         self.document().setUndoRedoEnabled(False)
         self.document().setDocumentMargin(0)
         self.setAccessibleName(_tr("Code"))

@@ -284,7 +284,7 @@ class MarkdownView(QTextBrowser):
         first = self._document.documentLayout().blockBoundingRect(self._document.findBlockByNumber(code.first))
         box = self._code_box(code)
         inset = 1.5 * self._theme.tokens.unit
-        box.adjust(inset, 0, -inset, -1)
+        box.adjust(inset, 0, -1, -1)  # up to the frame: the lines behind are longer than the view
         box.setTop(first.top())
         return box.toRect()
 
@@ -362,7 +362,11 @@ class MarkdownView(QTextBrowser):
         return table if table is not None and self._table_rect(table).contains(place) else None
 
     def _table_rect(self, table: QTextTable) -> QRect:
-        found: QRectF = self._document.documentLayout().frameBoundingRect(table)
+        # Not the layout's rectangle of the frame, which is shifted by margins that Qt does not grant.
+        layout, padding = self._document.documentLayout(), table.format().toTableFormat().cellPadding()
+        corners = table.cellAt(0, 0), table.cellAt(table.rows() - 1, table.columns() - 1)
+        first, last = (layout.blockBoundingRect(cell.firstCursorPosition().block()) for cell in corners)
+        found: QRectF = first.united(last).adjusted(-padding, -padding, padding, padding)
         return found.toRect()
 
     def _offer_table(self, place: QPoint) -> None:
@@ -371,15 +375,15 @@ class MarkdownView(QTextBrowser):
             self._table_button.hide()
             return
         rect, size = self._table_rect(table), self._table_button.sizeHint()
-        right = min(rect.right(), self.viewport().width() - 1)
-        top = rect.top() + round(table.format().topMargin()) - size.height() // 2
-        self._table_button.setGeometry(right - size.width(), max(top, 0), size.width(), size.height())
+        # Next to the table without a gap, which the pointer could not cross; over it if there is no space.
+        left = min(rect.right(), self.viewport().width() - size.width() - 1)
+        self._table_button.setGeometry(left, rect.top(), size.width(), size.height())
         self._table_button.show()
         self._table_button.raise_()
 
     def _on_table_button(self) -> None:
         button = self._table_button
-        table = self._table_at(button.geometry().center() + QPoint(0, button.height()))
+        table = self._table_at(QPoint(button.x() - 2, button.geometry().center().y()))
         if table is not None:
             self.table_menu(table).below(button)
 
