@@ -210,7 +210,7 @@ def _leave(catalogue: Catalogue, source: Path, target: Path, control: Control, s
     for path in _files(source):
         inside = target / path.relative_to(source)
         try:
-            if _is_twin(path, inside) or (path.name == TICKET and inside.exists()):  # tickets name the new folder
+            if _is_twin(path, inside) or (_is_ticket(path) and inside.exists()):  # tickets name the new folder
                 path.unlink()
             else:
                 left.append(str(path))
@@ -259,6 +259,10 @@ def _is_twin(path: Path, inside: Path) -> bool:
         return inside.is_symlink() and path.resolve() in {inside.resolve(), path.resolve()}
     same_time = abs(one.st_mtime_ns - other.st_mtime_ns) <= _SAME_TIME_NS
     return os.path.samestat(one, other) or (one.st_size == other.st_size and same_time)
+
+
+def _is_ticket(path: Path) -> bool:
+    return path.name == TICKET and path.parent.parent.name == ".trash"
 
 
 def _unfinished(inside: Path) -> Path:

@@ -198,12 +198,14 @@ def test_what_changes_during_the_copy_is_copied_or_deleted_too(library, tmp_path
 
     def change(_control):
         (source / "one.gguf").unlink()
+        (source / "org" / "entry.json").write_text("{}")
         (source / "later.gguf").write_bytes(gguf(numbers={"llama.context_length": 40}))
 
     last = len(contents(source)) * 2
     move(library, started(library, target, settings), Stops(last, change), settings.switch)
     library.refresh()
     assert (target / "later.gguf").exists()
+    assert (target / "org" / "entry.json").read_text() == "{}"
     assert not (target / "one.gguf").exists()
     assert not source.exists()
 
