@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
@@ -44,6 +45,7 @@ class Utilization(Collector):
         self.busy: Callable[[], bool] = lambda: False
         self._read_at = float("-inf")
         self._read = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._sampler: UsageSampler | None = None
         self._looking = asyncio.Lock()
@@ -52,7 +54,8 @@ class Utilization(Collector):
     def start(self) -> None:
         """Start sampling; needs a running loop."""
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="utilization")
+            self._loop = asyncio.get_running_loop()
+            self._task = self._loop.create_task(self._run(), name="utilization")
 
     async def stop(self) -> None:
         """Stop sampling; the samples stay."""
@@ -87,12 +90,14 @@ class Utilization(Collector):
 
     def _idle(self) -> bool:
         metered = bool(self._ring and self._ring[-1].parts)
-        return not (metered or self.busy() or asyncio.get_running_loop().time() - self._read_at < READ_S)
+        return not (metered or self.busy() or time.monotonic() - self._read_at < READ_S)
 
     def _is_read(self) -> None:
-        """Take a sample each second from now on. Called on the loop."""
-        self._read_at = asyncio.get_running_loop().time()
-        self._read.set()
+        """Take a sample each second from now on. Thread-safe."""
+        self._read_at = time.monotonic()
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._read.set)
 
     async def fresh(self, least_s: float) -> None:
         """Take a sample now unless the last is less than `least_s` old; `on_sample` is called."""
