@@ -389,6 +389,7 @@ class Answer:
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self._completion_tokens = 0
+        self._reasoning_tokens = 0
         self._refused: dict[int, list[str]] = {}
         self.done = False
 
@@ -403,8 +404,10 @@ class Answer:
             return [event]
         if isinstance(event, Delta):
             self._completion_tokens += len(event.token_ids)
-            spoken = self._parser.speaking
+            spoken, reasoned = self._parser.speaking, self._parser.reasoning
             events = self._pass(self._parser.feed(event.text))
+            if reasoned or self._parser.reasoning:  # the marks around it are part of it
+                self._reasoning_tokens += len(event.token_ids)
             if event.logprobs and (spoken or self._parser.speaking):
                 return [AnswerLogprobs(entries=event.logprobs), *events]
             return events
@@ -420,6 +423,7 @@ class Answer:
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
             cached_tokens=self._cached_tokens,
+            reasoning_tokens=self._reasoning_tokens,
         )
         return AnswerFinished(
             finish_reason="tool_calls",
@@ -431,11 +435,14 @@ class Answer:
 
     def _finished(self, done: Done) -> AnswerFinished:
         reason: FinishReason = done.finish_reason
+        usage = done.usage
+        if self._reasoning_tokens:  # another server counts its own
+            usage = msgspec.structs.replace(usage, reasoning_tokens=self._reasoning_tokens)
         if reason == "stop" and self._num_calls:
             reason = "tool_calls"
         return AnswerFinished(
             finish_reason=reason,
-            usage=done.usage,
+            usage=usage,
             timings=done.timings,
             stop=done.stop,
             malformed=tuple(self._malformed),

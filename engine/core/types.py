@@ -158,11 +158,15 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Token counts of one request; `cached_tokens` of the prompt came from the prefix cache."""
+    """Token counts of one request.
+
+    `cached_tokens` of the prompt came from the prefix cache; `reasoning_tokens` of the completion are reasoning.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):

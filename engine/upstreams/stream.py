@@ -56,12 +56,14 @@ class _Choice(msgspec.Struct):
 
 class _Details(msgspec.Struct):
     cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
 
 
 class _Chunk(msgspec.Struct):
@@ -186,11 +188,12 @@ class ChatReader:
 
 
 def _usage(counts: _Usage) -> Usage:
-    details = counts.prompt_tokens_details
+    prompt, completion = counts.prompt_tokens_details or _Details(), counts.completion_tokens_details or _Details()
     return Usage(
         prompt_tokens=counts.prompt_tokens or 0,
         completion_tokens=counts.completion_tokens or 0,
-        cached_tokens=(details.cached_tokens or 0) if details is not None else 0,
+        cached_tokens=prompt.cached_tokens or 0,
+        reasoning_tokens=completion.reasoning_tokens or 0,
     )
 
 

@@ -95,6 +95,11 @@ class AnswerParser:
         """Whether the next text is visible, as far as known."""
         return self._mode in {_Mode.TEXT, _Mode.BARE}
 
+    @property
+    def reasoning(self) -> bool:
+        """Whether the next text is reasoning, as far as known."""
+        return self._mode is _Mode.REASONING
+
     def feed(self, text: str) -> list[AnswerEvent]:
         """The events that this additional text makes certain."""
         self._buffer += text

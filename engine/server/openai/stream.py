@@ -32,11 +32,13 @@ def usage_body(usages: list[Usage]) -> dict[str, Any]:
     """Usage of all choices; the prompt is counted once."""
     prompt = usages[0].prompt_tokens if usages else 0
     completion = sum(u.completion_tokens for u in usages)
+    reasoning = sum(u.reasoning_tokens for u in usages)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": usages[0].cached_tokens if usages else 0},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
 
 

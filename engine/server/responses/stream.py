@@ -22,12 +22,12 @@ _encode = msgspec.json.encode
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
-    """Usage in this protocol's names. Reasoning tokens are not counted separately."""
+    """Usage in this protocol's names."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 

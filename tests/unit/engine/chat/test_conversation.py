@@ -89,6 +89,14 @@ def test_logprobs_are_those_of_visible_tokens():
     assert ReasoningDelta("hm") in out
 
 
+def test_reasoning_tokens_are_counted_with_their_marks():
+    parts = ["<think>", "h", "m", "</think>", "yes", "!"]
+    chat = prepared(prefill="")
+    out = run(chat, *(Delta(text=part, token_ids=(1,)) for part in parts), done())
+    assert out[-1].usage == Usage(prompt_tokens=3, completion_tokens=5, reasoning_tokens=4)
+    assert run(prepared(), Delta(text="yes", token_ids=(1, 2)), done())[-1].usage.reasoning_tokens == 0
+
+
 def test_a_call_ends_with_tool_calls():
     out = run(prepared(tools=TOOLS), Delta(text=CALL), done())
     assert [type(event) for event in out] == [
