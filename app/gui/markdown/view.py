@@ -374,6 +374,7 @@ class MarkdownView(QTextBrowser):
         if table is None:
             self._table_button.hide()
             return
+        self._pointed = place
         rect, size = self._table_rect(table), self._table_button.sizeHint()
         # Next to the table without a gap, which the pointer could not cross; over it if there is no space.
         left = min(rect.right(), self.viewport().width() - size.width() - 1)
@@ -381,9 +382,11 @@ class MarkdownView(QTextBrowser):
         self._table_button.show()
         self._table_button.raise_()
 
+    _pointed = QPoint()  # where the pointer was in the table whose button is shown
+
     def _on_table_button(self) -> None:
         button = self._table_button
-        table = self._table_at(QPoint(button.x() - 2, button.geometry().center().y()))
+        table = self._table_at(self._pointed)
         if table is not None:
             self.table_menu(table).below(button)
 
