@@ -369,6 +369,8 @@ def test_a_table_is_copied_as_markdown_and_for_a_spreadsheet(qtbot, view):
     button = view._table_button
     qtbot.waitUntil(button.isVisible)
     assert button.x() >= view._table_rect(table).right(), "it covers no cell"
+    view._offer_table(button.geometry().center())
+    assert button.isVisible(), "the pointer has reached it"
     assert view._table_at(view._pointed) is not None, "what its click looks for"
     menu = view.table_menu(table)
     found = entries(menu)

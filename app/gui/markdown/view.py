@@ -370,6 +370,9 @@ class MarkdownView(QTextBrowser):
         return found.toRect()
 
     def _offer_table(self, place: QPoint) -> None:
+        button = self._table_button
+        if button.isVisible() and button.geometry().contains(place):
+            return  # moves over the button arrive here, too
         table = self._table_at(place)
         if table is None:
             self._table_button.hide()
