@@ -7,7 +7,7 @@ import msgspec
 
 from devices.msgspec_lock import learned
 from engine.api.chat import Runaway, Timings, Usage
-from engine.api.collections import Grounds
+from engine.api.collections import Citations
 from engine.api.receipts import Receipt
 from engine.message_catalog.reasons import Reason
 
@@ -40,7 +40,7 @@ class AnswerFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     runaway: Runaway | None = None
     ran_on: str = ""
     ran_on_detail: Reason | None = None
-    grounds: Grounds | None = None
+    grounds: Citations | None = None
     receipt: Receipt | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     edited: bool = False

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.documents.file_types import kind_of
 from engine.documents.formats.pseudo_pages import decoded
-from engine.documents.types import NEEDS_OCR, Unreadable
+from engine.documents.types import NEEDS_OCR, BadDocument
 
 # Larger than any context. A disk image that is dropped by mistake must not fill memory.
 MAX_TEXT_BYTES = 8 << 20
@@ -69,7 +69,7 @@ def read(path: Path) -> Document:
     raw = _bytes(path, size, MAX_TEXT_BYTES)
     try:
         text = decoded(raw)
-    except Unreadable as error:
+    except BadDocument as error:
         raise DocumentError(path.name, "it is not a text file") from error
     if not text.strip():
         raise DocumentError(path.name, "it is empty")

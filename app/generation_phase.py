@@ -17,7 +17,7 @@ _MIN_BUSY_S = 3.0
 
 
 @dataclass(frozen=True)
-class Phase:
+class GenerationPhase:
     """`done` of `total`: prompt tokens while reading, percent while loading. `busy`: as the server measured."""
 
     name: Literal["waiting", "permission", "loading", "reading", "thinking", "writing"] = "waiting"
@@ -28,28 +28,30 @@ class Phase:
     busy: bool = False
 
 
-WAITING, THINKING, WRITING = Phase("waiting"), Phase("thinking"), Phase("writing")
-PERMISSION = Phase("permission")  # the user is asked whether a tool may run
+WAITING, THINKING, WRITING = GenerationPhase("waiting"), GenerationPhase("thinking"), GenerationPhase("writing")
+PERMISSION = GenerationPhase("permission")  # the user is asked whether a tool may run
 
 
-def phase_of(chunk: ChatChunk) -> Phase | None:
+def phase_of(chunk: ChatChunk) -> GenerationPhase | None:
     """The phase that a chunk of a streamed response reports; None if it reports nothing new."""
     load, prompt = chunk.load_progress, chunk.prompt_progress
     if load is not None:
-        return Phase("loading", round(100 * load.fraction), 100, load.waiting, load.compiling)
+        return GenerationPhase("loading", round(100 * load.fraction), 100, load.waiting, load.compiling)
     if prompt is not None:
-        return Phase("reading", prompt.processed, prompt.total, busy=prompt.busy)
+        return GenerationPhase("reading", prompt.processed, prompt.total, busy=prompt.busy)
     for choice in chunk.choices:
         if choice.delta.content or choice.delta.tool_calls:
             return WRITING
         if choice.delta.reasoning_content:
             return THINKING
         if choice.delta.role:
-            return Phase("reading")
+            return GenerationPhase("reading")
     return None
 
 
-def phase_text(phase: Phase, seconds: float, tr: Callable[[str], str], number: Callable[[int], str]) -> str:
+def phase_text(
+    phase: GenerationPhase, seconds: float, tr: Callable[[str], str], number: Callable[[int], str]
+) -> str:
     """Describe the phase, for example `Reading your prompt 1,204 of 2,831 · 12 s`."""
     if phase.name == "loading" and phase.compiling:
         words = tr("Compiling the model for its device {n} % (the first time only)").format(n=phase.done)

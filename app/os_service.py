@@ -110,7 +110,7 @@ def install(found: Manager) -> None:
     write_atomically(found.path, found.text.encode(encoding), mode=0o600)  # a proxy URL may contain a password
     try:
         for argv in found.install:
-            _ask(argv)
+            _run_checked(argv)
     except ServiceFailed:
         if is_new:
             found.path.unlink(missing_ok=True)
@@ -123,7 +123,7 @@ def remove(found: Manager) -> bool:
         return False
     _check_present(found)
     for argv in found.remove:
-        _ask(argv)
+        _run_checked(argv)
     found.path.unlink(missing_ok=True)
     return True
 
@@ -134,7 +134,7 @@ def restart(found: Manager) -> None:
         raise ServiceFailed("it is not installed; `tessera service install` does that")
     _check_present(found)
     for argv in found.restart:
-        _ask(argv)
+        _run_checked(argv)
 
 
 def status(found: Manager) -> Status:
@@ -296,7 +296,7 @@ def _run(argv: Sequence[str]) -> "subprocess.CompletedProcess[str]":
         raise ServiceFailed(f"{argv[0]} could not be started: {error.strerror or error}") from error
 
 
-def _ask(argv: Sequence[str]) -> None:
+def _run_checked(argv: Sequence[str]) -> None:
     done = _run(argv)
     if done.returncode:
         output = (done.stderr or done.stdout).strip() or f"code {done.returncode}, no words"

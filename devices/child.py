@@ -66,7 +66,7 @@ def spawn(argv: Sequence[str], environment: Mapping[str, str], **options: Any) -
     return process
 
 
-class Standstill:
+class StallDetector:
     """Detects whether a process that is waited for has stalled; `spent` returns its CPU seconds.
 
     CPU time decides, because on a busy machine every wall-clock limit is exceeded.
@@ -111,7 +111,7 @@ class Standstill:
         return waited_s - self._moved_s > stalled_s or spent - self._begun > limit_s * threads
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class ProbeOutcome(msgspec.Struct, frozen=True):
     """Result of a child. `answer` is its JSON; `reason` says why there is none."""
 
     answer: Mapping[str, Any] | None
@@ -119,7 +119,7 @@ class Outcome(msgspec.Struct, frozen=True):
     seconds: float
 
 
-def run_child(argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | None = None) -> Outcome:
+def run_child(argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | None = None) -> ProbeOutcome:
     """Start `argv`, wait `timeout_s`, and kill its whole process tree if it still runs.
 
     On a busy machine, a child that has had less than `timeout_s` of CPU time and still computes gets longer.
@@ -132,21 +132,21 @@ def run_child(argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | No
     try:
         process = spawn(argv, without_secrets(env), **pipes, **flags)
     except OSError as error:
-        return Outcome(None, f"it could not be started: {error.strerror}", time.monotonic() - started)
+        return ProbeOutcome(None, f"it could not be started: {error.strerror}", time.monotonic() - started)
     try:
         stdout, stderr = _output(process, timeout_s)
     except subprocess.TimeoutExpired:
         kill_tree(process)
-        return Outcome(None, f"it gave no answer within {timeout_s:g} s", time.monotonic() - started)
+        return ProbeOutcome(None, f"it gave no answer within {timeout_s:g} s", time.monotonic() - started)
     answer = answer_in(stdout)
     reason = _failure(process.returncode, answer, stderr)
-    return Outcome(None if reason else answer, reason, time.monotonic() - started)
+    return ProbeOutcome(None if reason else answer, reason, time.monotonic() - started)
 
 
 def _output(process: "subprocess.Popen[bytes]", timeout_s: float) -> tuple[bytes, bytes]:
     """The child's output after it ended. Raises: TimeoutExpired."""
     started, step_s = time.monotonic(), min(STEP_S, timeout_s)
-    still = Standstill(process.pid)
+    still = StallDetector(process.pid)
     over = partial(still.over, limit_s=timeout_s, stalled_s=step_s, longest_s=PATIENCE * timeout_s)
     over(0.0)
     try:
@@ -349,7 +349,7 @@ class BoundedChild:
         """
         import psutil
 
-        started, still = time.monotonic(), Standstill(process.pid)
+        started, still = time.monotonic(), StallDetector(process.pid)
         longest_s = self._timeout_s * ANSWER_PATIENCE
         over = partial(still.over, limit_s=self._timeout_s, stalled_s=_STALLED_S, longest_s=longest_s)
         over(0.0)

@@ -92,7 +92,7 @@ class EngineVersionRolledBack(EngineVersionRefused):
         self.used_again = used_again
 
 
-class Overdrawn(EnvironmentFault):
+class PoolExceeded(EnvironmentFault):
     """A reservation would exceed a pool: bytes needed and available, on `pool`."""
 
     code = "not_enough_memory"

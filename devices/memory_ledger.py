@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from devices.errors import Overdrawn
+from devices.errors import PoolExceeded
 from devices.memory_audit import Audit, AuditLog
 from devices.probes.gpu_linux import reserve_bytes
 from devices.process_memory import process_memory
 from devices.types import Device, Machine, Pool, ProcessMemory
 
 
-class Amount(msgspec.Struct, frozen=True):
+class DeviceBytes(msgspec.Struct, frozen=True):
     """Bytes on one device. `mapped` file pages can be dropped and read again, but then every token waits."""
 
     anonymous_bytes: int
@@ -34,7 +34,7 @@ class Reservation(msgspec.Struct, frozen=True):
 
     owner: str
     key: str
-    amounts: Mapping[str, Amount]
+    amounts: Mapping[str, DeviceBytes]
     drawn: Mapping[str, int]
     pid: int | None = None
     measured: ProcessMemory | None = None
@@ -66,7 +66,7 @@ class Ledger:
     def reserve(
         self,
         owner: str,
-        amounts: Mapping[str, Amount],
+        amounts: Mapping[str, DeviceBytes],
         key: str = "",
         expected_bytes: int | None = None,
         parts: Mapping[str, int] | None = None,
@@ -76,7 +76,7 @@ class Ledger:
         `expected_bytes` is what its process should show in full use, if that is less than the reservation;
         `parts` is the purpose of the bytes.
 
-        Raises: Overdrawn: a pool is too small now; nothing was changed.
+        Raises: PoolExceeded: a pool is too small now; nothing was changed.
         """
         machine = self._read_machine()
         with self._lock:
@@ -87,8 +87,8 @@ class Ledger:
             self._held[owner] = reservation
         return reservation
 
-    def check(self, amounts: Mapping[str, Amount], exclude: str = "") -> None:
-        """Raise Overdrawn if these bytes are not available now; reserves nothing."""
+    def check(self, amounts: Mapping[str, DeviceBytes], exclude: str = "") -> None:
+        """Raise PoolExceeded if these bytes are not available now; reserves nothing."""
         machine = self._read_machine()
         with self._lock:
             self._draw(machine, amounts, exclude)
@@ -140,7 +140,7 @@ class Ledger:
         )
 
     def refine(
-        self, owner: str, amounts: Mapping[str, Amount], expected_bytes: int | None, parts: Mapping[str, int]
+        self, owner: str, amounts: Mapping[str, DeviceBytes], expected_bytes: int | None, parts: Mapping[str, int]
     ) -> None:
         """Update the numbers of an admitted load. `expected_bytes` is what its process should show."""
         machine = self._read_machine()
@@ -150,7 +150,7 @@ class Ledger:
                 return
             try:
                 drawn = self._draw(machine, amounts, exclude=owner)
-            except Overdrawn:  # it is loaded, so it uses the bytes anyway
+            except PoolExceeded:  # it is loaded, so it uses the bytes anyway
                 drawn = dict(reservation.drawn)
             self._held[owner] = replace(
                 reservation, amounts=dict(amounts), drawn=drawn, expected_bytes=expected_bytes, parts=parts
@@ -203,19 +203,19 @@ class Ledger:
                     free[pool] = free.get(pool, 0) - drawn
         return {pool: max(0, left) for pool, left in free.items()}
 
-    def _draw(self, machine: Machine, amounts: Mapping[str, Amount], exclude: str) -> dict[str, int]:
+    def _draw(self, machine: Machine, amounts: Mapping[str, DeviceBytes], exclude: str) -> dict[str, int]:
         free = self._free(machine, exclude)
         drawn: dict[str, int] = {}
         for device_id, amount in amounts.items():
             device = machine.device(device_id)
             needed = amount.total_bytes
             if device is None:
-                raise Overdrawn(device_id, needed, 0, {})
+                raise PoolExceeded(device_id, needed, 0, {})
             available = (
                 _igpu(device, free) if device.kind == "igpu" else sum(free.get(p, 0) for p in _drawn_pools(device))
             )
             if needed > available:
-                raise Overdrawn(
+                raise PoolExceeded(
                     device_id, needed, available, {r.owner: r.predicted_bytes for r in self._held.values()}
                 )
             for pool in _drawn_pools(device):

@@ -107,14 +107,14 @@ def _memory(device: Device, found: BackendDevice) -> Memory:
         )
     if device.vendor == "Apple":  # the working set that Metal reports replaces the assumed share of RAM
         limit = min(found.total_bytes, memory.physical_bytes or found.total_bytes)
-        return replace(memory, shared_limit_bytes=limit, available_bytes=_least(memory.available_bytes, limit))
+        return replace(memory, shared_limit_bytes=limit, available_bytes=_minimum(memory.available_bytes, limit))
     available = memory.available_bytes
     if available is None or available == total:
         available = min(found.free_bytes, total)
-    return replace(memory, available_bytes=_least(available, total))
+    return replace(memory, available_bytes=_minimum(available, total))
 
 
-def _least(*values: int | None) -> int | None:
+def _minimum(*values: int | None) -> int | None:
     return min((value for value in values if value is not None), default=None)
 
 

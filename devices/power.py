@@ -43,7 +43,7 @@ class Draw(msgspec.Struct, frozen=True):
     counted: bool
 
 
-class Counter:
+class RateCounter:
     """Converts a growing counter to a rate per second; it may wrap around at `span`."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class PowerMeters:
         self._host = host
         self._devices = [d for d in devices if d.pci and d.kind not in {"cpu", "remote"}]
         self._clock = clock
-        self._counters: dict[str, Counter] = {}
+        self._counters: dict[str, RateCounter] = {}
         self._nvidia: tuple[Draw, ...] = ()
         self._nvidia_at = float("-inf")
         # Files in sysfs stay while the system runs; devices' monitors come and go with their drivers.
@@ -112,7 +112,7 @@ class PowerMeters:
         if not source.counts:
             return None if value is None else Draw(source.meter, source.part, value / 1e6, counted=False)
         span = read_number(self._host, source.span) if source.span else None
-        rate = self._counters.setdefault(source.path, Counter()).rate(value, now, span)
+        rate = self._counters.setdefault(source.path, RateCounter()).rate(value, now, span)
         return None if rate is None else Draw(source.meter, source.part, rate / 1e6, counted=True)
 
     def _nvml(self, devices: list[Device], now: float) -> tuple[Draw, ...]:
@@ -127,7 +127,7 @@ class PowerMeters:
                 continue
             joules, milliwatts = record.get("energy_mj"), record.get("power_mw")
             counted = joules if isinstance(joules, int) else None
-            rate = self._counters.setdefault(f"nvml {part}", Counter()).rate(counted, now)
+            rate = self._counters.setdefault(f"nvml {part}", RateCounter()).rate(counted, now)
             if rate is not None:
                 found.append(Draw("nvml", part, rate / 1e3, counted=True))
             elif isinstance(milliwatts, int) and milliwatts >= 0:

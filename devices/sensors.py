@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from devices.host import Host, number, read_number, suspended, text
-from devices.power import Counter, PowerMeters, parts_w, short_address
+from devices.power import PowerMeters, RateCounter, parts_w, short_address
 from devices.types import Device, LiveDevice
 
 NVIDIA_QUERY = "pci.bus_id,utilization.gpu,temperature.gpu,power.draw"
@@ -32,7 +32,7 @@ class LiveReader:
         self._cpu_percent = cpu_percent
         self._clock = clock
         self._ticks: tuple[float, float] | None = None
-        self._counters: dict[str, Counter] = {}
+        self._counters: dict[str, RateCounter] = {}
         self._meters: PowerMeters | None = None
         self._metered: tuple[Device, ...] = ()
 
@@ -101,7 +101,7 @@ class LiveReader:
         if percent is not None:
             return _share(percent / 100)
         micros = read_number(self._host, f"{folder}/npu_busy_time_us")  # Intel's NPU
-        rate = self._counters.setdefault(folder, Counter()).rate(micros, self._clock())
+        rate = self._counters.setdefault(folder, RateCounter()).rate(micros, self._clock())
         return None if rate is None else _share(rate / 1e6)
 
     def _nvidia(self) -> dict[str, list[str]]:

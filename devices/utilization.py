@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import psutil
 
 from devices.host import Host, read_number, suspended
-from devices.power import CPU, Counter, PowerMeters, parts_w, short_address, whole_w
+from devices.power import CPU, PowerMeters, RateCounter, parts_w, short_address, whole_w
 from devices.types import Device, DeviceUsage, Usage
 
 # nvidia-smi takes up to 0.5 s, so it runs rarely.
@@ -26,7 +26,7 @@ class UsageSampler:
         self._host = host
         self._devices = [d for d in devices if d.kind != "cpu" and d.pci]
         self._clock = clock
-        self._counters: dict[str, Counter] = {}
+        self._counters: dict[str, RateCounter] = {}
         self._all = tuple(devices)
         self._meters = PowerMeters(host, self._devices, clock)
         self._cpu: tuple[float, float] | None = None
@@ -67,7 +67,7 @@ class UsageSampler:
         return min(1.0, max(0.0, (busy - before[0]) / (total - before[1])))
 
     def _rate(self, name: str, value: int | None, now: float) -> float | None:
-        return self._counters.setdefault(name, Counter()).rate(value, now)
+        return self._counters.setdefault(name, RateCounter()).rate(value, now)
 
     def _device(self, device: Device, now: float, watts: float | None) -> DeviceUsage:
         base = f"/sys/bus/pci/devices/{device.pci}"

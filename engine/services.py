@@ -49,6 +49,7 @@ __all__ = [
     "Chosen",
     "Compared",
     "ComparedDevice",
+    "EngineFacade",
     "FitReport",
     "ModelEntry",
     "ModelPlacement",
@@ -57,14 +58,13 @@ __all__ = [
     "Paths",
     "RepoHit",
     "RepoPlan",
-    "Services",
     "__version__",
     "is_plain_text",
     "user_paths",
 ]
 
 
-class Services:
+class EngineFacade:
     """Read access for one user. Missing parts are opened when first needed; `close` closes only those."""
 
     def __init__(
@@ -218,9 +218,9 @@ class Services:
     def quantize_target(self, options: "QuantizeOptions") -> "Path":
         """Default output path of `tessera quantize` with these options. Raises: ModelNotFound."""
         from engine.job_kinds.quantize.job import source_of
-        from engine.job_kinds.quantize.request import beside_source
+        from engine.job_kinds.quantize.request import default_out
 
-        return beside_source(source_of(self.catalogue, options.model).path, options, self.paths)
+        return default_out(source_of(self.catalogue, options.model).path, options, self.paths)
 
     def quantize_plan(self, options: "QuantizeOptions", named: "TaskSets") -> "QuantizeReport":
         """The likely plan and the memory and time of the job; `named` tasks may be its quality gate.
@@ -245,9 +245,9 @@ class Services:
 
     def why_no_default_model(self) -> str | None:
         """Why the installation has no default chat model; None if it has one."""
-        from engine.library.default_model import why_missing
+        from engine.library.default_model import missing_model_reason
 
-        return why_missing()
+        return missing_model_reason()
 
     @cached_property
     def keys(self) -> "KeyStore":
@@ -291,13 +291,13 @@ class Services:
         from engine.placement.model_argument import find
         from engine.placement.placer import Placer
         from engine.placement.resources import MachineState, open_resources
-        from engine.placement.types import Overrides
+        from engine.placement.types import PlacementLimits
 
         placer = Placer(open_resources(self.paths, MachineState(machine) if machine else None))
         shape, settings = find(model, self.catalogue, placer, projector)
         exact = os.path.isfile(settings.path) and machine is None  # noqa: PTH113 - pathlib is not imported here
         given = {"max_ctx": open_context(asked=overrides.get("n_ctx") is not None), **overrides}
-        placement = placer.judge_shape(model, shape, settings, Overrides(**given), exact=exact)
+        placement = placer.judge_shape(model, shape, settings, PlacementLimits(**given), exact=exact)
         return fit_report(placer.report(model, placement, shape)), model_placement(placement)
 
     def measured(self, model: str | None = None) -> "list[Report]":

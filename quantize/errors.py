@@ -3,7 +3,7 @@
 from devices.errors import EnvironmentFault, InputFault
 
 
-class Unreadable(EnvironmentFault):
+class CannotRead(EnvironmentFault):
     """The system could not open or read a file; `reason` is the system's error message."""
 
     code = "unreadable"

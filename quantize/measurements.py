@@ -62,7 +62,7 @@ class TensorEvidence(msgspec.Struct, frozen=True, kw_only=True):
     errors: dict[Rounding, dict[str, float]]
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+class LossMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     """Measured KL divergence of every quantizable tensor of one file.
 
     `tier` tells how the sensitivity was measured: by swapping bands of layers, or tensor by tensor.
@@ -116,7 +116,7 @@ class MeasureRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """The measurements, the importance matrix in llama.cpp's GGUF format, and the cache folder."""
 
-    evidence: Evidence
+    evidence: LossMeasurements
     imatrix: Path
     folder: Path
 

@@ -75,7 +75,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     tensors: tuple[TensorSpec, ...] = ()
 
 
-class Lock(msgspec.Struct, frozen=True):
+class TypeOverride(msgspec.Struct, frozen=True):
     """A type set by the user for all tensors whose name matches `pattern` (a regular expression).
 
     With `at_least` the type is a minimum of bits per weight, otherwise the exact type.
@@ -95,7 +95,7 @@ class KvOption(msgspec.Struct, frozen=True):
     damage: float
 
 
-class Goal(msgspec.Struct, frozen=True, kw_only=True):
+class SizeTarget(msgspec.Struct, frozen=True, kw_only=True):
     """The goal of a plan.
 
     `limit_bytes` limits the whole file ("budget", "bpw"), or weights plus KV cache ("fit"). For "fit",
@@ -141,7 +141,7 @@ class TensorPlan(msgspec.Struct, frozen=True, kw_only=True):
     exact: str = ""
 
 
-class StockPlan(msgspec.Struct, frozen=True, kw_only=True):
+class PresetPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A llama.cpp preset applied to the same model. `file_bytes` is the size of the whole file.
 
     `damage` is the KL divergence predicted from the same measurements. It is None if they do not cover every type
@@ -165,7 +165,7 @@ class QuantPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int = 1
     architecture: str
-    goal: Goal
+    goal: SizeTarget
     evidence: EvidenceRef
     tensors: tuple[TensorPlan, ...]
     kv: KvOption | None = None
@@ -176,8 +176,8 @@ class QuantPlan(msgspec.Struct, frozen=True, kw_only=True):
     gap: float = 0.0
     decode_cost: float = 1.0
     device: str = "cpu"
-    locks: tuple[Lock, ...] = ()
-    stock: tuple[StockPlan, ...] = ()
+    locks: tuple[TypeOverride, ...] = ()
+    stock: tuple[PresetPlan, ...] = ()
     best_stock: str | None = None
     notes: tuple[str, ...] = ()
 

@@ -65,9 +65,9 @@ def command(
 ) -> None:
     """Measure, store and print."""
     if shape == "list":
-        from engine.services import Services
+        from engine.services import EngineFacade
 
-        echo("\n".join(Services().shapes()))
+        echo("\n".join(EngineFacade().shapes()))
         return
     if history:
         _history(model, as_json=as_json)
@@ -79,7 +79,7 @@ def command(
         _compare_places(model, as_json=as_json)
         return
     from engine.api.measuring import BenchRequest
-    from engine.services import Services
+    from engine.services import EngineFacade
 
     if sum(x is not None for x in (model, shape, like, hub)) != 1:
         raise click.UsageError("Name a MODEL, or use --shape, --like or --hub.")
@@ -97,7 +97,7 @@ def command(
     )
     report = measure(lambda client: client.bench(request)).report
     assert report is not None
-    services = Services()
+    services = EngineFacade()
     if picture is not None:
         picture.write_text(services.picture(report), encoding="utf-8")
     if as_json:
@@ -156,9 +156,9 @@ def _history(model: str | None, *, as_json: bool) -> None:
 
     import msgspec
 
-    from engine.services import Services
+    from engine.services import EngineFacade
 
-    found = Services().measured(model)
+    found = EngineFacade().measured(model)
     if as_json:
         click.echo(msgspec.json.encode(found).decode())
         return

@@ -9,13 +9,13 @@ import click
 
 from app.cli.echo import echo
 from app.db.backup import chat_texts
-from engine.services import Services
+from engine.services import EngineFacade
 
 _CHATS = "chats"
 
 
 @contextmanager
-def calibration_of(names: tuple[str, ...], services: Services, *, ask: bool) -> Iterator[dict[str, str]]:
+def calibration_options(names: tuple[str, ...], services: EngineFacade, *, ask: bool) -> Iterator[dict[str, str]]:
     """Options for the quantization job; a text file built here is deleted at the end.
 
     Raises: click.Abort: the user does not allow reading chats. click.UsageError: no such file. InputFault: no text.

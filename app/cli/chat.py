@@ -138,7 +138,7 @@ def command(
     with connected() as client:
         chosen = model or default_model(client)
         if device is not None:
-            _keep_on(client, chosen, None if device == "auto" else device)
+            _pin_to_device(client, chosen, None if device == "auto" else device)
         if draft is not None:
             from engine.api.models import LoadRequest
 
@@ -202,7 +202,7 @@ def _opened(names: tuple[str, ...]) -> "ChatTools":
         raise click.ClickException(str(error)) from error
 
 
-def _keep_on(client: "Client", model: str, device: str | None) -> None:
+def _pin_to_device(client: "Client", model: str, device: str | None) -> None:
     """Pin the model and load it; print what placement or the check after loading changed."""
     client.pin(model, device)
     placed = client.placement(model).placement
@@ -214,13 +214,13 @@ def _keep_on(client: "Client", model: str, device: str | None) -> None:
 
 def default_model(client: "ChatClient") -> str:
     """The server's default model; prints a note if it is the demonstration model."""
-    from engine.services import Services
+    from engine.services import EngineFacade
 
     chosen = next((entry for entry in client.chat_models() if entry.default), None)
     if chosen is None:
         raise click.ClickException("There is no model yet. Get one with: tessera models pull NAME")
     if chosen.demo:
-        reason = Services().why_no_default_model() or "There is no other chat model here."
+        reason = EngineFacade().why_no_default_model() or "There is no other chat model here."
         echo(
             f"{chosen.name} answers: a toy for demonstrations, often wrong. {reason}\n"
             "Get SmolLM2 135M with `python3 start.py model`, or any other with `tessera models pull NAME`.",

@@ -9,7 +9,7 @@ from app.cli.echo import echo
 from app.cli.tools import ask_person
 from app.tools.catalogue import offered, open_sources
 from app.tools.consent import ConsentStore, ToolConsent
-from app.tools.loop import Called, answer_message, carried_out, result_message
+from app.tools.loop import ToolCallEvent, answer_message, carried_out, result_message
 from app.tools.toolset import RunningServers, Toolset
 from app.tools.types import shown_text
 
@@ -34,7 +34,7 @@ class ChatTools:
         """Run the calls; return the messages with calls and results."""
         made = [answer_message(text, calls)]
         for event in carried_out(self._tools, calls):
-            if isinstance(event, Called):
+            if isinstance(event, ToolCallEvent):
                 title = shown_text(self._tools.title(event.tool))
                 continue
             state = "" if event.ok else " failed or declined"

@@ -13,7 +13,7 @@ from app.cli.answer_text import AnswerText, print_end
 from app.cli.echo import echo
 from app.cli.line_editor import command_of, line_reader, unknown_command, whole_text
 from app.cli.progress import PhaseLine
-from app.client import Answer, ApiError
+from app.client import ApiError, ChatDelta
 from app.code.agent.checkpoints import Checkpoints
 from app.code.agent.loop import Agent, ChatModel
 from app.code.agent.mcp_tools import McpTools
@@ -22,13 +22,13 @@ from app.code.agent.tools import Toolbox
 from app.code.agent.transcript import Transcript, read_transcript
 from app.code.agent.types import (
     AgentEvent,
+    AssistantTextEvent,
     Edited,
     Ended,
     PlanItem,
     Planned,
     Printed,
     Stepped,
-    Thought,
     UserAsked,
 )
 from app.code.assistant import Assistant, repair_request
@@ -38,7 +38,7 @@ from app.code.edits.session import Proposal
 from app.code.edits.types import Applied
 from app.code.errors import GitFailed, UncommittedChanges
 from app.tools.consent import Consent, ConsentRequest, Decision
-from app.tools.loop import Called, Returned
+from app.tools.loop import ToolCallEvent, ToolResultEvent
 from app.tools.mcp_config import BadMcpConfig, read_mcp_config
 from app.tools.types import ToolRefused, shown_text
 from devices.errors import TesseraError
@@ -122,7 +122,7 @@ class CodeSession:
         self._proposal = self._talk.proposal()
         self._show_proposal(self._proposal)
 
-    def _stream(self, answers: Iterator[Answer]) -> None:
+    def _stream(self, answers: Iterator[ChatDelta]) -> None:
         line, written = PhaseLine(), AnswerText()
         facts = NO_FACTS
         stopped = False
@@ -210,7 +210,7 @@ class CodeSession:
             if isinstance(event, Planned):
                 self._plan = event.items
 
-        consent = Consent(_ask_person)
+        consent = Consent(_prompt_for_consent)
         toolbox = Toolbox(self._project.index, self._project.edits, consent, on_event)
         model = model or ServerModel(self._assistant.client, self._talk.model, self._talk.options)
         servers = []
@@ -318,7 +318,7 @@ class CodeSession:
         self._context = self._proposal = None
 
 
-def _ask_person(request: ConsentRequest) -> Decision:
+def _prompt_for_consent(request: ConsentRequest) -> Decision:
     echo(f"\n{shown_text(request.title)}", bold=True)
     echo(shown_text(request.detail))
     if request.warning:
@@ -331,15 +331,15 @@ def _ask_person(request: ConsentRequest) -> Decision:
 
 
 def _show_event(event: AgentEvent) -> None:
-    if isinstance(event, Thought) and event.text:
+    if isinstance(event, AssistantTextEvent) and event.text:
         echo(shown_text(event.text))
     elif isinstance(event, Stepped):
         echo(f"{event.number:3} ", fg="cyan", nl=False)
     elif isinstance(event, Printed):
         echo(shown_text(event.text), nl=False)
-    elif isinstance(event, Called):
+    elif isinstance(event, ToolCallEvent):
         echo(f"· {shown_text(event.tool)[:80]} {shown_text(event.arguments)[:160]}", fg="cyan")
-    elif isinstance(event, Returned) and not event.ok:
+    elif isinstance(event, ToolResultEvent) and not event.ok:
         echo(f"  {shown_text(event.text)[:300]}", fg="red")
     elif isinstance(event, Edited):
         echo(f"  {shown_text(event.path)}", bold=True)

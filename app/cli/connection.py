@@ -46,14 +46,14 @@ def answering(model: str) -> "Iterator[ChatClient]":
 @contextmanager
 def _connected(kind: Callable[[], type[C]], model: str | None, *, here: bool) -> Iterator[C]:
     # No server is announced: start a private one while this process still imports the client.
-    own = None if user_paths().server_file.exists() or (not here and RemoteServer().url) else _own(model)
+    own = None if user_paths().server_file.exists() or (not here and RemoteServer().url) else _private_server(model)
     client_kind = kind()
     from app.client.discovery import chosen_server, server_here
 
     find = server_here if here else chosen_server
     client = find(client_kind) if own is None else None
     if client is None:
-        own = own or _own(model)
+        own = own or _private_server(model)
         client = own.connect(client_kind)
     try:
         yield client
@@ -63,5 +63,5 @@ def _connected(kind: Callable[[], type[C]], model: str | None, *, here: bool) ->
             own.stop()
 
 
-def _own(model: str | None) -> ServerProcess:
+def _private_server(model: str | None) -> ServerProcess:
     return ServerProcess("--model", model) if model is not None else ServerProcess()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from app.attachments import Document
     from app.cli.chat_tools import ChatTools
     from app.client import ChatClient
-    from engine.api.collections import Grounds
+    from engine.api.collections import Citations
 
 HELP = """Type a message. Ctrl-C stops an answer; Ctrl-D, /bye or /quit leave. Alt-Enter begins a line.
 Put several lines between \"\"\" and \"\"\"; pasted text stays one message. Tab completes commands and paths.
@@ -361,7 +361,7 @@ class Conversation:
         click.echo(json.dumps(fields, ensure_ascii=False))
 
 
-def print_grounds(grounds: "Grounds") -> None:
+def print_grounds(grounds: "Citations") -> None:
     """Print to stderr the source passages of a response."""
     echo(f"\n{shown_text(grounds.why)}", err=True)
     for number, passage in enumerate(grounds.passages, 1):

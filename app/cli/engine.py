@@ -21,7 +21,7 @@ from devices.llama_cpp_versions.store import VersionStore
 
 if TYPE_CHECKING:
     from devices.fault_rules import Rules
-    from engine.services import Compared, Services
+    from engine.services import Compared, EngineFacade
 
 
 @click.group(help="Other builds of llama.cpp: versions of llama-cpp-python, and llama-server programs.")
@@ -224,7 +224,7 @@ def remove(version: str) -> None:
     echo(f"{version} was removed. Models that are loaded keep it until they are unloaded.")
 
 
-def _in_program(services: "Services", model: str) -> bool:
+def _in_program(services: "EngineFacade", model: str) -> bool:
     """Return True if a program that the user added serves this model."""
     return any(model in services.models_in(name) for name in services.programs.all())
 
@@ -233,10 +233,10 @@ def _store() -> VersionStore:
     return VersionStore(engines_folder())
 
 
-def _services() -> "Services":
-    from engine.services import Services
+def _services() -> "EngineFacade":
+    from engine.services import EngineFacade
 
-    return Services()
+    return EngineFacade()
 
 
 def _built(version: str, work: Path) -> Path:

@@ -83,10 +83,10 @@ def command(
                 made.append(human_eval.evaluate(client, name, chosen, sandbox=sandbox, on_result=show))
     except (ApiError, ServerUnreachable, NoDataset) as error:
         raise click.ClickException(str(error)) from error
-    click.echo(json.dumps(_facts(made)) if as_json else _words(made))
+    click.echo(json.dumps(_as_json(made)) if as_json else _table(made))
 
 
-def _facts(made: "list[Evaluation]") -> dict[str, object]:
+def _as_json(made: "list[Evaluation]") -> dict[str, object]:
     from quantize.intervals import paired, wilson
 
     payload: dict[str, object] = {
@@ -107,7 +107,7 @@ def _facts(made: "list[Evaluation]") -> dict[str, object]:
     return payload
 
 
-def _words(made: "list[Evaluation]") -> str:
+def _table(made: "list[Evaluation]") -> str:
     from quantize.intervals import paired, share_text
 
     lines = [f"{one.model}: {share_text(one.num_passed, len(one.results))} solved at the first try" for one in made]

@@ -46,7 +46,7 @@ def command(
     """Show the memory MODEL needs (a name, a file, or owner/name[:quant] on the hub) and where it would run."""
     from devices.errors import BadRecording
     from devices.recording import load_recording
-    from engine.services import Services
+    from engine.services import EngineFacade
 
     if "/" in model and not Path(model).is_file():
         obey_offline()
@@ -54,7 +54,7 @@ def command(
         machine = load_recording(replay) if replay else None
     except BadRecording as error:
         raise click.ClickException(f"{error}. Make one with `tessera devices --record FILE`.") from error
-    with closing(Services()) as services:
+    with closing(EngineFacade()) as services:
         report, placement = services.fit(
             model,
             machine,

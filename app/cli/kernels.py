@@ -10,7 +10,7 @@ from app.cli.echo import echo
 from devices.errors import PackRefused
 
 if TYPE_CHECKING:
-    from devices.kernel_packs.install import Trial
+    from devices.kernel_packs.install import PackTrial
     from devices.kernel_packs.store import Pack, PackStore
 
 
@@ -116,7 +116,7 @@ class _refusals:  # noqa: N801 - reads as a statement
             ) from error
 
 
-def _print_devices(trial: "Trial") -> None:
+def _print_devices(trial: "PackTrial") -> None:
     for device in trial.devices:
         size = f", {device.total_bytes >> 20} MiB" if device.total_bytes else ""
         echo(f"  {device.name}: {device.description}{size}")
@@ -124,7 +124,7 @@ def _print_devices(trial: "Trial") -> None:
         echo("  It loads, but finds no device here. `tessera doctor` says what its driver needs.")
 
 
-def _described(pack: "Pack", trial: "Trial | None" = None) -> dict[str, Any]:
+def _described(pack: "Pack", trial: "PackTrial | None" = None) -> dict[str, Any]:
     from devices.as_json import to_json
 
     found: dict[str, Any] = {"in_use": pack.in_use, "previous": pack.previous, "digest": pack.folder.name}

@@ -3,7 +3,7 @@
 import click
 
 from app.cli.echo import echo
-from engine.services import Services
+from engine.services import EngineFacade
 
 _NONE = (
     "There are no keys now: programs on this computer need none, and a server at a public address accepts no "
@@ -21,14 +21,14 @@ def command() -> None:
 @click.option("--manage", is_flag=True, help="May also load, download and delete models.")
 def add(name: str, *, manage: bool) -> None:
     """Make a key. It is shown this once."""
-    echo(Services().keys.add(name, ("chat", "manage") if manage else ("chat",)))
+    echo(EngineFacade().keys.add(name, ("chat", "manage") if manage else ("chat",)))
     echo("Keep it now: only its hash is stored.", err=True)
 
 
 @command.command("list")
 def list_keys() -> None:
     """List names and scopes."""
-    services = Services()
+    services = EngineFacade()
     keys = services.keys.all()
     for key in keys:
         echo(f"{key.name}\t{', '.join(key.scopes)}")
@@ -42,7 +42,7 @@ def list_keys() -> None:
 @click.argument("name")
 def remove(name: str) -> None:
     """Revoke a key."""
-    services = Services()
+    services = EngineFacade()
     keys = services.keys
     if not keys.remove(name):
         if not services.program_keys.remove(name):

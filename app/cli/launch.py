@@ -41,7 +41,7 @@ def command(
     from app.code.integrations.store import ConnectStore
     from app.code.integrations.types import PLACEHOLDER_KEY
     from devices.errors import TesseraError
-    from engine.services import Services, user_paths
+    from engine.services import EngineFacade, user_paths
 
     store = ConnectStore(user_paths().state)
     if name is None:
@@ -54,7 +54,7 @@ def command(
         if do == "remove":
             _write(store, integration, store.planned_removal(integration), dry_run, yes, removing=True)
             if not dry_run:
-                Services().program_keys.remove(name)
+                EngineFacade().program_keys.remove(name)
             return
         with connected() as client:
             is_remote = bool(RemoteServer().url)
@@ -88,9 +88,9 @@ def _list(store: "ConnectStore") -> None:
 
 def _key(name: str, *, dry_run: bool) -> str:
     """The program's API key; a dry run creates none."""
-    from engine.services import Services
+    from engine.services import EngineFacade
 
-    keys = Services().program_keys
+    keys = EngineFacade().program_keys
     return keys.key(name) or "(created when it is connected)" if dry_run else keys.make(name)
 
 

@@ -43,11 +43,11 @@ _WORDS = {
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def sampling_command(model: str, changes: tuple[str, ...], reset: bool, as_json: bool) -> None:
     """Show or set what MODEL samples with where a request leaves it open."""
-    from engine.services import Services
+    from engine.services import EngineFacade
 
     if reset and changes:
         raise click.UsageError("--set and --reset exclude each other.")
-    with closing(Services()) as services:
+    with closing(EngineFacade()) as services:
         entry = services.model(model)
         settings = services.model_settings
         if reset:
@@ -242,9 +242,9 @@ def list_command(as_json: bool) -> None:
     """Show every model on this computer."""
     from contextlib import closing
 
-    from engine.services import Services
+    from engine.services import EngineFacade
 
-    with closing(Services()) as services:
+    with closing(EngineFacade()) as services:
         entries = services.models()
         aliases: dict[str, list[str]] = {}
         for alias, model in sorted(services.model_settings.aliases().items()):
@@ -263,9 +263,9 @@ def show_command(model: str, as_json: bool) -> None:
     """Show what is known about MODEL."""
     from contextlib import closing
 
-    from engine.services import Services
+    from engine.services import EngineFacade
 
-    with closing(Services()) as services:
+    with closing(EngineFacade()) as services:
         entry = services.model(model)
     if as_json:
         click.echo(json.dumps(as_dict(entry), ensure_ascii=False))

@@ -77,10 +77,10 @@ def link_command(where: str | None, as_json: bool) -> None:
     WHERE is a file, a folder, or lmstudio, ollama, llama.cpp, jan, huggingface. Without it: what could be linked.
     """
     from app.cli.job_line import this_computers_server
-    from engine.services import Services
+    from engine.services import EngineFacade
 
     if where is None:
-        found = Services().foreign_folders()
+        found = EngineFacade().foreign_folders()
         if as_json:
             click.echo(json.dumps({"folders": [{"app": f.app, "path": str(f.path)} for f in found]}))
             return
@@ -147,10 +147,10 @@ def alias_command(alias: str | None, model: str | None, remove: bool, as_json: b
     Programs that were made for another server find their model then, such as gpt-4o.
     """
     from app.cli.job_line import this_computers_server
-    from engine.services import Services
+    from engine.services import EngineFacade
 
     if alias is None:
-        found = Services().model_settings.aliases()
+        found = EngineFacade().model_settings.aliases()
         lines = "\n".join(f"{name:<32}{of}" for name, of in sorted(found.items()))
         _print_result(as_json, {"aliases": found}, lines or "There are no aliases.")
         return
@@ -174,9 +174,9 @@ def du_command(as_json: bool) -> None:
     from contextlib import closing
 
     from app.cli.cache import folder_bytes
-    from engine.services import Services
+    from engine.services import EngineFacade
 
-    with closing(Services()) as services:
+    with closing(EngineFacade()) as services:
         rows = [(entry.id, entry.size_bytes, entry.origin.kind) for entry in services.models() if entry.files]
         paths = services.paths
     own = sum(count for _, count, kind in rows if kind not in {"bundled", "installed", "linked"})
@@ -280,9 +280,9 @@ def _remove(client: "Client", entry: "Model", *, as_json: bool, ask: bool) -> No
 
 
 def _show_trash(*, as_json: bool) -> None:
-    from engine.services import Services
+    from engine.services import EngineFacade
 
-    services = Services()
+    services = EngineFacade()
     found = services.trash()
     services.close()
     rows = [{"ticket": r.ticket, "model": r.entry.id, "bytes": r.freed_bytes} for r in found]

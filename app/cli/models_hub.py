@@ -41,10 +41,10 @@ def search_command(
     """Search the hub for TEXT."""
     import msgspec
 
-    from engine.services import Services
+    from engine.services import EngineFacade
 
     obey_offline()
-    hits = Services().search(
+    hits = EngineFacade().search(
         text,
         task=task,
         architecture=architecture,
@@ -68,11 +68,11 @@ def starters_command(check: bool, as_json: bool) -> None:
     import msgspec
 
     from app.format import size
-    from engine.services import Services
+    from engine.services import EngineFacade
 
     if check:
         obey_offline()
-    proposals = Services().starters(check=check)
+    proposals = EngineFacade().starters(check=check)
     if as_json:
         click.echo(json.dumps({"proposals": msgspec.to_builtins(proposals)}))
         return
@@ -81,7 +81,7 @@ def starters_command(check: bool, as_json: bool) -> None:
         amount = size(proposal.download_bytes) if check else f"about {size(starter.expected_bytes)}"
         echo(f"{starter.id:<22}{starter.job:<11}{amount}, {starter.license}")
         echo(f"  {proposal.reason}.")
-    unchecked = f"The list is of {Services.recommended_on()}; --check asks the hub."
+    unchecked = f"The list is of {EngineFacade.recommended_on()}; --check asks the hub."
     echo("\nChecked with the hub." if check else f"\n{unchecked}")
     echo("Get one: tessera models pull " + (proposals[0].starter.id if proposals else "qwen3-0.6b"))
 
@@ -103,10 +103,10 @@ def pull_command(
     from app.cli.job_line import Interrupted, finish, this_computers_server
     from engine.api.jobs import ModelMade
     from engine.api.library import PullRequest
-    from engine.services import Services
+    from engine.services import EngineFacade
 
     obey_offline()
-    with closing(Services()) as services:
+    with closing(EngineFacade()) as services:
         if plan_only:
             _print_plan(services.planned_repository(model, label, revision)[0], as_json=as_json)
             return
@@ -119,7 +119,7 @@ def pull_command(
     show = _json_line if as_json else ProgressBar()
     try:
         with this_computers_server() as client:
-            made = finish(client, _begun(client, request), ModelMade, show, on_interrupt="pause")
+            made = finish(client, _resume_or_start(client, request), ModelMade, show, on_interrupt="pause")
     except Interrupted as stopped:
         if stopped.state == "paused":
             raise click.ClickException("Paused. Run the same command to continue.") from None
@@ -133,7 +133,7 @@ def pull_command(
         echo(f"{made.model} is ready. Try: tessera chat {made.model}")
 
 
-def _begun(client: "Client", request: "PullRequest") -> "Job":
+def _resume_or_start(client: "Client", request: "PullRequest") -> "Job":
     """Resume the paused download with the same parameters, or start a new one."""
     import msgspec
 
@@ -190,12 +190,12 @@ def _print_plan(plan: "RepoPlan", *, as_json: bool) -> None:
     out = console()
     out.print(table(("type", "size", "bits per weight", "needs", "fits", "tok/s", ""), rows, cut="", bold=best))
     if plan.own:
-        for line in _own_build_words(plan.repository.repo, plan.own):
+        for line in _own_build_lines(plan.repository.repo, plan.own):
             out.print(escape(line))
     out.print(f"Read {size(plan.fetched_bytes)} of headers in {plan.elapsed_s:.1f} s.", style="dim")
 
 
-def _own_build_words(repo: str, own: "OwnBuild") -> list[str]:
+def _own_build_lines(repo: str, own: "OwnBuild") -> list[str]:
     """Text that compares a quantization built by Tessera with the ready-made file, and the command for it."""
     from app.format import size
 

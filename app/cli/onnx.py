@@ -100,9 +100,9 @@ def quark_command(source: Path, out: Path, context: int, form: "Form") -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def providers_command(as_json: bool) -> None:
     """Show every execution provider, whether it works here, and what is missing if not."""
-    from engine.services import Services
+    from engine.services import EngineFacade
 
-    found = Services().onnx_providers()
+    found = EngineFacade().onnx_providers()
     if as_json:
         click.echo(json.dumps({"providers": [report.as_json() for report in found]}))
         return

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from app.generation_phase import Phase, phase_text
+from app.generation_phase import GenerationPhase, phase_text
 
 if TYPE_CHECKING:
     from engine.api.jobs import Progress
@@ -75,7 +75,7 @@ class PhaseLine:
         self._began = time.monotonic()
         self._shown = False
 
-    def show(self, phase: Phase | None) -> None:
+    def show(self, phase: GenerationPhase | None) -> None:
         """Show the phase; erase the line when the response starts."""
         if phase is None or not sys.stderr.isatty():
             return

@@ -12,7 +12,7 @@ import click
 
 from app.cli.echo import echo
 from app.cli.progress import draw
-from app.cli.quantize_options import Duration, LockOption, RoundingOption, Size, check_plan, gate_of
+from app.cli.quantize_options import Duration, LockOption, RoundingOption, Size, check_plan, parse_gate
 from engine.services import DEFAULT_CONTEXT
 
 if TYPE_CHECKING:
@@ -147,9 +147,9 @@ def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
     """Build the request, have it done, tell what came out."""
     import msgspec
 
-    from app.cli.calibration_option import calibration_of
+    from app.cli.calibration_option import calibration_options
     from app.evals.gate_tasks import NAMED_TASKS
-    from engine.services import Services
+    from engine.services import EngineFacade
 
     if given["plan_keys"]:
         check_plan(given["plan_file"], list(given["plan_keys"]))
@@ -158,15 +158,15 @@ def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
     request = _request(source, given)
     request.check()
     with (
-        closing(Services()) as services,
-        calibration_of(given["calibration"], services, ask=not given["yes"]) as texts,
+        closing(EngineFacade()) as services,
+        calibration_options(given["calibration"], services, ask=not given["yes"]) as texts,
     ):
-        target = _whole(out)
+        target = _absolute(out)
         if target is None and not request.download:
             target = str(services.quantize_target(request))
         request = msgspec.structs.replace(request, out=target, **texts)
         plan_only = given["plan_only"]
-        made = _made_by_cluster if given["cluster"] else partial(_made, ask=not given["yes"])
+        made = _create_on_cluster if given["cluster"] else partial(_create_on_server, ask=not given["yes"])
         report = services.quantize_plan(request, NAMED_TASKS) if plan_only else made(request, quiet=as_json)
     _print(report, as_json=as_json)
     if report.out is None and not plan_only:
@@ -179,9 +179,9 @@ def _print_use(made: Path) -> None:
     """Print the command that uses the file."""
     from contextlib import closing
 
-    from engine.services import Services
+    from engine.services import EngineFacade
 
-    with closing(Services()) as services:
+    with closing(EngineFacade()) as services:
         listed = next((entry.id for entry in services.models() if str(made) in {f.path for f in entry.files}), None)
     if listed is not None:
         echo(f"  use it: tessera chat {listed}")
@@ -189,7 +189,7 @@ def _print_use(made: Path) -> None:
         echo(f"  use it: tessera models link {shlex.quote(str(made))}")
 
 
-def _made(request: "QuantizeOptions", *, quiet: bool, ask: bool) -> "QuantizeReport":
+def _create_on_server(request: "QuantizeOptions", *, quiet: bool, ask: bool) -> "QuantizeReport":
     """Let the server create the file; return the report.
 
     If only llama.cpp's converter knows the model's family, the folder is first converted into a library file.
@@ -225,7 +225,7 @@ def _made(request: "QuantizeOptions", *, quiet: bool, ask: bool) -> "QuantizeRep
         line.clear()
 
 
-def _made_by_cluster(request: "QuantizeOptions", *, quiet: bool) -> "QuantizeReport":
+def _create_on_cluster(request: "QuantizeOptions", *, quiet: bool) -> "QuantizeReport":
     """Let the computers of the cluster create the file; return the report."""
     from app.cli.cluster import require_cluster
     from engine.services import user_paths
@@ -263,15 +263,15 @@ def _request(source: str, given: dict[str, Any]) -> "QuantizeOptions":
         n_ctx=given["ctx"],
         n_seq=given["parallel"],
         locks=tuple(LockRequest(pattern=p, type=t, at_least=least) for p, t, least in given["locks"]),
-        imatrix=_whole(given["imatrix"]),
-        plan_file=_whole(given["plan_file"]),
-        export_plan=_whole(given["export_plan"]),
-        gate=gate_of(given["gate"]),
+        imatrix=_absolute(given["imatrix"]),
+        plan_file=_absolute(given["plan_file"]),
+        export_plan=_absolute(given["export_plan"]),
+        gate=parse_gate(given["gate"]),
         **{k: given[k] for k in _SAME_NAME},
     )
 
 
-def _whole(path: Path | None) -> str | None:
+def _absolute(path: Path | None) -> str | None:
     """Absolute path, because the server has another working folder."""
     return str(path.expanduser().absolute()) if path else None
 

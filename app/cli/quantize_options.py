@@ -89,7 +89,7 @@ class LockOption(click.ParamType[tuple[str, str, bool]]):
         return pattern, qtype, least
 
 
-def gate_of(given: str | None) -> str | None:
+def parse_gate(given: str | None) -> str | None:
     """A task name, or the absolute path of a task file. Raises: click.UsageError: there is no such file."""
     if given in {None, "certify", "evaluate"}:
         return given

@@ -119,7 +119,7 @@ def command(
 
     from app.evals.gate_tasks import NAMED_TASKS
     from app.settings import keep_models_folder
-    from engine.placement.types import Overrides
+    from engine.placement.types import PlacementLimits
     from engine.runner.orphans import die_with_parent
     from engine.server.options import ServeOptions
     from engine.server.run import serve
@@ -143,7 +143,7 @@ def command(
             local_pages=local_pages,
             context=context,
             model=model,
-            overrides=Overrides(n_parallel=parallel, type_k=kv, device=device, mode=mode),
+            overrides=PlacementLimits(n_parallel=parallel, type_k=kv, device=device, mode=mode),
             ttl_s=ttl_s or None,
             max_models=max_models,
             lora=tuple(_adapter(given) for given in lora),

@@ -62,7 +62,7 @@ def list_upstreams() -> None:
         rows.append((row.name, row.url, row.kind, _state(row), row.key or "none", models + more))
     console().print(table(("name", "address", "kind", "state", "key", "models"), rows, cut="models"))
     for number, rule in enumerate(found.rules, 1):
-        echo(f"rule {number}: {_words(rule)}")
+        echo(f"rule {number}: {_describe(rule)}")
     if not found.rules:
         echo("No rules: nothing is sent to any of them.")
 
@@ -100,7 +100,7 @@ def route(model: str, name: str, as_model: str | None, queue: int | None, *, unf
             UpstreamRule(model=model, upstream=name, as_model=as_model, queue=queue, unfit=unfit)
         ).rules
     for number, rule in enumerate(rules, 1):
-        echo(f"rule {number}: {_words(rule)}")
+        echo(f"rule {number}: {_describe(rule)}")
 
 
 @command.command("unroute")
@@ -124,7 +124,7 @@ def _state(row: UpstreamRow) -> str:
     return f"{row.state}: {row.reason}" if row.reason else row.state
 
 
-def _words(rule: UpstreamRule) -> str:
+def _describe(rule: UpstreamRule) -> str:
     there = f"{rule.upstream} as {rule.as_model}" if rule.as_model else rule.upstream
     when = [f"more than {rule.queue} wait here"] if rule.queue is not None else []
     when += ["it does not fit here"] if rule.unfit else []

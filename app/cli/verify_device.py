@@ -27,10 +27,10 @@ def command(ctx: click.Context, models: tuple[str, ...], *, as_json: bool) -> No
     from contextlib import closing
 
     from devices.as_json import to_json
-    from engine.services import Services
+    from engine.services import EngineFacade
 
     rows: dict[str, list[ComparedDevice]] = {}
-    with closing(Services()) as services:
+    with closing(EngineFacade()) as services:
         for name, path in services.gguf_files(models).items():
             if not as_json:
                 echo(f"{name}:")

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from app.client.chat_client import ChatClient
-from app.client.chat_stream import Answer, AnswerStream, ToolCalls, WholeAnswer, answers, chat_body
+from app.client.chat_stream import AnswerStream, ChatDelta, ChatResponse, ToolCalls, answers, chat_body
 from app.client.errors import ApiError, JobFailed, ServerNotStarted, ServerUnreachable, UnexpectedAnswer
 from app.client.transport import Stream
 
@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from app.client.routes import Client, Routes, local_server, running_server
 
 __all__ = [
-    "Answer",
     "AnswerStream",
     "ApiError",
     "ChatClient",
+    "ChatDelta",
+    "ChatResponse",
     "Client",
     "JobFailed",
     "Routes",
@@ -23,7 +24,6 @@ __all__ = [
     "Stream",
     "ToolCalls",
     "UnexpectedAnswer",
-    "WholeAnswer",
     "answers",
     "chat_body",
     "local_server",

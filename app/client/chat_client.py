@@ -56,7 +56,7 @@ class Reply:
     content: bytes
 
 
-class Wire:
+class HttpTransport:
     """Connection pool of one server. Thread-safe: every active request has its own connection.
 
     With a `secret`, the server must prove on each new connection that it knows it, before anything else is sent.
@@ -231,7 +231,7 @@ class ChatClient(ChatRoutes):
         headers = {"user-agent": f"Tessera/{__version__}"}
         headers |= {"authorization": f"Bearer {token}"} if token else {}
         self.local = local
-        self._wire = Wire(url, headers, token if local else None)
+        self._wire = HttpTransport(url, headers, token if local else None)
 
     def __enter__(self) -> Self:
         return self
@@ -264,19 +264,19 @@ class ChatClient(ChatRoutes):
 
     def get(self, path: str, answer: type[T], **query: Any) -> T:
         """Response of a GET. `query` is added to a path without a query; an empty one changes nothing."""
-        return self._ask("GET", path, answer, None, query)
+        return self._exchange("GET", path, answer, None, query)
 
     def post(self, path: str, answer: type[T], body: Body = None) -> T:
         """Response of a POST."""
-        return self._ask("POST", path, answer, _encoded(body))
+        return self._exchange("POST", path, answer, _encoded(body))
 
     def put(self, path: str, answer: type[T], body: Body = None) -> T:
         """Response of a PUT."""
-        return self._ask("PUT", path, answer, _encoded(body))
+        return self._exchange("PUT", path, answer, _encoded(body))
 
     def delete(self, path: str, answer: type[T]) -> T:
         """Response of a DELETE."""
-        return self._ask("DELETE", path, answer)
+        return self._exchange("DELETE", path, answer)
 
     def stream(self, path: str, event: type[T], body: Body = None) -> Generator[T]:
         """Yield the events of a server-sent stream, until `[DONE]` or its end.
@@ -305,7 +305,7 @@ class ChatClient(ChatRoutes):
                     _raise_error(response.status, payload)
                 yield _decoded(payload.encode(), event, path)
 
-    def _ask(
+    def _exchange(
         self,
         method: str,
         path: str,

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.client.chat_stream import AnswerStream, chat_body
-from app.client.transport import Asking
+from app.client.transport import Transport
 from engine.api.chat import ChatChunk, ModelList, ModelRow, TokenCount
 
 
-class ChatRoutes(Asking):
+class ChatRoutes(Transport):
     """Models, responses and token counts over any connection to a server."""
 
     def chat_models(self) -> tuple[ModelRow, ...]:

@@ -9,18 +9,18 @@ from msgspec.structs import replace
 
 from app.answer_facts import NO_FACTS, AnswerFacts, ToolCall
 from app.client.transport import Stream
-from app.generation_phase import WAITING, Phase, phase_of
+from app.generation_phase import WAITING, GenerationPhase, phase_of
 from engine.api.chat import ChatChunk, ToolCallDelta
 
 
 @dataclass(frozen=True)
-class Answer:
+class ChatDelta:
     """A chunk of a streamed response and its phase. The last chunk has the final facts."""
 
     text: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
-    phase: Phase | None = None
+    phase: GenerationPhase | None = None
     facts: AnswerFacts = NO_FACTS
 
 
@@ -44,19 +44,19 @@ class ToolCalls:
 
 
 @dataclass
-class WholeAnswer:
+class ChatResponse:
     """Accumulates a streamed response."""
 
     content: str = ""
     reasoning: str = ""
     known: AnswerFacts = NO_FACTS
     tools: ToolCalls = field(default_factory=ToolCalls)
-    phase: Phase = WAITING
+    phase: GenerationPhase = WAITING
     began: float = field(default_factory=time.monotonic)
     first_s: float = 0.0  # see AnswerFacts
     last_s: float = 0.0
 
-    def take(self, chunk: Answer) -> None:
+    def take(self, chunk: ChatDelta) -> None:
         """Add a chunk."""
         self.phase = chunk.phase or self.phase
         if chunk.text or chunk.reasoning:
@@ -78,7 +78,7 @@ class AnswerStream:
     def __init__(self, chunks: Stream[ChatChunk]) -> None:
         self._chunks = chunks
 
-    def __iter__(self) -> Iterator[Answer]:
+    def __iter__(self) -> Iterator[ChatDelta]:
         """Yield chunks as they arrive. Raises: ApiError."""
         return answers(self._chunks)
 
@@ -93,7 +93,7 @@ def chat_body(model: str, messages: list[dict[str, Any]], options: Mapping[str, 
     return {"model": model, "messages": messages, **stream, **options}
 
 
-def answers(chunks: Iterable[ChatChunk]) -> Iterator[Answer]:
+def answers(chunks: Iterable[ChatChunk]) -> Iterator[ChatDelta]:
     """Convert the chunks of a stream to Answer objects."""
     known = NO_FACTS
     for chunk in chunks:
@@ -105,18 +105,18 @@ def answers(chunks: Iterable[ChatChunk]) -> Iterator[Answer]:
                 AnswerFacts(runaway=runaway, receipt=extras.receipt, ran_on=ran_on, ran_on_detail=detail)
             )
             if extras.collection is not None:
-                yield Answer(facts=AnswerFacts(grounds=extras.collection))
+                yield ChatDelta(facts=AnswerFacts(grounds=extras.collection))
         phase = phase_of(chunk)
         if phase is not None and phase.name in {"loading", "reading"}:
-            yield Answer(phase=phase)
+            yield ChatDelta(phase=phase)
         for choice in chunk.choices:
             delta = choice.delta
             known = replace(known, finish_reason=choice.finish_reason) if choice.finish_reason else known
             text, reasoning, calls = delta.content or "", delta.reasoning_content or "", delta.tool_calls or ()
             if text or reasoning or calls:
-                yield Answer(text=text, reasoning=reasoning, tool_calls=calls, phase=phase)
+                yield ChatDelta(text=text, reasoning=reasoning, tool_calls=calls, phase=phase)
         if chunk.usage is not None:
-            yield Answer(facts=replace(known, usage=chunk.usage, timings=chunk.timings))
+            yield ChatDelta(facts=replace(known, usage=chunk.usage, timings=chunk.timings))
             known = replace(known, finish_reason="", runaway=None)
     if known.finish_reason or known.runaway is not None:  # the server sent no usage
-        yield Answer(facts=known)
+        yield ChatDelta(facts=known)

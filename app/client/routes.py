@@ -11,7 +11,7 @@ from typing import Any
 from app.client.chat_client import ChatClient
 from app.client.chat_routes import ChatRoutes
 from app.client.discovery import chosen_server, server_here
-from app.client.transport import OURS, Asking, Stream, path_part
+from app.client.transport import OURS, Stream, Transport, path_part
 from engine.api.collections import (
     Collection,
     CollectionChange,
@@ -79,7 +79,7 @@ from engine.core.paths import Paths
 from engine.runner.engine_args import EngineArgs
 
 
-class JobRoutes(Asking):
+class JobRoutes(Transport):
     """Job routes of a server."""
 
     def jobs(self) -> tuple[Job, ...]:

@@ -29,7 +29,7 @@ Body = msgspec.Struct | Mapping[str, Any] | None
 OURS: Final = "/tessera/v1"
 
 
-class Asking(ABC):
+class Transport(ABC):
     """The five kinds of requests to a server."""
 
     @abstractmethod

@@ -15,7 +15,7 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from app.client import Client
-from app.cluster.types import NAMESPACE, Asked, ClusterFile, Deployed
+from app.cluster.types import NAMESPACE, ClusterFile, ClusterRequest, Deployed
 from app.server_process import ServerProcess
 from engine.upstreams.http import HttpClient
 
@@ -160,7 +160,7 @@ class Replica:
         found: dict[str, Any] = next(row for row in rows if row["id"] == self._deployment.model)
         return found
 
-    async def answer(self, asked: Asked) -> AsyncGenerator[tuple[int, str] | bytes, None]:
+    async def answer(self, asked: ClusterRequest) -> AsyncGenerator[tuple[int, str] | bytes, None]:
         """Yield status and content type, then the body as it arrives; closing early closes the connection."""
         async with self._http.request("POST", asked.path, asked.body, self._key) as answer:
             yield answer.status, answer.headers.get("content-type", "application/json")

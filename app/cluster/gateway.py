@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from app.cluster.types import Asked
+from app.cluster.types import ClusterRequest
 from engine.upstreams.stream import ChatReader
 
 log = logging.getLogger(__name__)
@@ -82,13 +82,13 @@ class Door:
         """Update the model list in the background, so that a health check gets an immediate response."""
         while True:
             try:
-                await self._look()
+                await self._refresh()
                 self._listed.set()
             except (RayError, RayServeException) as error:
                 log.warning("the list of models is that of before: %r", error)
             await asyncio.sleep(LIST_S)
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         applications = (await asyncio.to_thread(serve.status)).applications
         since = {name: float(found.last_deployed_time_s) for name, found in applications.items()}
         for name in [n for n, at in self._since.items() if since.get(n) != at]:
@@ -133,7 +133,7 @@ class Door:
         except (RayError, RayServeException) as error:
             return _fault(404, "model_not_found", f"The cluster has no model named {model!r}: {error}")
         prompt = body.get("messages") or body.get("prompt") or body.get("input")
-        asked = Asked(request.url.path, raw, prompt if isinstance(prompt, str | list) and prompt else " ")
+        asked = ClusterRequest(request.url.path, raw, prompt if isinstance(prompt, str | list) and prompt else " ")
         chunks = _Answer(handle, asked, model).chunks(streams=body.get("stream") is True)
         try:
             first = await anext(chunks)
@@ -156,7 +156,7 @@ def _new_handle(model: str) -> Any:
 class _Answer:
     """One response; retried on other replicas if a replica is lost before the first token."""
 
-    def __init__(self, handle: Any, asked: Asked, model: str) -> None:
+    def __init__(self, handle: Any, asked: ClusterRequest, model: str) -> None:
         self._handle, self._asked, self._model = handle, asked, model
         self._sent = False
 

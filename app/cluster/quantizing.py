@@ -23,10 +23,10 @@ from engine.core.version import __version__
 from engine.job_kinds.quantize.gate import GateService
 from engine.job_kinds.quantize.job import make as make_file
 from engine.job_kinds.quantize.options import QuantizeOptions
-from engine.jobs.jobs import Control, Progress
+from engine.jobs.jobs import JobContext, Progress
 from engine.placement.memory_admission import MemoryAdmission
 from engine.remotes.llama_cpp_build import kernel_name
-from engine.services import Services
+from engine.services import EngineFacade
 from quantize.child import ChildDied, Executor, Task, described, rebuilt
 from quantize.job.remote_task import Bytes, Parcel, pack, perform, unpack
 from quantize.job.request import QuantizeReport
@@ -58,12 +58,12 @@ def quantize_on_cluster(
     """
     ray.init(address=cluster.address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
     try:
-        with closing(Services(paths)) as services:
+        with closing(EngineFacade(paths)) as services:
             executor = Executor(RayTasks().run, _EACH_ITS_OWN)
             resources = services.placer.resources
             admission = MemoryAdmission(services.placer)
             gates = GateService(services.placer, admission, paths.cache / "quantize", NAMED_TASKS)
-            done = make_file(services.catalogue, options, Control(show), resources, executor, lambda: gates)
+            done = make_file(services.catalogue, options, JobContext(show), resources, executor, lambda: gates)
         return done.report
     finally:
         ray.shutdown()

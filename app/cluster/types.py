@@ -57,7 +57,7 @@ class Deployed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ClusterRequest:
     """One request. Ray's prefix-affinity router divides by the length of `messages`, so it is never empty."""
 
     path: str

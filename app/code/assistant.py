@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.client import Answer, Client
+from app.client import ChatDelta, Client
 from app.code.context.assemble import assemble
 from app.code.context.items import Context, ContextItem
 from app.code.edits.parse import parse_answer
@@ -134,7 +134,7 @@ class Assistant:
     conversation: Conversation
     client: Client
 
-    def ask(self, question: str, context: Context) -> Iterator[Answer]:
+    def ask(self, question: str, context: Context) -> Iterator[ChatDelta]:
         """Stream the response; a complete response is added to the conversation.
 
         Raises: ApiError, ServerUnreachable.
@@ -150,7 +150,7 @@ class Assistant:
             yield answer
         self.conversation.keep(asked, "".join(text), usage, is_cut=is_cut)
 
-    def commit_message(self) -> Iterator[Answer]:
+    def commit_message(self) -> Iterator[ChatDelta]:
         """Stream a commit message; commits nothing."""
         messages = self.conversation.commit_messages()
         if messages is not None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.db.records import Fold, Message
+from app.db.records import Message, Summary
 
 # Shares of the context. From FOLD_AT on the older part is folded, until KEEP of it is taken by what stays.
 FOLD_AT: Final = 0.7
@@ -17,24 +17,24 @@ _OVERHEAD: Final = 8  # tokens a chat template puts around a message, rounded up
 
 
 @dataclass(frozen=True)
-class Part:
+class SummaryRange:
     """What a new fold stands for: messages, or older folds (`merges`) in the order of the conversation."""
 
     first_id: int
     last_id: int
     messages: tuple[Message, ...] = ()
-    merges: tuple[Fold, ...] = ()
+    merges: tuple[Summary, ...] = ()
 
 
 @dataclass(frozen=True)
-class Sent:
+class CompactedContext:
     """What goes to the model: summaries, oldest first, then messages as they are."""
 
-    summaries: tuple[Fold, ...]
+    summaries: tuple[Summary, ...]
     messages: tuple[Message, ...]
 
 
-def in_force(path: Sequence[Message], folds: Iterable[Fold]) -> list[Fold]:
+def in_force(path: Sequence[Message], folds: Iterable[Summary]) -> list[Summary]:
     """The folds of this branch that no later fold took in, oldest first."""
     places = {message.id: place for place, message in enumerate(path)}
     found = [
@@ -45,27 +45,27 @@ def in_force(path: Sequence[Message], folds: Iterable[Fold]) -> list[Fold]:
         and fold.last_id in places
         and places[fold.first_id] <= places[fold.last_id]
     ]
-    apart: list[Fold] = []
+    apart: list[Summary] = []
     for fold in sorted(found, key=lambda fold: places[fold.first_id]):
         if not apart or places[fold.first_id] > places[apart[-1].last_id]:
             apart.append(fold)
     return apart
 
 
-def inside(path: Sequence[Message], fold: Fold) -> list[Message]:
+def inside(path: Sequence[Message], fold: Summary) -> list[Message]:
     """The originals of a fold."""
     ids = [message.id for message in path]
     return list(path[ids.index(fold.first_id) : ids.index(fold.last_id) + 1])
 
 
-def sent(path: Sequence[Message], folds: Iterable[Fold]) -> Sent:
+def sent(path: Sequence[Message], folds: Iterable[Summary]) -> CompactedContext:
     """What the model is sent of a branch: an opened fold's originals, a closed one's summary."""
     closed = [fold for fold in in_force(path, folds) if not fold.opened]
     hidden = {message.id for fold in closed for message in inside(path, fold)}
-    return Sent(tuple(closed), tuple(message for message in path if message.id not in hidden))
+    return CompactedContext(tuple(closed), tuple(message for message in path if message.id not in hidden))
 
 
-def system_prompt(own: str, summaries: Sequence[Fold]) -> str:
+def system_prompt(own: str, summaries: Sequence[Summary]) -> str:
     """The system prompt with the summaries behind it: a new one leaves the beginning as it was."""
     parts = [own.strip()] if own.strip() else []
     if summaries:
@@ -74,7 +74,9 @@ def system_prompt(own: str, summaries: Sequence[Fold]) -> str:
     return "\n\n".join(parts)
 
 
-def tokens_of(what: Sent, own_prompt: str, count: Callable[[str], int], of: Callable[[Message], int]) -> int:
+def tokens_of(
+    what: CompactedContext, own_prompt: str, count: Callable[[str], int], of: Callable[[Message], int]
+) -> int:
     """Count the tokens of a context; `of` counts one message with its documents."""
     return count(system_prompt(own_prompt, what.summaries)) + sum(
         of(message) + _OVERHEAD for message in what.messages
@@ -83,18 +85,18 @@ def tokens_of(what: Sent, own_prompt: str, count: Callable[[str], int], of: Call
 
 def next_part(
     path: Sequence[Message],
-    folds: Iterable[Fold],
+    folds: Iterable[Summary],
     n_ctx: int,
     count: Callable[[str], int],
     of: Callable[[Message], int],
-) -> Part | None:
+) -> SummaryRange | None:
     """What is to be folded now; None when what could be is not there. The last question is never folded."""
     current = in_force(path, folds)
     closed = [fold for fold in current if not fold.opened]
     if len(closed) > 1 and sum(count(fold.summary) for fold in closed) > _SUMMARIES * n_ctx:
         oldest = _neighbours(path, closed)
         if len(oldest) > 1:
-            return Part(oldest[0].first_id, oldest[-1].last_id, merges=tuple(oldest))
+            return SummaryRange(oldest[0].first_id, oldest[-1].last_id, merges=tuple(oldest))
     taken = {message.id for fold in current for message in inside(path, fold)}
     turns = _turns(path, taken)[:-1]
     chosen: list[Message] = []
@@ -106,10 +108,10 @@ def next_part(
             break
         chosen += turn
         size += cost
-    return Part(chosen[0].id, chosen[-1].id, tuple(chosen)) if chosen else None
+    return SummaryRange(chosen[0].id, chosen[-1].id, tuple(chosen)) if chosen else None
 
 
-def _neighbours(path: Sequence[Message], closed: list[Fold]) -> list[Fold]:
+def _neighbours(path: Sequence[Message], closed: list[Summary]) -> list[Summary]:
     """The older half of the folds, as far as they follow each other without a message between them."""
     ids = [message.id for message in path]
     found = [closed[0]]

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Any, Final
 
-from app.client import Answer, WholeAnswer
-from app.compaction.plan import FOLD_AT, Part, Sent, next_part, sent, system_prompt, tokens_of
-from app.db.records import Fold, Message
+from app.client import ChatDelta, ChatResponse
+from app.compaction.plan import FOLD_AT, CompactedContext, SummaryRange, next_part, sent, system_prompt, tokens_of
+from app.db.records import Message, Summary
 
 # Characters a token has at least in prose: what is cut by it fits.
 _CHARS_A_TOKEN = 2.5
@@ -23,11 +23,11 @@ class Compaction:
     """
 
     path: Sequence[Message]
-    folds: list[Fold]
+    folds: list[Summary]
     own_prompt: str
     n_ctx: int
     ask: Callable[[list[dict[str, Any]], int], Any]
-    keep: Callable[[Part, str], Fold]
+    keep: Callable[[SummaryRange, str], Summary]
     render: Callable[[Sequence[Message]], list[dict[str, Any]]]
     count: Callable[[str], int]
     of: Callable[[Message], int]
@@ -58,29 +58,29 @@ class Compaction:
         """Tokens of the context as it is now."""
         return tokens_of(sent(self.path, self.folds), self.own_prompt, self.count, self.of)
 
-    def _summary(self, part: Part) -> str:
+    def _summary(self, part: SummaryRange) -> str:
         if part.merges:
-            words = self._asked([{"role": "user", "content": merge_question(part.merges)}])
+            words = self._generate([{"role": "user", "content": merge_question(part.merges)}])
             return put_together(words, quotes_in(part.merges))
         ids = [message.id for message in self.path]
         upto = self.path[: ids.index(part.last_id) + 1]
-        seen: Sent = sent(upto, self.folds)
+        seen: CompactedContext = sent(upto, self.folds)
         used = tokens_of(seen, self.own_prompt, self.count, self.of)
         if used + SUMMARY_TOKENS + self.count(INSTRUCTION) < 0.95 * self.n_ctx:
             # As the chat has it, so that the model has read nearly all of it already.
             prompt = system_prompt(self.own_prompt, seen.summaries)
             asked = [{"role": "system", "content": prompt}] if prompt else []
-            words = self._asked([*asked, *self.render(seen.messages), {"role": "user", "content": INSTRUCTION}])
+            words = self._generate([*asked, *self.render(seen.messages), {"role": "user", "content": INSTRUCTION}])
         else:
             most = int((0.9 * self.n_ctx - 2 * SUMMARY_TOKENS) * _CHARS_A_TOKEN)
-            words = self._asked([{"role": "user", "content": text_question(part.messages, most)}])
+            words = self._generate([{"role": "user", "content": text_question(part.messages, most)}])
         return put_together(words, quotes_of(part.messages))
 
-    def _asked(self, messages: list[dict[str, Any]]) -> str:
-        whole = WholeAnswer()
+    def _generate(self, messages: list[dict[str, Any]]) -> str:
+        whole = ChatResponse()
         stream = self.ask(messages, SUMMARY_TOKENS)
         try:
-            chunk: Answer
+            chunk: ChatDelta
             for chunk in stream:
                 whole.take(chunk)
                 if self.cancelled.is_set():
@@ -114,7 +114,7 @@ _REQUEST: Final = re.compile(
 )
 
 
-def merge_question(folds: Sequence[Fold]) -> str:
+def merge_question(folds: Sequence[Summary]) -> str:
     """What asks for one summary of several."""
     return _MERGE + "\n\n".join(without_quotes(fold.summary) for fold in folds)
 
@@ -158,7 +158,7 @@ def quotes_of(messages: Sequence[Message]) -> list[str]:
     return list(dict.fromkeys(text for _, _, text in sorted(best, key=lambda entry: entry[1])))
 
 
-def quotes_in(folds: Sequence[Fold]) -> list[str]:
+def quotes_in(folds: Sequence[Summary]) -> list[str]:
     """What the summaries of these folds have word for word."""
     lines = [
         line[2:] for fold in folds for line in fold.summary.partition(_QUOTED)[2].splitlines() if line[:2] == "- "

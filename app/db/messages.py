@@ -7,7 +7,7 @@ import apsw
 
 from app.answer_facts import NO_FACTS, AnswerFacts, decoded, encoded
 from app.db import conversations, summaries
-from app.db.records import Attachment, Conversation, Fold, Message, Role, Status
+from app.db.records import Attachment, Conversation, Message, Role, Status, Summary
 
 _COLUMNS = "id, conversation_id, parent_id, role, content, reasoning, status, model, facts, created_s"
 
@@ -131,7 +131,7 @@ def of_conversation(connection: apsw.Connection, conversation_id: int) -> list[M
     ]
 
 
-def whole(connection: apsw.Connection, conversation_id: int) -> tuple[Conversation, list[Message], list[Fold]]:
+def whole(connection: apsw.Connection, conversation_id: int) -> tuple[Conversation, list[Message], list[Summary]]:
     """A conversation with all its messages and summaries. Raises: KeyError."""
     return (
         conversations.get(connection, conversation_id),

@@ -69,7 +69,7 @@ class Folder:
 
 
 @dataclass(frozen=True)
-class Fold:
+class Summary:
     """A summary that replaces the messages `first_id` to `last_id` of a branch.
 
     `opened`: the original messages are sent instead. `inside_id`: the later summary that includes this one.

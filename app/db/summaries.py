@@ -5,19 +5,19 @@ from collections.abc import Iterable
 
 import apsw
 
-from app.db.records import Fold
+from app.db.records import Summary
 
 _COLUMNS = "id, conversation_id, first_id, last_id, summary, model, opened, edited, inside_id, created_s"
 
 
-def of_conversation(connection: apsw.Connection, conversation_id: int) -> list[Fold]:
+def of_conversation(connection: apsw.Connection, conversation_id: int) -> list[Summary]:
     """All summaries of a conversation, including those inside others."""
     rows = connection.execute(
         f"SELECT {_COLUMNS} FROM folds WHERE conversation_id = ? ORDER BY id",
         (conversation_id,),
     )
     return [
-        Fold(number, chat, first, last, summary, model, bool(opened), bool(edited), outer, created)
+        Summary(number, chat, first, last, summary, model, bool(opened), bool(edited), outer, created)
         for number, chat, first, last, summary, model, opened, edited, outer, created in rows
     ]
 
@@ -31,7 +31,7 @@ def add(
     *,
     model: str = "",
     takes_in: Iterable[int] = (),
-) -> Fold:
+) -> Summary:
     """Store a summary; the summaries that it includes become effective again when it is removed."""
     with connection:
         connection.execute(

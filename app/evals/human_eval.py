@@ -14,9 +14,9 @@ from typing import Final
 
 import msgspec
 
-from app.client import ApiError, Client, WholeAnswer
+from app.client import ApiError, ChatResponse, Client
 from app.code.agent.command import run_command
-from app.code.agent.sandbox import Openings
+from app.code.agent.sandbox import SandboxPermissions
 from app.evals.datasets import member
 from devices.child_command import interpreter
 
@@ -119,7 +119,7 @@ def evaluate(
 def written(client: Client, model: str, problem: Problem) -> str:
     """The program that an instruct model writes."""
     messages = [{"role": "user", "content": ASK.format(problem.prompt)}]
-    whole = WholeAnswer()
+    whole = ChatResponse()
     for chunk in client.chat(model, messages, **_ALWAYS):
         whole.take(chunk)
     return program_of(problem, whole.content)
@@ -154,7 +154,7 @@ def tested(problem: Problem, program: str, *, sandbox: bool) -> str | None:
     with tempfile.TemporaryDirectory(prefix="tessera-eval-") as folder:
         Path(folder, "solution.py").write_text(source, encoding="utf-8")
         argv = list(interpreter("-I", "-B", "solution.py"))
-        done = run_command(argv, Path(folder), TIME_LIMIT_S, Openings() if sandbox else None)
+        done = run_command(argv, Path(folder), TIME_LIMIT_S, SandboxPermissions() if sandbox else None)
     lines = done.output.strip().splitlines() or ["it said nothing"]
     if done.exit_code is None:
         return f"not done after {TIME_LIMIT_S:.0f} s"

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.widgets.basics import button, label, line_field, row, stack
 from app.licences import Component, components, own_licence
 from engine.core.version import __version__
@@ -27,7 +27,7 @@ class About(QDialog):
 
     read = Signal()
 
-    def __init__(self, services: Services, parent: QWidget) -> None:
+    def __init__(self, services: AppContext, parent: QWidget) -> None:
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(self.tr("About Tessera"))

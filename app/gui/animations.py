@@ -28,7 +28,7 @@ def appear(theme: Theme, widget: QWidget) -> None:
     fade.start(QAbstractAnimation.DeletionPolicy.KeepWhenStopped)
 
 
-def asks_for_stillness() -> bool:
+def prefers_reduced_motion() -> bool:
     """Whether the system requests reduced motion. May block for 0.5 s: do not call on the main thread.
 
     Windows and macOS: untested. Other systems: reads the desktop's settings over D-Bus; False without a reply.

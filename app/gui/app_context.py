@@ -18,7 +18,7 @@ from app.gui.theme import Theme
 from app.gui.widgets.basics import Banner
 from engine.api.chat import REMOTE, ModelRow
 from engine.api.hub import Proposal, Starters
-from engine.api.models import Decided
+from engine.api.models import EffectiveValue
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class ModelChoice:
     remote: bool = False
     sees: bool = True  # accepts images; unknown for a remote model
     capabilities: tuple[str, ...] = ()
-    sampling: Mapping[str, Decided] = field(default_factory=dict)
+    sampling: Mapping[str, EffectiveValue] = field(default_factory=dict)
 
 
 class Models(QObject):
@@ -197,7 +197,7 @@ def _can_chat(row: ModelRow) -> bool:
 
 
 @dataclass(frozen=True)
-class Services:
+class AppContext:
     """The shared objects of the window, one of each."""
 
     theme: Theme

@@ -30,8 +30,8 @@ from PySide6.QtWidgets import QApplication
 from app.db import backup
 from app.db.errors import StoreError
 from app.db.store import Store, open_or_memory
-from app.gui.animations import asks_for_stillness
-from app.gui.app_context import LiveSettings, Models, Services
+from app.gui.animations import prefers_reduced_motion
+from app.gui.app_context import AppContext, LiveSettings, Models
 from app.gui.background import Background
 from app.gui.close_guard import would_be_lost
 from app.gui.crash import CrashReports
@@ -66,7 +66,7 @@ class Desktop:
         models = Models(link, self.background, app)
         self.link = link
         self.background.at_last(link.hang_up)
-        self.services = Services(theme, self.background, store, link, settings, models)
+        self.services = AppContext(theme, self.background, store, link, settings, models)
         self.jobs = Jobs(link, self.background, models, app)
         self.window = MainWindow(
             self.services, lambda window: Pages(self.services, self.jobs, window, link).entries()
@@ -144,7 +144,7 @@ class Desktop:
         self.services.theme.close()
 
     def _warm_up(self) -> None:
-        self.background.run(asks_for_stillness, self._on_stillness, parent=self.window)
+        self.background.run(prefers_reduced_motion, self._on_stillness, parent=self.window)
         self.background.run(warm_up)
 
     def _on_stillness(self, still: bool) -> None:
@@ -258,7 +258,7 @@ class UpdateNotice(QObject):
 
     looked = Signal()
 
-    def __init__(self, services: Services, banner: Banner, parent: QObject) -> None:
+    def __init__(self, services: AppContext, banner: Banner, parent: QObject) -> None:
         super().__init__(parent)
         self._services, self._banner = services, banner
         self.releases = RELEASES
@@ -371,7 +371,7 @@ _TRUST_S = 120.0
 class Supervisor(QObject):
     """Starts the server and restarts it once after a crash."""
 
-    def __init__(self, services: Services, link: ServerLink, banner: Banner, parent: QObject) -> None:
+    def __init__(self, services: AppContext, link: ServerLink, banner: Banner, parent: QObject) -> None:
         super().__init__(parent)
         self._services, self._link, self._banner = services, link, banner
         self._restarted_at: float | None = None
@@ -379,7 +379,7 @@ class Supervisor(QObject):
         self._reported = False  # the second crash was reported; the user decides what comes next
         self._timer = QTimer(self)
         self._timer.setInterval(_LOOK_MS)
-        self._timer.timeout.connect(self._look)
+        self._timer.timeout.connect(self._check_server)
         self._timer.start()
 
     def stop(self) -> None:
@@ -409,7 +409,7 @@ class Supervisor(QObject):
 
         self._services.background.run(lambda: self._link.start(host, port, offline=offline), started, failed, self)
 
-    def _look(self) -> None:
+    def _check_server(self) -> None:
         if self._starting or self._reported or not self._link.crashed:
             return
         now, reason = time.monotonic(), self._link.exit_words

@@ -6,7 +6,7 @@ from itertools import pairwise
 from PySide6.QtWidgets import QGridLayout, QLabel
 
 from app.gui import formatted
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.server import requests
 from app.gui.widgets.basics import Page, card, label
 from app.gui.widgets.plain_table import PlainTable
@@ -22,7 +22,7 @@ _GIB = 1 << 30
 class DashboardPage(Page):
     """Requests new data once per second while visible."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: AppContext) -> None:
         super().__init__(self.tr("Dashboard"))
         self._services = services
         self._notes: list[QLabel] = []

@@ -105,9 +105,9 @@ class Formulas(QObject):
         for line in lines:
             answer = json.loads(line)
             if self._asked is not None and answer.get("key") == self._number:
-                self._keep(self._asked, _image(answer))
+                self._store_image(self._asked, _image(answer))
 
-    def _keep(self, formula: Formula, image: FormulaImage | None) -> None:
+    def _store_image(self, formula: Formula, image: FormulaImage | None) -> None:
         self._watch.stop()
         self._asked = None
         self._images[formula] = image
@@ -127,7 +127,7 @@ class Formulas(QObject):
             child.deleteLater()
         self._buffer = b""
         if self._asked is not None:
-            self._keep(self._asked, None)
+            self._store_image(self._asked, None)
 
     def _on_ended(self) -> None:
         """The child process crashed on a formula."""

@@ -25,13 +25,13 @@ from PySide6.QtWidgets import (
 from app.db import conversations
 from app.db.records import Conversation
 from app.db.store import TEMPORARY
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.chat.page import ChatPage
 from app.gui.close_guard import question
 from app.gui.shortcuts import SHORTCUTS, ShortcutSheet, native_keys
 from app.gui.theme import ASSETS, Theme
 from app.gui.widgets.basics import PAGE_MARGIN, PAGE_WIDTH, SCROLL_BAR, Banner, clear, row, stack
-from app.gui.widgets.search_popup import Entry, Palette
+from app.gui.widgets.search_popup import Entry, SearchPopup
 from app.gui.widgets.splitter import keep_splitters, restore_splitters
 from app.settings import BY_NAME
 from engine.core.paths import user_paths
@@ -199,7 +199,7 @@ class MainWindow(QMainWindow):
     _quitting = False
     _sure = False
 
-    def __init__(self, services: Services, pages: Callable[["MainWindow"], list[PageEntry]]) -> None:
+    def __init__(self, services: AppContext, pages: Callable[["MainWindow"], list[PageEntry]]) -> None:
         super().__init__()
         self._services = services
         self.setWindowTitle("Tessera")
@@ -527,7 +527,7 @@ class Tray(QObject):
 class Commands(QObject):
     """The command palette, available from every page."""
 
-    def __init__(self, services: Services, window: Any) -> None:
+    def __init__(self, services: AppContext, window: Any) -> None:
         super().__init__(window)
         self._services, self._window = services, window
         self._runs: dict[str, Callable[[], object]] = {}
@@ -536,7 +536,9 @@ class Commands(QObject):
         """Show the palette. Chats are added when they have been read."""
         theme, window = self._services.theme, self._window
         assert isinstance(window, QWidget)
-        palette = Palette(theme, self.tr("Commands"), self.tr("Type a command, a page, a model or a chat"), window)
+        palette = SearchPopup(
+            theme, self.tr("Commands"), self.tr("Type a command, a page, a model or a chat"), window
+        )
         entries = self._entries()
         palette.show_entries(entries)
         palette.chosen.connect(lambda key: self._runs[key]())

@@ -4,7 +4,7 @@ from typing import Any
 
 from PySide6.QtWidgets import QApplication, QWidget
 
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.jobs import Jobs
 from app.gui.main_window import MainWindow, PageEntry
 from app.gui.server_link import ServerLink
@@ -16,7 +16,7 @@ _LONG_JOB_S = 30.0  # people wait for a shorter job with the window in sight
 class Pages:
     """Creates the pages and navigates between them."""
 
-    def __init__(self, services: Services, jobs: Jobs, window: MainWindow, link: ServerLink) -> None:
+    def __init__(self, services: AppContext, jobs: Jobs, window: MainWindow, link: ServerLink) -> None:
         self._services, self._jobs, self._window, self._link = services, jobs, window, link
         window.chat.library_wanted.connect(self._find_models)
         window.chat.pull_wanted.connect(self._pull)
@@ -26,7 +26,7 @@ class Pages:
         self._awaiting_first = False
         jobs.changed.connect(self._on_job)
         jobs.finished.connect(self._on_finished)
-        jobs.finished.connect(self._tell)
+        jobs.finished.connect(self._notify_of_end)
         window.chat.controller.busy_changed.connect(self._on_busy)
 
     def entries(self) -> list[PageEntry]:
@@ -152,7 +152,7 @@ class Pages:
         if library.isVisible() or (chat.isVisible() and not chat.controller.tree.path()):
             self._chat_with(made.model)
 
-    def _tell(self, job: Job) -> None:
+    def _notify_of_end(self, job: Job) -> None:
         """Say that a long job has ended, if the window is behind others."""
         window = self._window
         if job.state not in {"done", "failed"} or job.updated_at - job.created_at < _LONG_JOB_S:

@@ -232,19 +232,19 @@ class ServerLink(Routes):
 
     def get(self, path: str, answer: type[T], **query: Any) -> T:
         """Send a GET request and return its response."""
-        return self._ask(lambda client: client.get(path, answer, **query))
+        return self._call(lambda client: client.get(path, answer, **query))
 
     def post(self, path: str, answer: type[T], body: Body = None) -> T:
         """Send a POST request and return its response."""
-        return self._ask(lambda client: client.post(path, answer, body))
+        return self._call(lambda client: client.post(path, answer, body))
 
     def delete(self, path: str, answer: type[T]) -> T:
         """Send a DELETE request and return its response."""
-        return self._ask(lambda client: client.delete(path, answer))
+        return self._call(lambda client: client.delete(path, answer))
 
     def put(self, path: str, answer: type[T], body: Body = None) -> T:
         """Send a PUT request and return its response."""
-        return self._ask(lambda client: client.put(path, answer, body))
+        return self._call(lambda client: client.put(path, answer, body))
 
     def stream(self, path: str, event: type[T], body: Body = None) -> _Events[T]:
         """Server-sent events on a separate connection."""
@@ -255,7 +255,7 @@ class ServerLink(Routes):
 
         return _Events(_copy(client), lambda connection: connection.stream(path, event, body), again)
 
-    def _ask(self, call: Callable[[Client], T]) -> T:
+    def _call(self, call: Callable[[Client], T]) -> T:
         """Run `call`. If the server rejects the token, it was replaced: find the new one and retry once."""
         client = self._connected()
         try:

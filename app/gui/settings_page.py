@@ -17,12 +17,12 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.close_guard import show_in_folder
 from app.gui.shortcuts import SHORTCUTS, shown_keys, words_of
 from app.gui.widgets.basics import Banner, Page, button, card, label, row, rule, search_field, set_kind, stack
 from app.gui.widgets.flow import Flow
-from app.gui.widgets.popups import Choice, entries_of
+from app.gui.widgets.popups import ComboBox, entries_of
 from app.settings import BY_NAME, SETTINGS, Setting, SettingsError, Value, settings_file
 from engine.core.paths import user_paths
 from engine.core.version import __version__
@@ -38,7 +38,7 @@ class SettingsPage(Page):
 
     restart_wanted = Signal()
 
-    def __init__(self, services: Services, num_destinations: int = 6) -> None:
+    def __init__(self, services: AppContext, num_destinations: int = 6) -> None:
         """Create the page. `num_destinations`: entries of the window's bar, which have shortcuts."""
         super().__init__(self.tr("Settings"))
         self._services = services
@@ -156,7 +156,7 @@ class SettingsPage(Page):
             box.toggled.connect(save)
             return box
         if setting.choices:
-            choice = Choice()
+            choice = ComboBox()
             for name in setting.choices:
                 if name == _TEST_LANGUAGE and name != value:
                     continue
@@ -179,7 +179,7 @@ class SettingsPage(Page):
 
     def _model_editor(self, value: str) -> QWidget:
         """Combo box of the available models. A chosen model that is missing stays selected."""
-        choice = Choice()
+        choice = ComboBox()
         choice.setMinimumWidth(240)
 
         def fill() -> None:
@@ -280,7 +280,7 @@ class SettingsPage(Page):
             (self.tr("Logs and crash reports"), paths.logs),
         )
         lines = [self._folder_line(words, str(path)) for words, path in folders]
-        empty = button(self.tr("Empty the trash of chats…"), self._ask_empty_trash, "danger")
+        empty = button(self.tr("Empty the trash of chats…"), self._confirm_empty_trash, "danger")
         self._add_frame("places", self.tr("Locations"), card(*lines, row(empty, 1)))
         about = button(self.tr("About Tessera and its licences…"), self._show_about, "link")
         version = row(label(f"Tessera {__version__}", selectable=True), 1, about)
@@ -304,7 +304,7 @@ class SettingsPage(Page):
         line.setStretch(1, 2)
         return line
 
-    def _ask_empty_trash(self) -> None:
+    def _confirm_empty_trash(self) -> None:
         from PySide6.QtWidgets import QMessageBox
 
         from app.db import conversations

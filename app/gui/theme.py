@@ -21,7 +21,7 @@ _FAMILY, _MONO = "Inter", "JetBrains Mono"
 
 
 @dataclass(frozen=True)
-class Tokens:
+class DesignTokens:
     """The design tokens of one colour scheme."""
 
     dark: bool
@@ -55,13 +55,13 @@ class Tokens:
         return QColor(scale[-1][1])
 
 
-def tokens(*, dark: bool, text_percent: int = 100, contrast: bool = False) -> Tokens:
+def tokens(*, dark: bool, text_percent: int = 100, contrast: bool = False) -> DesignTokens:
     """Read the token file for one colour scheme, contrast and text size."""
     with _TOKENS.open("rb") as file:
         raw: dict[str, Any] = tomllib.load(file)
     text = {name: round(size * text_percent / 100) for name, size in raw["text"].items()}
     scheme = "dark" if dark else "light"
-    return Tokens(
+    return DesignTokens(
         dark=dark,
         colours=raw[scheme] | (raw[f"{scheme}_contrast"] if contrast else {}),
         precision=tuple(zip(raw["precision"]["bits"], raw["precision"]["colours"], strict=True)),
@@ -171,7 +171,7 @@ class Theme(QObject):
             return wanted == Qt.ContrastPreference.HighContrast
         return self._contrast == "high"
 
-    def _tokens(self) -> Tokens:
+    def _tokens(self) -> DesignTokens:
         return tokens(dark=self._is_dark(), text_percent=self._percent, contrast=self._is_high_contrast())
 
     def _on_contrast_changed(self) -> None:

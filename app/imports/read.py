@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from app.imports.types import Branches, Chat, ImportFailed, Message, date_of, rows_of, table_of, text_of
 from engine.core.errors import InputFault
-from engine.core.json_bounds import Counter
+from engine.core.json_bounds import JsonSizeCounter
 
 # Larger than any export; a file that decompresses to more is not an export.
 MAX_BYTES: Final = 1 << 30
@@ -70,7 +70,7 @@ def _bounded(raw: bytes) -> bytes:
 def _require_size(raw: bytes) -> None:
     """Raises: ImportFailed: the text has too many values."""
     try:
-        Counter(MAX_OBJECTS, MAX_VALUES).count_all(raw)
+        JsonSizeCounter(MAX_OBJECTS, MAX_VALUES).count_all(raw)
     except InputFault:
         raise ImportFailed(f"it has more than {MAX_OBJECTS:,} objects or {MAX_VALUES:,} values") from None
 

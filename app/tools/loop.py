@@ -14,7 +14,7 @@ MAX_ROUNDS: Final = 12
 MAX_CALLS: Final = 16
 
 
-class Called(msgspec.Struct, frozen=True, tag="called"):
+class ToolCallEvent(msgspec.Struct, frozen=True, tag="called"):
     """A tool call from the model; `arguments` is its JSON text."""
 
     call_id: str
@@ -22,7 +22,7 @@ class Called(msgspec.Struct, frozen=True, tag="called"):
     arguments: str
 
 
-class Returned(msgspec.Struct, frozen=True, tag="returned"):
+class ToolResultEvent(msgspec.Struct, frozen=True, tag="returned"):
     """Tool result sent to the model. `ok` is False if the call was refused, failed or unparsable."""
 
     call_id: str
@@ -41,10 +41,10 @@ class Tools(Protocol):
 
 def carried_out(
     tools: Tools, calls: Sequence[ToolCall], cancelled: threading.Event | None = None
-) -> Iterator[Called | Returned]:
+) -> Iterator[ToolCallEvent | ToolResultEvent]:
     """Run the calls in order; yield each call when it starts, then its result. Every call gets a result."""
     for number, call in enumerate(calls):
-        named = Called(call_id(call.id, number), call.name, call.arguments)
+        named = ToolCallEvent(call_id(call.id, number), call.name, call.arguments)
         yield named
         if cancelled is not None and cancelled.is_set():
             outcome = ToolOutcome("Cancelled by the person.", ok=False)
@@ -52,7 +52,7 @@ def carried_out(
             outcome = ToolOutcome(f"At most {MAX_CALLS} calls are carried out in one turn.", ok=False)
         else:
             outcome = tools.call(call.name, call.arguments)
-        yield Returned(named.call_id, outcome.text, outcome.ok, outcome.sources)
+        yield ToolResultEvent(named.call_id, outcome.text, outcome.ok, outcome.sources)
 
 
 def call_id(given: str, number: int) -> str:

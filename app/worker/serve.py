@@ -53,7 +53,9 @@ class Worker:
                     return
                 if session is not None and session.returncode is not None:
                     writer.write(
-                        protocol.line(protocol.Answer(error="llama.cpp on the remote host stopped during its work"))
+                        protocol.line(
+                            protocol.WorkerReply(error="llama.cpp on the remote host stopped during its work")
+                        )
                     )
                     await writer.drain()
                     return
@@ -76,15 +78,15 @@ class Worker:
 
     async def _answer(
         self, ask: protocol.Ask, reader: asyncio.StreamReader, session: asyncio.subprocess.Process | None
-    ) -> protocol.Answer:
+    ) -> protocol.WorkerReply:
         if ask.do == "facts":
-            held = sum(_held(s) for s in self._sessions)
-            return protocol.Answer(facts=await asyncio.to_thread(self._facts.now, held))
+            held = sum(_resident_bytes(s) for s in self._sessions)
+            return protocol.WorkerReply(facts=await asyncio.to_thread(self._facts.now, held))
         if ask.do == "sink":
             left = min(ask.num_bytes, protocol.MOST_MEASURED_BYTES)
             while left > 0:
                 left -= len(await reader.readexactly(min(left, _CHUNK)))
-        return protocol.Answer(held_bytes=_held(session) if session is not None else 0)
+        return protocol.WorkerReply(held_bytes=_resident_bytes(session) if session is not None else 0)
 
     async def _send(self, writer: asyncio.StreamWriter, num_bytes: int) -> None:
         chunk = bytes(_CHUNK)
@@ -93,10 +95,10 @@ class Worker:
             num_bytes -= len(chunk)
             await writer.drain()
 
-    async def _open(self) -> tuple[asyncio.subprocess.Process | None, protocol.Answer]:
+    async def _open(self) -> tuple[asyncio.subprocess.Process | None, protocol.WorkerReply]:
         """Start llama.cpp's RPC server on a separate port for one client."""
         if len(self._sessions) >= MOST_SESSIONS:
-            return None, protocol.Answer(error=f"it already has {MOST_SESSIONS} sessions")
+            return None, protocol.WorkerReply(error=f"it already has {MOST_SESSIONS} sessions")
         port = _free_port()
         session = await asyncio.create_subprocess_exec(
             *child_command("engine.runner.llama.rpc_worker", str(port), str(self._threads), "attached"),
@@ -114,8 +116,8 @@ class Worker:
             await self._end(session)
         if session.returncode is not None:
             self._sessions.discard(session)
-            return None, protocol.Answer(error="llama.cpp's RPC server did not start on the remote host")
-        return session, protocol.Answer(port=port, held_bytes=_held(session))
+            return None, protocol.WorkerReply(error="llama.cpp's RPC server did not start on the remote host")
+        return session, protocol.WorkerReply(port=port, held_bytes=_resident_bytes(session))
 
     async def _end(self, session: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -124,7 +126,7 @@ class Worker:
         self._sessions.discard(session)
 
 
-def _held(session: asyncio.subprocess.Process) -> int:
+def _resident_bytes(session: asyncio.subprocess.Process) -> int:
     measured = process_memory(session.pid) if session.returncode is None else None
     return measured.rss_bytes if measured is not None else 0
 

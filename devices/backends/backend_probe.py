@@ -14,7 +14,7 @@ from devices import install_hints, types
 from devices.as_json import backend_reports, to_json
 from devices.atomic_file import write_atomically
 from devices.backends import libraries, openvino
-from devices.child import Outcome, run_child
+from devices.child import ProbeOutcome, run_child
 from devices.child_command import child_command
 from devices.msgspec_lock import learned
 from devices.types import BackendDevice, BackendReport, Machine
@@ -25,7 +25,7 @@ TIMEOUT_WINDOWS_S = 90.0
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
-class Trial(msgspec.Struct, frozen=True):
+class ProbeSpec(msgspec.Struct, frozen=True):
     """One library to test: the backend's name, the displayed library name, and the child's command."""
 
     backend: str
@@ -47,7 +47,7 @@ def try_backends(
     *,
     fresh: bool = False,
     timeout_s: float | None = None,
-    trials: tuple[Trial, ...],
+    trials: tuple[ProbeSpec, ...],
 ) -> tuple[BackendReport, ...]:
     """A report for every backend: tested, or known to be missing. Never raises for what a backend does.
 
@@ -69,7 +69,7 @@ def try_backends(
     return (*(reports[t.backend] for t in trials), *_not_built(machine, tried))
 
 
-def _report(trial: Trial, outcome: Outcome, machine: Machine) -> BackendReport:
+def _report(trial: ProbeSpec, outcome: ProbeOutcome, machine: Machine) -> BackendReport:
     if outcome.answer is None:
         fix = f"Run `{' '.join(trial.argv)}` by hand to see its messages; update the driver it needs."
         return BackendReport(trial.backend, trial.library, "failed", outcome.reason, fix, seconds=outcome.seconds)
@@ -114,7 +114,7 @@ def _not_built(machine: Machine, tried: set[str]) -> list[BackendReport]:
     return found
 
 
-def _cache_key(machine: Machine, trial: Trial) -> str:
+def _cache_key(machine: Machine, trial: ProbeSpec) -> str:
     """Key of all that the result depends on: libraries, drivers, kernel, boot, visibility settings."""
     facts: list[object] = [trial.backend, machine.kernel, machine.arch, sys.version]
     facts += [(d.id, d.driver, d.driver_version, d.state) for d in machine.devices]

@@ -91,13 +91,13 @@ def _described(api: ctypes.CDLL, core: ctypes.c_void_p, name: str) -> "BackendDe
     from devices.types import BackendDevice
 
     base = name.partition(".")[0]
-    integrated = "integrated" in _asked(api, core, name, "DEVICE_TYPE").lower()
+    integrated = "integrated" in _property(api, core, name, "DEVICE_TYPE").lower()
     gpu = "igpu" if integrated else "gpu"
-    size = _asked(api, core, name, f"{base}_DEVICE_TOTAL_MEM_SIZE") if base in {"GPU", "NPU"} else ""
+    size = _property(api, core, name, f"{base}_DEVICE_TOTAL_MEM_SIZE") if base in {"GPU", "NPU"} else ""
     total = int(size) if size.isdigit() else 0
     return BackendDevice(
         name=f"{PREFIX}{name}",
-        description=_asked(api, core, name, "FULL_DEVICE_NAME") or name,
+        description=_property(api, core, name, "FULL_DEVICE_NAME") or name,
         kind="cpu" if base == "CPU" else "npu" if base == "NPU" else gpu,  # type: ignore[arg-type]
         total_bytes=total,
         free_bytes=total,
@@ -105,7 +105,7 @@ def _described(api: ctypes.CDLL, core: ctypes.c_void_p, name: str) -> "BackendDe
     )
 
 
-def _asked(api: ctypes.CDLL, core: ctypes.c_void_p, device: str, key: str) -> str:
+def _property(api: ctypes.CDLL, core: ctypes.c_void_p, device: str, key: str) -> str:
     """A property as text; empty if the device has no such property."""
     value = ctypes.c_char_p()
     if api.ov_core_get_property(core, device.encode(), key.encode(), ctypes.byref(value)) != 0:

@@ -66,7 +66,7 @@ def provide(machine: Machine, store: PackStore | None = None, assets: Path = ASS
         if archive is None or not _is_wanted(backend, machine):
             continue
         name = f"{backend.name}-{this_platform()}"
-        facts = _facts(machine, archive)
+        facts = _fingerprint(machine, archive)
         if (
             store.rests(name)
             or _in_use(store, name)
@@ -113,7 +113,7 @@ def _in_use(store: PackStore, name: str) -> bool:
     return any(p.manifest.name == name and headers in {"", p.manifest.headers} for p in store.active())
 
 
-def _facts(machine: Machine, archive: Path) -> str:
+def _fingerprint(machine: Machine, archive: Path) -> str:
     """Hash of everything that decides whether the archive can be installed: archive, devices, drivers."""
     facts: list[object] = [machine.kernel, installed_headers()]
     facts += [(d.id, d.state, d.driver, d.driver_version) for d in machine.devices]

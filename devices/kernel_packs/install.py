@@ -19,7 +19,7 @@ from devices.types import BackendDevice
 TIMEOUT_S: Final = 90.0
 
 
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
+class PackTrial(msgspec.Struct, frozen=True, kw_only=True):
     """Result of loading a pack's library in a child: the devices it can use here, and its version."""
 
     devices: tuple[BackendDevice, ...]
@@ -27,7 +27,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-def install(store: PackStore, source: Path, *, needs_device: bool = False) -> tuple[Pack, Trial]:
+def install(store: PackStore, source: Path, *, needs_device: bool = False) -> tuple[Pack, PackTrial]:
     """Add the pack in `source` (a folder or an archive) and use it from the next load on.
 
     A pack for another ggml, or whose library does not load, is removed again and the pack in use stays; with
@@ -48,14 +48,14 @@ def install(store: PackStore, source: Path, *, needs_device: bool = False) -> tu
     return pack, trial
 
 
-def verify(pack: Pack) -> Trial:
+def verify(pack: Pack) -> PackTrial:
     """Check the files, the ABI and the library of an installed pack again. Raises: PackRefused."""
     manifests.check_files(pack.manifest, pack.folder)
     check_fits(pack.manifest, installed_abi(_libraries()))
     return try_pack(pack)
 
 
-def try_pack(pack: Pack) -> Trial:
+def try_pack(pack: Pack) -> PackTrial:
     """Load the pack's library in a child and open its devices. Raises: PackRefused: it does not load."""
     found = built_libraries(pack.folder)
     if not found:
@@ -72,7 +72,7 @@ def try_pack(pack: Pack) -> Trial:
         devices = msgspec.convert(outcome.answer.get("devices", []), learned(tuple[BackendDevice, ...]))
     except msgspec.ValidationError as error:
         raise PackRefused(f"what its library lists cannot be read: {error}") from error
-    return Trial(devices=devices, version=str(outcome.answer.get("version", "")), seconds=outcome.seconds)
+    return PackTrial(devices=devices, version=str(outcome.answer.get("version", "")), seconds=outcome.seconds)
 
 
 def _libraries() -> Path:

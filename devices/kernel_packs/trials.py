@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-from devices.backends.backend_probe import Trial, trial_command
+from devices.backends.backend_probe import ProbeSpec, trial_command
 from devices.child_command import child_command
 from devices.kernel_packs.folder import installed_libraries
 
 
-def installed_trials(folder: Path | None, *, onnx: bool) -> tuple[Trial, ...]:
+def installed_trials(folder: Path | None, *, onnx: bool) -> tuple[ProbeSpec, ...]:
     """The tests for the installed libraries; `onnx`: ONNX Runtime is installed."""
     trials = [
-        Trial(name, paths[0].name, trial_command(name, folder, paths), paths)
+        ProbeSpec(name, paths[0].name, trial_command(name, folder, paths), paths)
         for name, paths in installed_libraries(folder).items()
     ]
     if onnx:
-        trials.append(Trial("onnx", "onnxruntime", child_command("devices.backends.onnx_child")))
+        trials.append(ProbeSpec("onnx", "onnxruntime", child_command("devices.backends.onnx_child")))
     return tuple(trials)

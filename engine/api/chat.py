@@ -4,8 +4,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from engine.api.collections import Grounds
-from engine.api.models import Decided
+from engine.api.collections import Citations
+from engine.api.models import EffectiveValue
 from engine.api.receipts import Receipt
 from engine.message_catalog.reasons import Reason
 
@@ -35,7 +35,7 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     origin: str = ""
     demo: bool = False
     default: bool = False
-    sampling: dict[str, Decided] = {}
+    sampling: dict[str, EffectiveValue] = {}
     alias_of: str = ""
     meta: ModelNumbers = ModelNumbers()
 
@@ -151,7 +151,7 @@ class Runaway(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nats: float = 0.0
 
 
-class Extras(msgspec.Struct, frozen=True, kw_only=True):
+class TesseraFields(msgspec.Struct, frozen=True, kw_only=True):
     """Tessera's additions to OpenAI's fields.
 
     `ran_on` names the other server that answered and the rule for it. `ran_on_detail` is the same as structured
@@ -161,7 +161,7 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True):
     runaway: tuple[Runaway, ...] = ()
     ran_on: str = ""
     ran_on_detail: Reason | None = None
-    collection: Grounds | None = None
+    collection: Citations | None = None
     receipt: Receipt | None = None
 
 
@@ -190,6 +190,6 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     choices: tuple[ChunkChoice, ...] = ()
     usage: Usage | None = None
     timings: Timings | None = None
-    tessera: Extras | None = None
+    tessera: TesseraFields | None = None
     load_progress: LoadProgress | None = None
     prompt_progress: PromptProgress | None = None

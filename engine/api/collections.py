@@ -10,6 +10,7 @@ from engine.message_catalog.reasons import Reason
 
 __all__ = [
     "CheckedSentence",
+    "Citations",
     "Collection",
     "CollectionChange",
     "CollectionRequest",
@@ -17,7 +18,6 @@ __all__ = [
     "Document",
     "DocumentPages",
     "Documents",
-    "Grounds",
     "ModelChoice",
     "Name",
     "PageState",
@@ -195,7 +195,7 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-class Grounds(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Citations(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The sources of a response: its field `tessera.collection`.
 
     `mode` is "whole" (the model got all `documents`), "passages" or "none" (there is no text to use). `found` is

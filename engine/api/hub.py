@@ -5,11 +5,11 @@ from typing import Literal
 import msgspec
 
 from engine.library.hub.types import (
-    Choice,
     FitEstimate,
     Newer,
     Option,
     OwnBuild,
+    QuantVariant,
     RepoFile,
     RepoHit,
     RepoPlan,
@@ -20,7 +20,6 @@ from engine.library.types import Details
 from engine.message_catalog.reasons import Reason
 
 __all__ = [
-    "Choice",
     "Details",
     "FitEstimate",
     "Folder",
@@ -29,6 +28,7 @@ __all__ = [
     "Option",
     "OwnBuild",
     "Proposal",
+    "QuantVariant",
     "RepoFile",
     "RepoHit",
     "RepoPlan",

@@ -7,7 +7,7 @@ import msgspec
 from devices.msgspec_lock import learned
 from engine.job_kinds.quantize.options import Quantized
 from engine.jobs.job_types import ENDED, Fault, Job, JobKind, JobState, ModelMade, Progress
-from engine.placement.measurements import Comparison, Knobs, Point, Report, TuneReport, TypePrices
+from engine.placement.measurements import Comparison, Point, Report, TunableSettings, TuneReport, TypePrices
 
 __all__ = [
     "ENDED",
@@ -17,13 +17,13 @@ __all__ = [
     "JobKind",
     "JobState",
     "Jobs",
-    "Knobs",
     "Measured",
     "ModelMade",
     "Point",
     "Progress",
     "Quantized",
     "Report",
+    "TunableSettings",
     "TuneReport",
     "partial_of",
     "result_of",

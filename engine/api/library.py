@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from engine.api.models import Decided
+from engine.api.models import EffectiveValue
 from engine.library.types import (
     Details,
     FileCheck,
@@ -127,7 +127,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
     problem_detail: Reason | None = None
     card_text: str | None = None
-    sampling: dict[str, Decided] = {}
+    sampling: dict[str, EffectiveValue] = {}
 
 
 class Models(msgspec.Struct, frozen=True, kw_only=True):

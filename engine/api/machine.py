@@ -26,7 +26,7 @@ from devices.types import (
 from engine.api.models import Applies
 from engine.core.types import DeviceCheck
 from engine.message_catalog.reasons import Reason
-from engine.placement.types import Need, OptionKind, Streaming, Value
+from engine.placement.types import MemoryEstimate, OptionKind, Streaming, Value
 from engine.runner.protocol import LoadSettings
 
 __all__ = [
@@ -46,9 +46,9 @@ __all__ = [
     "LiveDevices",
     "Machine",
     "Memory",
+    "MemoryEstimate",
     "Meter",
     "ModelPlacement",
-    "Need",
     "PinRequest",
     "Pinned",
     "PlacementAnswer",
@@ -151,7 +151,7 @@ class ModelPlacement(msgspec.Struct, frozen=True, kw_only=True):
     device_name: str = ""
     n_layers: int = 0
     settings: LoadSettings | None = None
-    need: Need | None = None
+    need: MemoryEstimate | None = None
     fits: bool = True
     decode_tok_s: float | None = None
     basis: Literal["measured", "prior", "unknown"] = "unknown"
@@ -205,7 +205,7 @@ class FitReport(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     fits: bool
-    need: Need
+    need: MemoryEstimate
     available_bytes: dict[str, int]
     largest_context: int
     fit_options: tuple[FitOption, ...] = ()

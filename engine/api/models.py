@@ -13,7 +13,7 @@ __all__ = [
     "AliasRequest",
     "Aliases",
     "Applies",
-    "Decided",
+    "EffectiveValue",
     "EngineArgsRequest",
     "EngineRequest",
     "LoadOptions",
@@ -179,7 +179,7 @@ class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     values: dict[str, float | int]
 
 
-class Decided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class EffectiveValue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sampling field: its value, its source, and the URL of that source if there is one."""
 
     value: float | int
@@ -196,10 +196,10 @@ class ModelSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     id: str
     user: dict[str, float | int] = {}
-    in_force: dict[str, Decided] = {}
-    recommended: dict[str, Decided] = {}
-    in_force_without_reasoning: dict[str, Decided] = {}
-    recommended_without_reasoning: dict[str, Decided] = {}
+    in_force: dict[str, EffectiveValue] = {}
+    recommended: dict[str, EffectiveValue] = {}
+    in_force_without_reasoning: dict[str, EffectiveValue] = {}
+    recommended_without_reasoning: dict[str, EffectiveValue] = {}
 
 
 class AliasRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -3,7 +3,7 @@
 from engine.core.defaults import DEFAULT_CONTEXT
 from engine.job_kinds.quantize.options import LockRequest, QuantizeOptions
 from quantize.job.request import Forecast, QuantizeReport
-from quantize.types import FileReport, QuantPlan, StockPlan, TensorPlan, Tier
+from quantize.types import FileReport, PresetPlan, QuantPlan, TensorPlan, Tier
 
 __all__ = [
     "DEFAULT_CONTEXT",
@@ -11,11 +11,11 @@ __all__ = [
     "Forecast",
     "LockRequest",
     "PlanForecast",
+    "PresetPlan",
     "QuantPlan",
     "QuantizeOptions",
     "QuantizeReport",
     "QuantizeSketch",
-    "StockPlan",
     "TensorPlan",
     "Tier",
 ]

@@ -1,7 +1,7 @@
 """The chat pipeline of all protocols: from a request to a prompt, and from generated text to response events.
 
 `Conversations.prepare` renders the prompt, chooses the dialect, and combines tools, tool choice and output format
-into one constraint. `Answer` (one per choice) turns the runner's events into chat events.
+into one constraint. `ResponseReader` (one per choice) turns the runner's events into chat events.
 """
 
 import json
@@ -112,9 +112,9 @@ class PreparedChat(msgspec.Struct, frozen=True, kw_only=True):
     template: ChatTemplate = ChatTemplate()
     notes: tuple[str, ...] = ()
 
-    def answer(self) -> "Answer":
+    def answer(self) -> "ResponseReader":
         """A reader for one choice."""
-        return Answer(self)
+        return ResponseReader(self)
 
 
 class Conversations:
@@ -228,7 +228,9 @@ class Conversations:
             form = _schema_of(output, query.output_param)
             output, more = await self._calls(
                 offered,
-                lambda tools: _beside(tool_grammar(dialect, tools, parallel=query.parallel_tool_calls), form),
+                lambda tools: _format_or_call(
+                    tool_grammar(dialect, tools, parallel=query.parallel_tool_calls), form
+                ),
                 query.output_param,
             )
             notes += more
@@ -322,7 +324,7 @@ def _schema_of(output: Constraint, param: str) -> dict[str, Any]:
     return schema if isinstance(schema, dict) else {}
 
 
-def _beside(grammar: ToolGrammar, form: dict[str, Any]) -> Constraint:
+def _format_or_call(grammar: ToolGrammar, form: dict[str, Any]) -> Constraint:
     """A constraint that allows either the output format or a call."""
     lines = grammar.whole.split("\n")
     either = lines[0].replace("start:", "start: output |", 1)
@@ -374,7 +376,7 @@ def thinks(query: ChatQuery) -> bool | None:
     return switch if isinstance(switch, bool) else None
 
 
-class Answer:
+class ResponseReader:
     """Reads one response. `feed` every event of the runner, in order; `done` requests the end of generation."""
 
     def __init__(self, chat: PreparedChat) -> None:
@@ -493,7 +495,7 @@ class Answer:
             self._malformed.append("".join(self._refused.pop(event.index)))
 
 
-async def read(answer: Answer, events: AsyncIterator[Event]) -> AsyncGenerator[ChatEvent, None]:
+async def read(answer: ResponseReader, events: AsyncIterator[Event]) -> AsyncGenerator[ChatEvent, None]:
     """Stream the whole response; closes the runner's stream, which cancels it, as soon as the response is done."""
     try:
         async for event in events:

@@ -8,7 +8,7 @@ import msgspec
 
 from devices import child_service
 from devices.msgspec_lock import learned
-from engine.chat.render_protocol import Trial, Verdict
+from engine.chat.render_protocol import GrammarCheckRequest, GrammarCheckResult
 from engine.chat.schema_loosening import Loosening, Separation, readable
 from engine.chat.schemas import Schema, closed, tidy
 from engine.core.errors import ConstraintRefused
@@ -39,10 +39,10 @@ class Checker:
 
     def answer(self, body: bytes) -> bytes:
         """Check one constraint; request and result are msgpack."""
-        trial = msgspec.msgpack.decode(body, type=learned(Trial))
+        trial = msgspec.msgpack.decode(body, type=learned(GrammarCheckRequest))
         return msgspec.msgpack.encode(self.check(trial))
 
-    def check(self, trial: Trial) -> Verdict:
+    def check(self, trial: GrammarCheckRequest) -> GrammarCheckResult:
         """Check whether the constraint can be enforced."""
         kind, source = trial.kind, trial.source
         try:
@@ -50,10 +50,10 @@ class Checker:
                 kind, source = "lark", lark_of_gbnf(source)
             problem = self._problem(kind, source)
         except ConstraintRefused as refusal:
-            return Verdict(kind=kind, source=source, problem=str(refusal))
+            return GrammarCheckResult(kind=kind, source=source, problem=str(refusal))
         if kind == "json_schema":
-            return self._made_to_fit(source, strict=trial.strict) if problem else self._closed(source)
-        return Verdict(kind=kind, source=source, problem=readable(problem))
+            return self._enforceable_form(source, strict=trial.strict) if problem else self._closed(source)
+        return GrammarCheckResult(kind=kind, source=source, problem=readable(problem))
 
     def _problem(self, kind: str, source: str) -> str:
         matcher = llguidance.LLMatcher(self._tokenizer, grammar_of(kind, source, {}), log_level=0, limits=limits())
@@ -74,7 +74,7 @@ class Checker:
         except ConstraintRefused as refusal:
             return str(refusal)
 
-    def _closed(self, source: str) -> Verdict:
+    def _closed(self, source: str) -> GrammarCheckResult:
         """A schema that compiles; closed if the closed form compiles too."""
         schema = json.loads(source)
         exact = tidy(schema)
@@ -82,12 +82,12 @@ class Checker:
         for form in (closed(exact), exact):
             problem = "" if form == schema else self._schema_problem(form)
             if not problem:
-                return Verdict(kind="json_schema", source=json.dumps(form, ensure_ascii=False))
+                return GrammarCheckResult(kind="json_schema", source=json.dumps(form, ensure_ascii=False))
         # Some formats are checked only in the exact form, which may show that no value fits.
         problem = readable(problem) if problem.startswith("Unsatisfiable") else ""
-        return Verdict(kind="json_schema", source=source, problem=problem)
+        return GrammarCheckResult(kind="json_schema", source=source, problem=problem)
 
-    def _made_to_fit(self, source: str, *, strict: bool) -> Verdict:
+    def _enforceable_form(self, source: str, *, strict: bool) -> GrammarCheckResult:
         """A schema in an enforceable form; without `strict`, only its enforceable parts."""
         schema = tidy(json.loads(source))
         shut = closed(Separation(self._schema_problem).separated(closed(schema)))
@@ -96,7 +96,7 @@ class Checker:
             return verdict
         return self._enforceable(schema, strict=strict)
 
-    def _enforceable(self, schema: Schema, *, strict: bool) -> Verdict:
+    def _enforceable(self, schema: Schema, *, strict: bool) -> GrammarCheckResult:
         problem = self._schema_problem(schema)
         dropped: tuple[str, ...] = ()
         if problem:
@@ -109,7 +109,7 @@ class Checker:
                 problem = (names if plain else f"{names} ({why})") if names and not impossible else why
             else:
                 schema, problem, dropped = loose, "", tuple(loosening.dropped)
-        return Verdict(kind="json_schema", source=json.dumps(schema), problem=problem, dropped=dropped)
+        return GrammarCheckResult(kind="json_schema", source=json.dumps(schema), problem=problem, dropped=dropped)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ decode_answer = msgspec.msgpack.Decoder(learned(Answer)).decode
 # Messages between the server and the child that tests grammars, as msgpack.
 
 
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
+class GrammarCheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A constraint to test. If not `strict`, parts of a schema that cannot be enforced may be dropped."""
 
     kind: str
@@ -54,7 +54,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool = True
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class GrammarCheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """`problem` is empty if the constraint can be enforced; then `kind` and `source` go to the runner.
 
     `dropped` names the parts of a schema that are not enforced.

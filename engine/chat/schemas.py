@@ -123,9 +123,9 @@ class _Closing:
         num_shared = -1
         while num_shared < len(self._shared):
             num_shared = len(self._shared)
-            self._look(self._root, alone="#" not in self._shared)
+            self._collect_references(self._root, alone="#" not in self._shared)
             for pointer, part in self._definitions():
-                self._look(part, alone=pointer not in self._shared)
+                self._collect_references(part, alone=pointer not in self._shared)
         if self._shared - {"#", *(pointer for pointer, _ in self._definitions())}:
             return self._root
         return self._close(self._root, alone="#" not in self._shared)
@@ -186,7 +186,7 @@ class _Closing:
             self._merged_definitions[pointer] = self._merged(found)
         return self._merged_definitions[pointer]
 
-    def _look(self, node: Schema, *, alone: bool) -> None:
+    def _collect_references(self, node: Schema, *, alone: bool) -> None:
         """Find references to parts that are not the whole of an object."""
         if not isinstance(node, dict):
             return
@@ -195,7 +195,7 @@ class _Closing:
         if isinstance(reference, str) and not (alone and rules == {"$ref"}):
             self._shared.add(reference)
         for part, part_alone in self._parts(node, alone=alone):
-            self._look(part, alone=part_alone)
+            self._collect_references(part, alone=part_alone)
 
     @staticmethod
     def _parts(node: dict[str, Any], *, alone: bool) -> list[tuple[Schema, bool]]:
@@ -297,7 +297,7 @@ def _tidy(schema: Schema, root: Schema) -> Schema:
         out.pop("$schema", None)
     _tidy_beside_references(out, root)
     change_parts(out, lambda part, _: _tidy(part, root))
-    if "not" in out and _says_nothing(out["not"]):
+    if "not" in out and _allows_anything(out["not"]):
         return False  # a schema that forbids every value matches nothing
     _tidy_numbers(out)
     _tidy_lists(out)
@@ -319,7 +319,7 @@ def _tidy_beside_references(out: dict[str, Any], root: Schema) -> None:
     if not listed or out.keys() & {"properties", "patternProperties"}:
         return
     for key in ("additionalProperties", "items"):
-        if _says_nothing(out.get(key)):
+        if _allows_anything(out.get(key)):
             del out[key]
     kinds = types_of(out)
     for branches in listed:
@@ -363,7 +363,7 @@ def change_parts(node: dict[str, Any], change: Callable[[Schema, str], Schema]) 
             node[key] = [change(part, "[]") for part in node[key]]
 
 
-def _says_nothing(schema: Schema) -> bool:
+def _allows_anything(schema: Schema) -> bool:
     return schema is True or schema == {}
 
 
@@ -390,14 +390,14 @@ def _tidy_lists(out: dict[str, Any]) -> None:
         for key in ("contains", "minContains", "maxContains"):
             out.pop(key, None)
     remaining = out.get("unevaluatedItems", True)
-    if _says_nothing(remaining):
+    if _allows_anything(remaining):
         out.pop("unevaluatedItems", None)
     elif not any(key in out for key in (*_APPLICATORS, "items", "contains")):
         out["items"] = out.pop("unevaluatedItems")
 
 
 def _tidy_conditions(out: dict[str, Any]) -> None:
-    if "if" not in out or all(_says_nothing(out.get(key, True)) for key in ("then", "else")):
+    if "if" not in out or all(_allows_anything(out.get(key, True)) for key in ("then", "else")):
         for key in ("if", "then", "else"):
             out.pop(key, None)
     if out.get("not") is False:
@@ -410,12 +410,12 @@ def _tidy_conditions(out: dict[str, Any]) -> None:
 def _tidy_names(out: dict[str, Any], root: Schema) -> None:
     """Convert rules about member names to lists of names or patterns."""
     remaining = out.get("unevaluatedProperties", True)
-    if _says_nothing(remaining):
+    if _allows_anything(remaining):
         out.pop("unevaluatedProperties", None)
     elif not any(key in out for key in (*_APPLICATORS, "additionalProperties")):
         out["additionalProperties"] = out.pop("unevaluatedProperties")
     rule = resolved(out.get("propertyNames", True), root)
-    if _says_nothing(rule) or rule == {"type": "string"}:
+    if _allows_anything(rule) or rule == {"type": "string"}:
         out.pop("propertyNames", None)
         return
     if not isinstance(rule, dict) or set(rule) - {"type", "enum", "const", "pattern"}:

@@ -10,7 +10,7 @@ import msgspec
 from devices.child import BoundedChild, ChildFailed
 from devices.msgspec_lock import learned
 from engine.chat.reasoning import Markers, open_markers
-from engine.chat.render_protocol import Trial, Verdict
+from engine.chat.render_protocol import GrammarCheckRequest, GrammarCheckResult
 from engine.chat.schemas import MAX_COUNT
 from engine.core.errors import InputFault
 from engine.core.types import Constraint
@@ -119,7 +119,7 @@ class ConstraintChecker:
     def __init__(self, timeout_s: float = TIME_LIMIT_S, memory_bytes: int = MEMORY_LIMIT_BYTES) -> None:
         self.child = BoundedChild("engine.chat.grammar_check_child", timeout_s=timeout_s, memory_bytes=memory_bytes)
         self._timeout_s = timeout_s
-        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._verdicts: OrderedDict[bytes, GrammarCheckResult] = OrderedDict()
 
     async def check(self, constraint: Constraint, param: str) -> Constraint:
         """The constraint in the form that the runner accepts.
@@ -148,22 +148,24 @@ class ConstraintChecker:
             constraint = msgspec.structs.replace(constraint, kind=verdict.kind, source=verdict.source)
         return msgspec.structs.replace(constraint, strict=True), notes
 
-    async def _try(self, constraint: Constraint) -> Verdict:
+    async def _try(self, constraint: Constraint) -> GrammarCheckResult:
         try:
             body = msgspec.msgpack.encode(
-                Trial(kind=constraint.kind, source=constraint.source, strict=constraint.strict)
+                GrammarCheckRequest(kind=constraint.kind, source=constraint.source, strict=constraint.strict)
             )
         except UnicodeEncodeError:
-            return Verdict(kind="", source="", problem="it is not valid Unicode")
+            return GrammarCheckResult(kind="", source="", problem="it is not valid Unicode")
         try:
-            return msgspec.msgpack.decode(await self.child.ask(body), type=learned(Verdict))
+            return msgspec.msgpack.decode(await self.child.ask(body), type=learned(GrammarCheckResult))
         except ChildFailed as failure:
             if constraint.kind == "json_schema" and not constraint.strict:
                 whole = json.loads(constraint.source)
                 plain = {"type": "object"} if whole.get("type") == "object" else {}
-                return Verdict(kind="json_schema", source=json.dumps(plain), dropped=("the schema as a whole",))
+                return GrammarCheckResult(
+                    kind="json_schema", source=json.dumps(plain), dropped=("the schema as a whole",)
+                )
             why = f"takes more than {self._timeout_s:g} s" if failure.timed_out else "needs too much memory"
-            return Verdict(kind="", source="", problem=f"preparing it {why}")
+            return GrammarCheckResult(kind="", source="", problem=f"preparing it {why}")
 
     def warm(self) -> None:
         """Start the child in the background."""

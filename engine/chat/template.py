@@ -102,7 +102,7 @@ class TemplateRenderer:
         except (UnicodeEncodeError, TypeError, RecursionError, OverflowError) as error:
             raise InputFault(f"The conversation cannot be encoded: {error}", "messages") from None
         try:
-            answer = decode_answer(await (self._ask_brought(body) if brought else self.child.ask(body)))
+            answer = decode_answer(await (self._render_client_template(body) if brought else self.child.ask(body)))
         except ChildFailed as failure:
             raise self._blame(key, failure) from None
         if isinstance(answer, RenderRefused):
@@ -110,7 +110,7 @@ class TemplateRenderer:
         rendered: Rendered = answer.rendered
         return rendered
 
-    async def _ask_brought(self, body: bytes) -> bytes:
+    async def _render_client_template(self, body: bytes) -> bytes:
         if self._brought_waiting >= _BROUGHT_WAITING:
             raise TooManyTemplates(because("templates_wait", count=_BROUGHT_WAITING))
         self._brought_waiting += 1

@@ -134,7 +134,7 @@ def answer_results(messages: Sequence[Message]) -> list[Message]:
     return out
 
 
-def own_ids(messages: Sequence[Message], source: str) -> list[Message]:
+def adapt_call_ids(messages: Sequence[Message], source: str) -> list[Message]:
     """Call ids in the template's format: Kimi reads the name from them, Mistral requires nine characters."""
     indexed = "<|tool_calls_section_begin|>" in source
     nine = "length != 9" in source or "length == 9" in source
@@ -218,10 +218,10 @@ def as_dicts(messages: Sequence[Message], traits: TemplateTraits, source: str) -
     the common one); a call's id, name and arguments are where OpenAI puts them.
     """
     out: list[Dict] = []
-    names = {call.id: call.name for m in own_ids(messages, source) for call in m.tool_calls}
+    names = {call.id: call.name for m in adapt_call_ids(messages, source) for call in m.tool_calls}
     thinking_blocks = "'thinking'" in source and "block['type']" in source
     harmony = "<|channel|>" in source and "message.thinking" in source
-    for message in own_ids(messages, source):
+    for message in adapt_call_ids(messages, source):
         role = message.role
         if role == "developer" and "developer" not in source:
             role = "system"

@@ -29,7 +29,7 @@ __all__ = [
     "StaysHere",
     "exhausted",
     "fact_of",
-    "why_of",
+    "reason_for",
 ]
 
 
@@ -272,7 +272,7 @@ def fact_of(error: BaseException) -> Reason | None:
     return None
 
 
-def why_of(error: Exception) -> str | Reason:
+def reason_for(error: Exception) -> str | Reason:
     """Return what is wrong with a file, without its path: a Reason if there is one, else the quantizer's text."""
     if isinstance(error, quantizer.IncompleteFile):
         return _ends_early(error)
@@ -287,12 +287,12 @@ def _ends_early(error: quantizer.IncompleteFile) -> Reason:
 
 def _bad_file(error: quantizer.BadFile) -> Reason:
     if error.offset is None:
-        return because("bad_file", path=error.path, why=why_of(error))
-    return because("bad_file_at", path=error.path, why=why_of(error), offset=error.offset)
+        return because("bad_file", path=error.path, why=reason_for(error))
+    return because("bad_file_at", path=error.path, why=reason_for(error), offset=error.offset)
 
 
 _FACTS: Final[dict[type, Callable[[Any], Reason]]] = {
-    quantizer.Unreadable: lambda e: because("unreadable", path=e.path, why=e.reason),
+    quantizer.CannotRead: lambda e: because("unreadable", path=e.path, why=e.reason),
     quantizer.NotWritable: lambda e: because("cannot_write", path=e.path, why=e.reason),
     quantizer.SourceChanged: lambda e: because("source_changed", path=e.path),
     quantizer.DiskFull: lambda e: because(

@@ -16,7 +16,7 @@ _ESCAPED: Final = re.compile(rb"\\.", re.DOTALL)
 _LONGEST_ESCAPE: Final = 12
 
 
-class Counter:
+class JsonSizeCounter:
     """Counts values chunk by chunk, up to limits. `inside`: the next chunk starts inside a string."""
 
     def __init__(self, max_objects: int, max_values: int) -> None:

@@ -22,7 +22,7 @@ V = TypeVar("V")
 _UNREAD: Final = (-1, -1, -1)
 
 
-class Damaged(EnvironmentFault):
+class CorruptStateFile(EnvironmentFault):
     """A state file exists but cannot be used; `reason` says why."""
 
     code = "damaged_state_file"
@@ -69,13 +69,13 @@ class JsonStore(Generic[T]):
         self._holder: int | None = None  # the thread that is inside `locked`
         self._stamp: tuple[int, int, int] | None = None
         self._value: T | None = None
-        self._damage: Damaged | None = None
+        self._damage: CorruptStateFile | None = None
         self._missed: OSError | None = None  # why the file could not be read; callers got the empty value
 
     def read(self) -> T:
-        """Return the value, or the empty one if there is no file. Raises: Damaged."""
+        """Return the value, or the empty one if there is no file. Raises: CorruptStateFile."""
         with self._lock:
-            stamp = self._look()
+            stamp = self._file_stamp()
             if self.path is not None and stamp != self._stamp:
                 self._stamp, self._value, self._damage = stamp, None, None
                 if stamp is not None:
@@ -93,7 +93,7 @@ class JsonStore(Generic[T]):
             known = self._damage
             try:
                 return self.read()
-            except Damaged as error:
+            except CorruptStateFile as error:
                 if self._missed is not None:
                     log.warning("%s It is left as it is and read again next time.", error)
                 elif error is not known:
@@ -145,7 +145,7 @@ class JsonStore(Generic[T]):
         with self._lock:
             if self.path is not None:
                 missed, self._missed = self._missed, None
-                with contextlib.suppress(Damaged):
+                with contextlib.suppress(CorruptStateFile):
                     self.read()
                 missed, self._missed = missed or self._missed, None
                 if missed is not None:
@@ -159,9 +159,9 @@ class JsonStore(Generic[T]):
                     mode=0o600 if self._private else 0o666,
                     durable=self._durable,
                 )
-            self._stamp, self._value, self._damage = self._look(), value, None
+            self._stamp, self._value, self._damage = self._file_stamp(), value, None
 
-    def _look(self) -> tuple[int, int, int] | None:
+    def _file_stamp(self) -> tuple[int, int, int] | None:
         """Return a stamp that changes with the file.
 
         It has the inode too: two files may have the same size and clock tick.
@@ -176,12 +176,12 @@ class JsonStore(Generic[T]):
         try:
             self._value = self._decode(path.read_bytes())
         except (IsADirectoryError, PermissionError) as error:
-            self._damage = Damaged(path, error.strerror or str(error))
+            self._damage = CorruptStateFile(path, error.strerror or str(error))
         except OSError as error:  # temporary, for lack of descriptors or memory: the file may be fine
             self._stamp, self._missed = None, error
-            raise Damaged(path, error.strerror or str(error)) from error
+            raise CorruptStateFile(path, error.strerror or str(error)) from error
         except (ValueError, RecursionError) as error:
-            self._damage = Damaged(path, str(error).rstrip("."))
+            self._damage = CorruptStateFile(path, str(error).rstrip("."))
 
     def _decode(self, raw: bytes) -> T:
         try:

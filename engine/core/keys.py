@@ -9,7 +9,7 @@ from typing import Final, Literal
 import msgspec
 
 from engine.core.errors import InputFault
-from engine.core.json_store import Damaged, JsonStore
+from engine.core.json_store import CorruptStateFile, JsonStore
 
 Scope = Literal["chat", "manage"]
 MAX_KEYS: Final = 1000
@@ -82,5 +82,5 @@ class KeyStore:
     def _read(self) -> list[ApiKey]:
         try:
             return self._store.read()
-        except Damaged as error:
+        except CorruptStateFile as error:
             raise BadKeyFile(f"{error} Mend it or remove it.") from error

@@ -16,7 +16,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float
 
 
-class Phases:
+class StartupTimer:
     """A stopwatch for one process. With `from_start` the first phase starts with the process itself."""
 
     def __init__(self, *, from_start: bool = False) -> None:

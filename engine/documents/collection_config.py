@@ -23,7 +23,7 @@ MAX_COLLECTIONS: Final = 5000
 MAX_OF_A_KEY: Final = 1000
 
 
-class Definition(msgspec.Struct, frozen=True, kw_only=True):
+class CollectionConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of a collection. Sources are absolute paths of files and folders.
 
     If `open` is set, every client with chat access may query it, else only the user's own programs.
@@ -55,15 +55,15 @@ class Definitions:
     """All collections of this user. Thread-safe; reads the changes of other processes."""
 
     def __init__(self, path: Path) -> None:
-        self._store: JsonStore[tuple[Definition, ...]] = JsonStore(
-            path, tuple[Definition, ...], tuple, private=True
+        self._store: JsonStore[tuple[CollectionConfig, ...]] = JsonStore(
+            path, tuple[CollectionConfig, ...], tuple, private=True
         )
 
-    def all(self) -> tuple[Definition, ...]:
+    def all(self) -> tuple[CollectionConfig, ...]:
         """All configurations, oldest first."""
         return self._store.get()
 
-    def get(self, key: str) -> Definition:
+    def get(self, key: str) -> CollectionConfig:
         """The configuration by id, else by case-insensitive name; vector stores have no unique name.
 
         Raises: NoCollection.
@@ -75,7 +75,7 @@ class Definitions:
             raise NoCollection(key, tuple(d.name for d in every if not d.open))
         return found
 
-    def add(self, name: str, prefix: str = NAMED, **fields: object) -> Definition:
+    def add(self, name: str, prefix: str = NAMED, **fields: object) -> CollectionConfig:
         """Add a collection. Raises: InputFault: the name is empty, too long or taken."""
         name = " ".join(name.split())
         if not name or len(name) > MAX_NAME:
@@ -91,12 +91,12 @@ class Definitions:
                 raise InputFault(because("collection_there", name=name), "name")
             new_id = f"{prefix}_{secrets.token_hex(ID_BYTES)}"
             made = msgspec.convert(
-                {"id": new_id, "name": name, "created_at": time.time(), **fields}, learned(Definition)
+                {"id": new_id, "name": name, "created_at": time.time(), **fields}, learned(CollectionConfig)
             )
             self._store.put((*every, made))
             return made
 
-    def change(self, key: str, change: Callable[[Definition], Definition]) -> Definition:
+    def change(self, key: str, change: Callable[[CollectionConfig], CollectionConfig]) -> CollectionConfig:
         """Replace a configuration. Raises: NoCollection."""
         with self._store.locked():
             old = self.get(key)
@@ -104,7 +104,7 @@ class Definitions:
             self._store.put(tuple(new if d.id == old.id else d for d in self.all()))
             return new
 
-    def remove(self, key: str) -> Definition:
+    def remove(self, key: str) -> CollectionConfig:
         """Remove a configuration and return it. Raises: NoCollection."""
         with self._store.locked():
             old = self.get(key)

@@ -15,7 +15,7 @@ import msgspec
 
 from devices.child_service import serve
 from devices.msgspec_lock import learned
-from engine.documents.types import Block, Chunk, Page, PageRead, ReadAnswer, ReadRequest, Unreadable
+from engine.documents.types import BadDocument, Block, Chunk, Page, PageRead, ReadAnswer, ReadRequest
 
 # A response ends after this much work, so that progress is visible and killing the process loses little.
 _ANSWER_S: Final = 4.0
@@ -98,7 +98,7 @@ class _Reading:
             if found is None or found.key != (request.path, request.ocr) or found.next != request.first:
                 found = self._open = _Open(request)
             return self._some(found, request.limit)
-        except Unreadable as error:
+        except BadDocument as error:
             problem = str(error)
         except OSError as error:
             problem = error.strerror or str(error)

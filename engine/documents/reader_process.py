@@ -55,14 +55,14 @@ class Reader:
         """Start the child process and import the readers of these kinds, so that the next read has no delay."""
         for kind in kinds:
             with contextlib.suppress(ChildFailed, OSError):
-                self._ask(ReadRequest("", kind, limit=0))
+                self._send(ReadRequest("", kind, limit=0))
 
     def read(self, path: Path, kind: str, first: int = 1) -> Iterator[ReadAnswer]:
         """Yield responses until one is `done`. A page that crashes or stalls the child is reported unreadable."""
         while True:
             request = ReadRequest(str(path), kind, first, ocr=self.ocr)
             try:
-                answer = self._ask(request)
+                answer = self._send(request)
             except ChildFailed as error:
                 answer = self._carefully(request, error)
             yield answer
@@ -75,7 +75,7 @@ class Reader:
         try:
             if failure.timed_out and request.kind not in _PAGED:
                 raise failure
-            return self._ask(msgspec.structs.replace(request, limit=1))
+            return self._send(msgspec.structs.replace(request, limit=1))
         except ChildFailed as error:
             why = f"reading it took longer than {self._limit_s:.0f} s" if error.timed_out else ""
             why = why or ("reading it needs too much memory" if error.out_of_memory else "")
@@ -84,7 +84,7 @@ class Reader:
                 return ReadAnswer(problem=why)
             return ReadAnswer((PageRead(request.first, f"page {request.first}", (), why),), done=False)
 
-    def _ask(self, request: ReadRequest) -> ReadAnswer:
+    def _send(self, request: ReadRequest) -> ReadAnswer:
         with self._lock:
             return _decode(self._child.ask_blocking(msgspec.msgpack.encode(request)))
 

@@ -17,13 +17,13 @@ from filelock import FileLock, Timeout
 
 from engine.core.errors import exhausted
 from engine.core.paths import Paths
-from engine.documents.collection_config import NAMED, Definition, Definitions
+from engine.documents.collection_config import NAMED, CollectionConfig, Definitions
 from engine.documents.file_types import size_limit
 from engine.documents.reader_process import Reader, ocr_installed
 from engine.documents.store import READING, Store
 from engine.documents.types import NEEDS_OCR, NO_OCR_HERE
 from engine.documents.vectors import Vectors, packed
-from engine.documents.walk import Found, Walk, is_below, is_wanted
+from engine.documents.walk import ScannedFile, Walk, is_below, is_wanted
 from engine.message_catalog.reasons import Reason, because
 
 # Updates a collection's index to match the disk: new, changed, unfinished and deleted files.
@@ -65,7 +65,7 @@ def update(
     waits = (NEEDS_OCR, NO_OCR_HERE) if ocr_installed() else (NEEDS_OCR,)
     scans = store.with_page_problems(waits) if reader.ocr else frozenset()
     cut_now = store.fact("cut") == _CUT
-    waiting: list[Found] = []
+    waiting: list[ScannedFile] = []
     for file in walk.files():
         if stopped():
             return False
@@ -101,7 +101,7 @@ def update(
 
 
 def read_file(
-    store: Store, file: Found, reader: Reader, stopped: Callable[[], bool], turn_s: float | None = None
+    store: Store, file: ScannedFile, reader: Reader, stopped: Callable[[], bool], turn_s: float | None = None
 ) -> Outcome:
     """Read one file, continuing an earlier read of the same version; after `turn_s` other files get a turn.
 
@@ -224,7 +224,7 @@ _KINDS: Final = "SELECT DISTINCT kind FROM document"
 NONE: Final = "none"
 
 
-class NotNow(Exception):
+class EmbeddingDeferred(Exception):
     """Embedding is not possible now; `why` is None if other work merely has priority."""
 
     def __init__(self, why: Reason | None = None) -> None:
@@ -246,22 +246,22 @@ class EmbeddingModel(NamedTuple):
 class Embedding(Protocol):
     """Creates embeddings in the background. Called from threads."""
 
-    def model(self, definition: Definition) -> EmbeddingModel | None:
-        """The collection's embedding model, else an available local one; None if there is none. Raises: NotNow."""
+    def model(self, definition: CollectionConfig) -> EmbeddingModel | None:
+        """The collection's embedding model, else an available local one; else None. Raises: EmbeddingDeferred."""
         ...
 
     def embed(self, model: EmbeddingModel, texts: Sequence[str]) -> Sequence[Any]:
-        """A vector for each passage. Raises: NotNow."""
+        """A vector for each passage. Raises: EmbeddingDeferred."""
         ...
 
 
-class Live:
+class OpenCollection:
     """One open collection. Other processes may read its index while this process keeps it up to date.
 
     `pending`: some passages may lack a vector. If it is False, the index is not opened to check.
     """
 
-    def __init__(self, definition: Definition, folder: Path, on_open: Callable[[], None]) -> None:
+    def __init__(self, definition: CollectionConfig, folder: Path, on_open: Callable[[], None]) -> None:
         self.definition = definition
         self.folder = folder
         self.store = Store(folder / "index.db", on_open)
@@ -305,7 +305,7 @@ class Collections:
         self.definitions = Definitions(paths.config / "collections.json")
         self.folder = paths.state / "collections"
         self.embedding = embedding
-        self._live: dict[str, Live] = {}
+        self._live: dict[str, OpenCollection] = {}
         self._lock = threading.RLock()
         self._wake = threading.Condition()
         self._dirty: set[str] = set()
@@ -326,16 +326,16 @@ class Collections:
         if self.definitions.all():
             self._begin()
 
-    def live(self, key: str) -> Live:
+    def live(self, key: str) -> OpenCollection:
         """A collection; its index is opened on first use. Raises: NoCollection."""
         return self._live_of(self.definitions.get(key))
 
-    def _live_of(self, definition: Definition) -> Live:
+    def _live_of(self, definition: CollectionConfig) -> OpenCollection:
         with self._lock:
             found = self._live.get(definition.id)
             if found is None:
                 folder = self.folder / definition.id
-                found = self._live[definition.id] = Live(definition, folder, self._close_surplus)
+                found = self._live[definition.id] = OpenCollection(definition, folder, self._close_surplus)
             found.definition = definition
             return found
 
@@ -353,18 +353,18 @@ class Collections:
             if live.store.is_open and time.monotonic() - live.store.used_at > OPEN_S:
                 live.rest()
 
-    def all(self) -> list[Live]:
+    def all(self) -> list[OpenCollection]:
         """All collections."""
         return [self._live_of(definition) for definition in self.definitions.all()]
 
-    def add(self, name: str, prefix: str = NAMED, **fields: object) -> Live:
+    def add(self, name: str, prefix: str = NAMED, **fields: object) -> OpenCollection:
         """Add a collection and start reading its files. Raises: InputFault."""
         made = self.definitions.add(name, prefix, **fields)
         self._begin()
         self.refresh(made.id)
         return self.live(made.id)
 
-    def change(self, key: str, change: Callable[[Definition], Definition]) -> Live:
+    def change(self, key: str, change: Callable[[CollectionConfig], CollectionConfig]) -> OpenCollection:
         """Change the configuration of a collection. Raises: NoCollection."""
         made = self.definitions.change(key, change)
         self.refresh(made.id)
@@ -372,7 +372,7 @@ class Collections:
         live.embedding_problem, live.pending = None, True  # a changed configuration may allow embedding
         return live
 
-    def remove(self, key: str) -> Definition:
+    def remove(self, key: str) -> CollectionConfig:
         """Delete a collection and its index. The files stay. Raises: NoCollection."""
         gone = self.definitions.remove(key)
         with self._lock:
@@ -388,9 +388,9 @@ class Collections:
         """Check a collection's files now."""
         definition = self.definitions.get(key)
         self._begin()
-        self._look_again(definition.id)
+        self._mark_dirty(definition.id)
 
-    def _look_again(self, collection: str) -> None:
+    def _mark_dirty(self, collection: str) -> None:
         with self._wake:
             self._dirty.add(collection)
             self._wake.notify_all()
@@ -435,7 +435,7 @@ class Collections:
                 with self._wake:
                     wanted = live.definition.id in self._dirty
                     self._dirty.discard(live.definition.id)
-                due = live.definition.follow and time.monotonic() - live.checked_at > self._look_again_s(live)
+                due = live.definition.follow and time.monotonic() - live.checked_at > self._recheck_interval_s(live)
                 if (wanted or due or not live.checked_at) and live.owned():
                     self._guarded(live)
                     passed.append(live)
@@ -448,7 +448,7 @@ class Collections:
                 if not self._dirty and not self._stop.is_set():
                     self._wake.wait(_IDLE_S)
 
-    def _get_ready(self, passed: Sequence[Live]) -> None:
+    def _get_ready(self, passed: Sequence[OpenCollection]) -> None:
         """End the child processes that read the files; preload the readers of these kinds for later changes."""
         for reader in self._readers.values():
             reader.close()
@@ -461,10 +461,10 @@ class Collections:
         self._quick.warm(kinds)
         self._warmed |= kinds
 
-    def _look_again_s(self, live: Live) -> float:
+    def _recheck_interval_s(self, live: OpenCollection) -> float:
         return LOOK_AGAIN_S if self.follower.problem or live.unseen else 10 * LOOK_AGAIN_S
 
-    def _guarded(self, live: Live) -> None:
+    def _guarded(self, live: OpenCollection) -> None:
         """Run one pass over a collection's files; an error in one collection does not affect the others."""
         live.reading = True
         try:
@@ -484,10 +484,10 @@ class Collections:
             live.reading, live.pending = False, True
             live.checked_at = time.monotonic()
 
-    def _interrupted(self, live: Live) -> Callable[[], bool]:
+    def _interrupted(self, live: OpenCollection) -> Callable[[], bool]:
         return lambda: self._stop.is_set() or self._gone(live)
 
-    def _gone(self, live: Live) -> bool:
+    def _gone(self, live: OpenCollection) -> bool:
         return self._live.get(live.definition.id) is not live
 
     def _changed(self, paths: set[str]) -> None:
@@ -503,9 +503,9 @@ class Collections:
             except Exception as error:
                 if not self._gone(live):
                     _complain("changed documents could not be read", error)
-                    self._look_again(definition.id)
+                    self._mark_dirty(definition.id)
 
-    def _read_changed(self, live: Live, mine: list[str]) -> None:
+    def _read_changed(self, live: OpenCollection, mine: list[str]) -> None:
         definition = live.definition
         if len(mine) > _MOST_CHANGED or any(_is_tree(live, path) for path in mine):
             self.refresh(definition.id)
@@ -516,7 +516,7 @@ class Collections:
         # Removed files first: a moved file takes its vectors along.
         for path in mine:
             if walk.hid(path):
-                self._look_again(definition.id)
+                self._mark_dirty(definition.id)
             elif path not in found:
                 live.store.remove([path])
         for path in mine:
@@ -526,7 +526,7 @@ class Collections:
         if not live.reading:
             live.store.forget_spare()
 
-    def _reader_of_changed(self, file: Found, live: Live) -> Reader:
+    def _reader_of_changed(self, file: ScannedFile, live: OpenCollection) -> Reader:
         ocr = live.definition.ocr and file.kind in _SCANNED
         return self._beside[ocr] if ocr or file.size_bytes > _QUICK_BYTES else self._quick
 
@@ -539,7 +539,7 @@ class Collections:
                     return
                 try:
                     worked = self._embed_some(live, models) or worked
-                except NotNow as error:
+                except EmbeddingDeferred as error:
                     live.embedding_problem = error.why
                 except Exception as error:
                     if not self._gone(live):
@@ -547,7 +547,7 @@ class Collections:
             if not worked:
                 self._stop.wait(_IDLE_S / 4)
 
-    def _embed_some(self, live: Live, models: dict[Any, EmbeddingModel | None]) -> bool:
+    def _embed_some(self, live: OpenCollection, models: dict[Any, EmbeddingModel | None]) -> bool:
         """Embed a batch. Returns whether there was work. `models` caches the models chosen in this round."""
         definition = live.definition
         if self.embedding is None or definition.embedding_model == NONE or not (live.pending or live.reading):
@@ -557,7 +557,7 @@ class Collections:
             models[choice] = self.embedding.model(definition)
         model = models[choice]
         if model is None:
-            raise NotNow(because("no_embedding_model"))
+            raise EmbeddingDeferred(because("no_embedding_model"))
         if not live.owned():
             return False
         live.pending = False  # set again if passages are added now
@@ -580,7 +580,7 @@ class Collections:
         return True
 
 
-def _is_tree(live: Live, path: str) -> bool:
+def _is_tree(live: OpenCollection, path: str) -> bool:
     """Return whether the path is a folder or was one with documents (not a file that a program renamed away)."""
     if Path(path).exists():
         return Path(path).is_dir()

@@ -211,7 +211,7 @@ def widened(chunks: Sequence[Passage], chunk_id: int, taken: Collection[int]) ->
         forward = not forward
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+class RelevanceEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """Evidence that the collection contains the answer. Both values are between 0 and 1.
 
     `coverage`: the share of the query's content words in the best two passages together, weighted by rarity. Two,
@@ -237,7 +237,7 @@ def _rarity(total: int, count: int) -> float:
     return math.log(1 + (total + _UNSEEN) / (count + 5))
 
 
-def evidence(store: Store, question: str, hits: Sequence[Passage]) -> Evidence:
+def evidence(store: Store, question: str, hits: Sequence[Passage]) -> RelevanceEstimate:
     """Estimate whether the passages are relevant to the query at all; the log has the accuracy."""
     with store.lock:
         # All parts of `autovacuum_moon_phase` count: parts that are in no passage are the strongest signal.
@@ -258,4 +258,6 @@ def evidence(store: Store, question: str, hits: Sequence[Passage]) -> Evidence:
         found = best >= _WORDS_ALONE
     else:
         found = _BIAS + _BY_COVERAGE * best + _BY_COSINE * cosine > 0
-    return Evidence(coverage=round(best, 4), cosine=None if cosine is None else round(cosine, 4), found=found)
+    return RelevanceEstimate(
+        coverage=round(best, 4), cosine=None if cosine is None else round(cosine, 4), found=found
+    )

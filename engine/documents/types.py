@@ -151,5 +151,5 @@ class ReadAnswer(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-class Unreadable(Exception):
+class BadDocument(Exception):
     """A file, or one page of it, that cannot be read; the message says why."""

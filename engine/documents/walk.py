@@ -19,7 +19,7 @@ _MAX_RULES_BYTES = 1 << 20
 _GONE = (FileNotFoundError, NotADirectoryError, PermissionError)
 
 
-class Found(msgspec.Struct, frozen=True):
+class ScannedFile(msgspec.Struct, frozen=True):
     """A readable file, and its kind."""
 
     path: str
@@ -41,7 +41,7 @@ class Walk:
         self.offline: list[str] = []
         self.unseen: list[str] = []
 
-    def files(self) -> Iterator[Found]:
+    def files(self) -> Iterator[ScannedFile]:
         """Every readable file, once. Deleted or forbidden files yield nothing; links are not followed.
 
         Hidden files and folders and those in .gitignore are skipped, unless they are sources themselves.
@@ -65,7 +65,7 @@ class Walk:
         """Return whether the path is in an offline source or could not be accessed."""
         return any(is_below(path, place) for place in (*self.offline, *self.unseen))
 
-    def _file(self, path: Path) -> Found | None:
+    def _file(self, path: Path) -> ScannedFile | None:
         kind = kind_of(path.name, images=self._images)
         if kind and not self._is_text(path):
             return None
@@ -74,9 +74,9 @@ class Walk:
         except OSError as error:
             self._note(path, error)
             return None
-        return Found(str(path), kind, state.st_size, state.st_mtime_ns) if kind else None
+        return ScannedFile(str(path), kind, state.st_size, state.st_mtime_ns) if kind else None
 
-    def _below(self, folder: Path, rules: tuple[tuple[Path, GitIgnoreSpec], ...]) -> Iterator[Found]:
+    def _below(self, folder: Path, rules: tuple[tuple[Path, GitIgnoreSpec], ...]) -> Iterator[ScannedFile]:
         if not self._is_text(folder):
             return
         try:

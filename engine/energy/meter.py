@@ -105,13 +105,13 @@ class EnergyMeter:
         Raises: NoPowerMeter, NeverAtRest.
         """
         patience_s = PATIENCE_S if patience_s is None else patience_s
-        await self._look()  # start of the counters
+        await self._sample()  # start of the counters
         for _ in range(round(patience_s / EVERY_S)):
             await asyncio.sleep(EVERY_S)
-            seconds, parts, busy_s = await self._look()
+            seconds, parts, busy_s = await self._sample()
             self._ledger.interval(self._at, seconds, parts, busy_s, self._cores, {})
             if self._missing(()) is not None:
-                raise NoPowerMeter(self._why())
+                raise NoPowerMeter(self._missing_meter_reason())
             if parts and all(self._ledger.rests(part) >= RESTS for part in parts):
                 self._rested = True
                 return
@@ -122,7 +122,7 @@ class EnergyMeter:
         """Count the energy of the runner process `pid` until the block ends. `devices` are llama.cpp's names."""
         drawn, before_j = Drawn(), self._ledger.total_j
         held = frozenset(self._ids(devices))
-        await self._look()  # discard energy used before the run
+        await self._sample()  # discard energy used before the run
         self._cpu_s = cpu_seconds(pid) or 0.0
         over = asyncio.Event()
 
@@ -155,7 +155,7 @@ class EnergyMeter:
         """Record a finished request that is not counted."""
         self._ledger.add_step_times(pid, step_time.all_s, {})
 
-    async def _look(self) -> tuple[float, dict[str, float], float]:
+    async def _sample(self) -> tuple[float, dict[str, float], float]:
         """Seconds since the last sample, watts by part, and busy seconds of all CPU cores."""
         usage = await asyncio.to_thread(self._sampler.sample)
         now = time.monotonic()
@@ -164,7 +164,7 @@ class EnergyMeter:
         return seconds, dict(usage.parts), usage.cpu_frac * self._cores * seconds
 
     async def _count(self, pid: int, devices: frozenset[str], drawn: Drawn) -> None:
-        seconds, parts, busy_s = await self._look()
+        seconds, parts, busy_s = await self._sample()
         watts = whole_w(parts)
         if watts is not None:
             drawn.whole_j += watts * seconds
@@ -187,7 +187,7 @@ class EnergyMeter:
         held = (self._machine.device(one) for one in self._ids(names))
         return next((d.name for d in held if d and d.id not in parts and d.kind not in _WITHIN), None)
 
-    def _why(self) -> Reason:
+    def _missing_meter_reason(self) -> Reason:
         places = looked_for(self._host.system)
         locked = tuple(m.name for m in meters(self._host, self._machine.devices) if not m.readable)
         if any(name.startswith("rapl") for name in locked):

@@ -30,14 +30,14 @@ CORRECTION: Final = 0.25
 MOST_CORRECTION: Final = 0.2
 
 
-class Pace(msgspec.Struct, frozen=True):
+class RunnerLimits(msgspec.Struct, frozen=True):
     """Settings for runners: threads per step (0: the runner's choice), and the share of time that steps may run."""
 
     threads: int = 0
     duty: float = 1.0
 
 
-FREE: Final = Pace()
+FREE: Final = RunnerLimits()
 
 
 @dataclass
@@ -46,7 +46,7 @@ class CapController:
 
     cap_w: float
     most_threads: int
-    pace: Pace = FREE
+    pace: RunnerLimits = FREE
     _slope_w: dict[int, float] = field(default_factory=dict)
     _base_w: float | None = None
     _smooth_w: float | None = None
@@ -55,9 +55,9 @@ class CapController:
     _below_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.pace = Pace(self.most_threads, 1.0)
+        self.pace = RunnerLimits(self.most_threads, 1.0)
 
-    def look(self, seconds: float, power_w: float, duty: float) -> Pace:
+    def look(self, seconds: float, power_w: float, duty: float) -> RunnerLimits:
         """Update with `power_w` over `seconds`, during which Tessera's steps ran for the share `duty` (0: idle)."""
         keep = max(0.0, 1.0 - seconds / SMOOTH_S)
         self._smooth_w = power_w if self._smooth_w is None else keep * self._smooth_w + (1 - keep) * power_w
@@ -94,7 +94,7 @@ class CapController:
     def _room_w(self) -> float:
         return self.cap_w - (self._base_w or 0.0) + self._trim_w
 
-    def _wanted(self, threads: int) -> float:
+    def _duty_for(self, threads: int) -> float:
         """The duty that meets the cap with this thread count; unknown counts are extrapolated from known ones."""
         slope = self._slope_w.get(threads)
         if slope is None:
@@ -102,14 +102,14 @@ class CapController:
             slope = self._slope_w[near] * threads / near
         return self._room_w() / slope
 
-    def _next(self) -> Pace:
+    def _next(self) -> RunnerLimits:
         threads = self.pace.threads
-        duty = self._wanted(threads)
+        duty = self._duty_for(threads)
         if self._held_s >= HOLD_S:
             fewer, more = max(1, round(threads * max(duty, 0.5))), min(self.most_threads, threads + 1)
             if duty < FEWER_BELOW and fewer < threads:
                 threads, self._held_s = fewer, 0.0
-            elif min(1.0, self._wanted(more)) * more > MORE_WORTH * min(1.0, duty) * threads:
+            elif min(1.0, self._duty_for(more)) * more > MORE_WORTH * min(1.0, duty) * threads:
                 threads, self._held_s = more, 0.0
-            duty = self._wanted(threads)
-        return Pace(threads, min(1.0, max(LEAST_DUTY, duty)))
+            duty = self._duty_for(threads)
+        return RunnerLimits(threads, min(1.0, max(LEAST_DUTY, duty)))

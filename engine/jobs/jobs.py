@@ -82,7 +82,7 @@ class Subscription:
             event.clear()
 
 
-__all__ = ["Control", "Fault", "Job", "JobKind", "JobRegistry", "JobState", "Paused", "Progress"]
+__all__ = ["Fault", "Job", "JobContext", "JobKind", "JobRegistry", "JobState", "Paused", "Progress"]
 
 _log = logging.getLogger(__name__)
 _KEPT = 200
@@ -96,7 +96,7 @@ class Paused(TesseraError):
     code = "paused"
 
 
-class Control:
+class JobContext:
     """The interface of a job's work to its job: progress, pause and cancel. Also usable without a registry."""
 
     def __init__(self, on_progress: Callable[[Progress], None] | None = None) -> None:
@@ -182,7 +182,7 @@ class Control:
 P = TypeVar("P")
 # Result of a job: a struct of the API, or plain values.
 Result = msgspec.Struct | dict[str, Any] | None
-Work = Callable[[P, Control], Result]
+Work = Callable[[P, JobContext], Result]
 
 
 def params_of(kind: type[P]) -> Callable[[dict[str, Any]], P]:
@@ -201,15 +201,15 @@ class _Slots:
 
     def __init__(self, count: int) -> None:
         self._free = count
-        self._line: list[Control] = []
+        self._line: list[JobContext] = []
         self._changed = threading.Condition()
 
-    def join(self, control: Control) -> None:
+    def join(self, control: JobContext) -> None:
         """Join the queue."""
         with self._changed:
             self._line.append(control)
 
-    def acquire(self, control: Control) -> bool:
+    def acquire(self, control: JobContext) -> bool:
         """Wait for a slot; returns False if a stop was requested meanwhile."""
         with self._changed:
             while not control.stopping and not (self._free and self._line[0] is control):
@@ -235,7 +235,7 @@ class JobRegistry:
         self._jobs: dict[str, Job] = {}
         # jobs started, changed or deleted by this process; the others belong to another server
         self._touched: set[str] = set()
-        self._controls: dict[str, Control] = {}
+        self._controls: dict[str, JobContext] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._kinds: dict[JobKind, _Kind] = {}
         self._subscriptions: list[Subscription] = []
@@ -304,7 +304,7 @@ class JobRegistry:
                 if job.kind not in self._kinds:
                     self._update(job_id, state="cancelled")
                     return self.get(job_id)
-                control = Control()
+                control = JobContext()
                 control.ask("cancelled")
                 self._launch(job, control)
                 return self.get(job_id)
@@ -378,12 +378,12 @@ class JobRegistry:
 
     def _begin(self, job: Job) -> Job:
         with self._lock:
-            control = Control(lambda progress: self._update(job.id, progress=progress))
+            control = JobContext(lambda progress: self._update(job.id, progress=progress))
             self._store(job.changed(state="queued", error=None))
             self._launch(job, control)
         return self.get(job.id)
 
-    def _launch(self, job: Job, control: Control) -> None:
+    def _launch(self, job: Job, control: JobContext) -> None:
         self._controls[job.id] = control
         kind = self._kinds[job.kind]
         kind.slots.join(control)
@@ -391,7 +391,7 @@ class JobRegistry:
         self._threads[job.id] = thread
         thread.start()
 
-    def _run(self, job_id: str, control: Control, kind: _Kind) -> None:
+    def _run(self, job_id: str, control: JobContext, kind: _Kind) -> None:
         job = self.get(job_id)
         try:
             held = kind.slots.acquire(control)
@@ -422,7 +422,7 @@ class JobRegistry:
                 if self._controls.get(job_id) is control:
                     del self._controls[job_id]
 
-    def _fail(self, job_id: str, control: Control, fault: Fault) -> None:
+    def _fail(self, job_id: str, control: JobContext, fault: Fault) -> None:
         """Mark a job as failed, or as cancelled if it was being cancelled.
 
         A failed job fails at the same place again when its work is called to clean up.

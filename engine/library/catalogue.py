@@ -15,7 +15,7 @@ import msgspec
 from devices.disk_speed import drive_is_here
 from devices.errors import TesseraError
 from devices.msgspec_lock import learned
-from engine.core.errors import BadModelFile, OutOfResources, exhausted, why_of
+from engine.core.errors import BadModelFile, OutOfResources, exhausted, reason_for
 from engine.core.paths import BUNDLED_MODELS, Paths, installed_models, is_installed, user_paths
 from engine.library import origins
 from engine.library.inspect_files import inspect_gguf, inspect_onnx, inspect_safetensors
@@ -242,7 +242,7 @@ class Catalogue:
 
     def entries(self) -> tuple[ModelEntry, ...]:
         """All models in the order of ids, each with its current state on disk."""
-        return tuple(map(_looked_at, self._recorded()))
+        return tuple(map(_with_state, self._recorded()))
 
     def _recorded(self) -> list[ModelEntry]:
         """Stored entries, each with the projector from its folder."""
@@ -267,10 +267,10 @@ class Catalogue:
         entries = self._recorded()
         exact = next((entry for entry in entries if entry.id == wanted), None)
         if exact is not None:
-            return _looked_at(exact)
+            return _with_state(exact)
         folded = wanted.casefold()
         matches = [entry for entry in entries if folded in _names(entry)]
-        return _looked_at(matches[0]) if len(matches) == 1 else None
+        return _with_state(matches[0]) if len(matches) == 1 else None
 
     def refresh(self) -> Changes:
         """Scan the bundled, own and linked folders for new and changed models."""
@@ -295,7 +295,7 @@ class Catalogue:
         looked = []
         for candidate, app in fresh:
             try:
-                looked.append((candidate, *self._look(candidate, app)))
+                looked.append((candidate, *self._inspect(candidate, app)))
             except OutOfResources as lack:  # not the model's fault: the next refresh tries again
                 _log.warning("model not looked at path=%s: %s", candidate.key, lack)
         added: list[str] = []
@@ -369,7 +369,7 @@ class Catalogue:
             raise exhausted(error) or BadModelFile(str(path), error.strerror or str(error)) from error
         if candidate is None:
             raise BadModelFile(str(path), because("no_model_there"))
-        details, problem, origin = self._look(candidate, None)
+        details, problem, origin = self._inspect(candidate, None)
         if problem is not None:
             raise BadModelFile(str(path), problem)
         return candidate, details, origin
@@ -380,7 +380,7 @@ class Catalogue:
             key, entry = next((key, e) for key, e in self.store.entries().items() if e.id == model_id)
             changed = msgspec.structs.replace(entry, renamed=name or None)
             self.store.put(key, changed)
-        return _looked_at(_named(changed))
+        return _with_state(_named(changed))
 
     def put(self, entry: ModelEntry) -> None:
         """Record a changed entry (a verified hash, a report)."""
@@ -401,7 +401,7 @@ class Catalogue:
                 self.store.forget(key)
                 del entries[key]
 
-    def _look(self, candidate: Candidate, app: str | None) -> tuple[Details, str | Reason | None, Origin]:
+    def _inspect(self, candidate: Candidate, app: str | None) -> tuple[Details, str | Reason | None, Origin]:
         """The model's details, why it cannot be used (or None), and its origin. Raises: OutOfResources."""
         path = Path(candidate.key)
         origin = origins.of(path, self.paths, app)
@@ -416,7 +416,7 @@ class Catalogue:
             lack = exhausted(error)
             if lack is not None:
                 raise lack from error
-            reason = why_of(error)
+            reason = reason_for(error)
             _log.warning("model not usable path=%s reason=%s", path, sentence(reason))
             return Details(architecture=""), reason, origin
 
@@ -542,7 +542,7 @@ def _contents(details: Details) -> tuple[object, ...]:
     return details.architecture, details.title, details.n_params, details.context_train, details.type_bytes
 
 
-def _looked_at(entry: ModelEntry) -> ModelEntry:
+def _with_state(entry: ModelEntry) -> ModelEntry:
     """The entry with its current state on disk."""
     state = _state(entry)
     return entry if state == entry.state else msgspec.structs.replace(entry, state=state)

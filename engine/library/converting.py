@@ -4,7 +4,7 @@ from pathlib import Path
 
 from devices.atomic_file import unfinished
 from engine.core.errors import InputFault
-from engine.jobs.jobs import Control
+from engine.jobs.jobs import JobContext
 from engine.library.catalogue import Catalogue
 from engine.library.converter.environment import installed
 from engine.library.converter.run import convert_with
@@ -12,15 +12,15 @@ from engine.library.errors import CannotWrite
 from engine.library.types import ModelEntry, Origin
 from engine.message_catalog.reasons import because
 from quantize.child import answer_of
-from quantize.convert.folder import Converted, ConvertRequest
+from quantize.convert.folder import ConversionResult, ConvertRequest
 from quantize.errors import ConverterNeeded
 from quantize.measurements import Progress
 from quantize.types import FloatType
 
 
 def convert_folder(
-    catalogue: Catalogue, folder: Path, out: Path | None, float_type: FloatType, control: Control
-) -> tuple[ModelEntry, Converted]:
+    catalogue: Catalogue, folder: Path, out: Path | None, float_type: FloatType, control: JobContext
+) -> tuple[ModelEntry, ConversionResult]:
     """Convert `folder` and add the file to the catalogue; `out` defaults to a file in the library's folder.
 
     If only llama.cpp supports the architecture, its own converter does the conversion, if installed.
@@ -43,7 +43,9 @@ def convert_folder(
     return catalogue.add(target, Origin(kind="built")), done
 
 
-def _written(catalogue: Catalogue, folder: Path, out: Path, float_type: FloatType, control: Control) -> Converted:
+def _written(
+    catalogue: Catalogue, folder: Path, out: Path, float_type: FloatType, control: JobContext
+) -> ConversionResult:
     """Write `out` with Tessera's converter, or with llama.cpp's if only that supports the architecture."""
 
     def on_progress(progress: Progress) -> None:
@@ -51,7 +53,7 @@ def _written(catalogue: Catalogue, folder: Path, out: Path, float_type: FloatTyp
 
     request = ConvertRequest(folder=folder, out=out, float_type=float_type)
     try:
-        return answer_of(Converted, "convert", request, on_progress, lambda: control.stopping)
+        return answer_of(ConversionResult, "convert", request, on_progress, lambda: control.stopping)
     except ConverterNeeded:
         converter = installed(catalogue.paths.converter)
         if converter is None:

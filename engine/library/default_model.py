@@ -31,7 +31,7 @@ def default_model(entries: Sequence[ModelEntry], loaded: Collection[str] = ()) -
     return min(usable, key=rank, default=None)
 
 
-def why_missing() -> str | None:
+def missing_model_reason() -> str | None:
     """Why start.py downloaded no chat model; None if it did, or if start.py did not install this copy."""
     try:
         return (installed_models() / MISSING_NOTE).read_text(encoding="utf-8").strip() or None

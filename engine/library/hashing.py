@@ -3,12 +3,12 @@
 import hashlib
 from pathlib import Path
 
-from engine.jobs.jobs import Control
+from engine.jobs.jobs import JobContext
 
 _CHUNK_BYTES = 4 * 1024 * 1024
 
 
-def sha256_of(path: Path, control: Control, *, done: int = 0, total: int | None = None) -> str:
+def sha256_of(path: Path, control: JobContext, *, done: int = 0, total: int | None = None) -> str:
     """Hash a file; progress counts from `done` of `total` (default: this file alone).
 
     Raises: OSError; Cancelled and Paused from `control`, at most one chunk (4 MiB) late.

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from devices.atomic_file import unfinished
 from devices.errors import TesseraError
-from engine.core.errors import BadModelFile, InputFault, exhausted, why_of
+from engine.core.errors import BadModelFile, InputFault, exhausted, reason_for
 from engine.core.hf_folder import links_root
-from engine.jobs.jobs import Control
+from engine.jobs.jobs import JobContext
 from engine.library import other_apps
 from engine.library.catalogue import Catalogue, Changes
 from engine.library.errors import CannotWrite, NotEnoughDisk
@@ -26,7 +26,7 @@ _COMPANIONS = (".json", ".jinja", ".model", ".txt", "_data", ".data")
 _POOLING = "1_Pooling/config.json"
 
 
-def import_copy(catalogue: Catalogue, path: Path, control: Control) -> ModelEntry:
+def import_copy(catalogue: Catalogue, path: Path, control: JobContext) -> ModelEntry:
     """Copy a file (all parts of a split one) or a model folder into the models folder and list it.
 
     If the library already has a model with the same content, that model is returned and nothing is copied.
@@ -52,7 +52,7 @@ def import_copy(catalogue: Catalogue, path: Path, control: Control) -> ModelEntr
     return catalogue.add(target if folder else target / files[0].name, Origin(kind="file"))
 
 
-def _copy_all(files: list[Path], folder: Path | None, staging: Path, target: Path, control: Control) -> Path:
+def _copy_all(files: list[Path], folder: Path | None, staging: Path, target: Path, control: JobContext) -> Path:
     """Copy into `staging` and rename it to `target`, or to a free name like it, which is returned."""
     total = sum(file.stat().st_size for file in files)
     staging.mkdir()
@@ -71,7 +71,7 @@ def _copy_all(files: list[Path], folder: Path | None, staging: Path, target: Pat
 
 
 def _same_content(
-    catalogue: Catalogue, files: list[Path], folder: Path | None, control: Control
+    catalogue: Catalogue, files: list[Path], folder: Path | None, control: JobContext
 ) -> ModelEntry | None:
     """A model in the library with the same bytes. Linked models do not count: their application may delete them."""
     for entry in catalogue.entries():
@@ -95,7 +95,7 @@ def _same_content(
     return None
 
 
-def _same_bytes(one: Path, other: Path, control: Control, done: int, total: int) -> bool:
+def _same_bytes(one: Path, other: Path, control: JobContext, done: int, total: int) -> bool:
     with one.open("rb") as left, other.open("rb") as right:
         while chunk := left.read(_CHUNK_BYTES):
             control.check()
@@ -134,7 +134,7 @@ def _members(path: Path) -> tuple[list[Path], Path | None]:
             refuse_pickle(path)
         candidate = candidate_at(path)
     except TesseraError as error:
-        raise exhausted(error) or BadModelFile(str(path), why_of(error)) from error
+        raise exhausted(error) or BadModelFile(str(path), reason_for(error)) from error
     except OSError as error:
         raise exhausted(error) or BadModelFile(str(path), error.strerror or str(error)) from error
     if candidate is None:
@@ -159,7 +159,7 @@ def _inside(path: Path, root: Path) -> bool:
     return path.is_file() and path.resolve().is_relative_to(root.resolve())
 
 
-def _copy(source: Path, target: Path, control: Control, done: int, total: int) -> int:
+def _copy(source: Path, target: Path, control: JobContext, done: int, total: int) -> int:
     with source.open("rb") as reader, target.open("xb") as writer:
         while chunk := reader.read(_CHUNK_BYTES):
             control.check()

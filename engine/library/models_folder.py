@@ -15,7 +15,7 @@ import msgspec
 from devices.msgspec_lock import learned
 from engine.core.errors import Cancelled, InputFault
 from engine.core.paths import Paths
-from engine.jobs.jobs import Control, JobKind, JobRegistry, Paused, params_of
+from engine.jobs.jobs import JobContext, JobKind, JobRegistry, Paused, params_of
 from engine.library.catalogue import Catalogue
 from engine.library.errors import CannotWrite, NotEnoughDisk
 from engine.library.trash import TICKET, Trash
@@ -59,7 +59,7 @@ class Switch(msgspec.Struct, frozen=True):
 def register(registry: JobRegistry, open_catalogue: Callable[[], Catalogue], switch: Switch) -> None:
     """Register the job `move`, one at a time."""
 
-    def run(task: MoveTask, control: Control) -> Moved:
+    def run(task: MoveTask, control: JobContext) -> Moved:
         with closing(open_catalogue()) as catalogue:
             return move(catalogue, task, control, switch)
 
@@ -103,7 +103,7 @@ def check(paths: Paths, target: Path, keep: Keep) -> MoveTask:
     return MoveTask(source=str(source), target=str(target))
 
 
-def move(catalogue: Catalogue, task: MoveTask, control: Control, switch: Switch) -> Moved:
+def move(catalogue: Catalogue, task: MoveTask, control: JobContext, switch: Switch) -> Moved:
     """Copy everything (on the same drive: link it), switch to the new folder, then delete the old files.
 
     Until the switch, the old folder is the one in use, and a cancelled job deletes its copies. After the switch the
@@ -134,7 +134,7 @@ def move(catalogue: Catalogue, task: MoveTask, control: Control, switch: Switch)
         raise CannotWrite(str(error.filename or target), error.strerror or str(error)) from error
 
 
-def _copy_until_idle(source: Path, target: Path, control: Control, switch: Switch) -> None:
+def _copy_until_idle(source: Path, target: Path, control: JobContext, switch: Switch) -> None:
     """Copy, then copy again what changed meanwhile, until nothing changes and nothing uses the old folder."""
     target.mkdir(parents=True, exist_ok=True)
     while True:
@@ -146,7 +146,7 @@ def _copy_until_idle(source: Path, target: Path, control: Control, switch: Switc
             control.wait(_WAIT_S)
 
 
-def _mirror(source: Path, target: Path, control: Control) -> int:
+def _mirror(source: Path, target: Path, control: JobContext) -> int:
     """Make the target like the source; returns the number of files that were copied or deleted."""
     files = list(_files(source))
     sizes = {path: path.lstat().st_size for path in files}
@@ -168,7 +168,7 @@ def _mirror(source: Path, target: Path, control: Control) -> int:
     return changed
 
 
-def _copy(path: Path, inside: Path, source: Path, control: Control, done: int, total: int) -> None:
+def _copy(path: Path, inside: Path, source: Path, control: JobContext, done: int, total: int) -> None:
     inside.parent.mkdir(parents=True, exist_ok=True)
     unfinished = _unfinished(inside)
     unfinished.unlink(missing_ok=True)
@@ -196,7 +196,7 @@ def _copy(path: Path, inside: Path, source: Path, control: Control, done: int, t
     unfinished.replace(inside)
 
 
-def _leave(catalogue: Catalogue, source: Path, target: Path, control: Control, switch: Switch) -> Moved:
+def _leave(catalogue: Catalogue, source: Path, target: Path, control: JobContext, switch: Switch) -> Moved:
     """Delete the old files that have a twin in the new folder, when no model reads them any more."""
     control.report("deleting", 0, 0)
     catalogue.relocated(source, target)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from engine.core.errors import Cancelled, InputFault
 from engine.jobs.job_types import ModelMade
-from engine.jobs.jobs import Control, JobKind, JobRegistry, Work, params_of
+from engine.jobs.jobs import JobContext, JobKind, JobRegistry, Work, params_of
 from engine.library.catalogue import Catalogue
 from engine.library.hashing import git_sha1_of, sha256_of
 from engine.library.importing import import_copy
@@ -62,19 +62,19 @@ def register(
     `estimate` creates the estimator that decides whether a file fits on this computer.
     """
 
-    def with_catalogue(work: Callable[[Catalogue, P, Control], msgspec.Struct]) -> Work[P]:
-        def run(task: P, control: Control) -> msgspec.Struct:
+    def with_catalogue(work: Callable[[Catalogue, P, JobContext], msgspec.Struct]) -> Work[P]:
+        def run(task: P, control: JobContext) -> msgspec.Struct:
             with closing(open_catalogue()) as catalogue:
                 return work(catalogue, task, control)
 
         return run
 
-    def fetch(catalogue: Catalogue, task: PullTask, control: Control) -> ModelMade:
+    def fetch(catalogue: Catalogue, task: PullTask, control: JobContext) -> ModelMade:
         if task.update:
-            return _made(update(catalogue, task.model, control))
-        return _made(pull(catalogue, task, control, estimate() if estimate is not None else None))
+            return _result(update(catalogue, task.model, control))
+        return _result(pull(catalogue, task, control, estimate() if estimate is not None else None))
 
-    def hash_files(catalogue: Catalogue, task: VerifyTask, control: Control) -> Verification:
+    def hash_files(catalogue: Catalogue, task: VerifyTask, control: JobContext) -> Verification:
         return verify(catalogue, require(catalogue, task.model), control)
 
     registry.register(JobKind.PULL, with_catalogue(fetch), _DOWNLOADS_AT_ONCE, read=params_of(PullTask))
@@ -83,7 +83,7 @@ def register(
 
 
 def pull(
-    catalogue: Catalogue, task: PullTask, control: Control, estimate: "FitEstimator | None" = None
+    catalogue: Catalogue, task: PullTask, control: JobContext, estimate: "FitEstimator | None" = None
 ) -> ModelEntry:
     """Plan and download the model of a task.
 
@@ -116,7 +116,7 @@ def pull(
     return Download(client, catalogue, Request(plan.repository, files)).run(control)
 
 
-def update(catalogue: Catalogue, model: str, control: Control) -> ModelEntry:
+def update(catalogue: Catalogue, model: str, control: JobContext) -> ModelEntry:
     """Replace a model by its newer version from the hub.
 
     Raises: BadUpdate: it cannot be read and the older version was restored; the errors of `pull`.
@@ -136,20 +136,20 @@ def update(catalogue: Catalogue, model: str, control: Control) -> ModelEntry:
     return Download(client, catalogue, newest(catalogue, client, entry)).run(control)
 
 
-def _import(catalogue: Catalogue, task: ImportTask, control: Control) -> ModelMade:
+def _import(catalogue: Catalogue, task: ImportTask, control: JobContext) -> ModelMade:
     earlier = {entry.id for entry in catalogue.entries()}
     entry = import_copy(catalogue, Path(task.path), control)
-    return replace(_made(entry), is_new=entry.id not in earlier)
+    return replace(_result(entry), is_new=entry.id not in earlier)
 
 
-def _made(entry: ModelEntry) -> ModelMade:
+def _result(entry: ModelEntry) -> ModelMade:
     return ModelMade(model=entry.id, path=str(entry.path), size_bytes=entry.size_bytes)
 
 
 _SHA256_HEX = 64
 
 
-def verify(catalogue: Catalogue, entry: ModelEntry, control: Control) -> Verification:
+def verify(catalogue: Catalogue, entry: ModelEntry, control: JobContext) -> Verification:
     """Hash all files, compare and store the hashes. Raises: Cancelled, Paused from `control`."""
     total = sum(file.size_bytes for file in entry.files)
     done = 0

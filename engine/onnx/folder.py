@@ -142,10 +142,10 @@ def _encoding(path: Path, root: Path) -> OnnxFolder:
         kind="rerank" if ranks else "embedding",
         architecture=text(config.get("model_type")) or "",
         graphs=(safe_member(holder, GRAPH, root),),
-        context=min(_whole(config.get("max_position_embeddings")), LIMITS["context_length"]),
-        vocab=min(_whole(config.get("vocab_size")), LIMITS["vocab_size"]),
-        layers=min(_whole(config.get("num_hidden_layers")), LIMITS["num_hidden_layers"]),
-        hidden=min(_whole(config.get("hidden_size")), LIMITS["hidden_size"]),
+        context=min(_positive_int(config.get("max_position_embeddings")), LIMITS["context_length"]),
+        vocab=min(_positive_int(config.get("vocab_size")), LIMITS["vocab_size"]),
+        layers=min(_positive_int(config.get("num_hidden_layers")), LIMITS["num_hidden_layers"]),
+        hidden=min(_positive_int(config.get("hidden_size")), LIMITS["hidden_size"]),
     )
 
 
@@ -158,7 +158,7 @@ def pooling(path: Path) -> str:
     return "cls" if said.get("pooling_mode_cls_token") else "mean"
 
 
-def _whole(value: object) -> int:
+def _positive_int(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 

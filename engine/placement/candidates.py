@@ -16,15 +16,15 @@ from engine.placement import cpu_choices as streaming
 from engine.placement import openvino
 from engine.placement.chip_speeds import bandwidth
 from engine.placement.cpu_choices import (
+    cpu_kernel_reasons,
     file_weights,
     head_widths,
     heads_of,
     plain_attention,
+    plain_attention_reason,
     prompt_tiles,
     tile_attention,
     why_measured,
-    why_plain,
-    why_tiles,
 )
 from engine.placement.estimate import gpu_layer_start, kv_layer_bytes, layer_bytes, layer_counts
 from engine.placement.fit import machine_isa, overdraft
@@ -33,7 +33,16 @@ from engine.placement.history import AttentionSpeed, PlacementHistory, attention
 from engine.placement.results import machine_key
 from engine.placement.shape import ModelShape
 from engine.placement.speed import BACKENDS, HOST_UBATCH, Forecast, Speed, expected
-from engine.placement.types import DryRun, Need, Overrides, SettingChange, Step, Streaming, changes_between, follow
+from engine.placement.types import (
+    DryRun,
+    MemoryEstimate,
+    PlacementLimits,
+    SettingChange,
+    Step,
+    Streaming,
+    changes_between,
+    follow,
+)
 from engine.runner.engine_args import overrides
 from engine.runner.protocol import LoadSettings
 
@@ -48,7 +57,7 @@ SPLIT_RESERVE_BYTES: Final = 512 << 20
 TIE: Final = 0.95
 
 
-class Question(msgspec.Struct, frozen=True):
+class PlacementQuery(msgspec.Struct, frozen=True):
     """A model, the settings it would be loaded with, the user's overrides, and the machine with its memory.
 
     `disk_gbs` is the measured read speed of the model's disk. `rules` are known bad combinations.
@@ -56,7 +65,7 @@ class Question(msgspec.Struct, frozen=True):
 
     shape: ModelShape
     settings: LoadSettings
-    overrides: Overrides
+    overrides: PlacementLimits
     machine: Machine
     ledger: Ledger
     memory: PlacementHistory
@@ -64,7 +73,7 @@ class Question(msgspec.Struct, frozen=True):
     disk_gbs: float | None = None
     rules: Rules | None = None
 
-    def fits(self, need: Need) -> bool:
+    def fits(self, need: MemoryEstimate) -> bool:
         """Whether the ledger would grant this need now."""
         return overdraft(self.ledger, need, self.owner) is None
 
@@ -80,7 +89,7 @@ class Candidate(msgspec.Struct, frozen=True):
     device: Device
     runtime: Runtime | None
     settings: LoadSettings
-    need: Need
+    need: MemoryEstimate
     fits: bool
     speed: Speed
     others: tuple[Device, ...] = ()
@@ -114,7 +123,7 @@ def forecast_for(shape: ModelShape, settings: LoadSettings, machine: Machine) ->
     return Forecast(shape, settings, ((*found, 1.0),), cpu) if found is not None else None
 
 
-def threads(machine: Machine, overrides: Overrides, base: LoadSettings) -> int:
+def threads(machine: Machine, overrides: PlacementLimits, base: LoadSettings) -> int:
     """One thread per performance core within affinity and quota; half when quiet. A smaller `base` stays."""
     if overrides.n_threads is not None:
         return overrides.n_threads
@@ -125,34 +134,34 @@ def threads(machine: Machine, overrides: Overrides, base: LoadSettings) -> int:
     return min(count, base.n_threads) if base.n_threads else count
 
 
-def cpu_threads(asked: Question, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+def cpu_threads(asked: PlacementQuery, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
     """Put all layers on the CPU, with one thread per fast core."""
     count = threads(asked.machine, asked.overrides, settings)
     found = msgspec.structs.replace(settings, n_gpu_layers=0, devices=(), n_threads=count, n_threads_batch=count)
     return found, because("one_thread") if count == 1 else because("threads", threads=count)
 
 
-def weights_of_the_file(asked: Question, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+def weights_of_the_file(asked: PlacementQuery, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
     """Use the file's own weights if a repacked copy is not worth it."""
     isa, speed = machine_isa(asked.machine), bandwidth(asked.machine.devices[0])
     return file_weights(settings, asked.shape, isa, speed) or settings, because("file_weights")
 
 
-def own_kernels(asked: Question, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+def own_kernels(asked: PlacementQuery, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
     """Use Tessera's own CPU kernels for prompt products and attention."""
     if tiles_library(library_folder()) is None:
         return settings, None
     isa = machine_isa(asked.machine)
     found = prompt_tiles(settings, asked.shape, isa) or settings
     found = tile_attention(found, asked.shape, isa) or found
-    return found, next(iter(why_tiles(found)), None)
+    return found, next(iter(cpu_kernel_reasons(found)), None)
 
 
 # Steps that `on_cpu` runs before it checks whether the model fits.
-CPU_STEPS: Final[tuple[Step[Question], ...]] = (cpu_threads, weights_of_the_file, own_kernels)
+CPU_STEPS: Final[tuple[Step[PlacementQuery], ...]] = (cpu_threads, weights_of_the_file, own_kernels)
 
 
-def on_cpu(asked: Question, dry_run: DryRunner) -> Candidate:
+def on_cpu(asked: PlacementQuery, dry_run: DryRunner) -> Candidate:
     """The CPU, with the fastest kernels for these types and this use, and spare cells if they fit."""
     settings, changes = follow(CPU_STEPS, asked, asked.settings)
     cpu, shape = asked.machine.devices[0], asked.shape
@@ -178,7 +187,7 @@ def on_cpu(asked: Question, dry_run: DryRunner) -> Candidate:
 
     plain = plain_attention(settings, shape, machine_isa(asked.machine), use, measured)
     if plain is not None:
-        candidate = at(plain, "plain attention", None if measured else why_plain(plain))
+        candidate = at(plain, "plain attention", None if measured else plain_attention_reason(plain))
         if candidate.fits:
             return candidate
     usual = at(settings)
@@ -190,7 +199,7 @@ def on_cpu(asked: Question, dry_run: DryRunner) -> Candidate:
     return tight if tight.fits else _streamed(asked, at, settings) or usual
 
 
-def _streamed(asked: Question, at: Callable[..., Candidate], settings: LoadSettings) -> Candidate | None:
+def _streamed(asked: PlacementQuery, at: Callable[..., Candidate], settings: LoadSettings) -> Candidate | None:
     """Variant: as many experts in memory as fit, the rest read from disk on demand."""
     least = streaming.streamed_settings(asked.shape, settings)
     if least is None or asked.machine.system != "linux":
@@ -220,13 +229,13 @@ def _streamed(asked: Question, at: Callable[..., Candidate], settings: LoadSetti
     return msgspec.structs.replace(found, speed=Speed(prefill, cost.decode_tok_s, speed.measured), streaming=cost)
 
 
-def attention_speed(asked: Question, count: int) -> AttentionSpeed | None:
+def attention_speed(asked: PlacementQuery, count: int) -> AttentionSpeed | None:
     """Measured cost of fused and plain attention here, with `count` threads and this model's heads."""
     heads = heads_of(asked.shape) if asked.memory.knows_attention else None
     return asked.memory.attention(attention_key(machine_key(asked.machine), heads, count)) if heads else None
 
 
-def on_gpus(asked: Question) -> list[Candidate]:
+def on_gpus(asked: PlacementQuery) -> list[Candidate]:
     """Every usable GPU through each of its backends, and all discrete GPUs of one backend together."""
     usable = [
         (device, runtime)
@@ -249,7 +258,7 @@ def on_gpus(asked: Question) -> list[Candidate]:
 class _Offload:
     """One model on one GPU, or its layers split over several GPUs of one backend."""
 
-    def __init__(self, asked: Question, devices: tuple[tuple[Device, Runtime], ...]) -> None:
+    def __init__(self, asked: PlacementQuery, devices: tuple[tuple[Device, Runtime], ...]) -> None:
         self._asked, self._devices = asked, devices
         self._gpu, self._runtime = devices[0]
         self._total = len(asked.shape.layers) + 1
@@ -324,7 +333,7 @@ class _Offload:
         shares = layer_counts(sizes[gpu_layer_start(shape, layers) :], self._free)
         return msgspec.structs.replace(settings, tensor_split=shares)
 
-    def _need(self, settings: LoadSettings) -> Need:
+    def _need(self, settings: LoadSettings) -> MemoryEstimate:
         asked = self._asked
         return need_on(asked.shape, settings, asked.machine, asked.ledger, self._gpu.id, self._runtime.backend)
 
@@ -374,7 +383,7 @@ class _Offload:
         return Candidate(self._gpu, self._runtime, settings, need, fits, speed, others, forecast=rule)
 
 
-def through_openvino(asked: Question) -> list[Candidate]:
+def through_openvino(asked: PlacementQuery) -> list[Candidate]:
     """OpenVINO devices that can run this model: pinned ones, or an NPU by its rule. All layers or none."""
     shape, machine = asked.shape, asked.machine
     count = threads(machine, asked.overrides, asked.settings)

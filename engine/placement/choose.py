@@ -6,16 +6,16 @@ from devices.backends.openvino import BACKEND
 from devices.types import Machine, Runtime
 from engine.message_catalog.reasons import Reason, because
 from engine.placement import cpu_choices, openvino
-from engine.placement.candidates import Candidate, DryRunner, Question, on_cpu, on_gpus, through_openvino
+from engine.placement.candidates import Candidate, DryRunner, PlacementQuery, on_cpu, on_gpus, through_openvino
 from engine.placement.chip_speeds import has_matrix
 from engine.placement.context_size import ContextChoice
-from engine.placement.cpu_choices import why_plain, why_tiles
+from engine.placement.cpu_choices import cpu_kernel_reasons, plain_attention_reason
 from engine.placement.fault_workarounds import fault_reason, refusing
 from engine.placement.history import PlacementHistory
-from engine.placement.npu_rule import Offer, Verdict, busy_igpu, judge, why_npu, why_power
+from engine.placement.npu_rule import NpuDecision, Offer, busy_igpu, judge, npu_reason, why_power
 from engine.placement.shape import ModelShape
 from engine.placement.speed import BACKENDS, NPU_LARGEST_PARAMETERS
-from engine.placement.types import Alternative, Overrides, Placement
+from engine.placement.types import Alternative, Placement, PlacementLimits
 
 # Minimum speed-up over the CPU that is worth a GPU driver's risks. Published pairs of small integrated GPUs and
 # their CPUs are often a tie, and forecasts are off by a fifth, so unmeasured ones need more.
@@ -26,16 +26,16 @@ WORTHWHILE_INTEGRATED_GAIN = 1.25
 BEHIND = {"sycl": "vulkan"}
 
 
-class Found(msgspec.Struct, frozen=True):
+class RankedCandidates(msgspec.Struct, frozen=True):
     """All candidates, the chosen one, whether the user pinned it, and the decision on an NPU."""
 
     candidates: tuple[Candidate, ...]
     chosen: Candidate
     pinned: bool
-    verdict: Verdict | None = None
+    verdict: NpuDecision | None = None
 
 
-def choose_candidate(asked: Question, dry_run: DryRunner) -> Found:
+def choose_candidate(asked: PlacementQuery, dry_run: DryRunner) -> RankedCandidates:
     """Choose a candidate: a pin beats a stored measurement, which beats a prior.
 
     A candidate that does not fit loses to one that does. If `dry_run` returns None, formulas are used.
@@ -47,13 +47,13 @@ def choose_candidate(asked: Question, dry_run: DryRunner) -> Found:
     pinned = [c for c in pinned if c.fault is None] or pinned
     usual = _best(pinned or [c for c in found if c.fault is None], found[0])
     npu = next((c for c in intel if c.device.kind == "npu" and c.fits), None)
-    why = _why_npu(asked)
+    why = _npu_reason(asked)
     verdict = _judged(npu, usual, why, asked) if npu is not None and why is not None else None
     chosen = npu if npu is not None and verdict is not None and verdict.take else usual
-    return Found((*found, *intel), chosen, bool(pinned), verdict)
+    return RankedCandidates((*found, *intel), chosen, bool(pinned), verdict)
 
 
-def placement_of(asked: Question, found: Found, context: ContextChoice | None) -> Placement:
+def placement_of(asked: PlacementQuery, found: RankedCandidates, context: ContextChoice | None) -> Placement:
     """The placement for the chosen candidate, with its reasons and why the others lost."""
     shape, machine, overrides, chosen = asked.shape, asked.machine, asked.overrides, found.chosen
     reasons = _reasons(chosen, overrides, machine, shape, found.pinned)
@@ -92,14 +92,14 @@ def placement_of(asked: Question, found: Found, context: ContextChoice | None) -
     )
 
 
-def _judged_by_rules(candidate: Candidate, asked: Question) -> Candidate:
+def _judged_by_rules(candidate: Candidate, asked: PlacementQuery) -> Candidate:
     if asked.rules is None or candidate.device.kind == "cpu":
         return candidate
     fault = refusing(asked.rules, asked.shape, asked.machine, candidate.settings)
     return msgspec.structs.replace(candidate, fault=fault) if fault is not None else candidate
 
 
-def _why_npu(asked: Question) -> Reason | None:
+def _npu_reason(asked: PlacementQuery) -> Reason | None:
     """Why an NPU should be tried for this model; None if the model is too large or a device is requested."""
     if (
         asked.overrides.device is not None
@@ -107,10 +107,10 @@ def _why_npu(asked: Question) -> Reason | None:
     ):
         return None
     busy = busy_igpu(asked.machine, asked.ledger, asked.owner)
-    return why_npu(asked.overrides, igpu_busy=busy, side_work=False)
+    return npu_reason(asked.overrides, igpu_busy=busy, side_work=False)
 
 
-def _judged(npu: Candidate, usual: Candidate, why: Reason, asked: Question) -> Verdict:
+def _judged(npu: Candidate, usual: Candidate, why: Reason, asked: PlacementQuery) -> NpuDecision:
     offers = (_offer(c, asked.memory, asked.owner) for c in (npu, usual))
     return judge(why, npu.device.vendor, *offers)
 
@@ -147,7 +147,7 @@ def _best(candidates: list[Candidate], cpu: Candidate) -> Candidate:
     return best
 
 
-def _not_used(found: Found) -> tuple[Reason, ...]:
+def _not_used(found: RankedCandidates) -> tuple[Reason, ...]:
     """Backends that would fit and are not used because of known faults, each once."""
     refused = {
         (c.fault.id, c.backend): fault_reason("fault_avoided", c.fault, backend=c.backend, device=c.device.name)
@@ -176,17 +176,17 @@ def _set_aside(candidate: Candidate, others: list[Candidate]) -> Reason | None:
 
 
 def _reasons(
-    chosen: Candidate, overrides: Overrides, machine: Machine, shape: ModelShape, pinned: bool
+    chosen: Candidate, overrides: PlacementLimits, machine: Machine, shape: ModelShape, pinned: bool
 ) -> tuple[Reason, ...]:
     reasons = []
     if pinned and overrides.device:
         reasons.append(because("pinned", device=overrides.device))
     if chosen.backend == BACKEND and chosen.runtime:
-        reasons += _why_openvino(chosen, chosen.runtime, shape)
+        reasons += _openvino_reasons(chosen, chosen.runtime, shape)
     elif chosen.device.kind == "cpu":
-        reasons += _why_cpu(chosen, machine, pinned=pinned)
+        reasons += _cpu_reasons(chosen, machine, pinned=pinned)
     else:
-        reasons += _why_gpu(chosen, shape)
+        reasons += _gpu_reasons(chosen, shape)
     if chosen.settings.mtp:
         reasons.append(because("own_head"))
     if chosen.speed.measured:
@@ -200,7 +200,7 @@ def _reasons(
     return tuple(reasons)
 
 
-def _why_gpu(chosen: Candidate, shape: ModelShape) -> list[Reason]:
+def _gpu_reasons(chosen: Candidate, shape: ModelShape) -> list[Reason]:
     layers, cpu_layers = len(shape.layers), chosen.settings.cpu_expert_layers
     on_gpu = min(chosen.settings.n_gpu_layers, layers)
     names = tuple(device.name for device in (chosen.device, *chosen.others))
@@ -225,7 +225,7 @@ def _why_gpu(chosen: Candidate, shape: ModelShape) -> list[Reason]:
     return reasons
 
 
-def _why_openvino(chosen: Candidate, runtime: Runtime, shape: ModelShape) -> list[Reason]:
+def _openvino_reasons(chosen: Candidate, runtime: Runtime, shape: ModelShape) -> list[Reason]:
     reasons = [because("openvino", device=runtime.device_name)]
     if chosen.device.kind == "npu":
         reasons.append(because("context_compiled_in", n_ctx=chosen.settings.n_ctx))
@@ -235,7 +235,7 @@ def _why_openvino(chosen: Candidate, runtime: Runtime, shape: ModelShape) -> lis
     return [*reasons, cost] if cost is not None else reasons
 
 
-def _why_cpu(chosen: Candidate, machine: Machine, *, pinned: bool) -> list[Reason]:
+def _cpu_reasons(chosen: Candidate, machine: Machine, *, pinned: bool) -> list[Reason]:
     gpus = [d for d in machine.devices if d.kind in {"igpu", "dgpu"}]
     reasons = []
     if not gpus:
@@ -251,16 +251,20 @@ def _why_cpu(chosen: Candidate, machine: Machine, *, pinned: bool) -> list[Reaso
     elif not chosen.settings.repack and given.repack is None:
         reasons.append(because("file_weights"))
     if chosen.settings.tiles and given.tiles is None:
-        reasons += why_tiles(chosen.settings)
+        reasons += cpu_kernel_reasons(chosen.settings)
     if chosen.attention is not None:
         reasons.append(chosen.attention)
     elif chosen.settings.flash_attn == "off":
-        reasons.append(why_plain(chosen.settings))
+        reasons.append(plain_attention_reason(chosen.settings))
     return reasons
 
 
 def _alternative(
-    candidate: Candidate, chosen: Candidate, overrides: Overrides, verdict: Verdict | None, aside: Reason | None
+    candidate: Candidate,
+    chosen: Candidate,
+    overrides: PlacementLimits,
+    verdict: NpuDecision | None,
+    aside: Reason | None,
 ) -> Alternative:
     pinned = bool(overrides.device) and _is_pinned(chosen, overrides.device)
     speed = candidate.speed
@@ -288,7 +292,7 @@ def _alternative(
     )
 
 
-def _only_pinned(candidate: Candidate, verdict: Verdict | None) -> Reason:
+def _only_pinned(candidate: Candidate, verdict: NpuDecision | None) -> Reason:
     """Why an OpenVINO device was not used."""
     device = candidate.settings.devices[0]
     if candidate.device.kind != "npu":

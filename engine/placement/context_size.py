@@ -14,9 +14,9 @@ from engine.placement.candidates import Candidate
 from engine.placement.cpu_choices import ENOUGH_TOKENS, HARDLY_TWO
 from engine.placement.estimate import CELL_PADDING, kv_layer_bytes
 from engine.placement.fit import resize_context
-from engine.placement.history import Use
+from engine.placement.history import ModelUsage
 from engine.placement.shape import ModelShape
-from engine.placement.types import Need, Overrides
+from engine.placement.types import MemoryEstimate, PlacementLimits
 from engine.runner.protocol import LoadSettings
 from quantize.kv_cache_types import EIGHT_BIT, K_DAMAGE, V_DAMAGE
 
@@ -42,10 +42,10 @@ class ContextChoice(msgspec.Struct, frozen=True):
 
 def larger_context(
     base: LoadSettings,
-    overrides: Overrides,
+    overrides: PlacementLimits,
     shape: ModelShape,
     place: Callable[[LoadSettings], Candidate],
-    capacity: Callable[[Need], "Capacity | None"],
+    capacity: Callable[[MemoryEstimate], "Capacity | None"],
 ) -> ContextChoice | None:
     """The largest context whose caches and buffers fit next to the weights; None if that of `base` stays.
 
@@ -70,22 +70,22 @@ def larger_context(
         found = capacity(tried.need) if tried.fits and _same_place(tried, usual) else None
         if found is not None and (found.leaves_enough or n_ctx <= AGENT_CONTEXT):
             offer = _offer(base, overrides, n_ctx, usual, place, capacity) if reaches else None
-            return ContextChoice(n_ctx, _why(n_ctx, refused, trained, found), offer)
+            return ContextChoice(n_ctx, _context_reason(n_ctx, refused, trained, found), offer)
         refused = n_ctx
     found = capacity(usual.need)
     if not refused or found is None:
         return None
     offer = _offer(base, overrides, least, usual, place, capacity) if reaches else None
-    return ContextChoice(least, _why(least, refused, trained, found), offer)
+    return ContextChoice(least, _context_reason(least, refused, trained, found), offer)
 
 
 def _offer(
     base: LoadSettings,
-    overrides: Overrides,
+    overrides: PlacementLimits,
     n_ctx: int,
     usual: Candidate,
     place: Callable[[LoadSettings], Candidate],
-    capacity: Callable[[Need], "Capacity | None"],
+    capacity: Callable[[MemoryEstimate], "Capacity | None"],
 ) -> Reason | None:
     """Offers an 8-bit cache if only that gives AGENT_CONTEXT tokens, and nobody chose a cache type."""
     args = base.engine_args
@@ -118,7 +118,7 @@ class Capacity(msgspec.Struct, frozen=True):
         return self.taken_bytes <= self.free_bytes * (1 - FREE_FRAC)
 
 
-def capacity_for(need: Need, machine: Machine, ledger: Ledger, owner: str) -> Capacity | None:
+def capacity_for(need: MemoryEstimate, machine: Machine, ledger: Ledger, owner: str) -> Capacity | None:
     """Memory used in addition to the weights; None if nothing is used on this machine."""
     capacities = []
     for device in need.devices:
@@ -139,7 +139,7 @@ def _same_place(tried: Candidate, usual: Candidate) -> bool:
     )
 
 
-def _why(n_ctx: int, refused: int, trained: int, capacity: Capacity) -> Reason:
+def _context_reason(n_ctx: int, refused: int, trained: int, capacity: Capacity) -> Reason:
     facts: dict[str, str | float] = {
         "tokens": _short(n_ctx),
         "taken_gb": capacity.taken_bytes / 1e9,
@@ -173,18 +173,20 @@ BUSY: Final = 3.0
 MORE_PARALLEL: Final = 8
 
 
-def grown(overrides: Overrides, use: Use | None) -> Overrides:
+def grown(overrides: PlacementLimits, use: ModelUsage | None) -> PlacementLimits:
     """`overrides` with more parallel requests, if the user set no number and the model's use needs more."""
     if overrides.n_parallel is not None or not _several(use) or use is None or use.at_once < BUSY:
         return overrides
     return msgspec.structs.replace(overrides, n_parallel=MORE_PARALLEL)
 
 
-def _several(use: Use | None) -> bool:
+def _several(use: ModelUsage | None) -> bool:
     return use is not None and use.tokens >= ENOUGH_TOKENS and use.at_once > HARDLY_TWO
 
 
-def cap_kv_cells(settings: LoadSettings, shape: ModelShape, overrides: Overrides, use: Use | None) -> LoadSettings:
+def cap_kv_cells(
+    settings: LoadSettings, shape: ModelShape, overrides: PlacementLimits, use: ModelUsage | None
+) -> LoadSettings:
     """`settings` whose shared cache holds one whole context, which is enough for one person.
 
     If the user set parallel requests, or the model's use has some, the cache holds more, up to ROOMY_BYTES.

@@ -13,7 +13,7 @@ from devices.disk_speed import disk_of, read_gbs
 from engine.core.expert_stats import ExpertUse, folder_of, use_store
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.estimate import NOT_MULTIPLIED, is_repacked
-from engine.placement.history import AttentionSpeed, Heads, Use
+from engine.placement.history import AttentionSpeed, Heads, ModelUsage
 from engine.placement.resources import Resources
 from engine.placement.shape import BLOCK, ModelShape
 from engine.placement.types import Streaming
@@ -48,7 +48,7 @@ def plain_attention(
     settings: LoadSettings,
     shape: ModelShape,
     isa: frozenset[str],
-    use: Use | None = None,
+    use: ModelUsage | None = None,
     measured: AttentionSpeed | None = None,
 ) -> LoadSettings | None:
     """`settings` without fused attention, or None if the user chose or it would not be faster.
@@ -75,12 +75,12 @@ def with_plain(settings: LoadSettings, *, experts: bool) -> LoadSettings:
     return msgspec.structs.replace(settings, flash_attn="off", n_ubatch=n_ubatch)
 
 
-def pays(measured: AttentionSpeed, use: Use | None) -> bool:
+def pays(measured: AttentionSpeed, use: ModelUsage | None) -> bool:
     """Whether plain attention is faster here for texts as long as this model's."""
     return measured.nearest(usual_tokens(use)).plain_to_fused <= WORTHWHILE
 
 
-def why_measured(settings: LoadSettings, measured: AttentionSpeed | None, use: Use | None) -> Reason | None:
+def why_measured(settings: LoadSettings, measured: AttentionSpeed | None, use: ModelUsage | None) -> Reason | None:
     """The reason from this machine's measurement of the attention that `settings` use."""
     if measured is None or ATTENTION in settings.tiles:
         return None
@@ -90,12 +90,12 @@ def why_measured(settings: LoadSettings, measured: AttentionSpeed | None, use: U
     return because(kind, tokens=point.length, plain_to_fused=point.plain_to_fused)
 
 
-def why_plain(settings: LoadSettings) -> Reason:
+def plain_attention_reason(settings: LoadSettings) -> Reason:
     """Why `settings` use plain attention if nothing was measured."""
     return because("plain_attention" if settings.n_parallel <= MOST_PARALLEL else "plain_attention_by_use")
 
 
-def usual_tokens(use: Use | None) -> float:
+def usual_tokens(use: ModelUsage | None) -> float:
     """Usual length of this model's texts, if its use is known."""
     return use.depth if use is not None and use.tokens >= ENOUGH_TOKENS else FIRST_CHATS_TOKENS
 
@@ -124,7 +124,7 @@ def head_widths(shape: ModelShape) -> frozenset[int] | None:
     return frozenset({width}) if len(cached) == 1 else None
 
 
-def answers_long_chats(use: Use | None) -> bool:
+def answers_long_chats(use: ModelUsage | None) -> bool:
     """Whether its use shows long texts and one request at a time."""
     if use is None or use.tokens < ENOUGH_TOKENS:
         return False
@@ -174,7 +174,7 @@ def tile_attention(settings: LoadSettings, shape: ModelShape, isa: frozenset[str
     return msgspec.structs.replace(settings, tiles=(*settings.tiles, ATTENTION))
 
 
-def why_tiles(settings: LoadSettings) -> list[Reason]:
+def cpu_kernel_reasons(settings: LoadSettings) -> list[Reason]:
     """Reasons: what Tessera's kernels are expected to save."""
     types = tuple(name for name in settings.tiles if name != ATTENTION)
     found = [because("own_prompt_kernels", types=types)] if types else []

@@ -31,7 +31,7 @@ REFERENCE_TIMEOUT_S: Final = 180.0
 SUSPENDS: Final = Path("/sys/power/suspend_stats/success")
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceCheckRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Result of comparing a device with the CPU for models of one kind; `checked_at` is in seconds since the epoch.
 
     `what` names device and features; `reason` says why it is wrong and is empty if it is right. `operations`
@@ -51,14 +51,16 @@ class DeviceChecks:
 
     def __init__(self, path: Path | None, references: Path | None) -> None:
         self._references = references
-        self._store: JsonStore[dict[str, Verdict]] = JsonStore(path, dict[str, Verdict], dict, durable=False)
+        self._store: JsonStore[dict[str, DeviceCheckRecord]] = JsonStore(
+            path, dict[str, DeviceCheckRecord], dict, durable=False
+        )
 
-    def verdict(self, settings: LoadSettings, shape: ModelShape, machine: Machine) -> Verdict | None:
+    def verdict(self, settings: LoadSettings, shape: ModelShape, machine: Machine) -> DeviceCheckRecord | None:
         """The recorded result for these settings; None if they were not compared, or run on the CPU alone."""
         key = check_key(settings, shape, machine)
         return self._store.get().get(key) if key else None
 
-    def wrong(self) -> list[Verdict]:
+    def wrong(self) -> list[DeviceCheckRecord]:
         """What was found wrong on this computer, newest first."""
         found = [verdict for verdict in self._store.get().values() if verdict.wrong]
         return sorted(found, key=lambda verdict: -verdict.checked_at)
@@ -107,7 +109,7 @@ class DeviceChecks:
         key = check_key(settings, shape, machine)
         if key is None or (check is None and not wrong_because):
             return
-        verdict = Verdict(
+        verdict = DeviceCheckRecord(
             what=describe(settings),
             wrong=bool(wrong_because),
             reason=wrong_because,

@@ -15,7 +15,7 @@ from devices.types import Machine
 from engine.core.errors import BadModelFile, exhausted
 from engine.message_catalog.reasons import because
 from engine.placement.shape import BLOCK, ModelShape, model_shape
-from engine.placement.types import Basis, DryRun, Need, Part, PartName
+from engine.placement.types import Basis, DryRun, MemoryEstimate, MemoryPart, PartName
 from engine.runner.engine_args import overrides
 from engine.runner.expert_tensors import stacks
 from engine.runner.load_limits import (
@@ -107,7 +107,7 @@ def estimate(
     dry_run: DryRun | None = None,
     projector_bytes: int = 0,
     correction: float = 1.0,
-) -> Need:
+) -> MemoryEstimate:
     """Bytes that a load needs.
 
     `gpu` is the device that `n_gpu_layers` layers go to; without it everything is on the CPU. `dry_run` replaces
@@ -135,19 +135,19 @@ def estimate(
     parts.append(_part("output", CPU, output, dry_run))
     if projector_bytes:
         size = projector_bytes + projector_bytes // PROJECTOR_EXTRA_DIVISOR
-        parts.append(Part(name="projector", device=gpu or CPU, num_bytes=size, basis="prior"))
+        parts.append(MemoryPart(name="projector", device=gpu or CPU, num_bytes=size, basis="prior"))
     overhead = dry_run.overhead_bytes if dry_run else PROCESS_BYTES + VOCABULARY_TOKEN_BYTES * shape.vocabulary
     overhead += work_bytes(shape, settings) + tile_bytes(shape, settings) if layers_from else 0
     overhead += SERVING_BYTES + SERVING_TOKEN_BYTES * max(settings.kv_cells, settings.n_ctx)
     parts.append(_part("overhead", CPU, overhead, dry_run))
     if settings.cache_ram_bytes:
-        parts.append(Part(name="prefixes", device=CPU, num_bytes=settings.cache_ram_bytes))
+        parts.append(MemoryPart(name="prefixes", device=CPU, num_bytes=settings.cache_ram_bytes))
     if correction != 1.0:
         extra = round(sum(p.num_bytes for p in parts) * (correction - 1))
-        parts.append(Part(name="correction", device=gpu or CPU, num_bytes=extra, basis="probe"))
+        parts.append(MemoryPart(name="correction", device=gpu or CPU, num_bytes=extra, basis="probe"))
     elsewhere = sum(p.num_bytes for p in parts if p.device != CPU)
     untouched = dry_run.untouched_bytes if dry_run else 4 * shape.vocabulary * max(0, count - settings.n_parallel)
-    return Need(
+    return MemoryEstimate(
         n_ctx=settings.n_ctx,
         kv_cells=padded(max(settings.kv_cells, settings.n_ctx)),
         n_sequences=count,
@@ -160,13 +160,13 @@ def estimate(
     )
 
 
-def _part(name: PartName, device: str, num_bytes: int, dry_run: DryRun | None) -> Part:
-    return Part(name=name, device=device, num_bytes=num_bytes, basis="probe" if dry_run else "prior")
+def _part(name: PartName, device: str, num_bytes: int, dry_run: DryRun | None) -> MemoryPart:
+    return MemoryPart(name=name, device=device, num_bytes=num_bytes, basis="probe" if dry_run else "prior")
 
 
 def _weights(
     shape: ModelShape, settings: LoadSettings, isa: frozenset[str], gpu: str | None, layers_from: int
-) -> tuple[list[Part], int]:
+) -> tuple[list[MemoryPart], int]:
     """Weights by device, and bytes of file pages that stay in memory although they are no longer used.
 
     On the CPU, repacked weights are allocated memory and the rest are pages of the mapped file. For streamed
@@ -196,10 +196,10 @@ def _weights(
                 offloaded += embedding.nbytes
             elif settings.repack and is_repacked(embedding, isa, as_head=True):
                 own += embedding.nbytes
-    parts = [Part(name="weights", device=CPU, num_bytes=mapped + own, mapped_bytes=mapped)]
-    parts += [Part(name="experts", device=CPU, num_bytes=settings.expert_bytes)] if streamed else []
+    parts = [MemoryPart(name="weights", device=CPU, num_bytes=mapped + own, mapped_bytes=mapped)]
+    parts += [MemoryPart(name="experts", device=CPU, num_bytes=settings.expert_bytes)] if streamed else []
     stale = _left(settings, stale, mapped)
-    return ([*parts, Part(name="weights", device=gpu, num_bytes=offloaded)] if gpu else parts), stale
+    return ([*parts, MemoryPart(name="weights", device=gpu, num_bytes=offloaded)] if gpu else parts), stale
 
 
 def _left(settings: LoadSettings, copied: int, mapped: int) -> int:
@@ -237,7 +237,7 @@ def _caches(
     dry_run: DryRun | None,
     *,
     offloaded: bool,
-) -> list[Part]:
+) -> list[MemoryPart]:
     states = tuple(layer.state_bytes * state_copies for layer in shape.layers)
     parts = []
     caches: tuple[tuple[PartName, tuple[int, ...], int | None], ...] = (
@@ -251,22 +251,22 @@ def _caches(
         if reported is not None:  # llama.cpp's own total, split like the formula
             on_gpu = on_gpu * reported // total if total else 0
             total = reported
-        parts.append(Part(name=name, device=CPU, num_bytes=total - on_gpu, basis=basis))
+        parts.append(MemoryPart(name=name, device=CPU, num_bytes=total - on_gpu, basis=basis))
         if gpu:
-            parts.append(Part(name=name, device=gpu, num_bytes=on_gpu, basis=basis))
+            parts.append(MemoryPart(name=name, device=gpu, num_bytes=on_gpu, basis=basis))
     return parts
 
 
 def _compute(
     shape: ModelShape, settings: LoadSettings, gpu: str | None, layers_from: int, dry_run: DryRun | None
-) -> list[Part]:
+) -> list[MemoryPart]:
     if dry_run is not None:
         host = sum(size for name, size in dry_run.compute_bytes.items() if is_host(name))
         on_device = sum(size for name, size in dry_run.compute_bytes.items() if not is_host(name))
-        parts = [Part(name="compute", device=CPU, num_bytes=host, basis="probe")]
-        return [*parts, Part(name="compute", device=gpu or CPU, num_bytes=on_device, basis="probe")]
+        parts = [MemoryPart(name="compute", device=CPU, num_bytes=host, basis="probe")]
+        return [*parts, MemoryPart(name="compute", device=gpu or CPU, num_bytes=on_device, basis="probe")]
     device = gpu if gpu and layers_from <= len(shape.layers) else CPU
-    return [Part(name="compute", device=device, num_bytes=compute_prior(shape, settings), basis="prior")]
+    return [MemoryPart(name="compute", device=device, num_bytes=compute_prior(shape, settings), basis="prior")]
 
 
 def work_bytes(shape: ModelShape, settings: LoadSettings) -> int:
@@ -342,7 +342,7 @@ def exact_parts(shape: ModelShape, settings: LoadSettings) -> dict[str, int]:
     }
 
 
-def amounts(need: Need) -> Mapping[str, tuple[int, int]]:
+def amounts(need: MemoryEstimate) -> Mapping[str, tuple[int, int]]:
     """Device → (own bytes, mapped bytes), as the ledger reserves them."""
     return {d: (need.device_bytes(d) - need.mapped_bytes(d), need.mapped_bytes(d)) for d in need.devices}
 
@@ -367,7 +367,7 @@ def _read(path: str, _changed_ns: int, _size: int) -> ModelShape:
     return model_shape(read_gguf_model(path))
 
 
-def with_head(need: Need, shape: ModelShape, settings: LoadSettings, gpu: str | None) -> Need:
+def with_head(need: MemoryEstimate, shape: ModelShape, settings: LoadSettings, gpu: str | None) -> MemoryEstimate:
     """`need` plus the context of the model's own draft head: its cache, its scratch memory, and hidden rows."""
     at = mtp_settings(settings)
     attention = max(shape.layers, key=lambda layer: layer.key_values)  # a head is a block of this kind
@@ -375,15 +375,15 @@ def with_head(need: Need, shape: ModelShape, settings: LoadSettings, gpu: str | 
     hidden = 4 * shape.embedding * (settings.n_batch + at.n_batch)
     size = sum(kv_layer_bytes(alone, at)) + compute_prior(alone, at) + hidden
     device = gpu if gpu and settings.n_gpu_layers else CPU
-    part = Part(name="draft", device=device, num_bytes=size, basis="prior")
+    part = MemoryPart(name="draft", device=device, num_bytes=size, basis="prior")
     resident = need.resident_bytes + (size if device == CPU else 0)
     return msgspec.structs.replace(need, parts=(*need.parts, part), resident_bytes=resident)
 
 
-def with_draft(need: Need, draft: Need) -> Need:
+def with_draft(need: MemoryEstimate, draft: MemoryEstimate) -> MemoryEstimate:
     """`need` plus that of the draft model, which runs in the same process."""
     parts = tuple(
-        Part(
+        MemoryPart(
             name="draft",
             device=part.device,
             num_bytes=part.num_bytes,
@@ -441,7 +441,9 @@ def layer_counts(sizes: Sequence[int], free: Sequence[int]) -> tuple[float, ...]
     return tuple(map(float, counts))
 
 
-def shared_out(need: Need, shape: ModelShape, settings: LoadSettings, machine: Machine, gpu: str | None) -> Need:
+def shared_out(
+    need: MemoryEstimate, shape: ModelShape, settings: LoadSettings, machine: Machine, gpu: str | None
+) -> MemoryEstimate:
     """`need` with the memory on `gpu` divided over the devices that layers are split over.
 
     Each of them has its own scratch memory; anything that belongs to no layer stays on the first.
@@ -452,7 +454,7 @@ def shared_out(need: Need, shape: ModelShape, settings: LoadSettings, machine: M
     ids = [_device_id(name, machine) or gpu for name in settings.devices]
     shares = args.tensor_split or settings.tensor_split or tuple(1.0 for _ in ids)
     held = layer_bytes(shape, settings, need.kv_layer_bytes)
-    parts: list[Part] = []
+    parts: list[MemoryPart] = []
     by_device = [0] * len(ids)
     for owner, size in zip(owners(shape, settings, shares), held, strict=True):
         if owner is not None:

@@ -26,7 +26,7 @@ from engine.placement import fastflowlm, llama_server
 from engine.placement.estimate import CPU
 from engine.placement.fit import overdraft
 from engine.placement.fit_report import claim
-from engine.placement.types import FitReport, Need, Part, PartName, Placement
+from engine.placement.types import FitReport, MemoryEstimate, MemoryPart, PartName, Placement
 from engine.runner.protocol import ExternalProgram, LoadSettings
 from quantize.files.safetensors_file import safe_member
 
@@ -85,7 +85,7 @@ class ExternalKind(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     speaks: str
     place: Callable[[LoadSettings, Machine, Ledger, str], Placement] | None = None
-    need: Callable[[LoadSettings, Machine], Need] | None = None
+    need: Callable[[LoadSettings, Machine], MemoryEstimate] | None = None
     memory_note: Reason | None = None
     program: Callable[[], str] = lambda: ""
     reads: str = ""
@@ -175,17 +175,17 @@ def _placed(
     )
 
 
-def _need_of(settings: LoadSettings, machine: Machine) -> Need:
+def _need_of(settings: LoadSettings, machine: Machine) -> MemoryEstimate:
     kind = kind_of(settings)
     assert kind is not None
     assert kind.need is not None
     return kind.need(settings, machine)
 
 
-def _need(settings: LoadSettings, sizes: Iterable[tuple[PartName, str, int]]) -> Need:
+def _need(settings: LoadSettings, sizes: Iterable[tuple[PartName, str, int]]) -> MemoryEstimate:
     """Memory need of a load, part by part; no part comes from llama.cpp's formulas."""
-    parts = tuple(Part(name=name, device=at, num_bytes=size, basis="prior") for name, at, size in sizes)
-    return Need(
+    parts = tuple(MemoryPart(name=name, device=at, num_bytes=size, basis="prior") for name, at, size in sizes)
+    return MemoryEstimate(
         n_ctx=settings.n_ctx,
         kv_cells=settings.kv_cells,
         n_sequences=settings.n_parallel,
@@ -243,7 +243,7 @@ def _flm_place(settings: LoadSettings, machine: Machine, ledger: Ledger, owner: 
     return _placed(settings, machine, ledger, owner, npu.id if npu else "npu", reasons)
 
 
-def _flm_need(settings: LoadSettings, _machine: Machine) -> Need:
+def _flm_need(settings: LoadSettings, _machine: Machine) -> MemoryEstimate:
     """Memory of the model according to FastFlowLM's list, and of its server; AMD's NPUs use system memory."""
     footprint = fastflowlm.installed_model(settings.path).footprint_bytes
     return _need(settings, (("weights", CPU, footprint or UNKNOWN_BYTES), ("overhead", CPU, FLM_BYTES)))
@@ -308,7 +308,7 @@ def _vllm_place(settings: LoadSettings, machine: Machine, ledger: Ledger, owner:
     return _placed(settings, machine, ledger, owner, gpu.id, (because("vllm"), taken, because("untried")))
 
 
-def _vllm_need(settings: LoadSettings, machine: Machine) -> Need:
+def _vllm_need(settings: LoadSettings, machine: Machine) -> MemoryEstimate:
     """Weights, cache and work memory of a load; on a GPU rounded up to its reserved share. Raises: BadModelFile."""
     model = describe_folder(Path(settings.path))
     gpu = next((d for i, d in enumerate(_nvidia(machine)) if settings.provider == f"cuda:{i}"), None)

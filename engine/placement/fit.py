@@ -10,9 +10,9 @@ import msgspec
 from devices.backends.libraries import library_folder
 from devices.child import run_child
 from devices.child_command import child_command
-from devices.errors import Overdrawn
+from devices.errors import PoolExceeded
 from devices.llama_cpp_versions.folder import child_variables, chosen_version
-from devices.memory_ledger import Amount, Ledger
+from devices.memory_ledger import DeviceBytes, Ledger
 from devices.msgspec_lock import learned
 from devices.types import Machine
 from engine.core.errors import EnvironmentFault
@@ -28,7 +28,7 @@ from engine.placement.estimate import (
     with_head,
 )
 from engine.placement.shape import ModelShape
-from engine.placement.types import WORKERS, DryRun, Need
+from engine.placement.types import WORKERS, DryRun, MemoryEstimate
 from engine.runner.load_limits import draft_settings
 from engine.runner.protocol import LoadSettings
 
@@ -124,7 +124,7 @@ def need_at(
     gpu: str | None,
     measured: tuple[LoadSettings, DryRun] | None,
     correction: float = 1.0,
-) -> Need:
+) -> MemoryEstimate:
     """The need at `settings`, from a dry run at other settings if there is one."""
     run = rescaled(shape, measured[1], measured[0], settings) if measured else None
     projector = Path(settings.mmproj_path) if settings.mmproj_path else None
@@ -164,9 +164,11 @@ def resize_context(settings: LoadSettings, n_ctx: int, n_parallel: int | None = 
     return msgspec.structs.replace(settings, n_ctx=n_ctx, n_parallel=parallel, kv_cells=cells)
 
 
-def ledger_amounts(need: Need) -> dict[str, Amount]:
+def ledger_amounts(need: MemoryEstimate) -> dict[str, DeviceBytes]:
     """Amounts of this machine's memory that the ledger reserves for a need."""
-    return {device: Amount(own, mapped) for device, (own, mapped) in amounts(need).items() if device != WORKERS}
+    return {
+        device: DeviceBytes(own, mapped) for device, (own, mapped) in amounts(need).items() if device != WORKERS
+    }
 
 
 def machine_isa(machine: Machine) -> frozenset[str]:
@@ -175,10 +177,10 @@ def machine_isa(machine: Machine) -> frozenset[str]:
     return frozenset(cpu.isa) if cpu else frozenset()
 
 
-def overdraft(ledger: Ledger, need: Need, owner: str = "") -> Overdrawn | None:
+def overdraft(ledger: Ledger, need: MemoryEstimate, owner: str = "") -> PoolExceeded | None:
     """Why the ledger would refuse this need now; None if it would not."""
     try:
         ledger.check(ledger_amounts(need), exclude=owner)
-    except Overdrawn as error:
+    except PoolExceeded as error:
         return error
     return None

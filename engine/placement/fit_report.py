@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from devices.backends.openvino import BACKEND
-from devices.errors import Overdrawn
+from devices.errors import PoolExceeded
 from devices.memory_ledger import Ledger
 from devices.types import Machine
 from engine.core.errors import NotEnoughMemory
@@ -14,7 +14,7 @@ from engine.placement import openvino, rpc_layers
 from engine.placement.estimate import shared_out
 from engine.placement.fit import largest_context, ledger_amounts, machine_isa, need_at, overdraft
 from engine.placement.shape import ModelShape
-from engine.placement.types import WORKERS, DryRun, FitOption, FitReport, Need
+from engine.placement.types import WORKERS, DryRun, FitOption, FitReport, MemoryEstimate
 from engine.remotes.registry import RemoteRegistry
 from engine.runner.expert_tensors import least_bytes, stacks
 from engine.runner.protocol import LoadSettings
@@ -34,7 +34,7 @@ def load_need(
     ledger: Ledger,
     remotes: RemoteRegistry | None = None,
     run: DryRun | None = None,
-) -> Need:
+) -> MemoryEstimate:
     """Memory need of a load with these settings on each device; measured by `run` if given."""
     if settings.remotes and remotes is not None:
         return rpc_layers.need(shape, settings, machine, remotes, run)
@@ -49,7 +49,7 @@ def need_on(
     gpu: str | None,
     backend: str,
     run: DryRun | None = None,
-) -> Need:
+) -> MemoryEstimate:
     """Memory need of a load whose layers are all on this machine: those on a GPU go to `gpu`."""
     measured = (settings, run) if run else None
     correction = ledger.audits.correction(audit_key(shape, backend))
@@ -92,10 +92,10 @@ def fit_report(
     """
     isa = machine_isa(machine)
 
-    def estimate(at: LoadSettings) -> Need:
+    def estimate(at: LoadSettings) -> MemoryEstimate:
         return need_at(shape, at, isa, gpu, measured, correction)
 
-    def fits(need: Need) -> bool:
+    def fits(need: MemoryEstimate) -> bool:
         return overdraft(ledger, need, name) is None
 
     need = estimate(settings)
@@ -123,7 +123,12 @@ def fit_report(
 
 
 def claim(
-    owner: str, need: Need, key: str, machine: Machine, ledger: Ledger, report: Callable[[], FitReport] | None
+    owner: str,
+    need: MemoryEstimate,
+    key: str,
+    machine: Machine,
+    ledger: Ledger,
+    report: Callable[[], FitReport] | None,
 ) -> None:
     """Reserve the memory of a load; `key` groups loads with similar prediction errors.
 
@@ -135,13 +140,13 @@ def claim(
 
     try:
         reserve()
-    except Overdrawn as error:
+    except PoolExceeded as error:
         lacking = report() if report is not None else None
         if lacking is not None and not lacking.fits:
             raise refusal(lacking, {d.id: d.name for d in machine.devices}) from error
         try:
             reserve()  # another load may have returned its memory since
-        except Overdrawn as last:
+        except PoolExceeded as last:
             raise NotEnoughMemory(last.needed_bytes, last.available_bytes, last.pool) from last
 
 

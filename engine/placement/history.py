@@ -130,7 +130,7 @@ _MOST_OFF: Final = (0.02, 50.0)
 _Correction = Annotated[float, msgspec.Meta(ge=_MOST_OFF[0], le=_MOST_OFF[1])]
 
 
-class Use(msgspec.Struct, frozen=True, array_like=True):
+class ModelUsage(msgspec.Struct, frozen=True, array_like=True):
     """Usage statistics of a model: means over the `tokens` it generated.
 
     `depth` is the number of tokens before each; `at_once` is the number of running requests when its response
@@ -142,7 +142,7 @@ class Use(msgspec.Struct, frozen=True, array_like=True):
     at_once: _Sound
 
 
-class Learnt(msgspec.Struct, kw_only=True):
+class HistoryFile(msgspec.Struct, kw_only=True):
     """Content of a `PlacementHistory` file: tables, in which a corrupt row affects only that row.
 
     Earlier versions stored `pins` here: they stay until `ModelSettingsStore` has taken them over.
@@ -160,11 +160,11 @@ class Learnt(msgspec.Struct, kw_only=True):
     deaths: Any = None
 
 
-_TABLES: Final = tuple(name for name in Learnt.__struct_fields__ if name != "pins")
+_TABLES: Final = tuple(name for name in HistoryFile.__struct_fields__ if name != "pins")
 
 
 class PlacementHistory:
-    """A small JSON file of tables: those of `Learnt`.
+    """A small JSON file of tables: those of `HistoryFile`.
 
     `speeds`: device|backend → GB/s read while decoding. `corrections`: device|backend|model → measured decode speed
     divided by the formula's. `ladders`: model → settings of the fallback that worked.
@@ -176,13 +176,13 @@ class PlacementHistory:
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._store = JsonStore(path, Learnt, Learnt, durable=False)
+        self._store = JsonStore(path, HistoryFile, HistoryFile, durable=False)
         self._lock = threading.Lock()
         found = self._store.get()
         self._speeds: dict[str, float] = _sound_rows(found.speeds, Annotated[float, msgspec.Meta(gt=0)])
         self._corrections: dict[str, float] = _sound_rows(found.corrections, _Correction)
         self._fallbacks: dict[str, dict[str, Any]] = _sound_rows(found.fallbacks, dict[str, Any])
-        self._uses: dict[str, Use] = _sound_rows(found.uses, Use)
+        self._uses: dict[str, ModelUsage] = _sound_rows(found.uses, ModelUsage)
         self._energies: dict[str, float] = _sound_rows(found.energies, Annotated[float, msgspec.Meta(gt=0)])
         self._attention: dict[str, AttentionSpeed] = _sound_rows(found.attention, AttentionSpeed)
         self._disks: dict[str, float] = _sound_rows(found.disks, Annotated[float, msgspec.Meta(gt=0)])
@@ -237,7 +237,7 @@ class PlacementHistory:
             self._disks[disk] = gbs
             self._save()
 
-    def use(self, model: str) -> Use | None:
+    def use(self, model: str) -> ModelUsage | None:
         """Usage statistics of the model; None if it was never used."""
         return self._uses.get(model)
 
@@ -246,10 +246,10 @@ class PlacementHistory:
         if tokens <= 0:
             return
         with self._lock:
-            before = self._uses.get(model, Use(0.0, depth, at_once))
+            before = self._uses.get(model, ModelUsage(0.0, depth, at_once))
             total = min(before.tokens + tokens, max(USE_TOKENS, tokens))
             share = tokens / total
-            self._uses[model] = Use(
+            self._uses[model] = ModelUsage(
                 total,
                 before.depth + share * (depth - before.depth),
                 before.at_once + share * (at_once - before.at_once),
@@ -338,7 +338,7 @@ class PlacementHistory:
 
     def _save(self) -> None:
         self._unsaved = 0
-        learnt = Learnt(
+        learnt = HistoryFile(
             speeds=_newest(self._speeds),
             corrections=_newest(self._corrections),
             fallbacks=_newest(self._fallbacks),
@@ -353,7 +353,7 @@ class PlacementHistory:
             self._store.change(lambda kept: self._merged(kept, learnt))
             self._written = _tables(learnt)
 
-    def _merged(self, kept: Learnt, learnt: Learnt) -> Learnt:
+    def _merged(self, kept: HistoryFile, learnt: HistoryFile) -> HistoryFile:
         """Merge what another process has written since the last write with what changed here."""
         theirs, mine, found = _tables(kept), _tables(learnt), {}
         for name, written in self._written.items():
@@ -364,7 +364,7 @@ class PlacementHistory:
                 elif key not in written or written[key] != mine[name][key]:
                     merged[key] = mine[name][key]
             found[name] = _newest(merged)
-        return Learnt(**found, pins=kept.pins)
+        return HistoryFile(**found, pins=kept.pins)
 
 
 def _sound_rows(table: Any, kind: Any) -> dict[str, Any]:
@@ -376,7 +376,7 @@ def _sound_rows(table: Any, kind: Any) -> dict[str, Any]:
     return found
 
 
-def _tables(learnt: Learnt) -> dict[str, dict[str, Any]]:
+def _tables(learnt: HistoryFile) -> dict[str, dict[str, Any]]:
     """Copies of its tables by name; empty for anything that is not a table."""
     tables = {name: getattr(learnt, name) for name in _TABLES}
     return {name: dict(table) if isinstance(table, dict) else {} for name, table in tables.items()}

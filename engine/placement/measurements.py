@@ -121,7 +121,7 @@ ANSWER_TOKENS = 128
 Goal = Literal["speed", "energy"]
 
 
-class Knobs(msgspec.Struct, frozen=True, kw_only=True):
+class TunableSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that autotune may change; names and meanings are those of LoadSettings.
 
     `kv_type` is the type of both caches. Hashable.
@@ -163,9 +163,9 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def knobs_of(settings: LoadSettings) -> Knobs:
+def knobs_of(settings: LoadSettings) -> TunableSettings:
     """The tunable values of settings that were chosen without measuring."""
-    return Knobs(
+    return TunableSettings(
         devices=settings.devices,
         tensor_split=settings.tensor_split,
         n_gpu_layers=settings.n_gpu_layers,
@@ -182,7 +182,7 @@ def knobs_of(settings: LoadSettings) -> Knobs:
     )
 
 
-class Budget(msgspec.Struct, frozen=True, kw_only=True):
+class TrialSize(msgspec.Struct, frozen=True, kw_only=True):
     """Size of one trial: prompt tokens, response tokens, and repeats.
 
     `copying`: the model continues a repetitive text instead, and only its decode speed counts. `joules`: energy is
@@ -196,7 +196,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     joules: bool = False
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class TrialOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a trial. `failure` says why the settings do not work; the speeds are 0 then.
 
     Speeds are in tokens/s; `cost_s` is the wall time of the trial, including the load. `joules` has the energy of
@@ -224,15 +224,15 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return ANSWER_TOKENS / self.tokens_per_joule
 
 
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
+class TuneTrial(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the record: the settings, how they were measured and the result."""
 
-    knobs: Knobs
-    budget: Budget
-    outcome: Outcome
+    knobs: TunableSettings
+    budget: TrialSize
+    outcome: TrialOutcome
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class TunedSetting(msgspec.Struct, frozen=True, kw_only=True):
     """Why one setting has its value: seconds (`of` what) with it and with the next best value, in short rounds.
 
     Without seconds the next best value does not work. If energy was the goal there are joules too, and a `note` on
@@ -315,14 +315,14 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     prompt_tokens: int
-    best: Knobs
+    best: TunableSettings
     turn_s: float
-    default: Knobs
+    default: TunableSettings
     default_turn_s: float | None
     prefill_tok_s: float
     decode_tok_s: float
-    choices: tuple[Choice, ...]
-    trials: tuple[Trial, ...]
+    choices: tuple[TunedSetting, ...]
+    trials: tuple[TuneTrial, ...]
     cost_s: float
     complete: bool
     measured_at: float

@@ -6,9 +6,9 @@ import logging
 
 import msgspec
 
-from devices.errors import Overdrawn, TesseraError
+from devices.errors import PoolExceeded, TesseraError
 from devices.host import is_busy
-from devices.memory_ledger import Amount
+from devices.memory_ledger import DeviceBytes
 from devices.msgspec_lock import learned
 from devices.process_memory import process_memory
 from devices.types import ProcessMemory
@@ -142,13 +142,15 @@ class MemoryAdmission:
         device = offload_target(settings, machine)[0] or "cpu"
         parts = exact_parts(read_shape(settings.path), settings)
         try:
-            self._ledger.reserve(deterministic_owner(model_id), {device: Amount(sum(parts.values()))}, parts=parts)
-        except Overdrawn as error:
+            self._ledger.reserve(
+                deterministic_owner(model_id), {device: DeviceBytes(sum(parts.values()))}, parts=parts
+            )
+        except PoolExceeded as error:
             raise NotEnoughMemory(error.needed_bytes, error.available_bytes, device) from error
 
     async def shortage(
         self, model_id: str, settings: LoadSettings, copied: LoadSettings | None
-    ) -> Overdrawn | None:
+    ) -> PoolExceeded | None:
         """Memory that a loaded model lacks for these settings; None if it fits.
 
         `copied`: settings whose caches are temporarily copied to main memory; None: to disk.
@@ -170,7 +172,7 @@ class MemoryAdmission:
         if held is not None:
             parts = exact_parts(read_shape(settings.path), settings)
             self._ledger.refine(
-                exact, {device: Amount(sum(parts.values())) for device in held.amounts}, None, parts
+                exact, {device: DeviceBytes(sum(parts.values())) for device in held.amounts}, None, parts
             )
 
     async def largest_context(self, model_id: str, settings: LoadSettings, limit: int) -> int:

@@ -22,11 +22,11 @@ def find(
 
     Raises: ModelNotFound, the errors of HubClient and of reading the file.
     """
-    shape, settings = _found(model, catalogue, placer)
+    shape, settings = _resolve(model, catalogue, placer)
     return shape, settings if projector is None else msgspec.structs.replace(settings, mmproj_path=projector)
 
 
-def _found(model: str, catalogue: Catalogue, placer: Placer) -> tuple[ModelShape, LoadSettings]:
+def _resolve(model: str, catalogue: Catalogue, placer: Placer) -> tuple[ModelShape, LoadSettings]:
     if Path(model).is_file():
         shape = read_shape(model)
         return shape, LoadSettings(path=model, n_ctx=default_context(shape.context_train))

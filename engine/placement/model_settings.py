@@ -12,7 +12,7 @@ import msgspec
 from devices.errors import TesseraError
 from devices.msgspec_lock import learned
 from engine.core.errors import BadModelFile, InputFault
-from engine.core.json_store import Damaged, JsonStore, with_row
+from engine.core.json_store import CorruptStateFile, JsonStore, with_row
 from engine.core.paths import Paths
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.types import LoadOptions, ModelSettings
@@ -274,7 +274,7 @@ def _table(path: Path) -> dict[str, Any]:
     """A table that an earlier version wrote; empty if missing or corrupt. Raises: OSError."""
     with contextlib.suppress(FileNotFoundError):
         path.read_bytes()  # raises if the file cannot be read now: it must not count as empty
-        with contextlib.suppress(Damaged):
+        with contextlib.suppress(CorruptStateFile):
             return JsonStore(path, dict[str, Any], dict).read()
     return {}
 
@@ -282,7 +282,7 @@ def _table(path: Path) -> dict[str, Any]:
 def _is_damaged(path: Path) -> bool:
     try:
         JsonStore(path, dict[str, Any], dict).read()
-    except Damaged:
+    except CorruptStateFile:
         return True
     return False
 

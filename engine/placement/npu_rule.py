@@ -7,7 +7,7 @@ import msgspec
 from devices.memory_ledger import Ledger
 from devices.types import Machine
 from engine.message_catalog.reasons import Reason, because
-from engine.placement.types import Overrides
+from engine.placement.types import PlacementLimits
 
 # Watts above idle while a model generates, NPU and integrated GPU. Source: FastFlowLM on Ryzen AI Max 395, users'
 # reports (11.5-14.4 W), and llama.cpp's Vulkan run on the same computer (52 W); see the reference of devices.
@@ -33,14 +33,14 @@ class Offer(msgspec.Struct, frozen=True):
         return USUAL_PROMPT / self.prefill_tok_s if self.prefill_tok_s > 0 else float("inf")
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class NpuDecision(msgspec.Struct, frozen=True):
     """Whether the NPU gets the model, and the reasons."""
 
     take: bool
     reasons: tuple[Reason, ...]
 
 
-def why_npu(overrides: Overrides, *, igpu_busy: bool, side_work: bool) -> Reason | None:
+def npu_reason(overrides: PlacementLimits, *, igpu_busy: bool, side_work: bool) -> Reason | None:
     """Why an NPU should get this model, or None. `side_work`: embeddings, speech and similar, not a chat."""
     if overrides.mode == "quiet":
         return QUIET
@@ -51,7 +51,7 @@ def why_npu(overrides: Overrides, *, igpu_busy: bool, side_work: bool) -> Reason
     return None
 
 
-def judge(why: Reason, vendor: str, npu: Offer, other: Offer | None) -> Verdict:
+def judge(why: Reason, vendor: str, npu: Offer, other: Offer | None) -> NpuDecision:
     """Decide for the reason `why`: energy measured here decides, then the time to the first token.
 
     In quiet mode any wait is accepted. To save energy or share the GPU, the wait is at most PATIENCE_S.
@@ -60,14 +60,14 @@ def judge(why: Reason, vendor: str, npu: Offer, other: Offer | None) -> Verdict:
     waits = _first_token(npu, other)
     measured = npu.tokens_per_joule, other.tokens_per_joule if other else None
     if why == ON_BATTERY and measured[0] and measured[1] and measured[0] <= measured[1]:
-        return Verdict(False, (energy,))
+        return NpuDecision(False, (energy,))
     if (
         why != QUIET
         and npu.first_token_s > PATIENCE_S
         and (other is None or other.first_token_s < npu.first_token_s)
     ):
-        return Verdict(False, (waits,))
-    return Verdict(True, (why, energy, waits))
+        return NpuDecision(False, (waits,))
+    return NpuDecision(True, (why, energy, waits))
 
 
 def why_power(vendor: str, npu: Offer, other: Offer | None = None) -> Reason:

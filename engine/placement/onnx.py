@@ -17,8 +17,8 @@ from engine.onnx.folder import OnnxFolder, read_folder
 from engine.onnx.providers import ADAPTERS, UNTRIED, Adapter, adapter_of
 from engine.placement.fit import overdraft
 from engine.placement.fit_report import claim
-from engine.placement.npu_rule import busy_igpu, expected_power, why_npu
-from engine.placement.types import Alternative, FitReport, Need, Overrides, Part, Placement
+from engine.placement.npu_rule import busy_igpu, expected_power, npu_reason
+from engine.placement.types import Alternative, FitReport, MemoryEstimate, MemoryPart, Placement, PlacementLimits
 from engine.runner.protocol import LoadSettings
 
 # Python, ONNX Runtime and onnxruntime-genai with nothing loaded. Measured: log-archive.md, onnx.
@@ -40,22 +40,22 @@ def folder_at(path: str) -> OnnxFolder:
         raise BadModelFile(path, str(getattr(error, "reason", error))) from error
 
 
-def onnx_need(folder: OnnxFolder, settings: LoadSettings) -> Need:
+def onnx_need(folder: OnnxFolder, settings: LoadSettings) -> MemoryEstimate:
     """Memory of the load: ONNX Runtime stores 16-bit weights as 32 bits, and a full cache for each sequence."""
     stated = folder.own.get("resident_bytes")
     files = sum(p.stat().st_size for g in folder.graphs for p in g.parent.iterdir() if p.is_file())
     kv = folder.kv_bytes(settings.n_ctx) * settings.n_parallel
     parts = (
-        Part(
+        MemoryPart(
             name="weights",
             device="cpu",
             num_bytes=stated if isinstance(stated, int) and stated > 0 else files,
         ),
-        Part(name="kv", device="cpu", num_bytes=kv),
-        Part(name="compute", device="cpu", num_bytes=COMPUTE_BYTES, basis="prior"),
-        Part(name="overhead", device="cpu", num_bytes=OVERHEAD_BYTES, basis="prior"),
+        MemoryPart(name="kv", device="cpu", num_bytes=kv),
+        MemoryPart(name="compute", device="cpu", num_bytes=COMPUTE_BYTES, basis="prior"),
+        MemoryPart(name="overhead", device="cpu", num_bytes=OVERHEAD_BYTES, basis="prior"),
     )
-    return Need(
+    return MemoryEstimate(
         n_ctx=settings.n_ctx,
         kv_cells=settings.n_ctx * settings.n_parallel,
         n_sequences=settings.n_parallel,
@@ -70,7 +70,7 @@ def onnx_need(folder: OnnxFolder, settings: LoadSettings) -> Need:
 def place_folder(
     folder: OnnxFolder,
     base: LoadSettings,
-    overrides: Overrides,
+    overrides: PlacementLimits,
     machine: Machine,
     ledger: Ledger,
     owner: str = "",
@@ -96,7 +96,7 @@ def place_folder(
     )
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class ProviderChoice(msgspec.Struct, frozen=True, kw_only=True):
     """A provider (empty: the CPU) on a device, with reasons and rejected alternatives."""
 
     provider: str = ""
@@ -108,11 +108,11 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 def choose_provider(
     folder: OnnxFolder,
     settings: LoadSettings,
-    overrides: Overrides,
+    overrides: PlacementLimits,
     machine: Machine,
     igpu_busy: bool,
     environ: Mapping[str, str],
-) -> Choice:
+) -> ProviderChoice:
     """Choose a provider. A pin beats the folder's own choice, which beats the mode; otherwise it is the CPU.
 
     Raises: BadModelFile: the pinned provider, or the one the folder was compiled for, cannot be used here.
@@ -130,7 +130,7 @@ def choose_provider(
         if problem:
             raise BadModelFile(str(folder.path), problem)
         device = next((d for d in npus if d.vendor in adapter.vendors), None)
-        return Choice(
+        return ProviderChoice(
             provider=adapter.provider, device=device, reasons=(because("pinned_provider"), _tried(adapter))
         )
     why = _npu_reason(folder, overrides, igpu_busy)
@@ -140,17 +140,17 @@ def choose_provider(
         no = _not_usable(npu, adapter, folder, environ)
         if no is None and why is not None and adapter is not None and not pin:
             chosen_for = (why, expected_power(npu.vendor), _tried(adapter))
-            return Choice(provider=adapter.provider, device=npu, reasons=chosen_for)
+            return ProviderChoice(provider=adapter.provider, device=npu, reasons=chosen_for)
         reason = no or because("pinned_processor" if pin else "npu_rule")
         found.append(Alternative(device=npu.id, backend="onnx", n_gpu_layers=0, decode_tok_s=None, reason=reason))
     reasons = [because("pinned_processor")] if pin else []
     if why is not None and npus and not pin:
         reasons.append(because("npu_wanted_but", why=why, problem=found[0].reason))
     reasons.append(because("onnx_on_processor" if npus else "no_npu"))
-    return Choice(reasons=tuple(reasons), alternatives=tuple(found))
+    return ProviderChoice(reasons=tuple(reasons), alternatives=tuple(found))
 
 
-def with_power(overrides: Overrides) -> Overrides:
+def with_power(overrides: PlacementLimits) -> PlacementLimits:
     """The overrides with the current power source: battery or mains."""
     return msgspec.structs.replace(overrides, on_battery=True) if is_unplugged() else overrides
 
@@ -170,7 +170,9 @@ def admit(model_id: str, settings: LoadSettings, machine: Machine, ledger: Ledge
     claim(model_id, need, f"{folder.architecture}|onnx", machine, ledger, report)
 
 
-def _compiled(folder: OnnxFolder, adapter: Adapter, npus: list[Device], environ: Mapping[str, str]) -> Choice:
+def _compiled(
+    folder: OnnxFolder, adapter: Adapter, npus: list[Device], environ: Mapping[str, str]
+) -> ProviderChoice:
     """The provider for a folder compiled by a vendor: it can run only there."""
     problem = adapter.problem(folder.release, environ)
     if problem:
@@ -179,10 +181,10 @@ def _compiled(folder: OnnxFolder, adapter: Adapter, npus: list[Device], environ:
     compiled = because("compiled_for", provider=adapter.title)
     if folder.release:
         compiled = because("compiled_for_release", provider=adapter.title, release=folder.release)
-    return Choice(device=device, reasons=(compiled, _tried(adapter)))
+    return ProviderChoice(device=device, reasons=(compiled, _tried(adapter)))
 
 
-def _pinned(overrides: Overrides, npus: list[Device]) -> str:
+def _pinned(overrides: PlacementLimits, npus: list[Device]) -> str:
     if overrides.device is None:
         return ""
     wanted = overrides.device.lower()
@@ -191,10 +193,10 @@ def _pinned(overrides: Overrides, npus: list[Device]) -> str:
     return next(("npu" for d in npus if d.id.lower() == wanted), "")
 
 
-def _npu_reason(folder: OnnxFolder, overrides: Overrides, igpu_busy: bool) -> Reason | None:
+def _npu_reason(folder: OnnxFolder, overrides: PlacementLimits, igpu_busy: bool) -> Reason | None:
     """Why an NPU should get this model, or None."""
     side_work = folder.kind != "generate"  # a chat in ONNX may be of any size
-    return why_npu(overrides, igpu_busy=igpu_busy and side_work, side_work=side_work)
+    return npu_reason(overrides, igpu_busy=igpu_busy and side_work, side_work=side_work)
 
 
 def _for_vendor(npus: list[Device], system: str) -> Adapter | None:

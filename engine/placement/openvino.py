@@ -14,7 +14,7 @@ from devices.types import Device, Machine, Runtime
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.estimate import CPU
 from engine.placement.shape import ModelShape
-from engine.placement.types import Need, Part
+from engine.placement.types import MemoryEstimate, MemoryPart
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import GgmlType
 
@@ -97,14 +97,14 @@ def pin_refused(shape: ModelShape, settings: LoadSettings, machine: Machine, pin
     return None
 
 
-def need(found: Need) -> Need:
+def need(found: MemoryEstimate) -> MemoryEstimate:
     """Memory of a load with OpenVINO: it stores its own copy of the weights and maps no file pages."""
     parts = tuple(
         msgspec.structs.replace(p, mapped_bytes=0) if p.name == "weights" else p
-        for p in (*found.parts, Part(name="overhead", device=CPU, num_bytes=RUNTIME_BYTES, basis="prior"))
+        for p in (*found.parts, MemoryPart(name="overhead", device=CPU, num_bytes=RUNTIME_BYTES, basis="prior"))
     )
     own = RUNTIME_BYTES + found.part_bytes("weights") * (WEIGHT_COPIES - 1)
-    extra = Part(name="compute", device=CPU, num_bytes=own - RUNTIME_BYTES, basis="prior")
+    extra = MemoryPart(name="compute", device=CPU, num_bytes=own - RUNTIME_BYTES, basis="prior")
     return msgspec.structs.replace(found, parts=(*parts, extra), resident_bytes=found.resident_bytes + own)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from devices.errors import Overdrawn, TesseraError
-from devices.memory_ledger import Amount
+from devices.errors import PoolExceeded, TesseraError
+from devices.memory_ledger import DeviceBytes
 from devices.types import Machine
 from engine.core.errors import BadModelFile, fact_of
 from engine.message_catalog.reasons import because
@@ -51,9 +51,9 @@ from engine.placement.types import (
     DryRun,
     Fallback,
     FitReport,
-    Need,
-    Overrides,
+    MemoryEstimate,
     Placement,
+    PlacementLimits,
     Step,
     changes_between,
 )
@@ -81,7 +81,12 @@ class Placer:
         self._dry_runs = resources.dry_runs
 
     def choose(
-        self, model_id: str, settings: LoadSettings, overrides: Overrides = NO_OVERRIDES, *, exact: bool = False
+        self,
+        model_id: str,
+        settings: LoadSettings,
+        overrides: PlacementLimits = NO_OVERRIDES,
+        *,
+        exact: bool = False,
     ) -> Placement:
         """The placement of a load, including the fallback settings that worked after earlier failures.
 
@@ -93,7 +98,12 @@ class Placer:
         return msgspec.structs.replace(placed, settings=remembered(self.history, model_id, placed.settings))
 
     def placement(
-        self, model_id: str, settings: LoadSettings, overrides: Overrides = NO_OVERRIDES, *, exact: bool = True
+        self,
+        model_id: str,
+        settings: LoadSettings,
+        overrides: PlacementLimits = NO_OVERRIDES,
+        *,
+        exact: bool = True,
     ) -> Placement:
         """Where and how the model would run now.
 
@@ -107,7 +117,7 @@ class Placer:
         self,
         model_id: str,
         settings: LoadSettings,
-        overrides: Overrides,
+        overrides: PlacementLimits,
         *,
         exact: bool,
         last: Step[Load] = STEPS[-1],
@@ -126,7 +136,7 @@ class Placer:
         return run(self._load(model_id, read_shape(settings.path), settings, overrides, exact=exact), last)
 
     def _load(
-        self, model_id: str, shape: ModelShape, settings: LoadSettings, overrides: Overrides, *, exact: bool
+        self, model_id: str, shape: ModelShape, settings: LoadSettings, overrides: PlacementLimits, *, exact: bool
     ) -> Load:
         return Load(
             base=msgspec.structs.replace(settings, cache_ram_bytes=0),
@@ -144,7 +154,7 @@ class Placer:
         )
 
     def _in_other_build(
-        self, model_id: str, settings: LoadSettings, program: ExternalProgram, overrides: Overrides
+        self, model_id: str, settings: LoadSettings, program: ExternalProgram, overrides: PlacementLimits
     ) -> Placement:
         """Placement in a llama-server that the user added: on a device that it sees, by llama.cpp's formulas.
 
@@ -179,7 +189,7 @@ class Placer:
             changes=(*best.changes, *changes_between(program.kind, best.settings, chosen, reasons[0])),
         )
 
-    def side_work(self, folder: OnnxFolder, overrides: Overrides) -> onnx.Choice:
+    def side_work(self, folder: OnnxFolder, overrides: PlacementLimits) -> onnx.ProviderChoice:
         """Where an encoder or a speech model of fixed shapes would run now, and why. Raises: BadModelFile."""
         machine = self.machine_now()
         settings, busy = LoadSettings(path=str(folder.path)), busy_igpu(machine, self.ledger)
@@ -202,7 +212,7 @@ class Placer:
         model_id: str,
         shape: ModelShape,
         settings: LoadSettings,
-        overrides: Overrides = NO_OVERRIDES,
+        overrides: PlacementLimits = NO_OVERRIDES,
         *,
         exact: bool = False,
     ) -> Placement:
@@ -214,7 +224,7 @@ class Placer:
         model_id: str,
         shape: ModelShape,
         settings: LoadSettings,
-        overrides: Overrides = NO_OVERRIDES,
+        overrides: PlacementLimits = NO_OVERRIDES,
         *,
         exact: bool = False,
     ) -> Placement:
@@ -222,7 +232,7 @@ class Placer:
         return run(self._load(model_id, shape, settings, overrides, exact=exact), other_machines)
 
     def unmeasured(
-        self, model_id: str, settings: LoadSettings, overrides: Overrides = NO_OVERRIDES
+        self, model_id: str, settings: LoadSettings, overrides: PlacementLimits = NO_OVERRIDES
     ) -> list[Candidate]:
         """Places that forecasts alone compare, fastest forecast first; fewer than two places are not compared.
 
@@ -313,13 +323,13 @@ class Placer:
 
         return largest_context(settings, shape.context_train or max(settings.n_ctx, 1 << 17), fits)
 
-    def need_of(self, settings: LoadSettings) -> Need:
+    def need_of(self, settings: LoadSettings) -> MemoryEstimate:
         """Memory need of a load with these settings, by formulas. Raises: BadModelFile."""
         return self.need(read_shape(settings.path), settings, self.machine_now())
 
     def shortage(
         self, model_id: str, settings: LoadSettings, copied: LoadSettings | None = None
-    ) -> Overdrawn | None:
+    ) -> PoolExceeded | None:
         """Memory that a model lacks for these settings, if they replace those it is loaded with; None if it fits.
 
         `copied` are settings whose caches are temporarily copied to main memory. The context for deterministic
@@ -338,7 +348,7 @@ class Placer:
                 amounts[device] = _more(amounts.get(device), max(0, after - before.total_bytes))
         try:
             self.ledger.check(amounts, exclude=model_id)
-        except Overdrawn as error:
+        except PoolExceeded as error:
             return error
         return None
 
@@ -361,7 +371,9 @@ class Placer:
         ]
         return max(speeds, default=0.0) * 1e9 / max(1, bytes_per_token)
 
-    def need(self, shape: ModelShape, settings: LoadSettings, machine: Machine, run: DryRun | None = None) -> Need:
+    def need(
+        self, shape: ModelShape, settings: LoadSettings, machine: Machine, run: DryRun | None = None
+    ) -> MemoryEstimate:
         """Memory need of a load with these settings; measured by `run` if given."""
         return load_need(shape, settings, machine, self.ledger, self.resources.remotes, run)
 
@@ -385,9 +397,9 @@ def deterministic_owner(model_id: str) -> str:
     return f"{model_id} (deterministic)"
 
 
-def _more(amount: Amount | None, num_bytes: int) -> Amount:
-    own = amount or Amount(0)
-    return Amount(own.anonymous_bytes + num_bytes, own.mapped_bytes)
+def _more(amount: DeviceBytes | None, num_bytes: int) -> DeviceBytes:
+    own = amount or DeviceBytes(0)
+    return DeviceBytes(own.anonymous_bytes + num_bytes, own.mapped_bytes)
 
 
 def read_shape(path: str) -> ModelShape:

@@ -89,10 +89,10 @@ class MachineState:
 
         A GPU that only its vendor's command can measure has the value of the last full scan.
         """
-        machine, far = self._here(), self._elsewhere()
+        machine, far = self._local_machine(), self._elsewhere()
         return replace(machine, devices=(*machine.devices, *far)) if far else machine
 
-    def _here(self) -> Machine:
+    def _local_machine(self) -> Machine:
         machine = self._machine
         if machine is None:
             return inventory(self._host)

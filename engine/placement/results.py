@@ -17,10 +17,10 @@ from devices.msgspec_lock import learned
 from devices.types import Machine
 from engine.core.json_store import JsonStore
 from engine.message_catalog.reasons import Reason, because
-from engine.placement.measurements import Choice, Goal, Knobs, Report, Spread, TuneReport
+from engine.placement.measurements import Goal, Report, Spread, TunableSettings, TunedSetting, TuneReport
 from engine.placement.openvino import is_openvino
 from engine.placement.shape import ModelShape
-from engine.placement.types import Overrides, Placement
+from engine.placement.types import Placement, PlacementLimits
 from engine.runner.protocol import LoadSettings
 
 
@@ -164,12 +164,12 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
     machine_key: str
     shape_key: str
     prompt_tokens: int
-    knobs: Knobs
+    knobs: TunableSettings
     turn_s: float
     default_turn_s: float | None
     prefill_tok_s: float
     decode_tok_s: float
-    choices: tuple[Choice, ...]
+    choices: tuple[TunedSetting, ...]
     measured_at: float
     stand_in: bool = False
     goal: Goal = "speed"
@@ -254,7 +254,7 @@ class TunedStore:
         self._store.change(lambda old: [*(t for t in old if t.key != tuned.key), tuned][-MAX_ENTRIES:])
 
 
-def tuned_settings(tuned: Tuned, settings: LoadSettings, overrides: Overrides) -> LoadSettings:
+def tuned_settings(tuned: Tuned, settings: LoadSettings, overrides: PlacementLimits) -> LoadSettings:
     """The tuned values applied to placed settings; what the user requested stays unchanged."""
     knobs = tuned.knobs
     if overrides.type_k:
@@ -270,7 +270,7 @@ def tuned_settings(tuned: Tuned, settings: LoadSettings, overrides: Overrides) -
     return knobs.apply(settings)
 
 
-def pinned_elsewhere(tuned: Tuned, placement: Placement, overrides: Overrides) -> bool:
+def pinned_elsewhere(tuned: Tuned, placement: Placement, overrides: PlacementLimits) -> bool:
     """Whether the user, or a low-power mode, wants another device than the tuned one."""
     chosen = bool(overrides.device) or is_openvino(placement.settings)
     return chosen and tuned.knobs.devices != placement.settings.devices

@@ -12,7 +12,7 @@ from engine.placement.fit import machine_isa, overdraft
 from engine.placement.resources import Resources
 from engine.placement.shape import BLOCK, ModelShape
 from engine.placement.speed import USUAL_DEPTH, effective_gbs, weights_read
-from engine.placement.types import Alternative, DryRun, Need, Part, Placement
+from engine.placement.types import Alternative, DryRun, MemoryEstimate, MemoryPart, Placement
 from engine.remotes.registry import BACKEND, RemoteRegistry, device_id, remote_of
 from engine.remotes.types import PREFIX, Link, RemoteDevice
 from engine.runner.load_limits import rollback, sequences
@@ -63,14 +63,14 @@ def spread_need(
     isa: frozenset[str],
     holders: tuple[Holder, ...],
     dry_run: DryRun | None = None,
-) -> Need:
+) -> MemoryEstimate:
     """The need by device: layers in the order of `holders`, the last of which has the output."""
     count = sum(h.layers for h in holders)
     at = msgspec.structs.replace(settings, n_gpu_layers=count)
     whole = estimate(shape, at, isa, gpu=_FAR, dry_run=dry_run)
     parts = [part for part in whole.parts if part.device != _FAR]
     if dry_run is None:
-        parts.append(Part(name="compute", device="cpu", num_bytes=compute_prior(shape, at), basis="prior"))
+        parts.append(MemoryPart(name="compute", device="cpu", num_bytes=compute_prior(shape, at), basis="prior"))
     weights = weight_units(shape)
     caches = [all_of - size for all_of, size in zip(unit_bytes(shape, at), weights, strict=True)]
     end = len(weights)
@@ -79,10 +79,12 @@ def spread_need(
         compute = dry_run.compute_bytes.get(holder.buffer, 0) if dry_run else compute_prior(shape, at)
         work = work_bytes(shape, at) if holder.computes_on_cpu else 0
         parts += [
-            Part(name="weights", device=holder.device, num_bytes=sum(weights[begin:end])),
-            Part(name="kv", device=holder.device, num_bytes=sum(caches[begin:end])),
-            Part(name="compute", device=holder.device, num_bytes=compute, basis="probe" if dry_run else "prior"),
-            Part(name="overhead", device=holder.device, num_bytes=holder.process_bytes + work, basis="prior"),
+            MemoryPart(name="weights", device=holder.device, num_bytes=sum(weights[begin:end])),
+            MemoryPart(name="kv", device=holder.device, num_bytes=sum(caches[begin:end])),
+            MemoryPart(
+                name="compute", device=holder.device, num_bytes=compute, basis="probe" if dry_run else "prior"
+            ),
+            MemoryPart(name="overhead", device=holder.device, num_bytes=holder.process_bytes + work, basis="prior"),
         ]
         end = begin
     nonempty = tuple(part for part in parts if part.num_bytes)
@@ -142,7 +144,7 @@ def _id(layers: RemoteLayers, machine: Machine) -> str | None:
 
 def need(
     shape: ModelShape, settings: LoadSettings, machine: Machine, registry: RemoteRegistry, run: DryRun | None = None
-) -> Need:
+) -> MemoryEstimate:
     """Memory need of a load here and on each worker."""
     by_id = {far.id: far for far in _remote_devices(registry)}
     holders = []
@@ -195,7 +197,7 @@ class Spreading:
             return here
         plan = self._best(here.settings, shape, usable, most=bool(pinned)) if usable else None
         if plan is None:
-            why = self._why_not(pinned, here)
+            why = self._rejection_reason(pinned, here)
             return msgspec.structs.replace(here, reasons=(*here.reasons, why)) if why is not None else here
         if here.fits and not pinned and (plan.decode_tok_s or 0) < FASTER * (here.decode_tok_s or 0):
             return here
@@ -215,7 +217,7 @@ class Spreading:
         device = self._machine.device(far.id)
         return device is not None and device.state == "usable"
 
-    def _why_not(self, pinned: str, here: Placement) -> Reason | None:
+    def _rejection_reason(self, pinned: str, here: Placement) -> Reason | None:
         bad = [d for d in self._machine.devices if d.kind == "remote" and d.state != "usable"]
         named = next((d for d in bad if remote_of(d.id) == pinned), None)
         if named is not None:
@@ -329,7 +331,9 @@ class Spreading:
                 self._history.record_speed("cpu", BACKEND, int(share[0] * read), 1 / (here * scale))
         self._history.record_speed(devices[0], BACKEND, int(share[1] * read), 1 / left)
 
-    def _placement(self, shape: ModelShape, settings: LoadSettings, taken: Need, tok_s: float) -> Placement:
+    def _placement(
+        self, shape: ModelShape, settings: LoadSettings, taken: MemoryEstimate, tok_s: float
+    ) -> Placement:
         n_layers = len(shape.layers)
         names = list(dict.fromkeys(layers.remote for layers in settings.remotes))
         crossing = crossing_bytes(shape, settings)

@@ -9,7 +9,7 @@ from devices.errors import TesseraError
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.fit import largest_context, resize_context
 from engine.placement.shape import ModelShape
-from engine.placement.types import FitOption, Need, OptionKind
+from engine.placement.types import FitOption, MemoryEstimate, OptionKind
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import BLOCK_SIZES
 from quantize.plan.llama_cpp_preset_rules import MIXES
@@ -27,8 +27,8 @@ PARALLEL_COST, UNLOAD_COST, CONTEXT_COST = 0.7, 1.0, 1.0
 OFFLOAD_COST, MOST_OFFLOAD_COST = 0.6, 3.0
 SHORTEST, WORTHWHILE_CONTEXT = 512, 2048
 
-Judge = Callable[[Need], bool]
-Estimate = Callable[[LoadSettings], Need]
+Judge = Callable[[MemoryEstimate], bool]
+Estimate = Callable[[LoadSettings], MemoryEstimate]
 
 
 def fit_options(
@@ -180,7 +180,7 @@ def mix_savings(shape: ModelShape) -> dict[str, int]:
     return found
 
 
-def _with_weights(need: Need, saved: int) -> Need:
+def _with_weights(need: MemoryEstimate, saved: int) -> MemoryEstimate:
     """The same need with smaller weights, subtracted from each device in proportion."""
     total = need.part_bytes("weights")
     if not total:
@@ -198,7 +198,7 @@ def _with_weights(need: Need, saved: int) -> Need:
     return msgspec.structs.replace(need, parts=parts)
 
 
-def _unloads(need: Need, held: Mapping[str, int]) -> list[FitOption]:
+def _unloads(need: MemoryEstimate, held: Mapping[str, int]) -> list[FitOption]:
     """Options to unload another model; whether its bytes are enough is known only afterwards."""
     return [
         FitOption(
@@ -212,6 +212,6 @@ def _unloads(need: Need, held: Mapping[str, int]) -> list[FitOption]:
     ]
 
 
-def _way(kind: OptionKind, change: Reason, need: Need, needed: int, cost: float) -> FitOption:
+def _way(kind: OptionKind, change: Reason, need: MemoryEstimate, needed: int, cost: float) -> FitOption:
     saved = needed - need.total_bytes
     return FitOption(kind=kind, change=change, needed_bytes=need.total_bytes, saved_bytes=saved, cost=cost)

@@ -21,7 +21,7 @@ from engine.placement.chip_speeds import (
     type_speed,
 )
 from engine.placement.estimate import gpu_layer_start, kv_layer_bytes, on_gpu, padded
-from engine.placement.history import MeasuredSpeed, PlacementHistory, SpeedPoint, Use, seconds_at
+from engine.placement.history import MeasuredSpeed, ModelUsage, PlacementHistory, SpeedPoint, seconds_at
 from engine.placement.results import build, digest
 from engine.placement.shape import BLOCK, ModelShape
 from engine.runner.protocol import LoadSettings
@@ -138,7 +138,7 @@ def cache_read(shape: ModelShape, settings: LoadSettings, depth: float) -> float
     return read
 
 
-def expected_depth(settings: LoadSettings, use: Use | None) -> float:
+def expected_depth(settings: LoadSettings, use: ModelUsage | None) -> float:
     """Tokens before each generated one: from this model's use, else a usual chat's."""
     return min(use.depth if use is not None and use.tokens else USUAL_DEPTH, settings.n_ctx)
 

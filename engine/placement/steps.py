@@ -16,7 +16,7 @@ from devices.types import Machine
 from engine.core.errors import InputFault
 from engine.message_catalog.reasons import Reason, because
 from engine.placement import rpc_layers
-from engine.placement.candidates import Candidate, DryRunner, Question
+from engine.placement.candidates import Candidate, DryRunner, PlacementQuery
 from engine.placement.choose import choose_candidate, placement_of
 from engine.placement.context_size import (
     ContextChoice,
@@ -37,10 +37,10 @@ from engine.placement.results import Tuned, machine_key, pinned_elsewhere, shape
 from engine.placement.shape import ModelShape
 from engine.placement.types import (
     Fallback,
-    Need,
-    Overrides,
-    Part,
+    MemoryEstimate,
+    MemoryPart,
     Placement,
+    PlacementLimits,
     SettingChange,
     Step,
     changes_between,
@@ -73,7 +73,7 @@ class Load(msgspec.Struct, kw_only=True):
 
     base: LoadSettings
     shape: ModelShape
-    overrides: Overrides
+    overrides: PlacementLimits
     machine: Machine
     ledger: Ledger
     history: PlacementHistory
@@ -90,7 +90,7 @@ class Load(msgspec.Struct, kw_only=True):
     reasons: dict[str, Reason] = {}
 
     @property
-    def here(self) -> Overrides:
+    def here(self) -> PlacementLimits:
         """The overrides that concern this machine."""
         return msgspec.structs.replace(self.overrides, device=None) if self.pinned_remote else self.overrides
 
@@ -106,10 +106,10 @@ class Load(msgspec.Struct, kw_only=True):
         assert self.resources is not None
         return self.resources
 
-    def question(self, settings: LoadSettings) -> Question:
+    def question(self, settings: LoadSettings) -> PlacementQuery:
         """Input for choosing where these settings run."""
         rules = self.resources.fault_rules.now() if self.resources is not None else None
-        return Question(
+        return PlacementQuery(
             self.shape,
             settings,
             self.here,
@@ -121,7 +121,7 @@ class Load(msgspec.Struct, kw_only=True):
             rules,
         )
 
-    def need(self, settings: LoadSettings) -> Need:
+    def need(self, settings: LoadSettings) -> MemoryEstimate:
         """Memory need of a load with these settings."""
         return load_need(
             self.shape, settings, self.machine, self.ledger, self.resources.remotes if self.resources else None
@@ -137,7 +137,7 @@ class Load(msgspec.Struct, kw_only=True):
         self.placement = msgspec.structs.replace(placed, reasons=(*placed.reasons, *reasons), **changes)
 
 
-def moved_to(placed: Placement, settings: LoadSettings, machine: Machine, need: Need) -> Placement:
+def moved_to(placed: Placement, settings: LoadSettings, machine: Machine, need: MemoryEstimate) -> Placement:
     """The placement with other settings: the device they put the model on, and their memory need."""
     gpu, backend = offload_target(settings, machine)
     there = machine.device(gpu or "cpu")
@@ -162,7 +162,7 @@ def context(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | 
             tried, _ = step(load, tried)
         return choose_candidate(load.question(tried), by_formula).chosen
 
-    def capacity(need: Need) -> Any:
+    def capacity(need: MemoryEstimate) -> Any:
         return capacity_for(need, load.machine, load.ledger, load.owner)
 
     load.context = larger_context(settings, load.overrides, load.shape, place_with, capacity)
@@ -336,7 +336,7 @@ def prefix_cache(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reas
     granted = min(wanted, max(0, spare) // PREFIX_DIVISOR)
     if not granted:
         return settings, None
-    part = Part(name="prefixes", device="cpu", num_bytes=granted)
+    part = MemoryPart(name="prefixes", device="cpu", num_bytes=granted)
     found = msgspec.structs.replace(settings, cache_ram_bytes=granted)
     need = msgspec.structs.replace(need, parts=(*need.parts, part))
     load.placement = msgspec.structs.replace(load.placed, settings=found, need=need)
@@ -450,7 +450,7 @@ def sound(stores: Resources, settings: LoadSettings, shape: ModelShape, machine:
 def place(
     shape: ModelShape,
     base: LoadSettings,
-    overrides: Overrides,
+    overrides: PlacementLimits,
     machine: Machine,
     ledger: Ledger,
     history: PlacementHistory,

@@ -31,7 +31,7 @@ PartName = Literal[
 WORKERS: Final = "workers"
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryPart(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of one kind on one device. `mapped` of them are pages of the file, which others may share."""
 
     name: PartName
@@ -41,7 +41,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     basis: Basis = "formula"
 
 
-class Need(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """Memory need of one load. `kv_layer_bytes` has the cache of each layer, on any device.
 
     `resident_bytes` is what the system shows for the runner's process in full use: without scratch memory that is
@@ -54,7 +54,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     type_k: str
     type_v: str
     n_gpu_layers: int
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     resident_bytes: int = 0
     kv_layer_bytes: tuple[int, ...] = ()
 
@@ -116,7 +116,7 @@ class FitReport(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     fits: bool
-    need: Need
+    need: MemoryEstimate
     available_bytes: dict[str, int]
     largest_context: int
     fit_options: tuple[FitOption, ...] = ()
@@ -226,7 +226,7 @@ class ModelSettings(LoadOptions, frozen=True, kw_only=True, omit_defaults=True):
 _AT_ONCE: Final = frozenset({"keep_loaded", "sampling"})
 
 
-class Overrides(LoadOptions, frozen=True, kw_only=True):
+class PlacementLimits(LoadOptions, frozen=True, kw_only=True):
     """Constraints of a placement: the load options, and the state of this server.
 
     `device` pins a device id, a kind (cpu, igpu, dgpu), a backend (vulkan) or `id/backend`.
@@ -238,13 +238,13 @@ class Overrides(LoadOptions, frozen=True, kw_only=True):
     mode: Mode = "balanced"
     on_battery: bool = False
 
-    def with_options(self, options: LoadOptions) -> "Overrides":
+    def with_options(self, options: LoadOptions) -> "PlacementLimits":
         """The same overrides with the options set for one model."""
         given = {name: getattr(options, name) for name in LoadOptions.__struct_fields__}
         return msgspec.structs.replace(self, **{name: value for name, value in given.items() if value is not None})
 
 
-NO_OVERRIDES = Overrides()
+NO_OVERRIDES = PlacementLimits()
 
 
 class Streaming(msgspec.Struct, frozen=True, kw_only=True):
@@ -288,7 +288,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     n_layers: int
     settings: LoadSettings
-    need: Need
+    need: MemoryEstimate
     fits: bool
     decode_tok_s: float | None = None
     basis: Literal["measured", "prior", "unknown"] = "unknown"

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from engine.core.errors import RunnerDied
-from engine.core.startup_timing import Phases
+from engine.core.startup_timing import StartupTimer
 from engine.core.types import GenerationRequest, ModelFacts
 from engine.placement.types import ModelSettings, Placement
 from engine.runner.buffers import BufferLog
@@ -89,7 +89,7 @@ class LoadedModel:
     waiting: int = 0
     ttl_s: float | None = None
     pinned: bool = False
-    phases: Phases = field(default_factory=Phases)
+    phases: StartupTimer = field(default_factory=StartupTimer)
     notes: list[str] = field(default_factory=list)
     proven: LoadSettings | None = None
     widened: Runner | None = None

@@ -9,7 +9,7 @@ from engine.placement.types import ModelSettings, Placement
 from engine.runner.protocol import LoadSettings
 
 
-class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model as it would be loaded now: its id, engine and settings.
 
     `chosen` are the user's settings for the model at that time. `placement` gives the device and the reasons if
@@ -30,7 +30,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 class ModelSource(Protocol):
     """Resolves a model name to load settings."""
 
-    async def resolve(self, model: str, min_ctx: int = 0) -> Resolved:
+    async def resolve(self, model: str, min_ctx: int = 0) -> ResolvedModel:
         """Load settings with a context of at least `min_ctx` tokens, up to the training context. Changes no state.
 
         The user's context setting for the model, or for all models, is the minimum. 0 leaves the length to the
@@ -44,13 +44,13 @@ class ModelSource(Protocol):
         ...
 
 
-class Elsewhere(Protocol):
+class UpstreamRouter(Protocol):
     """The user's routing rules for other servers."""
 
-    def always(self, model: str) -> Resolved | None:
+    def always(self, model: str) -> ResolvedModel | None:
         """The route for all requests with this name; None: answer locally. Raises: InputFault."""
         ...
 
-    def relief(self, model_id: str, queued: int | None) -> Resolved | None:
+    def relief(self, model_id: str, queued: int | None) -> ResolvedModel | None:
         """The route for a request with `queued` others before it; `queued` None: the model does not fit here."""
         ...

@@ -25,7 +25,7 @@ from engine.core.errors import (
 )
 from engine.core.ownership import request_owner
 from engine.core.request_timing import current_clock
-from engine.core.startup_timing import Phases
+from engine.core.startup_timing import StartupTimer
 from engine.core.types import Delta, Done, Event, GenerationRequest, Started
 from engine.message_catalog import sentence
 from engine.message_catalog.reasons import because
@@ -33,7 +33,7 @@ from engine.placement.memory_admission import MemoryAdmission
 from engine.pool.context_growth import SHRINK_AFTER_S, ContextGrowth, GrowingRunner, has_grown
 from engine.pool.generation_hooks import GenerationHooks
 from engine.pool.loaded_model import MAX_CRASHES, REMOTE, SPREAD, LoadedModel, QueueTicket, Runner
-from engine.pool.model_resolution import Elsewhere, ModelSource, Resolved
+from engine.pool.model_resolution import ModelSource, ResolvedModel, UpstreamRouter
 from engine.runner.exit_reasons import ended_itself
 from engine.runner.faults import RequestFailed
 from engine.runner.load_limits import growth_limit
@@ -70,7 +70,7 @@ class Pool:
         source: ModelSource,
         start: Starter,
         admission: MemoryAdmission,
-        elsewhere: Elsewhere,
+        elsewhere: UpstreamRouter,
         ttl_s: float | None,
         max_models: int | None,
     ) -> None:
@@ -140,7 +140,7 @@ class Pool:
             loaded.last_used = time.monotonic()
             relief = await self._relieved(loaded.id, loaded.queued, ticket) if only is None else None
             return relief or loaded
-        phases = Phases()
+        phases = StartupTimer()
         found = await self._source.resolve(name, min_ctx)
         phases.done("place")
         self._ids[name] = found.model_id
@@ -183,11 +183,11 @@ class Pool:
 
     async def _acquire(
         self,
-        found: Resolved,
+        found: ResolvedModel,
         on_progress: Callable[[float], None] | None,
         min_ctx: int,
         ticket: QueueTicket | None,
-        phases: Phases | None = None,
+        phases: StartupTimer | None = None,
     ) -> LoadedModel:
         clock = current_clock()
         if clock is not None and found.ran_on:
@@ -215,7 +215,7 @@ class Pool:
                     model.engine, model.settings, model.placement = found.engine, found.settings, found.placement
                     model.chosen, model.pending = found.chosen, ()
                     model.pinned = model.pinned or found.keep
-                    model.phases = phases or Phases()
+                    model.phases = phases or StartupTimer()
                     model.notes.clear()
                     await self._load(model, on_progress)
                 model.last_used = time.monotonic()

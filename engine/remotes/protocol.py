@@ -29,7 +29,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_bytes: int = 0
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class WorkerReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A worker's reply. `port` is a session's, on the worker's loopback; `held_bytes` is its process's memory."""
 
     facts: RemoteFacts | None = None
@@ -92,16 +92,16 @@ def line(message: msgspec.Struct) -> bytes:
     return msgspec.json.encode(message) + b"\n"
 
 
-class Unreadable(Exception):
+class MalformedMessage(Exception):
     """The other side sent something that is not a message of this protocol."""
 
 
-async def read_answer(readline: Callable[[], Awaitable[bytes]]) -> Answer:
+async def read_answer(readline: Callable[[], Awaitable[bytes]]) -> WorkerReply:
     """The next reply of a worker. Raises: Unreadable; EOFError: it disconnected."""
     raw = await readline()
     if not raw.endswith(b"\n"):
         raise EOFError
     try:
-        return msgspec.json.decode(raw, type=learned(Answer))
+        return msgspec.json.decode(raw, type=learned(WorkerReply))
     except msgspec.MsgspecError as error:
-        raise Unreadable(str(error)) from error
+        raise MalformedMessage(str(error)) from error

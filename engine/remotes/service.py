@@ -85,9 +85,9 @@ class Remotes:
         log.warning("remote=%s %s: %s", fault.remote, fault.state, fault.reason)
         busy = self._looking.get(fault.remote)
         if look_again and fault.state in {"lost", "unreachable", "no_worker"} and (busy is None or busy.done()):
-            self._looking[fault.remote] = asyncio.create_task(self._look_again(fault.remote))
+            self._looking[fault.remote] = asyncio.create_task(self._retry(fault.remote))
 
-    async def _look_again(self, name: str) -> None:
+    async def _retry(self, name: str) -> None:
         waits = iter(LOOK_AGAIN_S)
         with contextlib.suppress(InputFault):  # it was removed in the meantime
             while self.registry.seen(name).state not in {"ok", "slow"}:

@@ -161,7 +161,7 @@ class _Worker:
 
     async def ask(
         self, question: protocol.Ask, within_s: float = protocol.SILENT_S, payload: bytes = b""
-    ) -> protocol.Answer:
+    ) -> protocol.WorkerReply:
         try:
             async with asyncio.timeout(within_s):
                 self._writer.write(protocol.line(question) + payload)
@@ -169,8 +169,8 @@ class _Worker:
                 answer = await protocol.read_answer(self._reader.readline)
         except TimeoutError:
             raise _Fault("lost", because("worker_silent", seconds=within_s)) from None
-        except (protocol.Unreadable, asyncssh.Error, OSError, EOFError, ValueError) as error:
-            if isinstance(error, protocol.Unreadable):
+        except (protocol.MalformedMessage, asyncssh.Error, OSError, EOFError, ValueError) as error:
+            if isinstance(error, protocol.MalformedMessage):
                 raise _Fault("no_worker", because("not_our_worker", **self._where)) from None
             raise _Fault("lost", because("connection_ended")) from None
         if answer.error:

@@ -63,7 +63,7 @@ class RunnerProcess:
         self._stopping = False
         self._stuck: Reason | None = None
         self._watchdog = Watchdog(process.pid, self._give_up)
-        self.on_context_wanted: Callable[[protocol.ContextWanted], None] = self._keep_context
+        self.on_context_wanted: Callable[[protocol.ContextWanted], None] = self._refuse_context
         self.died: RunnerDied | None = None
         self.facts: ModelFacts | None = None
         self.last_message_at = time.monotonic()
@@ -235,7 +235,7 @@ class RunnerProcess:
         if mailbox is not None and not wanted.begun:
             mailbox.put(error)
 
-    def _keep_context(self, wanted: protocol.ContextWanted) -> None:
+    def _refuse_context(self, wanted: protocol.ContextWanted) -> None:
         n_ctx = self.facts.n_ctx if self.facts is not None else 0
         self.keep_context(wanted, ContextOverflow(wanted.tokens - 1, n_ctx))
 

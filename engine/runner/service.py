@@ -10,13 +10,13 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from engine.core.startup_timing import Phases
+from engine.core.startup_timing import StartupTimer
 from engine.core.types import Constraint, ModelFacts
 from engine.runner import protocol
 from engine.runner.channel import Channel
 from engine.runner.generation.scheduler import Output
 from engine.runner.generation.vocabulary import Vocabulary
-from engine.runner.tokenizer_threads import Prompt, Texts, text_of
+from engine.runner.tokenizer_threads import Prompt, TokenizerPool, text_of
 
 V = TypeVar("V", bound=Vocabulary)
 
@@ -34,9 +34,9 @@ class RunnerService(Generic[V]):
         self._engine = engine
         self._inbox: queue.SimpleQueue[protocol.ToRunner | Prompt] = queue.SimpleQueue()
         self._vocabulary: V | None = None
-        self._texts: Texts | None = None
+        self._texts: TokenizerPool | None = None
         self._step_started = 0.0
-        self._phases = Phases(from_start=True)
+        self._phases = StartupTimer(from_start=True)
         self._phases.done("program")
 
     def run(self) -> int:
@@ -57,7 +57,7 @@ class RunnerService(Generic[V]):
     def _take_texts(self, vocabulary: V, n_ctx: int, compiled: Callable[[Constraint], Any]) -> None:
         """Start tokenizing and compiling constraints with these; `n_ctx` is the maximum prompt length."""
         self._vocabulary = vocabulary
-        self._texts = Texts(vocabulary, n_ctx, self._inbox.put, self._channel.send, compiled)
+        self._texts = TokenizerPool(vocabulary, n_ctx, self._inbox.put, self._channel.send, compiled)
 
     def _send_loaded(self, facts: ModelFacts) -> None:
         """Report that the model is ready, with the startup phases."""

@@ -55,7 +55,7 @@ def too_long(request_id: int, at_least: int, n_ctx: int) -> protocol.Fault:
     return protocol.Fault(id=request_id, code="context_length_exceeded", message="", facts=facts)
 
 
-class Texts:
+class TokenizerPool:
     """Three threads: for short texts, for long ones (shortest first), and for prompts with a constraint.
 
     A `Prompt` goes to `deliver`; requested tokens and faults go to `send`. `n_ctx` limits prompts; `compiled`

@@ -9,7 +9,7 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from devices.child import Spent, Standstill
+from devices.child import Spent, StallDetector
 from devices.process_memory import cpu_seconds
 from engine.message_catalog.reasons import Reason, because
 from engine.runner.protocol import LoadSettings
@@ -35,8 +35,8 @@ class Watchdog:
         self._pid = pid
         self._give_up = give_up
         self._spent = spent
-        self._silence = Standstill(pid, spent)
-        self._step = Standstill(pid, spent)
+        self._silence = StallDetector(pid, spent)
+        self._step = StallDetector(pid, spent)
         self._threads = 1
         self._timer: asyncio.TimerHandle | None = None
         self._wait(START_S, because("did_not_start", seconds=START_S))
@@ -73,7 +73,7 @@ class Watchdog:
         The runner may finish its step and store its prefixes. On a busy machine it has up to PATIENCE times
         `limit_s`.
         """
-        ending, still = asyncio.ensure_future(end), Standstill(self._pid, self._spent)
+        ending, still = asyncio.ensure_future(end), StallDetector(self._pid, self._spent)
         try:
             for look in range(1, LOOKS * PATIENCE + 1):
                 done, _ = await asyncio.wait((ending,), timeout=limit_s / LOOKS)
@@ -86,11 +86,15 @@ class Watchdog:
     def _wait(self, limit_s: float, reason: Reason) -> None:
         self.stop()
         self._silence.begin()
-        self._timer = asyncio.get_running_loop().call_later(limit_s / LOOKS, self._look, 1, limit_s, reason)
+        self._timer = asyncio.get_running_loop().call_later(
+            limit_s / LOOKS, self._check_silence, 1, limit_s, reason
+        )
 
-    def _look(self, count: int, limit_s: float, reason: Reason) -> None:
+    def _check_silence(self, count: int, limit_s: float, reason: Reason) -> None:
         """Check a runner that has sent nothing for `count` checks."""
         if self._silence.over(count * limit_s / LOOKS * PASSED, limit_s, self._threads):
             self._give_up(reason)
             return
-        self._timer = asyncio.get_running_loop().call_later(limit_s / LOOKS, self._look, count + 1, limit_s, reason)
+        self._timer = asyncio.get_running_loop().call_later(
+            limit_s / LOOKS, self._check_silence, count + 1, limit_s, reason
+        )

@@ -19,7 +19,7 @@ from engine.core.version import __version__
 from engine.server.anthropic import routes as anthropic
 from engine.server.auth import OPEN_PATHS, manages
 from engine.server.body import write_schemas
-from engine.server.error_shape import HANDLERS, LastResort, engine_error, shape_of_path
+from engine.server.error_shape import HANDLERS, ErrorMiddleware, engine_error, shape_of_path
 from engine.server.llama_server import fim, resumable_streams, tokens
 from engine.server.llama_server import routes as llama_server
 from engine.server.lmstudio import routes as lmstudio
@@ -59,7 +59,7 @@ def every_route(state: ServerState) -> FastAPI:
     # Tessera has its own docs page: FastAPI's page loads scripts from a CDN and stays blank offline.
     app = FastAPI(title="Tessera", version=__version__, docs_url=None, redoc_url=None)
     app.state.server = state
-    app.add_middleware(LastResort)
+    app.add_middleware(ErrorMiddleware)
     for early in (models, chat, completions):
         app.include_router(early.router.documented())
     for module in (llama_server, resumable_streams, audio, fim, embeddings, tokens, lmstudio, unsupported):

@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from engine.core.errors import Cancelled, InputFault
-from engine.core.json_bounds import Counter, chunks
+from engine.core.json_bounds import JsonSizeCounter, chunks
 
 # Large bodies are parsed in short steps: long strings are cut out first and restored afterwards. A parser holds the
 # GIL until it ends: 60 MB blocked all other requests for 0.3 s.
@@ -22,7 +22,7 @@ _CHUNK_BYTES: Final = 16 << 10
 M = TypeVar("M", bound=BaseModel)
 
 
-class Cut:
+class ShortenedJson:
     """A JSON text without its long strings. `short` is the rest, with a mark in place of each removed string."""
 
     def __init__(self, raw: bytes | bytearray) -> None:
@@ -40,7 +40,7 @@ class Cut:
             raise InputFault(f"The JSON has more than {most} outside its long strings; no request needs so much.")
 
     def _left(self, raw: bytes | bytearray) -> Iterator[bytes]:
-        counter = Counter(MAX_OBJECTS, MAX_VALUES)
+        counter = JsonSizeCounter(MAX_OBJECTS, MAX_VALUES)
         cutting = False
         for chunk in chunks(raw, _CHUNK_BYTES):
             inside = counter.inside
@@ -193,7 +193,7 @@ _large = asyncio.Semaphore(1)
 
 async def _parse_large(raw: bytes | bytearray, model: type[M]) -> M:
     async with _large:
-        cut = await asyncio.to_thread(Cut, raw)
+        cut = await asyncio.to_thread(ShortenedJson, raw)
         body = model.model_validate_json(cut.short)
         return await asyncio.to_thread(cut.put_back, body) if cut.any else body
 
@@ -365,4 +365,4 @@ UNCOUNTED_BYTES: Final = 64 << 10
 
 def check_counts(raw: bytes | bytearray) -> None:
     """Raises: InputFault: more values, or objects, than any request needs. Can run in any thread; yields often."""
-    Counter(MAX_OBJECTS, MAX_VALUES).count_all(raw)
+    JsonSizeCounter(MAX_OBJECTS, MAX_VALUES).count_all(raw)

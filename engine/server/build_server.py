@@ -32,7 +32,7 @@ from engine.core.keys import BadKeyFile
 from engine.core.ownership import is_own_program, request_owner
 from engine.core.proof import proof
 from engine.core.request_timing import Clock, TimeLog, start_clock
-from engine.core.startup_timing import Phases
+from engine.core.startup_timing import StartupTimer
 from engine.jobs.jobs import JobRegistry
 from engine.message_catalog import sentence
 from engine.server.auth import (
@@ -46,15 +46,15 @@ from engine.server.auth import (
     write_server_file,
 )
 from engine.server.connections import SleepingServer, connection_class, connection_limit, quieten
-from engine.server.error_shape import HANDLERS, LastResort
+from engine.server.error_shape import HANDLERS, ErrorMiddleware
 from engine.server.guard import NOBODY_ELSE, Guard, refuse
-from engine.server.log_rate_limit import Sparing, bound_log
+from engine.server.log_rate_limit import LogRateLimit, bound_log
 from engine.server.metrics import Metrics
 from engine.server.model_side import ModelSide
 from engine.server.openai import completions, models
 from engine.server.openai import routes as chat
 from engine.server.options import BACKLOG, ServeOptions
-from engine.server.origin_check import Callers
+from engine.server.origin_check import AllowedOrigins
 from engine.server.recent import RecentRequests, current, program_of
 from engine.server.root import health, root
 from engine.server.routing import EarlyRoute
@@ -138,7 +138,7 @@ IDLE_LOOK_S: Final = 0.2
 AGAIN_S: Final = 5.0
 
 
-class LateRoutes:
+class LazyApp:
     """An application that `build` creates in a thread, at its first request or in `ready`."""
 
     def __init__(self, build: Callable[[], ASGIApp]) -> None:
@@ -239,7 +239,7 @@ class AccessCheck:
 
 
 def create_app(
-    state: ServerState, callers: Callers = NOBODY_ELSE, before_late: Callable[[], None] = lambda: None
+    state: ServerState, callers: AllowedOrigins = NOBODY_ELSE, before_late: Callable[[], None] = lambda: None
 ) -> Starlette:
     """The application for `state`; closing it stops every runner.
 
@@ -256,7 +256,7 @@ def create_app(
         finally:
             gc.enable()
 
-    late = LateRoutes(build)
+    late = LazyApp(build)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -296,7 +296,7 @@ def create_app(
     app.state.server = state
     app.add_middleware(AccessCheck, access=state.access)
     app.add_middleware(Guard, callers=callers)
-    app.add_middleware(LastResort)
+    app.add_middleware(ErrorMiddleware)
     app.add_middleware(RequestLog, metrics=state.metrics, times=state.times, recent=state.recent)
     return app
 
@@ -310,7 +310,7 @@ def _sweep(state: ServerState) -> None:
     Files(state.paths).sweep()
 
 
-async def _make_ready(state: ServerState, late: LateRoutes) -> None:
+async def _make_ready(state: ServerState, late: LazyApp) -> None:
     """When no request is running, prepare what later requests would otherwise wait for."""
     await late.ready_when_idle(lambda: state.pool.busy)
     await start_threads()
@@ -470,7 +470,7 @@ class _Server(SleepingServer):
         loop = asyncio.get_running_loop()
         quieten(loop)
         for handler in logging.getLogger().handlers:
-            handler.addFilter(Sparing())
+            handler.addFilter(LogRateLimit())
         self._log_bounding = loop.create_task(bound_log())
         await super().startup(sockets)
         self._loop_watch = loop.create_task(LoopWatch().watch())
@@ -521,7 +521,7 @@ class _Server(SleepingServer):
 
 
 def assemble(
-    options: ServeOptions, port: int, tls: dict[str, Any], access: Access, side: ModelSide, start: Phases
+    options: ServeOptions, port: int, tls: dict[str, Any], access: Access, side: ModelSide, start: StartupTimer
 ) -> uvicorn.Server:
     """Build the server for `options` and its models, ready to serve a listening socket at `port`.
 
@@ -552,7 +552,7 @@ def assemble(
         register_move(state)
 
     public = (options.host, socket.gethostname()) if access.public else ()
-    callers = Callers(
+    callers = AllowedOrigins(
         hosts=(*options.hosts, *public),
         origins=options.origins,
         containers=options.containers,

@@ -6,7 +6,7 @@ from typing import Final
 
 from engine.core.errors import InputFault
 from engine.placement.placer import Placer
-from engine.placement.types import Overrides
+from engine.placement.types import PlacementLimits
 from engine.pool.loaded_model import LoadedModel
 from engine.pool.pool import Pool
 from engine.runner.load_limits import own_growth_limit
@@ -77,7 +77,7 @@ class ContextSizes:
             return settings.n_ctx
         return await asyncio.to_thread(self._if_loaded, model_id, settings, self._models.overrides_for(entry))
 
-    def _if_loaded(self, model_id: str, settings: LoadSettings, overrides: Overrides) -> int:
+    def _if_loaded(self, model_id: str, settings: LoadSettings, overrides: PlacementLimits) -> int:
         try:
             placed = self._placer.placement(model_id, settings, overrides, exact=False)
         except InputFault:  # the file is unreadable: the load reports that

@@ -64,7 +64,7 @@ class Stopping(EnvironmentFault):
         super().__init__(because("server_stopping"))
 
 
-class LastResort:
+class ErrorMiddleware:
     """ASGI middleware for exceptions that no route has handled. A response that has started can only be cut off."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.server.auth import manages
 from engine.server.error_shape import refusal_body
-from engine.server.origin_check import Callers, Strangers
+from engine.server.origin_check import AllowedOrigins, OriginCheck
 
 # Enough for a prompt of 1 M tokens or a few images; larger bodies are refused before they are read into memory.
 MAX_BODY_BYTES: Final = 64 << 20
@@ -28,7 +28,7 @@ DRAIN_S: Final = 2.0
 _FORM_TYPES: Final = frozenset({"text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
 _FORM_PATHS: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/files"})
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-NOBODY_ELSE: Final = Callers()
+NOBODY_ELSE: Final = AllowedOrigins()
 
 
 class BodyTooSlow(Exception):
@@ -46,9 +46,9 @@ class BodyTooLarge(Exception):
 class Guard:
     """ASGI middleware: checks Host, Origin and body size. Refused pages get no CORS header."""
 
-    def __init__(self, app: ASGIApp, callers: Callers = NOBODY_ELSE) -> None:
+    def __init__(self, app: ASGIApp, callers: AllowedOrigins = NOBODY_ELSE) -> None:
         self._app = app
-        self._strangers = Strangers(callers)
+        self._strangers = OriginCheck(callers)
         self._held = HeldBytes()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

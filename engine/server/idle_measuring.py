@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from devices.backends.cpu_kernels import ATTENTION
 from devices.errors import TesseraError
-from devices.memory_ledger import Amount
+from devices.memory_ledger import DeviceBytes
 from engine.job_kinds.bench.attention import measure_attention, memory_bytes
 from engine.job_kinds.measure.work import CompareOptions, Task
 from engine.jobs.job_types import ENDED, JobKind
@@ -149,7 +149,7 @@ class IdleMeasuring:
         scratch, ledger = self._state.paths.cache / "stand-ins", self._state.placer.ledger
         try:
             await asyncio.to_thread(scratch.mkdir, parents=True, exist_ok=True)
-            await asyncio.to_thread(ledger.reserve, OWNER, {"cpu": Amount(memory_bytes(heads))}, OWNER)
+            await asyncio.to_thread(ledger.reserve, OWNER, {"cpu": DeviceBytes(memory_bytes(heads))}, OWNER)
             try:
                 found = await measure_attention(heads, threads=threads, scratch=scratch)
             finally:

@@ -32,7 +32,7 @@ def ignored_in_a_line() -> None:
     )
 
 
-class Sparing(logging.Filter):
+class LogRateLimit(logging.Filter):
     """Passes at most _SAME_LINES of one kind per _WINDOW_S, and reports the number of dropped lines."""
 
     def __init__(self) -> None:

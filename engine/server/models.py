@@ -19,14 +19,14 @@ from engine.placement.external import ProgramStore, place_upstream, upstream_set
 from engine.placement.fit import resize_context
 from engine.placement.load_settings import load_settings, recommended_for, with_engine_args
 from engine.placement.model_settings import ModelSettingsStore, unfit_draft
-from engine.placement.types import NO_OVERRIDES, ModelSettings, Overrides, Placement
+from engine.placement.types import NO_OVERRIDES, ModelSettings, Placement, PlacementLimits
 from engine.pool.loaded_model import EXTERNAL, REMOTE
-from engine.pool.model_resolution import Resolved
+from engine.pool.model_resolution import ResolvedModel
 from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
 from engine.upstreams.errors import NoRule
 from engine.upstreams.registry import UpstreamRegistry, external_entries
-from engine.upstreams.types import ASSUMED_CONTEXT, PREFIX, Way
+from engine.upstreams.types import ASSUMED_CONTEXT, PREFIX, UpstreamRoute
 
 # Name of the default model, which answers requests without a model name, unless an alias redefines it.
 DEFAULT_NAME: Final = "default"
@@ -50,8 +50,8 @@ class ServedModels:
         context: int | None = None,
         user_settings: ModelSettingsStore | None = None,
         cache: Path | None = None,
-        choose: Callable[[str, LoadSettings, Overrides], Placement] | None = None,
-        overrides: Overrides = NO_OVERRIDES,
+        choose: Callable[[str, LoadSettings, PlacementLimits], Placement] | None = None,
+        overrides: PlacementLimits = NO_OVERRIDES,
         lora: tuple[tuple[str, str], ...] = (),
         draft: str | None = None,
         upstreams: UpstreamRegistry | None = None,
@@ -97,18 +97,18 @@ class ServedModels:
             return ""
         return away.server if away is not None else ""
 
-    # ---- engine.pool.pool.Elsewhere
+    # ---- engine.pool.pool.UpstreamRouter
 
-    def always(self, model: str) -> Resolved | None:
+    def always(self, model: str) -> ResolvedModel | None:
         """The route for all requests with this name; None: answer locally. Raises: NoRule."""
         untagged = model.removesuffix(LATEST)
         return self._away(untagged, self.upstreams.way(self.user_settings.resolve(untagged)))
 
-    def relief(self, model_id: str, queued: int | None) -> Resolved | None:
+    def relief(self, model_id: str, queued: int | None) -> ResolvedModel | None:
         """The route for a request with `queued` others before it; None: its model does not fit."""
         return self._away(model_id, self.upstreams.relief(model_id, queued=queued))
 
-    def _away(self, model: str, way: Way | None) -> Resolved | None:
+    def _away(self, model: str, way: UpstreamRoute | None) -> ResolvedModel | None:
         if way is None:
             return None
         name = way.upstream.name
@@ -116,7 +116,7 @@ class ServedModels:
         settings = upstream_settings(name, way.model, (listed.n_ctx if listed else 0) or ASSUMED_CONTEXT)
         placed = place_upstream(settings)
         rule = because("upstream_rule", rule=way.rule.fact())
-        return Resolved(
+        return ResolvedModel(
             model_id=model if model == f"{name}/{way.model}" else f"{model}@{name}",
             engine=REMOTE,
             settings=settings,
@@ -137,9 +137,9 @@ class ServedModels:
         Use it where nothing is loaded: a loaded model continues to answer when its file is gone. Raises:
         ModelNotFound.
         """
-        entry = await self._found(name)
+        entry = await self._entry_or_none(name)
         if entry is None and name != (untagged := name.removesuffix(LATEST)):
-            entry = await self._found(untagged)
+            entry = await self._entry_or_none(untagged)
         if entry is None:
             ids = tuple(e.id for e in await self.entries())
             raise ModelNotFound(name, ids[:8])
@@ -156,7 +156,7 @@ class ServedModels:
             raise BadModelFile(str(entry.path), entry.problem or "the file is damaged; download it again")
         return entry
 
-    async def _found(self, name: str) -> ModelEntry | None:
+    async def _entry_or_none(self, name: str) -> ModelEntry | None:
         catalogue = await self.catalogue()
         resolved = self.user_settings.resolve(name)
         remote = self.upstreams.entry(resolved)
@@ -168,7 +168,7 @@ class ServedModels:
         external = next((e for e in await self.external() if e.id == resolved), None)
         return external or await asyncio.to_thread(catalogue.get, resolved)
 
-    async def resolve(self, model: str, min_ctx: int = 0) -> Resolved:
+    async def resolve(self, model: str, min_ctx: int = 0) -> ResolvedModel:
         """Load settings for the pool, with the placement if `choose` is set.
 
         Raises: ModelNotFound, BadModelFile, InputFault.
@@ -184,7 +184,7 @@ class ServedModels:
                 overrides = msgspec.structs.replace(overrides, n_ctx=n_ctx)
             placement = await asyncio.to_thread(self._choose, entry.id, settings, overrides)
             settings = placement.settings
-        return Resolved(
+        return ResolvedModel(
             model_id=entry.id,
             engine=REMOTE if entry.format == "remote" else EXTERNAL if settings.external else ENGINES[entry.format],
             settings=settings,
@@ -197,7 +197,7 @@ class ServedModels:
         """The user's current settings for a model."""
         return self.user_settings.get(model_id)
 
-    def overrides_for(self, entry: ModelEntry, *, min_ctx: int = 0, saved: bool = True) -> Overrides:
+    def overrides_for(self, entry: ModelEntry, *, min_ctx: int = 0, saved: bool = True) -> PlacementLimits:
         """Options for a load of this model: the server's, and if `saved`, the user's settings for the model.
 
         If no context length is set, the placement may choose it.

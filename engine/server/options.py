@@ -8,7 +8,7 @@ import msgspec
 
 from engine.core.defaults import DEFAULT_HOST, DEFAULT_PORT
 from engine.core.paths import Paths, user_paths
-from engine.placement.types import NO_OVERRIDES, Overrides
+from engine.placement.types import NO_OVERRIDES, PlacementLimits
 
 if TYPE_CHECKING:
     from engine.job_kinds.quantize.tasks import TaskSets
@@ -42,7 +42,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     local_pages: bool = False
     context: int | None = None
     model: str | None = None
-    overrides: Overrides = NO_OVERRIDES
+    overrides: PlacementLimits = NO_OVERRIDES
     private: bool = False
     tls_cert: Path | None = None
     tls_key: Path | None = None

@@ -21,7 +21,7 @@ APP_SCHEMES: Final = frozenset({"app", "tauri", "vscode-webview", "vscode-file"}
 Refusal = tuple[int, str, str]
 
 
-class Callers(msgspec.Struct, frozen=True, kw_only=True):
+class AllowedOrigins(msgspec.Struct, frozen=True, kw_only=True):
     """Allowed callers: `hosts` and `origins` are single entries; each switch allows a whole kind."""
 
     hosts: tuple[str, ...] = ()
@@ -31,10 +31,10 @@ class Callers(msgspec.Struct, frozen=True, kw_only=True):
     local_pages: bool = False
 
 
-class Strangers:
+class OriginCheck:
     """Refuses requests that `callers` does not allow."""
 
-    def __init__(self, callers: Callers) -> None:
+    def __init__(self, callers: AllowedOrigins) -> None:
         self._callers = callers
         own = LOOPBACK_NAMES | {host.lower() for host in callers.hosts}
         self._hosts = own | CONTAINER_NAMES if callers.containers else own

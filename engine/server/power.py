@@ -17,7 +17,7 @@ from engine.core.json_store import JsonStore
 from engine.core.types import GenerationRequest
 from engine.energy.budget import BatteryBudget
 from engine.energy.energy_accounting import JouleLedger
-from engine.energy.power_cap import CapController, Pace
+from engine.energy.power_cap import CapController, RunnerLimits
 from engine.message_catalog import sentences
 from engine.message_catalog.reasons import because
 from engine.pool.loaded_model import LoadedModel
@@ -54,7 +54,7 @@ class PowerService:
         self._battery: Battery | None = None
         self._battery_age_s = BATTERY_S
         self._power_w: float | None = None
-        self._paced: dict[int, Pace] = {}
+        self._paced: dict[int, RunnerLimits] = {}
         self._worked = False
         pool.hooks.admits = self.admits
         self._take(self._store.get())
@@ -75,7 +75,7 @@ class PowerService:
         self._budget = BatteryBudget(limits.battery_percent) if limits.battery_percent is not None else None
         self._battery_age_s = BATTERY_S
         if limits.cap_w is None:
-            self._send_pace(Pace())
+            self._send_pace(RunnerLimits())
 
     def close(self) -> None:
         """Restore the system's power profile."""
@@ -84,7 +84,7 @@ class PowerService:
     def sampled(self, usage: Usage, seconds: float) -> None:
         """Process a usage sample."""
         self._power_w = whole_w(dict(usage.parts))
-        self._look_at_battery(seconds)
+        self._poll_battery(seconds)
         cap_w = self._store.get().cap_w
         if cap_w is None or self._power_w is None:
             return
@@ -100,7 +100,7 @@ class PowerService:
             self._controller.look(seconds, self._power_w, duty)
         self._send_pace(self._controller.pace)
 
-    def _look_at_battery(self, seconds: float) -> None:
+    def _poll_battery(self, seconds: float) -> None:
         self._battery_age_s += seconds
         if self._budget is not None and self._battery_age_s >= BATTERY_S:
             self._battery_age_s = 0.0
@@ -108,10 +108,10 @@ class PowerService:
             if self._battery is not None:
                 self._budget.look(self._battery)
 
-    def _send_pace(self, pace: Pace) -> None:
+    def _send_pace(self, pace: RunnerLimits) -> None:
         for model in self._pool.loaded:
             runner = model.runner
-            if isinstance(runner, RunnerProcess) and self._paced.get(runner.pid, Pace()) != pace:
+            if isinstance(runner, RunnerProcess) and self._paced.get(runner.pid, RunnerLimits()) != pace:
                 runner.pace(protocol.Pace(threads=pace.threads, duty=pace.duty))
                 self._paced[runner.pid] = pace
         alive = {m.runner.pid for m in self._pool.loaded if m.runner is not None}

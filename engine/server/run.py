@@ -13,7 +13,7 @@ from devices.process_memory import few_heaps
 from engine.core.errors import EnvironmentFault, InputFault
 from engine.core.keys import KeyStore
 from engine.core.program_keys import ProgramKeys
-from engine.core.startup_timing import Phases
+from engine.core.startup_timing import StartupTimer
 from engine.runner.process import RunnerProcess
 from engine.runner.warm_runner import SpareRunner
 from engine.server.auth import Access, new_token
@@ -103,7 +103,7 @@ def serve(options: ServeOptions) -> None:
     if not is_loopback(options.host):
         _require_key(options, keys)
     listener = bind(options.host, options.port)
-    start = Phases(from_start=True)
+    start = StartupTimer(from_start=True)
     start.done("program")
     try:
         if is_public(options.host, listener):
@@ -128,7 +128,7 @@ def _require_key(options: ServeOptions, keys: KeyStore) -> None:
 
 
 async def _serve(
-    options: ServeOptions, listener: socket.socket, tls: dict[str, Any], keys: KeyStore, start: Phases
+    options: ServeOptions, listener: socket.socket, tls: dict[str, Any], keys: KeyStore, start: StartupTimer
 ) -> None:
     spare = SpareRunner()
     if options.model is not None or not options.private:  # a private server without a model only runs jobs

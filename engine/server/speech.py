@@ -10,14 +10,14 @@ from typing import Final
 import msgspec
 
 from devices.child import BoundedChild, ChildFailed
-from devices.errors import Overdrawn
-from devices.memory_ledger import Amount, Ledger
+from devices.errors import PoolExceeded
+from devices.memory_ledger import DeviceBytes, Ledger
 from devices.msgspec_lock import learned
 from engine.core.errors import BadModelFile, EnvironmentFault, InputFault
 from engine.core.paths import installed_speech
 from engine.message_catalog import sentences
 from engine.onnx.folder import OnnxFolder
-from engine.placement.onnx import Choice
+from engine.placement.onnx import ProviderChoice
 from engine.placement.placer import Placer
 from engine.runner.onnx.speech.protocol import (
     Answer,
@@ -77,7 +77,9 @@ class Speech:
     `choose` returns the placement of a fixed-shape folder.
     """
 
-    def __init__(self, ledger: Ledger, choose: Callable[[OnnxFolder, str | None], Choice], cache: Path) -> None:
+    def __init__(
+        self, ledger: Ledger, choose: Callable[[OnnxFolder, str | None], ProviderChoice], cache: Path
+    ) -> None:
         self._ledger = ledger
         self._folder = installed_speech()
         self._choose = choose
@@ -152,8 +154,8 @@ class Speech:
             self._going.cancel()
         if self._child is None:
             try:
-                self._ledger.reserve(OWNER, {"cpu": Amount(RESIDENT_BYTES)}, OWNER)
-            except Overdrawn as error:
+                self._ledger.reserve(OWNER, {"cpu": DeviceBytes(RESIDENT_BYTES)}, OWNER)
+            except PoolExceeded as error:
                 raise SpeechFailed(f"Not enough memory to hear anything now: {error}") from error
             self._child = BoundedChild(
                 "engine.runner.onnx.speech.child", timeout_s=STEP_S, memory_bytes=ADDRESS_BYTES
@@ -195,7 +197,7 @@ class Speech:
 def speech_of(placer: Placer, models: ServedModels, cache: Path) -> Speech:
     """The speech service of a server."""
 
-    def choose(folder: OnnxFolder, pin: str | None) -> Choice:
+    def choose(folder: OnnxFolder, pin: str | None) -> ProviderChoice:
         return placer.side_work(folder, msgspec.structs.replace(models.overrides, device=pin or None))
 
     return Speech(placer.ledger, choose, cache)

@@ -17,7 +17,7 @@ from engine.chat.structured import ConstraintChecker
 from engine.chat.template import TemplateRenderer
 from engine.core.paths import Paths, user_paths
 from engine.core.request_timing import TimeLog
-from engine.core.startup_timing import Phases
+from engine.core.startup_timing import StartupTimer
 from engine.jobs.jobs import JobRegistry
 from engine.placement.placer import Placer
 from engine.pool.loaded_model import LoadedModel
@@ -128,7 +128,7 @@ class ServerState:
     checker: ConstraintChecker = field(default_factory=ConstraintChecker)
     metrics: Metrics = field(default_factory=Metrics)
     times: TimeLog = field(default_factory=TimeLog)
-    start: Phases = field(default_factory=Phases)
+    start: StartupTimer = field(default_factory=StartupTimer)
     utilization: Utilization | None = None
     history: WorkHistory = field(init=False)
     contexts: ContextSizes = field(init=False)

@@ -80,7 +80,7 @@ class Utilization(Collector):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._read.wait(), (IDLE_TIMES - 1) * self._every_s)
             try:
-                usage = await self._look(0.0)
+                usage = await self._sample(0.0)
                 if usage is not None:
                     self._ring.append(usage)
                 if self.also is not None:
@@ -102,9 +102,9 @@ class Utilization(Collector):
     async def fresh(self, least_s: float) -> None:
         """Take a sample now unless the last is less than `least_s` old; `on_sample` is called."""
         with contextlib.suppress(OSError):
-            await self._look(least_s)
+            await self._sample(least_s)
 
-    async def _look(self, least_s: float) -> Usage | None:
+    async def _sample(self, least_s: float) -> Usage | None:
         async with self._looking:
             before = self._looked
             if self._sampler is None or asyncio.get_running_loop().time() - before < least_s:

@@ -26,7 +26,7 @@ _CLIENT: Final = range(400, 500)
 
 def refusal(name: str, status: int, body: bytes, model: str = "") -> TesseraError:
     """The error for a response with this status."""
-    words, fields = _words(body)
+    words, fields = _parse_error(body)
     if status in _REFUSED:
         return UpstreamRefusesKey(name, f"{status}: {words}")
     if status == _ABSENT and (not words or "model" in words.lower()):
@@ -50,7 +50,7 @@ def _overflow(words: str, fields: dict[str, object]) -> ContextOverflow | None:
     return ContextOverflow(int(found["asked"]), int(found["has"])) if found else None
 
 
-def _words(body: bytes) -> tuple[str, dict[str, object]]:
+def _parse_error(body: bytes) -> tuple[str, dict[str, object]]:
     """The message of a body, and the fields of its error."""
     try:
         value = msgspec.json.decode(body)

@@ -169,7 +169,7 @@ class Connection(asyncio.Protocol):
         self._wake.clear()
 
 
-class Answer:
+class HttpResponse:
     """A response whose status is known."""
 
     def __init__(self, name: str, connection: Connection) -> None:
@@ -185,7 +185,7 @@ class Answer:
                 yield chunk
         except ConnectionError as error:
             raise UpstreamBrokeOff(
-                self._name, because("upstream_broke_off", upstream=self._name, why=_said(error))
+                self._name, because("upstream_broke_off", upstream=self._name, why=_error_text(error))
             ) from error
 
     async def read(self) -> bytes:
@@ -215,7 +215,7 @@ class HttpClient:
     @asynccontextmanager
     async def request(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
-    ) -> AsyncGenerator[Answer, None]:
+    ) -> AsyncGenerator[HttpResponse, None]:
         """Send a request; leaving the context before the response ends aborts the connection.
 
         Raises: UpstreamUnreachable, UpstreamBrokeOff.
@@ -227,7 +227,7 @@ class HttpClient:
         data = head.encode("latin-1", "replace") + b"\r\n" + body
         connection = await self._sent(data)
         try:
-            yield Answer(self._name, connection)
+            yield HttpResponse(self._name, connection)
         finally:
             if connection.reusable and len(self._idle) < MAX_IDLE:
                 connection.idle_since = time.monotonic()
@@ -286,7 +286,7 @@ class HttpClient:
         self._idle.clear()
 
 
-def _said(error: ConnectionError) -> str | Reason:
+def _error_text(error: ConnectionError) -> str | Reason:
     """What ended a connection: one of Tessera's reasons, or the system's message."""
     what = error.args[0] if len(error.args) == 1 else None
     return what if isinstance(what, Reason) else str(what or error)

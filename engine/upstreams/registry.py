@@ -18,7 +18,16 @@ from engine.placement.external import KINDS
 from engine.placement.fastflowlm import FlmModel
 from engine.upstreams.errors import NoRule
 from engine.upstreams.keys import UpstreamKeys
-from engine.upstreams.types import PREFIX, Health, Kind, Rule, SavedUpstreams, Upstream, UpstreamModel, Way
+from engine.upstreams.types import (
+    PREFIX,
+    Health,
+    Kind,
+    Rule,
+    SavedUpstreams,
+    Upstream,
+    UpstreamModel,
+    UpstreamRoute,
+)
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 MOST: Final = 100
@@ -133,7 +142,7 @@ class UpstreamRegistry:
 
     # ---- Routing
 
-    def way(self, model: str) -> Way | None:
+    def way(self, model: str) -> UpstreamRoute | None:
         """Where requests for this name always go; None if they stay here.
 
         Raises: NoRule: the name is that of an upstream's model, and no rule sends it there.
@@ -147,13 +156,13 @@ class UpstreamRegistry:
         """Whether requests for this name always go to an upstream."""
         return self._first(model, lambda rule: rule.always) is not None
 
-    def relief(self, model: str, *, queued: int | None) -> Way | None:
+    def relief(self, model: str, *, queued: int | None) -> UpstreamRoute | None:
         """Route of a request that would wait behind `queued` others here or (None) whose model does not fit."""
         if queued is None:
             return self._first(model, lambda rule: rule.unfit)
         return self._first(model, lambda rule: rule.queue is not None and queued > rule.queue)
 
-    def _first(self, model: str, holds: Callable[[Rule], bool]) -> Way | None:
+    def _first(self, model: str, holds: Callable[[Rule], bool]) -> UpstreamRoute | None:
         saved = self.saved
         if not saved.rules:
             return None
@@ -161,7 +170,7 @@ class UpstreamRegistry:
             if fnmatchcase(model, rule.model) and holds(rule):
                 upstream = next((u for u in saved.upstreams if u.name == rule.upstream), None)
                 if upstream is not None:
-                    return Way(
+                    return UpstreamRoute(
                         upstream=upstream,
                         model=rule.as_model or model.removeprefix(f"{rule.upstream}/"),
                         rule=rule,
@@ -220,7 +229,7 @@ def external_entries(entries: Iterable[ModelEntry], *, fresh: bool = False) -> t
             fitting = (e for e in known if e.format == kind.reads and e.state == "online")
             found += [_served_by(name, kind.title, entry) for entry in fitting]
         if kind.models is not None:
-            found += [_own_model(name, kind.title, model) for model in kind.models(fresh)]
+            found += [_program_model(name, kind.title, model) for model in kind.models(fresh)]
     return tuple(found)
 
 
@@ -235,7 +244,7 @@ def _served_by(name: str, title: str, entry: ModelEntry) -> ModelEntry:
     )
 
 
-def _own_model(name: str, title: str, model: FlmModel) -> ModelEntry:
+def _program_model(name: str, title: str, model: FlmModel) -> ModelEntry:
     """A model that only the program has."""
     return ModelEntry(
         id=f"{name}:{model.tag}",

@@ -82,7 +82,7 @@ class SavedUpstreams(msgspec.Struct, frozen=True, kw_only=True):
     models: dict[str, tuple[UpstreamModel, ...]] = {}
 
 
-class Way(msgspec.Struct, frozen=True, kw_only=True):
+class UpstreamRoute(msgspec.Struct, frozen=True, kw_only=True):
     """Route of a request: an upstream, the model's name there, and the rule that applies."""
 
     upstream: Upstream

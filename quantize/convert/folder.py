@@ -51,7 +51,7 @@ class ConvertRequest(msgspec.Struct, frozen=True, kw_only=True):
     header_only: bool = False
 
 
-class Converted(msgspec.Struct, frozen=True, kw_only=True):
+class ConversionResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a conversion. `pretokenizer` is llama.cpp's name; `notes` describe what was omitted.
 
     `formats` is the number of weights that the folder stores in few bits, by format.
@@ -75,7 +75,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     spec: ModelSpec
 
 
-def convert(request: ConvertRequest, send: Step) -> Converted:
+def convert(request: ConvertRequest, send: Step) -> ConversionResult:
     """Convert a folder.
 
     If an error is raised, the output stays unfinished and the caller removes it.
@@ -98,7 +98,7 @@ def convert(request: ConvertRequest, send: Step) -> Converted:
                 raise BadWeights(str(source.folder), overflow.tensor, reason) from overflow
             recipe.notes.append(f"{overflow.tensor} does not fit F16: written as BF16")
             qtype = GgmlType.BF16
-    return Converted(
+    return ConversionResult(
         architecture=recipe.metadata.architecture,
         float_type=qtype.name,
         file_bytes=size,

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from quantize.errors import BadFile, IncompleteFile, Unreadable
+from quantize.errors import BadFile, CannotRead, IncompleteFile
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +38,7 @@ class ByteSource(Protocol):
 class FileSource:
     """A regular file that is read and never memory-mapped, because a shrinking mapped file can kill the process.
 
-    Raises: Unreadable: the system cannot open it. BadFile: it is a folder, a pipe or a device.
+    Raises: CannotRead: the system cannot open it. BadFile: it is a folder, a pipe or a device.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -48,7 +48,7 @@ class FileSource:
         try:
             self._fd = os.open(self.path, flags)
         except (OSError, ValueError) as error:
-            raise Unreadable(str(path), getattr(error, "strerror", None) or str(error)) from error
+            raise CannotRead(str(path), getattr(error, "strerror", None) or str(error)) from error
         info = os.fstat(self._fd)
         if not stat.S_ISREG(info.st_mode):
             self.close()
@@ -66,14 +66,14 @@ class FileSource:
         return self._size
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """`length` bytes from `offset`; fewer only at the end. Raises: Unreadable."""
+        """`length` bytes from `offset`; fewer only at the end. Raises: CannotRead."""
         try:
             if hasattr(os, "pread"):
                 return os.pread(self._fd, length, offset)
             os.lseek(self._fd, offset, os.SEEK_SET)
             return os.read(self._fd, length)
         except OSError as error:
-            raise Unreadable(self.name, error.strerror or str(error)) from error
+            raise CannotRead(self.name, error.strerror or str(error)) from error
 
     def close(self) -> None:
         """Close the descriptor; reading afterwards fails."""

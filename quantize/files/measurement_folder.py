@@ -17,7 +17,7 @@ import numpy.typing as npt
 import psutil
 
 from devices.msgspec_lock import learned
-from quantize.errors import DiskFull, SourceChanged, Unreadable
+from quantize.errors import CannotRead, DiskFull, SourceChanged
 from quantize.files.gguf_split import model_files
 from quantize.measurements import MeasureRequest
 
@@ -26,7 +26,7 @@ _FULL_BYTES = 1 << 20
 _VERSION = 8  # increase when the meaning of a cached part changes
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
+class SharedInputGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Weights that multiply the same input and therefore share one Hessian (one per expert).
 
     `name` is the first of them. `tied` marks an embedding table that is also the output head. `seen` is False for a
@@ -63,7 +63,7 @@ class WorkFolder:
     def open(cls, request: MeasureRequest) -> "WorkFolder":
         """The folder for a request; it is created if missing.
 
-        Raises: Unreadable. SourceChanged: source or text have changed. OSError: the folder cannot be created.
+        Raises: CannotRead. SourceChanged: source or text have changed. OSError: the folder cannot be created.
         """
         read = tuple((p, identity_of(p)) for p in (*model_files(request.source), request.calibration))
         source, text = model_sha256(request.source, request.cache_dir), file_sha256(request.calibration)
@@ -141,17 +141,17 @@ class WorkFolder:
         """The importance matrix, in llama.cpp's format."""
         return self.path / "imatrix.gguf"
 
-    def groups(self) -> tuple[Group, ...] | None:
+    def groups(self) -> tuple[SharedInputGroup, ...] | None:
         """The groups found by the survey, in the model's order; None before the survey."""
         raw = read_json(self.path / "groups.json")
-        return None if raw is None else msgspec.convert(raw, learned(tuple[Group, ...]))
+        return None if raw is None else msgspec.convert(raw, learned(tuple[SharedInputGroup, ...]))
 
-    def moments(self, group: Group) -> npt.NDArray[np.float32] | None:
+    def moments(self, group: SharedInputGroup) -> npt.NDArray[np.float32] | None:
         """(experts, width, width) mean outer products of the inputs, memory-mapped; None if missing."""
         path = self.part("moments", group.name, ".npy")
         return np.load(path, mmap_mode="r") if path.exists() else None
 
-    def diagonals(self, group: Group) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]] | None:
+    def diagonals(self, group: SharedInputGroup) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]] | None:
         """(experts, width) mean squares of the inputs and (experts,) their token counts; never removed."""
         path = self.part("moments", group.name, ".diagonal.npz")
         if not path.exists():
@@ -159,7 +159,7 @@ class WorkFolder:
         with np.load(path) as stored:
             return stored["mean"], stored["tokens"]
 
-    def peaks(self, group: Group) -> dict[int, npt.NDArray[np.float32]]:
+    def peaks(self, group: SharedInputGroup) -> dict[int, npt.NDArray[np.float32]]:
         """By block length: (experts, blocks) mean squares of the largest value in each block of the inputs."""
         path = self.part("moments", group.name, ".diagonal.npz")
         if not path.exists():
@@ -167,12 +167,12 @@ class WorkFolder:
         with np.load(path) as stored:
             return {int(k.removeprefix("peaks")): stored[k] for k in stored.files if k.startswith("peaks")}
 
-    def tokens(self, group: Group, expert: int) -> int | None:
+    def tokens(self, group: SharedInputGroup, expert: int) -> int | None:
         """Number of tokens behind one expert's Hessian; None if missing."""
         found = self.diagonals(group)
         return None if found is None else int(found[1][expert])
 
-    def drop_moments(self, group: Group) -> None:
+    def drop_moments(self, group: SharedInputGroup) -> None:
         """Delete the group's Hessians to free disk space; they can be measured again."""
         self.part("moments", group.name, ".npy").unlink(missing_ok=True)
 
@@ -181,16 +181,16 @@ def hash_is_cached(path: Path, cache_dir: Path) -> bool:
     """Whether `model_sha256` would use the cache. A file without a cached hash was never measured."""
     try:
         return all(_remembered(p, cache_dir).exists() for p in model_files(path))
-    except Unreadable:
+    except CannotRead:
         return False
 
 
 def identity_of(path: Path) -> str:
-    """A string that changes when the file's bytes change. Raises: Unreadable."""
+    """A string that changes when the file's bytes change. Raises: CannotRead."""
     try:
         stat = path.stat()
     except OSError as error:
-        raise Unreadable(str(path), error.strerror or str(error)) from error
+        raise CannotRead(str(path), error.strerror or str(error)) from error
     return f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}"
 
 
@@ -201,7 +201,7 @@ def _remembered(path: Path, cache_dir: Path) -> Path:
 def model_sha256(path: Path, cache_dir: Path | None = None) -> str:
     """SHA-256 of a model's file; for several files, the SHA-256 of their concatenated hashes.
 
-    Raises: Unreadable.
+    Raises: CannotRead.
     """
     found = [file_sha256(p, cache_dir) for p in model_files(path)]
     return found[0] if len(found) == 1 else sha256("".join(found).encode()).hexdigest()
@@ -210,7 +210,7 @@ def model_sha256(path: Path, cache_dir: Path | None = None) -> str:
 def file_sha256(path: Path, cache_dir: Path | None = None) -> str:
     """SHA-256 of a file; with `cache_dir`, it is cached by path, size and modification time.
 
-    Raises: Unreadable.
+    Raises: CannotRead.
     """
     try:
         cache_file = None
@@ -224,7 +224,7 @@ def file_sha256(path: Path, cache_dir: Path | None = None) -> str:
             while chunk := file.read(_HASH_CHUNK):
                 digest.update(chunk)
     except OSError as error:
-        raise Unreadable(str(path), error.strerror or str(error)) from error
+        raise CannotRead(str(path), error.strerror or str(error)) from error
     if cache_file is not None:
         cache_file.parent.mkdir(parents=True, exist_ok=True)
         write_json(cache_file, digest.hexdigest())

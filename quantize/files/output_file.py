@@ -133,7 +133,7 @@ def check_written(path: Path, types: dict[str, str]) -> None:
         raise BadFile(str(path), f"{file.file_bytes - file.end} bytes follow the last tensor")
 
 
-def write_beside(path: Path, raw: bytes, kind: str) -> None:
+def write_atomic(path: Path, raw: bytes, kind: str) -> None:
     """Write a small file completely or not at all, with a temporary name that `sweep` knows. Raises: OSError."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.{kind}.partial")
     try:

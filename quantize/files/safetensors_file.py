@@ -172,16 +172,16 @@ def _row(file: str, name: str, value: Any) -> tuple[str, str, tuple[int, ...], i
     bits = DTYPE_BITS.get(dtype) if isinstance(dtype, str) else None
     if bits is None:
         raise BadFile(file, f"tensor {name[:80]!r} has the unknown dtype {str(dtype)[:40]!r}")
-    if not _whole_numbers(shape) or len(shape) > _MAX_DIMS:
+    if not _are_sizes(shape) or len(shape) > _MAX_DIMS:
         raise BadFile(file, f"tensor {name[:80]!r} has an impossible shape")
-    if not _whole_numbers(span) or len(span) != _SPAN_ITEMS or span[0] > span[1]:
+    if not _are_sizes(span) or len(span) != _SPAN_ITEMS or span[0] > span[1]:
         raise BadFile(file, f"tensor {name[:80]!r} has impossible data_offsets")
     if math.prod(shape) * bits != (span[1] - span[0]) * 8:
         raise BadFile(file, f"tensor {name[:80]!r}: {dtype} {shape} does not take {span[1] - span[0]} bytes")
     return name, dtype, tuple(shape), span[0], span[1]
 
 
-def _whole_numbers(values: Any) -> bool:
+def _are_sizes(values: Any) -> bool:
     return isinstance(values, list) and all(type(v) is int and 0 <= v < 1 << 56 for v in values)
 
 

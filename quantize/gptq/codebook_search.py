@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.gptq.codebooks import LATTICES, OCTET, Points, pack_points, table
-from quantize.gptq.hessian import Curvature, Floats
+from quantize.gptq.hessian import Floats, Hessian
 from quantize.gptq.packing import Bytes
 from quantize.native.blocks import dequantize_rows
 
@@ -18,7 +18,7 @@ _BLOCK = 64
 SWEEPS = 2
 
 
-class OctetCurvature(msgspec.Struct, frozen=True):
+class BlockHessian(msgspec.Struct, frozen=True):
     """Hessian whose columns are ordered in octets that stay together, largest first.
 
     `curvature` has that order and no feedback. `feedback` is (k, k): the part of the error of column i that column
@@ -26,12 +26,12 @@ class OctetCurvature(msgspec.Struct, frozen=True):
     have compensated their part.
     """
 
-    curvature: Curvature
+    curvature: Hessian
     feedback: Floats
     metrics: Floats
 
 
-def in_octets(curvature: Curvature) -> OctetCurvature:
+def in_octets(curvature: Hessian) -> BlockHessian:
     """Order the columns in octets and factor again."""
     k = len(curvature.order)
     natural = np.empty_like(curvature.order)
@@ -50,7 +50,7 @@ def in_octets(curvature: Curvature) -> OctetCurvature:
         feedback[:at, own] = root[:at, own] @ np.linalg.inv(corner)
         metrics[at // OCTET] = corner @ corner.T
     empty = np.empty((0, 0), np.float32)
-    return OctetCurvature(Curvature(order, moments, curvature.added, empty), feedback, metrics)
+    return BlockHessian(Hessian(order, moments, curvature.added, empty), feedback, metrics)
 
 
 class OctetGrid:
@@ -133,7 +133,7 @@ def make_octet_grid(bases: list[Bytes], qtype: str, row_values: int, order: npt.
     return OctetGrid(qtype, np.ascontiguousarray(np.concatenate(steps, axis=1)))
 
 
-def feed_octets_forward(targets: Floats, grid: OctetGrid, octets: OctetCurvature) -> tuple[Floats, Floats]:
+def feed_octets_forward(targets: Floats, grid: OctetGrid, octets: BlockHessian) -> tuple[Floats, Floats]:
     """Round octets in order; each one compensates its part of the earlier errors.
 
     Returns values and values - targets.
@@ -154,7 +154,7 @@ def feed_octets_forward(targets: Floats, grid: OctetGrid, octets: OctetCurvature
 
 
 def descend_octets(
-    values: Floats, errors: Floats, grid: OctetGrid, octets: OctetCurvature, sweeps: int = SWEEPS
+    values: Floats, errors: Floats, grid: OctetGrid, octets: BlockHessian, sweeps: int = SWEEPS
 ) -> None:
     """Sweep over the octets: each one moves to better values given all others, if there are any. In place."""
     moments = octets.curvature.moments

@@ -68,7 +68,7 @@ def _iq3_s(block: Bytes, points: Points, signs: Bytes) -> None:
     block[:, 74:106] = signs
 
 
-class Lattice(msgspec.Struct, frozen=True):
+class Codebook(msgspec.Struct, frozen=True):
     """The storage format of a codebook type: `points` codebook entries of `dims` values.
 
     With `even`, the number of minus signs in every eight is even. `first_step` and `stride` locate the 4-bit
@@ -98,14 +98,14 @@ class Lattice(msgspec.Struct, frozen=True):
         return [(self.first_step + i // 2, 4 * (i % 2)) for i in range(count)]
 
 
-LATTICES: dict[str, Lattice] = {
+LATTICES: dict[str, Codebook] = {
     lattice.qtype: lattice
     for lattice in (
-        Lattice("IQ2_XXS", 256, 8, True, _iq2_xxs, 9, 8, 32),
-        Lattice("IQ2_XS", 512, 8, True, _iq2_xs, 66, 0, 16),
-        Lattice("IQ2_S", 1024, 8, False, _iq2_s, 74, 0, 16),
-        Lattice("IQ3_XXS", 256, 4, True, _iq3_xxs, 69, 4, 32),
-        Lattice("IQ3_S", 512, 4, False, _iq3_s, 106, 0, 32),
+        Codebook("IQ2_XXS", 256, 8, True, _iq2_xxs, 9, 8, 32),
+        Codebook("IQ2_XS", 512, 8, True, _iq2_xs, 66, 0, 16),
+        Codebook("IQ2_S", 1024, 8, False, _iq2_s, 74, 0, 16),
+        Codebook("IQ3_XXS", 256, 4, True, _iq3_xxs, 69, 4, 32),
+        Codebook("IQ3_S", 512, 4, False, _iq3_s, 106, 0, 32),
     )
 }
 

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quantize.files.measurement_folder import Group
+from quantize.files.measurement_folder import SharedInputGroup
 
 # Sums of outer products, in blocks of one size; numpy is limited to one thread (see `quantize.child`).
 
@@ -47,7 +47,7 @@ _DOUBT = 0.2
 TIED_FRACTION = 0.1
 
 
-class Curvature(msgspec.Struct, frozen=True):
+class Hessian(msgspec.Struct, frozen=True):
     """Damped Hessian in rounding order (largest diagonal first).
 
     `added` is the damping added to the diagonal. `moments` is the Hessian, (k, k). `feedback` is strictly upper
@@ -77,7 +77,7 @@ class Curvature(msgspec.Struct, frozen=True):
 
 def make_curvature(
     moments: npt.NDArray[np.floating], damping: float = DAMPING, *, feedback: bool = True
-) -> Curvature:
+) -> Hessian:
     """Order, damp and factor a Hessian.
 
     Args: moments: (k, k) mean outer products of the inputs, symmetric, any scale. feedback: False omits the factor
@@ -97,22 +97,22 @@ def make_curvature(
     added = damping * mean
     damped[np.diag_indices(k)] += added
     if not feedback:
-        return Curvature(order, damped.astype(np.float32), added, np.empty((0, 0), np.float32))
+        return Hessian(order, damped.astype(np.float32), added, np.empty((0, 0), np.float32))
     # R R^T = H with R upper triangular, from the Cholesky factor of the reversed H.
     root = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]
     unit = root / root.diagonal()[None, :]
     unit[np.tril_indices(k)] = 0.0
-    return Curvature(order, damped.astype(np.float32), added, np.ascontiguousarray(unit, np.float32))
+    return Hessian(order, damped.astype(np.float32), added, np.ascontiguousarray(unit, np.float32))
 
 
 def group_curvature(
-    group: Group,
+    group: SharedInputGroup,
     moments: npt.NDArray[np.float32] | None,
     expert: int,
     tokens: int | None = None,
     *,
     feedback: bool = True,
-) -> Curvature:
+) -> Hessian:
     """The Hessian of one expert's input, measured on `tokens` tokens.
 
     For a group without inputs every column counts the same.

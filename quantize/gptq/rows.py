@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from quantize.ggml_types import GgmlType
 from quantize.gptq.codebook_search import (
-    OctetCurvature,
+    BlockHessian,
     OctetGrid,
     descend_octets,
     feed_octets_forward,
@@ -17,7 +17,7 @@ from quantize.gptq.codebook_search import (
     make_octet_grid,
 )
 from quantize.gptq.codebooks import LATTICES, OCTET, pack_points
-from quantize.gptq.hessian import Curvature, Floats
+from quantize.gptq.hessian import Floats, Hessian
 from quantize.gptq.packing import LAYOUTS, Bytes, pack
 from quantize.native.blocks import dequantize_rows, quantize_rows, type_traits
 
@@ -175,13 +175,13 @@ class RoundedRows(msgspec.Struct, frozen=True):
     errors: Floats
 
 
-def plain_rows(weights: Floats, qtype: str, curvature: Curvature, exponents: tuple[float, ...]) -> RoundedRows:
+def plain_rows(weights: Floats, qtype: str, curvature: Hessian, exponents: tuple[float, ...]) -> RoundedRows:
     """Quantize with ggml once per importance exponent, and take the result with the least error for each row."""
     return best_rows(choices(weights, qtype, curvature, exponents))
 
 
 def choices(
-    weights: Floats, qtype: str, curvature: Curvature, exponents: tuple[float, ...]
+    weights: Floats, qtype: str, curvature: Hessian, exponents: tuple[float, ...]
 ) -> tuple[RoundedRows, ...]:
     """Quantize with ggml once per importance exponent; only once if the importance is unknown."""
     found = []
@@ -200,10 +200,10 @@ def best_rows(several: Sequence[RoundedRows]) -> RoundedRows:
 def gptq_rows(
     weights: Floats,
     qtypes: tuple[str, ...],
-    curvature: Curvature,
+    curvature: Hessian,
     exponents: tuple[float, ...] = EXPONENTS,
     tried: Mapping[str, Sequence[RoundedRows]] | None = None,
-    octets: OctetCurvature | None = None,
+    octets: BlockHessian | None = None,
 ) -> dict[str, RoundedRows]:
     """Round rows with GPTQ on the scales of each exponent, and take the best result per row.
 
@@ -242,7 +242,7 @@ def gptq_rows(
     return found | {q: _joined([part[q] for part in parts]) for q in gridded}
 
 
-def _gptq_octets(weights: Floats, bases: list[Bytes], qtype: str, octets: OctetCurvature) -> RoundedRows:
+def _gptq_octets(weights: Floats, bases: list[Bytes], qtype: str, octets: BlockHessian) -> RoundedRows:
     parts = [slice(first, first + _OCTET_ROWS) for first in range(0, len(weights), _OCTET_ROWS)]
     return _joined([RoundedRows(*gptq_octet_rows(weights[p], [b[p] for b in bases], qtype, octets)) for p in parts])
 
@@ -251,7 +251,7 @@ def _joined(results: list[RoundedRows]) -> RoundedRows:
     return RoundedRows(np.concatenate([p.blocks for p in results]), np.concatenate([p.errors for p in results]))
 
 
-def _gptq_pass(targets: Floats, bases: dict[str, list[Bytes]], curvature: Curvature) -> dict[str, RoundedRows]:
+def _gptq_pass(targets: Floats, bases: dict[str, list[Bytes]], curvature: Hessian) -> dict[str, RoundedRows]:
     """Round the same rows to the grids of several types at the same time.
 
     Each row continues with the grid that is best after error feedback. The sweeps take most of the time and seldom
@@ -287,7 +287,7 @@ def _gptq_pass(targets: Floats, bases: dict[str, list[Bytes]], curvature: Curvat
     return out
 
 
-def _refined(first: RoundedRows, qtype: str, targets: Floats, curvature: Curvature) -> RoundedRows:
+def _refined(first: RoundedRows, qtype: str, targets: Floats, curvature: Hessian) -> RoundedRows:
     """Fit the scales to the integers, then the integers to the new scales, then the scales again."""
     width, rows = targets.shape
     blocks = fit_scales(first.blocks, qtype, targets, curvature)
@@ -303,7 +303,7 @@ def _refined(first: RoundedRows, qtype: str, targets: Floats, curvature: Curvatu
 
 
 def _bases(
-    weights: Floats, qtype: str, curvature: Curvature, exponents: tuple[float, ...]
+    weights: Floats, qtype: str, curvature: Hessian, exponents: tuple[float, ...]
 ) -> list[npt.NDArray[np.uint8]]:
     importance = curvature.importance
     if not importance.any():
@@ -336,9 +336,7 @@ _FITS = 2
 _SCALE = (0,)  # offset of a block's F16 scale
 
 
-def gptq_octet_rows(
-    weights: Floats, bases: list[Bytes], qtype: str, octets: OctetCurvature
-) -> tuple[Bytes, Floats]:
+def gptq_octet_rows(weights: Floats, bases: list[Bytes], qtype: str, octets: BlockHessian) -> tuple[Bytes, Floats]:
     """The best blocks and each row's part of the output error, starting from ggml's own search (`bases`).
 
     Args: weights: (rows, row_values).
@@ -363,7 +361,7 @@ def gptq_octet_rows(
     return blocks, spoiled
 
 
-def _refitted(blocks: Bytes, qtype: str, targets: Floats, octets: OctetCurvature) -> tuple[Bytes, Floats]:
+def _refitted(blocks: Bytes, qtype: str, targets: Floats, octets: BlockHessian) -> tuple[Bytes, Floats]:
     """Fit the factors and scales to the codebook entries, then the entries to them."""
     curvature, width = octets.curvature, len(targets)
     blocks = fit_factors(blocks, qtype, LATTICES[qtype].step_offsets(), targets, curvature)
@@ -375,7 +373,7 @@ def _refitted(blocks: Bytes, qtype: str, targets: Floats, octets: OctetCurvature
     return _packed(blocks, qtype, grid, values, octets), curvature.output_error(errors)
 
 
-def _packed(base: Bytes, qtype: str, grid: OctetGrid, values: Floats, octets: OctetCurvature) -> Bytes:
+def _packed(base: Bytes, qtype: str, grid: OctetGrid, values: Floats, octets: BlockHessian) -> Bytes:
     points, signs = grid.codes(values)
     rows, count = signs.shape
     order = octets.curvature.order[::OCTET] // OCTET
@@ -397,7 +395,7 @@ _BLOCK = 64
 SWEEPS = 2
 
 
-def feed_forward(targets: Floats, grid: Grid, curvature: Curvature) -> tuple[Floats, Floats]:
+def feed_forward(targets: Floats, grid: Grid, curvature: Hessian) -> tuple[Floats, Floats]:
     """Round columns in order; each one compensates its part of the earlier errors to keep tr(E H E^T) small.
 
     Args: targets: (row_values, rows) weights, columns in the curvature's order.
@@ -407,7 +405,7 @@ def feed_forward(targets: Floats, grid: Grid, curvature: Curvature) -> tuple[Flo
     return values, _feed_errors_forward(targets, values, grid, curvature.feedback)
 
 
-def descend(values: Floats, errors: Floats, grid: Grid, curvature: Curvature, sweeps: int = SWEEPS) -> None:
+def descend(values: Floats, errors: Floats, grid: Grid, curvature: Hessian, sweeps: int = SWEEPS) -> None:
     """Sweeps of coordinate descent from the result of `feed_forward`. In place."""
     for _ in range(sweeps):
         _descend(values, errors, grid, curvature.moments)
@@ -454,7 +452,7 @@ def _descend(values: Floats, errors: Floats, grid: Grid, moments: Floats) -> Non
 # Fits the scales of blocks again after the integers are chosen.
 
 
-class Knob(msgspec.Struct, frozen=True):
+class ScaleParam(msgspec.Struct, frozen=True):
     """A stored scale per segment of a row; the segment's values are linear in it.
 
     `held` is (rows, segments), changed in place. `slope` (rows, row_values) is the change of the values per unit of
@@ -467,7 +465,7 @@ class Knob(msgspec.Struct, frozen=True):
 
 
 def fit_scales(
-    blocks: Bytes, qtype: str, targets: Floats, curvature: Curvature, offsets: tuple[int, ...] | None = None
+    blocks: Bytes, qtype: str, targets: Floats, curvature: Hessian, offsets: tuple[int, ...] | None = None
 ) -> Bytes:
     """Packed rows with the scales of least output error, fitted block by block; the integers stay.
 
@@ -486,7 +484,7 @@ def fit_scales(
     knobs = []
     for at in scale_offsets:
         held = packed[:, at : at + 2].copy().view(np.float16).reshape(rows, -1)
-        knobs.append(Knob(held, _slope(packed, qtype, at, scale_offsets, width), _half))
+        knobs.append(ScaleParam(held, _slope(packed, qtype, at, scale_offsets, width), _half))
     turn(knobs, traits.block_values, _errors(blocks, qtype, targets, curvature), curvature)
     for at, knob in zip(scale_offsets, knobs, strict=True):
         packed[:, at : at + 2] = knob.held.reshape(-1, 1).view(np.uint8)
@@ -494,7 +492,7 @@ def fit_scales(
 
 
 def fit_factors(
-    blocks: Bytes, qtype: str, factors: Sequence[tuple[int, int]], targets: Floats, curvature: Curvature
+    blocks: Bytes, qtype: str, factors: Sequence[tuple[int, int]], targets: Floats, curvature: Hessian
 ) -> Bytes:
     """Like `fit_scales`, for the 4-bit factors of parts of a block: byte and shift of each."""
     traits = GgmlType[qtype].traits
@@ -503,12 +501,12 @@ def fit_factors(
     held = np.stack([(packed[:, at] >> shift) & 15 for at, shift in factors], axis=1)
     first, second = (_with_factors(packed, factors, np.full_like(held, value)) for value in (0, 1))
     values = (dequantize_rows(p.reshape(rows, -1), qtype, width) for p in (second, first))
-    knob = Knob(held.reshape(rows, -1).astype(np.float32), np.subtract(*values), _nibble)
+    knob = ScaleParam(held.reshape(rows, -1).astype(np.float32), np.subtract(*values), _nibble)
     turn([knob], traits.block_values // len(factors), _errors(blocks, qtype, targets, curvature), curvature)
     return _with_factors(packed, factors, knob.held.astype(np.uint8).reshape(held.shape)).reshape(rows, -1)
 
 
-def turn(knobs: list[Knob], size: int, errors: Floats, curvature: Curvature) -> None:
+def turn(knobs: list[ScaleParam], size: int, errors: Floats, curvature: Hessian) -> None:
     """Give each segment of `size` weights in turn the scales with the least output error.
 
     errors: (row_values, rows), columns in the curvature's order.
@@ -548,7 +546,7 @@ def _nibble(wanted: Floats) -> npt.NDArray[np.floating]:
     return np.clip(np.rint(wanted), 0, 15)
 
 
-def _errors(blocks: Bytes, qtype: str, targets: Floats, curvature: Curvature) -> Floats:
+def _errors(blocks: Bytes, qtype: str, targets: Floats, curvature: Hessian) -> Floats:
     errors: Floats = dequantize_rows(blocks, qtype, len(targets))[:, curvature.order].T - targets
     return errors
 

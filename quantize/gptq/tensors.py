@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.files.imatrix import Importance, read_imatrix
-from quantize.files.measurement_folder import Group, WorkFolder, file_sha256
-from quantize.gptq.codebook_search import OctetCurvature, in_octets
+from quantize.files.measurement_folder import SharedInputGroup, WorkFolder, file_sha256
+from quantize.gptq.codebook_search import BlockHessian, in_octets
 from quantize.gptq.codebooks import LATTICES
 from quantize.gptq.exact import pack_exactly
-from quantize.gptq.hessian import Curvature, group_curvature
+from quantize.gptq.hessian import Hessian, group_curvature
 from quantize.gptq.rows import EXPONENTS, gptq_rows, plain_rows
 from quantize.measurements import RoundRequest, Step
 from quantize.native.blocks import quantize_rows
@@ -71,7 +71,7 @@ class Rounder:
         folder: WorkFolder,
         source: SourceWeights,
         request: RoundRequest,
-        groups: dict[str, Group],
+        groups: dict[str, SharedInputGroup],
         stock: dict[str, Importance],
     ) -> None:
         self._folder = folder
@@ -79,7 +79,7 @@ class Rounder:
         self._request = request
         self._groups = groups
         self._stock = stock
-        self._last: tuple[tuple[str, int, bool], Curvature, OctetCurvature | None] | None = None
+        self._last: tuple[tuple[str, int, bool], Hessian, BlockHessian | None] | None = None
 
     def chunks(self, name: str) -> Iterator[tuple[int, Blocks]]:
         """Packed chunks of rows in order, each with the number of weights finished so far."""
@@ -105,7 +105,9 @@ class Rounder:
             return plain_rows(weights, qtype, curvature, EXPONENTS).blocks
         return gptq_rows(weights, (qtype,), curvature, octets=octets)[qtype].blocks
 
-    def _curvature(self, group: Group, expert: int, *, in_lattice: bool) -> tuple[Curvature, OctetCurvature | None]:
+    def _curvature(
+        self, group: SharedInputGroup, expert: int, *, in_lattice: bool
+    ) -> tuple[Hessian, BlockHessian | None]:
         wanted = (group.name, expert, in_lattice)
         if self._last is None or self._last[0] != wanted:
             moments = self._folder.moments(group) if group.seen else None

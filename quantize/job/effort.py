@@ -6,7 +6,7 @@ from quantize.ggml_types import MEASURED, USUAL
 from quantize.job.forecast import JobShape, Rates, seconds_by_phase
 from quantize.job.request import QuantizeRequest
 from quantize.plan.speed import is_fast
-from quantize.types import Goal, ModelSpec, Rounding, Tier
+from quantize.types import ModelSpec, Rounding, SizeTarget, Tier
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ def types_to_measure(request: QuantizeRequest, spec: ModelSpec) -> tuple[str, ..
     )
 
 
-def _is_small(goal: Goal, spec: ModelSpec) -> bool:
+def _is_small(goal: SizeTarget, spec: ModelSpec) -> bool:
     bits = goal.bpw
     if bits is None and goal.limit_bytes is not None:
         bits = 8 * (goal.limit_bytes - goal.fixed_bytes) / max(1, sum(t.num_values for t in spec.tensors))
@@ -87,11 +87,11 @@ def spend(shape: JobShape, time_s: float, rates: Rates) -> Spent:
     better = [(e, s) for e, s in needed if e.kld_factor < effort.kld_factor]
     hints = []
     if not fitting:
-        hints.append(f"even the fastest way takes about {_words(seconds)}")
+        hints.append(f"even the fastest way takes about {_duration(seconds)}")
     if better:
         more, longer = min(better, key=lambda pair: pair[1])
         gain = 1 - more.kld_factor / effort.kld_factor
-        hints.append(f"{_words(longer)} in all ({more.name}) should lower the KL divergence by about {gain:.0%}")
+        hints.append(f"{_duration(longer)} in all ({more.name}) should lower the KL divergence by about {gain:.0%}")
     return Spent(effort=effort, seconds=seconds, more="; ".join(hints))
 
 
@@ -135,5 +135,5 @@ def _at(shape: JobShape, effort: Effort) -> JobShape:
     )
 
 
-def _words(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

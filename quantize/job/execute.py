@@ -9,7 +9,7 @@ import msgspec
 
 from devices.errors import Cancelled
 from quantize.child import HERE, Executor, answer_of, reused_workers, run_task
-from quantize.convert.folder import Converted, ConvertRequest, Prepared
+from quantize.convert.folder import ConversionResult, ConvertRequest, Prepared
 from quantize.errors import InvalidOption
 from quantize.files.gguf_split import read_gguf_model
 from quantize.files.measurement_cache import bounded
@@ -21,7 +21,7 @@ from quantize.job.forecast import JobShape, forecast, learn_rates, learned_rates
 from quantize.job.gate import GateReport, Mix, cautions
 from quantize.job.gate_run import (
     NOT_THE_SOURCE,
-    Judge,
+    GateEvaluator,
     ask_gate,
     nearly_exact,
     no_rival,
@@ -40,13 +40,13 @@ from quantize.job.plan_file import (
     same_or_not,
     write_plan,
 )
-from quantize.job.question import exact_types_of, has_choice, measured_cache, question_of
+from quantize.job.question import exact_types_of, has_choice, measured_cache, plan_input
 from quantize.job.report import provenance_of, write_report
 from quantize.job.request import QuantizeReport, QuantizeRequest, Shipped
 from quantize.job.round_plan import round_plan, types_to_round
 from quantize.job.smoothed import (
-    Basis,
     CachedMeasurement,
+    QuantSource,
     cached_measurement,
     is_whole,
     remember,
@@ -64,7 +64,7 @@ from quantize.job.source import (
     whole_spec,
 )
 from quantize.job.write_model import WriteRequest, plain_types, stamp
-from quantize.measure.kv_cache import KvDamage
+from quantize.measure.kv_cache import KvCacheLoss
 from quantize.measure.run import measure, measure_inputs, never_measured
 from quantize.measure.verify import verify
 from quantize.measurements import (
@@ -76,17 +76,17 @@ from quantize.measurements import (
     RoundRequest,
 )
 from quantize.plan.llama_cpp_preset_rules import MIXES
-from quantize.plan.plan import Question, given_plan, make_plan
+from quantize.plan.plan import PlanInput, given_plan, make_plan
 from quantize.types import FileReport, ModelSpec, Rounding
 
 # The phases of a job: progress, cancellation and duration.
 
 
-class Phases:
+class JobPhases:
     """Runs the phases of a job; `seconds` holds the total duration of each phase by name."""
 
     def __init__(self, on_progress: OnProgress, cancelled: CancelCheck) -> None:
-        self.on_progress = Bar(on_progress)
+        self.on_progress = JobProgress(on_progress)
         self.cancelled = cancelled
         self.seconds: dict[str, float] = {}
 
@@ -118,7 +118,7 @@ _INSIDE: dict[str, tuple[str, float, float]] = {
 _TRUST_FRAC = 0.1
 
 
-class Bar:
+class JobProgress:
     """Forwards progress, with the finished fraction of the whole job and the remaining seconds.
 
     `expect` sets the phases; without it, progress is forwarded without a total.
@@ -159,7 +159,7 @@ def quantize(
     on_progress: OnProgress,
     cancelled: CancelCheck,
     executor: Executor = HERE,
-    judge: Judge | None = None,
+    judge: GateEvaluator | None = None,
 ) -> QuantizeReport:
     """Run the whole job; blocks. The output gets its final name only when it is complete and verified.
 
@@ -196,11 +196,11 @@ class _Job:
         on_progress: OnProgress,
         cancelled: CancelCheck,
         executor: Executor,
-        judge: Judge | None,
+        judge: GateEvaluator | None,
     ) -> None:
         self.request = request
         self.output = output
-        self.phases = Phases(on_progress, cancelled)
+        self.phases = JobPhases(on_progress, cancelled)
         self.on_progress, self.cancelled = self.phases.on_progress, cancelled
         self.executor, self.judge = executor, judge
         self.writing = Writing(self.phases, executor, self._measure_request)
@@ -208,8 +208,8 @@ class _Job:
         self.spent: Spent | None = None
         self.asked_all = self.fresh = False
         self.source_sha256 = self.text_sha256 = ""
-        self.kv_damage: tuple[KvDamage, ...] = ()
-        self.basis, self.scale_header_bytes = Basis(), 0
+        self.kv_damage: tuple[KvCacheLoss, ...] = ()
+        self.basis, self.scale_header_bytes = QuantSource(), 0
         self.cached: CachedMeasurement = (None, 0)
         self.warnings: list[str] = []
         self.formats: dict[str, int] = {}
@@ -284,14 +284,14 @@ class _Job:
         imatrix = self._inputs(self.basis.path) if request.plan else found
         self._measure_cache(source)
         head = header_bytes(model, spec) + self.scale_header_bytes
-        question = question_of(self.request, self.rounding, spec, head, measured, imatrix, self.exact)
+        question = plan_input(self.request, self.rounding, spec, head, measured, imatrix, self.exact)
         report = self._planned(question, source_hash, model.file_bytes)
         if request.plan_only:
             return report
         rounded = types_to_round(report.plan, self.rounding, measured, request.plan)
-        return self._made(source, question, imatrix, rounded, report)
+        return self._create(source, question, imatrix, rounded, report)
 
-    def _planned(self, question: Question, source_hash: str, source_bytes: int) -> QuantizeReport:
+    def _planned(self, question: PlanInput, source_hash: str, source_bytes: int) -> QuantizeReport:
         """A report with the plan and its forecast; the results are still empty."""
         with self.phases.phase("plan"):
             given = self.request.plan
@@ -328,13 +328,13 @@ class _Job:
         self.warnings.append(_EXPECTED)
         self._spend(found.spec, found.file_bytes)
         head = found.header_bytes + provenance_bytes()
-        question = question_of(self.request, self.rounding, found.spec, head, None, None, {})
+        question = plan_input(self.request, self.rounding, found.spec, head, None, None, {})
         return self._planned(question, "", found.file_bytes)
 
-    def _made(
+    def _create(
         self,
         source: Path,
-        question: Question,
+        question: PlanInput,
         imatrix: Path | None,
         rounded: dict[str, str],
         report: QuantizeReport,
@@ -407,14 +407,14 @@ class _Job:
         out = self.output.partial("source")
         task = ConvertRequest(folder=self.request.source, out=out)
         with self.phases.phase("convert"):
-            done = answer_of(Converted, "convert", task, self.on_progress, self.cancelled)
+            done = answer_of(ConversionResult, "convert", task, self.on_progress, self.cancelled)
         self.warnings += done.notes
         self.formats = done.formats
         return out
 
-    def _basis(self, source: Path, source_bytes: int) -> Basis:
+    def _basis(self, source: Path, source_bytes: int) -> QuantSource:
         if self.request.plan_only or not smooths(self.request, self.rounding):
-            return Basis(source)
+            return QuantSource(source)
         with self.phases.phase("measure"):
             task = self._measure_request(source)
             return smoothed(task, self.exact, self.output, source_bytes, self.on_progress, self.cancelled)
@@ -471,7 +471,7 @@ class _Job:
             task = verify_request(self.request, source, made, stock, text)
             return verify(task, self.on_progress, self.cancelled)
 
-    def _gated(self, question: Question, ours: WriteRequest, candidates: dict[Mix, Path]) -> GateReport:
+    def _gated(self, question: PlanInput, ours: WriteRequest, candidates: dict[Mix, Path]) -> GateReport:
         """Test the reference and then the candidates in order, until one passes."""
         assert self.judge is not None
         assert self.request.gate is not None
@@ -495,7 +495,7 @@ class Writing:
     `measure` returns the measure request of a weights file; its cache holds the Hessians.
     """
 
-    def __init__(self, phases: Phases, executor: Executor, measure: Callable[[Path], MeasureRequest]) -> None:
+    def __init__(self, phases: JobPhases, executor: Executor, measure: Callable[[Path], MeasureRequest]) -> None:
         self._phases, self._executor, self._measure = phases, executor, measure
 
     def packed(

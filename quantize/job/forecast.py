@@ -21,7 +21,7 @@ from quantize.job.gate import GateTask
 from quantize.job.request import Forecast, QuantizeReport
 from quantize.measure.hessians import tokens_for_width
 from quantize.measure.probe_groups import probes
-from quantize.plan.llama_cpp_preset_rules import Role
+from quantize.plan.llama_cpp_preset_rules import TensorRole
 from quantize.plan.llama_cpp_presets import role_of
 from quantize.tensor_rules import allows_quantization
 from quantize.types import ModelSpec, QuantPlan, Rounding, TensorSpec, Tier
@@ -161,8 +161,10 @@ def _core_seconds(shape: JobShape) -> dict[str, float]:
     weights = float(sum(t.num_values for t in matrices))
     head = _head_values(model)
     # Embeddings are only looked up. If there is no separate head, they are multiplied at predicted positions only.
-    body = weights - sum(t.num_values for t in matrices if role_of(t.name) in {Role.TOKEN_EMBD, Role.OUTPUT})
-    vocab = next((t.shape[1] for t in matrices if role_of(t.name) is Role.TOKEN_EMBD), 0)
+    body = weights - sum(
+        t.num_values for t in matrices if role_of(t.name) in {TensorRole.TOKEN_EMBD, TensorRole.OUTPUT}
+    )
+    vocab = next((t.shape[1] for t in matrices if role_of(t.name) is TensorRole.TOKEN_EMBD), 0)
 
     def evaluated(tokens: float, predicted: float, part: float = 1.0) -> float:
         flops = 2 * part * body + 2 * predicted * head

@@ -14,8 +14,8 @@ from quantize.job.request import QuantizeRequest, Shipped
 from quantize.job.source import file_type
 from quantize.job.write_model import WriteRequest
 from quantize.measurements import CancelCheck, OnProgress, Progress, VerifyRequest
-from quantize.plan.plan import Question, stock_plans
-from quantize.types import FileReport, QuantPlan, Rounding, StockPlan
+from quantize.plan.plan import PlanInput, stock_plans
+from quantize.types import FileReport, PresetPlan, QuantPlan, Rounding
 
 NOT_THE_SOURCE: Final = (
     "compared with the source in 8 bits: in 16 bits it does not fit into the memory that is free"
@@ -32,7 +32,7 @@ class Answered(msgspec.Struct, frozen=True):
     asked: int = 0
 
 
-class Judge(Protocol):
+class GateEvaluator(Protocol):
     """Runs the cases of one task on a file at temperature 0, and caches the results by the file's hash."""
 
     def fits(self, model: Path) -> bool:
@@ -45,7 +45,7 @@ class Judge(Protocol):
 
 
 def ask_gate(
-    judge: Judge,
+    judge: GateEvaluator,
     task: GateTask,
     reference: tuple[Path, str, str],
     candidates: Mapping[Mix, Path],
@@ -83,7 +83,7 @@ def ask_gate(
     return GateReport(task=task.name, reference=note, checks=tuple(checks)), whole
 
 
-def nearly_exact(question: Question, ours: WriteRequest, out: Path) -> tuple[WriteRequest, int]:
+def nearly_exact(question: PlanInput, ours: WriteRequest, out: Path) -> tuple[WriteRequest, int]:
     """A request to write the source in 8 bits, and the file's bytes.
 
     The file is the reference if 16 bits do not fit in memory.
@@ -117,7 +117,7 @@ def verify_request(
     )
 
 
-def stock_rival(question: Question, plan: QuantPlan, rounding: Rounding) -> StockPlan | None:
+def stock_rival(question: PlanInput, plan: QuantPlan, rounding: Rounding) -> PresetPlan | None:
     """The preset to compare with; None if no preset fits or the plan equals it."""
     if plan.goal.kind == "mix" or plan.best_stock is None:
         return None
@@ -138,7 +138,7 @@ def verdict(reports: tuple[FileReport, ...]) -> tuple[Shipped, tuple[str, ...]]:
     return "stock", (warning,)
 
 
-def no_rival(question: Question, plan: QuantPlan) -> str:
+def no_rival(question: PlanInput, plan: QuantPlan) -> str:
     """Message: no preset is small enough for a comparison."""
     usable = [s for s in stock_plans(question) if question.evidence.has_imatrix or not s.needs_imatrix]
     smallest = min(usable, key=lambda s: s.file_bytes)

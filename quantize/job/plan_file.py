@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from devices.msgspec_lock import learned
-from quantize.errors import InvalidOption, Unreadable
+from quantize.errors import CannotRead, InvalidOption
 from quantize.files.measurement_folder import file_sha256
-from quantize.files.output_file import write_beside
+from quantize.files.output_file import write_atomic
 from quantize.files.provenance import Provenance
 from quantize.job.portable_plan import FORMAT, RECIPE, VERSION, PlanFile
 from quantize.reproducible_math import arithmetic_here
@@ -24,13 +24,13 @@ _SLACK = 1.25
 
 
 def read_plan(path: Path) -> PlanFile:
-    """Read a plan. Raises: Unreadable. InvalidOption: not a plan, or a plan of another version."""
+    """Read a plan. Raises: CannotRead. InvalidOption: not a plan, or a plan of another version."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InvalidOption("--plan", f"{path} is larger than any plan")
         raw = path.read_bytes()
     except OSError as error:
-        raise Unreadable(str(path), error.strerror or str(error)) from error
+        raise CannotRead(str(path), error.strerror or str(error)) from error
     try:
         head = msgspec.json.decode(raw)
     except (ValueError, RecursionError) as error:
@@ -52,7 +52,7 @@ def read_plan(path: Path) -> PlanFile:
 
 def write_plan(path: Path, plan: PlanFile) -> None:
     """Write a plan completely or not at all. Raises: OSError."""
-    write_beside(path, msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n", "plan")
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n", "plan")
 
 
 def arithmetic_for(request: "QuantizeRequest") -> str:

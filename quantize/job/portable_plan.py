@@ -3,7 +3,7 @@
 import msgspec
 
 from quantize.files.provenance import Provenance
-from quantize.types import Goal, Interval, Rounding, Tier
+from quantize.types import Interval, Rounding, SizeTarget, Tier
 
 FORMAT = "tessera-plan"
 VERSION = 2
@@ -26,7 +26,7 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     recipe: int = RECIPE
     architecture: str
     source_sha256: str
-    goal: Goal
+    goal: SizeTarget
     tier: Tier
     rounding: Rounding
     max_tokens: int

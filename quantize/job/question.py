@@ -13,14 +13,14 @@ from quantize.files.gguf_split import model_files
 from quantize.files.measurement_folder import file_sha256, identity_of, read_json, write_json
 from quantize.gptq.exact import ExactRequest, ExactTypes
 from quantize.job.request import QuantizeRequest
-from quantize.measure.kv_cache import LONGEST, USUAL, KvDamage, KvRequest, kv_damage, with_damage
+from quantize.measure.kv_cache import LONGEST, USUAL, KvCacheLoss, KvRequest, kv_damage, with_damage
 from quantize.measurements import CancelCheck, Measured, MeasureRequest, OnProgress
-from quantize.plan.plan import Question
+from quantize.plan.plan import PlanInput
 from quantize.plan.priors import prior_damage
 from quantize.types import EvidenceRef, ModelSpec, Rounding
 
 
-def question_of(
+def plan_input(
     request: QuantizeRequest,
     rounding: Rounding,
     spec: ModelSpec,
@@ -28,7 +28,7 @@ def question_of(
     measured: Measured | None,
     imatrix: Path | None,
     exact: Mapping[str, tuple[str, ...]],
-) -> Question:
+) -> PlanInput:
     """The input for a plan; unmeasured values (None) come from priors, `exact` from `exact_types_of`."""
     reference = EvidenceRef(
         tier=request.tier,
@@ -39,7 +39,7 @@ def question_of(
         gptq=rounding == Rounding.GPTQ,
     )
     evidence = measured.evidence if measured else None
-    return Question(
+    return PlanInput(
         model=spec,
         damage=evidence.damage(rounding) if evidence else prior_damage(spec),
         stock_damage=evidence.damage(Rounding.STOCK) if evidence else None,
@@ -88,7 +88,7 @@ def has_choice(request: QuantizeRequest) -> bool:
 
 def measured_cache(
     request: QuantizeRequest, measure: MeasureRequest, on_progress: OnProgress, cancelled: CancelCheck
-) -> tuple[QuantizeRequest, tuple[KvDamage, ...]]:
+) -> tuple[QuantizeRequest, tuple[KvCacheLoss, ...]]:
     """The request with measured KL divergences instead of expected ones, and the table of measurements.
 
     Tier max measures up to the requested context length. Raises: same as `kv_damage`.

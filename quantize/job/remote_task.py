@@ -13,7 +13,7 @@ import numpy.typing as npt
 from quantize.child import Task, run_task
 from quantize.errors import BadFile
 from quantize.files.gguf_write import TensorSlot, header, padded
-from quantize.files.measurement_folder import Group, WorkFolder, write_json, write_whole
+from quantize.files.measurement_folder import SharedInputGroup, WorkFolder, write_json, write_whole
 from quantize.gptq.tensors import TensorsRequest, packed_path
 from quantize.job.tasks import task_named
 from quantize.measure.rounding_error import ErrorsRequest
@@ -40,7 +40,7 @@ class Parcel(msgspec.Struct, frozen=True, kw_only=True):
 
     task: str
     request: bytes
-    groups: tuple[Group, ...]
+    groups: tuple[SharedInputGroup, ...]
     results: tuple[str, ...]
     memory_bytes: int
     work: float

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from quantize.files.output_file import write_beside
+from quantize.files.output_file import write_atomic
 from quantize.files.provenance import Provenance
 from quantize.ggml_types import TIME_UNIT, GgmlType
 from quantize.job.gate import lines as gate_lines
@@ -19,7 +19,7 @@ _MIB = 1024 * 1024
 
 def write_report(path: Path, report: QuantizeReport) -> None:
     """Write the report as indented JSON, completely or not at all. Raises: OSError."""
-    write_beside(path, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n", "report")
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n", "report")
 
 
 def summary(report: QuantizeReport) -> list[str]:
@@ -44,7 +44,7 @@ def summary(report: QuantizeReport) -> list[str]:
     if report.ours is not None:
         lines.append(_measured(report))
     if report.own is not None:
-        lines += _own(report.own, report.ours)
+        lines += _own_text_lines(report.own, report.ours)
     if report.gate is not None:
         lines += gate_lines(report.gate)
     elif report.shipped == "nothing":
@@ -101,18 +101,18 @@ def _measured(report: QuantizeReport) -> str:
     return text if ratio is None else f"{text}, ratio {ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 
-def _own(own: FileReport, elsewhere: FileReport | None) -> list[str]:
+def _own_text_lines(own: FileReport, elsewhere: FileReport | None) -> list[str]:
     """Lines about calibration on the user's text: its effect on that text, and on general text."""
     text = f"on your own text: KL divergence {own.kld_mean.value:.5f}"
     if own.ratio is None or elsewhere is None or elsewhere.ratio is None:
         return [text]
     return [
-        f"{text}, {_beside_stock(own.ratio)}",
-        f"elsewhere: KL divergence {elsewhere.kld_mean.value:.5f}, {_beside_stock(elsewhere.ratio)}",
+        f"{text}, {_compared_with_preset(own.ratio)}",
+        f"elsewhere: KL divergence {elsewhere.kld_mean.value:.5f}, {_compared_with_preset(elsewhere.ratio)}",
     ]
 
 
-def _beside_stock(ratio: Interval) -> str:
+def _compared_with_preset(ratio: Interval) -> str:
     """Gain or loss compared with the preset of the same size."""
     if ratio.low <= 1 <= ratio.high:
         return f"neither better nor worse than the llama.cpp preset ({ratio.low:.3f} to {ratio.high:.3f} of its)"

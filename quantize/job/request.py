@@ -7,7 +7,7 @@ import msgspec
 
 from quantize.job.gate import GateReport, GateTask
 from quantize.job.portable_plan import PlanFile
-from quantize.types import DeviceKind, FileReport, Goal, KvOption, Lock, QuantPlan, Rounding, Tier
+from quantize.types import DeviceKind, FileReport, KvOption, QuantPlan, Rounding, SizeTarget, Tier, TypeOverride
 
 Shipped = Literal["ours", "stock", "nothing"]
 
@@ -29,14 +29,14 @@ class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     source: Path
     out: Path
-    goal: Goal
+    goal: SizeTarget
     calibration: Path
     held_out: Path
     cache_dir: Path
     tier: Tier = "balanced"
     rounding: Rounding | None = None
     imatrix: Path | None = None
-    locks: tuple[Lock, ...] = ()
+    locks: tuple[TypeOverride, ...] = ()
     kv: tuple[KvOption, ...] = ()
     doubled_head_types: tuple[str, ...] = ()
     device: DeviceKind = "cpu"

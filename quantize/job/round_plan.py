@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from quantize.child import HERE, Executor, Task
-from quantize.files.measurement_folder import Group, WorkFolder
+from quantize.files.measurement_folder import SharedInputGroup, WorkFolder
 from quantize.gptq.tensors import TensorsRequest, packed_path
 from quantize.job.portable_plan import PlanFile
-from quantize.measure.run import ensure_moments, in_passes, joined, keeps_moments, share_out
+from quantize.measure.run import ensure_moments, hessians_fit_on_disk, in_passes, joined, share_out
 from quantize.measurements import CancelCheck, Measured, OnProgress, PackedTensor, RoundRequest
 from quantize.native.source_weights import SourceWeights
 from quantize.types import QuantPlan, Rounding
@@ -74,7 +74,7 @@ class _Rounding:
         """Process tensor groups in batches whose Hessians fit in memory."""
         measure, pending = self._request.measure, self._pending
         groups = folder.groups() or ()
-        keep = keeps_moments(folder, groups)
+        keep = hessians_fit_on_disk(folder, groups)
         grouped = {name for g in groups for name in g.members}
         self.round([n for n in pending if n not in grouped])
         wanted = [g for g in groups if set(g.members) & set(pending)]
@@ -94,7 +94,7 @@ class _Rounding:
         cost = {}
         for name in names:
             _, _, width = self._source.shape(name)
-            units.append(Group(name=name, members=(name,), width=width))
+            units.append(SharedInputGroup(name=name, members=(name,), width=width))
             cost[name] = self._source.info(name).num_values * (width + _COLUMN_WORK)
         parts = share_out(units, self._executor.parts or self._request.measure.threads, cost)
         order = {name: i for i, name in enumerate(names)}

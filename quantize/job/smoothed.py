@@ -34,7 +34,7 @@ def smooths(request: QuantizeRequest, rounding: Rounding) -> bool:
     return request.tier != "instant" and rounding == Rounding.GPTQ and request.imatrix is None
 
 
-class Basis(msgspec.Struct, frozen=True):
+class QuantSource(msgspec.Struct, frozen=True):
     """The file that Tessera's output is made from, and its smoothing."""
 
     path: Path = Path()
@@ -66,7 +66,7 @@ def smoothed(
     num_bytes: int,
     on_progress: OnProgress,
     cancelled: CancelCheck,
-) -> Basis:
+) -> QuantSource:
     """A smoothed copy of the source, of about `num_bytes`; the source itself if smoothing gains nothing.
 
     The tensors of `exact` stay unchanged.
@@ -77,7 +77,7 @@ def smoothed(
     out = output.partial("smooth")
     task = SmoothRequest(measure=measure, out=out, unchanged=tuple(sorted(exact)))
     found = answer_of(Smoothed, "smooth", task, on_progress, cancelled)
-    return Basis(out if found.changed else measure.source, found)
+    return QuantSource(out if found.changed else measure.source, found)
 
 
 def remember(measure: MeasureRequest, measured: Measured, scale_bytes: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from devices.errors import Cancelled, TesseraError
-from quantize.errors import InvalidOption, SourceChanged, Unreadable
+from quantize.errors import CannotRead, InvalidOption, SourceChanged
 from quantize.files.gguf_split import GgufModel, model_files, read_gguf_model
 from quantize.files.gguf_write import header
 from quantize.ggml_types import FLOAT_TYPES, NEARLY_EXACT, GgmlType, bits_per_weight
@@ -23,12 +23,12 @@ _DEFAULT_FILE_TYPE = MIXES[USUAL_MIX].ftype
 
 
 def identity(source: Path) -> Identity:
-    """Names, sizes and modification times of a source's files. Raises: Unreadable."""
+    """Names, sizes and modification times of a source's files. Raises: CannotRead."""
     paths = sorted(p for p in source.iterdir() if p.is_file()) if source.is_dir() else model_files(source)
     try:
         stats = [(p.name, p.stat()) for p in paths]
     except OSError as error:
-        raise Unreadable(str(source), error.strerror or str(error)) from error
+        raise CannotRead(str(source), error.strerror or str(error)) from error
     return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 

@@ -7,17 +7,17 @@ import msgspec
 import numpy as np
 
 from quantize.files.imatrix import Importance, write_imatrix
-from quantize.files.measurement_folder import Group, WorkFolder, read_json
-from quantize.measure.hessians import GroupTap, MomentSums, MomentTap, tokens_needed
+from quantize.files.measurement_folder import SharedInputGroup, WorkFolder, read_json
+from quantize.measure.hessians import GroupTap, HessianAccumulator, HessianHook, tokens_needed
 from quantize.measurements import MeasureRequest, Step
 from quantize.native.calibration import WINDOW, read_windows
 from quantize.native.eval_context import EvalContext, Tokens
-from quantize.native.graph_hooks import NodeTap
+from quantize.native.graph_hooks import NodeHook
 from quantize.native.partial_eval import PartTap
 from quantize.native.reference import ReferenceModel
-from quantize.native.residual_cache import Streams
+from quantize.native.residual_cache import ResidualCache
 from quantize.native.source_weights import SourceWeights
-from quantize.native.split_points import Cut
+from quantize.native.split_points import SplitPoint
 
 
 class MomentsRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ def collect_moments(request: MomentsRequest, send: Step) -> int:
     folder = WorkFolder.open(measure)
     groups = [g for g in folder.groups() or () if g.name in request.groups]
     everywhere = np.ones(WINDOW, np.bool_)
-    sums = MomentSums(groups)
+    sums = HessianAccumulator(groups)
     with _load(measure) as model:
         wanted = read_json(folder.path / "tokens.json")
         windows = read_windows(model, measure.calibration, wanted, spread=True, cache_dir=measure.cache_dir)
@@ -67,7 +67,7 @@ def collect_moments(request: MomentsRequest, send: Step) -> int:
         def watch(context: EvalContext, index: int, part: tuple[int, Tokens]) -> None:
             number, window = part
             try:
-                tap = parts.tap(MomentTap(sums, number, range(number - index, number)), number)
+                tap = parts.tap(HessianHook(sums, number, range(number - index, number)), number)
                 context.run(window[None], everywhere, tap, drop_logits=True)
                 parts.save(tap, number)
             finally:
@@ -94,11 +94,11 @@ class _Parts:
     """The part of the model that a pass evaluates, and the residual streams it reads and writes."""
 
     def __init__(
-        self, model: ReferenceModel, request: MomentsRequest, groups: tuple[Group, ...], windows: int
+        self, model: ReferenceModel, request: MomentsRequest, groups: tuple[SharedInputGroup, ...], windows: int
     ) -> None:
-        self._streams = Streams(request.streams, windows) if request.streams else None
-        self._start: Cut | None = None
-        self._goal: Cut | None = None
+        self._streams = ResidualCache(request.streams, windows) if request.streams else None
+        self._start: SplitPoint | None = None
+        self._goal: SplitPoint | None = None
         if self._streams is None:
             return
         cuts = model.cuts()
@@ -110,7 +110,7 @@ class _Parts:
         if goal is not None and (self._start is None or self._start.layer < goal.layer):
             self._goal = goal
 
-    def tap(self, inner: NodeTap, window: int) -> PartTap:
+    def tap(self, inner: NodeHook, window: int) -> PartTap:
         """The hook for evaluating a window."""
         given = None
         if self._streams is not None and self._start is not None:
@@ -128,7 +128,7 @@ class _Parts:
             self._streams.keep(self._goal or self._start)
 
 
-def write_importance(folder: WorkFolder, groups: tuple[Group, ...], dataset: str) -> None:
+def write_importance(folder: WorkFolder, groups: tuple[SharedInputGroup, ...], dataset: str) -> None:
     """Write the importance matrix of all groups with known diagonals, in llama.cpp's GGUF format.
 
     A head tied to the embedding table gets llama.cpp's name for heads. llama-quantize then treats the table as

@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from devices.errors import InputFault
-from quantize.files.measurement_folder import Group
+from quantize.files.measurement_folder import SharedInputGroup
 from quantize.gptq.hessian import add_gram, mirror
 from quantize.native.graph import GgmlTensor, name_of, op_id, read_floats, read_ints, tensor_at
-from quantize.native.graph_hooks import NodeTap, Tap, multiplied_weight
+from quantize.native.graph_hooks import NodeHook, Tap, multiplied_weight
 from quantize.native.source_weights import SourceWeights, quantizable
 
 Floats = npt.NDArray[np.float32]
@@ -62,7 +62,7 @@ class GroupTap(Tap):
         """Never called."""
         raise NotImplementedError(weight)
 
-    def groups(self, source: SourceWeights) -> tuple[Group, ...]:
+    def groups(self, source: SourceWeights) -> tuple[SharedInputGroup, ...]:
         """The groups of quantizable weights in order of use; tables that are only looked up come last."""
         wanted = {n for n in source.names if quantizable(source, n)}
         members: dict[str, list[str]] = {}
@@ -70,7 +70,7 @@ class GroupTap(Tap):
             if weight in wanted:
                 members.setdefault(first, []).append(weight)
         found = [
-            Group(
+            SharedInputGroup(
                 name=names[0],
                 members=tuple(names),
                 width=source.shape(names[0])[2],
@@ -81,19 +81,19 @@ class GroupTap(Tap):
             for names in members.values()
         ]
         unused = sorted(wanted - self._order.keys())
-        found += [Group(name=n, members=(n,), width=source.shape(n)[2], seen=False) for n in unused]
+        found += [SharedInputGroup(name=n, members=(n,), width=source.shape(n)[2], seen=False) for n in unused]
         return tuple(found)
 
 
-class MomentSums:
+class HessianAccumulator:
     """Sums of x x^T over tokens for several groups and experts, added window by window from several contexts.
 
     `peaks[group][block]` are sums of the squares of the largest value in each block of a token's values. Windows
     are added in their order, so the sums do not depend on timing or on the number of contexts.
     """
 
-    def __init__(self, groups: Iterable[Group]) -> None:
-        self.groups: dict[str, Group] = {g.name: g for g in groups}
+    def __init__(self, groups: Iterable[SharedInputGroup]) -> None:
+        self.groups: dict[str, SharedInputGroup] = {g.name: g for g in groups}
         self.sums: dict[str, npt.NDArray[np.float32]] = {
             g.name: np.zeros((g.experts, g.width, g.width), np.float32) for g in self.groups.values()
         }
@@ -139,10 +139,10 @@ class MomentSums:
         return sums
 
 
-class MomentTap(NodeTap):
+class HessianHook(NodeHook):
     """Adds one window's inputs of the requested groups, and ends the graph after the last of them."""
 
-    def __init__(self, sums: MomentSums, window: int = 0, waits_for: range = range(0)) -> None:
+    def __init__(self, sums: HessianAccumulator, window: int = 0, waits_for: range = range(0)) -> None:
         self._sums = sums
         self._window = window
         self._waits_for = waits_for
@@ -191,9 +191,9 @@ def _routed(inputs: Floats, routes: npt.NDArray[np.int32]) -> Iterator[tuple[int
         yield int(expert), inputs[token, slots[slot]]
 
 
-def partition(groups: Iterable[Group], memory_bytes: int) -> list[list[Group]]:
+def partition(groups: Iterable[SharedInputGroup], memory_bytes: int) -> list[list[SharedInputGroup]]:
     """Split groups into subsets whose Hessians fit in memory; a larger group gets its own subset."""
-    subsets: list[list[Group]] = []
+    subsets: list[list[SharedInputGroup]] = []
     left = 0
     for group in groups:
         if not subsets or group.moment_bytes > left:
@@ -204,7 +204,7 @@ def partition(groups: Iterable[Group], memory_bytes: int) -> list[list[Group]]:
     return subsets
 
 
-def tokens_needed(groups: Iterable[Group]) -> int:
+def tokens_needed(groups: Iterable[SharedInputGroup]) -> int:
     """Tokens needed for good Hessians: a multiple of the width. A routed expert sees only a part of them."""
     widest = max((g.width for g in groups if g.seen and g.experts == 1), default=0)
     routed = max((g.width * g.experts // _EXPERTS_A_TOKEN for g in groups if g.experts > 1), default=0)

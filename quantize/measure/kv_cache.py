@@ -34,7 +34,7 @@ class KvRequest(msgspec.Struct, frozen=True, kw_only=True):
     longest: int = USUAL
 
 
-class KvDamage(msgspec.Struct, frozen=True, kw_only=True):
+class KvCacheLoss(msgspec.Struct, frozen=True, kw_only=True):
     """Mean KL divergence (nats per token) of one side of the KV cache in one type, by context length.
 
     `side` is "k" or "v", with the other one in F16. `contexts` are the upper ends of ranges, `kld` has one value
@@ -56,7 +56,7 @@ class KvDamage(msgspec.Struct, frozen=True, kw_only=True):
         return float(self.kld[-1] * min(n_ctx / self.contexts[-1], _LARGEST_STEP) ** slope)
 
 
-def kv_damage(request: KvRequest, on_progress: OnProgress, cancelled: CancelCheck) -> tuple[KvDamage, ...]:
+def kv_damage(request: KvRequest, on_progress: OnProgress, cancelled: CancelCheck) -> tuple[KvCacheLoss, ...]:
     """Measure, or read from the cache. Raises: Cancelled. ChildDied. TextTooShort, Unreadable, SourceChanged."""
     folder = WorkFolder.open(request.measure)
     path = folder.path / f"kv-{request.longest}-{'-'.join(request.types)}.json"
@@ -64,10 +64,10 @@ def kv_damage(request: KvRequest, on_progress: OnProgress, cancelled: CancelChec
     if cached is None:
         cached = run_task("kv", request, on_progress, cancelled)
         folder.keep_json(path, cached)
-    return msgspec.convert(cached, learned(tuple[KvDamage, ...]))
+    return msgspec.convert(cached, learned(tuple[KvCacheLoss, ...]))
 
 
-def with_damage(options: tuple[KvOption, ...], found: tuple[KvDamage, ...], n_ctx: int) -> tuple[KvOption, ...]:
+def with_damage(options: tuple[KvOption, ...], found: tuple[KvCacheLoss, ...], n_ctx: int) -> tuple[KvOption, ...]:
     """Options whose KL divergence is replaced by the sum of the measured values of K and V."""
     cost = {(d.side, d.qtype): d.at(n_ctx) for d in found} | {("k", _FLOAT): 0.0, ("v", _FLOAT): 0.0}
     return tuple(
@@ -78,7 +78,7 @@ def with_damage(options: tuple[KvOption, ...], found: tuple[KvDamage, ...], n_ct
     )
 
 
-def measure_kv(request: KvRequest, send: Step) -> tuple[KvDamage, ...]:
+def measure_kv(request: KvRequest, send: Step) -> tuple[KvCacheLoss, ...]:
     """The child process's part of `kv_damage`."""
     measure = request.measure
     sides = [(side, qtype) for qtype in request.types if qtype != _FLOAT for side in ("k", "v")]
@@ -107,7 +107,7 @@ def measure_kv(request: KvRequest, send: Step) -> tuple[KvDamage, ...]:
             kld = np.stack([kld_from(r, x) for r, x in zip(reference, evaluated(types), strict=True)])
             starts = [0, *edges[:-1]]
             means = tuple(float(kld[:, (at >= a) & (at < b)].mean()) for a, b in zip(starts, edges, strict=True))
-            found.append(KvDamage(side=side, qtype=qtype, contexts=tuple(edges), kld=means))
+            found.append(KvCacheLoss(side=side, qtype=qtype, contexts=tuple(edges), kld=means))
     send(1, 1, "")
     return tuple(found)
 

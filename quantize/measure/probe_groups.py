@@ -12,7 +12,7 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from quantize.files.measurement_folder import Group
+from quantize.files.measurement_folder import SharedInputGroup
 from quantize.types import Tier
 
 _LAYER = re.compile(r"^blk\.(\d+)\.")
@@ -23,25 +23,27 @@ _FIRST_ALONE, _LAST_ALONE, _BANDS = 2, 1, 6
 _STANDS_OUT = 2.5  # outlier factor relative to a band's median error, up or down
 
 
-class Unit(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Tensors that are swapped together: groups of one role in neighbouring layers, or a single tensor."""
 
     name: str
     members: tuple[str, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[SharedInputGroup, ...]
     role: str = ""
     layer: float = 0.0  # the middle of the band
 
 
-def probe_units(groups: tuple[Group, ...], tier: Tier, errors: Mapping[str, float] | None = None) -> list[Unit]:
+def probe_units(
+    groups: tuple[SharedInputGroup, ...], tier: Tier, errors: Mapping[str, float] | None = None
+) -> list[ProbeGroup]:
     """The swaps of a tier, in the order of the model's roles: bands (balanced) or tensors (max).
 
     With `errors`, the relative error of each tensor's swap, outlier layers of a band are measured alone. A layer
     whose inputs have a few huge values has a tiny relative error, but a huge effect per unit of error.
     """
     if tier == "max":
-        return [Unit(name=n, members=(n,), groups=(g,)) for g in groups for n in g.members]
-    roles: dict[str, list[Group]] = {}
+        return [ProbeGroup(name=n, members=(n,), groups=(g,)) for g in groups for n in g.members]
+    roles: dict[str, list[SharedInputGroup]] = {}
     for group in groups:
         roles.setdefault(_role(group), []).append(group)
     units = []
@@ -53,7 +55,9 @@ def probe_units(groups: tuple[Group, ...], tier: Tier, errors: Mapping[str, floa
     return units
 
 
-def _outstanding(band: list[Group], errors: Mapping[str, float]) -> tuple[list[Group], list[Group]]:
+def _outstanding(
+    band: list[SharedInputGroup], errors: Mapping[str, float]
+) -> tuple[list[SharedInputGroup], list[SharedInputGroup]]:
     """The layers of a band that are swapped together, and the outliers by error."""
     sizes = {g.name: sum(errors.get(n, 0.0) for n in g.members) for g in band}
     usual = median(sizes.values())
@@ -61,10 +65,10 @@ def _outstanding(band: list[Group], errors: Mapping[str, float]) -> tuple[list[G
     return [g for g in band if g not in odd], odd
 
 
-def _unit(role: str, groups: list[Group]) -> Unit:
+def _unit(role: str, groups: list[SharedInputGroup]) -> ProbeGroup:
     layers = [_layer(g) for g in groups]
     first = groups[0].name
-    return Unit(
+    return ProbeGroup(
         name=first if len(groups) == 1 else f"{first} {','.join(map(str, layers))}",
         members=tuple(n for g in groups for n in g.members),
         groups=tuple(groups),
@@ -78,7 +82,7 @@ def probes(num_layers: int, tier: Tier, num_matrices: int) -> int:
     return num_matrices if tier == "max" else _ROLES * len(_bands(num_layers)) + 2
 
 
-def representatives(groups: tuple[Group, ...], tier: Tier) -> dict[str, str]:
+def representatives(groups: tuple[SharedInputGroup, ...], tier: Tier) -> dict[str, str]:
     """For each group, the group whose GPTQ errors represent it.
 
     This is the middle of its band; in tier max it is the group itself.
@@ -90,7 +94,7 @@ def representatives(groups: tuple[Group, ...], tier: Tier) -> dict[str, str]:
     }
 
 
-def alphas(units: list[Unit], swapped: Mapping[str, float], errors: Mapping[str, float]) -> dict[str, float]:
+def alphas(units: list[ProbeGroup], swapped: Mapping[str, float], errors: Mapping[str, float]) -> dict[str, float]:
     """Sensitivity (KL divergence per unit of error) by tensor.
 
     `swapped` is the mean KL divergence by unit, `errors` the relative error of the swap by tensor. Within a band,
@@ -115,12 +119,12 @@ def alphas(units: list[Unit], swapped: Mapping[str, float], errors: Mapping[str,
     return found
 
 
-def _layer(group: Group) -> int:
+def _layer(group: SharedInputGroup) -> int:
     match = _LAYER.match(group.name)
     return int(match[1]) if match else -1
 
 
-def _role(group: Group) -> str:
+def _role(group: SharedInputGroup) -> str:
     return " ".join(_LAYER.sub("blk.*.", n) for n in sorted(group.members))
 
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quantize.files.measurement_folder import Group, WorkFolder, read_json
+from quantize.files.measurement_folder import SharedInputGroup, WorkFolder, read_json
 from quantize.ggml_types import ANCHORS, SMALL_BLOCKS
 from quantize.gptq.codebook_search import in_octets
 from quantize.gptq.codebooks import LATTICES
@@ -50,19 +50,21 @@ def measured_types(row_values: int, qtypes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(fitting))
 
 
-def has_errors(folder: WorkFolder, group: Group, qtypes: tuple[str, ...], *, gptq: bool) -> bool:
+def has_errors(folder: WorkFolder, group: SharedInputGroup, qtypes: tuple[str, ...], *, gptq: bool) -> bool:
     """Whether the cache holds a group's errors for all these types and, with `gptq`, all rounding methods."""
     return not _missing(folder, group, qtypes, gptq=gptq)
 
 
-def _missing(folder: WorkFolder, group: Group, qtypes: tuple[str, ...], *, gptq: bool) -> tuple[str, ...]:
+def _missing(
+    folder: WorkFolder, group: SharedInputGroup, qtypes: tuple[str, ...], *, gptq: bool
+) -> tuple[str, ...]:
     errors = load_errors(folder, group)
     rounding = Rounding.GPTQ if gptq else Rounding.STOCK
     found = [errors.get(m, {}).get(rounding, {}) for m in group.members]
     return tuple(q for q in measured_types(group.width, qtypes) if not all(q in by_type for by_type in found))
 
 
-def load_errors(folder: WorkFolder, group: Group) -> Errors:
+def load_errors(folder: WorkFolder, group: SharedInputGroup) -> Errors:
     """Relative output error by tensor, rounding and type; empty if nothing was measured."""
     errors: Errors = read_json(folder.part("errors", group.name, ".json")) or {}
     return {
@@ -125,7 +127,7 @@ def input_error(
 
 
 def _measure_group(
-    folder: WorkFolder, source: SourceWeights, group: Group, qtypes: tuple[str, ...], *, gptq: bool
+    folder: WorkFolder, source: SourceWeights, group: SharedInputGroup, qtypes: tuple[str, ...], *, gptq: bool
 ) -> Errors:
     moments = folder.moments(group) if group.seen else None
     experts = np.unique(np.linspace(0, group.experts - 1, SAMPLED_EXPERTS).round().astype(int))

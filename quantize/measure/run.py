@@ -10,7 +10,7 @@ import msgspec
 
 from devices.msgspec_lock import learned
 from quantize.child import HERE, Executor, run_task
-from quantize.files.measurement_folder import Group, WorkFolder, file_sha256, read_json, write_json
+from quantize.files.measurement_folder import SharedInputGroup, WorkFolder, file_sha256, read_json, write_json
 from quantize.measure.collect_hessians import MomentsRequest, write_importance
 from quantize.measure.hessians import partition
 from quantize.measure.probe_groups import alphas, probe_units, representatives
@@ -18,7 +18,7 @@ from quantize.measure.rounding_error import ErrorsRequest, filled, has_errors, l
 from quantize.measure.sensitivity import AlphaRequest, Swapped, swap_errors
 from quantize.measurements import (
     CancelCheck,
-    Evidence,
+    LossMeasurements,
     Measured,
     MeasureRequest,
     OnProgress,
@@ -72,7 +72,9 @@ def measured_before(request: MeasureRequest) -> Measured | None:
     cached = read_json(_evidence_file(request, folder))
     if cached is None or not folder.imatrix.exists():
         return None
-    return Measured(evidence=msgspec.convert(cached, learned(Evidence)), imatrix=folder.imatrix, folder=folder.path)
+    return Measured(
+        evidence=msgspec.convert(cached, learned(LossMeasurements)), imatrix=folder.imatrix, folder=folder.path
+    )
 
 
 def measure_inputs(request: MeasureRequest, on_progress: OnProgress, cancelled: CancelCheck) -> Path:
@@ -99,7 +101,7 @@ def _collect_all(
 
 def _surveyed(
     request: MeasureRequest, folder: WorkFolder, on_progress: OnProgress, cancelled: CancelCheck
-) -> tuple[Group, ...]:
+) -> tuple[SharedInputGroup, ...]:
     if folder.groups() is None:
         run_task("survey", request, on_progress, cancelled)
     return folder.groups() or ()
@@ -123,7 +125,7 @@ def _evidence_file(request: MeasureRequest, folder: WorkFolder) -> Path:
 def ensure_moments(
     request: MeasureRequest,
     folder: WorkFolder,
-    groups: list[Group],
+    groups: list[SharedInputGroup],
     on_progress: OnProgress,
     cancelled: CancelCheck,
     passes: Passes = ALONE,
@@ -137,8 +139,8 @@ def ensure_moments(
 
 @contextmanager
 def in_passes(
-    folder: WorkFolder, groups: Iterable[Group], memory_bytes: int
-) -> Iterator[Iterator[tuple[list[Group], Passes]]]:
+    folder: WorkFolder, groups: Iterable[SharedInputGroup], memory_bytes: int
+) -> Iterator[Iterator[tuple[list[SharedInputGroup], Passes]]]:
     """Split groups into subsets whose Hessians fit in memory, with one pass per subset."""
     subsets = partition(groups, memory_bytes)
     firsts = [next((g.name for g in s if g.seen), "") for s in subsets]
@@ -150,7 +152,7 @@ def in_passes(
         yield ((s, Passes(streams, then)) for s, then in zip(subsets, nexts, strict=True))
 
 
-def keeps_moments(folder: WorkFolder, groups: tuple[Group, ...]) -> bool:
+def hessians_fit_on_disk(folder: WorkFolder, groups: tuple[SharedInputGroup, ...]) -> bool:
     """Whether the disk has space for all Hessians at the same time."""
     needed = sum(g.moment_bytes for g in groups)
     return needed <= _KEEP_FRAC * (shutil.disk_usage(folder.path).free + needed)
@@ -170,7 +172,7 @@ def joined(on_progress: OnProgress, total: float) -> Callable[[int, Progress], N
     return report
 
 
-def share_out(groups: list[Group], parts: int, cost: dict[str, float]) -> list[tuple[str, ...]]:
+def share_out(groups: list[SharedInputGroup], parts: int, cost: dict[str, float]) -> list[tuple[str, ...]]:
     """Divide groups into at most `parts` lists of about the same cost, most expensive first."""
     lists: list[list[str]] = [[] for _ in range(max(1, min(parts, len(groups))))]
     loads = [0.0] * len(lists)
@@ -184,12 +186,12 @@ def share_out(groups: list[Group], parts: int, cost: dict[str, float]) -> list[t
 def _measure_errors(
     request: MeasureRequest,
     folder: WorkFolder,
-    groups: tuple[Group, ...],
+    groups: tuple[SharedInputGroup, ...],
     on_progress: OnProgress,
     cancelled: CancelCheck,
     executor: Executor,
 ) -> None:
-    keep = keeps_moments(folder, groups)
+    keep = hessians_fit_on_disk(folder, groups)
     by_gptq = set(representatives(groups, request.tier).values())
     with in_passes(folder, groups, request.memory_bytes) as passes:
         for subset, of_these in passes:
@@ -211,7 +213,9 @@ def _measure_errors(
                     folder.drop_moments(group)
 
 
-def _assemble(request: MeasureRequest, folder: WorkFolder, groups: tuple[Group, ...], swapped: Swapped) -> Evidence:
+def _assemble(
+    request: MeasureRequest, folder: WorkFolder, groups: tuple[SharedInputGroup, ...], swapped: Swapped
+) -> LossMeasurements:
     anchored = swap_errors(folder, groups, request)
     units = probe_units(groups, request.tier, anchored)
     errors = {g.name: load_errors(folder, g) for g in groups}
@@ -227,7 +231,7 @@ def _assemble(request: MeasureRequest, folder: WorkFolder, groups: tuple[Group, 
             whole = filled(errors[group.name][name], errors[model][like])
             picked = {r: {q: by_type[q] for q in wanted} for r, by_type in whole.items()}
             tensors.append(TensorEvidence(name=name, group=unit_of[name], alpha=found[name], errors=picked))
-    return Evidence(
+    return LossMeasurements(
         tier=request.tier,
         source_sha256=folder.source_sha256,
         calibration_sha256=folder.calibration_sha256,

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quantize.files.measurement_folder import Group, WorkFolder, read_json
+from quantize.files.measurement_folder import SharedInputGroup, WorkFolder, read_json
 from quantize.ggml_types import ANCHORS
 from quantize.measure.kl_divergence import kld_from, log_softmax
 from quantize.measure.probe_groups import probe_units
@@ -18,7 +18,7 @@ from quantize.native.calibration import read_windows
 from quantize.native.eval_context import EvalContext, Logits, Tokens
 from quantize.native.partial_eval import NullTap, PartTap
 from quantize.native.reference import ReferenceModel
-from quantize.native.residual_cache import Streams
+from quantize.native.residual_cache import ResidualCache
 from quantize.native.source_weights import SourceWeights
 
 _LOGITS_BYTES = 256 << 20  # memory for the reference's predictions
@@ -96,7 +96,7 @@ class _Probe:
         self._windows = list(enumerate(windows[:, None]))
         self._keep = keep
         self._cuts = model.cuts()
-        self._streams = Streams(folder, len(windows))
+        self._streams = ResidualCache(folder, len(windows))
         layers = sorted(self._cuts.by_layer)
         reads = [self._cuts.by_layer[n] for n in layers[:: -(-len(layers) // _STREAMS) or 1]]
 
@@ -137,19 +137,21 @@ def _scored_positions(num_vocab: int, windows: int) -> npt.NDArray[np.bool_]:
     return keep
 
 
-def swap_errors(folder: WorkFolder, groups: tuple[Group, ...], measure: MeasureRequest) -> dict[str, float]:
+def swap_errors(
+    folder: WorkFolder, groups: tuple[SharedInputGroup, ...], measure: MeasureRequest
+) -> dict[str, float]:
     """Relative error of each tensor's swap."""
     errors = {g.name: load_errors(folder, g) for g in groups}
     return {n: errors[g.name][n]["stock"][anchor_of(g, measure)] for g in groups for n in g.members}
 
 
-def anchor_of(group: Group, measure: MeasureRequest) -> str:
+def anchor_of(group: SharedInputGroup, measure: MeasureRequest) -> str:
     """The type that a group's tensors are swapped to."""
     return next(t.name for t in ANCHORS if t.name in measured_types(group.width, measure.qtypes))
 
 
 def _spoiled(
-    folder: WorkFolder, source: SourceWeights, name: str, group: Group, measure: MeasureRequest
+    folder: WorkFolder, source: SourceWeights, name: str, group: SharedInputGroup, measure: MeasureRequest
 ) -> npt.NDArray[np.uint8]:
     """A tensor's bytes in its own type after quantizing to the anchor type and back."""
     qtype, threads = anchor_of(group, measure), measure.threads

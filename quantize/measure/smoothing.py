@@ -26,7 +26,7 @@ from quantize.native.encode import copied
 from quantize.native.graph import GgmlTensor, read_floats, tensor_at
 from quantize.native.graph_hooks import Tap
 from quantize.native.reference import ReferenceModel
-from quantize.native.scale_points import Seam, SeamTap
+from quantize.native.scale_points import ScalePoint, SeamTap
 from quantize.native.source_weights import SourceWeights, quantizable
 
 Floats = npt.NDArray[np.float32]
@@ -120,7 +120,7 @@ def smooth(request: SmoothRequest, send: Step) -> Smoothed:
     cache_file = folder.path / f"smoothed{'-grids' if request.unchanged else ''}.json"
     before = read_json(cache_file)
     if before is None:
-        found = _found(request, send)
+        found = _smooth(request, send)
         folder.keep_json(cache_file, found)
         return found
     found = msgspec.convert(before, learned(Smoothed))
@@ -129,7 +129,7 @@ def smooth(request: SmoothRequest, send: Step) -> Smoothed:
     return found
 
 
-def _found(request: SmoothRequest, send: Step) -> Smoothed:
+def _smooth(request: SmoothRequest, send: Step) -> Smoothed:
     """Find the scale points, choose the scales, write the file and check that its predictions are unchanged."""
     measure = request.measure
     source = SourceWeights(measure.source)
@@ -193,7 +193,7 @@ def _exponents(scale: Floats) -> tuple[int, ...]:
     return tuple(np.log2(scale).astype(int).tolist())
 
 
-def _can_change(source: SourceWeights, seam: Seam, unchanged: Collection[str]) -> bool:
+def _can_change(source: SourceWeights, seam: ScalePoint, unchanged: Collection[str]) -> bool:
     names = (seam.maker, *seam.readers)
     if any(n in unchanged or n not in source.names or source.info(n).ggml_type not in _EXACT for n in names):
         return False
@@ -211,7 +211,7 @@ def _scale(squares: npt.NDArray[np.float64], strength: float) -> Floats:
 
 def _best(
     source: SourceWeights,
-    seam: Seam,
+    seam: ScalePoint,
     squares: npt.NDArray[np.float64],
     scales: Sequence[Floats],
     peaks: Sequence[npt.NDArray[np.float64]],
@@ -233,7 +233,7 @@ def _best(
     return scales[int(costs.argmin())]
 
 
-def _scales(seams: Sequence[Seam], chosen: dict[str, Floats]) -> ChannelScales:
+def _scales(seams: Sequence[ScalePoint], chosen: dict[str, Floats]) -> ChannelScales:
     """Multiply the columns of all readers and divide the rows of the maker."""
     some = [(seam, _exponents(chosen[seam.readers[0]])) for seam in seams if seam.readers[0] in chosen]
     return ChannelScales.of(

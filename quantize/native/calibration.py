@@ -10,7 +10,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from devices.errors import InputFault
-from quantize.errors import DiskFull, Unreadable
+from quantize.errors import CannotRead, DiskFull
 from quantize.files.measurement_cache import TOKENS
 from quantize.files.measurement_folder import writing_whole
 from quantize.native.eval_context import Tokens
@@ -54,7 +54,7 @@ def read_windows(
     try:
         content = text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise Unreadable(str(text), str(error)) from error
+        raise CannotRead(str(text), str(error)) from error
     variants = _spelled(model, content) if cache_dir is None else _spelled_once(model, content, cache_dir)
     tokens = min(len(v) for v in variants)
     count = tokens // window

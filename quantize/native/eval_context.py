@@ -9,7 +9,7 @@ import numpy.typing as npt
 from devices.errors import EnvironmentFault
 from quantize.ggml_types import GgmlType
 from quantize.native.graph import tensor_at
-from quantize.native.graph_hooks import NodeTap
+from quantize.native.graph_hooks import NodeHook
 from quantize.native.libraries import llama
 
 Tokens = npt.NDArray[np.int32]
@@ -52,7 +52,7 @@ class EvalContext:
         self.num_vocab = num_vocab
         self._lib = llama()
         self._path = path
-        self._tap: NodeTap | None = None
+        self._tap: NodeHook | None = None
         self._tap_error: BaseException | None = None
         params = self._lib.llama_context_default_params()
         params.n_ctx = window * batch_windows
@@ -82,7 +82,7 @@ class EvalContext:
         self,
         windows: Tokens,
         keep: npt.NDArray[np.bool_] | None = None,
-        tap: NodeTap | None = None,
+        tap: NodeHook | None = None,
         *,
         drop_logits: bool = False,
     ) -> Logits:

@@ -3,7 +3,7 @@
 from quantize.native.graph import GgmlTensor, name_of, op_id, tensor_at
 
 
-class NodeTap:
+class NodeHook:
     """A hook for the nodes of a running graph. Subclass it and pass it to `EvalContext.run`."""
 
     def asks(self, address: int, node: GgmlTensor) -> bool:
@@ -18,7 +18,7 @@ class NodeTap:
         """Called after each evaluation, even after a failed one."""
 
 
-class Tap(NodeTap):
+class Tap(NodeHook):
     """A hook for the inputs of multiplications with named weights."""
 
     def wants(self, weight: str, node: GgmlTensor) -> bool:

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.native.graph import GgmlTensor, name_of, read_floats, write_bytes
-from quantize.native.graph_hooks import NodeTap
-from quantize.native.split_points import Cut, restore, silence
+from quantize.native.graph_hooks import NodeHook
+from quantize.native.split_points import SplitPoint, restore, silence
 
 Floats = npt.NDArray[np.float32]
 
@@ -19,7 +19,7 @@ class GraphDiffers(Exception):
         super().__init__(f"the graph has {found!r} where {expected!r} was")
 
 
-class NullTap(NodeTap):
+class NullTap(NodeHook):
     """Reads nothing; the graph is computed to its end."""
 
     def asks(self, address: int, node: GgmlTensor) -> bool:
@@ -32,7 +32,7 @@ class NullTap(NodeTap):
         raise NotImplementedError
 
 
-class PartTap(NodeTap):
+class PartTap(NodeHook):
     """Skips the graph before a split point, whose values are given, and reads the values at other split points.
 
     `inner` sees the nodes after the start. The graph ends when `inner` ends it, but not before the last value is
@@ -40,7 +40,11 @@ class PartTap(NodeTap):
     """
 
     def __init__(
-        self, inner: NodeTap | None, *, start: tuple[Cut, Floats] | None = None, reads: Sequence[Cut] = ()
+        self,
+        inner: NodeHook | None,
+        *,
+        start: tuple[SplitPoint, Floats] | None = None,
+        reads: Sequence[SplitPoint] = (),
     ) -> None:
         self.found: dict[int, Floats] = {}
         self._inner = inner
@@ -48,7 +52,7 @@ class PartTap(NodeTap):
         self._reads = {cut.index: cut for cut in reads}
         self._next = 0
         self._silenced: list[tuple[GgmlTensor, int]] = []
-        self._asked: dict[int, tuple[Cut | None, bool]] = {}
+        self._asked: dict[int, tuple[SplitPoint | None, bool]] = {}
 
     def asks(self, address: int, node: GgmlTensor) -> bool:
         """Skip nodes before the start; forward later ones."""
@@ -94,6 +98,6 @@ class PartTap(NodeTap):
         restore(self._silenced)
 
 
-def _check(cut: Cut, node: GgmlTensor) -> None:
+def _check(cut: SplitPoint, node: GgmlTensor) -> None:
     if name_of(node) != cut.name:
         raise GraphDiffers(cut.name, name_of(node))

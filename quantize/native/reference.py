@@ -17,7 +17,7 @@ from quantize.files.byte_source import FileSource
 from quantize.files.gguf_split import read_gguf_model
 from quantize.native.eval_context import EvalContext, LoadFailed, Logits, Tokens
 from quantize.native.graph import GgmlTensor, op_id, read_bytes, tensor_at, write_bytes
-from quantize.native.graph_hooks import NodeTap
+from quantize.native.graph_hooks import NodeHook
 from quantize.native.libraries import llama, llama_identity
 from quantize.native.split_points import Cuts, GraphTap, find_cuts
 
@@ -157,7 +157,7 @@ class ReferenceModel:
         self,
         windows: Tokens,
         keep: npt.NDArray[np.bool_] | None = None,
-        tap: NodeTap | None = None,
+        tap: NodeHook | None = None,
         *,
         drop_logits: bool = False,
     ) -> Logits:
@@ -206,7 +206,7 @@ class ReferenceModel:
                 write_bytes(tensor_at(address), data)
 
 
-class _WeightTap(NodeTap):
+class _WeightTap(NodeHook):
     """Finds the addresses of the weights. Reads no values.
 
     With layers on a GPU, a table that is also the head exists twice: for row lookups and as a matrix.

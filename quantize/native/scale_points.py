@@ -3,14 +3,14 @@
 import msgspec
 
 from quantize.native.graph import GgmlTensor, name_of, op_id, tensor_at
-from quantize.native.graph_hooks import NodeTap
+from quantize.native.graph_hooks import NodeHook
 
 _MAX_SRC = 10
 # Embeddings are read from this node too. Source: llama.cpp, src/models.
 _ANSWER = "result_norm"
 
 
-class Seam(msgspec.Struct, frozen=True, kw_only=True):
+class ScalePoint(msgspec.Struct, frozen=True, kw_only=True):
     """An input of `width` channels: the weights `readers` multiply it, `maker` determines the size of each channel.
 
     `maker` is the weight of a norm, or the matrix (one row per channel) whose product is multiplied by a gate.
@@ -32,7 +32,7 @@ class _Node(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
 
 
-class SeamTap(NodeTap):
+class SeamTap(NodeHook):
     """Records every node of a graph; reads no values."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class SeamTap(NodeTap):
         """Never called."""
         raise NotImplementedError
 
-    def seams(self) -> tuple[Seam, ...]:
+    def seams(self) -> tuple[ScalePoint, ...]:
         """All scale points, in order. Skips weights that are used twice: they would have to be scaled twice."""
         readers: dict[int, list[_Node]] = {}
         uses: dict[str, int] = {}
@@ -63,7 +63,7 @@ class SeamTap(NodeTap):
             maker = _maker(node, made, readers)
             wanted = _products(node, readers) if maker else None
             if maker and wanted and all(uses[name] == 1 for name in (maker, *wanted)):
-                found.append(Seam(maker=maker, readers=tuple(wanted), width=node.width))
+                found.append(ScalePoint(maker=maker, readers=tuple(wanted), width=node.width))
         return tuple(found)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from quantize.native.graph import GgmlTensor, name_of, op_id, tensor_at
-from quantize.native.graph_hooks import NodeTap
+from quantize.native.graph_hooks import NodeHook
 
 _LAYER = re.compile(r"^blk\.(\d+)\.")
 _PARAMETER = re.compile(r"\.(weight|bias)$")
@@ -19,7 +19,7 @@ _MAX_SRC = 10
 _NEAR = 12
 
 
-class Cut(msgspec.Struct, frozen=True, kw_only=True):
+class SplitPoint(msgspec.Struct, frozen=True, kw_only=True):
     """A split point: everything after node `index` needs only that node and the nodes in `shared` from before it.
 
     `layer` is the first layer after it; the node's values are (tokens, `width`) float32. The nodes in `shared`
@@ -58,17 +58,17 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 class Cuts(msgspec.Struct, frozen=True, kw_only=True):
     """The split points of a graph by layer, and the first node with each name or using a weight of that name."""
 
-    by_layer: dict[int, Cut]
+    by_layer: dict[int, SplitPoint]
     first: dict[str, int]
 
-    def before(self, name: str, among: Collection[int] | None = None) -> Cut | None:
+    def before(self, name: str, among: Collection[int] | None = None) -> SplitPoint | None:
         """The last split point before a weight is used or a node is computed, optionally among some layers."""
         index = self.first.get(name, -1)
         found = [c for n, c in self.by_layer.items() if c.index < index and (among is None or n in among)]
         return max(found, key=lambda c: c.index, default=None)
 
 
-class GraphTap(NodeTap):
+class GraphTap(NodeHook):
     """Records every node of a graph and computes none; the evaluation's results are meaningless."""
 
     def __init__(self, tokens: int) -> None:
@@ -144,7 +144,7 @@ def find_cuts(nodes: Sequence[Node]) -> Cuts:
     return Cuts(by_layer=found, first=first)
 
 
-def _cut_at(nodes: Sequence[Node], touching: Mapping[int, list[int]], index: int, layer: int) -> Cut | None:
+def _cut_at(nodes: Sequence[Node], touching: Mapping[int, list[int]], index: int, layer: int) -> SplitPoint | None:
     """The split point at one node, if the following nodes need no other expensive node before it."""
     node = nodes[index]
     if not node.stream or any(min(later.layers, default=layer) < layer for later in nodes[index + 1 :]):
@@ -165,4 +165,4 @@ def _cut_at(nodes: Sequence[Node], touching: Mapping[int, list[int]], index: int
                 return None
             shared.add(before)
             pending += nodes[before].reads
-    return Cut(layer=layer, index=index, name=node.name, width=node.width, shared=frozenset(shared))
+    return SplitPoint(layer=layer, index=index, name=node.name, width=node.width, shared=frozenset(shared))

@@ -431,7 +431,7 @@ def write_fixed(
             for which in ("key", "value"):
                 name = f"blk.{layer}.{which}s"
                 file.write(scale_of(ranges[name], "uint8").codes(first[name]).tobytes())
-    facts = _facts(shape, past, begin, ends, bits, scales)
+    facts = _describe(shape, past, begin, ends, bits, scales)
     (folder / FACTS).write_bytes(msgspec.json.encode(facts))
     return facts
 
@@ -440,7 +440,7 @@ def _text() -> str:
     return CALIBRATION.read_text(encoding="utf-8")
 
 
-def _facts(
+def _describe(
     shape: DecoderShape, past: int, begin: int, ends: list[int], bits: int, scales: dict[str, Scale]
 ) -> FixedFacts:
     return FixedFacts(

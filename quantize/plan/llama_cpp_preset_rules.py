@@ -14,7 +14,7 @@ from quantize.ggml_types import BLOCK_SIZES, GgmlType
 T = GgmlType
 
 
-class Role(Enum):
+class TensorRole(Enum):
     """Tensor categories of llama.cpp."""
 
     TOKEN_EMBD = auto()
@@ -29,7 +29,7 @@ class Role(Enum):
     OTHER = auto()
 
 
-class Mix(msgspec.Struct, frozen=True):
+class QuantPreset(msgspec.Struct, frozen=True):
     """A llama.cpp preset: its number (`general.file_type`) and the type of most tensors.
 
     `loss` is set for recommended presets: the quality loss, on a scale where an 8-bit KV cache costs 0.5 and
@@ -41,34 +41,34 @@ class Mix(msgspec.Struct, frozen=True):
     loss: float | None = None
 
 
-MIXES: dict[str, Mix] = {
-    "Q4_0": Mix(2, T.Q4_0),
-    "Q4_1": Mix(3, T.Q4_1),
-    "Q8_0": Mix(7, T.Q8_0, loss=0.3),
-    "Q5_0": Mix(8, T.Q5_0),
-    "Q5_1": Mix(9, T.Q5_1),
-    "Q2_K": Mix(10, T.Q2_K, loss=12.0),
-    "Q3_K_S": Mix(11, T.Q3_K),
-    "Q3_K_M": Mix(12, T.Q3_K, loss=6.0),
-    "Q3_K_L": Mix(13, T.Q3_K),
-    "Q4_K_S": Mix(14, T.Q4_K),
-    "Q4_K_M": Mix(15, T.Q4_K, loss=2.5),
-    "Q5_K_S": Mix(16, T.Q5_K),
-    "Q5_K_M": Mix(17, T.Q5_K, loss=1.5),
-    "Q6_K": Mix(18, T.Q6_K, loss=0.8),
-    "IQ2_XXS": Mix(19, T.IQ2_XXS),
-    "IQ2_XS": Mix(20, T.IQ2_XS),
-    "Q2_K_S": Mix(21, T.Q2_K),
-    "IQ3_XS": Mix(22, T.IQ3_S),
-    "IQ3_XXS": Mix(23, T.IQ3_XXS),
-    "IQ1_S": Mix(24, T.IQ1_S),
-    "IQ4_NL": Mix(25, T.IQ4_NL),
-    "IQ3_S": Mix(26, T.IQ3_S),
-    "IQ3_M": Mix(27, T.IQ3_S),
-    "IQ2_S": Mix(28, T.IQ2_XS),
-    "IQ2_M": Mix(29, T.IQ2_S),
-    "IQ4_XS": Mix(30, T.IQ4_XS),
-    "IQ1_M": Mix(31, T.IQ1_M),
+MIXES: dict[str, QuantPreset] = {
+    "Q4_0": QuantPreset(2, T.Q4_0),
+    "Q4_1": QuantPreset(3, T.Q4_1),
+    "Q8_0": QuantPreset(7, T.Q8_0, loss=0.3),
+    "Q5_0": QuantPreset(8, T.Q5_0),
+    "Q5_1": QuantPreset(9, T.Q5_1),
+    "Q2_K": QuantPreset(10, T.Q2_K, loss=12.0),
+    "Q3_K_S": QuantPreset(11, T.Q3_K),
+    "Q3_K_M": QuantPreset(12, T.Q3_K, loss=6.0),
+    "Q3_K_L": QuantPreset(13, T.Q3_K),
+    "Q4_K_S": QuantPreset(14, T.Q4_K),
+    "Q4_K_M": QuantPreset(15, T.Q4_K, loss=2.5),
+    "Q5_K_S": QuantPreset(16, T.Q5_K),
+    "Q5_K_M": QuantPreset(17, T.Q5_K, loss=1.5),
+    "Q6_K": QuantPreset(18, T.Q6_K, loss=0.8),
+    "IQ2_XXS": QuantPreset(19, T.IQ2_XXS),
+    "IQ2_XS": QuantPreset(20, T.IQ2_XS),
+    "Q2_K_S": QuantPreset(21, T.Q2_K),
+    "IQ3_XS": QuantPreset(22, T.IQ3_S),
+    "IQ3_XXS": QuantPreset(23, T.IQ3_XXS),
+    "IQ1_S": QuantPreset(24, T.IQ1_S),
+    "IQ4_NL": QuantPreset(25, T.IQ4_NL),
+    "IQ3_S": QuantPreset(26, T.IQ3_S),
+    "IQ3_M": QuantPreset(27, T.IQ3_S),
+    "IQ2_S": QuantPreset(28, T.IQ2_XS),
+    "IQ2_M": QuantPreset(29, T.IQ2_S),
+    "IQ4_XS": QuantPreset(30, T.IQ4_XS),
+    "IQ1_M": QuantPreset(31, T.IQ1_M),
 }
 # Download order if nothing is known about the machine: the most popular preset, its neighbours, then any other.
 USUAL_MIX = "Q4_K_M"
@@ -128,12 +128,12 @@ def _remainder(value: int) -> int:
     return value % 3 if value >= 0 else -(-value % 3)
 
 
-def mix_type(mix: str, role: Role, at: Layer, row_values: int, *, tied_head: bool) -> GgmlType:
+def mix_type(mix: str, role: TensorRole, at: Layer, row_values: int, *, tied_head: bool) -> GgmlType:
     """The type that preset `mix` gives a tensor of `role`, before llama.cpp checks the row length."""
     base = MIXES[mix].base
-    if role is Role.OUTPUT or (tied_head and role is Role.TOKEN_EMBD):
+    if role is TensorRole.OUTPUT or (tied_head and role is TensorRole.TOKEN_EMBD):
         return _head(mix, base, row_values, falcon=at.falcon)
-    if role is Role.TOKEN_EMBD:
+    if role is TensorRole.TOKEN_EMBD:
         return _embedding(mix, base)
     rules = _LOW_RULES if mix in LOW_MIXES else _RULES
     rule = rules.get(role)
@@ -249,18 +249,18 @@ def _ffn_gate_up(mix: str, at: Layer, base: GgmlType) -> GgmlType:
 
 
 _Rule = Callable[[str, Layer, GgmlType], GgmlType]
-_LOW_RULES: dict[Role, _Rule] = {
-    Role.ATTN_V: _low_attn_v,
-    Role.ATTN_K: _low_attn_k,
-    Role.FFN_DOWN: _low_ffn_down,
-    Role.ATTN_OUTPUT: _low_attn_output,
+_LOW_RULES: dict[TensorRole, _Rule] = {
+    TensorRole.ATTN_V: _low_attn_v,
+    TensorRole.ATTN_K: _low_attn_k,
+    TensorRole.FFN_DOWN: _low_ffn_down,
+    TensorRole.ATTN_OUTPUT: _low_attn_output,
 }
-_RULES: dict[Role, _Rule] = {
-    Role.ATTN_V: _attn_v,
-    Role.ATTN_K: _attn_k,
-    Role.ATTN_Q: _attn_q,
-    Role.ATTN_OUTPUT: _attn_output,
-    Role.FFN_DOWN: _ffn_down,
-    Role.FFN_GATE: _ffn_gate_up,
-    Role.FFN_UP: _ffn_gate_up,
+_RULES: dict[TensorRole, _Rule] = {
+    TensorRole.ATTN_V: _attn_v,
+    TensorRole.ATTN_K: _attn_k,
+    TensorRole.ATTN_Q: _attn_q,
+    TensorRole.ATTN_OUTPUT: _attn_output,
+    TensorRole.FFN_DOWN: _ffn_down,
+    TensorRole.FFN_GATE: _ffn_gate_up,
+    TensorRole.FFN_UP: _ffn_gate_up,
 }

@@ -7,36 +7,36 @@ llama-cpp-python 0.3.36. A test compares every preset with the types that `llama
 import re
 
 from quantize.ggml_types import GgmlType
-from quantize.plan.llama_cpp_preset_rules import LOW_MIXES, Layer, Role, mix_type
+from quantize.plan.llama_cpp_preset_rules import LOW_MIXES, Layer, TensorRole, mix_type
 from quantize.tensor_rules import allows_quantization, effective_type
 from quantize.types import ModelSpec
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
 # First match wins, as in llama.cpp's tensor_get_category.
 _FRAGMENTS = (
-    ("attn_qkv.weight", Role.ATTN_V),
-    ("attn_kv_b.weight", Role.ATTN_V),
-    ("attn_v.weight", Role.ATTN_V),
-    ("attn_k.weight", Role.ATTN_K),
-    ("attn_q.weight", Role.ATTN_Q),
-    ("attn_output.weight", Role.ATTN_OUTPUT),
-    ("ffn_up", Role.FFN_UP),
-    ("ffn_gate", Role.FFN_GATE),
-    ("ffn_down", Role.FFN_DOWN),
+    ("attn_qkv.weight", TensorRole.ATTN_V),
+    ("attn_kv_b.weight", TensorRole.ATTN_V),
+    ("attn_v.weight", TensorRole.ATTN_V),
+    ("attn_k.weight", TensorRole.ATTN_K),
+    ("attn_q.weight", TensorRole.ATTN_Q),
+    ("attn_output.weight", TensorRole.ATTN_OUTPUT),
+    ("ffn_up", TensorRole.FFN_UP),
+    ("ffn_gate", TensorRole.FFN_GATE),
+    ("ffn_down", TensorRole.FFN_DOWN),
 )
-_NAMED_LAYER = frozenset({Role.FFN_DOWN, Role.FFN_GATE, Role.FFN_UP})
-_COUNTED = _NAMED_LAYER | {Role.ATTN_V}
+_NAMED_LAYER = frozenset({TensorRole.FFN_DOWN, TensorRole.FFN_GATE, TensorRole.FFN_UP})
+_COUNTED = _NAMED_LAYER | {TensorRole.ATTN_V}
 # 70B models by number of layers: llama.cpp gives their small value projections Q5_K instead of Q3_K or Q4_K.
 _SPARED_70B = {"llama": 80, "qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
 
 
-def role_of(name: str) -> Role:
+def role_of(name: str) -> TensorRole:
     """llama.cpp's category for a tensor name."""
     if name == "output.weight":
-        return Role.OUTPUT
+        return TensorRole.OUTPUT
     if name in {"token_embd.weight", "per_layer_token_embd.weight"}:
-        return Role.TOKEN_EMBD
-    return next((role for fragment, role in _FRAGMENTS if fragment in name), Role.OTHER)
+        return TensorRole.TOKEN_EMBD
+    return next((role for fragment, role in _FRAGMENTS if fragment in name), TensorRole.OTHER)
 
 
 def layer_of(name: str) -> int:
@@ -51,7 +51,7 @@ def stock_types(model: ModelSpec, mix: str, *, has_imatrix: bool) -> dict[str, G
     Tensors that are not quantized keep the source's type. Raises: KeyError: unknown preset.
     """
     ordered = sorted(model.tensors, key=lambda t: (layer_of(t.name), t.name))
-    num_v = sum(role_of(t.name) is Role.ATTN_V for t in ordered)
+    num_v = sum(role_of(t.name) is TensorRole.ATTN_V for t in ordered)
     tied_head = all(t.name != "output.weight" for t in ordered)
     seen = dict.fromkeys(_COUNTED, 0)
     types: dict[str, GgmlType] = {}
@@ -65,7 +65,7 @@ def stock_types(model: ModelSpec, mix: str, *, has_imatrix: bool) -> dict[str, G
         index = layer_of(tensor.name) if by_layer else seen.get(role, 0)
         at = Layer(
             index=index,
-            count=num_v if role is Role.ATTN_V else model.num_layers,
+            count=num_v if role is TensorRole.ATTN_V else model.num_layers,
             gqa=model.num_heads // model.num_kv_heads if model.num_kv_heads else 0,
             num_experts=model.num_experts,
             has_imatrix=has_imatrix,

@@ -24,14 +24,14 @@ from quantize.tensor_rules import (
 from quantize.types import (
     DeviceKind,
     EvidenceRef,
-    Goal,
     KvOption,
-    Lock,
     ModelSpec,
+    PresetPlan,
     QuantPlan,
-    StockPlan,
+    SizeTarget,
     TensorPlan,
     TensorSpec,
+    TypeOverride,
 )
 
 Damage = Mapping[str, Mapping[str, float]]
@@ -41,7 +41,7 @@ Damage = Mapping[str, Mapping[str, float]]
 _SPEED_PRICE = 0.25
 
 
-class Question(msgspec.Struct, frozen=True):
+class PlanInput(msgspec.Struct, frozen=True):
     """The complete input of a plan; the same input always gives the same plan.
 
     `damage` maps tensor and type to expected KL divergence; `stock_damage` is the same without GPTQ (None: the same
@@ -58,7 +58,7 @@ class Question(msgspec.Struct, frozen=True):
     header_bytes: int
     stock_damage: Damage | None = None
     kv: tuple[KvOption, ...] = ()
-    locks: tuple[Lock, ...] = ()
+    locks: tuple[TypeOverride, ...] = ()
     device: DeviceKind = "cpu"
     speeds: Mapping[str, float] | None = None
     speed_price: float = _SPEED_PRICE
@@ -76,7 +76,7 @@ class _Option(msgspec.Struct, frozen=True):
     lossless: str = ""
 
 
-def make_plan(question: Question, goal: Goal) -> QuantPlan:
+def make_plan(question: PlanInput, goal: SizeTarget) -> QuantPlan:
     """The plan with the least KL divergence (slow types are penalized) within the goal's bytes.
 
     Monotone: a larger limit never raises the cost. With `speed_price` 0, cost and KL divergence are the same.
@@ -88,7 +88,10 @@ def make_plan(question: Question, goal: Goal) -> QuantPlan:
     limit = _limit(question, goal)
     in_memory = goal.kind == "fit"
     items = [
-        ([_held(question, tensor, o) if in_memory else padded(o.num_bytes) for o in row], [o.cost for o in row])
+        (
+            [_runner_bytes(question, tensor, o) if in_memory else padded(o.num_bytes) for o in row],
+            [o.cost for o in row],
+        )
         for tensor, row in zip(question.model.tensors, options, strict=True)
     ]
     if in_memory and question.kv:
@@ -106,7 +109,7 @@ def make_plan(question: Question, goal: Goal) -> QuantPlan:
     return _assemble(question, goal, _Outcome(picks, options, weights_limit, kv, chosen.gap))
 
 
-def given_plan(question: Question, goal: Goal, types: Mapping[str, str]) -> QuantPlan:
+def given_plan(question: PlanInput, goal: SizeTarget, types: Mapping[str, str]) -> QuantPlan:
     """A plan with given types. Raises: InvalidOption: the types do not match this model's tensors."""
     tensors = {t.name: t for t in question.model.tensors}
     if odd := sorted(types.keys() ^ tensors.keys()):
@@ -128,13 +131,13 @@ def given_plan(question: Question, goal: Goal, types: Mapping[str, str]) -> Quan
     return _assemble(question, goal, _Outcome(picks, [[p] for p in picks], size))
 
 
-def _held(question: Question, tensor: TensorSpec, option: _Option) -> int:
+def _runner_bytes(question: PlanInput, tensor: TensorSpec, option: _Option) -> int:
     """Bytes of a tensor in the runner's memory."""
     twice = tensor.name == "token_embd.weight" and option.qtype.name in question.doubled_head_types
     return padded(option.num_bytes) * (2 if twice else 1)
 
 
-def stock_plans(question: Question) -> tuple[StockPlan, ...]:
+def stock_plans(question: PlanInput) -> tuple[PresetPlan, ...]:
     """Every llama.cpp preset for this model, smallest file first."""
     model, damage = question.model, question.stock_damage or question.damage
     plans = []
@@ -145,7 +148,7 @@ def stock_plans(question: Question) -> tuple[StockPlan, ...]:
         )
         size = sum(padded(tensor_bytes(t, types[t.name])) for t in model.tensors)
         plans.append(
-            StockPlan(
+            PresetPlan(
                 name=name,
                 file_bytes=question.header_bytes + size,
                 damage=_total_damage(model, types, damage),
@@ -156,7 +159,7 @@ def stock_plans(question: Question) -> tuple[StockPlan, ...]:
     return tuple(sorted(plans, key=lambda p: (p.file_bytes, p.name)))
 
 
-def best_stock(plans: Sequence[StockPlan], limit_bytes: int, *, has_imatrix: bool) -> StockPlan | None:
+def best_stock(plans: Sequence[PresetPlan], limit_bytes: int, *, has_imatrix: bool) -> PresetPlan | None:
     """The preset to compare with: the least predicted KL divergence within `limit_bytes`.
 
     If no KL divergence is known, it is the largest one that fits.
@@ -173,7 +176,7 @@ def model_damage(model: ModelSpec, types: Mapping[str, GgmlType], damage: Damage
     return _total_damage(model, types, damage)
 
 
-def _limit(question: Question, goal: Goal) -> int:
+def _limit(question: PlanInput, goal: SizeTarget) -> int:
     if goal.kind == "bpw":
         if not goal.bpw or goal.bpw <= 0:
             raise InvalidOption("--bpw", "bits a weight must be above 0")
@@ -184,7 +187,7 @@ def _limit(question: Question, goal: Goal) -> int:
     return goal.limit_bytes - goal.fixed_bytes
 
 
-def _all_options(question: Question) -> list[list[_Option]]:
+def _all_options(question: PlanInput) -> list[list[_Option]]:
     typical = _typical_damage(question)
     unmatched = {lock.pattern for lock in question.locks}
     rows = []
@@ -196,7 +199,7 @@ def _all_options(question: Question) -> list[list[_Option]]:
     return rows
 
 
-def _lock_for(tensor: TensorSpec, locks: Sequence[Lock], unmatched: set[str]) -> Lock | None:
+def _lock_for(tensor: TensorSpec, locks: Sequence[TypeOverride], unmatched: set[str]) -> TypeOverride | None:
     found = None
     for lock in locks:
         try:
@@ -210,7 +213,7 @@ def _lock_for(tensor: TensorSpec, locks: Sequence[Lock], unmatched: set[str]) ->
 
 
 def _options(
-    question: Question, tensor: TensorSpec, lock: Lock | None, typical: Mapping[str, float]
+    question: PlanInput, tensor: TensorSpec, lock: TypeOverride | None, typical: Mapping[str, float]
 ) -> list[_Option]:
     source = GgmlType[tensor.qtype]
     as_is = _Option(source, tensor_bytes(tensor, source), 0.0, 0.0, source)
@@ -239,7 +242,7 @@ def _options(
 
 
 def _put_exact(
-    question: Question, tensor: TensorSpec, lock: Lock | None, found: dict[GgmlType, _Option], least: float
+    question: PlanInput, tensor: TensorSpec, lock: TypeOverride | None, found: dict[GgmlType, _Option], least: float
 ) -> None:
     """Add the types that hold these weights without loss, and drop all larger ones: they only cost bytes.
 
@@ -263,13 +266,13 @@ def _runs_exact(qtype: GgmlType, device: DeviceKind) -> bool:
     return device == "cpu" or not qtype.traits.cpu_only
 
 
-def _grid(question: Question, name: str, qtype: GgmlType) -> str:
+def _grid(question: PlanInput, name: str, qtype: GgmlType) -> str:
     """The smallest type with the grid of this tensor's weights, if `qtype` holds them without loss."""
     types = question.exact.get(name, ())
     return types[0] if qtype.name in types else ""
 
 
-def _usable(question: Question, tensor: TensorSpec, source: GgmlType, actual: GgmlType) -> bool:
+def _usable(question: PlanInput, tensor: TensorSpec, source: GgmlType, actual: GgmlType) -> bool:
     if not question.evidence.has_imatrix and needs_imatrix(tensor.name, actual):
         return False
     if actual.traits.if_fast and not is_fast(actual, question.device, question.speeds):
@@ -280,7 +283,7 @@ def _usable(question: Question, tensor: TensorSpec, source: GgmlType, actual: Gg
     return bits_per_weight(actual) < bits_per_weight(source)
 
 
-def _locked(tensor: TensorSpec, lock: Lock, as_is: _Option, by_type: Mapping[str, float]) -> _Option:
+def _locked(tensor: TensorSpec, lock: TypeOverride, as_is: _Option, by_type: Mapping[str, float]) -> _Option:
     wanted = GgmlType[lock.qtype]
     actual = effective_type(wanted, tensor.row_values)
     if actual is as_is.qtype:
@@ -300,7 +303,7 @@ def _nearest(qtype: GgmlType, by_type: Mapping[str, float]) -> float:
     return min(pairs, default=(0.0, 0.0))[1]
 
 
-def _typical_damage(question: Question) -> dict[str, float]:
+def _typical_damage(question: PlanInput) -> dict[str, float]:
     """Median KL divergence per value by type, for tensors that the calibration text does not use."""
     sizes = {t.name: t.num_values for t in question.model.tensors}
     by_type: dict[str, list[float]] = {}
@@ -311,7 +314,7 @@ def _typical_damage(question: Question) -> dict[str, float]:
     return {qtype: median(values) for qtype, values in by_type.items()}
 
 
-def _fixed_plan(question: Question, goal: Goal) -> QuantPlan:
+def _fixed_plan(question: PlanInput, goal: SizeTarget) -> QuantPlan:
     name = (goal.mix or "").upper()
     if name in MIXES:
         types = stock_types(question.model, name, has_imatrix=question.evidence.has_imatrix)
@@ -368,7 +371,7 @@ class _Outcome(msgspec.Struct, frozen=True):
     gap: float = 0.0
 
 
-def _assemble(question: Question, goal: Goal, outcome: _Outcome) -> QuantPlan:
+def _assemble(question: PlanInput, goal: SizeTarget, outcome: _Outcome) -> QuantPlan:
     picks, kv, options = outcome.picks, outcome.kv, outcome.options
     tensors = tuple(
         TensorPlan(
@@ -406,13 +409,13 @@ def _assemble(question: Question, goal: Goal, outcome: _Outcome) -> QuantPlan:
     )
 
 
-def _stock_report(plan: StockPlan, *, with_types: bool) -> StockPlan:
+def _stock_report(plan: PresetPlan, *, with_types: bool) -> PresetPlan:
     """The preset as shown in a plan; only the best preset includes the types of all tensors."""
     types = plan.types if with_types else {}
-    return StockPlan(name=plan.name, file_bytes=plan.file_bytes, damage=plan.damage, types=types)
+    return PresetPlan(name=plan.name, file_bytes=plan.file_bytes, damage=plan.damage, types=types)
 
 
-def _decode_cost(question: Question, picks: Sequence[_Option]) -> float:
+def _decode_cost(question: PlanInput, picks: Sequence[_Option]) -> float:
     names = [t.name for t in question.model.tensors]
     looked_up = {"token_embd.weight", "per_layer_token_embd.weight"} if "output.weight" in names else set()
     time = total = 0.0
@@ -424,7 +427,7 @@ def _decode_cost(question: Question, picks: Sequence[_Option]) -> float:
     return time / total if total else 1.0
 
 
-def _notes(question: Question) -> tuple[str, ...]:
+def _notes(question: PlanInput) -> tuple[str, ...]:
     blind = [t.name for t in question.model.tensors if allows_quantization(t) and t.name not in question.damage]
     if not blind:
         return ()
@@ -445,7 +448,7 @@ _MAX_STATES = 400_000
 _FIRST_DISTANCE = 1e-3
 
 
-class Choice(msgspec.Struct, frozen=True):
+class KnapsackSolution(msgspec.Struct, frozen=True):
     """The chosen option of each item, the totals, and the maximum distance of the cost from the optimum."""
 
     options: tuple[int, ...]
@@ -465,7 +468,7 @@ class _Item(msgspec.Struct, frozen=True):
     index: Array
 
 
-def solve(items: Sequence[tuple[Sequence[int], Sequence[float]]], capacity: int) -> Choice | None:
+def solve(items: Sequence[tuple[Sequence[int], Sequence[float]]], capacity: int) -> KnapsackSolution | None:
     """Choose one option per item (bytes, costs: same length) with the least total cost within `capacity` bytes.
 
     Returns None if even the smallest options do not fit. Costs must be finite and not negative.
@@ -483,7 +486,7 @@ def solve(items: Sequence[tuple[Sequence[int], Sequence[float]]], capacity: int)
             picks, merged = found
             result = _choice(reduced, picks, 0.0)
             gap = max(0.0, result.cost - bound) if merged else 0.0
-            return Choice(result.options, result.num_bytes, result.cost, gap)
+            return KnapsackSolution(result.options, result.num_bytes, result.cost, gap)
         distance *= 4
 
 
@@ -496,8 +499,8 @@ def _undominated(num_bytes: Sequence[int], cost: Sequence[float]) -> _Item:
     return _Item(size[index], price[index], index)
 
 
-def _choice(items: list[_Item], picks: Sequence[int], gap: float) -> Choice:
-    return Choice(
+def _choice(items: list[_Item], picks: Sequence[int], gap: float) -> KnapsackSolution:
+    return KnapsackSolution(
         tuple(int(i.index[p]) for i, p in zip(items, picks, strict=True)),
         sum(int(i.num_bytes[p]) for i, p in zip(items, picks, strict=True)),
         float(sum(float(i.cost[p]) for i, p in zip(items, picks, strict=True))),

@@ -3,7 +3,7 @@
 import math
 
 from quantize.ggml_types import GgmlType
-from quantize.plan.llama_cpp_preset_rules import Role
+from quantize.plan.llama_cpp_preset_rules import TensorRole
 from quantize.plan.llama_cpp_presets import layer_of, role_of
 from quantize.tensor_rules import allows_quantization
 from quantize.types import ModelSpec, TensorSpec
@@ -11,16 +11,16 @@ from quantize.types import ModelSpec, TensorSpec
 # KL divergence per unit of relative error, by role. Measured: sensitivity by in-place swaps on a trained model of
 # eight layers. The sum over a role's layers matters, so each layer gets its share (log-archive.md, plan).
 _ALPHA_OF_ROLE = {
-    Role.OUTPUT: 0.9,
-    Role.TOKEN_EMBD: 0.15,
-    Role.ATTN_V: 0.4,
-    Role.ATTN_OUTPUT: 0.32,
-    Role.FFN_DOWN: 0.32,
-    Role.ATTN_Q: 0.13,
-    Role.ATTN_K: 0.13,
-    Role.FFN_GATE: 0.13,
-    Role.FFN_UP: 0.15,
-    Role.OTHER: 0.3,
+    TensorRole.OUTPUT: 0.9,
+    TensorRole.TOKEN_EMBD: 0.15,
+    TensorRole.ATTN_V: 0.4,
+    TensorRole.ATTN_OUTPUT: 0.32,
+    TensorRole.FFN_DOWN: 0.32,
+    TensorRole.ATTN_Q: 0.13,
+    TensorRole.ATTN_K: 0.13,
+    TensorRole.FFN_GATE: 0.13,
+    TensorRole.FFN_UP: 0.15,
+    TensorRole.OTHER: 0.3,
 }
 # The first layers count more, because their errors pass through all others. The last layer counts somewhat more,
 # because its errors go directly into the head.
@@ -40,8 +40,8 @@ def prior_damage(model: ModelSpec) -> dict[str, dict[str, float]]:
 
 def _alpha(model: ModelSpec, tensor: TensorSpec, *, tied: bool) -> float:
     role = role_of(tensor.name)
-    if role is Role.TOKEN_EMBD and tied:
-        role = Role.OUTPUT
+    if role is TensorRole.TOKEN_EMBD and tied:
+        role = TensorRole.OUTPUT
     alpha = _ALPHA_OF_ROLE[role]
     layer, layers = layer_of(tensor.name), max(1, model.num_layers)
     if layer < 0:

@@ -24,7 +24,7 @@ from engine.job_kinds.autotune.journal import Journal
 from engine.job_kinds.autotune.run import proof, rounds_for, trial, tune
 from engine.job_kinds.autotune.space import dimensions, thread_counts, valid
 from engine.job_kinds.bench import dummy_model
-from engine.placement.measurements import Budget, Knobs, Outcome, Trial, TuneReport, knobs_of
+from engine.placement.measurements import TrialOutcome, TrialSize, TunableSettings, TuneReport, TuneTrial, knobs_of
 from engine.placement.placer import Placer, read_shape
 from engine.placement.resources import MachineState, open_resources
 from engine.runner.protocol import LoadSettings
@@ -32,7 +32,7 @@ from engine.runner.protocol import LoadSettings
 TURNS = 10
 
 
-def grid(base: Knobs, machine: Machine, ubatches: list[int]) -> list[Knobs]:
+def grid(base: TunableSettings, machine: Machine, ubatches: list[int]) -> list[TunableSettings]:
     """Every combination of threads, repack, flash attention and cache type, ubatch and mmap."""
     attention = [("off", "f16"), ("on", "f16"), ("on", "q8_0")]
     found = []
@@ -48,14 +48,16 @@ def grid(base: Knobs, machine: Machine, ubatches: list[int]) -> list[Knobs]:
     return found
 
 
-async def measured(journal: Journal, settings: LoadSettings, knobs: Knobs, budget: Budget) -> Outcome:
+async def measured(
+    journal: Journal, settings: LoadSettings, knobs: TunableSettings, budget: TrialSize
+) -> TrialOutcome:
     """A point, once."""
     recorded = journal.recorded(knobs, budget)
     if recorded is not None:
         return recorded
     journal.begin(knobs, budget)
     outcome = await trial(settings, knobs, budget, lambda _: nullcontext(), 300.0)
-    journal.end(Trial(knobs=knobs, budget=budget, outcome=outcome))
+    journal.end(TuneTrial(knobs=knobs, budget=budget, outcome=outcome))
     return outcome
 
 
@@ -103,7 +105,7 @@ def main() -> None:
     journal = Journal(options.folder / f"{name}-{mix}-{options.length}-grid.jsonl")
     budget = rounds_for(options.length)[-1]
     points = grid(report.default, machine, options.ubatches)
-    outcomes: dict[Knobs, Outcome] = {}
+    outcomes: dict[TunableSettings, TrialOutcome] = {}
     for knobs in points:
         if time.monotonic() - started > options.stop_after:
             print(f"stopped at {len(outcomes)} of {len(points)} points")
@@ -111,7 +113,7 @@ def main() -> None:
         outcomes[knobs] = asyncio.run(measured(journal, settings, knobs, budget))
     cost = sum(o.cost_s for o in outcomes.values())
     ranked = sorted(points, key=lambda k: outcomes[k].turn_s(options.length))
-    turns: dict[Knobs, list[float]] = {k: [] for k in dict.fromkeys([report.best, *ranked[:3]])}
+    turns: dict[TunableSettings, list[float]] = {k: [] for k in dict.fromkeys([report.best, *ranked[:3]])}
     for _ in range(TURNS):
         for knobs in random.sample(list(turns), len(turns)):
             again = asyncio.run(trial(settings, knobs, budget, lambda _: nullcontext(), 300.0))
@@ -126,7 +128,8 @@ def main() -> None:
         f"{best:.3f} s a turn, slowest {slowest:.3f}; autotune {report.cost_s:.0f} s ({report.cost_s / cost:.1%}, "
         f"{len(report.trials)} trials), its choice {found[report.best]:.3f} s "
         f"({found[report.best] / best - 1:+.1%}), "
-        f"defaults {outcomes.get(report.default, Outcome()).turn_s(options.length):.3f}; loads: {loads is None}"
+        f"defaults {outcomes.get(report.default, TrialOutcome()).turn_s(options.length):.3f}; "
+        f"loads: {loads is None}"
     )
     print(f"chosen {report.best}\nbest {min(found, key=lambda k: found[k])}")
     if options.out:

@@ -13,7 +13,7 @@ os.environ["HF_TOKEN"] = ""
 
 from engine.core.errors import Cancelled
 from engine.core.paths import Paths
-from engine.jobs.jobs import Control
+from engine.jobs.jobs import JobContext
 from engine.library import work as verify
 from engine.library.catalogue import Catalogue
 from engine.library.hub.client import HubClient
@@ -126,13 +126,13 @@ def hashing(root):
         file.write(b"x" * size)
     seen = []
     begin = time.perf_counter()
-    verify.sha256_of(big, Control(seen.append))
+    verify.sha256_of(big, JobContext(seen.append))
     spent = time.perf_counter() - begin
     print(f"sha256 of 1 GiB {spent * 1000:58.0f} ms, {size / spent / 1e6:.0f} MB/s, {len(seen)} reports")
     begin = time.perf_counter()
     hashlib.file_digest(big.open("rb"), "sha256")
     print(f"hashlib alone {(time.perf_counter() - begin) * 1000:60.0f} ms")
-    control = Control()
+    control = JobContext()
     timer = threading.Timer(0.2, lambda: (stamps.append(time.perf_counter()), control.ask("cancelled")))
     stamps = []
     timer.start()

@@ -20,7 +20,7 @@ from engine.message_catalog import sentence
 from engine.placement.history import PlacementHistory
 from engine.placement.shape import ModelShape
 from engine.placement.steps import place
-from engine.placement.types import Overrides, Placement
+from engine.placement.types import Placement, PlacementLimits
 from engine.runner.protocol import LoadSettings
 from tests.bench.recording import FOLDER, record
 from tests.support.machines.machines import machines
@@ -44,10 +44,10 @@ class Row(NamedTuple):
     reason: str
 
 
-def placed_on(machine: Machine, shape: ModelShape) -> Callable[[Overrides], Placement]:
+def placed_on(machine: Machine, shape: ModelShape) -> Callable[[PlacementLimits], Placement]:
     """A function that places a model there."""
 
-    def placed(overrides: Overrides) -> Placement:
+    def placed(overrides: PlacementLimits) -> Placement:
         settings = LoadSettings(
             path="/models/m.gguf", n_ctx=8 * K, kv_cells=32 * K, n_parallel=4, max_ctx=shape.context_train
         )
@@ -59,7 +59,7 @@ def placed_on(machine: Machine, shape: ModelShape) -> Callable[[Overrides], Plac
 def row(machine_name: str, machine: Machine, name: str) -> Row | None:
     """The row of a model; None if its weights do not fit there."""
     placed = placed_on(machine, SHAPES[name])
-    usual = placed(Overrides(max_ctx=64 * K))
+    usual = placed(PlacementLimits(max_ctx=64 * K))
     if not usual.fits or usual.streaming is not None:
         return None
 
@@ -67,8 +67,8 @@ def row(machine_name: str, machine: Machine, name: str) -> Row | None:
         place_of = other.device, other.settings.n_gpu_layers, other.settings.cpu_expert_layers
         return place_of == (usual.device, usual.settings.n_gpu_layers, usual.settings.cpu_expert_layers)
 
-    plain = {size: placed(Overrides(n_ctx=size, n_parallel=1)) for size in (8 * K, 16 * K, 32 * K, 64 * K)}
-    eight = placed(Overrides(n_ctx=32 * K, n_parallel=1, type_k="q8_0"))
+    plain = {size: placed(PlacementLimits(n_ctx=size, n_parallel=1)) for size in (8 * K, 16 * K, 32 * K, 64 * K)}
+    eight = placed(PlacementLimits(n_ctx=32 * K, n_parallel=1, type_k="q8_0"))
     largest = max((size for size, found in plain.items() if found.fits and same(found)), default=0)
     only_eight = largest < 32 * K and eight.fits and same(eight)
     fits = "fits" if largest >= 32 * K else "8-bit" if only_eight else "elsewhere" if plain[32 * K].fits else "no"

@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from app.client import Client, WholeAnswer, chat_body
+from app.client import ChatResponse, Client, chat_body
 from app.compaction import plan
 from app.db import conversations, messages, summaries
 from app.db.conversations import search
@@ -30,7 +30,7 @@ def answer(client, what, question):
     prompt = plan.system_prompt("", what.summaries)
     asked = [{"role": "system", "content": prompt}] if prompt else []
     asked += [*rendered(what.messages), {"role": "user", "content": question}]
-    whole = WholeAnswer()
+    whole = ChatResponse()
     for piece in client.answer(chat_body(MODEL, asked, {"max_tokens": 40, "temperature": 0})):
         whole.take(piece)
     return whole
@@ -96,7 +96,7 @@ def main():
                 what = plan.sent(path, known)
                 originals = tuple(plan.inside(path, innermost))
                 opened = answer(
-                    client, plan.Sent(what.summaries[1:], (*originals, *what.messages[-2:])), question
+                    client, plan.CompactedContext(what.summaries[1:], (*originals, *what.messages[-2:])), question
                 ).content
                 print(f"{expected}: found in fold {fold.id}, in its summary {held}, said {said!r}")
                 print(f"   from the summaries: {expected in folded} {folded!r}")

@@ -20,7 +20,7 @@ from engine.placement.cpu_choices import DENSE_UBATCH
 from engine.placement.estimate import estimate
 from engine.placement.fit import dry_run
 from engine.placement.placer import read_shape
-from engine.placement.types import Need
+from engine.placement.types import MemoryEstimate
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from tests.bench.recording import record
@@ -41,7 +41,7 @@ class Row:
     name: str
     n_ctx: int
     kv_type: str
-    need: Need
+    need: MemoryEstimate
     measured_bytes: int
 
     @property

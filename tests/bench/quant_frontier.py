@@ -38,11 +38,11 @@ from quantize.job.round_plan import round_plan
 from quantize.measure.run import measure
 from quantize.measure.smoothing import SmoothRequest
 from quantize.measure.verify import verify
-from quantize.measurements import Evidence, Measured, MeasureRequest, RoundRequest, VerifyRequest
+from quantize.measurements import LossMeasurements, Measured, MeasureRequest, RoundRequest, VerifyRequest
 from quantize.plan.llama_cpp_presets import stock_types
-from quantize.plan.plan import Question, make_plan
+from quantize.plan.plan import PlanInput, make_plan
 from quantize.plan.speed import model_spec
-from quantize.types import EvidenceRef, Goal
+from quantize.types import EvidenceRef, SizeTarget
 
 MIXES = "Q2_K,Q3_K_M,IQ4_XS,Q4_K_S,Q4_K_M,Q5_K_M"
 COLOURS = {"stock": "#888888", "rows": "#c2750b", "gptq": "#1f6fb2", "smooth": "#177245"}
@@ -96,16 +96,16 @@ def expected(damage: dict[str, dict[str, float]], types: dict[str, str]) -> floa
     return sum(row[types[name]] for name, row in damage.items() if types[name] in row)
 
 
-def types_for(model: Path, evidence: Evidence, kind: str, limit: int, head: int) -> dict[str, str]:
+def types_for(model: Path, evidence: LossMeasurements, kind: str, limit: int, head: int) -> dict[str, str]:
     """Our plan for a budget, damage alone deciding."""
-    question = Question(
+    question = PlanInput(
         model=model_spec(read_gguf(model)),
         damage=evidence.damage(kind),
         evidence=EvidenceRef(tier=evidence.tier, has_imatrix=True),
         header_bytes=head,
         speed_price=0.0,
     )
-    return make_plan(question, Goal(kind="budget", limit_bytes=limit)).types
+    return make_plan(question, SizeTarget(kind="budget", limit_bytes=limit)).types
 
 
 def smoothed(request: MeasureRequest, out: Path) -> MeasureRequest:

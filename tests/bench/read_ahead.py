@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from app.client import Client, WholeAnswer, chat_body
+from app.client import ChatResponse, Client, chat_body
 from tests.support.servers import RunningServer
 
 MODEL = "smollm2-135m-instruct"
@@ -38,7 +38,7 @@ def text(pick, words):
 
 
 def ask(client, messages, most, **more):
-    whole, gaps, last = WholeAnswer(), [], None
+    whole, gaps, last = ChatResponse(), [], None
     for piece in client.answer(
         chat_body(MODEL, messages, {"max_tokens": most, "temperature": 0, "ignore_eos": True, **more})
     ):

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from app.cli.main import cli
 from app.code.integrations.registry import INTEGRATIONS
-from engine.services import Services
+from engine.services import EngineFacade
 from tests.support.servers import RunningServer
 
 pytestmark = pytest.mark.e2e
@@ -42,11 +42,11 @@ def test_every_program_keeps_its_way_in(tmp_path, tessera_home, user):
             return httpx2.get(server.url + path, headers=headers).status_code
 
         tessera("launch", "aider", "--connect", "--dry-run")
-        assert Services().program_keys.names() == ()
+        assert EngineFacade().program_keys.names() == ()
         keys = {}
         for name in INTEGRATIONS:
             shown = tessera("launch", name, "--connect", "--yes")
-            keys[name] = Services().program_keys.key(name)
+            keys[name] = EngineFacade().program_keys.key(name)
             assert keys[name] in written(user) + shown
             assert server.token not in written(user) + shown
         assert status() == 200, "connected programs do not make keys required"

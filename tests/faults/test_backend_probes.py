@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from devices.backends.backend_probe import Trial, try_backends
+from devices.backends.backend_probe import ProbeSpec, try_backends
 from devices.backends.libraries import library_folder
 from devices.child import PATIENCE
 from devices.detect import detailed
@@ -35,8 +35,8 @@ PROBES = {
 }
 
 
-def trial(name: str, source: str) -> Trial:
-    return Trial(name, f"lib{name}.so", (sys.executable, "-c", source))
+def trial(name: str, source: str) -> ProbeSpec:
+    return ProbeSpec(name, f"lib{name}.so", (sys.executable, "-c", source))
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_a_hanging_probe_takes_its_children_with_it(machine, tmp_path):
 
 
 def test_a_program_that_cannot_start_is_a_failed_backend(machine):
-    missing = Trial("missing", "libmissing.so", ("/nonexistent/program",))
+    missing = ProbeSpec("missing", "libmissing.so", ("/nonexistent/program",))
     report = try_backends(machine, None, trials=(missing,))[0]
     assert (report.state, "could not be started" in report.reason) == ("failed", True)
 

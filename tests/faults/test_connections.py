@@ -152,7 +152,7 @@ def test_a_log_of_its_own_is_shortened_to_its_end(tmp_path, monkeypatch):
 def test_the_same_line_is_not_written_for_ever(caplog):
     import logging
 
-    sparing = log_rate_limit.Sparing()
+    sparing = log_rate_limit.LogRateLimit()
     record = logging.LogRecord("a", logging.WARNING, "", 0, "out of descriptors", (), None)
     assert sum(sparing.filter(record) for _ in range(50_000)) == 1000
     other = logging.LogRecord("a", logging.WARNING, "", 0, "something else", (), None)

@@ -15,7 +15,7 @@ from engine.placement.fallbacks import prefill_fallbacks
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
-from engine.pool.model_resolution import Resolved
+from engine.pool.model_resolution import ResolvedModel
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from tests.support.fakes.free_pool import FreePool
@@ -50,7 +50,7 @@ class Source:
 
     async def resolve(self, model, min_ctx=0):
         placed = self.placer.choose(model, self.settings)
-        return Resolved(model_id=model, engine="llama", settings=placed.settings, placement=placed)
+        return ResolvedModel(model_id=model, engine="llama", settings=placed.settings, placement=placed)
 
 
 def prompt(length=TOKENS):

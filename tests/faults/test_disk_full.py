@@ -14,7 +14,7 @@ SPARK = Path("assets/models/spark-f16.gguf")
 
 PULL = """
 import shutil, sys
-from engine.jobs.jobs import Control
+from engine.jobs.jobs import JobContext
 from engine.library.catalogue import Catalogue
 from engine.library.errors import NotEnoughDisk
 from engine.library.hub.client import HubClient
@@ -25,11 +25,11 @@ client, catalogue = HubClient(sys.argv[1]), Catalogue()
 repository = client.repository("org/Spark-GGUF")
 request = download.Request(repository, choices_of(repository)[0].files)
 try:
-    download.Download(client, catalogue, request).run(Control())
+    download.Download(client, catalogue, request).run(JobContext())
 except NotEnoughDisk as error:
     print("full", error.needed_bytes > 0, [e.id for e in catalogue.entries()])
 shutil.rmtree(catalogue.paths.models / "ballast")
-print("then", download.Download(client, catalogue, request).run(Control()).state)
+print("then", download.Download(client, catalogue, request).run(JobContext()).state)
 """
 
 

@@ -16,7 +16,7 @@ from engine.message_catalog import command
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer
 from engine.placement.resources import MachineState, open_resources
-from engine.pool.model_resolution import Resolved
+from engine.pool.model_resolution import ResolvedModel
 from engine.runner.buffers import BufferLog
 from engine.runner.protocol import LoadSettings
 from tests.support.fakes.free_pool import FreePool
@@ -70,7 +70,7 @@ class Source:
         self.settings = LoadSettings(path=path, **settings)
 
     async def resolve(self, model, min_ctx=0):
-        return Resolved(model_id=model, engine="llama", settings=self.settings)
+        return ResolvedModel(model_id=model, engine="llama", settings=self.settings)
 
 
 async def never(engine, path):

@@ -29,15 +29,15 @@ from quantize.job.execute import quantize
 from quantize.job.request import QuantizeRequest
 from quantize.measure.verify import NotFinite, verify
 from quantize.measurements import VerifyRequest, encode
-from quantize.types import CALIBRATION, HELD_OUT, Goal, Lock
+from quantize.types import CALIBRATION, HELD_OUT, SizeTarget, TypeOverride
 from tests.support.models.small_folder import small_file
 from tests.support.reports import read_report
 from tests.support.servers import runs, wait_for
 
 SPARK = Path("assets/models/spark-f16.gguf")
 SPARK_HF = Path("tests/data/spark-hf")
-BUDGET = Goal(kind="budget", limit_bytes=5_000_000)
-QUICK = Goal(kind="mix", mix="Q8_0")  # rounds in no time
+BUDGET = SizeTarget(kind="budget", limit_bytes=5_000_000)
+QUICK = SizeTarget(kind="mix", mix="Q8_0")  # rounds in no time
 
 
 def request(tmp_path: Path, **changes) -> QuantizeRequest:
@@ -75,7 +75,7 @@ def test_a_file_within_the_budget_that_explains_itself(tmp_path):
     source = small_file(tmp_path / "source.gguf", 2)
     before = digest(source)
     seen = []
-    goal = Goal(kind="budget", limit_bytes=1_200_000)
+    goal = SizeTarget(kind="budget", limit_bytes=1_200_000)
     report = quantize(request(tmp_path, source=source, goal=goal), seen.append, lambda: False)
     out = tmp_path / "out.gguf"
     assert out.stat().st_size == report.file_bytes <= 1_200_000
@@ -126,10 +126,10 @@ def test_a_plan_changes_nothing_where_its_file_would_lie(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"goal": Goal(kind="budget", limit_bytes=1_000_000)}, BudgetTooSmall, "smallest"),
-        ({"goal": Goal(kind="mix", mix="Q9_K")}, InvalidOption, "Q9_K"),
-        ({"goal": Goal(kind="mix", mix="IQ2_XS")}, InvalidOption, "importance matrix"),
-        ({"locks": (Lock("nothing_like_it", "Q8_0"),)}, InvalidOption, "nothing_like_it"),
+        ({"goal": SizeTarget(kind="budget", limit_bytes=1_000_000)}, BudgetTooSmall, "smallest"),
+        ({"goal": SizeTarget(kind="mix", mix="Q9_K")}, InvalidOption, "Q9_K"),
+        ({"goal": SizeTarget(kind="mix", mix="IQ2_XS")}, InvalidOption, "importance matrix"),
+        ({"locks": (TypeOverride("nothing_like_it", "Q8_0"),)}, InvalidOption, "nothing_like_it"),
         ({"rounding": "gptq"}, InvalidOption, "measures nothing"),
     ],
 )
@@ -189,10 +189,10 @@ def test_a_folder_without_a_tokenizer(tmp_path):
 
 
 def test_a_quantized_source_is_refused_below_q8(tmp_path):
-    run(tmp_path, source=small_file(tmp_path / "source.gguf", 2), goal=Goal(kind="mix", mix="Q4_0"))
+    run(tmp_path, source=small_file(tmp_path / "source.gguf", 2), goal=SizeTarget(kind="mix", mix="Q4_0"))
     small = (tmp_path / "out.gguf").rename(tmp_path / "source.gguf")
     (tmp_path / "out.tessera.json").unlink()
-    goal = Goal(kind="mix", mix="Q2_K")
+    goal = SizeTarget(kind="mix", mix="Q2_K")
     with pytest.raises(InvalidOption, match="already quantized"):
         run(tmp_path, source=small, goal=goal)
     assert left(tmp_path) == set()

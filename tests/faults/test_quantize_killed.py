@@ -16,7 +16,7 @@ from quantize.files.gguf_file import read_gguf
 from quantize.job.execute import quantize
 from quantize.job.request import QuantizeRequest
 from quantize.measurements import encode
-from quantize.types import Goal
+from quantize.types import SizeTarget
 from tests.support.models.measured_model import HELD_OUT, ignore, measured_types, never
 from tests.support.models.small_folder import NARROW, first_layers, short_text, small_file
 from tests.support.reports import read_report
@@ -64,7 +64,7 @@ def request(tmp_path: Path, source: Path, **changes) -> QuantizeRequest:
     facts = {
         "source": source,
         "out": tmp_path / "out.gguf",
-        "goal": Goal(kind="bpw", bpw=4.4),
+        "goal": SizeTarget(kind="bpw", bpw=4.4),
         "calibration": short_text(tmp_path / "text.txt"),
         "held_out": HELD_OUT,
         "cache_dir": tmp_path / "cache",

@@ -10,7 +10,7 @@ from PySide6.QtCore import QCoreApplication, QEvent, QLocale, QTimer
 from PySide6.QtWidgets import QApplication
 
 from app.db.store import Store, open_store
-from app.gui.app_context import LiveSettings, Models, Services
+from app.gui.app_context import AppContext, LiveSettings, Models
 from app.gui.application import Desktop
 from app.gui.background import Background
 from app.gui.chat.page import ChatPage
@@ -78,7 +78,7 @@ def services(qapp, theme, server, home):
     background = Background(qapp)
     store = Store(open_store(home / "state" / "chats.db"))
     models = Models(server.api, background, qapp)
-    yield Services(theme, background, store, server.api, LiveSettings(background, parent=qapp), models)
+    yield AppContext(theme, background, store, server.api, LiveSettings(background, parent=qapp), models)
     models.stop()
     background.close()
     store.close()

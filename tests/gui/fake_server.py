@@ -14,10 +14,10 @@ from engine.api.chat import (
     ChatChunk,
     ChunkChoice,
     Delta,
-    Extras,
     ModelList,
     ModelRow,
     Runaway,
+    TesseraFields,
     Timings,
     ToolCallDelta,
     Usage,
@@ -160,7 +160,7 @@ class FakeServer:
         if self.end_early:
             chunks.append({"error": self.error or {"message": "the model's process died", "code": "runner_died"}})
         else:
-            found = Extras(runaway=(msgspec.convert(self.runaway, Runaway),)) if self.runaway else None
+            found = TesseraFields(runaway=(msgspec.convert(self.runaway, Runaway),)) if self.runaway else None
             reason = "length" if self.runaway else "stop"
             chunks.append(ChatChunk(choices=(ChunkChoice(finish_reason=reason),), tessera=found))
             usage = Usage(prompt_tokens=10, completion_tokens=5, total_tokens=15)

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QFileDialog
 
 from app.gui.bench.page import BenchPage
 from app.gui.jobs import Jobs
-from engine.api.jobs import BenchPartial, JobKind, Knobs, Measured, Progress, TuneReport
+from engine.api.jobs import BenchPartial, JobKind, Measured, Progress, TunableSettings, TuneReport
 from engine.api.measuring import BenchRequest, BenchResults, Shapes, TuneRequest
 from engine.api.stats import DeviceUsage, Usage, UsageSamples
 from tests.gui.fake_server import Events
@@ -98,7 +98,8 @@ def test_a_shape_is_tuned_and_the_result_told(qtbot, page, server):
     assert msgspec.convert(sent, TuneRequest) == TuneRequest(shape="qwen3-8b", lengths=(128, 512, 2048))
     report = TuneReport(
         model="qwen3-8b", prompt_tokens=512, turn_s=1.5, default_turn_s=2.0, prefill_tok_s=1.0, decode_tok_s=1.0,
-        best=Knobs(n_threads=2, n_ubatch=256, flash_attn="on"), default=Knobs(), choices=(), trials=(), cost_s=1.0,
+        best=TunableSettings(n_threads=2, n_ubatch=256, flash_attn="on"), default=TunableSettings(),
+        choices=(), trials=(), cost_s=1.0,
         complete=True, measured_at=1.0,
     )  # fmt: skip
     result = msgspec.to_builtins(Measured(reports=(report,)))
@@ -116,7 +117,8 @@ def test_settings_that_save_energy_are_looked_for_and_told(qtbot, page, server):
     assert msgspec.convert(sent, TuneRequest).goal == "energy"
     report = TuneReport(
         model="spark", prompt_tokens=512, turn_s=2.5, default_turn_s=2.0, prefill_tok_s=1.0, decode_tok_s=1.0,
-        best=Knobs(n_threads=1), default=Knobs(), choices=(), trials=(), cost_s=1.0, complete=True, measured_at=1.0,
+        best=TunableSettings(n_threads=1), default=TunableSettings(), choices=(), trials=(), cost_s=1.0,
+        complete=True, measured_at=1.0,
         goal="energy", tokens_per_joule=3.25, default_tokens_per_joule=2.0,
     )  # fmt: skip
     result = msgspec.to_builtins(Measured(reports=(report,)))

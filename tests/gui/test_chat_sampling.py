@@ -3,12 +3,15 @@
 import msgspec
 
 from app.db import conversations
-from engine.api.models import Decided, ModelSampling
+from engine.api.models import EffectiveValue, ModelSampling
 from tests.gui.hands import ask
 
 
 def test_a_chat_follows_the_models_recommendation_until_it_has_its_own(qtbot, services, page, server):
-    told = {"temperature": Decided(value=0.6, source="model_card"), "top_k": Decided(value=20, source="model_card")}
+    told = {
+        "temperature": EffectiveValue(value=0.6, source="model_card"),
+        "top_k": EffectiveValue(value=20, source="model_card"),
+    }
     server.models[0] = msgspec.structs.replace(server.models[0], sampling=told)
     services.models.refresh()
     panel = page.options.sampling

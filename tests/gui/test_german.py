@@ -140,10 +140,10 @@ def test_an_answer_of_another_server_is_named_in_german(german):
     from app.answer_facts import AnswerFacts
     from app.db.records import Message
     from app.gui.chat.answer_stats import answer_facts
-    from engine.upstreams.types import Rule, Upstream, Way
+    from engine.upstreams.types import Rule, Upstream, UpstreamRoute
 
     rule = Rule(model="m", upstream="desk", queue=2)
-    fact = Way(upstream=Upstream(name="desk", url="http://d"), model="big", rule=rule).fact()
+    fact = UpstreamRoute(upstream=Upstream(name="desk", url="http://d"), model="big", rule=rule).fact()
     facts = AnswerFacts(ran_on=sentence(fact), ran_on_detail=fact)
     told = answer_facts(Message(id=1, conversation_id=1, parent_id=None, role="assistant", content="", facts=facts))
     assert told == ["Beantwortet von desk (http://d) als big; Ihre Regel: m zu desk, wenn hier mehr als 2 warten"]

@@ -22,7 +22,7 @@ from engine.api.hub import (
 from engine.api.jobs import JobKind, Quantized
 from engine.api.library import FileCheck, Linked, Model, Models, Origin, Removed, Tensor, Tensors, Verification
 from engine.api.machine import ModelPlacement, PlacementAnswer
-from engine.api.models import Decided, ModelLoadSettings
+from engine.api.models import EffectiveValue, ModelLoadSettings
 from engine.api.quantizing import QuantizeOptions
 from engine.message_catalog.reasons import because
 from tests.gui.fake_server import Events
@@ -127,7 +127,7 @@ def test_a_late_answer_does_not_bring_back_a_finished_job(qtbot, library):
 def test_removing_asks_and_can_be_undone(qtbot, library, server):
     server.routes["DELETE", "/tessera/v1/models/spark"] = Removed(ticket="t1", model="spark", name="Spark")
     server.routes["POST", "/tessera/v1/trash/t1/restore"] = SPARK
-    library._ask_remove("spark", "Spark (demo)")
+    library._confirm_removal("spark", "Spark (demo)")
     assert not any(method == "DELETE" for method, *_ in server.requests)
     press(library.banner, "Remove")
     qtbot.waitUntil(lambda: "was removed" in library.banner.text)
@@ -251,7 +251,7 @@ def test_details_show_the_mosaic_and_close(qtbot, library):
 
 def test_the_card_of_a_model_is_shown(qtbot, library, server):
     card = "# SmolLM2\n\nmade by **Hugging Face**"
-    sampling = {"temperature": Decided(value=0.6, source="model_card")}
+    sampling = {"temperature": EffectiveValue(value=0.6, source="model_card")}
     shown = Model(id="smol", name="SmolLM2", card_text=card, sampling=sampling)
     server.routes["GET", "/tessera/v1/models/smol"] = shown
     library._show_details("smol")

@@ -2,7 +2,7 @@
 
 from PySide6.QtCore import QPropertyAnimation
 
-from app.gui.animations import asks_for_stillness
+from app.gui.animations import prefers_reduced_motion
 from app.gui.widgets.basics import Banner
 
 
@@ -31,4 +31,4 @@ def test_where_the_system_asks_for_less_motion_it_is_there_at_once(qtbot, theme)
 
 def test_without_a_desktop_to_ask_motion_is_wanted(monkeypatch):
     monkeypatch.setenv("DBUS_SESSION_BUS_ADDRESS", "unix:path=/nonexistent")
-    assert asks_for_stillness() is False
+    assert prefers_reduced_motion() is False

@@ -105,7 +105,7 @@ def test_what_is_read_in_vain_is_bounded(qtbot, page, server, monkeypatch):
 
 
 def test_on_battery_nothing_is_read_unless_it_is_wished(qtbot, page, server, services, monkeypatch):
-    monkeypatch.setattr(background_requests.ReadAhead, "_power", lambda _: "battery")
+    monkeypatch.setattr(background_requests.PromptPrefill, "_power", lambda _: "battery")
     page.composer.set_text("The keeper of the lighthouse went down")
     qtbot.wait(300)
     assert aside(server) == []

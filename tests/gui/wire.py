@@ -2,20 +2,20 @@
 
 import time
 
-from engine.api.hub import Choice, Option, RepoHit, RepoPlan, Repository, Starter
+from engine.api.hub import Option, QuantVariant, RepoHit, RepoPlan, Repository, Starter
 from engine.api.jobs import Fault, Job, JobKind, Progress
 from engine.api.library import Details, Model, ModelFile, Origin
 from engine.api.measuring import BenchResult, Point, Spread
 from engine.api.quantizing import (
     FileReport,
     PlanForecast,
+    PresetPlan,
     QuantizeReport,
     QuantizeSketch,
     QuantPlan,
-    StockPlan,
     TensorPlan,
 )
-from quantize.types import EvidenceRef, Goal, Interval
+from quantize.types import EvidenceRef, Interval, SizeTarget
 
 SPARK = Model(
     id="spark",
@@ -55,7 +55,7 @@ def pulling(state="running", **changes):
 def plan(size, damage=0.01, kv=None):
     return QuantPlan(
         architecture="llama",
-        goal=Goal(kind="budget", limit_bytes=size),
+        goal=SizeTarget(kind="budget", limit_bytes=size),
         evidence=EvidenceRef(tier="instant", has_imatrix=False),
         header_bytes=100,
         file_bytes=size,
@@ -73,7 +73,7 @@ def plan(size, damage=0.01, kv=None):
                 damage=damage,
             ),
         ),
-        stock=(StockPlan(name="Q4_K_M", file_bytes=5_700_000, damage=0.02),),
+        stock=(PresetPlan(name="Q4_K_M", file_bytes=5_700_000, damage=0.02),),
     )
 
 
@@ -162,4 +162,4 @@ def hub_plan(*options):
 
 
 def hub_option(label, size_bytes, **facts):
-    return Option(choice=Choice(label=label, format="gguf", files=()), size_bytes=size_bytes, **facts)
+    return Option(choice=QuantVariant(label=label, format="gguf", files=()), size_bytes=size_bytes, **facts)

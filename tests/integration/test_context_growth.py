@@ -13,7 +13,7 @@ from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
 from engine.pool import pool as pools
-from engine.pool.model_resolution import Resolved
+from engine.pool.model_resolution import ResolvedModel
 from engine.runner.protocol import ContextWanted, LoadSettings
 from tests.support import runner_calls
 from tests.support.fakes.free_pool import FreePool
@@ -178,7 +178,7 @@ def test_an_idle_context_goes_back_to_its_first_size(model, tmp_path, monkeypatc
 
     class Source:
         async def resolve(self, name, min_ctx=0):
-            return Resolved(model_id=name, engine="llama", settings=settings)
+            return ResolvedModel(model_id=name, engine="llama", settings=settings)
 
     async def ask(pool, prompt):
         loaded = await pool.acquire("m")

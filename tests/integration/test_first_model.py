@@ -7,7 +7,7 @@ import pytest
 
 from app.client import Client
 from devices.child_command import own_command
-from engine.core.startup_timing import Phases, process_age_s
+from engine.core.startup_timing import StartupTimer, process_age_s
 from tests.support.servers import RunningServer, wait_for
 
 
@@ -52,7 +52,7 @@ def test_a_model_that_is_not_there_ends_the_start(tmp_path):
 
 def test_phases_add_up():
     begun = process_age_s()
-    phases = Phases(from_start=True)
+    phases = StartupTimer(from_start=True)
     for name in ("one", "two", "two", "three"):
         phases.done(name)
     assert [p.name for p in phases.all()] == ["one", "two", "three"]

@@ -12,7 +12,7 @@ from devices import landlock
 from devices.errors import TesseraError
 from engine.core.errors import Cancelled
 from engine.core.paths import user_paths
-from engine.jobs.jobs import Control
+from engine.jobs.jobs import JobContext
 from engine.library.catalogue import Catalogue
 from engine.library.converter import environment
 from engine.library.converter.environment import NoConverter
@@ -30,7 +30,7 @@ def catalogue():
 
 
 def convert(catalogue, folder, control=None):
-    return convert_folder(catalogue, folder, None, "auto", control or Control())
+    return convert_folder(catalogue, folder, None, "auto", control or JobContext())
 
 
 def left(catalogue):
@@ -115,7 +115,7 @@ def converters(before):
 
 def test_cancelled_it_is_gone_with_what_it_wrote(catalogue, tmp_path):
     stand_in(catalogue.paths.converter, WRITES + "import time; time.sleep(100)")
-    control = Control()
+    control = JobContext()
     before = set(psutil.Process().children(recursive=True))
 
     def cancel():
@@ -157,10 +157,10 @@ def test_without_an_index_it_says_so_and_what_is_there_does_not_count(catalogue,
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     told = []
     with pytest.raises(NoConverter, match="could not be downloaded"):
-        environment.install(catalogue.paths.converter, Control(told.append))
+        environment.install(catalogue.paths.converter, JobContext(told.append))
     assert environment.installed(catalogue.paths.converter) is None
     assert {p.phase for p in told} == {"fetching"}
-    stopped = Control()
+    stopped = JobContext()
     stopped.ask("cancelled")
     with pytest.raises(Cancelled):
         environment.install(catalogue.paths.converter, stopped)

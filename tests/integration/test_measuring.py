@@ -19,13 +19,13 @@ from engine.job_kinds.autotune.run import proof, trial, trial_settings
 from engine.job_kinds.bench import shapes
 from engine.job_kinds.bench.qtype_speed import PriceStore, measure_prices, planner_speeds
 from engine.job_kinds.quantize.request import measured_speeds
-from engine.placement.measurements import Budget, Knobs
+from engine.placement.measurements import TrialSize, TunableSettings
 from engine.runner.protocol import LoadSettings
 from tests.conftest import ROOT
 from tests.support.machines.simulated_meter import MACHINE, WORK_W, Metered
 
-KNOBS = Knobs(n_threads=1, n_ubatch=64, n_batch=512)
-BUDGET = Budget(prompt=64, answer=4, repeats=1)
+KNOBS = TunableSettings(n_threads=1, n_ubatch=64, n_batch=512)
+BUDGET = TrialSize(prompt=64, answer=4, repeats=1)
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def test_a_trial_counts_the_joules_that_its_runner_drew(bundled_model, monkeypat
     energy = EnergyMeter(host, MACHINE)
     asyncio.run(energy.rest())
     at_rest = len(host.looks)
-    budget = Budget(prompt=256, answer=64, repeats=3, joules=True)
+    budget = TrialSize(prompt=256, answer=64, repeats=3, joules=True)
     settings = LoadSettings(path=str(bundled_model))
     found = asyncio.run(trial(settings, KNOBS, budget, freely, 300.0, energy))
     assert found.failure is None
@@ -118,7 +118,7 @@ from pathlib import Path
 from engine.job_kinds.autotune import run
 from engine.energy.meter import EnergyMeter
 from engine.job_kinds.autotune.space import Dimension
-from engine.placement.measurements import Knobs
+from engine.placement.measurements import TunableSettings
 from engine.runner.protocol import LoadSettings
 
 energy = None
@@ -134,7 +134,7 @@ run.rounds_for = lambda n, goal: (
 )
 dims = [Dimension(name="ubatch", levels=tuple({"n_ubatch": n} for n in (16, 32, 64)))]
 report = asyncio.run(run.tune(
-    LoadSettings(path=sys.argv[1], n_ctx=256), Knobs(n_threads=1, n_ubatch=64), dims,
+    LoadSettings(path=sys.argv[1], n_ctx=256), TunableSettings(n_threads=1, n_ubatch=64), dims,
     model="m", prompt_tokens=32, journal_path=Path(sys.argv[2]), admit=lambda _: nullcontext(), limit_s=300,
     step=lambda text, count: print(count, flush=True), energy=energy,
 ))

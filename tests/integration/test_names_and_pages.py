@@ -3,7 +3,7 @@
 import httpx2
 import pytest
 
-from engine.server.origin_check import Callers
+from engine.server.origin_check import AllowedOrigins
 from tests.support.fakes.scripted import TOKEN, ScriptedServer
 from tests.support.servers import wait_for
 
@@ -58,7 +58,7 @@ def test_a_model_kept_for_longer_than_dates_go_is_kept_for_ever(qwen, keep_alive
 
 @pytest.fixture(scope="module")
 def open_server(tmp_path_factory):
-    callers = Callers(local_pages=True, containers=False, apps=False)
+    callers = AllowedOrigins(local_pages=True, containers=False, apps=False)
     server = ScriptedServer(tmp_path_factory.mktemp("open") / "home", callers=callers)
     yield server
     server.stop()

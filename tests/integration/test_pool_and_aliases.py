@@ -10,7 +10,7 @@ import pytest
 
 from engine.core.errors import InputFault, NotEnoughMemory
 from engine.placement.model_settings import ModelSettingsStore
-from engine.pool.model_resolution import Resolved
+from engine.pool.model_resolution import ResolvedModel
 from engine.runner.protocol import LoadSettings
 from engine.server import sse
 from tests.support.fakes.free_pool import FreePool, Unlimited
@@ -132,7 +132,7 @@ def test_idle_work_loads_no_model(scripted):
 
 class Source:
     async def resolve(self, model, min_ctx=0):
-        return Resolved(model_id=model, engine="fake", settings=LoadSettings(path=model))
+        return ResolvedModel(model_id=model, engine="fake", settings=LoadSettings(path=model))
 
 
 class OneFits(Unlimited):

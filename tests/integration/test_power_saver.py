@@ -10,7 +10,7 @@ from devices.power_saver import PowerSaver
 from devices.programs import installed_program
 from engine.api.machine import PowerLimits
 from engine.energy.energy_accounting import JouleLedger
-from engine.placement.types import Overrides
+from engine.placement.types import PlacementLimits
 from engine.pool.generation_hooks import GenerationHooks
 from engine.server.power import PowerService
 
@@ -44,7 +44,7 @@ def saver(tmp_path, note):
 
 def service(tmp_path, saver):
     pool = SimpleNamespace(loaded=[], hooks=GenerationHooks())
-    models = SimpleNamespace(overrides=Overrides())
+    models = SimpleNamespace(overrides=PlacementLimits())
     return PowerService(pool, models, JouleLedger(), tmp_path / "power.json", saver=saver)
 
 

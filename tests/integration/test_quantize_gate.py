@@ -17,7 +17,7 @@ from engine.core.errors import InputFault
 from engine.job_kinds.quantize.gate import GateService
 from engine.job_kinds.quantize.tasks import TaskSet
 from engine.placement.memory_admission import MemoryAdmission
-from engine.services import Services
+from engine.services import EngineFacade
 from quantize.files.gguf_file import read_gguf
 from quantize.files.measurement_folder import file_sha256
 from quantize.files.provenance import KEY, read_provenance, report_path
@@ -25,7 +25,7 @@ from quantize.job.execute import quantize
 from quantize.job.gate_run import NOT_THE_SOURCE
 from quantize.job.report import summary
 from quantize.job.request import QuantizeRequest
-from quantize.types import CALIBRATION, HELD_OUT, Goal
+from quantize.types import CALIBRATION, HELD_OUT, SizeTarget
 from tests.support.models.golden_tasks import golden_tasks
 from tests.support.reports import read_report
 from tests.support.servers import runs, wait_for
@@ -43,7 +43,7 @@ def tasks(tmp_path_factory):
 @pytest.fixture
 def keeper(tmp_path, monkeypatch):
     monkeypatch.setenv("TESSERA_HOME", str(tmp_path / "home"))
-    services = Services()
+    services = EngineFacade()
     yield GateService(services.placer, MemoryAdmission(services.placer), tmp_path / "cache", NAMED_TASKS)
     services.close()
 
@@ -52,7 +52,7 @@ def request(folder, gate, **changes):
     facts = {
         "source": SPARK,
         "out": folder / "out.gguf",
-        "goal": Goal(kind="mix", mix="Q8_0"),
+        "goal": SizeTarget(kind="mix", mix="Q8_0"),
         "calibration": CALIBRATION,
         "held_out": HELD_OUT,
         "cache_dir": folder / "cache",
@@ -92,7 +92,7 @@ def test_a_file_that_does_as_well_passes_and_says_so(tmp_path, keeper, tasks):
 
 def test_a_ruined_file_is_vetoed_and_nothing_is_left(tmp_path, keeper, tasks):
     before = file_sha256(SPARK)
-    report, _ = run(keeper, tmp_path, tasks, goal=Goal(kind="budget", limit_bytes=3_100_000))
+    report, _ = run(keeper, tmp_path, tasks, goal=SizeTarget(kind="budget", limit_bytes=3_100_000))
     (check,) = report.gate.checks
     assert (report.shipped, report.out, report.file_bytes, check.vetoed) == ("nothing", None, None, True)
     assert check.loss.low > 0
@@ -124,7 +124,7 @@ class Without:
 
 def test_the_stock_mix_of_the_same_size_ships_where_it_passes(tmp_path, keeper, tasks):
     judge = Without(keeper.judge(keeper.tasks(str(tasks))), "ours")
-    size = Goal(kind="budget", limit_bytes=7_200_000)
+    size = SizeTarget(kind="budget", limit_bytes=7_200_000)
     report, _ = run(keeper, tmp_path, tasks, judge, goal=size)
     assert [(c.mix, c.vetoed) for c in report.gate.checks] == [("ours", True), ("stock", False)]
     assert report.shipped == "stock"
@@ -134,7 +134,7 @@ def test_the_stock_mix_of_the_same_size_ships_where_it_passes(tmp_path, keeper, 
 
 def test_where_the_source_does_not_fit_one_in_8_bits_stands_for_it(tmp_path, keeper, tasks):
     judge = Without(keeper.judge(keeper.tasks(str(tasks))), "none", fits=False)
-    report, _ = run(keeper, tmp_path, tasks, judge, goal=Goal(kind="mix", mix="Q6_K"))
+    report, _ = run(keeper, tmp_path, tasks, judge, goal=SizeTarget(kind="mix", mix="Q6_K"))
     assert report.gate.reference == NOT_THE_SOURCE
     assert SPARK not in judge.models
     assert judge.models[0].name.endswith(".reference.partial")
@@ -185,11 +185,11 @@ from pathlib import Path
 from app.evals.gate_tasks import NAMED_TASKS
 from engine.placement.memory_admission import MemoryAdmission
 from engine.job_kinds.quantize.gate import GateService
-from engine.services import Services
+from engine.services import EngineFacade
 from quantize.measurements import decode
 from quantize.job.execute import quantize
 from quantize.job.request import QuantizeRequest
-services = Services()
+services = EngineFacade()
 keeper = GateService(services.placer, MemoryAdmission(services.placer), Path(sys.argv[2]), NAMED_TASKS)
 def tell(progress):
     if progress.phase == "gate" and progress.done >= 20:

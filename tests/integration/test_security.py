@@ -16,12 +16,12 @@ from engine.core.keys import KeyStore
 from engine.server import guard
 from engine.server.all_routes import every_route
 from engine.server.auth import Access, running_server_url
-from engine.server.origin_check import Callers
+from engine.server.origin_check import AllowedOrigins
 from tests.support.fakes.scripted import TOKEN, ScriptedServer
 from tests.support.servers import ROOT, RunningServer, free_port, wait_for
 
 KEY = "sk-the-key"
-CALLERS = Callers(hosts=("my.box",), origins=("http://app.example",))
+CALLERS = AllowedOrigins(hosts=("my.box",), origins=("http://app.example",))
 OPEN = {"/", "/health", "/v1/health", "/docs", "/chat"}
 MANAGEMENT = ("/tessera/", "/api/pull", "/api/create", "/api/copy", "/api/delete")
 WRONG = {

@@ -10,7 +10,7 @@ import pytest
 
 from engine.core.errors import BadModelFile, RunnerDied
 from engine.core.expert_stats import ExpertUse, folder_of, use_store
-from engine.core.startup_timing import Phases
+from engine.core.startup_timing import StartupTimer
 from engine.core.types import GenerationRequest, SamplingParams
 from engine.placement.shape import model_shape
 from engine.runner.expert_tensors import held_bytes, least_bytes, stacks
@@ -182,7 +182,7 @@ def test_the_next_layers_experts_are_predicted_by_its_own_router(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(expert_cache, "ExpertPredictor", Watched)
         settings = LoadSettings(path=str(path), n_ctx=512, expert_bytes=sizes(path)[0], n_threads=1, **SETTINGS)
-        loaded, experts = service.load(start_backends(), settings, lambda _: True, Phases())
+        loaded, experts = service.load(start_backends(), settings, lambda _: True, StartupTimer())
         batch = Batch(loaded)
         for position in range(60):
             batch.clear()

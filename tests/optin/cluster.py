@@ -298,14 +298,14 @@ def quantize(world, _options):
     from quantize.child import HERE, Executor
     from quantize.job.execute import quantize as make
     from quantize.job.request import QuantizeRequest
-    from quantize.types import Goal
+    from quantize.types import SizeTarget
 
     tasks, took = RayTasks(), {}
     for name, executor in (("nodes", Executor(tasks.run, 1 << 30)), ("here", HERE)):
         home = world.folder / f"quantized-{name}"
         home.mkdir()
         request = QuantizeRequest(
-            source=first_layers(home / "source", 1), out=home / "made.gguf", goal=Goal(kind="bpw", bpw=5.0),
+            source=first_layers(home / "source", 1), out=home / "made.gguf", goal=SizeTarget(kind="bpw", bpw=5.0),
             calibration=short_text(home / "text.txt", 8_000), held_out=HELD_OUT, cache_dir=home / "cache",
             threads=2, probe_tokens=512, verify_tokens=2048,
         )  # fmt: skip

@@ -66,7 +66,7 @@ def onnx_graph():
 def table():
     from devices.errors import TesseraError
     from engine.api.receipts import Receipt
-    from engine.core.json_store import Damaged, JsonStore
+    from engine.core.json_store import CorruptStateFile, JsonStore
     from engine.onnx.safety import check_graph
     from engine.runner.protocol import Cancel as RunnerCancel
     from engine.runner.protocol import Fault, FrameReader, decode_from_runner, decode_to_runner, frame
@@ -94,7 +94,7 @@ def table():
         "safetensors header": (lambda raw: read_safetensors_source(Memory(raw)), safetensors_seeds(), BadFile),
         "onnx graph": (lambda raw: check_graph(graph(raw), graph.folder), [onnx_graph()], TesseraError),
         "importance matrix": (lambda raw: read_imatrix(matrix(raw)), [imatrix_seed()], TesseraError),
-        "state file": (store, [json.dumps(some).encode(), b'{"a": 1}'], Damaged),
+        "state file": (store, [json.dumps(some).encode(), b'{"a": 1}'], CorruptStateFile),
         "runner frames": (frames, [wire], (msgspec.MsgspecError, ValueError)),
         "receipt": (
             lambda raw: msgspec.json.decode(raw, type=Receipt),

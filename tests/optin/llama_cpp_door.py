@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.core.paths import user_paths
-from engine.jobs.jobs import Control
+from engine.jobs.jobs import JobContext
 from engine.library.catalogue import Catalogue
 from engine.library.converter import environment
 from engine.library.converting import convert_folder
@@ -37,7 +37,7 @@ def main(work: Path) -> int:
     def tell(progress):
         most[0] = max(most[0], progress.done)
 
-    made = environment.install(user_paths().converter, Control(tell))
+    made = environment.install(user_paths().converter, JobContext(tell))
     took = time.monotonic() - started
     on_disk = environment.size_on_disk(made.folder)
     print(f"environment: {took:.0f} s, {most[0] / 1e6:.0f} MB fetched, {on_disk / 1e6:.0f} MB on disk", flush=True)
@@ -55,7 +55,7 @@ def main(work: Path) -> int:
             out = work / f"{folder.name}.gguf"
             out.unlink(missing_ok=True)
             started = time.monotonic()
-            _, done = convert_folder(catalogue, folder, out, "F32", Control())
+            _, done = convert_folder(catalogue, folder, out, "F32", JobContext())
             took = time.monotonic() - started
             want = np.load(checkpoints / f"{folder.name}.npy")
             tokens = np.random.default_rng(1).integers(10, 1000, TOKENS)

@@ -42,10 +42,10 @@ from tests.support.models.small_folder import short_text
 from quantize.job.execute import quantize
 from quantize.job.plan_file import read_plan
 from quantize.job.request import QuantizeRequest
-from quantize.types import Goal
+from quantize.types import SizeTarget
 out, plan, threads, force = Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5] == "force"
 request = QuantizeRequest(
-    source=Path(sys.argv[1]), out=out / "made.gguf", goal=Goal(kind="bpw", bpw=5.5),
+    source=Path(sys.argv[1]), out=out / "made.gguf", goal=SizeTarget(kind="bpw", bpw=5.5),
     calibration=short_text(out / "text.txt", 60_000), held_out=HELD_OUT, cache_dir=out / "cache", threads=threads,
     verify_tokens=4096, force=force,
 )

@@ -14,7 +14,7 @@ from engine.core.paths import Paths
 from engine.core.types import Delta, GenerationRequest, SamplingParams
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
-from engine.placement.types import Overrides
+from engine.placement.types import PlacementLimits
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 
@@ -51,7 +51,7 @@ def test_dispatch(device, tmp_path):
     placer = Placer(open_resources(Paths(*(tmp_path / n for n in "abcde"))))
     settings = LoadSettings(path=SPARK, n_ctx=512, n_parallel=1)
     free_choice = placer.placement("spark", settings)
-    pinned = placer.placement("spark", settings, Overrides(device="vulkan"))
+    pinned = placer.placement("spark", settings, PlacementLimits(device="vulkan"))
     assert pinned.device == device.id
     assert pinned.settings.devices == (device.runtimes[0].device_name,)
     assert pinned.settings.n_gpu_layers == pinned.n_layers + 1

@@ -23,10 +23,10 @@ REASONS = {
     "a request has bounds, optional fields and no state; what is stored of it has the state": """
         engine.CollectionChange engine.Collection
         engine.CollectionChange engine.CollectionRequest
-        engine.CollectionChange engine.Definition
+        engine.CollectionChange engine.CollectionConfig
         engine.CollectionRequest engine.Collection
-        engine.CollectionRequest engine.Definition
-        engine.Collection engine.Definition
+        engine.CollectionRequest engine.CollectionConfig
+        engine.Collection engine.CollectionConfig
         engine.Collection engine.Counts
         engine.OnnxConvertRequest engine.ToOnnx
         engine.BenchRequest engine.BenchOptions
@@ -50,9 +50,9 @@ REASONS = {
     "one side is a file or a message whose form must not follow the other by accident": """
         engine.CachedHeader quantize.GgufFile
         engine.ChatQuery engine.RenderJob
-        engine.EngineArgs engine.Knobs
+        engine.EngineArgs engine.TunableSettings
         engine.EngineArgs engine._Plan
-        engine.Knobs engine.LoadSettings
+        engine.TunableSettings engine.LoadSettings
         engine.TuneReport engine.Tuned
         engine._FileHeader engine.StoredPrefix
         engine.Embed engine._Job
@@ -60,23 +60,23 @@ REASONS = {
         engine.Stats engine.ModelStats
         engine.Stats engine.Work
         engine._Plan engine.ModelPlacement
-        engine._Plan engine.Knobs
+        engine._Plan engine.TunableSettings
         engine._Plan engine.LoadSettings
-        quantize.PlanFile quantize.Evidence
+        quantize.PlanFile quantize.LossMeasurements
     """,
     "the same words for things of two kinds, or of two moments": """
-        app.Knob app.Setting
+        app.SamplingControl app.Setting
         devices.Cpu devices.Device
         devices.BackendDevice devices.Runtime
         devices.BackendDevice engine.RemoteDevice
         engine.PageText engine.Passage
         engine.AnswerFinished engine.Done
-        engine.Load engine.Question
+        engine.Load engine.PlacementQuery
         engine.Clock engine.TimeSpent
         engine.Dimensions quantize.DecoderShape
         engine._Job engine._Job
         engine.ModelSide engine.ServerState
-        engine.ServeOptions engine.Callers
+        engine.ServeOptions engine.AllowedOrigins
         quantize.GgufFile quantize.SafetensorsFile
         quantize.Effort quantize.JobShape
         quantize.Effort quantize.QuantizeRequest

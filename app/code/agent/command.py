@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from app.code.agent.sandbox import Openings, guarded, sandboxed
+from app.code.agent.sandbox import SandboxPermissions, guarded, sandboxed
 from devices.environment import program_environment
 from devices.process_memory import bound_memory
 
@@ -39,7 +39,7 @@ def run_command(
     argv: Sequence[str],
     folder: Path,
     timeout_s: float,
-    openings: Openings | None = None,
+    openings: SandboxPermissions | None = None,
     cancelled: threading.Event | None = None,
     on_output: Callable[[str], None] = lambda _: None,
 ) -> CommandResult:

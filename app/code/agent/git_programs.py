@@ -132,14 +132,14 @@ _HARMLESS_ADDRESSES: Final = ("https://", "http://", "ssh://", "git://", "git@",
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRepositories:
     """Repositories in a folder and below. `whole` is True if the scan was complete."""
 
     paths: frozenset[Path]
     whole: bool
 
 
-def repositories(root: Path) -> Found:
+def repositories(root: Path) -> FoundRepositories:
     """Find every `.git`, folder or file, and every folder that git would treat as a bare repository."""
     paths: set[Path] = set()
     left, waiting = _MOST_ENTRIES, [root]
@@ -151,13 +151,13 @@ def repositories(root: Path) -> Found:
                 names[entry.name] = entry.is_dir(follow_symlinks=False)
         left -= len(names)
         if left < 0:
-            return Found(frozenset(paths), whole=False)
+            return FoundRepositories(frozenset(paths), whole=False)
         if ".git" in names:
             paths.add(folder / ".git")
         if {"HEAD", "objects", "refs"} <= names.keys():
             paths.add(folder)
         waiting += [folder / name for name, is_folder in names.items() if is_folder and name != ".git"]
-    return Found(frozenset(paths), whole=True)
+    return FoundRepositories(frozenset(paths), whole=True)
 
 
 def put_aside(root: Path, before: frozenset[Path]) -> list[str]:

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 from app.answer_facts import ToolCall
 from app.code.agent.aliases import own_tool
 from app.code.agent.checkpoints import Checkpoint, Checkpoints, Restored
-from app.code.agent.types import AgentEvent, Ended, OnEvent, Stepped, Thought, UserAsked
+from app.code.agent.types import AgentEvent, AssistantTextEvent, Ended, OnEvent, Stepped, UserAsked
 from app.code.errors import NoSuchStep
-from app.tools.loop import Called, answer_message, carried_out, result_message
+from app.tools.loop import ToolCallEvent, answer_message, carried_out, result_message
 from app.tools.types import ToolOutcome, ToolSpec
 
 # Enough for a change over several files with a test run; a model that needs more will not succeed.
@@ -72,7 +72,7 @@ class _All:
 class Step:
     """One tool call, with the files and the conversation before it."""
 
-    call: Called
+    call: ToolCallEvent
     files: Checkpoint
     messages: list[dict[str, Any]]
 
@@ -110,14 +110,14 @@ class Agent:
                 return self._end(Ended("cancelled"))
             turn = self.model.turn(self.messages, specs)
             if turn.text or not turn.calls:
-                self._emit(Thought(turn.text))
+                self._emit(AssistantTextEvent(turn.text))
             before = list(self.messages)
             self.messages.append(answer_message(turn.text, turn.calls))
             if not turn.calls:
                 return self._end(Ended("answered"))
             num_called = 0
             for event in carried_out(tools, turn.calls, self.cancelled):
-                if isinstance(event, Called):
+                if isinstance(event, ToolCallEvent):
                     done = [answer_message(turn.text, turn.calls[:num_called]), *self.messages[len(before) + 1 :]]
                     self._save(event, [*before, *done] if num_called else before)
                     num_called += 1
@@ -133,7 +133,7 @@ class Agent:
                 )
         return self._end(Ended("step limit", f"{self.max_steps} steps were used"))
 
-    def _save(self, call: Called, messages: list[dict[str, Any]]) -> None:
+    def _save(self, call: ToolCallEvent, messages: list[dict[str, Any]]) -> None:
         if self.checkpoints is None:
             return
         files = self.checkpoints.save()

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from app.answer_facts import ToolCall
-from app.client import Answer, WholeAnswer
-from app.code.agent.transcript import turns_of
+from app.client import ChatDelta, ChatResponse
+from app.code.agent.transcript import group_turns
 from app.code.agent.types import AgentEvent
 
 
@@ -21,7 +21,7 @@ class ModelTurn:
 class Chats(Protocol):
     """Sends a chat to the server: the client, or the window's connection."""
 
-    def chat(self, model: str, messages: list[dict[str, Any]], **options: Any) -> Iterable[Answer]:
+    def chat(self, model: str, messages: list[dict[str, Any]], **options: Any) -> Iterable[ChatDelta]:
         """Stream a response."""
         ...
 
@@ -36,7 +36,7 @@ class ServerModel:
 
     def turn(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> ModelTurn:
         """Generate a response on the server. Raises: ApiError, ServerUnreachable."""
-        whole = WholeAnswer()
+        whole = ChatResponse()
         for chunk in self.client.chat(self.model, messages, tools=tools, **self.options):
             whole.take(chunk)
         return ModelTurn(whole.content, whole.tools.calls)
@@ -46,7 +46,7 @@ class ReplayedModel:
     """Replays the responses of a recorded session whatever the input; tool calls run again, with consent again."""
 
     def __init__(self, events: Iterator[AgentEvent]) -> None:
-        self._turns = iter(turns_of(events))
+        self._turns = iter(group_turns(events))
 
     def turn(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> ModelTurn:
         """The next recorded response; an empty one after the last."""

@@ -48,7 +48,7 @@ HIDDEN_VARIABLES: Final = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Openings:
+class SandboxPermissions:
     """Permissions of a command beyond the project folder."""
 
     network: bool = False
@@ -89,7 +89,7 @@ def without_bubblewrap() -> str | None:
     try:
         with tempfile.TemporaryDirectory(prefix="tessera-sandbox-") as scratch:
             tried = subprocess.run(
-                _bubblewrapped(("true",), Guard(Path("/usr/bin")), Openings(), Path(scratch), program),
+                _bubblewrapped(("true",), Guard(Path("/usr/bin")), SandboxPermissions(), Path(scratch), program),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=_TRY_LIMIT_S,
@@ -103,7 +103,7 @@ def without_bubblewrap() -> str | None:
     )
 
 
-def sandboxed(argv: Sequence[str], guard: Guard, openings: Openings, scratch: Path) -> list[str]:
+def sandboxed(argv: Sequence[str], guard: Guard, openings: SandboxPermissions, scratch: Path) -> list[str]:
     """Command that runs `argv` in the sandbox; requires `missing()` to be None. Temporary files go to `scratch`."""
     if without_bubblewrap() is None:
         return _bubblewrapped(argv, guard, openings, scratch, installed_program("bwrap") or "bwrap")
@@ -129,7 +129,9 @@ def sandboxed(argv: Sequence[str], guard: Guard, openings: Openings, scratch: Pa
     return list(child_command("devices.landlock", json.dumps(wanted)))
 
 
-def _bubblewrapped(argv: Sequence[str], guard: Guard, openings: Openings, scratch: Path, program: str) -> list[str]:
+def _bubblewrapped(
+    argv: Sequence[str], guard: Guard, openings: SandboxPermissions, scratch: Path, program: str
+) -> list[str]:
     home, folder = Path.home(), guard.folder
     options = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     if openings.network:
@@ -157,7 +159,7 @@ def _bubblewrapped(argv: Sequence[str], guard: Guard, openings: Openings, scratc
     return [*_filtered(program, openings, scratch), *options, "--", *argv]
 
 
-def _home(name: str, home: Path, openings: Openings) -> list[str]:
+def _home(name: str, home: Path, openings: SandboxPermissions) -> list[str]:
     """The home folder, or an empty one with the programs in it."""
     options = ["--bind", str(home), str(home)]
     if not openings.home:
@@ -169,7 +171,7 @@ def _home(name: str, home: Path, openings: Openings) -> list[str]:
     return options
 
 
-def _filtered(program: str, openings: Openings, scratch: Path) -> list[str]:
+def _filtered(program: str, openings: SandboxPermissions, scratch: Path) -> list[str]:
     """Bubblewrap with a filter of system calls, which it reads from a descriptor."""
     rules = syscall_filter.program(syscall_filter.OPEN if openings.network else syscall_filter.CLOSED)
     if not rules:
@@ -207,7 +209,7 @@ def guarded(folder: Path) -> Iterator[Guard]:
         snapshots = {}
         if without_bubblewrap() is None:
             for repository in mine:
-                stack.enter_context(_held(repository))
+                stack.enter_context(_with_fixed_files(repository))
         else:
             snapshots = {repository: keep(repository) for repository in mine}
         try:
@@ -222,7 +224,7 @@ def guarded(folder: Path) -> Iterator[Guard]:
 
 
 @contextlib.contextmanager
-def _held(repository: Path) -> Iterator[None]:
+def _with_fixed_files(repository: Path) -> Iterator[None]:
     """Ensure during the block that `hooks` exists, and a `commondir` with git's default content."""
     if repository.is_symlink() or not repository.is_dir():
         yield

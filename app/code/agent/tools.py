@@ -16,7 +16,7 @@ from app.code.agent.command import run_command
 from app.code.agent.types import Edited, OnEvent, PlanItem, Planned, Printed
 from app.code.edits.parse import contents, parse_answer
 from app.code.edits.session import EditSession, FileProposal
-from app.code.edits.types import Answer, Hunk
+from app.code.edits.types import Hunk, ParsedEdits
 from app.code.index.project import ProjectIndex
 from app.code.index.walk import is_ignored
 from app.tools.consent import Consent, ConsentRequest
@@ -293,7 +293,7 @@ class Toolbox:
             made = Hunk(
                 path=arguments.path, kind="create", replace=tuple(contents(arguments.replace)), source="block"
             )
-            return self._propose(Answer(hunks=(made,), malformed=()))
+            return self._propose(ParsedEdits(hunks=(made,), malformed=()))
         there = self._index.workspace.read(arguments.path).text
         text = there.replace("\r\n", "\n")
         search, new = (value.replace("\r\n", "\n") for value in (arguments.search, arguments.replace))
@@ -314,7 +314,7 @@ class Toolbox:
             replace=tuple(new.removesuffix("\n").split("\n")) if new else (),
             source="block",
         )
-        return self._propose(Answer(hunks=(hunk,), malformed=()))
+        return self._propose(ParsedEdits(hunks=(hunk,), malformed=()))
 
     def _insert(self, arguments: InsertArguments) -> ToolOutcome:
         there = self._index.workspace.read(arguments.path).text
@@ -341,7 +341,7 @@ class Toolbox:
             source="block",
             final_newline=final,
         )
-        return self._propose(Answer(hunks=(made,), malformed=()))
+        return self._propose(ParsedEdits(hunks=(made,), malformed=()))
 
     def _write_text(self, path: str, there: str, text: str) -> ToolOutcome:
         """Propose the smallest change that turns the file into this text; its line endings stay."""
@@ -367,15 +367,15 @@ class Toolbox:
             source="block",
             final_newline=final,
         )
-        return self._propose(Answer(hunks=(hunk,), malformed=()), picked={0: first + 1})
+        return self._propose(ParsedEdits(hunks=(hunk,), malformed=()), picked={0: first + 1})
 
     def _move(self, arguments: MoveArguments) -> ToolOutcome:
         hunk = Hunk(path=arguments.path, kind="move", source="patch", to=arguments.to)
-        return self._propose(Answer(hunks=(hunk,), malformed=()))
+        return self._propose(ParsedEdits(hunks=(hunk,), malformed=()))
 
     def _delete(self, arguments: DeleteArguments) -> ToolOutcome:
         hunk = Hunk(path=arguments.path, kind="delete", source="patch")
-        return self._propose(Answer(hunks=(hunk,), malformed=()))
+        return self._propose(ParsedEdits(hunks=(hunk,), malformed=()))
 
     def _patch(self, arguments: PatchArguments) -> ToolOutcome:
         text = f"{arguments.path}\n{arguments.text}" if arguments.path else arguments.text
@@ -386,7 +386,7 @@ class Toolbox:
             raise ToolRefused("Not applied: the text holds no edit that can be read.")
         return self._propose(answer)
 
-    def _propose(self, answer: Answer, picked: dict[int, int] | None = None) -> ToolOutcome:
+    def _propose(self, answer: ParsedEdits, picked: dict[int, int] | None = None) -> ToolOutcome:
         """Apply edits with the person's consent: all of them or none."""
         proposal = self._edits.propose(answer, picked)
         if proposal.malformed:
@@ -433,7 +433,9 @@ class Toolbox:
     def _run(self, arguments: RunArguments) -> ToolOutcome:
         if not arguments.argv or not arguments.argv[0].strip():
             raise ToolRefused("argv must name a program.")
-        openings: sandbox.Openings | None = sandbox.Openings(network=arguments.network, home=arguments.home)
+        openings: sandbox.SandboxPermissions | None = sandbox.SandboxPermissions(
+            network=arguments.network, home=arguments.home
+        )
         lacking = sandbox.missing()
         if lacking is not None:
             openings = None
@@ -471,7 +473,7 @@ class Toolbox:
         return ToolOutcome("The plan is shown.")
 
 
-def _reach(openings: sandbox.Openings | None, lacking: str | None) -> str | None:
+def _reach(openings: sandbox.SandboxPermissions | None, lacking: str | None) -> str | None:
     """What the command can access beyond the project folder; None if nothing."""
     if openings is None:
         return f"No sandbox: {lacking}. It can do whatever you can."

@@ -6,8 +6,8 @@ from typing import IO
 
 import msgspec
 
-from app.code.agent.types import AgentEvent, Printed, Thought
-from app.tools.loop import Called
+from app.code.agent.types import AgentEvent, AssistantTextEvent, Printed
+from app.tools.loop import ToolCallEvent
 from devices.msgspec_lock import learned
 
 _MAX_LINE_BYTES = 8 << 20
@@ -46,15 +46,15 @@ def read_transcript(path: Path) -> Iterator[AgentEvent]:
                 return
 
 
-def turns_of(events: Iterator[AgentEvent]) -> list[tuple[str, list[Called]]]:
+def group_turns(events: Iterator[AgentEvent]) -> list[tuple[str, list[ToolCallEvent]]]:
     """The model's responses of a session, in order: (text, calls)."""
-    turns: list[tuple[str, list[Called]]] = []
+    turns: list[tuple[str, list[ToolCallEvent]]] = []
     open_turn = False
     for event in events:
-        if isinstance(event, Thought):
+        if isinstance(event, AssistantTextEvent):
             turns.append((event.text, []))
             open_turn = True
-        elif isinstance(event, Called):
+        elif isinstance(event, ToolCallEvent):
             if not open_turn:
                 turns.append(("", []))
                 open_turn = True

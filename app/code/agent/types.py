@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from app.tools.loop import Called, Returned
+from app.tools.loop import ToolCallEvent, ToolResultEvent
 
 PlanState = Literal["open", "doing", "done"]
 
@@ -23,7 +23,7 @@ class UserAsked(msgspec.Struct, frozen=True, tag="asked"):
     text: str
 
 
-class Thought(msgspec.Struct, frozen=True, tag="thought"):
+class AssistantTextEvent(msgspec.Struct, frozen=True, tag="thought"):
     """Text of the model next to its calls, or its final response."""
 
     text: str
@@ -62,5 +62,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     detail: str = ""
 
 
-AgentEvent = UserAsked | Thought | Called | Returned | Planned | Edited | Stepped | Printed | Ended
+AgentEvent = (
+    UserAsked | AssistantTextEvent | ToolCallEvent | ToolResultEvent | Planned | Edited | Stepped | Printed | Ended
+)
 OnEvent = Callable[[AgentEvent], None]

@@ -124,7 +124,7 @@ def assemble(
         for mention in mentions_in(question):
             _add_mention(index, mention, budget, git, excluded)
         if search:
-            for item in _found(index, words, near):
+            for item in _search_items(index, words, near):
                 if item.key not in excluded and not budget.add(item):
                     _leave_out_found(budget, item)
     return Context(items=tuple(budget.items), left_out=tuple(budget.left_out), budget_tokens=budget_tokens)
@@ -251,7 +251,7 @@ def _symbol_item(index: ProjectIndex, hit: SymbolHit, reason: str) -> ContextIte
     )
 
 
-def _found(index: ProjectIndex, question: str, near: list[ChunkHit]) -> Iterator[ContextItem]:
+def _search_items(index: ProjectIndex, question: str, near: list[ChunkHit]) -> Iterator[ContextItem]:
     for symbol in named_symbols(index.database, question):
         item = _symbol_item(index, symbol, f"the question names {symbol.name}")
         if item is not None:

@@ -19,7 +19,7 @@ from app.code.edits.foreign import (
     reason_to_report,
 )
 from app.code.edits.naming import FENCE, Naming, mentions, name_before, name_in_info, name_on
-from app.code.edits.types import Answer, Hunk, Malformed
+from app.code.edits.types import Hunk, Malformed, ParsedEdits
 
 # The second form of each mark is Cline's.
 _SEARCH = re.compile(r"^(?:<{5,9}\s*(?:SEARCH|ORIGINAL)|-{5,9}\s*SEARCH)\b")
@@ -65,14 +65,14 @@ class _Reader:
         self.num_read += 1
 
 
-def parse_answer(text: str, project_paths: frozenset[str] = frozenset(), *, is_cut: bool = False) -> Answer:
+def parse_answer(text: str, project_paths: frozenset[str] = frozenset(), *, is_cut: bool = False) -> ParsedEdits:
     """Parse all edits of `text`, in order. `project_paths` resolves file names written with decoration.
 
     `is_cut`: the model reached its limit of tokens, so more edits of the last file may be missing.
     """
     if len(text) > MAX_ANSWER_BYTES:
         reason = f"the answer has {len(text)} characters, more than {MAX_ANSWER_BYTES}"
-        return Answer(hunks=(), malformed=(Malformed(line=1, reason=reason),))
+        return ParsedEdits(hunks=(), malformed=(Malformed(line=1, reason=reason),))
     reader = _Reader(contents(text), project_paths, is_ended=text.endswith("\n"))
     calls: list[tuple[int, int]] = []
     while reader.position < len(reader.lines):
@@ -116,7 +116,7 @@ def _take(reader: _Reader, read: FileDiff | Patch) -> None:
     reader.done(read.end)
 
 
-def _answer(reader: _Reader, calls: list[tuple[int, int]]) -> Answer:
+def _answer(reader: _Reader, calls: list[tuple[int, int]]) -> ParsedEdits:
     """The result; a tool call or whole file is reported only if no edit was parsed from it."""
     begun = [*calls, (len(reader.lines), reader.num_read)]
     for (position, num_read), (_, then) in pairwise(begun):
@@ -126,7 +126,7 @@ def _answer(reader: _Reader, calls: list[tuple[int, int]]) -> Answer:
     edited = {hunk.path for hunk in reader.hunks} | {found.path for found in reader.malformed}
     reader.hunks += [whole for whole in reader.whole_files if whole.path not in edited]
     # Models repeat an edit; the second one asks for nothing more.
-    return Answer(hunks=tuple(dict.fromkeys(reader.hunks)), malformed=tuple(reader.malformed))
+    return ParsedEdits(hunks=tuple(dict.fromkeys(reader.hunks)), malformed=tuple(reader.malformed))
 
 
 def _report_open_code(reader: _Reader) -> None:
@@ -136,7 +136,7 @@ def _report_open_code(reader: _Reader) -> None:
         return
     reader.since = [number for number in reader.since if number < begun]
     fence = FENCE.match(reader.lines[begun])
-    path = _whole_file(reader, begun, fence.group(2) if fence else "")
+    path = _complete_file(reader, begun, fence.group(2) if fence else "")
     if path is not None:
         _fail(reader, begun, "the answer ends inside the code", path)
 
@@ -173,12 +173,12 @@ def _report_code(reader: _Reader, begun: int, end: int) -> None:
     if reason is not None:
         _fail(reader, begun, reason)
         return
-    path = _whole_file(reader, begun, info) if any(line.strip() for line in code) else None
+    path = _complete_file(reader, begun, info) if any(line.strip() for line in code) else None
     if path is not None and language not in _OUTPUT_LANGUAGES:
         reader.whole_files.append(Hunk(path=path, kind="whole", replace=tuple(code), source="fence"))
 
 
-def _whole_file(reader: _Reader, begun: int, info: str) -> str | None:
+def _complete_file(reader: _Reader, begun: int, info: str) -> str | None:
     """The file whose whole text a fence seems to contain; its name comes from the fence or a line next to it."""
     in_info = name_in_info(info, reader.known)
     if in_info is not None:

@@ -8,7 +8,7 @@ from app.code.edits.apply import apply_hunks, is_elision, merge
 from app.code.edits.journal import FileChange, Journal
 from app.code.edits.locate import Location, locate
 from app.code.edits.parse import contents
-from app.code.edits.types import Answer, Applied, FileResult, Hunk, Malformed, Outcome, Refused
+from app.code.edits.types import Applied, FileResult, Hunk, Malformed, Outcome, ParsedEdits, Refused
 from app.code.errors import (
     EditNeedsAnother,
     FileChanged,
@@ -87,7 +87,7 @@ class EditSession:
         self._journal = journal
         self._uncommitted = uncommitted
 
-    def propose(self, answer: Answer, picked: Mapping[int, int] | None = None) -> Proposal:
+    def propose(self, answer: ParsedEdits, picked: Mapping[int, int] | None = None) -> Proposal:
         """Locate every hunk of the response; `picked` maps a hunk's index to a line chosen by the user."""
         by_path: dict[str, list[int]] = {}
         refused: dict[int, str] = {}

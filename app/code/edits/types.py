@@ -48,7 +48,7 @@ class Malformed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class ParsedEdits:
     """All edits of one response, in order, and all parts that could not be parsed."""
 
     hunks: tuple[Hunk, ...]

@@ -57,7 +57,7 @@ class ProjectIndex:
             present: list[FoundFile] = []
             gone: list[str] = []
             for path in paths:
-                file = self._found(path)
+                file = self._file_entry(path)
                 if file is None:
                     gone.append(path)
                 else:
@@ -66,7 +66,7 @@ class ProjectIndex:
             self._parse(present, None)
             return Refreshed(num_files=len(present), num_parsed=len(present), num_removed=len(gone))
 
-    def _found(self, path: str) -> FoundFile | None:
+    def _file_entry(self, path: str) -> FoundFile | None:
         try:
             name = self.workspace.normalize(path)
             status = (self.workspace.root / name).lstat()
@@ -175,7 +175,7 @@ class ParserPool:
                 child.ask_blocking(path.encode("utf-8", "surrogateescape")), type=learned(ParsedFile)
             )
         except ChildFailed as failed:  # the next file gets a new child
-            return ParsedFile(path, problem=_why(failed))
+            return ParsedFile(path, problem=_failure_text(failed))
 
     def _take(self) -> BoundedChild:
         with contextlib.suppress(queue.Empty):
@@ -200,7 +200,7 @@ class ParserPool:
                 self._idle.get_nowait().close()
 
 
-def _why(failed: ChildFailed) -> str:
+def _failure_text(failed: ChildFailed) -> str:
     """The reason why a file has no symbols, as text for the index."""
     if failed.timed_out:
         return f"parsing took longer than {PARSE_LIMIT_S:.0f} s"

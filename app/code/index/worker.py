@@ -131,12 +131,12 @@ def chunks_of(text: str, symbols: list[Symbol]) -> list[Chunk]:
                     break
         names = " ".join(symbol.name for symbol in symbols if first <= symbol.line <= last)
         body = "\n".join(lines[first - 1 : last])[:_MAX_CHUNK_CHARS]
-        result.append(Chunk(first, last, names, body.encode("utf-8", "replace").decode(), _words(body)))
+        result.append(Chunk(first, last, names, body.encode("utf-8", "replace").decode(), _camel_case_parts(body)))
         first = last + 1
     return result
 
 
-def _words(text: str) -> str:
+def _camel_case_parts(text: str) -> str:
     """Parts of CamelCase names, because the index's tokenizer does not split them."""
     mixed = (word for word in set(_LETTERS.findall(text)) if _CASE_CHANGES.search(word))
     parts = {part for word in mixed for part in _WORD_PART.findall(word)}

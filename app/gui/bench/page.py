@@ -21,14 +21,14 @@ from PySide6.QtWidgets import (
 )
 
 from app.gui import formatted
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.jobs import Jobs
 from app.gui.reasons import failure_of
 from app.gui.theme import Theme
-from app.gui.widgets.basics import Banner, Empty, Page, button, card, label, row, stack
+from app.gui.widgets.basics import Banner, EmptyState, Page, button, card, label, row, stack
 from app.gui.widgets.chart import Chart, ChartKey, value_words
 from app.gui.widgets.flow import Flow
-from app.gui.widgets.popups import Choice, entries_of
+from app.gui.widgets.popups import ComboBox, entries_of
 from engine.api.jobs import BenchPartial, Job, JobKind, Measured, TuneReport, partial_of, result_of
 from engine.api.measuring import BenchRequest, BenchResult, BenchResults, Goal, Point, Shapes, TuneRequest
 from engine.api.stats import Usage
@@ -46,7 +46,7 @@ _SHOWN_RESULTS = 8
 class BenchPage(Page):
     """Shows the server's results. Requests them when the page is shown and when a measurement ends."""
 
-    def __init__(self, services: Services, jobs: Jobs) -> None:
+    def __init__(self, services: AppContext, jobs: Jobs) -> None:
         super().__init__(
             self.tr("Measure"),
             self.tr("How fast models run on this computer, including models you have not downloaded."),
@@ -61,16 +61,16 @@ class BenchPage(Page):
         self._build_controls()
         self._build_plots()
         self._build_results()
-        self.while_visible(_BUSY_MS, self._look_at_machine, self._look)
+        self.while_visible(_BUSY_MS, self._show_utilization, self._refresh_all)
         services.models.changed.connect(self._list_models)
         jobs.changed.connect(self._on_job)
         self._list_models()
 
     def _build_controls(self) -> None:
-        self.model = Choice()
+        self.model = ComboBox()
         self.model.setAccessibleName(self.tr("Model or shape to measure"))
         self.model.currentIndexChanged.connect(lambda _: self._on_model())
-        self.mix = Choice()
+        self.mix = ComboBox()
         self.mix.addItems(list(STAND_IN_MIXES))
         self.mix.setAccessibleName(self.tr("Quantization of the simulated model"))
         self.lengths = QLineEdit("128, 512, 2048")
@@ -115,7 +115,7 @@ class BenchPage(Page):
         self.busy = BusyPlot(theme, self.tr("Load of the computer, %"))
         self._speeds = card(self.decode, self.prefill)
         self._speeds.hide()  # until there are results to plot
-        self._nothing = Empty(
+        self._nothing = EmptyState(
             self.tr("Nothing measured yet"),
             self.tr("Choose a model above and press Measure. Its speed at each prompt length is shown here."),
         )
@@ -161,9 +161,9 @@ class BenchPage(Page):
 
     # ------------------------------------------------------------------ loading data
 
-    def _look(self) -> None:
+    def _refresh_all(self) -> None:
         self.refresh()
-        self._look_at_machine()
+        self._show_utilization()
 
     def refresh(self) -> None:
         """Request the model shapes and all earlier results."""
@@ -201,7 +201,7 @@ class BenchPage(Page):
         self.tune.setEnabled(free)
         self.save_energy.setEnabled(free)
 
-    def _look_at_machine(self) -> None:
+    def _show_utilization(self) -> None:
         self._services.background.run(
             lambda: self._services.api.utilization(_SHOWN_S),
             lambda answer: self.busy.show_samples(answer.samples),

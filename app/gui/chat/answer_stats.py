@@ -3,7 +3,7 @@
 from PySide6.QtCore import QCoreApplication, QLocale
 
 from app.answer_facts import AnswerFacts
-from app.client import WholeAnswer
+from app.client import ChatResponse
 from app.db.records import Message
 from app.gui.reasons import translated
 from engine.api.chat import Timings, Usage
@@ -80,7 +80,7 @@ def _tr(text: str) -> str:
     return QCoreApplication.translate("facts", text)
 
 
-def speed_facts(answer: WholeAnswer, count: int) -> AnswerFacts:
+def speed_facts(answer: ChatResponse, count: int) -> AnswerFacts:
     """Usage and speed of a response whose tokens the window counted itself."""
     seconds = answer.last_s - answer.first_s
     speed = round((count - 1) / seconds, 2) if seconds > 0 and count > 1 else 0.0

@@ -13,10 +13,10 @@ from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.client import WholeAnswer
+from app.client import ChatResponse
 from app.db import conversations
 from app.db.records import Conversation, Message
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.chat.chat_transactions import title_of
 from app.gui.chat.composer import Composer
 from app.gui.chat.controller import ChatController
@@ -38,7 +38,7 @@ MAX_WASTED_CHARS = {"mains": 4000, "battery": 800}
 class _Aside(QObject):
     """Runs one background request at a time."""
 
-    def __init__(self, services: Services, parent: QObject) -> None:
+    def __init__(self, services: AppContext, parent: QObject) -> None:
         super().__init__(parent)
         self._services = services
         self._cancelled = threading.Event()
@@ -48,13 +48,13 @@ class _Aside(QObject):
         """Stop. Text that was already prefilled stays cached."""
         self._cancelled.set()
 
-    def _ask(self, body: dict[str, Any], limit_s: float, done: Callable[[WholeAnswer, float], object]) -> None:
+    def _request(self, body: dict[str, Any], limit_s: float, done: Callable[[ChatResponse, float], object]) -> None:
         self._cancelled.set()
         cancelled = self._cancelled = threading.Event()
         api = self._services.api
 
-        def work() -> tuple[WholeAnswer, float]:
-            whole, begun = WholeAnswer(), time.monotonic()
+        def work() -> tuple[ChatResponse, float]:
+            whole, begun = ChatResponse(), time.monotonic()
             stream = api.answer({**body, "priority": "side"})
             watch = threading.Timer(limit_s, stream.close)
             watch.start()
@@ -68,7 +68,7 @@ class _Aside(QObject):
                 stream.close()
             return whole, time.monotonic() - begun
 
-        def on_answer(result: tuple[WholeAnswer, float]) -> None:
+        def on_answer(result: tuple[ChatResponse, float]) -> None:
             if not cancelled.is_set():
                 done(*result)
 
@@ -80,7 +80,7 @@ class Titles(_Aside):
 
     titled = Signal(int)
 
-    def __init__(self, services: Services, controller: ChatController, parent: QObject) -> None:
+    def __init__(self, services: AppContext, controller: ChatController, parent: QObject) -> None:
         super().__init__(services, parent)
         self._controller = controller
         self._idle = QTimer(self)
@@ -93,10 +93,10 @@ class Titles(_Aside):
         self._idle.stop()
         if busy:
             self.cancel()
-        elif self._wanted():
+        elif self._is_needed():
             self._idle.start()
 
-    def _wanted(self) -> bool:
+    def _is_needed(self) -> bool:
         chat, path = self._controller.conversation, self._controller.tree.path()
         model = self._services.models.get(chat.model)
         return (
@@ -111,17 +111,17 @@ class Titles(_Aside):
 
     def _begin(self) -> None:
         chat, path = self._controller.conversation, self._controller.tree.path()
-        if self._controller.busy or not self._wanted():
+        if self._controller.busy or not self._is_needed():
             return
         asked = [*path, Message(0, chat.id, None, "user", _TITLE)]
         sees = self._services.models.sees(chat.model)
         body = branch_body(chat.model, asked, system_prompt=chat.system_prompt, sees=sees)
         body |= {"max_tokens": _TITLE_TOKENS, "temperature": 0, "reasoning_effort": "none"}
-        self._ask(body, 60.0, lambda whole, _: self._keep(chat, whole.content))
+        self._request(body, 60.0, lambda whole, _: self._set_title(chat, whole.content))
 
-    def _keep(self, chat: Conversation, text: str) -> None:
+    def _set_title(self, chat: Conversation, text: str) -> None:
         title = clean_title(text)
-        if not title or self._controller.conversation.id != chat.id or not self._wanted():
+        if not title or self._controller.conversation.id != chat.id or not self._is_needed():
             return
         self._controller.conversation = replace(self._controller.conversation, title=title)
         future = self._services.store.of(chat.id).submit(conversations.update, chat.id, title=title)
@@ -136,10 +136,12 @@ def clean_title(text: str) -> str:
     return line if 2 <= len(line) <= _LONGEST_TITLE and any(c.isalpha() for c in line) else ""  # noqa: PLR2004 - a word
 
 
-class ReadAhead(_Aside):
+class PromptPrefill(_Aside):
     """Prefills the context and the draft while the user types, within limits of time and waste."""
 
-    def __init__(self, services: Services, controller: ChatController, composer: Composer, parent: QObject) -> None:
+    def __init__(
+        self, services: AppContext, controller: ChatController, composer: Composer, parent: QObject
+    ) -> None:
         super().__init__(services, parent)
         self._controller, self._composer = controller, composer
         self._read: str | None = None  # the draft text prefilled so far; None if nothing of this chat was prefilled
@@ -194,11 +196,11 @@ class ReadAhead(_Aside):
         body |= {"max_tokens": 1}
         self._read = words
 
-        def done(whole: WholeAnswer, seconds: float) -> None:
+        def done(whole: ChatResponse, seconds: float) -> None:
             del whole
             self.spent_s += seconds
 
-        self._ask(body, BUDGET_S[power] - self.spent_s, done)
+        self._request(body, BUDGET_S[power] - self.spent_s, done)
 
 
 def _common(first: str, second: str) -> str:
@@ -209,7 +211,9 @@ def _common(first: str, second: str) -> str:
 class SideWork(QObject):
     """Chat titles and prompt prefill for the chat page."""
 
-    def __init__(self, services: Services, controller: ChatController, composer: Composer, parent: QObject) -> None:
+    def __init__(
+        self, services: AppContext, controller: ChatController, composer: Composer, parent: QObject
+    ) -> None:
         super().__init__(parent)
         self.titles = Titles(services, controller, self)
-        self.read_ahead = ReadAhead(services, controller, composer, self)
+        self.read_ahead = PromptPrefill(services, controller, composer, self)

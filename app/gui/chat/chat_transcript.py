@@ -7,9 +7,9 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QPlainTextEdit, QVBoxLayout, QWidget
 
 from app.compaction.plan import in_force, inside
-from app.db.records import Fold, Message
-from app.generation_phase import Phase
-from app.gui.app_context import Services
+from app.db.records import Message, Summary
+from app.generation_phase import GenerationPhase
+from app.gui.app_context import AppContext
 from app.gui.chat.controller import ChatController
 from app.gui.chat.memory import UsedMemory
 from app.gui.chat.message_actions import MessageActions
@@ -68,7 +68,7 @@ _PAIR_FACTOR = 1.6  # times the width of a single response
 class ChatTranscript(Transcript):
     """Follows the messages of a controller. Responses of a second model are shown next to the first model's."""
 
-    def __init__(self, services: Services, controller: ChatController, actions: MessageActions) -> None:
+    def __init__(self, services: AppContext, controller: ChatController, actions: MessageActions) -> None:
         super().__init__(services.theme, self._item_of, self._height_of)
         self._services, self._controller = services, controller
         self._items = MessageItems(services, controller, actions, self.scroll_to)
@@ -125,7 +125,7 @@ class ChatTranscript(Transcript):
         if pane is not None:
             pane.append_text(content, reasoning)
 
-    def _on_phase(self, message_id: int, phase: Phase) -> None:
+    def _on_phase(self, message_id: int, phase: GenerationPhase) -> None:
         pane = self.pane(message_id)
         if pane is not None:
             pane.show_phase(phase)
@@ -153,7 +153,7 @@ class FoldItem(ColumnItem):
     rewritten = Signal(int, str)
     undone = Signal(int)
 
-    def __init__(self, theme: Theme, fold: Fold, count: int, *, expanded: bool) -> None:
+    def __init__(self, theme: Theme, fold: Summary, count: int, *, expanded: bool) -> None:
         super().__init__()
         self._theme, self._number = theme, fold.id
         unit = theme.tokens.unit
@@ -220,7 +220,7 @@ class MessageItems:
 
     def __init__(
         self,
-        services: Services,
+        services: AppContext,
         controller: ChatController,
         actions: MessageActions,
         scroll_to: Callable[[int], None],

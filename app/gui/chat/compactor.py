@@ -8,11 +8,20 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.attachments import document_text
 from app.client import ApiError, Routes, chat_body
-from app.compaction.plan import FOLD_AT, KEEP, Part, Sent, in_force, sent, system_prompt, tokens_of
+from app.compaction.plan import (
+    FOLD_AT,
+    KEEP,
+    CompactedContext,
+    SummaryRange,
+    in_force,
+    sent,
+    system_prompt,
+    tokens_of,
+)
 from app.compaction.run import Compaction
 from app.db import summaries as folds_table
-from app.db.records import Conversation, Fold, Message
-from app.gui.app_context import Services
+from app.db.records import Conversation, Message, Summary
+from app.gui.app_context import AppContext
 from app.gui.chat.project_of_chat import ProjectOfChat
 from app.gui.chat.request import branch_body, estimate_message, estimate_tokens, rendered
 from app.gui.reasons import error_message
@@ -31,10 +40,10 @@ class Compactor(QObject):
     noticed = Signal(str)
     _saved = Signal(int, object)
 
-    def __init__(self, services: Services, project: ProjectOfChat, parent: QObject) -> None:
+    def __init__(self, services: AppContext, project: ProjectOfChat, parent: QObject) -> None:
         super().__init__(parent)
         self._services, self._project = services, project
-        self.folds: list[Fold] = []
+        self.folds: list[Summary] = []
         self._chat = Conversation(0)
         self._path: Sequence[Message] = ()
         self._cancelled = threading.Event()
@@ -47,24 +56,24 @@ class Compactor(QObject):
         self._saved.connect(self._on_saved)
         services.background.at_close(self.cancel)
 
-    def open(self, chat: Conversation, folds: Sequence[Fold]) -> None:
+    def open(self, chat: Conversation, folds: Sequence[Summary]) -> None:
         """Switch to another conversation."""
         self.cancel()
         self._chat, self.folds = chat, list(folds)
 
-    def sent(self, path: Sequence[Message]) -> Sent:
+    def sent(self, path: Sequence[Message]) -> CompactedContext:
         """The messages and summaries to send to the model for a branch."""
         return sent(path, self.folds)
 
     def estimate(self, path: Sequence[Message]) -> int:
         """Estimated tokens of a branch's context."""
-        return tokens_of(self.sent(path), self._own(self._chat), estimate_tokens, estimate_message)
+        return tokens_of(self.sent(path), self._instructions(self._chat), estimate_tokens, estimate_message)
 
-    def prompt(self, chat: Conversation, what: Sent) -> str:
+    def prompt(self, chat: Conversation, what: CompactedContext) -> str:
         """The system prompt: project instructions, the chat's own prompt and the summaries."""
-        return system_prompt(self._own(chat), what.summaries)
+        return system_prompt(self._instructions(chat), what.summaries)
 
-    def _own(self, chat: Conversation) -> str:
+    def _instructions(self, chat: Conversation) -> str:
         return "\n\n".join(filter(None, (self._project.instructions.strip(), chat.system_prompt.strip())))
 
     def on_answered(self, chat: Conversation, path: Sequence[Message], used: int) -> None:
@@ -136,11 +145,11 @@ class Compactor(QObject):
     def _change(self, function: Any, *arguments: Any) -> None:
         number = self._chat.id
 
-        def write(connection: Any) -> list[Fold]:
+        def write(connection: Any) -> list[Summary]:
             function(connection, *arguments)
             return folds_table.of_conversation(connection, number)
 
-        def show(found: list[Fold]) -> None:
+        def show(found: list[Summary]) -> None:
             if self._chat.id == number:
                 self.folds = found
                 self.changed.emit()
@@ -176,7 +185,7 @@ class Compactor(QObject):
             options = {"max_tokens": most, "temperature": 0, "priority": priority, "loop_guard": True}
             return api.answer(chat_body(chat.model, messages, {**options, "reasoning_effort": "none"}))
 
-        def keep(part: Part, summary: str) -> Fold:
+        def keep(part: SummaryRange, summary: str) -> Summary:
             fold = store.submit(
                 folds_table.add,
                 chat.id,
@@ -195,7 +204,7 @@ class Compactor(QObject):
         def count(text: str) -> int:
             return self._count(api, chat.model, text)
 
-        path, prompt = tuple(self._path), self._own(chat)
+        path, prompt = tuple(self._path), self._instructions(chat)
 
         def work() -> int:
             with self._one_at_a_time:
@@ -218,7 +227,7 @@ class Compactor(QObject):
             self._counts[model, text] = count
         return count
 
-    def _on_saved(self, number: int, found: list[Fold]) -> None:
+    def _on_saved(self, number: int, found: list[Summary]) -> None:
         if number == self._chat.id:
             self.folds = found
             self.changed.emit()

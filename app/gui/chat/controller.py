@@ -7,12 +7,12 @@ from typing import Any
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.answer_facts import NO_FACTS, AnswerFacts, WebSource, sources_of
-from app.client import Answer, ApiError, WholeAnswer
+from app.client import ApiError, ChatDelta, ChatResponse
 from app.db import conversations, messages
-from app.db.records import Attachment, Conversation, Fold, Message, Status
+from app.db.records import Attachment, Conversation, Message, Status, Summary
 from app.db.store import TEMPORARY, Store
-from app.generation_phase import PERMISSION, WAITING, Phase
-from app.gui.app_context import Services
+from app.generation_phase import PERMISSION, WAITING, GenerationPhase
+from app.gui.app_context import AppContext
 from app.gui.background import StreamJob
 from app.gui.chat import chat_transactions
 from app.gui.chat.answer_stats import number, speed_facts, used_tokens
@@ -42,7 +42,7 @@ class ChatController(QObject):
     save_failed = Signal(str, tuple, str)  # unsaved message text, its attachments, reason
     failed = Signal(object)  # ApiError that ended the response
 
-    def __init__(self, services: Services, parent: QObject | None = None) -> None:
+    def __init__(self, services: AppContext, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._services = services
         self.conversation = Conversation(0)
@@ -79,12 +79,12 @@ class ChatController(QObject):
         return self.answer.message_id
 
     @property
-    def phase(self) -> tuple[Phase, float]:
+    def phase(self) -> tuple[GenerationPhase, float]:
         """Phase of the current response, and its start time (monotonic clock)."""
         now = self.answer.so_far
         return (now.phase, now.began) if now else (self._preparing_phase, time.monotonic())
 
-    def _on_preparing(self, phase: Phase, decided_s: float = 0.0) -> None:
+    def _on_preparing(self, phase: GenerationPhase, decided_s: float = 0.0) -> None:
         """The user is asked about a tool of the response that is being prepared, or has decided."""
         self._preparing_phase = phase
         self._deciding_s += decided_s
@@ -132,7 +132,7 @@ class ChatController(QObject):
         """Load and show a conversation, on the branch of `message_id` if given."""
         self._leave(conversation_id)
 
-        def show(loaded: tuple[Conversation, list[Message], list[Fold]]) -> None:
+        def show(loaded: tuple[Conversation, list[Message], list[Summary]]) -> None:
             self.conversation, rows, folds = loaded
             self.tree = MessageTree(rows, self.conversation.leaf_id)
             self.compactor.open(self.conversation, folds)
@@ -153,12 +153,12 @@ class ChatController(QObject):
 
     def send(self, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
         """Send a message at the end of the visible branch."""
-        self._ask(text, attachments, self.tree.leaf_id)
+        self._send_message(text, attachments, self.tree.leaf_id)
 
     def edit(self, message_id: int, text: str) -> None:
         """Send an edited message as a new branch. The old branch stays."""
         old = self.tree[message_id]
-        self._ask(text, old.attachments, old.parent_id)
+        self._send_message(text, old.attachments, old.parent_id)
 
     def leave_out_pictures(self, message_id: int) -> None:
         """Retry without the images of the parent message, or without all images if it has none.
@@ -183,7 +183,7 @@ class ChatController(QObject):
         if message.status == "error" and not (message.content or message.reasoning):
             self.tree.switch(message_id)
             self.tree.replace(replace(message, status="streaming", facts=NO_FACTS))
-            self._generate(message_id, WholeAnswer(), continue_last=False)
+            self._generate(message_id, ChatResponse(), continue_last=False)
             self.message_changed.emit(message_id)
             return
         self._set_starting()
@@ -195,7 +195,7 @@ class ChatController(QObject):
         if self.busy or self.tree.leaf_id != message_id:
             return
         message = self.tree[message_id]
-        answer = WholeAnswer(content=message.content, reasoning=message.reasoning)
+        answer = ChatResponse(content=message.content, reasoning=message.reasoning)
         self.tree.replace(replace(message, status="streaming"))
         self.message_changed.emit(message_id)
         self._generate(message_id, answer, continue_last=True)
@@ -244,7 +244,7 @@ class ChatController(QObject):
             self.busy_changed.emit(False)
         self.answer.stop()
 
-    def _ask(self, text: str, attachments: tuple[Attachment, ...], parent_id: int | None) -> None:
+    def _send_message(self, text: str, attachments: tuple[Attachment, ...], parent_id: int | None) -> None:
         if self.busy:
             return
         self._set_starting()
@@ -270,14 +270,14 @@ class ChatController(QObject):
             self.message_added.emit(turn.answer.id)
         if is_new:
             self.conversation_changed.emit(self.conversation)
-        self._generate(turn.answer.id, WholeAnswer(), continue_last=False)
+        self._generate(turn.answer.id, ChatResponse(), continue_last=False)
 
     def _on_not_saved(self, error: Exception, text: str = "", given: tuple[Attachment, ...] = ()) -> None:
         self._starting = False
         self.busy_changed.emit(False)
         self.save_failed.emit(text, given, error_message(error))
 
-    def _generate(self, message_id: int, answer: WholeAnswer, *, continue_last: bool) -> None:
+    def _generate(self, message_id: int, answer: ChatResponse, *, continue_last: bool) -> None:
         """Request a response after the enabled tools have started."""
         self._starting, self._calling, self._preparing = False, True, message_id
         self._deciding_s, self._preparing_phase = 0.0, WAITING
@@ -299,7 +299,7 @@ class ChatController(QObject):
         self.compactor.before_answer(self.conversation, self.tree.path(), prepare)
 
     def _stream(
-        self, message_id: int, answer: WholeAnswer, specs: tuple[ToolSpec, ...], *, continue_last: bool
+        self, message_id: int, answer: ChatResponse, specs: tuple[ToolSpec, ...], *, continue_last: bool
     ) -> None:
         path = self.tree.path()
         if not continue_last:
@@ -323,7 +323,7 @@ class ChatController(QObject):
         )
         self.answer.begin(message_id, answer, body)
 
-    def _finish(self, message_id: int, answer: WholeAnswer, status: Status, end: AnswerFacts) -> None:
+    def _finish(self, message_id: int, answer: ChatResponse, status: Status, end: AnswerFacts) -> None:
         facts = answer.facts().updated(end)
         if status == "error" and self._sent_pictures:
             facts = facts.updated(AnswerFacts(pictures_sent=True))
@@ -341,12 +341,12 @@ class ChatController(QObject):
         if status == "complete" and answer.tools.calls and self._call_tools(message, answer):
             return
         if self._second_wanted:
-            self._ask_second(message_id)
+            self._request_second(message_id)
         else:
             self.busy_changed.emit(False)
             self.compactor.on_answered(self.conversation, self.tree.path(), used_tokens(message))
 
-    def _call_tools(self, message: Message, answer: WholeAnswer) -> bool:
+    def _call_tools(self, message: Message, answer: ChatResponse) -> bool:
         """Run the tool calls of a response, save each result, then continue the response.
 
         Returns False if there is nothing to run.
@@ -394,7 +394,7 @@ class ChatController(QObject):
         )
         self._watch(future, None, lambda error: self.save_failed.emit("", (), error_message(error)))
 
-    def _count(self, message: Message, answer: WholeAnswer) -> None:
+    def _count(self, message: Message, answer: ChatResponse) -> None:
         """Count the tokens of a stopped response to get its speed. The server reports speed only at the end."""
         model, text = self._model_of(message.id), message.reasoning + message.content
 
@@ -407,7 +407,7 @@ class ChatController(QObject):
             lambda: self._services.api.count_tokens(model, text), counted, lambda _: None, self
         )
 
-    def _ask_second(self, message_id: int) -> None:
+    def _request_second(self, message_id: int) -> None:
         """Request the second model's response, after the first, so that both show their own speed."""
         self._set_starting()
         asked = replace(self.conversation, model=self.second_model)
@@ -439,21 +439,21 @@ class ArrivingAnswer(QObject):
 
     text_arrived = Signal(int, str, str)  # id, content, reasoning
     phase_changed = Signal(int, object)  # id, Phase
-    ended = Signal(int, object, str, object)  # id, WholeAnswer, Status, AnswerFacts
+    ended = Signal(int, object, str, object)  # id, ChatResponse, Status, AnswerFacts
     failed = Signal(object)  # ApiError that ended the response
     save_failed = Signal(str)
 
-    def __init__(self, services: Services, parent: QObject) -> None:
+    def __init__(self, services: AppContext, parent: QObject) -> None:
         super().__init__(parent)
         self._services = services
         self.message_id = 0
-        self.so_far: WholeAnswer | None = None
+        self.so_far: ChatResponse | None = None
         self._job: StreamJob | None = None
         self._save_timer = QTimer(self)
         self._save_timer.setInterval(_SAVE_MS)
         self._save_timer.timeout.connect(self._save_text)
 
-    def begin(self, message_id: int, so_far: WholeAnswer, body: dict[str, Any]) -> None:
+    def begin(self, message_id: int, so_far: ChatResponse, body: dict[str, Any]) -> None:
         """Start the request. Received text is appended to `so_far`."""
         self.so_far, self.message_id = so_far, message_id
         self._job = self._services.background.stream(
@@ -472,7 +472,7 @@ class ArrivingAnswer(QObject):
             self._job.cancel()
             self._end("stopped")
 
-    def _on_chunks(self, chunks: list[Answer]) -> None:
+    def _on_chunks(self, chunks: list[ChatDelta]) -> None:
         if self.so_far is None:
             return
         before = self.so_far.phase
@@ -514,7 +514,7 @@ class ContextWatch(QObject):
     new_chat_wanted = Signal()
 
     def __init__(
-        self, services: Services, controller: ChatController, composer: Composer, banner: Banner, parent: QObject
+        self, services: AppContext, controller: ChatController, composer: Composer, banner: Banner, parent: QObject
     ) -> None:
         super().__init__(parent)
         self._services = services

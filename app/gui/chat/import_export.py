@@ -8,9 +8,9 @@ from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QFileDialog, QWidget
 
 from app.db import messages
-from app.db.records import Conversation, Fold, Message
+from app.db.records import Conversation, Message, Summary
 from app.gui import formatted
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.reasons import error_message
 
 _SHOWN_EVERY = 50  # chats
@@ -24,7 +24,7 @@ class ChatImportExport(QObject):
     exported = Signal(str)
     failed = Signal(str)
 
-    def __init__(self, services: Services, window: QWidget) -> None:
+    def __init__(self, services: AppContext, window: QWidget) -> None:
         super().__init__(window)
         self._services = services
         self._window = window
@@ -48,7 +48,7 @@ class ChatImportExport(QObject):
         """Export a conversation as JSON, PDF or a web page if the file name ends so, else as Markdown."""
         from app.gui.chat.chat_export import to_html, to_json, to_markdown
 
-        def write(loaded: tuple[Conversation, list[Message], list[Fold]]) -> None:
+        def write(loaded: tuple[Conversation, list[Message], list[Summary]]) -> None:
             chat, rows, _ = loaded
 
             def work() -> None:

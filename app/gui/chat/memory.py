@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QDialog, QFileDialog, QFrame, QLineEdit, QPushButt
 from app.db import conversations, memories
 from app.db.memories import MAX_MEMORIES, MAX_MEMORY_CHARS, MemoryRefused
 from app.db.records import Folder, Memory
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.chat.answer_stats import number
 from app.gui.reasons import error_message
 from app.gui.widgets.basics import (
@@ -27,7 +27,7 @@ from app.gui.widgets.basics import (
     stack,
     when_released,
 )
-from app.gui.widgets.popups import Choice
+from app.gui.widgets.popups import ComboBox
 from devices.atomic_file import write_atomically
 
 _SETTING = "chat.memory"
@@ -40,7 +40,7 @@ _SIZE = (680, 560)
 class MemoryDialog(QDialog):
     """All remembered facts, each editable, with the setting that switches the memory off."""
 
-    def __init__(self, services: Services, parent: QWidget) -> None:
+    def __init__(self, services: AppContext, parent: QWidget) -> None:
         super().__init__(parent)
         self._services = services
         self._found: list[Memory] = []
@@ -52,7 +52,7 @@ class MemoryDialog(QDialog):
             "Facts that chats with the Memory tool use. They are stored on this computer only, and are part of "
             "what the model of such a chat is asked; other programs never see them."
         )
-        self.use = Choice()
+        self.use = ComboBox()
         for value, words in (
             ("ask", self.tr("On: ask before a fact is saved")),
             ("automatic", self.tr("On: save facts without asking")),
@@ -128,7 +128,7 @@ class MemoryDialog(QDialog):
             QDateTime.fromSecsSinceEpoch(int(memory.created_s)), QLocale.FormatType.ShortFormat
         )
         text.setToolTip(self.tr("Saved {when}").format(when=when))
-        where = Choice()
+        where = ComboBox()
         where.addItem(self.tr("Everywhere"), None)
         for folder in self._folders:
             where.addItem(folder.name, folder.id)
@@ -207,7 +207,7 @@ class MemoryDialog(QDialog):
 class UsedMemory(QFrame):
     """Which remembered facts the model of an answer got."""
 
-    def __init__(self, services: Services, facts: Sequence[str]) -> None:
+    def __init__(self, services: AppContext, facts: Sequence[str]) -> None:
         super().__init__()
         self._services = services
         self.setProperty("kind", "note")

@@ -4,7 +4,7 @@ from PySide6.QtCore import QObject, Signal
 from PySide6.QtGui import QGuiApplication
 
 from app.db.records import Conversation
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.chat import chat_transactions
 from app.gui.chat.controller import ChatController
 from app.gui.chat.message_widget import MessageWidget
@@ -22,7 +22,7 @@ class MessageActions(QObject):
 
     def __init__(
         self,
-        services: Services,
+        services: AppContext,
         controller: ChatController,
         banner: Banner,
         parent: QObject,
@@ -40,8 +40,8 @@ class MessageActions(QObject):
         widget.continued.connect(chat.continue_answer)
         widget.switched.connect(chat.switch_branch)
         widget.rewritten.connect(chat.rewrite)
-        widget.fixed.connect(self._mend)
-        widget.removed.connect(self._ask_remove)
+        widget.fixed.connect(self._apply_remedy)
+        widget.removed.connect(self._confirm_removal)
         widget.forked.connect(self._fork)
 
     def retry_waiting(self) -> None:
@@ -68,7 +68,7 @@ class MessageActions(QObject):
         if answers:
             QGuiApplication.clipboard().setText(answers[-1].content)
 
-    def _mend(self, message_id: int, remedy: str) -> None:
+    def _apply_remedy(self, message_id: int, remedy: str) -> None:
         chat = self._controller
         question = chat.tree[message_id].parent_id
         if remedy == "retry":
@@ -88,7 +88,7 @@ class MessageActions(QObject):
         else:
             self.asked_anew.emit(chat.tree[question].content)
 
-    def _ask_remove(self, message_id: int) -> None:
+    def _confirm_removal(self, message_id: int) -> None:
         self._banner.notify(
             self.tr("Delete this message and everything after it? This cannot be undone."),
             "warn",

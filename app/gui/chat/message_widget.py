@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 
 from app.answer_facts import ToolCall
 from app.db.records import Message
-from app.generation_phase import Phase
+from app.generation_phase import GenerationPhase
 from app.gui import formatted
 from app.gui.chat.answer_stats import answer_facts, runaway_words
 from app.gui.chat.message_editor import MessageEditor
@@ -113,7 +113,7 @@ class MessageWidget(ColumnItem):
             self._body.show()
             self._body.append_markdown(content)
 
-    def show_phase(self, phase: Phase, began: float | None = None) -> None:
+    def show_phase(self, phase: GenerationPhase, began: float | None = None) -> None:
         """Show the phase of the response. `began` is the request's start time (monotonic clock)."""
         if self._phase is None:
             return

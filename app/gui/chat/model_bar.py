@@ -5,16 +5,16 @@ from PySide6.QtWidgets import QWidget
 
 from app.client import ApiError
 from app.gui import formatted
-from app.gui.app_context import ModelChoice, Services
+from app.gui.app_context import AppContext, ModelChoice
 from app.gui.reasons import error_message
 from app.gui.widgets.basics import IconButton, row
-from app.gui.widgets.popups import Choice
-from app.gui.widgets.search_popup import Entry, Palette
+from app.gui.widgets.popups import ComboBox
+from app.gui.widgets.search_popup import Entry, SearchPopup
 from engine.api.library import Model
 from engine.api.machine import ModelPlacement
 
 
-class _ModelBox(Choice):
+class _ModelBox(ComboBox):
     """A combo box that opens the searchable model list instead of its own popup."""
 
     wanted = Signal()
@@ -34,7 +34,7 @@ class ModelBar(QWidget):
     tune_pressed = Signal()
     temporary_pressed = Signal()
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: AppContext) -> None:
         super().__init__()
         self._services = services
         theme = services.theme
@@ -54,7 +54,7 @@ class ModelBar(QWidget):
         self.compare = IconButton(theme, "split", self.tr("Compare with a second model"))
         self.compare.setCheckable(True)
         self.compare.toggled.connect(self._on_compare)
-        self.second = Choice()
+        self.second = ComboBox()
         _set_up(self.second, self.tr("Second model"))
         self.second.activated.connect(lambda at: self.second_chosen.emit(str(self.second.itemData(at))))
         self.second.hide()
@@ -115,10 +115,10 @@ class ModelBar(QWidget):
         self.second_chosen.emit(str(self.second.currentData() or "") if checked else "")
 
 
-def _set_up(box: Choice, words: str) -> None:
+def _set_up(box: ComboBox, words: str) -> None:
     box.setAccessibleName(words)
     box.setMinimumWidth(160)
-    box.setSizeAdjustPolicy(Choice.SizeAdjustPolicy.AdjustToContents)
+    box.setSizeAdjustPolicy(ComboBox.SizeAdjustPolicy.AdjustToContents)
 
 
 _MORE = "\x00more"
@@ -132,18 +132,18 @@ class ModelPicker(QObject):
     more_wanted = Signal()
     failed = Signal(str)
 
-    def __init__(self, services: Services, parent: QWidget) -> None:
+    def __init__(self, services: AppContext, parent: QWidget) -> None:
         super().__init__(parent)
         self._services, self._parent = services, parent
         self._files: dict[str, Model] = {}
         self._placements: dict[str, ModelPlacement] = {}
         self._busy: set[str] = set()
-        self._palette: Palette | None = None
+        self._palette: SearchPopup | None = None
 
     def open(self) -> None:
         """Show the available models."""
         window = self._parent.window()
-        palette = Palette(self._services.theme, self.tr("Models"), self.tr("Search models"), window)
+        palette = SearchPopup(self._services.theme, self.tr("Models"), self.tr("Search models"), window)
         self._palette = palette
         palette.chosen.connect(self._on_chosen)
         palette.acted.connect(self._on_acted)
@@ -157,14 +157,14 @@ class ModelPicker(QObject):
         run(lambda: api.library(refresh=True), self._on_files, lambda _: None, self)  # finds new files too
         for choice in self._services.models.choices:
             if choice.id not in self._placements:
-                self._ask_placement(choice.id)
+                self._request_placement(choice.id)
 
-    def _forget(self, palette: Palette) -> None:
+    def _forget(self, palette: SearchPopup) -> None:
         if self._palette is palette:
             self._palette = None
             self._services.models.changed.disconnect(self._show)
 
-    def _ask_placement(self, model: str) -> None:
+    def _request_placement(self, model: str) -> None:
         api = self._services.api
 
         def ask() -> ModelPlacement | None:
@@ -195,7 +195,7 @@ class ModelPicker(QObject):
     def _entry(self, choice: ModelChoice) -> Entry:
         mark = self.tr("Loaded") if choice.loaded else self.tr("Starting…") if choice.id in self._busy else ""
         action = "" if choice.id in self._busy else self.tr("Eject") if choice.loaded else self.tr("Load")
-        return Entry(choice.id, choice.title, self._facts(choice), mark, action, self.tr("Load settings"))
+        return Entry(choice.id, choice.title, self._summary(choice), mark, action, self.tr("Load settings"))
 
     def open_settings(self, model: str) -> None:
         """Show the load settings of a model."""
@@ -211,7 +211,7 @@ class ModelPicker(QObject):
         self._placements.pop(model, None)
         self._services.models.refresh()
 
-    def _facts(self, choice: ModelChoice) -> str:
+    def _summary(self, choice: ModelChoice) -> str:
         """Size, speed on this computer, device and capabilities, as far as known."""
         parts: list[str] = []
         file, placement = self._files.get(choice.id), self._placements.get(choice.id)
@@ -254,7 +254,7 @@ class ModelPicker(QObject):
         def done(_: object) -> None:
             self._placements.pop(model, None)
             ended()
-            self._ask_placement(model)
+            self._request_placement(model)
 
         def failed(error: Exception) -> None:
             ended()

@@ -23,14 +23,14 @@ from PySide6.QtWidgets import (
 from app.db import conversations
 from app.db.records import Conversation, Preset
 from app.gui import formatted
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, button, label, line_field, row, scrolled, stack
-from app.gui.widgets.popups import Choice
+from app.gui.widgets.popups import ComboBox
 from app.settings import BY_NAME, Settings
 from app.suggestions import asked_for, filled
 from engine.api.collections import Collection
-from engine.api.models import Decided
+from engine.api.models import EffectiveValue
 from quantize.files.sampling_keys import SAMPLING, SamplingField
 
 _LIMIT = BY_NAME["chat.max_tokens"]
@@ -47,7 +47,7 @@ class ChatOptions(QFrame):
 
     changed = Signal(dict)
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: AppContext) -> None:
         super().__init__()
         self._services = services
         self.setProperty("kind", "side")
@@ -65,14 +65,14 @@ class ChatOptions(QFrame):
         self._delay.setInterval(_DELAY_MS)
         self._delay.timeout.connect(self._emit)
         self.prompt.textChanged.connect(self._on_edited)
-        self.preset = Choice()
+        self.preset = ComboBox()
         self.preset.setAccessibleName(self.tr("Preset"))
         self.preset.activated.connect(self._on_preset)
         remove = IconButton(services.theme, "trash", self.tr("Remove this preset"), self._remove_preset)
         save = button(self.tr("Save as preset…"), self._save_preset)
         self.sampling = SamplingFields(services.theme)
         self.sampling.changed.connect(self._on_edited)
-        self.sampling.keep_pressed.connect(self._keep)
+        self.sampling.keep_pressed.connect(self._save_for_model)
         self._model = ""
         self.limit = QSpinBox()
         self.limit.setRange(int(_LIMIT.minimum or 0), int(_LIMIT.maximum or 0))
@@ -80,7 +80,7 @@ class ChatOptions(QFrame):
         self.limit.lineEdit().setTextMargins(6, 0, 6, 0)
         self.limit.setAccessibleName(self.tr(_LIMIT.title))
         self.limit.valueChanged.connect(self._on_edited)
-        self.documents = Choice()
+        self.documents = ComboBox()
         self.documents.setAccessibleName(self.tr("Documents"))
         self.documents.activated.connect(lambda _: self._on_collection())
         self._collections: tuple[str, ...] = ("",)
@@ -167,7 +167,7 @@ class ChatOptions(QFrame):
         self.sampling.show_values(self._own, chosen.sampling if chosen is not None else {})
         self.output.offer_reasoning(reasons=chosen is not None and chosen.reasons)
 
-    def _keep(self) -> None:
+    def _save_for_model(self) -> None:
         """Save this chat's sampling values as the user's settings for the model."""
         model, own, api = self._model, dict(self.sampling.own), self._services.api
 
@@ -259,7 +259,7 @@ class ChatOptions(QFrame):
 
 
 @dataclass(frozen=True)
-class Knob:
+class SamplingControl:
     """A sampling field in the window. Its bounds may be narrower than the API's."""
 
     name: str
@@ -275,18 +275,22 @@ class Knob:
 
 
 KNOBS = (
-    Knob(
+    SamplingControl(
         "temperature",
         "Temperature",
         "0 always picks the most likely token; higher values give more varied answers.",
         2,
     ),
-    Knob(
+    SamplingControl(
         "top_p", "Top P", "Keeps the most likely tokens that together have this probability. 1 keeps all.", 1, 0.01
     ),
-    Knob("min_p", "Min P", "Ignores tokens below this fraction of the top token's probability. 0 turns it off."),
-    Knob("top_k", "Top K", "Keeps only this many of the most likely tokens. 0 keeps all.", 1000),
-    Knob("repeat_penalty", "Repeat penalty", "Values above 1 discourage repeating recent words.", 2, 0.5),
+    SamplingControl(
+        "min_p", "Min P", "Ignores tokens below this fraction of the top token's probability. 0 turns it off."
+    ),
+    SamplingControl("top_k", "Top K", "Keeps only this many of the most likely tokens. 0 keeps all.", 1000),
+    SamplingControl(
+        "repeat_penalty", "Repeat penalty", "Values above 1 discourage repeating recent words.", 2, 0.5
+    ),
 )
 
 
@@ -299,7 +303,7 @@ class SamplingFields(QWidget):
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self.own: dict[str, float] = {}
-        self._recommended: Mapping[str, Decided] = {}
+        self._recommended: Mapping[str, EffectiveValue] = {}
         self._showing = False
         self.fields: dict[str, QSpinBox | QDoubleSpinBox] = {}
         self.resets: dict[str, IconButton] = {}
@@ -326,7 +330,7 @@ class SamplingFields(QWidget):
         column.addWidget(self.keep)
         self.setLayout(column)
 
-    def show_values(self, own: Mapping[str, object], recommended: Mapping[str, Decided]) -> None:
+    def show_values(self, own: Mapping[str, object], recommended: Mapping[str, EffectiveValue]) -> None:
         """Show a chat's own values; `recommended` applies to the other fields."""
         self.own = {k.name: float(v) for k in KNOBS if isinstance(v := own.get(k.name), int | float)}
         self._recommended = recommended
@@ -356,7 +360,7 @@ class SamplingFields(QWidget):
         self.keep.setEnabled(bool(self.own))
         self._showing = False
 
-    def _field(self, knob: Knob) -> QSpinBox | QDoubleSpinBox:
+    def _field(self, knob: SamplingControl) -> QSpinBox | QDoubleSpinBox:
         field: QSpinBox | QDoubleSpinBox
         if knob.row.whole:
             field = QSpinBox()

@@ -12,7 +12,7 @@ from app.db import conversations
 from app.db.records import Attachment, Conversation
 from app.db.store import TEMPORARY
 from app.gui import formatted
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.chat.background_requests import SideWork
 from app.gui.chat.chat_transactions import fork, title_of
 from app.gui.chat.chat_transcript import ChatTranscript
@@ -43,7 +43,7 @@ class ChatPage(QSplitter):
     pull_wanted = Signal(str)
     server_wanted = Signal()
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: AppContext) -> None:
         super().__init__(Qt.Orientation.Horizontal)
         self._services = services
         theme = services.theme
@@ -164,7 +164,7 @@ class ChatPage(QSplitter):
         self._context.new_chat_wanted.connect(self._move_to_new_chat)
         self.message_actions.server_wanted.connect(self.server_wanted)
         self.message_actions.edit_wanted.connect(self._edit)
-        self.message_actions.asked_anew.connect(self._ask_anew)
+        self.message_actions.asked_anew.connect(self._start_with)
         self.message_actions.forked.connect(self.open)
         self._services.models.changed.connect(self._show_models)
         self._services.models.reachable_changed.connect(self._on_reachable)
@@ -441,7 +441,7 @@ class ChatPage(QSplitter):
         undo = (self.tr("Undo"), lambda: self.sidebar.unarchive(ids))
         self.banner.notify(self.tr("Archived. Search still finds it."), "info", undo)
 
-    def _ask_anew(self, text: str) -> None:
+    def _start_with(self, text: str) -> None:
         self.new_chat()
         self.composer.set_text(text)
 

@@ -5,7 +5,7 @@ import time
 from PySide6.QtCore import QCoreApplication, QTimer
 from PySide6.QtWidgets import QLabel
 
-from app.generation_phase import PERMISSION, WAITING, Phase, phase_text
+from app.generation_phase import PERMISSION, WAITING, GenerationPhase, phase_text
 from app.gui import formatted
 from app.gui.widgets.basics import label
 
@@ -25,14 +25,14 @@ class PhaseLabel(QLabel):
         self._tick.setInterval(_TICK_MS)
         self._tick.timeout.connect(self._refresh)
 
-    def begin(self, began: float, phase: Phase = WAITING) -> None:
+    def begin(self, began: float, phase: GenerationPhase = WAITING) -> None:
         """Show the phase of a response requested at `began`."""
         self._began = began
         self._tick.start()
         self.show()
         self.show_phase(phase)
 
-    def show_phase(self, phase: Phase) -> None:
+    def show_phase(self, phase: GenerationPhase) -> None:
         """Show another phase. The time in which the user decides about a permission is not counted."""
         now = time.monotonic()
         if phase == PERMISSION != self.phase:

@@ -4,10 +4,10 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QCheckBox, QDialog, QFileDialog, QLineEdit, QPlainTextEdit, QWidget
 
 from app.db.records import Folder
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.chat.tools_panel import built_in_words
 from app.gui.widgets.basics import button, label, row, stack
-from app.gui.widgets.popups import Choice
+from app.gui.widgets.popups import ComboBox
 from app.tools.catalogue import Offered
 
 _WIDTH = 520
@@ -18,7 +18,7 @@ class ProjectDialog(QDialog):
 
     saved = Signal(dict)
 
-    def __init__(self, services: Services, folder: Folder, offered: list[Offered], parent: QWidget) -> None:
+    def __init__(self, services: AppContext, folder: Folder, offered: list[Offered], parent: QWidget) -> None:
         super().__init__(parent)
         self.setWindowTitle(self.tr("Project"))
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
@@ -30,7 +30,7 @@ class ProjectDialog(QDialog):
         self.instructions.setTabChangesFocus(True)
         self.instructions.setFixedHeight(120)
         self.instructions.setPlaceholderText(self.tr("Instructions for the model in every chat here"))
-        self.model = Choice()
+        self.model = ComboBox()
         self.model.addItem(self.tr("Default"), "")
         for choice in services.models.choices:
             self.model.addItem(choice.title, choice.id)

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.db import conversations
 from app.db.records import Conversation, Folder
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.reasons import error_message
 from app.gui.widgets.basics import Banner
 from app.projects import folder_of, instructions_of
@@ -26,7 +26,7 @@ class ProjectOfChat(QObject):
 
     changed = Signal()
 
-    def __init__(self, services: Services, parent: QObject) -> None:
+    def __init__(self, services: AppContext, parent: QObject) -> None:
         super().__init__(parent)
         self._services = services
         self._wanted: int | None = None
@@ -68,7 +68,7 @@ class Projects(QObject):
     began = Signal(object)
     changed = Signal()
 
-    def __init__(self, services: Services, banner: Banner, window: QWidget) -> None:
+    def __init__(self, services: AppContext, banner: Banner, window: QWidget) -> None:
         super().__init__(window)
         self._services, self._banner, self._window = services, banner, window
         self.dialog: ProjectDialog | None = None

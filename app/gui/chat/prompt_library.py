@@ -9,10 +9,10 @@ from PySide6.QtWidgets import QInputDialog, QWidget
 
 from app.db import store
 from app.db.records import Prompt
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.chat.composer import Composer
 from app.gui.chat.message_editor import VariablesDialog
-from app.gui.widgets.search_popup import Entry, Palette
+from app.gui.widgets.search_popup import Entry, SearchPopup
 from app.suggestions import asked_for, filled
 
 _SAVE = "\x00save"
@@ -23,7 +23,7 @@ _NAME = 40  # characters of the default name of a prompt
 class PromptLibrary(QObject):
     """The saved prompts of one composer. "/" at the start of an empty field opens the list."""
 
-    def __init__(self, services: Services, composer: Composer, model: Callable[[], str]) -> None:
+    def __init__(self, services: AppContext, composer: Composer, model: Callable[[], str]) -> None:
         super().__init__(composer)
         self._services, self._composer, self._model = services, composer, model
         self._prompts: dict[str, Prompt] = {}
@@ -36,7 +36,7 @@ class PromptLibrary(QObject):
 
     def _show(self, found: list[Prompt]) -> None:
         window = self._composer.window()
-        palette = Palette(self._services.theme, self.tr("Prompts"), self.tr("Search prompts"), window)
+        palette = SearchPopup(self._services.theme, self.tr("Prompts"), self.tr("Search prompts"), window)
         self._prompts = {str(item.id): item for item in found}
         entries = [
             Entry(str(item.id), item.name, " ".join(item.text.split())[:_SHOWN], action=self.tr("Remove"))
@@ -72,7 +72,7 @@ class PromptLibrary(QObject):
         written = self._composer.text.strip()
         window = self._composer.window()
         if written:
-            self._ask_name(written, window)
+            self._prompt_for_name(written, window)
             return
         dialog = QInputDialog(window)
         dialog.setWindowTitle(self.tr("New prompt"))
@@ -82,11 +82,11 @@ class PromptLibrary(QObject):
         dialog.setOption(QInputDialog.InputDialogOption.UsePlainTextEditForTextInput)
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         dialog.textValueSelected.connect(
-            lambda text: self._ask_name(text.strip(), window) if text.strip() else None
+            lambda text: self._prompt_for_name(text.strip(), window) if text.strip() else None
         )
         dialog.open()
 
-    def _ask_name(self, text: str, window: QWidget) -> None:
+    def _prompt_for_name(self, text: str, window: QWidget) -> None:
         dialog = QInputDialog(window)
         dialog.setWindowTitle(self.tr("Save prompt"))
         dialog.setLabelText(self.tr("Name:"))
@@ -107,7 +107,7 @@ class PromptLibrary(QObject):
         numbered = (f"{wanted} {number}" for number in itertools.count(2))
         return wanted if wanted not in taken else next(name for name in numbered if name not in taken)
 
-    def _remove(self, prompt_id: int, palette: Palette) -> None:
+    def _remove(self, prompt_id: int, palette: SearchPopup) -> None:
         palette.close()
         future = self._services.store.submit(store.remove_prompt, prompt_id)
         self._services.background.watch(future, lambda _: self.open(), None, self)

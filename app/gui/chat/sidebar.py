@@ -13,7 +13,7 @@ from app.db import conversations
 from app.db.conversations import search
 from app.db.records import Conversation, Folder, Hit
 from app.gui import formatted
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.chat.chat_list_view import EXCERPT, FOLDER, ID, MESSAGE, ChatTree, HitRows
 from app.gui.widgets.basics import IconButton, label, row, search_field, stack, when_released
 from app.gui.widgets.popups import Menu
@@ -59,7 +59,7 @@ class Sidebar(QFrame):
     project_pressed = Signal(int)  # folder id
     counted = Signal(int)  # number of chats
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: AppContext) -> None:
         super().__init__()
         self._services = services
         self.setProperty("kind", "side")

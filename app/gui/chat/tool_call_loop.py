@@ -13,10 +13,10 @@ from app.answer_facts import AnswerFacts, ToolCall
 from app.db import messages
 from app.db.records import Conversation, Memory, Message
 from app.db.store import TEMPORARY, Store
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.reasons import error_message
 from app.tools.builtin import MEMORY
-from app.tools.loop import Called, carried_out
+from app.tools.loop import ToolCallEvent, carried_out
 from app.tools.types import ToolSpec
 from engine.api.chat import REMOTE, Embeddings
 
@@ -34,7 +34,7 @@ class ToolTurns(QObject):
     consent_given = Signal(float)  # seconds that the user took to decide
     not_started = Signal(str)
 
-    def __init__(self, services: Services, parent: QObject) -> None:
+    def __init__(self, services: AppContext, parent: QObject) -> None:
         super().__init__(parent)
         self._services = services
         self._servers: RunningServers | None = None
@@ -63,7 +63,7 @@ class ToolTurns(QObject):
             then(())
             return
         cancelled = self._cancelled = threading.Event()
-        servers, consent = self._begun(chat.id)
+        servers, consent = self._servers_and_consent(chat.id)
         setting = self._services.settings.now.text("chat.memory")
         choice = self._services.models.get(chat.model)
         n_ctx = choice.n_ctx if choice is not None else 0
@@ -160,15 +160,15 @@ class ToolTurns(QObject):
         if self._servers is not None:
             self._servers.close()
 
-    def _begun(self, chat: int) -> "tuple[RunningServers, ToolConsent]":
+    def _servers_and_consent(self, chat: int) -> "tuple[RunningServers, ToolConsent]":
         """The shared tool servers, and the consents of this chat."""
         from app.tools.consent import ConsentStore, ToolConsent
         from app.tools.toolset import RunningServers
 
         self._servers = self._servers or RunningServers()
-        return self._servers, self._consents.setdefault(chat, ToolConsent(ConsentStore(), self._ask))
+        return self._servers, self._consents.setdefault(chat, ToolConsent(ConsentStore(), self._wait_for_consent))
 
-    def _ask(self, request: "ConsentRequest") -> "ToolDecision":
+    def _wait_for_consent(self, request: "ConsentRequest") -> "ToolDecision":
         """Ask for consent and wait for the decision. Worker thread only."""
         cancelled = self._cancelled
         while not self._decisions.empty():
@@ -201,7 +201,7 @@ class _Results:
     def __iter__(self) -> Iterator[Message]:
         """Run the calls and yield each result after it is saved."""
         for event in carried_out(self._tools, self._calls, self._cancelled):
-            if isinstance(event, Called):
+            if isinstance(event, ToolCallEvent):
                 title, begun = self._tools.title(event.tool), time.monotonic()
                 continue
             if self._cancelled.is_set():

@@ -11,11 +11,11 @@ from PySide6.QtWidgets import QBoxLayout, QCheckBox, QDialog, QFrame, QLineEdit,
 
 from app.db.records import Conversation
 from app.evals.tool_calls.run import CertificateStore
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.chat.memory import MemoryDialog
 from app.gui.reasons import error_message
 from app.gui.widgets.basics import IconButton, button, clear, label, row, scrolled, set_kind, stack, when_released
-from app.gui.widgets.popups import Choice
+from app.gui.widgets.popups import ComboBox
 from app.tools.builtin import CALCULATOR, FILES, MEMORY, WEB
 from app.tools.catalogue import Offered, offered
 from app.tools.consent import ConsentStore, StoredDecision, tool_fingerprint
@@ -42,7 +42,7 @@ class ToolsPanel(QFrame):
 
     changed = Signal(tuple)
 
-    def __init__(self, services: Services, folder: Callable[[], Path] = Path.home) -> None:
+    def __init__(self, services: AppContext, folder: Callable[[], Path] = Path.home) -> None:
         """Create the panel. `folder`: where a server is started to list its tools."""
         super().__init__()
         self._services, self._folder = services, folder
@@ -328,7 +328,7 @@ class AddServer(QDialog):
 
     added = Signal(list, dict)
 
-    def __init__(self, services: Services, folder: Path, parent: QWidget) -> None:
+    def __init__(self, services: AppContext, folder: Path, parent: QWidget) -> None:
         super().__init__(parent)
         self._services, self._folder = services, folder
         self._probed: dict[str, Probed] = {}
@@ -336,7 +336,7 @@ class AddServer(QDialog):
         self.setWindowTitle(self.tr("Add tools"))
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setMinimumWidth(_WIDTH)
-        self.known = Choice()
+        self.known = ComboBox()
         self.known.addItem(self.tr("None: fill the form yourself"), None)
         self.dated, servers = known_servers()
         for server in servers:

@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QBoxLayout
 
 from app.db.records import Conversation
 from app.gui.animations import appear
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.chat.controller import ChatController
 from app.gui.widgets.basics import Banner, button, row
 from app.gui.widgets.popups import ConsentCard, Menu
@@ -22,7 +22,7 @@ class ToolsSide(QObject):
     """Created with the page. The panel is created on first use, so that the window appears sooner."""
 
     def __init__(
-        self, services: Services, controller: ChatController, banner: Banner, beside: QBoxLayout, parent: QObject
+        self, services: AppContext, controller: ChatController, banner: Banner, beside: QBoxLayout, parent: QObject
     ) -> None:
         super().__init__(parent)
         self._services, self._controller, self._beside = services, controller, beside

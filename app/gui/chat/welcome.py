@@ -8,7 +8,7 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QScrollArea, QVBoxLayout, QWidget
 
 from app.gui import formatted
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.devices.facts import gpu_words, summary
 from app.gui.library.recommended import (
     ListDate,
@@ -23,7 +23,7 @@ from app.gui.widgets.basics import button, card, clear, label, reserve_scroll_ba
 from app.gui.widgets.flow import Flow
 from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
 from engine.api.machine import Machine
-from engine.library.default_model import why_missing
+from engine.library.default_model import missing_model_reason
 
 _SHOWN = 3
 
@@ -35,7 +35,7 @@ class Welcome(QScrollArea):
     pull_pressed = Signal(str)
     library_pressed = Signal()
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: AppContext) -> None:
         super().__init__()
         self._services = services
         self.setWidgetResizable(True)
@@ -88,13 +88,13 @@ class Welcome(QScrollArea):
         self._proposed = False
         self._show_kind()
         services.models.changed.connect(self._show_kind)
-        services.models.reachable_changed.connect(lambda _: self._ask())
+        services.models.reachable_changed.connect(lambda _: self._request_proposals())
         services.models.proposals_changed.connect(self._show_proposals)
 
     def showEvent(self, event: QShowEvent) -> None:
         """Request what this computer can run."""
         super().showEvent(event)
-        self._ask()
+        self._request_proposals()
 
     def _show_kind(self) -> None:
         """Show the first-run view while only models bundled with Tessera are available."""
@@ -124,7 +124,7 @@ class Welcome(QScrollArea):
             return
         self._asked_of = chosen.id
         if chosen.demo:
-            reason = why_missing()
+            reason = missing_model_reason()
             warning = self.tr("{name} is a demo model; its answers are often wrong.").format(name=chosen.title)
             self._try.setText(f"{warning} {reason}" if reason else warning)
         else:
@@ -134,7 +134,7 @@ class Welcome(QScrollArea):
             text = self.tr(suggestion.question)
             self._questions.add(button(text, partial(self.asked.emit, text)))
 
-    def _ask(self) -> None:
+    def _request_proposals(self) -> None:
         if not self._services.models.reachable or not self.isVisible():
             return
         # The expected speeds may have become known.

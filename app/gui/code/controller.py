@@ -11,23 +11,23 @@ from typing import Any
 
 from PySide6.QtCore import QObject, Signal, SignalInstance
 
-from app.client import Answer, AnswerStream, Routes, chat_body
+from app.client import AnswerStream, ChatDelta, Routes, chat_body
 from app.code.agent.checkpoints import Checkpoints
 from app.code.agent.loop import Agent
 from app.code.agent.models import ServerModel
 from app.code.agent.tools import Toolbox
 from app.code.agent.transcript import Transcript
-from app.code.agent.types import AgentEvent, Edited, Ended, Planned, Printed, Thought
+from app.code.agent.types import AgentEvent, AssistantTextEvent, Edited, Ended, Planned, Printed
 from app.code.assistant import Conversation
 from app.code.context.items import Context, ContextItem
 from app.code.edits.session import Proposal
 from app.code.errors import FileMissing
 from app.code.project import Project
-from app.generation_phase import Phase
-from app.gui.app_context import Services
+from app.generation_phase import GenerationPhase
+from app.gui.app_context import AppContext
 from app.gui.background import Job, StreamJob
 from app.tools.consent import Consent, ConsentRequest, Decision
-from app.tools.loop import Called, Returned
+from app.tools.loop import ToolCallEvent, ToolResultEvent
 from app.tools.types import shown_text
 from devices.errors import InputFault
 from engine.api.chat import Usage
@@ -53,7 +53,7 @@ class CodeController(QObject):
     busy_changed = Signal(bool)
     consent_wanted = Signal(object)
 
-    def __init__(self, services: Services, parent: QObject | None = None) -> None:
+    def __init__(self, services: AppContext, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._services = services
         # The project's databases are not thread-safe.
@@ -66,7 +66,7 @@ class CodeController(QObject):
         self._run_of_agent: AgentRun | None = None
         self._agent: Agent | None = None  # of the last task; it goes on after `back`
         self._is_back = False
-        self._answer: list[Answer] = []
+        self._answer: list[ChatDelta] = []
         self.question = ""
         self.context: Context | None = None
         self._given: tuple[ContextItem, ...] = ()
@@ -319,7 +319,7 @@ class CodeController(QObject):
         self._answer = []
         self._set_busy(True)
 
-        def values(items: list[Answer]) -> None:
+        def values(items: list[ChatDelta]) -> None:
             self._answer += items
             text = "".join(item.text for item in items)
             phase = next((item.phase for item in reversed(items) if item.phase is not None), None)
@@ -374,13 +374,13 @@ _STEP_CHARS = 60
 class _ApiChat:
     """Chat over the window's connection. `close` ends the current response; thread-safe."""
 
-    def __init__(self, api: Routes, on_phase: Callable[[Phase], object]) -> None:
+    def __init__(self, api: Routes, on_phase: Callable[[GenerationPhase], object]) -> None:
         self._api = api
         self._on_phase = on_phase
         self._source: AnswerStream | None = None
         self._lock = threading.Lock()
 
-    def chat(self, model: str, messages: list[dict[str, Any]], **options: Any) -> Iterator[Answer]:
+    def chat(self, model: str, messages: list[dict[str, Any]], **options: Any) -> Iterator[ChatDelta]:
         source = self._api.chat(model, messages, **options)
         with self._lock:
             self._source = source
@@ -408,7 +408,7 @@ class AgentRun(QObject):
     ended = Signal(object)
     failed = Signal(object)
 
-    def __init__(self, services: Services, project: Project, lock: threading.Lock, parent: QObject) -> None:
+    def __init__(self, services: AppContext, project: Project, lock: threading.Lock, parent: QObject) -> None:
         super().__init__(parent)
         self._services = services
         self._project = project
@@ -429,7 +429,9 @@ class AgentRun(QObject):
             if text:
                 self.shown.emit(text)
 
-        toolbox = Toolbox(self._project.index, self._project.edits, Consent(self._ask), on_event, self._cancelled)
+        toolbox = Toolbox(
+            self._project.index, self._project.edits, Consent(self._wait_for_consent), on_event, self._cancelled
+        )
         saved = Checkpoints(self._project.workspace, self._project.state / "checkpoints", stamp)
         agent = earlier or Agent(ServerModel(self._chat, model), (), on_event, checkpoints=saved)
         agent.model, agent.tools = ServerModel(self._chat, model), [toolbox]
@@ -445,7 +447,7 @@ class AgentRun(QObject):
 
         self._services.background.run(work, self.ended.emit, self._on_error, self)
 
-    def _ask(self, request: ConsentRequest) -> Decision:
+    def _wait_for_consent(self, request: ConsentRequest) -> Decision:
         """Show the request and wait for the decision. Worker thread only."""
         self.consent_wanted.emit(request)
         return self._decisions.get()
@@ -469,11 +471,11 @@ class AgentRun(QObject):
 
 def as_markdown(event: AgentEvent) -> str:  # noqa: PLR0911 - one return per event kind
     """An event as Markdown for the transcript. Empty if the event is not shown."""
-    if isinstance(event, Thought):
+    if isinstance(event, AssistantTextEvent):
         return f"\n\n{event.text}\n\n" if event.text else ""
-    if isinstance(event, Called):
+    if isinstance(event, ToolCallEvent):
         return f"\n\n{_code(f'{event.tool} {_shortened(event.arguments)}')}\n\n"
-    if isinstance(event, Returned):
+    if isinstance(event, ToolResultEvent):
         return "" if event.ok else f"\n\n> {_line(event.text)}\n\n"
     if isinstance(event, Printed):
         return f"\n\n~~~~\n{_fenced(event.text.rstrip())}\n~~~~\n\n"

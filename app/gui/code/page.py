@@ -25,7 +25,7 @@ from app.code.edits.session import Proposal
 from app.code.errors import GitFailed, UncommittedChanges
 from app.db.records import Attachment
 from app.gui import formatted
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.chat.composer import Composer
 from app.gui.chat.prompt_library import PromptLibrary
 from app.gui.code.coloured import Selected, SourceText, SourceView, coloured_lines, language_of
@@ -34,9 +34,9 @@ from app.gui.code.review_panel import ReviewPanel
 from app.gui.code.transcript import Transcript
 from app.gui.reasons import error_message
 from app.gui.theme import Theme
-from app.gui.widgets.basics import Banner, ElidedLabel, Empty, IconButton, button, label, row, rule, stack
+from app.gui.widgets.basics import Banner, ElidedLabel, EmptyState, IconButton, button, label, row, rule, stack
 from app.gui.widgets.flow import Flow
-from app.gui.widgets.popups import Choice, ConsentCard, Menu, entries_of
+from app.gui.widgets.popups import ComboBox, ConsentCard, Menu, entries_of
 from app.gui.widgets.splitter import saved_splitter
 from app.tools.consent import ConsentRequest
 
@@ -49,14 +49,14 @@ _TALK, _FILES = 400, 800  # default widths in pixels; the files get more space
 class CodePage(QWidget):
     """One project, one conversation and one proposal at a time."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: AppContext) -> None:
         super().__init__()
         self._services = services
         self.controller = CodeController(services, self)
         self._given: list[ContextItem] = []
         self.banner = Banner(services.theme)
         self.folder = label(self.tr("No folder is open"), "muted")
-        self.model = Choice()
+        self.model = ComboBox()
         self.model.setAccessibleName(self.tr("Model"))
         self.model.setMinimumWidth(200)
         self.transcript = Transcript(services.theme)
@@ -64,7 +64,7 @@ class CodePage(QWidget):
         self.files = FilesPanel(services, self.controller.read)
         self.tabs = QTabWidget()
         self.pages = QStackedWidget()
-        self.empty = Empty(
+        self.empty = EmptyState(
             self.tr("Work on a project"),
             self.tr(
                 "Open a folder to ask about its code and to review proposed edits before they are written. It is "
@@ -72,7 +72,7 @@ class CodePage(QWidget):
             ),
             self.tr("Open folder"),
         )
-        self.hint = Empty(
+        self.hint = EmptyState(
             self.tr("Ask about this project"),
             self.tr(
                 "Tessera finds the relevant files and shows them with each answer. Add others with @file, "
@@ -235,14 +235,14 @@ class CodePage(QWidget):
             for item in attachments
             if item.text
         ]
-        self._ask(text)
+        self._submit(text)
         if unseen:
             self.banner.notify(self._not_read(unseen), "warn")
 
     def _not_read(self, names: str) -> str:
         return self.tr("Images are not supported here: {files} was skipped.").format(files=names)
 
-    def _ask(self, question: str) -> None:
+    def _submit(self, question: str) -> None:
         model = self._chosen_model()
         if model is None or not self.controller.has_project or self.controller.busy:
             return
@@ -263,7 +263,7 @@ class CodePage(QWidget):
             selected = self.files.selected() if name != "output" else None
             if selected is not None:
                 self._give(selected)
-                self._ask(TASKS[name])
+                self._submit(TASKS[name])
                 return
             text = QGuiApplication.clipboard().text()[:_MAX_PASTED]
             if not text.strip():
@@ -272,7 +272,7 @@ class CodePage(QWidget):
             kind: Any = "output" if name == "output" else "selection"
             title = self.tr("Output") if name == "output" else self.tr("Selected code")
             self._given = [ContextItem(kind=kind, title=title, text=text, reason=self.tr("pasted"))]
-            self._ask(TASKS[name])
+            self._submit(TASKS[name])
 
         return run
 
@@ -396,7 +396,7 @@ _TREE, _SOURCE = 180, 520  # default widths in pixels
 class FilesPanel(QWidget):
     """File tree and source view. `read` returns a file's text; it runs in the background and may raise."""
 
-    def __init__(self, services: Services, read: Callable[[str], str]) -> None:
+    def __init__(self, services: AppContext, read: Callable[[str], str]) -> None:
         super().__init__()
         self._services, self._read = services, read
         self._wanted: str | None = None

@@ -6,7 +6,7 @@ from PySide6.QtWidgets import QListWidget, QListWidgetItem, QSplitter, QWidget
 from app.code.diff_rows import file_change, text_with
 from app.code.edits.session import FileProposal, Proposal
 from app.code.edits.types import Applied, Refused
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.code.side_by_side import DiffRow, SideBySide, diff_rows
 from app.gui.widgets.basics import button, label, row, stack
 
@@ -19,7 +19,7 @@ class ReviewPanel(QWidget):
     apply_pressed = Signal(list)
     undo_pressed = Signal()
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: AppContext) -> None:
         super().__init__()
         self._services = services
         self._files: dict[int, FileProposal] = {}

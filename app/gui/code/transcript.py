@@ -7,7 +7,7 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QScrollArea, QWidget
 
 from app.code.edits.display import EditDisplay
-from app.generation_phase import Phase
+from app.generation_phase import GenerationPhase
 from app.gui.chat.phase_label import PhaseLabel
 from app.gui.markdown.view import MarkdownView
 from app.gui.theme import Theme
@@ -81,7 +81,7 @@ class Transcript(QScrollArea):
         widest = round(self._width() * _BUBBLE_FRACTION) - 4 * self._theme.tokens.unit
         body.fit_width(min(widest, max(24, body.ideal_width())))
 
-    def show_phase(self, phase: Phase) -> None:
+    def show_phase(self, phase: GenerationPhase) -> None:
         """Show the phase of the last response."""
         self._phase.show_phase(phase)
 

@@ -13,16 +13,16 @@ from app.code.integrations.mcp_texts import MCP_PROGRAMS, mcp_command
 from app.code.integrations.registry import INTEGRATIONS
 from app.code.integrations.store import ConnectStore
 from app.code.integrations.types import PLACEHOLDER_KEY, Endpoint, FileEdit, Integration
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.server_link import ServerLink
 from app.gui.theme import Theme
 from app.gui.widgets.basics import Banner, Page, button, card, label, row, set_kind, stack
 from app.gui.widgets.flow import Flow
-from app.gui.widgets.popups import Choice, entries_of
+from app.gui.widgets.popups import ComboBox, entries_of
 from devices.programs import installed_program
 from engine.api.collections import Collection
 from engine.core.paths import user_paths
-from engine.services import Services as EngineServices
+from engine.services import EngineFacade as EngineServices
 
 _COPIED_MS = 1500
 _TEXT_HEIGHT = 180  # pixels
@@ -32,7 +32,7 @@ _GLYPH = 20  # icon size in pixels; its background is twice as large
 class ConnectPage(Page):
     """A card per program. The diff of a pending change is shown below the program's card."""
 
-    def __init__(self, services: Services, link: ServerLink, home: Path | None = None) -> None:
+    def __init__(self, services: AppContext, link: ServerLink, home: Path | None = None) -> None:
         super().__init__(
             self.tr("Connect"),
             self.tr(
@@ -47,7 +47,7 @@ class ConnectPage(Page):
         self._write: Callable[[], list[Path]] | None = None
         self._done_words = ""
         self.banner = Banner(services.theme)
-        self.model = Choice()
+        self.model = ComboBox()
         self.model.setAccessibleName(self.tr("Model"))
         self.model.setMinimumWidth(240)
         self.content.addWidget(self.banner)
@@ -255,15 +255,15 @@ class ConnectPage(Page):
 class DocumentsCard(QFrame):
     """A text to paste, with which a program reads the chosen collections and no others."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: AppContext) -> None:
         super().__init__()
         self.setProperty("kind", "card")
         self._services = services
         self._known: tuple[str, ...] = ()
-        self.collection = Choice()
+        self.collection = ComboBox()
         self.collection.setAccessibleName(self.tr("Documents that the program may read"))
         self.collection.currentIndexChanged.connect(lambda _: self._show())
-        self.program = Choice()
+        self.program = ComboBox()
         self.program.setAccessibleName(self.tr("Program that reads documents"))
         for each in MCP_PROGRAMS:
             self.program.addItem(self.tr(each.name), each.name)

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QPushBu
 from app.client import ApiError
 from app.format import setting
 from app.gui import formatted
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.devices.facts import KINDS, backend_words, device_facts, gpu_words, live_facts, pool_shares, summary
 from app.gui.devices.power_card import PowerCard
 from app.gui.jobs import Jobs
@@ -54,7 +54,7 @@ _TEXT_BY_STATE = {"no_device", "not_built"}
 class DevicesPage(Page):
     """Refreshes memory, utilization and power while visible."""
 
-    def __init__(self, services: Services, jobs: Jobs) -> None:
+    def __init__(self, services: AppContext, jobs: Jobs) -> None:
         super().__init__(self.tr("Devices"))
         self._services, self._jobs = services, jobs
         self.banner = Banner(services.theme)
@@ -88,18 +88,18 @@ class DevicesPage(Page):
 
     def refresh(self) -> None:
         """Request the devices and the ledger."""
-        self._ask("devices", self._services.api.devices, self._show_machine)
+        self._request("devices", self._services.api.devices, self._show_machine)
         self._refresh_ledger()
 
     def _refresh_ledger(self) -> None:
         api = self._services.api
-        self._ask("ledger", api.ledger, self._show_ledger)
-        self._ask("loaded", api.loaded, self._show_loaded)
-        self._ask("live", api.live_devices, self._show_live)
+        self._request("ledger", api.ledger, self._show_ledger)
+        self._request("loaded", api.loaded, self._show_loaded)
+        self._request("live", api.live_devices, self._show_live)
         changes = self.power.changes
-        self._ask("power", api.power, lambda state: self._show_power(state, changes))
+        self._request("power", api.power, lambda state: self._show_power(state, changes))
 
-    def _ask(self, what: str, ask: Callable[[], T], on_done: Callable[[T], object]) -> None:
+    def _request(self, what: str, ask: Callable[[], T], on_done: Callable[[T], object]) -> None:
         """Send a request in the background, unless the same one is pending."""
         if what in self._asked:
             return
@@ -228,7 +228,7 @@ class DevicesPage(Page):
                     title = self._services.models.title(model)
                     layout.addWidget(placement_card(model, title, answer, self._pin, self._stop))
 
-            self._ask(f"placement {now} of {model}", partial(self._services.api.placement, model), show)
+            self._request(f"placement {now} of {model}", partial(self._services.api.placement, model), show)
 
     def _comparisons(self) -> tuple[str, ...]:
         """Running jobs that compare the places for a model."""

@@ -7,11 +7,11 @@ from PySide6.QtGui import QDoubleValidator
 from PySide6.QtWidgets import QFrame, QLineEdit, QWidget
 
 from app.gui import formatted
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.reasons import all_translated
 from app.gui.widgets.basics import Banner, button, label, line_field, row, stack
 from app.gui.widgets.flow import Flow
-from app.gui.widgets.popups import Choice
+from app.gui.widgets.popups import ComboBox
 from engine.api.machine import Mode, PowerLimits, PowerState
 
 _FIELD_WIDTH = 96
@@ -20,7 +20,7 @@ _FIELD_WIDTH = 96
 class PowerCard(QFrame):
     """Shows the current limits. The button sends changes and is enabled if there are any."""
 
-    def __init__(self, services: Services, banner: Banner) -> None:
+    def __init__(self, services: AppContext, banner: Banner) -> None:
         super().__init__()
         self._services, self._banner = services, banner
         self._shown: PowerLimits | None = None
@@ -28,7 +28,7 @@ class PowerCard(QFrame):
         self.setProperty("kind", "card")
         self._now = label("", "small", wrap=True)
         self._notes = label("", "small", wrap=True)
-        self.mode = Choice()
+        self.mode = ComboBox()
         self.mode.setAccessibleName(self.tr("Mode"))
         self.mode.addItem(self.tr("Server's start options"), None)
         for mode in get_args(Mode):

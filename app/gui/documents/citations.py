@@ -9,12 +9,12 @@ from PySide6.QtGui import QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import QDialog, QFrame, QPlainTextEdit, QTextEdit, QVBoxLayout, QWidget
 
 from app.answer_facts import WebSource
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.markdown.view import offer_link
 from app.gui.reasons import error_message, translated
 from app.gui.widgets.basics import button, label, stack
 from app.tools.types import shown_line
-from engine.api.collections import Grounds, PageText, Passage
+from engine.api.collections import Citations, PageText, Passage
 
 _SENTENCE_CHARS = 120
 _SHOWN_PASSAGES = 12
@@ -23,7 +23,7 @@ _SHOWN_PASSAGES = 12
 class GroundsCard(QFrame):
     """The source passages as buttons that open their page, and a note with unsupported sentences."""
 
-    def __init__(self, services: Services, grounds: Grounds, answer: str) -> None:
+    def __init__(self, services: AppContext, grounds: Citations, answer: str) -> None:
         super().__init__()
         self._services, self._grounds = services, grounds
         self.setProperty("kind", "note")

@@ -9,9 +9,9 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFileDialog, QFrame, QHBoxLayout, QVBoxLayout
 
 from app.gui import formatted
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.reasons import all_translated, error_message
-from app.gui.widgets.basics import Banner, Empty, Page, button, card, clear, label, row, when_released
+from app.gui.widgets.basics import Banner, EmptyState, Page, button, card, clear, label, row, when_released
 from engine.api.chat import REMOTE
 from engine.api.collections import Collection, CollectionChange, CollectionRequest
 
@@ -40,7 +40,7 @@ class DocumentsPage(Page):
     chat_wanted = Signal(str)  # id of the collection to use in a chat
     model_wanted = Signal(str)  # id of the recommended model to download
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: AppContext) -> None:
         super().__init__(
             self.tr("Documents"),
             self.tr(
@@ -54,7 +54,7 @@ class DocumentsPage(Page):
         self.add = button(self.tr("Add a folder…"), self._choose, "primary")
         self.add.hide()
         self.header.addWidget(self.add, 0, Qt.AlignmentFlag.AlignTop)
-        self.empty = Empty(
+        self.empty = EmptyState(
             self.tr("No folders yet"),
             self.tr(
                 "Add one with PDF, Word, text or Markdown files. They are read on this computer and are not "

@@ -7,7 +7,7 @@ from app.gui import formatted
 from app.gui.library.recommended import download_words
 from app.gui.widgets.basics import button, label, row, stack
 from app.gui.widgets.flow import Flow
-from app.gui.widgets.popups import Choice
+from app.gui.widgets.popups import ComboBox
 from engine.api.hub import RepoPlan
 from engine.api.quantizing import QuantizeOptions
 
@@ -32,7 +32,7 @@ class FitFromHub(QFrame):
         source = next(option for option in plan.options if option.choice.label == plan.build_from)
         self._model = f"{plan.repository.repo}:{source.choice.label}"
         size = source.size_bytes
-        self.target = Choice()
+        self.target = ComboBox()
         self.target.setAccessibleName(self.tr("Size of the new file"))
         self.target.addItem(self.tr("As large as fits this computer"), QuantizeOptions(model=self._model, fit=True))
         smaller = [o for o in plan.options if o.choice.format == "gguf" and o.size_bytes < size]
@@ -50,7 +50,7 @@ class FitFromHub(QFrame):
             self.target.setCurrentIndex(
                 next(n for n in range(self.target.count()) if self.target.itemData(n).budget_bytes == near[0])
             )
-        self.tier = Choice()
+        self.tier = ComboBox()
         self.tier.setAccessibleName(self.tr("How thorough"))
         for value, name, tip in _TIERS:
             self.tier.addItem(self.tr(name), value)

@@ -8,7 +8,7 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 
 from app.gui import formatted
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.library.fit_from_hub import FitFromHub
 from app.gui.library.model_card import ability_words
 from app.gui.library.recommended import (
@@ -22,7 +22,7 @@ from app.gui.library.recommended import (
 from app.gui.reasons import error_message, translated
 from app.gui.widgets.basics import Banner, button, card, clear, label, row, search_field, stack
 from app.gui.widgets.flow import Flow
-from app.gui.widgets.popups import Choice
+from app.gui.widgets.popups import ComboBox
 from engine.api.hub import Option, RepoHit, RepoPlan, SearchResults, Starters
 from engine.api.jobs import Job
 from engine.api.measuring import BenchRequest
@@ -58,7 +58,7 @@ class HubTab(QWidget):
     fit_pressed = Signal(object)  # QuantizeOptions
     pull_pressed = Signal(str, str)  # repository or recommended model, quantization ("" for the best one)
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: AppContext) -> None:
         super().__init__()
         self._services = services
         self.banner = Banner(services.theme)
@@ -91,8 +91,8 @@ class HubTab(QWidget):
         super().showEvent(event)
         self.search.setFocus()
 
-    def _filter(self, name: str, entries: Sequence[tuple[str, str]]) -> Choice:
-        made = Choice()
+    def _filter(self, name: str, entries: Sequence[tuple[str, str]]) -> ComboBox:
+        made = ComboBox()
         made.setAccessibleName(name)
         for value, words_ in entries:
             made.addItem(self.tr(words_), value)
@@ -109,7 +109,7 @@ class HubTab(QWidget):
             self._show_starters()
 
         check = self._services.checks_models
-        self._ask_for(lambda: self._services.api.starters(check=check), show, self.show_starters)
+        self._request(lambda: self._services.api.starters(check=check), show, self.show_starters)
 
     def _on_proposals(self) -> None:
         """Show the new recommendations, unless the user looks at search results or at a repository."""
@@ -171,9 +171,9 @@ class HubTab(QWidget):
         self.banner.hide()
         task, size, sort = self.task.currentData(), self.parameters.currentData(), self.sort.currentData()
         self._note.setText(self.tr("Searching…"))
-        self._ask_for(lambda: self._services.api.search_hub(text, task, size, sort), self._show_hits, self._search)
+        self._request(lambda: self._services.api.search_hub(text, task, size, sort), self._show_hits, self._search)
 
-    def _ask_for(self, ask: Callable[[], T], show: Callable[[T], object], again: Callable[[], object]) -> None:
+    def _request(self, ask: Callable[[], T], show: Callable[[T], object], again: Callable[[], object]) -> None:
         """Show the response unless a newer request was made: a slow response must not replace a newer one."""
         self._shown += 1
         self._shows_starters = False
@@ -238,7 +238,7 @@ class HubTab(QWidget):
         """Show the memory needs of each file of a repository on this computer."""
         self._delay.stop()
         self._note.setText(self.tr("Reading the headers of {repo}…").format(repo=repo))
-        self._ask_for(lambda: self._services.api.plan_repository(repo), self._show_plan, lambda: self.open(repo))
+        self._request(lambda: self._services.api.plan_repository(repo), self._show_plan, lambda: self.open(repo))
 
     def _show_plan(self, plan: RepoPlan) -> None:
         clear(self.results)

@@ -8,12 +8,12 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QCheckBox, QDialog, QFrame, QGridLayout, QSlider, QSpinBox, QWidget
 
 from app.gui import formatted
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.devices.facts import PARTS, tr
 from app.gui.reasons import error_message, translated
 from app.gui.widgets.basics import Banner, button, label, row, rule, stack
 from app.gui.widgets.memory_bar import MemoryUse, Share
-from app.gui.widgets.popups import Choice
+from app.gui.widgets.popups import ComboBox
 from engine.api.machine import PlacementAnswer
 from engine.api.models import LoadOptions, ModelLoadSettings
 from quantize.kv_cache_types import CACHE_TYPES, EIGHT_BIT, K_DAMAGE
@@ -32,7 +32,7 @@ class LoadDialog(QDialog):
     waiting = Signal(str)  # the settings take effect after the model's current response has ended
     loading = Signal(str)
 
-    def __init__(self, services: Services, model: str, title: str, parent: QWidget) -> None:
+    def __init__(self, services: AppContext, model: str, title: str, parent: QWidget) -> None:
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(self.tr("Load settings: {name}").format(name=title))
@@ -46,7 +46,7 @@ class LoadDialog(QDialog):
         self.layers = self._number(self.tr("Layers on the GPU"), _MOST_LAYERS)
         self.threads = self._number(self.tr("Processor threads"), _MOST_THREADS, 1)
         self.parallel = self._number(self.tr("Concurrent requests"), _MOST_PARALLEL, 1)
-        self.cache = Choice()
+        self.cache = ComboBox()
         self.cache.setAccessibleName(self.tr("KV cache type"))
         self.cache.addItem(self.tr("Automatic"), None)
         for name in K_DAMAGE:

@@ -16,7 +16,7 @@ from PySide6.QtWidgets import (
 from app.client import ApiError
 from app.evals.tool_calls.run import CertificateStore
 from app.gui import formatted
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.close_guard import show_in_folder
 from app.gui.job_card import JobList, title_of
 from app.gui.jobs import Jobs
@@ -27,7 +27,7 @@ from app.gui.library.model_card import ModelCard, capability_words
 from app.gui.reasons import error_message, failure_of
 from app.gui.widgets.basics import (
     Banner,
-    Empty,
+    EmptyState,
     Page,
     button,
     clear,
@@ -37,7 +37,7 @@ from app.gui.widgets.basics import (
     stack,
     when_released,
 )
-from app.gui.widgets.popups import Choice, Menu
+from app.gui.widgets.popups import ComboBox, Menu
 from app.settings import SettingsError
 from engine.api.hub import Updates
 from engine.api.jobs import Job, JobKind, ModelMade, Quantized, result_of
@@ -65,7 +65,7 @@ class LibraryPage(Page):
     chat_wanted = Signal(str)
     fit_wanted = Signal(str)
 
-    def __init__(self, services: Services, jobs: Jobs) -> None:
+    def __init__(self, services: AppContext, jobs: Jobs) -> None:
         super().__init__(self.tr("Library"))
         self._services, self._jobs = services, jobs
         self.cards: list[ModelCard] = []
@@ -82,7 +82,7 @@ class LibraryPage(Page):
         self._here = QWidget()
         self._column = QVBoxLayout()
         self._column.setSpacing(8)
-        self._empty = Empty(
+        self._empty = EmptyState(
             self.tr("No models yet"),
             self.tr("Find one that fits this computer; it is downloaded once and then works offline."),
             self.tr("Find models"),
@@ -91,7 +91,7 @@ class LibraryPage(Page):
         self._empty.hide()
         self.search = search_field(self.tr("Filter by name, kind or capability"), self.tr("Filter the models"))
         self.search.textChanged.connect(lambda _: self._make_cards())
-        self.order = Choice()
+        self.order = ComboBox()
         self.order.setAccessibleName(self.tr("Order of the models"))
         for words, name in (
             (self.tr("Usual order"), ""),
@@ -119,14 +119,14 @@ class LibraryPage(Page):
         self.tabs.currentChanged.connect(self._on_tab)
         for widget in (self.banner, JobList(services.theme, jobs), self.tabs):
             self.content.addWidget(widget)
-        self.while_visible(_REFRESH_MS, self.refresh, self._look)
+        self.while_visible(_REFRESH_MS, self.refresh, self._rescan)
         jobs.finished.connect(self._on_job_finished)
         jobs.failed.connect(lambda text: self.banner.notify(text, "bad"))
         services.models.reachable_changed.connect(lambda _: self.refresh())
         services.theme.changed.connect(self._rebuild)
         services.models.changed.connect(self._mark_loaded)
 
-    def _look(self) -> None:
+    def _rescan(self) -> None:
         """Show the known models, then rescan the model folders."""
         self.refresh()
         self.refresh(look_again=True)
@@ -296,12 +296,12 @@ class LibraryPage(Page):
             card.fit_pressed.connect(self.fit_wanted)
             card.original_pressed.connect(self.show_original)
             card.verify_pressed.connect(self.verify)
-            card.remove_pressed.connect(self._ask_remove)
+            card.remove_pressed.connect(self._confirm_removal)
             card.details_pressed.connect(self._show_details)
             card.locate_pressed.connect(self._locate)
             card.folder_pressed.connect(show_in_folder)
             card.settings_pressed.connect(self._open_settings)
-            card.rename_pressed.connect(self._ask_name)
+            card.rename_pressed.connect(self._prompt_for_name)
             card.update_pressed.connect(self.update_model)
             self._column.addWidget(card)
             self.cards.append(card)
@@ -314,14 +314,14 @@ class LibraryPage(Page):
             choice = self._services.models.get(card.model.id)
             card.mark_loaded(loaded=choice is not None and choice.loaded)
 
-    def _ask_remove(self, model: str, name: str) -> None:
+    def _confirm_removal(self, model: str, name: str) -> None:
         self.banner.notify(
             self.tr("Remove {name}? It can be restored until the trash is emptied.").format(name=name),
             "warn",
             (self.tr("Remove"), lambda: self.remove(model, name)),
         )
 
-    def _ask_name(self, model: str, name: str) -> None:
+    def _prompt_for_name(self, model: str, name: str) -> None:
         dialog = QInputDialog(self)
         dialog.setWindowTitle(self.tr("Rename model"))
         dialog.setLabelText(self.tr("Name; empty: the model's own"))

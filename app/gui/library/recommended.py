@@ -4,7 +4,7 @@ from PySide6.QtCore import QCoreApplication
 from PySide6.QtWidgets import QWidget
 
 from app.gui import formatted
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.widgets.basics import button, label, row
 from app.gui.widgets.flow import Flow
 from engine.api.hub import Proposal
@@ -61,7 +61,7 @@ def download_name(proposal: Proposal) -> str:
 class ListDate(QWidget):
     """The date of the list below the recommended models, or that the hub has them. Offers to ask the hub."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: AppContext) -> None:
         super().__init__()
         self._services = services
         starters = services.models.starters

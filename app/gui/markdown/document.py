@@ -177,7 +177,7 @@ class MarkdownDocument:
             keep -= 1
         for block in parsed[:keep]:
             self._write(block)
-        self._mark = self._here()
+        self._mark = self._current_mark()
         line = parsed[keep].line
         self._stable += sum(len(text) + 1 for text in lines[:line])
         for label, given in references.items():
@@ -197,7 +197,7 @@ class MarkdownDocument:
         text = tail[:end] if end >= 0 else tail.removesuffix("\n")
         self._writer.cursor.insertText(breakable(text.replace("\n", "\u2028")), self._formats.text)
         self._in_plain = end < 0
-        self._mark = self._here()
+        self._mark = self._current_mark()
         self._stable += len(text)
         return tail[len(text) :] if end >= 0 else ""
 
@@ -285,7 +285,7 @@ class MarkdownDocument:
         is_first = cursor.blockNumber() == self.code[-1].first
         cursor.setBlockFormat(self._code_line(first=is_first, last=True))
 
-    def _here(self) -> "_Mark":
+    def _current_mark(self) -> "_Mark":
         cursor = self._writer.cursor
         return _Mark(cursor.position(), self._writer.fresh, cursor.blockFormat(), len(self.code))
 

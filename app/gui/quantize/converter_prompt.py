@@ -5,7 +5,7 @@ from collections.abc import Callable
 from PySide6.QtCore import QObject, Signal
 
 from app.gui import formatted
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.jobs import Jobs
 from app.gui.reasons import failure_of
 from app.gui.widgets.basics import Banner
@@ -21,7 +21,7 @@ class ForeignFamily(QObject):
 
     converted = Signal(str)
 
-    def __init__(self, services: Services, jobs: Jobs, banner: Banner, parent: QObject) -> None:
+    def __init__(self, services: AppContext, jobs: Jobs, banner: Banner, parent: QObject) -> None:
         super().__init__(parent)
         self._services, self._jobs, self._banner = services, jobs, banner
         self._model: Model | None = None

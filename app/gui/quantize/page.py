@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QFileDialog, QSlider, QVBoxLayout, QWidget
 
 from app.client import ApiError
 from app.gui import formatted
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.job_card import JobList
 from app.gui.jobs import Jobs
 from app.gui.library.sources import repository_of_original, unfit
@@ -18,18 +18,18 @@ from app.gui.quantize.converter_prompt import NEEDED, ForeignFamily
 from app.gui.quantize.report import PlanView, grid_words, report_card
 from app.gui.quantize.size_loss_plot import size_words
 from app.gui.reasons import error_message, failure_of
-from app.gui.widgets.basics import Banner, Empty, Page, button, card, clear, label, row, set_kind
+from app.gui.widgets.basics import Banner, EmptyState, Page, button, card, clear, label, row, set_kind
 from app.gui.widgets.flow import Flow, FlowLayout
-from app.gui.widgets.popups import Choice
+from app.gui.widgets.popups import ComboBox
 from engine.api.jobs import Job, JobKind, Quantized, result_of
 from engine.api.library import Model
 from engine.api.quantizing import (
     DEFAULT_CONTEXT,
     PlanForecast,
+    PresetPlan,
     QuantizeOptions,
     QuantizeSketch,
     QuantPlan,
-    StockPlan,
 )
 from quantize.kv_cache_types import K_DAMAGE
 
@@ -48,12 +48,12 @@ class PathChoice(QWidget):
         super().__init__()
         self._path = ""
         self._before = 0
-        self.box = Choice()
+        self.box = ComboBox()
         self.box.setAccessibleName(name)
         for value, text, tip in rows:
             self.box.addItem(self.tr(text), value)
             self.box.setItemData(self.box.count() - 1, self.tr(tip), Qt.ItemDataRole.ToolTipRole)
-        self.box.setSizeAdjustPolicy(Choice.SizeAdjustPolicy.AdjustToContents)  # the name of a path is added later
+        self.box.setSizeAdjustPolicy(ComboBox.SizeAdjustPolicy.AdjustToContents)  # a path's name comes later
         self.box.activated.connect(lambda _: self._on_chosen())
         self.setLayout(row(self.box))
 
@@ -112,7 +112,7 @@ class FitPage(Page):
     chat_wanted = Signal(str)
     original_wanted = Signal(str)  # the repository of a model that is quantized already, or ""
 
-    def __init__(self, services: Services, jobs: Jobs) -> None:
+    def __init__(self, services: AppContext, jobs: Jobs) -> None:
         super().__init__(
             self.tr("Make it fit"),
             self.tr(
@@ -126,24 +126,24 @@ class FitPage(Page):
         self._ours: dict[int, float] = {}  # drawn points: file bytes to loss
         self._current: dict[int, float] = {}  # the drawn points that use the latest measurements
         self._sweeps = 0
-        self._stock: tuple[StockPlan, ...] = ()
+        self._stock: tuple[PresetPlan, ...] = ()
         self._measured: dict[int, float] = {}  # of this model: file bytes to measured loss
         theme = services.theme
         self.banner = Banner(theme)
         self._foreign = ForeignFamily(services, jobs, self.banner, self)
         self._foreign.converted.connect(self.choose)
-        self.model = Choice()
+        self.model = ComboBox()
         self.model.setAccessibleName(self.tr("Model"))
         self.model.setMinimumWidth(220)
-        self.model.setSizeAdjustPolicy(Choice.SizeAdjustPolicy.AdjustToContents)  # the models are loaded later
+        self.model.setSizeAdjustPolicy(ComboBox.SizeAdjustPolicy.AdjustToContents)  # the models are loaded later
         self.model.activated.connect(lambda _: self._on_model())
-        self.tier = Choice()
+        self.tier = ComboBox()
         self.tier.setAccessibleName(self.tr("How thorough"))
         for value, name, words_ in _TIERS:
             self.tier.addItem(self.tr(name), value)
             self.tier.setItemData(self.tier.count() - 1, self.tr(words_), Qt.ItemDataRole.ToolTipRole)
         self.tier.setCurrentIndex(1)
-        self.tier.activated.connect(lambda _: self._anew())
+        self.tier.activated.connect(lambda _: self._request_curve())
         self.slider = QSlider(Qt.Orientation.Horizontal)
         self.slider.setRange(0, _STEPS)
         self.slider.setMinimumHeight(24)
@@ -164,7 +164,7 @@ class FitPage(Page):
         self.aim.changed.connect(self._on_aim)
         self.text = OwnTextChoice()
         self.gate = GateChoice()
-        self.text.changed.connect(self._anew)
+        self.text.changed.connect(self._request_curve)
         self.gate.changed.connect(self._forecast)
         self._build()
         jobs.finished.connect(self._on_finished)
@@ -181,7 +181,7 @@ class FitPage(Page):
         self.content.addWidget(self.banner)
         self.content.addWidget(JobList(theme, self._jobs, frozenset({JobKind.QUANTIZE, JobKind.CONVERT})))
         self.content.addLayout(self._report)
-        self._none = Empty(
+        self._none = EmptyState(
             self.tr("No model to make smaller yet"),
             self.tr(
                 "A smaller file is made from the original (F16, BF16 or safetensors). Choose a model: Tessera "
@@ -290,7 +290,7 @@ class FitPage(Page):
         )
         return self.aim.on(made) if self.aim.is_context and self._range[1] else made
 
-    def _anew(self) -> None:
+    def _request_curve(self) -> None:
         """Request every point of the curve again, because the measurements changed."""
         if self._range[1]:
             self._sweep(self.model.currentData())
@@ -321,7 +321,7 @@ class FitPage(Page):
         elif isinstance(error, ApiError) and error.status == 404 and error.code != "model_not_found":  # noqa: PLR2004
             self.banner.notify(self.tr("This server cannot make models fit yet."), "warn")
         else:
-            self.banner.notify(error_message(error), "warn", (self.tr("Try again"), self._anew))
+            self.banner.notify(error_message(error), "warn", (self.tr("Try again"), self._request_curve))
 
     def _show_forecast(self, sketch: QuantizeSketch, model: str) -> None:
         if self._refused:  # keep the message of a finished job
@@ -365,7 +365,7 @@ class FitPage(Page):
             set_kind(chip, kind)
             self.chips.add(chip)
         measured = [self.tr("Measures with {n} layers on the GPU").format(n=gpu_layers)] if gpu_layers else []
-        for text in [*grid_words(plan), *self._facts(plan, forecast), *measured]:
+        for text in [*grid_words(plan), *self._consequences(plan, forecast), *measured]:
             self.chips.add(label(text, "chip"))
 
     def _measured_loss(self, file_bytes: int) -> float | None:
@@ -378,7 +378,7 @@ class FitPage(Page):
         drawn = {size: self._measured_loss(size) or loss for size, loss in self._ours.items()}
         self.plan_view.show_points({**drawn, **self._measured}, self._stock)
 
-    def _facts(self, plan: QuantPlan, forecast: PlanForecast) -> list[str]:
+    def _consequences(self, plan: QuantPlan, forecast: PlanForecast) -> list[str]:
         """What the plan means on this computer, as far as known."""
         found: list[str] = []
         if self.aim.is_context:
@@ -459,7 +459,7 @@ class FitPage(Page):
         chosen = self.model.currentData()
         if made.report.ours is not None and job.params.get("model", chosen) == chosen:
             self._measured[made.report.plan.file_bytes] = made.report.ours.kld_mean.value
-        self._anew()  # the source has been measured now
+        self._request_curve()  # the source has been measured now
         clear(self._report)
         self._report.addWidget(report_card(self._services.theme, made.report))
         if made.report.out is None:
@@ -554,16 +554,16 @@ class Aim(QWidget):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kind = Choice()
+        self.kind = ComboBox()
         self.kind.setAccessibleName(self.tr("Target"))
         self.kind.addItem(self.tr("Target: file size"))
         self.kind.addItem(self.tr("Target: context length"))
-        self.context = Choice()
+        self.context = ComboBox()
         self.context.setAccessibleName(self.tr("Context length in tokens"))
         for n_ctx in _CONTEXTS:
             self.context.addItem(self.tr("{n} tokens").format(n=formatted.whole(n_ctx)), n_ctx)
         self.context.setCurrentIndex(self.context.findData(DEFAULT_CONTEXT))
-        self.cache = Choice()
+        self.cache = ComboBox()
         self.cache.setAccessibleName(self.tr("KV cache type"))
         self.cache.addItem(self.tr("automatic"), None)
         for name in K_DAMAGE:

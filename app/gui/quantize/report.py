@@ -11,7 +11,7 @@ from app.gui.quantize.size_loss_plot import FrontierPlot
 from app.gui.theme import Theme
 from app.gui.widgets.basics import card, label, stack
 from app.gui.widgets.tensor_mosaic import Mosaic, PrecisionLegend, tiles_of_tensors
-from engine.api.quantizing import FileReport, QuantizeReport, QuantPlan, StockPlan
+from engine.api.quantizing import FileReport, PresetPlan, QuantizeReport, QuantPlan
 from quantize.job.gate import could_veto
 from quantize.job.report import exact_counts
 from quantize.types import Interval
@@ -189,7 +189,7 @@ class PlanView(QFrame):
         self._both.addLayout(tensors, _SHARES[1])
         theme.changed.connect(self._turn)
 
-    def show_points(self, ours: Mapping[int, float], stock: Sequence[StockPlan]) -> None:
+    def show_points(self, ours: Mapping[int, float], stock: Sequence[PresetPlan]) -> None:
         """Show the curve (file bytes to predicted loss) and the llama.cpp presets."""
         self.plot.show_points(ours, stock)
 

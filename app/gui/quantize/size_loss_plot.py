@@ -11,7 +11,7 @@ from PySide6.QtCore import QCoreApplication, QPointF, Qt, QTimer
 from app.gui import formatted
 from app.gui.theme import Theme
 from app.gui.widgets.chart import Chart
-from engine.api.quantizing import StockPlan
+from engine.api.quantizing import PresetPlan
 from quantize.plan.llama_cpp_preset_rules import WELL_KNOWN
 
 _MIB = 1 << 20
@@ -39,7 +39,7 @@ class FrontierPlot(Chart):
         self._settle.timeout.connect(self._place_labels)
         self.getViewBox().sigRangeChanged.connect(lambda *_: self._settle.start(0))
         self.getViewBox().sigResized.connect(lambda *_: self._settle.start(0))
-        self._stock_rows: Sequence[StockPlan] = ()
+        self._stock_rows: Sequence[PresetPlan] = ()
         self.legend = self.addLegend(offset=(-8, 8))
         self.legend.addItem(self._ours, self.tr("Tessera"))
         self.legend.addItem(self._stock, self.tr("llama.cpp presets"))
@@ -49,7 +49,7 @@ class FrontierPlot(Chart):
 
     _own_tips: Sequence[tuple[float, float, str]] = ()
 
-    def show_points(self, ours: Mapping[int, float], stock: Sequence[StockPlan]) -> None:
+    def show_points(self, ours: Mapping[int, float], stock: Sequence[PresetPlan]) -> None:
         """Show the points. `ours`: file bytes to predicted loss. `stock`: presets; `damage` None means unknown."""
         points = sorted((size, loss) for size, loss in ours.items() if loss > 0)
         self._ours.setData([size / _MIB for size, _ in points], [loss for _, loss in points])

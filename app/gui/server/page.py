@@ -8,7 +8,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLayout, QPlainTextEdit
 
 from app.gui import formatted
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.reasons import error_message
 from app.gui.server import requests
 from app.gui.server.remote_server_card import ElsewhereCard
@@ -19,7 +19,7 @@ from app.gui.server_link import ServerLink
 from app.gui.widgets.basics import Banner, IconButton, Page, button, card, label, row, set_kind, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.plain_table import PlainTable
-from app.gui.widgets.popups import Choice
+from app.gui.widgets.popups import ComboBox
 from app.server_process import server_log
 from engine.api.requests import Key, KeyRequest, Keys, NewKey, RecentActivity
 from engine.services import DEFAULT_CONTEXT
@@ -34,12 +34,12 @@ class KeysCard(RowsCard[Keys]):
     required_changed = Signal()
     required = False  # whether programs must send a key
 
-    def __init__(self, services: Services, banner: Banner) -> None:
+    def __init__(self, services: AppContext, banner: Banner) -> None:
         super().__init__(services, banner)
         self._rows.setSpacing(8)
         name = self.tr("Name of the new key")
         self.name = self._field(self.tr("Name of the program or person"), name, _MOST_NAME)
-        self.scope = Choice()
+        self.scope = ComboBox()
         self.scope.setAccessibleName(self.tr("Permissions of the new key"))
         self.scope.addItem(self.tr("May run models"), ["chat"])
         self.scope.addItem(self.tr("May also manage models"), ["chat", "manage"])
@@ -105,7 +105,7 @@ class KeysCard(RowsCard[Keys]):
 
     def _revoke(self, name: str) -> None:
         self._new.hide()
-        self._ask(lambda: self._services.api.revoke_key(name))
+        self._run_then_reload(lambda: self._services.api.revoke_key(name))
 
     def _copy_key(self) -> None:
         QGuiApplication.clipboard().setText(self.key.text())
@@ -130,7 +130,7 @@ class ServerPage(Page):
     start_pressed = Signal()
     _asking = False
 
-    def __init__(self, services: Services, link: ServerLink) -> None:
+    def __init__(self, services: AppContext, link: ServerLink) -> None:
         super().__init__(
             self.tr("Server"),
             self.tr("Editors, coding agents and other programs use your models through this address."),
@@ -168,14 +168,14 @@ class ServerPage(Page):
         self.log.setAccessibleName(self.tr("Log of the server"))
         self.log.setPlaceholderText(self.tr("The server's output appears here."))
         self.add_section(self.tr("Log"), self.log)
-        self.while_visible(_REFRESH_MS, self._follow, self._look)
+        self.while_visible(_REFRESH_MS, self._follow, self._refresh)
         services.models.reachable_changed.connect(lambda _: self.refresh())
         services.models.changed.connect(self.refresh)
         self.refresh()
 
     def _build_snippets(self) -> None:
         theme = self._services.theme
-        self.client = Choice()
+        self.client = ComboBox()
         self.client.setAccessibleName(self.tr("Program to connect"))
         for snippet in SNIPPETS:
             self.client.addItem(snippet.name)
@@ -233,7 +233,7 @@ class ServerPage(Page):
             self._show_activity(RecentActivity())
         self._show_snippet()
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         for part in (self.keys, self.upstreams, self.remotes, self.elsewhere):
             part.refresh()
         self._follow()

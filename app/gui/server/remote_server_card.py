@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QFrame, QLabel, QLineEdit
 from app.client import ApiError, Client
 from app.client.remote_server import RemoteServer, parts_of
 from app.gui import formatted
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.widgets.basics import Banner, button, label, line_field, row, stack
 from engine.api.requests import KeyRequest
 from engine.services import is_plain_text
@@ -33,7 +33,7 @@ class ElsewhereCard(QFrame):
 
     moved = Signal()
 
-    def __init__(self, services: Services, link: "ServerLink", banner: Banner) -> None:
+    def __init__(self, services: AppContext, link: "ServerLink", banner: Banner) -> None:
         super().__init__()
         self._services, self._link, self._banner = services, link, banner
         self.setProperty("kind", "card")

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QLayout, QLineEdit, QPushButton, QVBoxLayout
 
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.widgets.basics import Banner, LabelKind, button, clear, label, line_field, row, when_released
 
 T = TypeVar("T")
@@ -16,7 +16,7 @@ T = TypeVar("T")
 class RowsCard(QFrame, Generic[T]):
     """The card. `T` is the list; `add` is the button that adds an item from the fields."""
 
-    def __init__(self, services: Services, banner: Banner) -> None:
+    def __init__(self, services: AppContext, banner: Banner) -> None:
         super().__init__()
         self._services, self._banner = services, banner
         self.setProperty("kind", "card")
@@ -61,7 +61,7 @@ class RowsCard(QFrame, Generic[T]):
             self._rows.addLayout(made)
         self._note.setText(note)
 
-    def _ask(self, call: Callable[[], object]) -> None:
+    def _run_then_reload(self, call: Callable[[], object]) -> None:
         """Run a call, then reload."""
         self._services.ask(self._banner, call, lambda _: self._on_asked())
 
@@ -85,9 +85,9 @@ class RowsCard(QFrame, Generic[T]):
         *more: QPushButton,
     ) -> QHBoxLayout:
         """The row of a named item, with the common buttons."""
-        looking = button(self.tr("Check"), partial(self._ask, check))
+        looking = button(self.tr("Check"), partial(self._run_then_reload, check))
         looking.setAccessibleName(self.tr("Check {name}").format(name=name))
-        removing = button(self.tr("Remove"), partial(self._ask, forget), "danger")
+        removing = button(self.tr("Remove"), partial(self._run_then_reload, forget), "danger")
         removing.setAccessibleName(self.tr("Remove {name}").format(name=name))
         return row(label(name, "strong"), *chips, 1, *more, looking, removing)
 

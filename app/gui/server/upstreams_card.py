@@ -2,7 +2,7 @@
 
 from PySide6.QtWidgets import QHBoxLayout, QLayout, QLineEdit, QVBoxLayout
 
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.server.rows_card import RowsCard, kind_of_state
 from app.gui.widgets.basics import Banner, button, label, row, stack
 from engine.api.upstreams import UpstreamRequest, UpstreamRow, UpstreamRule, Upstreams
@@ -14,7 +14,7 @@ _SHOWN_MODELS = 5
 class UpstreamsCard(RowsCard[Upstreams]):
     """Manages upstreams. Adding one only requests its model list; the switch enables routing to it."""
 
-    def __init__(self, services: Services, banner: Banner) -> None:
+    def __init__(self, services: AppContext, banner: Banner) -> None:
         super().__init__(services, banner)
         self.name = self._field(self.tr("Name"), self.tr("Name of the other server"), _MOST_NAME)
         self.url = self._field("http://10.0.0.2:8000", self.tr("Address of the other server"), 2000)
@@ -79,7 +79,8 @@ class UpstreamsCard(RowsCard[Upstreams]):
         )
         model = rule.model
         remove = button(
-            self.tr("Remove the rule"), lambda: self._ask(lambda: self._services.api.remove_upstream_rule(model))
+            self.tr("Remove the rule"),
+            lambda: self._run_then_reload(lambda: self._services.api.remove_upstream_rule(model)),
         )
         remove.setAccessibleName(self.tr("Remove the rule for {model}").format(model=model))
         line = row(label(text, wrap=True), remove)
@@ -113,9 +114,9 @@ class UpstreamsCard(RowsCard[Upstreams]):
     def _use(self, name: str, *, used: bool) -> None:
         api, model = self._services.api, f"{name}/*"
         if used:
-            self._ask(lambda: api.remove_upstream_rule(model))
+            self._run_then_reload(lambda: api.remove_upstream_rule(model))
         else:
-            self._ask(lambda: api.put_upstream_rule(UpstreamRule(model=model, upstream=name)))
+            self._run_then_reload(lambda: api.put_upstream_rule(UpstreamRule(model=model, upstream=name)))
 
     def _on_asked(self) -> None:
         super()._on_asked()

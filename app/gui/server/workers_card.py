@@ -4,12 +4,12 @@ import msgspec
 from PySide6.QtWidgets import QFrame, QLayout, QVBoxLayout
 
 from app.client import ApiError
-from app.gui.app_context import Services
+from app.gui.app_context import AppContext
 from app.gui.reasons import error_message, translated
 from app.gui.server.rows_card import RowsCard, kind_of_state
 from app.gui.widgets.basics import Banner, button, label, row, stack
 from app.gui.widgets.flow import Flow
-from app.gui.widgets.popups import Choice
+from app.gui.widgets.popups import ComboBox
 from engine.api.remotes import RemoteRequest, RemoteRow, Remotes, Use
 
 _SSH = 22  # default SSH port
@@ -20,12 +20,12 @@ _MOST_ADDRESS = 300
 class RemotesCard(RowsCard[Remotes]):
     """Manages remote hosts. An unknown host key is shown; nothing is stored until the user accepts it."""
 
-    def __init__(self, services: Services, banner: Banner) -> None:
+    def __init__(self, services: AppContext, banner: Banner) -> None:
         super().__init__(services, banner)
         self._asked: tuple[str, RemoteRequest] | None = None
         self.name = self._field(self.tr("Name"), self.tr("Name of the other computer"), _MOST_NAME)
         self.where = self._field("you@desk-pc", self.tr("User and address for SSH"), _MOST_ADDRESS)
-        self.use = Choice()
+        self.use = ComboBox()
         self.use.setAccessibleName(self.tr("When to send layers there"))
         self.use.addItem(self.tr("when a model does not fit here"), "unfit")
         self.use.addItem(self.tr("also when it is faster"), "faster")
@@ -123,13 +123,13 @@ class RemotesCard(RowsCard[Remotes]):
         def failed(error: Exception) -> None:
             self._refresh_button()
             if isinstance(error, ApiError) and error.code == "unknown_host_key":
-                self._ask_whether(name, request, str(error))
+                self._confirm_host_key(name, request, str(error))
             else:
                 self._banner.notify(error_message(error), "bad")
 
         self._services.background.run(lambda: self._services.api.put_remote(name, request), done, failed, self)
 
-    def _ask_whether(self, name: str, request: RemoteRequest, text: str) -> None:
+    def _confirm_host_key(self, name: str, request: RemoteRequest, text: str) -> None:
         fingerprint = next((word.rstrip(",") for word in text.split() if word.startswith("SHA256:")), "")
         self._asked = (name, msgspec.structs.replace(request, host_key=fingerprint))
         self._shown.setText(

@@ -410,7 +410,7 @@ class Banner(QFrame):
             QTimer.singleShot(0, before, before.setFocus)
 
 
-class Empty(QWidget):
+class EmptyState(QWidget):
     """The empty state of a page: what will appear here, and the next step."""
 
     pressed = Signal()

@@ -69,7 +69,7 @@ class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannot
     def viewportEvent(self, event: QEvent) -> bool:
         """Show the value of the point under the pointer."""
         if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
-            words_ = self._words_at(QPointF(event.pos()))
+            words_ = self._label_at(QPointF(event.pos()))
             if words_:
                 QToolTip.showText(event.globalPos(), words_, self)
             else:
@@ -77,7 +77,7 @@ class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannot
             return True
         return bool(super().viewportEvent(event))
 
-    def _words_at(self, at: QPointF) -> str:
+    def _label_at(self, at: QPointF) -> str:
         box, best, found = self.getViewBox(), float(_NEAR), ""
         for x, y, text in self.points:
             place = box.mapViewToScene(QPointF(x, y))

@@ -109,7 +109,7 @@ def _leave(widget: QWidget) -> None:
         widget.update()
 
 
-class Choice(QComboBox):
+class ComboBox(QComboBox):
     """A combo box with a rounded list of up to 12 visible entries."""
 
     _MOST = 12

@@ -40,7 +40,7 @@ def matching(entries: Sequence[Entry], text: str) -> list[Entry]:
     return sorted(found, key=lambda entry: (entry.always, not entry.title.casefold().startswith(text.casefold())))
 
 
-class Palette(QDialog):
+class SearchPopup(QDialog):
     """The popup. `chosen` and `acted` carry an entry's key; `acted` keeps the list open."""
 
     chosen = Signal(str)

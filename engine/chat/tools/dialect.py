@@ -149,7 +149,7 @@ class Dialect(msgspec.Struct, frozen=True):
 # Search for markers in text that is still growing.
 
 
-class Found(NamedTuple):
+class MarkerMatch(NamedTuple):
     """A marker at a position; `mark` None: the text ends with the possible start of a marker."""
 
     at: int
@@ -169,7 +169,7 @@ class Marks:
         for mark in reversed(ordered):
             self._beginnings.update({mark[:n]: len(mark) for n in range(1, len(mark))})
 
-    def search(self, text: str) -> Found | None:
+    def search(self, text: str) -> MarkerMatch | None:
         """The first marker in the text, the longest one at its position; None if there is not even a prefix of one.
 
         The result does not depend on how the text was split: while an earlier or longer marker is still possible at
@@ -181,8 +181,8 @@ class Marks:
             if text[at] in self._first:
                 length = self._beginnings.get(text[at:], 0)
                 if length and (match is None or at < match.start() or length > match.end() - match.start()):
-                    return Found(at, None)
-        return Found(match.start(), match.group()) if match else None
+                    return MarkerMatch(at, None)
+        return MarkerMatch(match.start(), match.group()) if match else None
 
     def begins(self, text: str) -> str | None:
         """The marker at the start of the text; an empty string if it may become one; None if it cannot."""
@@ -199,7 +199,7 @@ def compiled(marks: tuple[str, ...]) -> Marks:
     return Marks(marks)
 
 
-def earliest(text: str, marks: tuple[str, ...]) -> Found | None:
+def earliest(text: str, marks: tuple[str, ...]) -> MarkerMatch | None:
     """`Marks.search` for a set given as a tuple."""
     return compiled(marks).search(text)
 

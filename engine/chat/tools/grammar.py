@@ -130,7 +130,7 @@ def _tagged(form: TaggedCalls, tool: ToolDefinition, index: int, rules: list[str
         spelled = form.key_spelling.replace("{is_text}", "true" if text else "false")
         spelled = spelled.replace("{type}", "string" if text else min(types, default="string"))
         before, _, after = f"{form.key_open}{spelled}{form.key_close}{form.value_open}{gap}".partition("{key}")
-        opened = " ".join(filter(None, (_text(before), _own(key), _text(after))))
+        opened = " ".join(filter(None, (_text(before), _client_literal(key), _text(after))))
         close = f"{gap}{form.value_close}".replace("{key}", key)
         choices = _choices(schema, tool.parameters)
         if choices and text and not form.nested:
@@ -159,7 +159,7 @@ def _choices(schema: Any, root: dict[str, Any], depth: int = 0) -> list[str]:
     allowed = [found["const"]] if "const" in found else found.get("enum")
     if isinstance(allowed, list):
         texts = [value if isinstance(value, str) else json.dumps(value) for value in allowed]
-        return [_own(text) for text in texts] if all(texts) else []
+        return [_client_literal(text) for text in texts] if all(texts) else []
     branches = found.get("anyOf", found.get("oneOf"))
     if isinstance(branches, list):
         each = [_choices(branch, root, depth + 1) for branch in branches]
@@ -197,7 +197,7 @@ def _whole_text(pattern: str) -> str:
     return f"{'' if begins else '(?s:.*)'}(?:{slashes}){'' if ends else '(?s:.*)'}"
 
 
-def _own(text: str) -> str:
+def _client_literal(text: str) -> str:
     """A literal from the client: a control token's name in it is ordinary text."""
     return f"/{_escaped(text)}/" if "<" in text else _text(text)
 

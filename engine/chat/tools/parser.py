@@ -119,7 +119,7 @@ class AnswerParser:
         """
         events = self.feed("")
         while self._mode is _Mode.HELD:
-            events += self._release() if ended and not cut else self._keep_held()
+            events += self._release() if ended and not cut else self._flush_reasoning()
         if self._mode is _Mode.CALL and self._payload is not None and not cut:
             try:
                 self._payload.finish()
@@ -281,7 +281,7 @@ class AnswerParser:
             self._mode = _Mode.TEXT
         return self.feed("")
 
-    def _keep_held(self) -> list[AnswerEvent]:
+    def _flush_reasoning(self) -> list[AnswerEvent]:
         """The response was cut inside its reasoning: the buffered text remains reasoning."""
         self._emit("".join(self._held) + self._buffer, self._held_as)
         self._held = []
@@ -530,7 +530,7 @@ class BareJson:
             self._begin = match.end() - 1
             text = self.held[self._begin :]
         self._probe.feed(text)
-        payload = self._look()
+        payload = self._probe_call()
         if payload is None:
             self.is_text |= self._probe.done
             return None
@@ -544,7 +544,7 @@ class BareJson:
         elif not cut:
             self._payload.finish()
 
-    def _look(self) -> JsonPayload | None:
+    def _probe_call(self) -> JsonPayload | None:
         """The call's parser once its name is known to be a tool's; sets `is_text` if it cannot be a call."""
         for member, text in self._probe.take():
             if member is None and self._name:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from lxml import etree
 
-from engine.documents.types import Unreadable
+from engine.documents.types import BadDocument
 
 # Parsed XML takes about ten times as much memory.
 MAX_INFLATED_BYTES: Final = 256 << 20
@@ -20,24 +20,24 @@ _COMPOUND: Final = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """An opened archive that is neither damaged nor a zip bomb. Raises: Unreadable."""
+    """An opened archive that is neither damaged nor a zip bomb. Raises: BadDocument."""
     try:
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, ValueError) as error:
         with path.open("rb") as file:
             if file.read(len(_COMPOUND)) == _COMPOUND:
-                raise Unreadable("it is encrypted, or in a format of Office before 2007") from error
-        raise Unreadable("it is damaged, or not what its name says") from error
+                raise BadDocument("it is encrypted, or in a format of Office before 2007") from error
+        raise BadDocument("it is damaged, or not what its name says") from error
     with archive:
         inflated = sum(member.file_size for member in archive.infolist())
         if inflated > MAX_INFLATED_BYTES:
-            raise Unreadable(f"it unpacks to {inflated >> 20} MiB, more than {MAX_INFLATED_BYTES >> 20}")
+            raise BadDocument(f"it unpacks to {inflated >> 20} MiB, more than {MAX_INFLATED_BYTES >> 20}")
         if any(member.flag_bits & 1 for member in archive.infolist()):
-            raise Unreadable("it is encrypted")
+            raise BadDocument("it is encrypted")
         try:
             yield archive
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-            raise Unreadable("it is damaged") from error
+            raise BadDocument("it is damaged") from error
 
 
 def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -45,7 +45,7 @@ def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
     with archive.open(name) as member:
         raw = member.read(MAX_MEMBER_BYTES + 1)
     if len(raw) > MAX_MEMBER_BYTES:
-        raise Unreadable(f"{name} in it has more than {MAX_MEMBER_BYTES >> 20} MiB")
+        raise BadDocument(f"{name} in it has more than {MAX_MEMBER_BYTES >> 20} MiB")
     return raw
 
 

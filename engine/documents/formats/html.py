@@ -12,7 +12,7 @@ from lxml import html as lxml_html
 
 from engine.documents.formats.archive import open_archive, read_member
 from engine.documents.formats.pseudo_pages import in_parts, paragraphs
-from engine.documents.types import Block, Page, Unreadable
+from engine.documents.types import BadDocument, Block, Page
 
 _LEFT_OUT: Final = frozenset({
     "script", "style", "noscript", "template", "svg", "head", "nav", "button", "iframe", "object", "footer",
@@ -37,14 +37,14 @@ def html(path: Path) -> Iterator[Page]:
 
 
 def blocks_of(raw: bytes) -> Iterator[Block]:
-    """The blocks of an HTML document. Raises: Unreadable: it contains no document."""
+    """The blocks of an HTML document. Raises: BadDocument: it contains no document."""
     try:
         declared = b"charset" in raw[:4096].lower() or raw[:3] == b"\xef\xbb\xbf" or raw[:5] == b"<?xml"
         root = lxml_html.document_fromstring(
             raw, parser=None if declared else lxml_html.HTMLParser(encoding="utf-8")
         )
     except (etree.LxmlError, ValueError) as error:
-        raise Unreadable(f"it holds no HTML ({error})") from error
+        raise BadDocument(f"it holds no HTML ({error})") from error
     body = root.find("body")
     walk = _Walk()
     yield from walk.run(root if body is None else body)
@@ -79,7 +79,7 @@ class _Walk:
                 self._text.append(element.tail or "")
             elif tag in _HEADINGS or tag in ("table", "pre"):
                 yield from self.flush()
-                yield from _whole(element, tag)
+                yield from _preformatted(element, tag)
                 self._text.append(element.tail or "")
             else:
                 if tag in _ENDS:
@@ -89,7 +89,7 @@ class _Walk:
                 stack.extend((child, False) for child in reversed(element))
 
 
-def _whole(element: Any, tag: str) -> Iterator[Block]:
+def _preformatted(element: Any, tag: str) -> Iterator[Block]:
     if tag == "pre":
         text = element.text_content().strip("\n")
         if text.strip():
@@ -151,14 +151,14 @@ def _spine(archive: zipfile.ZipFile) -> list[str]:
         package = next(e.get("full-path") for e in container.iter(f"{_CONTAINER}rootfile"))
         tree = etree.fromstring(read_member(archive, package), _XML)
     except (KeyError, StopIteration, etree.LxmlError, TypeError, AttributeError) as error:
-        raise Unreadable("it is no e-book: its list of chapters is missing") from error
+        raise BadDocument("it is no e-book: its list of chapters is missing") from error
     if any(name.endswith("encryption.xml") for name in archive.namelist()) and _locked(archive):
-        raise Unreadable("it is locked (DRM)")
+        raise BadDocument("it is locked (DRM)")
     hrefs = {item.get("id"): unquote(item.get("href") or "") for item in tree.iter(f"{_OPF}item")}
     folder = posixpath.dirname(package)
     named = [hrefs.get(ref.get("idref"), "") for ref in tree.iter(f"{_OPF}itemref")]
     if not any(named):
-        raise Unreadable("it is no e-book: its list of chapters is empty")
+        raise BadDocument("it is no e-book: its list of chapters is empty")
     files = (href.partition("#")[0] for href in named)
     # A book of 14 kB may name one chapter 200,000 times; each is read once.
     return list(dict.fromkeys(posixpath.normpath(posixpath.join(folder, href)) for href in files if href))

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from engine.documents.formats.html import blocks_of
 from engine.documents.formats.pseudo_pages import paragraphs
-from engine.documents.types import Block, Page, Unreadable
+from engine.documents.types import BadDocument, Block, Page
 
 _SHOWN = ("From", "To", "Cc", "Date", "Subject")
 # Python's parser of addresses takes a minute for 30,000 of them.
@@ -35,7 +35,7 @@ def mbox(path: Path, first: int = 1) -> Iterator[Page]:
             except MemoryError:
                 raise
             except Exception as error:
-                why = str(error) if isinstance(error, Unreadable) else type(error).__name__
+                why = str(error) if isinstance(error, BadDocument) else type(error).__name__
                 yield Page(number, label=f"message {number}", problem=f"the message is damaged ({why})")
     finally:
         box.close()
@@ -59,7 +59,7 @@ def _page(number: int, message: EmailMessage) -> Page:
     if attached:
         blocks.append(Block("text", f"Attachments (not read): {', '.join(attached)}"))
     if not heads and not _is_text(blocks):
-        raise Unreadable("it has neither the headers nor the text of a mail")
+        raise BadDocument("it has neither the headers nor the text of a mail")
     return Page(number, tuple(blocks), subject[:80])
 
 

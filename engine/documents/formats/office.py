@@ -9,7 +9,7 @@ from lxml import etree
 from engine.documents.formats.archive import XML, local, open_archive, read_member, relations
 from engine.documents.formats.html import blocks_of
 from engine.documents.formats.pseudo_pages import in_parts
-from engine.documents.types import Block, Page, Unreadable
+from engine.documents.types import BadDocument, Block, Page
 
 _SHEET_ROWS: Final = 60
 _MAX_ROWS: Final = 200_000
@@ -22,12 +22,12 @@ def pptx(path: Path) -> Iterator[Page]:
         try:
             order = _slides(archive)
         except (KeyError, etree.LxmlError) as error:
-            raise Unreadable("it is damaged, or not a presentation") from error
+            raise BadDocument("it is damaged, or not a presentation") from error
         seen: set[str] = set()
         for number, name in enumerate(order, 1):
             try:
                 tree = etree.fromstring(read_member(archive, name), XML)
-                blocks = [*_slide(tree), *_beside(archive, name, seen)]
+                blocks = [*_slide(tree), *_related_parts(archive, name, seen)]
             except MemoryError:
                 raise
             except Exception as error:
@@ -69,7 +69,7 @@ def _is_second_choice(shape: Any) -> bool:
     return False
 
 
-def _beside(archive: Any, slide: str, seen: set[str]) -> Iterator[Block]:
+def _related_parts(archive: Any, slide: str, seen: set[str]) -> Iterator[Block]:
     """Text from a slide's related parts: notes, charts and SmartArt. Parts in `seen` are skipped."""
     try:
         parts = relations(archive, slide)
@@ -110,7 +110,7 @@ def xlsx(path: Path) -> Iterator[Page]:
     try:
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
     except (KeyError, ValueError, TypeError, OSError) as error:
-        raise Unreadable("it is damaged, or not a workbook") from error
+        raise BadDocument("it is damaged, or not a workbook") from error
     number, seen = 1, set()
     for sheet in book.worksheets:
         part = getattr(sheet, "_worksheet_path", sheet.title)
@@ -183,7 +183,7 @@ def docx(path: Path) -> Iterator[Page]:
             word = _Word(archive)
             yield from in_parts(word.blocks())
         except (KeyError, ValueError, etree.LxmlError) as error:
-            raise Unreadable("it is damaged, or not a Word document") from error
+            raise BadDocument("it is damaged, or not a Word document") from error
 
 
 class _Word:
@@ -205,7 +205,7 @@ class _Word:
         """The blocks in order: headers, body with notes, charts and SmartArt, footers."""
         body = next((child for child in self._tree if local(child) == "body"), None)
         if body is None:
-            raise Unreadable("it is damaged, or not a Word document")
+            raise BadDocument("it is damaged, or not a Word document")
         yield from self._margins("header")
         yield from self._blocks(body)
         for target, kind in self._related.values():
@@ -339,7 +339,7 @@ class _Word:
         """The blocks of an embedded document that Word merges when it opens this one."""
         target, _ = self._related.get(_value(chunk, "id"), ("", ""))
         if not target.lower().endswith((".htm", ".html", ".xhtml")):
-            raise Unreadable(f"its text is in an embedded file that is not read ({target or 'none'})")
+            raise BadDocument(f"its text is in an embedded file that is not read ({target or 'none'})")
         yield from blocks_of(read_member(self._archive, target))
 
 

@@ -8,7 +8,7 @@ from lxml import etree
 
 from engine.documents.formats.archive import XML, local, open_archive, read_member
 from engine.documents.formats.pseudo_pages import in_parts
-from engine.documents.types import Block, Page, Unreadable
+from engine.documents.types import BadDocument, Block, Page
 
 # Deleted text, comments, note numbers, ruby text, and elements without text.
 _LEFT_OUT: Final = frozenset({
@@ -27,10 +27,10 @@ def opendocument(path: Path) -> Iterator[Page]:
     with open_archive(path) as archive:
         try:
             if b"encryption-data" in read_member(archive, "META-INF/manifest.xml"):
-                raise Unreadable("it is encrypted")
+                raise BadDocument("it is encrypted")
             content = etree.fromstring(read_member(archive, "content.xml"), XML)
         except (KeyError, etree.LxmlError) as error:
-            raise Unreadable("it is damaged, or not an OpenDocument file") from error
+            raise BadDocument("it is damaged, or not an OpenDocument file") from error
         yield from in_parts(_all(archive, content))
 
 
@@ -128,5 +128,5 @@ def _number(element: Any, name: str, default: int) -> int:
 
 
 def unread(path: Path) -> Iterator[Page]:
-    """Reject a known but unsupported format, so that the file is listed with a reason. Raises: Unreadable."""
-    raise Unreadable(f"{path.suffix.lower()} files are not read; save it as .docx, .pptx, .xlsx, .odt or PDF")
+    """Reject a known but unsupported format, so that the file is listed with a reason. Raises: BadDocument."""
+    raise BadDocument(f"{path.suffix.lower()} files are not read; save it as .docx, .pptx, .xlsx, .odt or PDF")

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pypdfium2 as pdfium
 
-from engine.documents.types import NEEDS_OCR, NO_OCR_HERE, Block, Page, Unreadable
+from engine.documents.types import NEEDS_OCR, NO_OCR_HERE, BadDocument, Block, Page
 
 # A page with an image and fewer letters than this is a scan (a stamp or a page number may be text).
 _SCAN_CHARS: Final = 24
@@ -40,12 +40,12 @@ def pdf(path: Path, first: int = 1, *, ocr: bool = False) -> Iterator[Page]:
 
 
 def open_pdf(path: Path) -> Any:
-    """Open the document. Raises: Unreadable: damaged or encrypted."""
+    """Open the document. Raises: BadDocument: damaged or encrypted."""
     try:
         return pdfium.PdfDocument(path)
     except pdfium.PdfiumError as error:
         locked = "password" in str(error).lower() or "security" in str(error).lower()
-        raise Unreadable("it is encrypted" if locked else "it is damaged, or not a PDF") from error
+        raise BadDocument("it is encrypted" if locked else "it is damaged, or not a PDF") from error
 
 
 def _page(document: Any, number: int, *, ocr: bool) -> Page:
@@ -117,7 +117,7 @@ def _recognized(page: Any, number: int, label: str) -> Page:
 
     try:
         blocks = read_image(render(page, OCR_DPI))
-    except Unreadable as error:
+    except BadDocument as error:
         return Page(number, label=label, problem=str(error))
     problem = "" if blocks else "the page is an image without text that OCR could read"
     return Page(number, blocks, label, problem)
@@ -135,11 +135,11 @@ _OUT_OF_MEMORY: Final = re.compile("alloc", re.IGNORECASE)
 
 
 def image_pages(path: Path) -> Iterator[Page]:
-    """An image as a document of one page. Raises: Unreadable: it cannot be opened, or OCR is not installed."""
+    """An image as a document of one page. Raises: BadDocument: it cannot be opened, or OCR is not installed."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
-        raise Unreadable("reading images needs OCR, which is not installed here") from error
+        raise BadDocument("reading images needs OCR, which is not installed here") from error
 
     Image.MAX_IMAGE_PIXELS = _MAX_PIXELS
     try:
@@ -148,7 +148,7 @@ def image_pages(path: Path) -> Iterator[Page]:
         with Image.open(path) as image:
             pixels = np.asarray(image.convert("RGB"))[:, :, ::-1]
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError) as error:
-        raise Unreadable(f"the image cannot be opened ({type(error).__name__})") from error
+        raise BadDocument(f"the image cannot be opened ({type(error).__name__})") from error
     blocks = read_image(pixels)
     yield Page(1, blocks, "picture", "" if blocks else "there is no text in the image that OCR could read")
 
@@ -159,7 +159,7 @@ def _recognizer() -> Any:
     try:
         from rapidocr import RapidOCR
     except ImportError as error:
-        raise Unreadable(NO_OCR_HERE) from error
+        raise BadDocument(NO_OCR_HERE) from error
 
     threads = max(1, (os.cpu_count() or 2) // 2)
     runtime = "EngineConfig.onnxruntime"
@@ -188,12 +188,12 @@ def _read(pixels: Any, *, turned: bool) -> list[tuple[Any, str, float]]:
     """Corners, text and confidence of each line; with `turned`, lines that look upside down are turned."""
     try:
         read = _recognizer()(pixels, use_cls=turned)
-    except Unreadable:
+    except BadDocument:
         raise
     except Exception as error:  # the package wraps ONNX Runtime's exceptions
         if _OUT_OF_MEMORY.search(str(error)):
             raise MemoryError from error
-        raise Unreadable(f"OCR could not read it ({type(error).__name__})") from error
+        raise BadDocument(f"OCR could not read it ({type(error).__name__})") from error
     if read.boxes is None:
         return []
     return [(box, text, float(sure)) for box, text, sure in zip(read.boxes, read.txts, read.scores, strict=True)]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from engine.documents.types import PART_CHARS, Block, Page, Unreadable
+from engine.documents.types import PART_CHARS, BadDocument, Block, Page
 
 # A heading starts a new part if the current one has at least this length.
 _LEAST_CHARS = PART_CHARS // 3
@@ -49,7 +49,7 @@ _SAMPLE_BYTES: Final = 64 << 10
 
 
 def decoded(raw: bytes) -> str:
-    """A text by its BOM, as UTF-8, or in the encoding that its bytes point to. Raises: Unreadable: not text."""
+    """A text by its BOM, as UTF-8, or in the encoding that its bytes point to. Raises: BadDocument: not text."""
     for mark, encoding in _BOMS:
         if raw.startswith(mark):
             return _lines(raw.decode(encoding, errors="replace"))
@@ -63,14 +63,14 @@ def decoded(raw: bytes) -> str:
 
 
 def _utf16(raw: bytes) -> str:
-    """UTF-16 without a BOM: every second byte of most texts is zero. Raises: Unreadable: not text."""
+    """UTF-16 without a BOM: every second byte of most texts is zero. Raises: BadDocument: not text."""
     sample = raw[:_SAMPLE_BYTES]
     for encoding, zeros in (("utf-16-le", sample[1::2]), ("utf-16-be", sample[::2])):
         if zeros.count(0) > len(zeros) // 2 and sample.count(0) < len(sample) * 0.6:
             text = raw.decode(encoding, errors="replace")
             if "\0" not in text:
                 return text
-    raise Unreadable("it is not text")
+    raise BadDocument("it is not text")
 
 
 def _encoding(raw: bytes) -> str:

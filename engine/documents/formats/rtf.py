@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from engine.documents.formats.pseudo_pages import in_parts, paragraphs
-from engine.documents.types import Block, Page, Unreadable
+from engine.documents.types import BadDocument, Block, Page
 
 _PART: Final = re.compile(
     rb"\\([a-z]{1,32})(-?\d{1,10})? ?|\\'([0-9a-f]{2})|\\([^a-z'])|([{}])|[\r\n]+|([^\\{}\r\n]+)", re.IGNORECASE
@@ -33,10 +33,10 @@ _CHARSETS: Final = {
 
 
 def rtf(path: Path) -> Iterator[Page]:
-    """The document in parts of about a page. Raises: Unreadable: it is not RTF."""
+    """The document in parts of about a page. Raises: BadDocument: it is not RTF."""
     raw = path.read_bytes()
     if not raw.lstrip().startswith(b"{\\rtf"):
-        raise Unreadable("it is not RTF")
+        raise BadDocument("it is not RTF")
     yield from in_parts(_blocks(_Text().read(raw)))
 
 

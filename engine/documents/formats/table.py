@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.documents.formats.pseudo_pages import decoded
-from engine.documents.types import PART_CHARS, Block, Page, Unreadable
+from engine.documents.types import PART_CHARS, BadDocument, Block, Page
 
 _ROWS: Final = 60
 _SAMPLE: Final = 8192
@@ -34,7 +34,7 @@ def table(path: Path) -> Iterator[Page]:
                 yield _page(number, head, held, row_number)
                 held, size, number = [], 0, number + 1
     except csv.Error as error:
-        raise Unreadable(f"row {row_number + 1} is no row of a table ({error})") from error
+        raise BadDocument(f"row {row_number + 1} is no row of a table ({error})") from error
     if held:
         yield _page(number, head, held, row_number)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 from engine.documents.formats.pseudo_pages import decoded, in_parts, paragraphs
-from engine.documents.types import PART_CHARS, Block, Page, Unreadable
+from engine.documents.types import PART_CHARS, BadDocument, Block, Page
 
 _JSON = frozenset({".json", ".jsonl", ".ndjson", ".geojson"})
 _CODE_LINES = 40
@@ -79,7 +79,7 @@ def code(path: Path) -> Iterator[Page]:
     lines = source.split("\n")
     if len(source) / max(len(lines), 1) > _MEAN_LINE_CHARS:
         # Its words would only add noise.
-        raise Unreadable(f"it is generated: its lines have more than {_MEAN_LINE_CHARS} characters on average")
+        raise BadDocument(f"it is generated: its lines have more than {_MEAN_LINE_CHARS} characters on average")
     yield from in_parts(_code(lines))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from devices.msgspec_lock import learned
-from engine.placement.measurements import Budget, Knobs, Outcome, Trial
+from engine.placement.measurements import TrialOutcome, TrialSize, TunableSettings, TuneTrial
 
 TRIES = 2
 
@@ -20,12 +20,12 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True, tag="head"):
 
 
 class _Begun(msgspec.Struct, frozen=True, kw_only=True, tag="begun"):
-    knobs: Knobs
-    budget: Budget
+    knobs: TunableSettings
+    budget: TrialSize
 
 
 class _Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
-    trial: Trial
+    trial: TuneTrial
 
 
 class Journal:
@@ -37,8 +37,8 @@ class Journal:
     def __init__(self, path: Path, model: str = "") -> None:
         self._path = path
         self.model = model
-        self._ended: dict[tuple[Knobs, Budget], Outcome] = {}
-        self._begun: dict[tuple[Knobs, Budget], int] = {}
+        self._ended: dict[tuple[TunableSettings, TrialSize], TrialOutcome] = {}
+        self._begun: dict[tuple[TunableSettings, TrialSize], int] = {}
         for line in self._lines():
             try:
                 found = msgspec.json.decode(line, type=learned(_Head | _Begun | _Ended))
@@ -58,26 +58,26 @@ class Journal:
         except OSError:
             return []
 
-    def recorded(self, knobs: Knobs, budget: Budget) -> Outcome | None:
+    def recorded(self, knobs: TunableSettings, budget: TrialSize) -> TrialOutcome | None:
         """The recorded result of a trial; a failure if it was started repeatedly and never finished."""
         found = self._ended.get((knobs, budget))
         if found is None and self._begun.get((knobs, budget), 0) >= TRIES:
-            return Outcome(failure="it ended the whole search twice")
+            return TrialOutcome(failure="it ended the whole search twice")
         return found
 
-    def begin(self, knobs: Knobs, budget: Budget) -> None:
+    def begin(self, knobs: TunableSettings, budget: TrialSize) -> None:
         """Record the start of a trial."""
         self._write(_Begun(knobs=knobs, budget=budget))
 
-    def end(self, trial: Trial) -> None:
+    def end(self, trial: TuneTrial) -> None:
         """Record the end of a trial."""
         self._ended[trial.knobs, trial.budget] = trial.outcome
         self._write(_Ended(trial=trial))
 
     @property
-    def trials(self) -> tuple[Trial, ...]:
+    def trials(self) -> tuple[TuneTrial, ...]:
         """All finished trials, in order."""
-        return tuple(Trial(knobs=k, budget=b, outcome=o) for (k, b), o in self._ended.items())
+        return tuple(TuneTrial(knobs=k, budget=b, outcome=o) for (k, b), o in self._ended.items())
 
     def clear(self) -> None:
         """Delete the record at the end of the search."""

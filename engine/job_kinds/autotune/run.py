@@ -19,13 +19,13 @@ from engine.job_kinds.bench.measure import COPIED_TOKENS, Meter, Timed
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.measurements import (
     ANSWER_TOKENS,
-    Budget,
-    Choice,
     Goal,
-    Knobs,
-    Outcome,
-    Trial,
+    TrialOutcome,
+    TrialSize,
+    TunableSettings,
+    TunedSetting,
     TuneReport,
+    TuneTrial,
 )
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
@@ -45,12 +45,12 @@ Admit = Callable[[LoadSettings], AbstractContextManager[None]]
 
 async def trial(
     settings: LoadSettings,
-    knobs: Knobs,
-    budget: Budget,
+    knobs: TunableSettings,
+    budget: TrialSize,
     admit: Admit,
     limit_s: float,
     energy: EnergyMeter | None = None,
-) -> Outcome:
+) -> TrialOutcome:
     """Measure `settings` with `knobs`, after reserving memory. Never raises for errors caused by a setting.
 
     `limit_s` is a timeout: a slower trial hangs or is too slow to be useful. `energy` measures joules if the budget
@@ -63,13 +63,13 @@ async def trial(
             async with asyncio.timeout(limit_s):
                 found = await _measured(wanted, budget, energy if budget.joules else None)
     except TimeoutError:
-        return Outcome(failure=f"no end after {limit_s:.0f} s", cost_s=time.monotonic() - started)
+        return TrialOutcome(failure=f"no end after {limit_s:.0f} s", cost_s=time.monotonic() - started)
     except TesseraError as error:
-        return Outcome(failure=str(error), cost_s=time.monotonic() - started)
+        return TrialOutcome(failure=str(error), cost_s=time.monotonic() - started)
     return msgspec.structs.replace(found, cost_s=time.monotonic() - started)
 
 
-def trial_settings(settings: LoadSettings, budget: Budget) -> LoadSettings:
+def trial_settings(settings: LoadSettings, budget: TrialSize) -> LoadSettings:
     """Settings with the smallest KV cache for the trial, one sequence, and no stored prefixes."""
     cells = budget.prompt + budget.answer + SPARE_CELLS
     return msgspec.structs.replace(
@@ -77,7 +77,7 @@ def trial_settings(settings: LoadSettings, budget: Budget) -> LoadSettings:
     )
 
 
-async def _measured(settings: LoadSettings, budget: Budget, energy: EnergyMeter | None) -> Outcome:
+async def _measured(settings: LoadSettings, budget: TrialSize, energy: EnergyMeter | None) -> TrialOutcome:
     """The best prefill and decode speeds in tokens/s, because other load only slows a trial.
 
     Raises: Unmetered.
@@ -102,7 +102,7 @@ async def _measured(settings: LoadSettings, budget: Budget, energy: EnergyMeter 
     finally:
         await runner.stop()
     decode = max(r.decode_tok_s for r in rows)
-    return Outcome(
+    return TrialOutcome(
         prefill_tok_s=decode if budget.copying else max(r.prefill_tok_s for r in rows),
         decode_tok_s=decode,
         tokens_per_joule=len(rows) * (budget.answer + 1) / sum(joules) if joules else None,
@@ -113,7 +113,7 @@ async def _measured(settings: LoadSettings, budget: Budget, energy: EnergyMeter 
 async def _metered(
     runner: RunnerProcess,
     once: Callable[[], Awaitable[Timed]],
-    budget: Budget,
+    budget: TrialSize,
     energy: EnergyMeter,
     devices: tuple[str, ...],
 ) -> tuple[list[Timed], list[float]]:
@@ -174,7 +174,7 @@ class NothingWorks(EnvironmentFault):
         self.reason = reason
 
 
-def rounds_for(prompt_tokens: int, goal: Goal = "speed") -> tuple[Budget, ...]:
+def rounds_for(prompt_tokens: int, goal: Goal = "speed") -> tuple[TrialSize, ...]:
     """A short round for many points and a long one for the best; loading takes most of a trial.
 
     Joules of prefill and decode cannot be separated. They are therefore measured over whole requests, or over a
@@ -185,12 +185,12 @@ def rounds_for(prompt_tokens: int, goal: Goal = "speed") -> tuple[Budget, ...]:
         part = max(1, short // 2)
         answer = max(8, round(ANSWER_TOKENS * part / prompt_tokens))
         return (
-            Budget(prompt=part, answer=answer, repeats=2, joules=True),
-            Budget(prompt=prompt_tokens, answer=ANSWER_TOKENS, repeats=3, joules=True),
+            TrialSize(prompt=part, answer=answer, repeats=2, joules=True),
+            TrialSize(prompt=prompt_tokens, answer=ANSWER_TOKENS, repeats=3, joules=True),
         )
     return (
-        Budget(prompt=short, answer=8, repeats=2),
-        Budget(prompt=prompt_tokens, answer=32, repeats=3),
+        TrialSize(prompt=short, answer=8, repeats=2),
+        TrialSize(prompt=prompt_tokens, answer=32, repeats=3),
     )
 
 
@@ -212,10 +212,10 @@ class Tuner:
         self._deadline = time.monotonic() + limit_s
         self._step = step
         self._energy = energy
-        self._slowest: dict[Budget, float] = {}
+        self._slowest: dict[TrialSize, float] = {}
         self.count = 0
 
-    async def measure(self, knobs: Knobs, budget: Budget) -> Outcome:
+    async def measure(self, knobs: TunableSettings, budget: TrialSize) -> TrialOutcome:
         """Run one trial, or return its recorded result. Raises: OutOfTime."""
         recorded = self._journal.recorded(knobs, budget)
         self.count += 1
@@ -225,25 +225,25 @@ class Tuner:
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise OutOfTime
-        self._step(_words(knobs), self.count)
+        self._step(_describe(knobs), self.count)
         first = self._slowest.get(budget)
         limit = FIRST_LIMIT_S if first is None else max(SHORTEST_LIMIT_S, PATIENCE * first)
         self._journal.begin(knobs, budget)
         outcome = await trial(self._settings, knobs, budget, self._admit, min(limit, left + 1), self._energy)
         if outcome.failure is not None and time.monotonic() >= self._deadline:
             raise OutOfTime  # stopped by the time limit of the search: nothing is known about this point
-        self._journal.end(Trial(knobs=knobs, budget=budget, outcome=outcome))
+        self._journal.end(TuneTrial(knobs=knobs, budget=budget, outcome=outcome))
         self._note(budget, outcome)
         return outcome
 
-    def _note(self, budget: Budget, outcome: Outcome) -> None:
+    def _note(self, budget: TrialSize, outcome: TrialOutcome) -> None:
         if outcome.failure is None:
             self._slowest.setdefault(budget, outcome.cost_s)
 
 
 async def tune(
     settings: LoadSettings,
-    base: Knobs,
+    base: TunableSettings,
     dims: Sequence[Dimension],
     *,
     model: str,
@@ -269,7 +269,7 @@ async def tune(
     search = Search(base, dims, prompt_tokens, tuner.measure, goal)
     await search.run(rounds_for(prompt_tokens, goal))
     best, refused = None, "none was tried in the time given"
-    draft: tuple[int, Choice] | None = None
+    draft: tuple[int, TunedSetting] | None = None
     for knobs in search.ranked():
         reason = await proof(knobs.apply(settings), admit, FIRST_LIMIT_S)
         if reason is None:
@@ -278,9 +278,9 @@ async def tune(
             break
         refused = reason
     if best is None:
-        failures = [t.outcome.failure for t in _own(journal, goal) if t.outcome.failure]
+        failures = [t.outcome.failure for t in _trials_for(journal, goal) if t.outcome.failure]
         raise NothingWorks(failures[-1] if failures else refused)
-    trials = _own(journal, goal)
+    trials = _trials_for(journal, goal)
     if search.complete:
         journal.clear()
     outcome = search.results[best]
@@ -306,15 +306,15 @@ async def tune(
     )
 
 
-def _own(journal: Journal, goal: Goal) -> tuple[Trial, ...]:
+def _trials_for(journal: Journal, goal: Goal) -> tuple[TuneTrial, ...]:
     """Trials of a search with this goal; trials for the other goal are ignored."""
     return tuple(t for t in journal.trials if t.budget.joules == (goal == "energy"))
 
 
-async def _draft_length(tuner: Tuner, knobs: Knobs, goal: Goal) -> tuple[int, Choice] | None:
+async def _draft_length(tuner: Tuner, knobs: TunableSettings, goal: Goal) -> tuple[int, TunedSetting] | None:
     """The longest draft length that pays on repetitive text; None if the time is over."""
-    budget = Budget(prompt=3 * COPIED_TOKENS, answer=48, repeats=2, copying=True, joules=goal == "energy")
-    found: dict[int, Outcome] = {}
+    budget = TrialSize(prompt=3 * COPIED_TOKENS, answer=48, repeats=2, copying=True, joules=goal == "energy")
+    found: dict[int, TrialOutcome] = {}
     try:
         for length in DRAFTS:
             outcome = await tuner.measure(msgspec.structs.replace(knobs, max_draft=length), budget)
@@ -326,7 +326,7 @@ async def _draft_length(tuner: Tuner, knobs: Knobs, goal: Goal) -> tuple[int, Ch
         return None
     first, second, *_ = _by_cost(found, goal)
     by_energy = goal == "energy"
-    choice = Choice(
+    choice = TunedSetting(
         name="longest guess",
         value=str(first),
         turn_s=found[first].turn_s(0),
@@ -339,7 +339,7 @@ async def _draft_length(tuner: Tuner, knobs: Knobs, goal: Goal) -> tuple[int, Ch
     return first, choice
 
 
-def _by_cost(found: dict[int, Outcome], goal: Goal) -> list[int]:
+def _by_cost(found: dict[int, TrialOutcome], goal: Goal) -> list[int]:
     """Draft lengths, best first. The first of DRAFTS is in use; only clearly fewer joules replace it."""
     lengths = sorted(found, key=lambda n: (cost(found[n], 0, goal), n))
     in_use = found.get(DRAFTS[0])
@@ -355,7 +355,7 @@ def _by_cost(found: dict[int, Outcome], goal: Goal) -> list[int]:
     return sorted(lengths, key=counted)
 
 
-def _words(knobs: Knobs) -> str:
+def _describe(knobs: TunableSettings) -> str:
     where = "+".join(knobs.devices) or "processor"
     return (
         f"{where}, {knobs.n_threads} threads, ubatch {knobs.n_ubatch}, flash attention {knobs.flash_attn}, "

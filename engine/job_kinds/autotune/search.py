@@ -22,7 +22,7 @@ from engine.job_kinds.autotune.space import (
     valid,
     worth,
 )
-from engine.placement.measurements import Budget, Choice, Goal, Knobs, Outcome
+from engine.placement.measurements import Goal, TrialOutcome, TrialSize, TunableSettings, TunedSetting
 
 # One in this many points continues to the next round. Source: Li et al., "Hyperband", 2018 (3 or 4 there).
 ETA = 4
@@ -34,7 +34,7 @@ MOST_COMBINATIONS = 4
 NEARLY = 1.25
 MOST_REFINED = 3
 
-Measure = Callable[[Knobs, Budget], Awaitable[Outcome]]
+Measure = Callable[[TunableSettings, TrialSize], Awaitable[TrialOutcome]]
 
 
 class OutOfTime(Exception):
@@ -45,35 +45,35 @@ class Search:
     """One search. `results` hold the outcome of each point's longest round."""
 
     def __init__(
-        self, base: Knobs, dims: Sequence[Dimension], prompt: int, measure: Measure, goal: Goal = "speed"
+        self, base: TunableSettings, dims: Sequence[Dimension], prompt: int, measure: Measure, goal: Goal = "speed"
     ) -> None:
         self._base = base
         self._dims = dims
         self._prompt = prompt
         self._measure = measure
         self._goal: Goal = goal
-        self.results: dict[Knobs, Outcome] = {}
-        self._short: dict[Knobs, Outcome] = {}
-        self._rounds: dict[Knobs, int] = {}
+        self.results: dict[TunableSettings, TrialOutcome] = {}
+        self._short: dict[TunableSettings, TrialOutcome] = {}
+        self._rounds: dict[TunableSettings, int] = {}
         self.complete = False
 
-    async def run(self, rounds: Sequence[Budget]) -> None:
+    async def run(self, rounds: Sequence[TrialSize]) -> None:
         """Run the search; ends early, with the results so far, when the time is over."""
         try:
-            await self._look(rounds[0])
+            await self._search(rounds[0])
             for number, budget in enumerate(rounds[1:], start=1):
                 await self._round(number, self._survivors(), budget)
             self.complete = True
         except OutOfTime:
             return
 
-    def ranked(self) -> list[Knobs]:
+    def ranked(self) -> list[TunableSettings]:
         """Points that work, best first; points of later rounds come before those that were dropped earlier."""
         good = [k for k in self.results if math.isfinite(self._cost(k, self.results))]
         order = sorted(good, key=lambda k: (-self._rounds[k], self._counted(k)))
         return self._plainest_first(order) if self._goal == "energy" and order else order
 
-    def _plainest_first(self, order: list[Knobs]) -> list[Knobs]:
+    def _plainest_first(self, order: list[TunableSettings]) -> list[TunableSettings]:
         """Move the simplest point to the front that is not clearly worse than the best one.
 
         Simplest means the fewest changes, then the fewest seconds. Changes supported only by noise are therefore
@@ -90,18 +90,18 @@ class Search:
         plainest = min(near, key=lambda k: (self._changes(k), self.turn_s(k)))
         return [plainest, *(k for k in order if k != plainest)]
 
-    def _changes(self, knobs: Knobs) -> int:
+    def _changes(self, knobs: TunableSettings) -> int:
         return sum(getattr(knobs, f) != getattr(self._base, f) for f in knobs.__struct_fields__)
 
-    def turn_s(self, knobs: Knobs) -> float:
+    def turn_s(self, knobs: TunableSettings) -> float:
         """Seconds per request in the longest round of a point."""
         return self.results[knobs].turn_s(self._prompt) if knobs in self.results else math.inf
 
-    def choices(self, best: Knobs) -> tuple[Choice, ...]:
+    def choices(self, best: TunableSettings) -> tuple[TunedSetting, ...]:
         """For each dimension, the value of `best` and the next best value of the first round."""
         found = []
         for dim in self._dims:
-            by_level: dict[str, Knobs] = {}
+            by_level: dict[str, TunableSettings] = {}
             for knobs in self._short:
                 words = dim.words(knobs)
                 if words not in by_level or self._price(knobs) < self._price(by_level[words]):
@@ -113,12 +113,14 @@ class Search:
                 found.append(self._choice(dim.name, mine, by_level[mine], against, by_level.get(against or "")))
         return tuple(found)
 
-    def _price(self, knobs: Knobs) -> tuple[float, float]:
+    def _price(self, knobs: TunableSettings) -> tuple[float, float]:
         return self._short_cost(knobs), self._short[knobs].turn_s(self._prompt)
 
-    def _choice(self, name: str, value: str, mine: Knobs, against: str | None, other: Knobs | None) -> Choice:
+    def _choice(
+        self, name: str, value: str, mine: TunableSettings, against: str | None, other: TunableSettings | None
+    ) -> TunedSetting:
         """A value and its cheapest point, compared with the next best ones."""
-        choice = Choice(
+        choice = TunedSetting(
             name=name,
             value=value,
             turn_s=self._short[mine].turn_s(self._prompt),
@@ -144,7 +146,7 @@ class Search:
         found = [self.results[k] for k, n in self._rounds.items() if n == number]
         return noise(found if len(found) >= MIN_SURVIVORS else self.results.values())
 
-    def _cost(self, knobs: Knobs, known: Mapping[Knobs, Outcome]) -> float:
+    def _cost(self, knobs: TunableSettings, known: Mapping[TunableSettings, TrialOutcome]) -> float:
         """Seconds or joules per request, as in `known`; infinite for a failed point.
 
         When minimizing joules, it is also infinite for a point that takes too long.
@@ -160,7 +162,7 @@ class Search:
                 return math.inf
         return cost(outcome, self._prompt, self._goal)
 
-    def _counted(self, knobs: Knobs) -> float:
+    def _counted(self, knobs: TunableSettings) -> float:
         """The cost including the handicap against the settings in use."""
         found = self._cost(knobs, self.results)
         if knobs == self._base:
@@ -170,7 +172,7 @@ class Search:
         against = self.results.get(self._base, mine)
         return found / worth(mine, against, self._noise(self._rounds[knobs]), lossy=lossy)
 
-    async def _look(self, budget: Budget) -> None:
+    async def _search(self, budget: TrialSize) -> None:
         """Measure the settings in use, each single change, then combinations of the changes that helped."""
         await self._try(self._base, budget)
         helped: list[Sequence[Level | None]] = []
@@ -187,10 +189,10 @@ class Search:
         await self._combine(helped, budget)
         await self._refine(budget)
 
-    async def _combine(self, helped: Sequence[Sequence[Level | None]], budget: Budget) -> None:
+    async def _combine(self, helped: Sequence[Sequence[Level | None]], budget: TrialSize) -> None:
         """Combine changes that helped alone; the most promising products of their gains come first."""
         base_cost = self._short_cost(self._base)
-        made: dict[Knobs, float] = {}
+        made: dict[TunableSettings, float] = {}
         for levels in itertools.islice(itertools.product(*helped), 20_000):
             chosen = [level for level in levels if level is not None]
             if len(chosen) < 2:
@@ -205,10 +207,10 @@ class Search:
         for knobs in sorted(made, key=lambda k: made[k])[:MOST_COMBINATIONS]:
             await self._try(knobs, budget)
 
-    async def _refine(self, budget: Budget) -> None:
+    async def _refine(self, budget: TrialSize) -> None:
         """Search around the best point: levels that were nearly as good alone may be better in combination."""
         best = min(self._short, key=self._short_cost)
-        beside: dict[Knobs, float] = {}
+        beside: dict[TunableSettings, float] = {}
         for dim in self._dims:
             alone = [self._short_cost(changed(self._base, level)) for level in dim.levels]
             for level, found in zip(dim.levels, alone, strict=True):
@@ -218,7 +220,7 @@ class Search:
         for knobs in sorted(unknown, key=lambda k: beside[k])[:MOST_REFINED]:
             await self._try(knobs, budget)
 
-    def _survivors(self) -> list[Knobs]:
+    def _survivors(self) -> list[TunableSettings]:
         """The best quarter of the last round (at least three points), and the settings in use."""
         last = max(self._rounds.values(), default=0)
         alive = [k for k in self.ranked() if self._rounds[k] == last]
@@ -227,13 +229,13 @@ class Search:
             kept.append(self._base)
         return kept
 
-    async def _round(self, number: int, points: Sequence[Knobs], budget: Budget) -> None:
+    async def _round(self, number: int, points: Sequence[TunableSettings], budget: TrialSize) -> None:
         for knobs in points:
             outcome = await self._measure(knobs, budget)
             self.results[knobs] = outcome
             self._rounds[knobs] = number
 
-    async def _try(self, knobs: Knobs, budget: Budget) -> None:
+    async def _try(self, knobs: TunableSettings, budget: TrialSize) -> None:
         """Measure in the first round, once."""
         if knobs in self._short or not valid(knobs):
             return
@@ -241,5 +243,5 @@ class Search:
         self.results[knobs] = self._short[knobs] = outcome
         self._rounds[knobs] = 0
 
-    def _short_cost(self, knobs: Knobs) -> float:
+    def _short_cost(self, knobs: TunableSettings) -> float:
         return self._cost(knobs, self._short)

@@ -8,7 +8,7 @@ import msgspec
 
 from devices.types import Machine
 from engine.placement.cpu_choices import TILE_KERNELS
-from engine.placement.measurements import Goal, Knobs, Outcome
+from engine.placement.measurements import Goal, TrialOutcome, TunableSettings
 from engine.placement.speed import BACKENDS
 
 UBATCHES = (32, 64, 128, 256, 512, 1024, 2048)
@@ -26,7 +26,7 @@ class Dimension(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     levels: tuple[Level, ...]
 
-    def words(self, knobs: Knobs) -> str:
+    def words(self, knobs: TunableSettings) -> str:
         """The level of `knobs` as text."""
         level = self.levels[0]
         return ", ".join(_word(getattr(knobs, field), field) for field in level)
@@ -41,7 +41,13 @@ def _word(value: object, field: str) -> str:
 
 
 def dimensions(
-    base: Knobs, machine: Machine, prompt_tokens: int, n_layers: int, *, experts: bool = False, tiles: bool = False
+    base: TunableSettings,
+    machine: Machine,
+    prompt_tokens: int,
+    n_layers: int,
+    *,
+    experts: bool = False,
+    tiles: bool = False,
 ) -> tuple[Dimension, ...]:
     """The dimensions of the search, most important first. Dimensions with one level are omitted.
 
@@ -61,7 +67,7 @@ def dimensions(
     return tuple(d for d in found if len(d.levels) > 1)
 
 
-def attention(base: Knobs) -> tuple[Level, ...]:
+def attention(base: TunableSettings) -> tuple[Level, ...]:
     """Flash attention and KV cache type: one choice, because a quantized cache needs flash attention."""
     flash = base.flash_attn if base.flash_attn != "off" else "on"
     return (
@@ -71,7 +77,7 @@ def attention(base: Knobs) -> tuple[Level, ...]:
     )
 
 
-def valid(knobs: Knobs) -> bool:
+def valid(knobs: TunableSettings) -> bool:
     """Whether llama.cpp accepts these settings together."""
     if knobs.n_ubatch > knobs.n_batch or knobs.n_threads < 1:
         return False
@@ -80,9 +86,9 @@ def valid(knobs: Knobs) -> bool:
     return not (knobs.flash_attn == "off" and knobs.kv_type not in ("f32", "f16", "bf16"))
 
 
-def changed(knobs: Knobs, level: Level) -> Knobs:
+def changed(knobs: TunableSettings, level: Level) -> TunableSettings:
     """`knobs` at a level. If the level requires another setting to be valid, that one changes too."""
-    made: Knobs = msgspec.structs.replace(knobs, **level)
+    made: TunableSettings = msgspec.structs.replace(knobs, **level)
     if made.devices != knobs.devices:
         made = msgspec.structs.replace(made, tensor_split=(), cpu_expert_layers=0)
     if made.n_ubatch > made.n_batch:
@@ -111,7 +117,7 @@ def ubatches(prompt_tokens: int, in_use: int) -> tuple[int, ...]:
     return tuple(small[-4:] + above)
 
 
-def _devices(base: Knobs, machine: Machine, n_layers: int) -> tuple[Level, ...]:
+def _devices(base: TunableSettings, machine: Machine, n_layers: int) -> tuple[Level, ...]:
     """The CPU, and each usable GPU with the automatic number of layers, half of all layers, or all."""
     levels: list[Level] = [{"devices": (), "n_gpu_layers": 0}]
     for device in machine.devices:
@@ -126,12 +132,12 @@ def _devices(base: Knobs, machine: Machine, n_layers: int) -> tuple[Level, ...]:
     return tuple(levels) if mine in levels else (*levels, mine)
 
 
-def _tiles(base: Knobs) -> tuple[Level, ...]:
+def _tiles(base: TunableSettings) -> tuple[Level, ...]:
     """The own CPU kernels as chosen by automatic placement, for all types, and for none."""
     return tuple({"tiles": types} for types in dict.fromkeys((base.tiles, TILE_KERNELS, ())))
 
 
-def _experts(base: Knobs, n_layers: int) -> tuple[Level, ...]:
+def _experts(base: TunableSettings, n_layers: int) -> tuple[Level, ...]:
     """Experts of none, a quarter, half or all layers on the CPU, and the number chosen by automatic placement.
 
     Settings that do not fit in memory are rejected before the trial.
@@ -160,7 +166,7 @@ CLEAR: Final = 2.5
 _LEAST_WORTH: Final = 0.05
 
 
-def cost(outcome: Outcome, prompt: int, goal: Goal) -> float:
+def cost(outcome: TrialOutcome, prompt: int, goal: Goal) -> float:
     """The value to minimize: seconds or joules per request. Infinite for a failed point."""
     return outcome.turn_j() if goal == "energy" else outcome.turn_s(prompt)
 
@@ -170,7 +176,7 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def noise(outcomes: Iterable[Outcome]) -> float:
+def noise(outcomes: Iterable[TrialOutcome]) -> float:
     """Standard deviation of one run's joules as a fraction, from the repeats of equal points."""
     squares, free = 0.0, 0
     for outcome in outcomes:
@@ -181,7 +187,7 @@ def noise(outcomes: Iterable[Outcome]) -> float:
     return math.sqrt(squares / free) if free else 0.0
 
 
-def worth(mine: Outcome, other: Outcome, deviation: float, *, lossy: bool = False) -> float:
+def worth(mine: TrialOutcome, other: TrialOutcome, deviation: float, *, lossy: bool = False) -> float:
     """The fraction of the other's cost below which this point is a gain, given repeats and noise."""
     least = LOSSY_WORTH if lossy else WORTH
     runs, others = len(mine.joules), len(other.joules)

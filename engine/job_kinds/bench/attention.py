@@ -84,11 +84,11 @@ async def measure_attention(heads: Heads, *, threads: int, scratch: Path) -> Att
 
 def steady(turns: list[AttentionTimes]) -> AttentionTimes | None:
     """Minimum of each time, because other load only adds time; None if the halves of the runs disagree."""
-    one, other = (_least(turns[half::2]).plain_to_fused for half in (0, 1))
-    return _least(turns) if max(one, other) <= STEADY * min(one, other) else None
+    one, other = (_fastest(turns[half::2]).plain_to_fused for half in (0, 1))
+    return _fastest(turns) if max(one, other) <= STEADY * min(one, other) else None
 
 
-def _least(turns: list[AttentionTimes]) -> AttentionTimes:
+def _fastest(turns: list[AttentionTimes]) -> AttentionTimes:
     columns = zip(*(msgspec.structs.astuple(turn) for turn in turns), strict=True)
     return AttentionTimes(*(min(column) for column in columns))
 

@@ -25,7 +25,7 @@ from engine.job_kinds.bench.qtype_speed import PriceStore, measure_prices
 from engine.job_kinds.bench.run import bench, bench_settings
 from engine.job_kinds.measure.compare import LIMIT_S, MOST_PLACES, compare_settings, measure_place
 from engine.job_kinds.measure.target import Opened, Subject, opened
-from engine.jobs.jobs import Control, JobKind, JobRegistry, Paused, params_of
+from engine.jobs.jobs import JobContext, JobKind, JobRegistry, Paused, params_of
 from engine.library.catalogue import Catalogue
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.candidates import Candidate, forecast_for
@@ -196,7 +196,7 @@ class BenchService:
             options = self._placer.resources.settings.get(model).load_options
             return self._placer.unmeasured(model, subject.settings, NO_OVERRIDES.with_options(options))
 
-    def compare(self, options: CompareOptions, control: Control) -> Comparison:
+    def compare(self, options: CompareOptions, control: JobContext) -> Comparison:
         """Measure each place that was not measured yet, and store what it does. Raises: Paused, Cancelled."""
         model = options.model
         missing = self.unmeasured(model)[:MOST_PLACES]
@@ -299,7 +299,7 @@ def register(registry: JobRegistry, bench_service: BenchService) -> None:
     )
 
 
-def run(bench_service: BenchService, task: Task, control: Control) -> dict[str, Any]:
+def run(bench_service: BenchService, task: Task, control: JobContext) -> dict[str, Any]:
     """Run a job. A paused search continues from its record. Raises: Paused, Cancelled."""
     if task.what == "tune" and task.tune is not None:
 

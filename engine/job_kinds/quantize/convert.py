@@ -14,7 +14,7 @@ from devices.child_command import child_command
 from devices.msgspec_lock import learned
 from engine.core.errors import EnvironmentFault, InputFault
 from engine.core.paths import installed_speech
-from engine.jobs.jobs import Control, JobKind, JobRegistry
+from engine.jobs.jobs import JobContext, JobKind, JobRegistry
 from engine.library.catalogue import Catalogue
 from engine.library.lookup import require
 from engine.library.types import Origin
@@ -49,7 +49,7 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="converter", tag_fiel
 def register(registry: JobRegistry, open_catalogue: Callable[[], Catalogue]) -> None:
     """Register the kind `convert`, one job at a time, because it reads and writes whole models."""
 
-    def run(task: ToGguf | ToOnnx | Fetch, control: Control) -> dict[str, Any]:
+    def run(task: ToGguf | ToOnnx | Fetch, control: JobContext) -> dict[str, Any]:
         with closing(open_catalogue()) as catalogue:
             if isinstance(task, Fetch):
                 return _fetched(catalogue, control)
@@ -60,14 +60,14 @@ def register(registry: JobRegistry, open_catalogue: Callable[[], Catalogue]) -> 
     )
 
 
-def _fetched(catalogue: Catalogue, control: Control) -> dict[str, Any]:
+def _fetched(catalogue: Catalogue, control: JobContext) -> dict[str, Any]:
     from engine.library.converter.environment import install
 
     made = install(catalogue.paths.converter, control)
     return {"path": str(made.folder), "bytes": made.num_bytes}
 
 
-def _gguf(catalogue: Catalogue, task: ToGguf, control: Control) -> dict[str, Any]:
+def _gguf(catalogue: Catalogue, task: ToGguf, control: JobContext) -> dict[str, Any]:
     from engine.library.converting import convert_folder
 
     out = Path(task.out) if task.out else None
@@ -75,7 +75,7 @@ def _gguf(catalogue: Catalogue, task: ToGguf, control: Control) -> dict[str, Any
     return {"model": entry.id, "path": str(entry.path), "type": done.float_type, "notes": list(done.notes)}
 
 
-def _onnx(catalogue: Catalogue, task: ToOnnx, control: Control) -> dict[str, Any]:
+def _onnx(catalogue: Catalogue, task: ToOnnx, control: JobContext) -> dict[str, Any]:
     out = Path(task.out) if task.out else None
     model, done = convert(
         task.source,
@@ -109,7 +109,7 @@ def convert(
     source: str,
     out: Path | None,
     catalogue: Catalogue,
-    control: Control,
+    control: JobContext,
     *,
     accuracy_level: int = FAST,
     all_logits: bool = False,
@@ -149,7 +149,7 @@ def convert(
 
 
 def _speech(
-    folder: Path, out: Path | None, control: Control, fixed: FixedOptions | None
+    folder: Path, out: Path | None, control: JobContext, fixed: FixedOptions | None
 ) -> tuple[str, dict[str, Any]]:
     """Convert the speech model to fixed shapes.
 

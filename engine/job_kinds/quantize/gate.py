@@ -53,7 +53,7 @@ class GateService(msgspec.Struct, frozen=True):
 
 
 class RunnerJudge:
-    """Implements `quantize.job.gate_run.Judge`."""
+    """Implements `quantize.job.gate_run.GateEvaluator`."""
 
     def __init__(self, gates: GateService, tasks: TaskSet) -> None:
         self._gates = gates
@@ -191,7 +191,7 @@ async def ask_all(
         await _while_wanted(runner.load(settings), cancelled)
         conversations = Conversations(renderer, checker)
         for key, task in tasks:
-            on_answer(key, task, await _while_wanted(_asked(runner, conversations, task), cancelled))
+            on_answer(key, task, await _while_wanted(_generate(runner, conversations, task), cancelled))
     finally:
         if runner is not None:
             await runner.stop()
@@ -214,7 +214,7 @@ async def _while_wanted(work: Coroutine[Any, Any, T], cancelled: CancelCheck) ->
     return task.result()
 
 
-async def _asked(runner: RunnerProcess, conversations: Conversations, task: Task) -> TaskAnswer:
+async def _generate(runner: RunnerProcess, conversations: Conversations, task: Task) -> TaskAnswer:
     """One response; a request that is rejected counts as a wrong response."""
     assert runner.facts is not None
     try:

@@ -11,7 +11,7 @@ from devices.msgspec_lock import learned
 from engine.core.errors import Cancelled, EnvironmentFault, InputFault
 from engine.core.paths import Paths, whole_path
 from engine.job_kinds.quantize.options import Quantized, QuantizeOptions
-from engine.jobs.jobs import Control, JobKind, JobRegistry
+from engine.jobs.jobs import JobContext, JobKind, JobRegistry
 from engine.library.catalogue import Catalogue
 from engine.library.hub.file_selection import HubName, parse_hub_name
 from engine.library.lookup import require
@@ -40,7 +40,7 @@ def register(
 ) -> None:
     """Register the kind `quantize`, one job at a time, because it uses all cores."""
 
-    def run(options: QuantizeOptions, control: Control) -> Quantized:
+    def run(options: QuantizeOptions, control: JobContext) -> Quantized:
         with closing(open_catalogue()) as catalogue:
             if options.download:
                 return make_from_hub(catalogue, options, control, resources, open_gates)
@@ -85,7 +85,7 @@ def predict(
 def make(
     catalogue: Catalogue,
     options: QuantizeOptions,
-    control: Control,
+    control: JobContext,
     resources: Resources,
     executor: Executor = HERE,
     open_gates: "OpenGates | None" = None,
@@ -131,7 +131,7 @@ def make(
 
 
 def make_from_hub(
-    catalogue: Catalogue, options: QuantizeOptions, control: Control, resources: Resources, open_gates: OpenGates
+    catalogue: Catalogue, options: QuantizeOptions, control: JobContext, resources: Resources, open_gates: OpenGates
 ) -> Quantized:
     """Download the model that `options` names, unless it is here, and make the file from it.
 

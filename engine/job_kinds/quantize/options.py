@@ -12,7 +12,7 @@ from engine.core.paths import whole_path
 from engine.library.types import ServerPath
 from quantize.job.request import QuantizeReport
 from quantize.kv_cache_types import K_DAMAGE
-from quantize.types import DeviceKind, Goal, Lock, Rounding, Tier
+from quantize.types import DeviceKind, Rounding, SizeTarget, Tier, TypeOverride
 
 if TYPE_CHECKING:
     FittedCache = str
@@ -102,14 +102,14 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
                 f"Give one of budget_bytes, bpw, mix and fit, not {' and '.join(self.goals)}.", self.goals[1]
             )
 
-    def goal(self) -> Goal:
+    def goal(self) -> SizeTarget:
         """The quantizer's goal, except for `fit`, which needs the machine. Raises: InputFault: not exactly one."""
         self.check()
         if self.mix is not None:
-            return Goal(kind="mix", mix=self.mix.upper())
+            return SizeTarget(kind="mix", mix=self.mix.upper())
         if self.bpw is not None:
-            return Goal(kind="bpw", bpw=self.bpw)
-        return Goal(kind="budget", limit_bytes=self.budget_bytes)
+            return SizeTarget(kind="bpw", bpw=self.bpw)
+        return SizeTarget(kind="budget", limit_bytes=self.budget_bytes)
 
     def words(self) -> str:
         """The goal as a part of a file name."""
@@ -125,9 +125,9 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         # Same units as in the interface, so that both show the same size.
         return f"{size / _GIB:.3g}GiB" if size >= _GIB else f"{size / _MIB:.3g}MiB"
 
-    def type_locks(self) -> tuple[Lock, ...]:
+    def type_locks(self) -> tuple[TypeOverride, ...]:
         """The locks in the quantizer's format."""
-        return tuple(Lock(lock.pattern, lock.type.upper(), lock.at_least) for lock in self.locks)
+        return tuple(TypeOverride(lock.pattern, lock.type.upper(), lock.at_least) for lock in self.locks)
 
 
 class Quantized(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,7 +34,7 @@ from quantize.job.gate import GateTask
 from quantize.job.plan_file import read_plan
 from quantize.job.request import QuantizeRequest
 from quantize.kv_cache_types import K_DAMAGE, V_DAMAGE
-from quantize.types import CALIBRATION, HELD_OUT, DeviceKind, Goal, KvOption
+from quantize.types import CALIBRATION, HELD_OUT, DeviceKind, KvOption, SizeTarget
 
 # Converts "fits this machine at this context" to bytes: the memory that weights and KV cache share.
 
@@ -45,7 +45,7 @@ class FitGoal(msgspec.Struct, frozen=True):
     `doubled_head_types`: types in which memory holds a tied embedding a second time as the head.
     """
 
-    goal: Goal
+    goal: SizeTarget
     kv: tuple[KvOption, ...]
     doubled_head_types: tuple[str, ...] = ()
 
@@ -71,7 +71,7 @@ def fit_goal(
     """
     fixed = _fixed_bytes(shape, settings, isa, dry)
     n_seq = max(1, settings.n_parallel)
-    goal = Goal(kind="fit", limit_bytes=memory_bytes, fixed_bytes=fixed, n_ctx=settings.n_ctx, n_seq=n_seq)
+    goal = SizeTarget(kind="fit", limit_bytes=memory_bytes, fixed_bytes=fixed, n_ctx=settings.n_ctx, n_seq=n_seq)
     kv = tuple(
         KvOption(k, v, sum(kv_layer_bytes(shape, _with_kv(settings, k, v))), K_DAMAGE[k] + V_DAMAGE[v])
         for k in K_DAMAGE
@@ -159,7 +159,7 @@ def build_request(
     return request if given is None else msgspec.structs.replace(request, max_tokens=given.max_tokens)
 
 
-def beside_source(source: Path, options: QuantizeOptions, paths: Paths) -> Path:
+def default_out(source: Path, options: QuantizeOptions, paths: Paths) -> Path:
     """Output path next to the source, or in the models folder if the source is part of the installation."""
     name = _SOURCE_SUFFIX.sub("", source.name if source.is_dir() else source.stem)
     folder = source.absolute().parent

@@ -29,7 +29,7 @@ from devices.child_command import interpreter
 from devices.msgspec_lock import learned
 from devices.programs import installed_program
 from engine.core.errors import EnvironmentFault
-from engine.jobs.jobs import Control
+from engine.jobs.jobs import JobContext
 from engine.message_catalog.reasons import Reason, because
 from quantize.convert.llama_cpp import ASSETS
 
@@ -115,7 +115,7 @@ def remove(folder: Path) -> int:
     return freed
 
 
-def install(folder: Path, control: Control) -> Converter:
+def install(folder: Path, control: JobContext) -> Converter:
     """Install the converter. Downloads of an earlier attempt are reused; the result counts only when complete.
 
     Raises: NoConverter: no suitable Python, not enough disk space, no index, or a package differs from its lock.
@@ -189,7 +189,7 @@ def _fitting_python() -> str:
 class _Making:
     """One installation run; steps that an earlier run finished are skipped."""
 
-    def __init__(self, environment: Path, control: Control) -> None:
+    def __init__(self, environment: Path, control: JobContext) -> None:
         self._environment = environment
         self._control = control
         self._fetched = environment / "fetched"

@@ -14,10 +14,10 @@ from devices import landlock
 from devices.child_command import child_command
 from devices.environment import without_secrets
 from devices.process_memory import bound_memory
-from engine.jobs.jobs import Control
+from engine.jobs.jobs import JobContext
 from engine.library.converter.environment import VERSION, Converter, NoConverter
 from engine.message_catalog.reasons import because
-from quantize.convert.folder import Converted
+from quantize.convert.folder import ConversionResult
 from quantize.convert.llama_cpp import ASSETS, Staged, stage
 from quantize.errors import BadFile
 from quantize.files.gguf_file import read_gguf
@@ -32,8 +32,8 @@ _ALSO_READ: Final = ("/sys/devices/system/cpu", "/sys/devices/system/node")
 
 
 def convert_with(
-    converter: Converter, folder: Path, out: Path, float_type: FloatType, control: Control
-) -> Converted:
+    converter: Converter, folder: Path, out: Path, float_type: FloatType, control: JobContext
+) -> ConversionResult:
     """Convert `folder` to the new file `out`; after an error the caller removes it.
 
     Raises: TesseraError: the folder is at fault. NoConverter: the converter failed. BadFile: its output is not a
@@ -51,7 +51,7 @@ def convert_with(
         raise BadFile(str(out), "llama.cpp's converter wrote no model")
     if found.file_bytes - found.end not in range(found.alignment):
         raise BadFile(str(out), f"{found.file_bytes - found.end} bytes follow the last tensor")
-    return Converted(
+    return ConversionResult(
         architecture=architecture,
         float_type=_mostly(found),
         file_bytes=found.file_bytes,
@@ -121,7 +121,7 @@ def _base_of(python: Path) -> tuple[str, ...]:
     return (str(real.parent.parent),) if real.parent.name == "bin" else (str(real.parent),)
 
 
-def _run(command: tuple[list[str], dict[str, str]], staged: Staged, out: Path, control: Control) -> None:
+def _run(command: tuple[list[str], dict[str, str]], staged: Staged, out: Path, control: JobContext) -> None:
     argv, environment = command
     log_path = staged.folder.parent / "said.txt"
     with (

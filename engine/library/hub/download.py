@@ -20,7 +20,7 @@ import msgspec
 from devices.atomic_file import write_atomically
 from engine.core.errors import BadModelFile, Cancelled
 from engine.core.paths import Paths
-from engine.jobs.jobs import Control
+from engine.jobs.jobs import JobContext
 from engine.library import origins
 from engine.library.catalogue import Catalogue
 from engine.library.errors import (
@@ -35,7 +35,7 @@ from engine.library.errors import (
 )
 from engine.library.hashing import git_sha1_of, sha256_of
 from engine.library.hub.client import HubClient
-from engine.library.hub.partial_file import Part
+from engine.library.hub.partial_file import PartialFile
 from engine.library.hub.repository import is_safe_name
 from engine.library.hub.types import RepoFile, Repository
 from engine.library.types import ModelEntry, Origin
@@ -53,7 +53,7 @@ _MAX_BACKOFF_S = 30.0
 _MAX_RETRY_AFTER_S = 600.0
 
 
-class Patience(msgspec.Struct, frozen=True):
+class RetryPolicy(msgspec.Struct, frozen=True):
     """Retry policy: `streams` parallel ranges of `segment_bytes`; give up after `give_up_s` without a new byte."""
 
     streams: int = 4
@@ -74,7 +74,14 @@ class Transfer:
     """
 
     def __init__(
-        self, client: HubClient, url: str, repo: str, *, part: Part, control: Control, patience: Patience
+        self,
+        client: HubClient,
+        url: str,
+        repo: str,
+        *,
+        part: PartialFile,
+        control: JobContext,
+        patience: RetryPolicy,
     ) -> None:
         self._client = client
         self._url = url
@@ -278,17 +285,17 @@ class Download:
     """One download. After a pause, a failure or a crash, call `run` again: it continues where it stopped."""
 
     def __init__(
-        self, client: HubClient, catalogue: Catalogue, request: Request, patience: Patience | None = None
+        self, client: HubClient, catalogue: Catalogue, request: Request, patience: RetryPolicy | None = None
     ) -> None:
         self._client = client
         self._catalogue = catalogue
         self._request = request
         self._paths = DownloadPaths(catalogue.paths, request.repository)
-        self._patience = patience or Patience()
+        self._patience = patience or RetryPolicy()
         self._counts: dict[str, int] = {}
         self._counts_lock = threading.Lock()
 
-    def run(self, control: Control) -> ModelEntry:
+    def run(self, control: JobContext) -> ModelEntry:
         """Download, verify, move into place and list.
 
         Raises: Paused (parts stay); Cancelled (parts are removed); NotEnoughDisk, HashMismatch, FileChanged,
@@ -345,7 +352,7 @@ class Download:
             missing = sum(f.size_bytes for f in self._missing()) - sum(self._counts.values())
             raise NotEnoughDisk(str(models), max(missing, 1), shutil.disk_usage(models).free) from error
 
-    def _obtain(self, file: RepoFile, control: Control) -> None:
+    def _obtain(self, file: RepoFile, control: JobContext) -> None:
         """Complete and verify one file part; if another process downloads it, wait and report its progress."""
         if self._installed(file):
             self._count(file, file.size_bytes, control)
@@ -366,7 +373,7 @@ class Download:
         finally:
             lock.release()
 
-    def _adopt(self, file: RepoFile, control: Control) -> bool:
+    def _adopt(self, file: RepoFile, control: JobContext) -> bool:
         """Accept a file that is already in place (put there by the user, or by a process killed at the end)."""
         final = self._paths.final(file)
         if not final.is_file() or final.stat().st_size != file.size_bytes or self._paths.part(file).exists():
@@ -377,8 +384,8 @@ class Download:
         self._note(file)
         return True
 
-    def _fetch_and_verify(self, file: RepoFile, path: Path, control: Control) -> None:
-        part = Part(path, identity(file), file.size_bytes, self._patience.segment_bytes)
+    def _fetch_and_verify(self, file: RepoFile, path: Path, control: JobContext) -> None:
+        part = PartialFile(path, identity(file), file.size_bytes, self._patience.segment_bytes)
         try:
             if not part.complete:
                 self._fetch(file, part, control)
@@ -390,7 +397,7 @@ class Download:
         finally:
             part.close()
 
-    def _fetch(self, file: RepoFile, part: Part, control: Control) -> None:
+    def _fetch(self, file: RepoFile, part: PartialFile, control: JobContext) -> None:
         repository = self._request.repository
         url = self._client.file_url(repository.repo, repository.revision, file.name)
         transfer = Transfer(self._client, url, repository.repo, part=part, control=control, patience=self._patience)
@@ -400,7 +407,7 @@ class Download:
             part.restart()
             raise
 
-    def _verify(self, file: RepoFile, part: Part, control: Control) -> None:
+    def _verify(self, file: RepoFile, part: PartialFile, control: JobContext) -> None:
         if file.sha256 is not None:
             expected, actual = file.sha256, sha256_of(part.path, control)
         elif file.git_sha1 is not None:
@@ -411,7 +418,7 @@ class Download:
             part.close()
             raise HashMismatch(file.name, expected, actual, str(self._quarantine(file, part)))
 
-    def _quarantine(self, file: RepoFile, part: Part) -> Path:
+    def _quarantine(self, file: RepoFile, part: PartialFile) -> Path:
         folder = self._paths.paths.models / ".quarantine"
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / f"{Path(file.name).name}-{int(time.time())}.bad"
@@ -419,7 +426,7 @@ class Download:
         part.journal_path.unlink(missing_ok=True)
         return target
 
-    def _count(self, file: RepoFile, done: int, control: Control, note: str | Reason = "") -> None:
+    def _count(self, file: RepoFile, done: int, control: JobContext, note: str | Reason = "") -> None:
         with self._counts_lock:
             self._counts[file.name] = done
             control.report("downloading", sum(self._counts.values()), self._request.total_bytes, note=note)
@@ -432,7 +439,7 @@ class Download:
                 return  # another process has moved it into place
             final = self._paths.final(file)
             final.parent.mkdir(parents=True, exist_ok=True)
-            _keep(final)
+            _keep_previous(final)
             part.replace(final)
             part.with_suffix(".json").unlink(missing_ok=True)
             self._note(file)
@@ -468,7 +475,7 @@ class Download:
             for file, final in zip(self._request.files, finals, strict=True):
                 if final in replaced:
                     _previous(final).replace(final)
-                    self._note(file, sha256_of(final, Control()) if file.sha256 else git_sha1_of(final))
+                    self._note(file, sha256_of(final, JobContext()) if file.sha256 else git_sha1_of(final))
             self._clear_parts()
             raise BadUpdate(self._request.repository.repo, str(error)) from error
         for final in replaced:
@@ -516,7 +523,7 @@ def _previous(final: Path) -> Path:
     return final.with_name(f"{final.name}.previous")
 
 
-def _keep(final: Path) -> None:
+def _keep_previous(final: Path) -> None:
     """Hard-link the current file to its `.previous` path, so that the file always exists; else rename it."""
     if not final.exists() or _previous(final).exists():
         return

@@ -9,7 +9,7 @@ import msgspec
 from engine.core.errors import InputFault
 from engine.library.errors import NothingToDownload
 from engine.library.hub.repository import generation_config_of, projectors_of
-from engine.library.hub.types import Choice, Option, RepoFile, RepoPlan, Repository
+from engine.library.hub.types import Option, QuantVariant, RepoFile, RepoPlan, Repository
 from engine.message_catalog.reasons import because
 from quantize.plan.llama_cpp_preset_rules import USUAL_LABELS
 
@@ -65,13 +65,13 @@ def choose(plan: RepoPlan, name: HubName) -> Option:
     return option
 
 
-def files_of(repository: Repository, choice: Choice, *, vision: bool = True) -> tuple[RepoFile, ...]:
+def files_of(repository: Repository, choice: QuantVariant, *, vision: bool = True) -> tuple[RepoFile, ...]:
     """Files to download for a choice, including the repository's vision projector and generation_config.json."""
     found = _with_projector(repository, choice, vision=vision)
     return (*found, *(f for f in generation_config_of(repository) if f not in found))
 
 
-def _with_projector(repository: Repository, choice: Choice, *, vision: bool) -> tuple[RepoFile, ...]:
+def _with_projector(repository: Repository, choice: QuantVariant, *, vision: bool) -> tuple[RepoFile, ...]:
     projectors = [f for f in projectors_of(repository) if not choice.files or f not in choice.files]
     if not vision or choice.format != "gguf" or not projectors:
         return choice.files

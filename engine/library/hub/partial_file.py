@@ -22,7 +22,7 @@ class Journal(msgspec.Struct, kw_only=True):
     verified: bool = False
 
 
-class Part:
+class PartialFile:
     """A sparse `.part` file of full length, and its journal. Scans do not see it until it is verified.
 
     The journal is written after its bytes are on disk, so after a crash it never claims bytes that are missing. If

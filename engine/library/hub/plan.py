@@ -20,17 +20,17 @@ from engine.library.errors import HubUnreachable
 from engine.library.hub import header_cache
 from engine.library.hub.client import HubClient
 from engine.library.hub.repository import choices_of, first_paragraph
-from engine.library.hub.types import Choice, FitEstimate, Option, OwnBuild, RepoFile, RepoPlan, Repository
+from engine.library.hub.types import FitEstimate, Option, OwnBuild, QuantVariant, RepoFile, RepoPlan, Repository
 from engine.library.inspect_files import gguf_details
 from engine.library.types import Details
 from engine.message_catalog.reasons import because
 from quantize.errors import BadFile
 from quantize.files.gguf_file import Entry, GgufFile, TensorInfo, read_gguf_source
 from quantize.ggml_types import GgmlType
-from quantize.plan.plan import Question, make_plan, model_damage
+from quantize.plan.plan import PlanInput, make_plan, model_damage
 from quantize.plan.priors import prior_damage
 from quantize.plan.speed import model_spec
-from quantize.types import EvidenceRef, Goal, ModelSpec, TensorSpec
+from quantize.types import EvidenceRef, ModelSpec, SizeTarget, TensorSpec
 
 # Local quantization instead of a ready-made file: its size and expected KL divergence.
 
@@ -57,11 +57,13 @@ def own_build(
     header_bytes = sum(part.file_bytes for part in unquantized) - sum(t.nbytes for t in tensors)
     damage = prior_damage(spec)
     evidence = EvidenceRef(tier="instant", has_imatrix=False, note=NOTE)
-    question = Question(
+    question = PlanInput(
         model=spec, damage=damage, evidence=evidence, header_bytes=max(0, header_bytes), with_stock=False
     )
     goal = (
-        Goal(kind="budget", limit_bytes=limit_bytes) if limit_bytes else Goal(kind="bpw", bpw=_BITS_WITHOUT_A_RIVAL)
+        SizeTarget(kind="budget", limit_bytes=limit_bytes)
+        if limit_bytes
+        else SizeTarget(kind="bpw", bpw=_BITS_WITHOUT_A_RIVAL)
     )
     try:
         plan = make_plan(question, goal)
@@ -150,7 +152,7 @@ def plan_repository(
     options = [_option(choice, headers.get(choice.label), estimate) for choice in choices]
     options = _mark_best(options)
     build_from = _build_from(options)
-    own = _own(options, headers, build_from, paths.cache / "hub" / "own") if estimate else None
+    own = _own_build(options, headers, build_from, paths.cache / "hub" / "own") if estimate else None
     return RepoPlan(
         repository=repository,
         options=tuple(options),
@@ -223,7 +225,7 @@ class _HeaderReader:
         self._repository = repository
         self.fetched_bytes = 0
 
-    def headers(self, choices: list[Choice]) -> dict[str, tuple[GgufFile, ...] | str]:
+    def headers(self, choices: list[QuantVariant]) -> dict[str, tuple[GgufFile, ...] | str]:
         """For each label, the headers of all its parts, or the reason why they could not be read."""
         result: dict[str, tuple[GgufFile, ...] | str] = {}
         arrays: Mapping[str, Entry] = {}
@@ -239,7 +241,7 @@ class _HeaderReader:
         result.update(zip([choice.label for choice in remaining], remaining_headers, strict=True))
         return result
 
-    def _choice(self, choice: Choice, arrays: Mapping[str, Entry]) -> tuple[GgufFile, ...] | str:
+    def _choice(self, choice: QuantVariant, arrays: Mapping[str, Entry]) -> tuple[GgufFile, ...] | str:
         try:
             return tuple(self._file(file, arrays) for file in choice.files)
         except BadFile as error:
@@ -266,7 +268,9 @@ class _HeaderReader:
         return header
 
 
-def _option(choice: Choice, found: tuple[GgufFile, ...] | str | None, estimate: FitEstimator | None) -> Option:
+def _option(
+    choice: QuantVariant, found: tuple[GgufFile, ...] | str | None, estimate: FitEstimator | None
+) -> Option:
     if found is None:
         return Option(choice=choice, size_bytes=choice.size_bytes)
     if isinstance(found, str):
@@ -306,7 +310,7 @@ def _build_from(options: list[Option]) -> str | None:
     return max(exact, key=lambda o: (o.bits_per_weight, o.choice.size_bytes)).choice.label if exact else None
 
 
-def _own(
+def _own_build(
     options: list[Option], headers: Mapping[str, tuple[GgufFile, ...] | str], source: str | None, folder: Path
 ) -> OwnBuild | None:
     """Local quantization of the best ready-made file's size, else of the size that fits into memory."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from engine.library import model_ids
-from engine.library.hub.types import Choice, RepoFile, Repository
+from engine.library.hub.types import QuantVariant, RepoFile, Repository
 from engine.library.model_ids import stem_of
 from quantize.files.gguf_split import parse_split_name
 
@@ -16,7 +16,7 @@ _DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECA
 _SMALL_BYTES = 1 << 20
 
 
-def choices_of(repository: Repository) -> tuple[Choice, ...]:
+def choices_of(repository: Repository) -> tuple[QuantVariant, ...]:
     """GGUF quantizations, smallest first, then the safetensors folder if there is one."""
     groups: dict[str, list[RepoFile]] = {}
     for file in repository.files:
@@ -25,7 +25,7 @@ def choices_of(repository: Repository) -> tuple[Choice, ...]:
             groups.setdefault(str(path.with_name(stem_of(path.name))), []).append(file)
     whole = {stem: files for stem, files in groups.items() if _complete(files)}
     ggufs = [
-        Choice(label=label, format="gguf", files=tuple(sorted(whole[stem], key=lambda f: f.name)))
+        QuantVariant(label=label, format="gguf", files=tuple(sorted(whole[stem], key=lambda f: f.name)))
         for stem, label in _labels(whole).items()
     ]
     return (*sorted(ggufs, key=lambda c: c.size_bytes), *_safetensors(repository))
@@ -42,14 +42,14 @@ def generation_config_of(repository: Repository) -> tuple[RepoFile, ...]:
     return tuple(f for f in repository.files if f.name == "generation_config.json" and f.size_bytes < _SMALL_BYTES)
 
 
-def _safetensors(repository: Repository) -> tuple[Choice, ...]:
+def _safetensors(repository: Repository) -> tuple[QuantVariant, ...]:
     shards = [f for f in repository.files if "/" not in f.name and f.name.endswith(".safetensors")]
     if not shards or not any(f.name == "config.json" for f in repository.files):
         return ()
     texts = [
         f for f in repository.files if "/" not in f.name and f.name.endswith((".json", ".jinja", ".model", ".txt"))
     ]
-    return (Choice(label="safetensors", format="safetensors", files=(*shards, *texts)),)
+    return (QuantVariant(label="safetensors", format="safetensors", files=(*shards, *texts)),)
 
 
 def is_projector(file_name: str) -> bool:

@@ -36,7 +36,7 @@ class RepoFile(msgspec.Struct, frozen=True, kw_only=True):
     git_sha1: str | None = None
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class QuantVariant(msgspec.Struct, frozen=True, kw_only=True):
     """One downloadable model: a quantization in one or more files, or a folder of safetensors."""
 
     label: str
@@ -86,7 +86,7 @@ class FitEstimate(msgspec.Struct, frozen=True, kw_only=True):
 class Option(msgspec.Struct, frozen=True, kw_only=True):
     """One choice with all details from its headers; `problem` is the reason why they could not be read."""
 
-    choice: Choice
+    choice: QuantVariant
     size_bytes: int = 0
     details: Details | None = None
     bits_per_weight: float = 0.0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from devices.backends import openvino
-from engine.core.startup_timing import Phases
+from engine.core.startup_timing import StartupTimer
 from engine.core.types import DeviceCheck, GenerationRequest, ModelFacts
 from engine.runner import protocol
 from engine.runner.channel import Channel
@@ -194,7 +194,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             try:
                 while message is not None:
                     if isinstance(message, protocol.Shutdown):
-                        self._keep_prefixes(scheduler)
+                        self._persist_prefixes(scheduler)
                         return 0
                     self._control(message, scheduler)
                     message = None if self._inbox.empty() else self._inbox.get()
@@ -214,7 +214,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                 if self._step_started:
                     self._step_started = 0.0
                     self._duty_cycle.stepped(time.monotonic() - begun)
-            self._ask_for_room(scheduler)
+            self._request_room(scheduler)
             if self._embedder is not None and self._embedder.busy:
                 answer = self._embedder.step()
                 if answer is not None:
@@ -228,7 +228,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         elif not depth:
             self._depth_sent = 0
 
-    def _ask_for_room(self, scheduler: Scheduler) -> None:
+    def _request_room(self, scheduler: Scheduler) -> None:
         """Send requests for a larger context to the server; if nothing else runs, wait for its reply."""
         for worker in (scheduler, self._exact):
             if worker is not None:
@@ -258,7 +258,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             self._pages.collapse(self._inbox.empty)
         return self._inbox.get()
 
-    def _keep_prefixes(self, scheduler: Scheduler) -> None:
+    def _persist_prefixes(self, scheduler: Scheduler) -> None:
         scheduler.kv.spilling.persist()
         if self._store is not None:
             self._store.close()
@@ -457,7 +457,7 @@ def _code_of(error: Exception) -> str:
 
 
 def load(
-    api: Any, settings: protocol.LoadSettings, on_progress: Callable[[float], bool], phases: Phases
+    api: Any, settings: protocol.LoadSettings, on_progress: Callable[[float], bool], phases: StartupTimer
 ) -> "tuple[llama_model.LoadedModel, StreamedExperts | None]":
     """Load the model with its context, and its experts if they are streamed. Raises: LoadFailed."""
     if not settings.expert_bytes:

@@ -88,7 +88,7 @@ class Tool(Body):
     cache_control: dict[str, Any] | None = None
 
 
-class Choice(Body):
+class RequestedTool(Body):
     """Tool choice: whether a tool must be called, and which one."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -120,7 +120,7 @@ class CountRequest(Body):
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=100_000)]
     system: str | list[dict[str, Any]] | None = None
     tools: Annotated[list[Tool], Field(max_length=512)] | None = None
-    tool_choice: Choice | None = None
+    tool_choice: RequestedTool | None = None
     thinking: Thinking | None = None
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
@@ -162,7 +162,9 @@ async def messages(request: Request) -> Response:
     if body.stream:
         chunks = _stream(state, body.model, query)
         return EventStream(chunks, SHAPE, ping=PING, headers=headers)
-    return JSONResponse(await while_connected(request, _whole(state, body.model, query)), headers=headers)
+    return JSONResponse(
+        await while_connected(request, _complete_response(state, body.model, query)), headers=headers
+    )
 
 
 @router.post("/v1/messages/count_tokens", openapi_extra=openapi_body(CountRequest))
@@ -183,7 +185,7 @@ async def _stream(state: ServerState, model: str, query: ChatQuery) -> AsyncGene
                 yield out
 
 
-async def _whole(state: ServerState, model: str, query: ChatQuery) -> dict[str, Any]:
+async def _complete_response(state: ServerState, model: str, query: ChatQuery) -> dict[str, Any]:
     turn = await prepare_turn(state, model, query)
     blocks = BlockStream(new_id("msg", "_"), model)
     end: AnswerFinished | None = None
@@ -530,7 +532,7 @@ def _tool(tool: Tool, param: str) -> ToolDefinition:
     )
 
 
-def _choice(choice: Choice | None) -> ToolChoice:
+def _choice(choice: RequestedTool | None) -> ToolChoice:
     if choice is None or choice.type == "auto":
         return "auto"
     if choice.type == "tool":

@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 
 from devices.errors import TesseraError
-from engine.api.collections import CheckedSentence, Grounds, Passage, SearchAnswer, SearchRequest
+from engine.api.collections import CheckedSentence, Citations, Passage, SearchAnswer, SearchRequest
 from engine.chat.types import Message, Part, TextPart
 from engine.documents import citation_check
-from engine.documents.registry import Live
+from engine.documents.registry import OpenCollection
 from engine.message_catalog import sentence
 from engine.message_catalog.reasons import because
 from engine.server.documents.questions import interleaved, questions_of
@@ -54,14 +54,19 @@ NOT_THERE: Final = (
 )
 
 
-class Grounded:
+class AugmentedQuery:
     """A query with its retrieved documents. `query` goes to the model; `report` is sent before the response.
 
     `refusal` is the answer if the request wants one only from the documents and nothing in them fits.
     """
 
     def __init__(
-        self, service: CollectionService, live: Live, query: "ChatQuery", grounds: Grounds, refusal: str = ""
+        self,
+        service: CollectionService,
+        live: OpenCollection,
+        query: "ChatQuery",
+        grounds: Citations,
+        refusal: str = "",
     ) -> None:
         self.refusal = refusal
         self._service = service
@@ -111,13 +116,13 @@ class Grounded:
         return rows[: len(asked)], rows[len(asked) :]
 
 
-class Asked:
+class CollectionQuery:
     """The collection that a chat names, with its retrieval options."""
 
     def __init__(
         self,
         service: CollectionService,
-        live: Live,
+        live: OpenCollection,
         mode: str = "auto",
         passages: int | None = None,
         *,
@@ -126,21 +131,21 @@ class Asked:
         self._service, self._live = service, live
         self._mode, self._passages, self._only = mode, passages, only
 
-    async def ground(self, model: "LoadedModel", query: "ChatQuery") -> Grounded:
+    async def ground(self, model: "LoadedModel", query: "ChatQuery") -> AugmentedQuery:
         """The query with the relevant documents."""
         return await ground(self._service, self._live, model, query, self._mode, self._passages, only=self._only)
 
 
 async def ground(
     service: CollectionService,
-    live: Live,
+    live: OpenCollection,
     model: "LoadedModel",
     query: "ChatQuery",
     mode: str = "auto",
     most: int | None = None,
     *,
     only: bool = False,
-) -> Grounded:
+) -> AugmentedQuery:
     """Retrieve documents for the last question and insert them before it.
 
     `mode` "auto" uses all documents if they fit the model's context, else passages. "whole" and "passages" force
@@ -157,23 +162,23 @@ async def ground(
             why = because("whole_document", tokens=tokens, budget=budget)
             if counts.documents != 1:
                 why = because("whole_documents", documents=counts.documents, tokens=tokens, budget=budget)
-            grounds = Grounds(
+            grounds = Citations(
                 id=key, name=name, mode="whole", why=sentence(why), why_detail=why, found=True, tokens=tokens,
                 documents=counts.documents, passages=whole,
             )  # fmt: skip
-            return Grounded(service, live, with_given(query, f"{_WHOLE}\n\n{_by_document(whole)}"), grounds)
+            return AugmentedQuery(service, live, with_given(query, f"{_WHOLE}\n\n{_by_document(whole)}"), grounds)
     answer = await _nearest(service, live, questions_of(query), most or _MOST)
     if only and not answer.found:
         why = because("documents_do_not_say", name=name)
-        grounds = Grounds(
+        grounds = Citations(
             id=key, name=name, mode="none", why=sentence(why), why_detail=why, passages=answer.passages,
             notes=answer.notes,
         )  # fmt: skip
-        return Grounded(service, live, query, grounds, sentence(why))
+        return AugmentedQuery(service, live, query, grounds, sentence(why))
     if not answer.passages:
         why = because("nothing_to_give")
-        grounds = Grounds(id=key, name=name, mode="none", why=sentence(why), why_detail=why, notes=answer.notes)
-        return Grounded(service, live, with_given(query, NOT_THERE), grounds)
+        grounds = Citations(id=key, name=name, mode="none", why=sentence(why), why_detail=why, notes=answer.notes)
+        return AugmentedQuery(service, live, with_given(query, NOT_THERE), grounds)
     assert model.facts is not None
     chosen, tokens = await fitting(
         model, answer.passages, budget if most else min(budget, model.facts.n_ctx // _SHARE)
@@ -185,15 +190,17 @@ async def ground(
     if not answer.found:
         kind = "passages_weak"
     why = because(kind, count=len(chosen), documents=counts.documents, amount=amount, tokens=tokens)
-    grounds = Grounds(
+    grounds = Citations(
         id=key, name=name, mode="passages", why=sentence(why), why_detail=why, found=answer.found, tokens=tokens,
         passages=chosen, notes=answer.notes,
     )  # fmt: skip
     given = f"{ANSWER_FROM if answer.found else WEAK}\n\n{numbered(chosen)}"
-    return Grounded(service, live, with_given(query, given), grounds)
+    return AugmentedQuery(service, live, with_given(query, given), grounds)
 
 
-async def _nearest(service: CollectionService, live: Live, questions: Sequence[str], limit: int) -> SearchAnswer:
+async def _nearest(
+    service: CollectionService, live: OpenCollection, questions: Sequence[str], limit: int
+) -> SearchAnswer:
     """The best passages for all questions, however weak. If none match, the first passages of the documents."""
     answers = [await service.search(live, SearchRequest(query=text, limit=limit)) for text in questions]
     passages = interleaved([answer.passages for answer in answers], lambda passage: passage.id)[:limit]
@@ -235,7 +242,7 @@ async def fitting(
     return tuple(chosen), used
 
 
-def _everything(live: Live) -> tuple[Passage, ...]:
+def _everything(live: OpenCollection) -> tuple[Passage, ...]:
     found = []
     for document in live.store.documents(limit=1000):
         for page, label, _ in live.store.pages(document.id):

@@ -20,11 +20,11 @@ from engine.api.collections import Collection, PageText, Passage, SearchAnswer, 
 from engine.core.errors import InputFault, fact_of
 from engine.core.ownership import is_own_program, may_see
 from engine.core.paths import Paths
-from engine.documents.collection_config import Definition
+from engine.documents.collection_config import CollectionConfig
 from engine.documents.errors import CollectionUnusable, NoCollection, NoDocument, NotAgreed
 from engine.documents.reader_process import ocr_installed
-from engine.documents.registry import NONE, Collections, EmbeddingModel, Live, NotNow
-from engine.documents.search import Evidence, Ways, evidence, find, spread, widened
+from engine.documents.registry import NONE, Collections, EmbeddingDeferred, EmbeddingModel, OpenCollection
+from engine.documents.search import RelevanceEstimate, Ways, evidence, find, spread, widened
 from engine.library.embedding_prompts import RetrievalPrompts, retrieval_prompts
 from engine.message_catalog import sentence, sentences
 from engine.message_catalog.reasons import because
@@ -108,15 +108,15 @@ class SideWork:
             self._models = time.monotonic(), models
         return models
 
-    def model(self, definition: Definition) -> EmbeddingModel | None:
-        """The embedding model of a collection. Raises: NotNow."""
+    def model(self, definition: CollectionConfig) -> EmbeddingModel | None:
+        """The embedding model of a collection. Raises: EmbeddingDeferred."""
         try:
             found: EmbeddingModel | None = self._run(self._embedding_model(definition))
         except NotAgreed as error:
-            raise NotNow(fact_of(error)) from error
+            raise EmbeddingDeferred(fact_of(error)) from error
         return found
 
-    async def _embedding_model(self, definition: Definition) -> EmbeddingModel | None:
+    async def _embedding_model(self, definition: CollectionConfig) -> EmbeddingModel | None:
         chosen = await self.choose(definition.embedding_model, "embedding", definition.agreed)
         if chosen is None:
             return None
@@ -133,12 +133,14 @@ class SideWork:
     # ------------------------------------------------------------------ embedding
 
     def embed(self, model: EmbeddingModel, texts: Sequence[str]) -> Sequence[Any]:
-        """A vector for each passage, float32 of (width,). Raises: NotNow."""
+        """A vector for each passage, float32 of (width,). Raises: EmbeddingDeferred."""
         read = [model.passage_prefix + text for text in texts]
         try:
             found: Sequence[Any] = self._run(self._beside(Chosen(model.id, model.server), read))
         except TesseraError as error:
-            raise NotNow(because("cannot_embed", model=model.id, why=fact_of(error) or str(error))) from error
+            raise EmbeddingDeferred(
+                because("cannot_embed", model=model.id, why=fact_of(error) or str(error))
+            ) from error
         return found
 
     async def questions(self, model: Chosen, texts: Sequence[str]) -> Sequence[Any]:
@@ -162,7 +164,7 @@ class SideWork:
     def _run(self, work: Any) -> Any:
         if self._closed.is_set():
             work.close()
-            raise NotNow
+            raise EmbeddingDeferred
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         while True:
             try:
@@ -170,7 +172,7 @@ class SideWork:
             except TimeoutError:
                 if self._closed.is_set():
                     future.cancel()
-                    raise NotNow from None
+                    raise EmbeddingDeferred from None
 
     async def _beside(self, model: Chosen, texts: Sequence[str]) -> Sequence[Any]:
         while not self._closed.is_set():
@@ -184,7 +186,7 @@ class SideWork:
                 with contextlib.suppress(asyncio.CancelledError, TesseraError):
                     await task
             await asyncio.sleep(_LOOK_S)
-        raise NotNow
+        raise EmbeddingDeferred
 
     def _wanted(self, model: str) -> bool:
         """Whether another request needs the CPU, or needed it a moment ago."""
@@ -236,7 +238,7 @@ class CollectionService:
 
     # ------------------------------------------------------------------ access control
 
-    def allowed(self, key: str) -> Live:
+    def allowed(self, key: str) -> OpenCollection:
         """A collection that the current request may query. Raises: NoCollection, also if it lacks access."""
         live = self.collections.live(key)
         shared = live.definition.open and may_see(live.definition.owner)
@@ -246,7 +248,7 @@ class CollectionService:
 
     # ------------------------------------------------------------------ consent for remote models
 
-    def agreement(self, definition: Definition, *, allows: bool) -> Definition:
+    def agreement(self, definition: CollectionConfig, *, allows: bool) -> CollectionConfig:
         """The definition with the servers that its text may be sent to.
 
         Raises: NotAgreed: a model runs on a server that the user has not agreed to, neither before nor with
@@ -257,19 +259,19 @@ class CollectionService:
             raise NotAgreed(*strange[0])
         return replace(definition, agreed=away)
 
-    def _away(self, definition: Definition) -> dict[str, str]:
+    def _away(self, definition: CollectionConfig) -> dict[str, str]:
         """The collection's models that other servers run, with their URLs."""
         named = dict.fromkeys((definition.embedding_model, definition.reranker))
         servers = {model: self._models.server_of(model) for model in named if model not in ("", NONE)}
         return {model: server for model, server in servers.items() if server}
 
-    def _strange(self, definition: Definition) -> list[tuple[str, str]]:
+    def _strange(self, definition: CollectionConfig) -> list[tuple[str, str]]:
         """The remote models that the user has not agreed to."""
         return [(m, server) for m, server in self._away(definition).items() if definition.agreed.get(m) != server]
 
     # ------------------------------------------------------------------ search
 
-    async def search(self, live: Live, wanted: SearchRequest) -> SearchAnswer:
+    async def search(self, live: OpenCollection, wanted: SearchRequest) -> SearchAnswer:
         """The best passages for a query."""
         began = time.monotonic()
         live.asked_at = began
@@ -318,11 +320,11 @@ class CollectionService:
             notes=tuple(notes),
         )
 
-    async def beginnings(self, live: Live, limit: int) -> tuple[Passage, ...]:
+    async def beginnings(self, live: OpenCollection, limit: int) -> tuple[Passage, ...]:
         """The first passages of the first documents, as a description of them if no word of a query matches."""
         return await asyncio.to_thread(lambda: self._passages(live, live.store.first_chunks(limit), limit))
 
-    async def question_vectors(self, live: Live, questions: Sequence[str], notes: list[str]) -> list[Any]:
+    async def question_vectors(self, live: OpenCollection, questions: Sequence[str], notes: list[str]) -> list[Any]:
         """The unit vectors of queries by the collection's embedding model; [None] and a note if there is none."""
         model = live.store.fact("embedding_model")
         if live.definition.embedding_model == NONE or not model:
@@ -336,12 +338,12 @@ class CollectionService:
         return [vector / (np.linalg.norm(vector) or 1.0) for vector in vectors]
 
     @staticmethod
-    def maker(live: Live) -> Chosen:
+    def maker(live: OpenCollection) -> Chosen:
         """The collection's embedding model, with the server that the user agreed to if it is remote."""
         model = live.store.fact("embedding_model")
         return Chosen(model, live.definition.agreed.get(model, HERE))
 
-    async def _reranker(self, definition: Definition, notes: list[str]) -> Chosen | None:
+    async def _reranker(self, definition: CollectionConfig, notes: list[str]) -> Chosen | None:
         try:
             return await self.side_work.choose(definition.reranker, "rerank", definition.agreed)
         except NotAgreed as error:
@@ -367,7 +369,7 @@ class CollectionService:
             ranked += (replace(hit, relevance=score) for hit, score in zip(some, scores, strict=True))
         return sorted(ranked, key=lambda hit: -(hit.relevance or 0.0))
 
-    def _passages(self, live: Live, hits: list[Passage], limit: int) -> tuple[Passage, ...]:
+    def _passages(self, live: OpenCollection, hits: list[Passage], limit: int) -> tuple[Passage, ...]:
         """The first `limit` hits with their neighbours on the page, each text once."""
         given: set[int] = set()
         found: list[Passage] = []
@@ -388,7 +390,7 @@ class CollectionService:
 
     # ------------------------------------------------------------------ display
 
-    def page(self, live: Live, document: int, number: int, passage: int | None) -> PageText:
+    def page(self, live: OpenCollection, document: int, number: int, passage: int | None) -> PageText:
         """A page's text with the position of a passage. Raises: NoDocument."""
         row = live.store.document(document)
         pages = {page: (label, problem) for page, label, problem in live.store.pages(document)} if row else {}
@@ -417,7 +419,7 @@ class CollectionService:
                 found.append(self.shown(live))
         return tuple(found)
 
-    def shown(self, live: Live) -> Collection:
+    def shown(self, live: OpenCollection) -> Collection:
         """The current state of a collection."""
         definition, counts, progress = live.definition, live.store.counts(), live.progress
         problems = [because("not_there", path=source) for source in definition.sources if not Path(source).exists()]
@@ -431,7 +433,11 @@ class CollectionService:
         state = "reading" if live.reading or not live.checked_at else "embedding" if embeds else "ready"
         return msgspec.convert(
             {
-                **{n: getattr(definition, n) for n in Definition.__struct_fields__ if n not in ("facts", "agreed")},
+                **{
+                    n: getattr(definition, n)
+                    for n in CollectionConfig.__struct_fields__
+                    if n not in ("facts", "agreed")
+                },
                 **asdict(counts),
                 "state": state,
                 "ocr_installed": ocr_installed(),
@@ -473,8 +479,8 @@ def _ended_late(task: asyncio.Future[Any]) -> None:
 
 
 def _look(
-    live: Live, asked: Sequence[tuple[str, Any | None]], ways: Ways, limit: int, floor: float
-) -> tuple[list[Passage], Evidence]:
+    live: OpenCollection, asked: Sequence[tuple[str, Any | None]], ways: Ways, limit: int, floor: float
+) -> tuple[list[Passage], RelevanceEstimate]:
     """The hits of a question and of its parts in alternation; `asked` is the question, then the parts."""
     rankings = [spread(find(live.store, live.vectors, text, vector, ways, limit, floor)) for text, vector in asked]
     found = evidence(live.store, asked[0][0], rankings[0])

@@ -49,7 +49,7 @@ async def completion(request: Request) -> Response:
     headers = ignored_header(body.ignored())
     if body.stream:
         return EventStream(_stream(state, body), SHAPE, headers=headers)
-    answers = await while_connected(request, _whole(state, body))
+    answers = await while_connected(request, _complete_response(state, body))
     return JSONResponse(answers[0] if len(answers) == 1 else answers, headers=headers)
 
 
@@ -100,7 +100,7 @@ async def _tokens(model: LoadedModel, parts: list[PromptPart]) -> list[int]:
     return tokens
 
 
-async def _whole(state: ServerState, body: NativeRequest) -> list[dict[str, Any]]:
+async def _complete_response(state: ServerState, body: NativeRequest) -> list[dict[str, Any]]:
     answers, generations = await _start(state, body)
     async for index, event in merge(generations):
         answers[index].feed(event)

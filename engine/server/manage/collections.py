@@ -24,7 +24,7 @@ from engine.api.collections import (
 )
 from engine.core.errors import InputFault
 from engine.core.paths import whole_path
-from engine.documents.collection_config import Definition
+from engine.documents.collection_config import CollectionConfig
 from engine.documents.errors import NoDocument
 from engine.documents.types import DocumentRow
 from engine.server.msgspec_routes import TypedRoute
@@ -50,7 +50,7 @@ async def make_collection(request: Request, body: CollectionRequest) -> Collecti
     fields = msgspec.structs.asdict(body)
     fields["sources"] = _sources(body.sources)
     del fields["name"], fields["allow_remote"]
-    models = Definition(id="", name="", embedding_model=body.embedding_model, reranker=body.reranker)
+    models = CollectionConfig(id="", name="", embedding_model=body.embedding_model, reranker=body.reranker)
     fields["agreed"] = service.agreement(models, allows=body.allow_remote).agreed
     return await asyncio.to_thread(lambda: service.shown(service.collections.add(body.name, **fields)))
 
@@ -70,7 +70,7 @@ async def change_collection(request: Request, collection: str, body: CollectionC
     given = {k: v for k, v in msgspec.structs.asdict(body).items() if v is not None and k not in apart}
     added, removed = _sources(body.add), set(body.remove)
 
-    def change(old: Definition) -> Definition:
+    def change(old: CollectionConfig) -> CollectionConfig:
         unknown = removed - set(old.sources)
         if unknown:
             raise InputFault(f"{min(unknown)} is no source of {old.name}.", "remove")

@@ -24,7 +24,7 @@ router = APIRouter(prefix="/tessera/v1", tags=["library"], route_class=TypedRout
 async def to_gguf(request: Request, body: ConvertRequest) -> Job:
     """Start converting a Hugging Face folder to a GGUF file; the job's result names the model."""
     source = str(whole_path(body.source, "source"))
-    task = ToGguf(source=source, out=_wanted(body.out), float_type=body.float_type)
+    task = ToGguf(source=source, out=_absolute_out(body.out), float_type=body.float_type)
     return _start(request, task)
 
 
@@ -35,7 +35,7 @@ async def to_onnx(request: Request, body: OnnxConvertRequest) -> Job:
     fixed = FixedOptions(context=asked.context, bits=asked.bits, seconds=asked.seconds) if asked else None
     task = ToOnnx(
         source=body.source,
-        out=_wanted(body.out),
+        out=_absolute_out(body.out),
         exact=body.exact,
         all_logits=body.all_logits,
         fixed=fixed,
@@ -89,7 +89,7 @@ def _start(request: Request, task: ToGguf | ToOnnx) -> Job:
     return server_state(request).jobs.start(JobKind.CONVERT, title, task)
 
 
-def _wanted(out: str | None) -> str | None:
+def _absolute_out(out: str | None) -> str | None:
     return None if out is None else str(whole_path(out, "out"))
 
 

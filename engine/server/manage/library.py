@@ -42,7 +42,7 @@ from engine.message_catalog.reasons import because
 from engine.server.manage.models import decided
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
-from engine.services import Services
+from engine.services import EngineFacade
 from quantize.files.gguf_split import read_gguf_model
 
 log = logging.getLogger(__name__)
@@ -216,7 +216,7 @@ async def search(
 ) -> SearchResults:
     """Search repositories on the hub; `parameters` in the hub's format (`min:3B,max:9B`)."""
     hits = await asyncio.to_thread(
-        Services().search,
+        EngineFacade().search,
         text,
         task=task,
         architecture=architecture,
@@ -274,13 +274,13 @@ async def updates(request: Request) -> Updates:
 @router.get("/hub/folders")
 async def folders() -> Folders:
     """Folders of other applications whose models can be linked."""
-    found = await asyncio.to_thread(Services().foreign_folders)
+    found = await asyncio.to_thread(EngineFacade().foreign_folders)
     return Folders(folders=tuple(Folder(app=folder.app, path=str(folder.path)) for folder in found))
 
 
-async def _services(request: Request) -> Services:
+async def _services(request: Request) -> EngineFacade:
     catalogue = await _catalogue(request)
-    return Services(catalogue.paths, catalogue, server_state(request).placer)
+    return EngineFacade(catalogue.paths, catalogue, server_state(request).placer)
 
 
 async def _catalogue(request: Request) -> Catalogue:

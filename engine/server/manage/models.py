@@ -12,7 +12,7 @@ from engine.api.models import (
     Alias,
     Aliases,
     AliasRequest,
-    Decided,
+    EffectiveValue,
     EngineArgsRequest,
     EngineRequest,
     LoadedModel,
@@ -78,10 +78,10 @@ def _without_user(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     return tuple(layer for layer in layers if layer.source != "user")
 
 
-def decided(chosen: Chosen) -> dict[str, Decided]:
+def decided(chosen: Chosen) -> dict[str, EffectiveValue]:
     """The chosen sampling values in the format of the management routes."""
     return {
-        name: Decided(value=getattr(chosen.params, name), source=source, link=chosen.links.get(name, ""))
+        name: EffectiveValue(value=getattr(chosen.params, name), source=source, link=chosen.links.get(name, ""))
         for name, source in chosen.sources.items()
     }
 
@@ -186,7 +186,7 @@ async def load(request: Request, model: str, body: LoadRequest) -> LoadedModel:
         await keep_engine_args(state, entry, body.engine_args)
         await state.pool.settings_changed(entry.id)
     if body.lasting:
-        await _keep_options(state, await state.models.entry(model), body.lasting)
+        await _store_options(state, await state.models.entry(model), body.lasting)
     waiting = state.pool.get((await state.models.entry(model)).id)
     if waiting is not None and waiting.pending and waiting.ready:
         return describe(waiting)  # it is reloaded after its last running response
@@ -202,7 +202,7 @@ async def load(request: Request, model: str, body: LoadRequest) -> LoadedModel:
     return describe(found)
 
 
-async def _keep_options(state: ServerState, entry: ModelEntry, options: dict[str, int | str]) -> None:
+async def _store_options(state: ServerState, entry: ModelEntry, options: dict[str, int | str]) -> None:
     """Store load options, which take effect as load settings do."""
     before = state.models.user_settings.get(entry.id).load_options
     now = msgspec.structs.replace(before, **options)

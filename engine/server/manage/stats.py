@@ -55,7 +55,7 @@ async def snapshot(state: ServerState, earlier: dict[str, tuple[float, RunnerSta
     """Current statistics. Speeds are since the last call with the same `earlier`, which is updated."""
     models = []
     for model in state.pool.models:
-        numbers = await _ask(model)
+        numbers = await _query_runner(model)
         now = time.monotonic()
         row = _model(describe(model), numbers, now, earlier.get(model.id))
         runner = model.facts.phases if model.facts is not None else ()
@@ -96,7 +96,7 @@ async def requests(request: Request, limit: Annotated[int, Query(ge=1, le=MAX_EN
     return RequestTimes(requests=tuple(server_state(request).times.newest(limit)))
 
 
-async def _ask(model: PooledModel) -> RunnerStats | None:
+async def _query_runner(model: PooledModel) -> RunnerStats | None:
     if not model.ready or model.runner is None:
         return None
     try:

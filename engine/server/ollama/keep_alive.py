@@ -6,7 +6,7 @@ from typing import Final
 
 from engine.core.errors import InputFault
 from engine.pool.loaded_model import LoadedModel
-from engine.server.ollama.schemas import Asking
+from engine.server.ollama.schemas import ModelRequest
 from engine.server.state import ServerState
 
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
@@ -47,7 +47,7 @@ def keep(model: LoadedModel, keep_alive: str | float | None) -> bool:
     return False
 
 
-async def acquire(state: ServerState, body: Asking) -> tuple[LoadedModel, float]:
+async def acquire(state: ServerState, body: ModelRequest) -> tuple[LoadedModel, float]:
     """The request's model with at least the requested context, and the load time in seconds."""
     begun = time.monotonic()
     model = await state.pool.acquire(body.model, min_ctx=body.settings.num_ctx or 0)

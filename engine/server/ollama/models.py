@@ -312,7 +312,7 @@ async def pull(request: Request) -> Response:
     if body.stream is False:
         last = await while_connected(request, asyncio.to_thread(state.jobs.wait, job.id))
         if last.state != "done":
-            raise InputFault(f"{name} was not fetched: {_why(last)}", "model")
+            raise InputFault(f"{name} was not fetched: {_failure_text(last)}", "model")
         return JSONResponse({"status": "success"}, headers=headers)
     return EventStream(_progress(state, job.id), SHAPE, ping=b"", media_type=NDJSON, headers=headers)
 
@@ -323,7 +323,7 @@ async def push(_: Request) -> None:
     raise NotServed("Models are not published from here; upload the file with the registry's own tool.")
 
 
-def _why(job: Job) -> str:
+def _failure_text(job: Job) -> str:
     return job.error.message if job.error else f"the job is {job.state}"
 
 
@@ -333,7 +333,7 @@ async def _progress(state: ServerState, job_id: str) -> AsyncGenerator[bytes, No
             if job.state == "done":
                 yield b'{"status":"success"}\n'
             elif job.ended or job.state == "paused":
-                yield json.dumps({"error": f"{job.title} was not fetched: {_why(job)}"}).encode() + b"\n"
+                yield json.dumps({"error": f"{job.title} was not fetched: {_failure_text(job)}"}).encode() + b"\n"
                 return
             else:
                 payload: dict[str, Any] = {"status": job.progress.phase or job.state}

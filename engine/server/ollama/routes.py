@@ -111,7 +111,9 @@ async def _answer(request: Request, body: Running, asked: ChatQuery | GenerateBo
         chunks = _lines(state, body, asked, chat=chat)
         ping = Lines(body.model, 0, 0.0, chat=chat).line()
         return EventStream(chunks, SHAPE, ping=ping, media_type=NDJSON, headers=headers)
-    return JSONResponse(await while_connected(request, _whole(state, body, asked, chat=chat)), headers=headers)
+    return JSONResponse(
+        await while_connected(request, _complete_response(state, body, asked, chat=chat)), headers=headers
+    )
 
 
 async def _lines(
@@ -124,7 +126,7 @@ async def _lines(
                 yield out
 
 
-async def _whole(
+async def _complete_response(
     state: ServerState, body: Running, asked: ChatQuery | GenerateBody, *, chat: bool
 ) -> dict[str, Any]:
     answer: dict[str, Any] = {}

@@ -36,7 +36,7 @@ class Options(SharedSampling):
         return self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
 
 
-class Asking(Body):
+class ModelRequest(Body):
     """Fields of every request that needs a loaded model."""
 
     model: Annotated[str, Field(min_length=1, max_length=500)]
@@ -49,7 +49,7 @@ class Asking(Body):
         return self.options or Options()
 
 
-class Running(Asking):
+class Running(ModelRequest):
     """Fields of every generation request."""
 
     stream: bool | None = None
@@ -111,7 +111,7 @@ class GenerateBody(Running):
         return found
 
 
-class EmbedBody(Asking):
+class EmbedBody(ModelRequest):
     """POST /api/embed."""
 
     input: str | Annotated[list[str], Field(max_length=2048)]
@@ -123,7 +123,7 @@ class EmbedBody(Asking):
         return [*super().ignored(), *_generating(self.options)]
 
 
-class OldEmbedBody(Asking):
+class OldEmbedBody(ModelRequest):
     """POST /api/embeddings, the older format."""
 
     prompt: str

@@ -28,7 +28,7 @@ from engine.server.sse import EventStream, comment_of, while_connected
 from engine.server.state import ServerState, server_state
 
 if TYPE_CHECKING:
-    from engine.server.documents.rag import Asked, Grounded
+    from engine.server.documents.rag import AugmentedQuery, CollectionQuery
     from engine.server.openai.receipts import Claim
 
 # Interval of load progress events for clients that requested them.
@@ -54,23 +54,23 @@ async def chat_completions(request: Request) -> Response:
     return JSONResponse(answer, headers=headers)
 
 
-async def _asked(request: Request, body: ChatRequest) -> "Asked | None":
+async def _asked(request: Request, body: ChatRequest) -> "CollectionQuery | None":
     """The collection that the request names. Raises: NoCollection."""
     if body.collection is None:
         return None
-    from engine.server.documents.rag import Asked
+    from engine.server.documents.rag import CollectionQuery
 
     service = await server_state(request).collection_service()
     if isinstance(body.collection, str):
-        return Asked(service, await asyncio.to_thread(service.allowed, body.collection))
+        return CollectionQuery(service, await asyncio.to_thread(service.allowed, body.collection))
     wanted = body.collection
     live = await asyncio.to_thread(service.allowed, wanted.id)
-    return Asked(service, live, wanted.mode, wanted.passages, only=wanted.only)
+    return CollectionQuery(service, live, wanted.mode, wanted.passages, only=wanted.only)
 
 
 async def prepared(
-    state: ServerState, body: ChatRequest, ticket: QueueTicket | None = None, asked: "Asked | None" = None
-) -> tuple[LoadedModel, PreparedChat, "Grounded | None"]:
+    state: ServerState, body: ChatRequest, ticket: QueueTicket | None = None, asked: "CollectionQuery | None" = None
+) -> tuple[LoadedModel, PreparedChat, "AugmentedQuery | None"]:
     """The loaded model of a request, and the prepared conversation. Raises: as the route."""
     preset = state.models.user_settings.preset(body.model.removesuffix(LATEST))
     query = with_preset(to_query(body), preset)
@@ -89,7 +89,7 @@ class _Started(NamedTuple):
     model: LoadedModel
     chat: PreparedChat
     answers: list[AsyncIterator[ChatEvent]]
-    grounded: "Grounded | None"
+    grounded: "AugmentedQuery | None"
     claim: "Claim | None"
 
     async def report(self, ends: dict[int, AnswerFinished]) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class _Started(NamedTuple):
 
 
 async def _start(
-    state: ServerState, body: ChatRequest, ticket: QueueTicket | None = None, asked: "Asked | None" = None
+    state: ServerState, body: ChatRequest, ticket: QueueTicket | None = None, asked: "CollectionQuery | None" = None
 ) -> _Started:
     model, chat, grounded = await prepared(state, body, ticket, asked)
     claim = claimed(state, model, body, chat.template)
@@ -135,10 +135,12 @@ def claimed(
     return Claim(state, model, body, template)
 
 
-async def _complete(state: ServerState, body: ChatRequest, asked: "Asked | None" = None) -> dict[str, Any]:
+async def _complete(
+    state: ServerState, body: ChatRequest, asked: "CollectionQuery | None" = None
+) -> dict[str, Any]:
     started = await _start(state, body, asked=asked)
     model, _, answers, grounded, _ = started
-    choices = [stream.Choice(body.custom_names()) for _ in answers]
+    choices = [stream.ChoiceBuilder(body.custom_names()) for _ in answers]
     async for index, event in merge(answers):
         if body.shows_reasoning or not isinstance(event, ReasoningDelta):
             choices[index].take(event)
@@ -180,7 +182,7 @@ async def _loading(
 
 
 async def _stream(  # noqa: C901, PLR0912 - one branch per kind of event
-    state: ServerState, body: ChatRequest, ticket: QueueTicket, asked: "Asked | None" = None
+    state: ServerState, body: ChatRequest, ticket: QueueTicket, asked: "CollectionQuery | None" = None
 ) -> AsyncGenerator[bytes, None]:
     writer = stream.ChunkWriter("chat.completion.chunk", new_id("chatcmpl"), body.model)
     starting = asyncio.ensure_future(_start(state, body, ticket, asked))

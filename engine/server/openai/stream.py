@@ -210,7 +210,7 @@ class CustomCalls:
         return _custom_call(index, {"input": custom_input(self._held.pop(index))})
 
 
-class Choice:
+class ChoiceBuilder:
     """One choice of a response that is not streamed."""
 
     def __init__(self, custom: frozenset[str]) -> None:

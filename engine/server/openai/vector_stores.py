@@ -16,10 +16,10 @@ from starlette.responses import JSONResponse, Response
 
 from engine.api.collections import Passage, SearchRequest
 from engine.core.ownership import may_see, request_owner
-from engine.documents.collection_config import Definition
+from engine.documents.collection_config import CollectionConfig
 from engine.documents.errors import CollectionUnusable, FileNotFound, NoCollection
 from engine.documents.file_types import kind_of
-from engine.documents.registry import Live
+from engine.documents.registry import OpenCollection
 from engine.documents.store import FAILED, READING
 from engine.documents.types import DocumentRow
 from engine.server.body import ignored_header, openapi_body, parse, parse_or
@@ -59,7 +59,7 @@ class _Batches:
 _batches = _Batches()
 
 
-async def _open(request: Request, store: str) -> tuple[CollectionService, Live]:
+async def _open(request: Request, store: str) -> tuple[CollectionService, OpenCollection]:
     """A store by its id. Raises: NoCollection."""
     service = await server_state(request).collection_service()
     if not store.startswith(f"{PREFIX}_"):
@@ -142,11 +142,13 @@ async def add_file(request: Request, store: str) -> Response:
     return JSONResponse(shown, headers=ignored_header(body.ignored()))
 
 
-async def _add(request: Request, store: str, ids: tuple[str, ...], attributes: dict[str, Any] | None) -> Live:
+async def _add(
+    request: Request, store: str, ids: tuple[str, ...], attributes: dict[str, Any] | None
+) -> OpenCollection:
     service, _ = await _open(request, store)
     files = files_of(request)
 
-    def change(old: Definition) -> Definition:
+    def change(old: CollectionConfig) -> CollectionConfig:
         sources = [str(files.path(files.get(file_id))) for file_id in ids]
         facts = dict(old.facts)
         if attributes:
@@ -198,7 +200,7 @@ async def remove_store_file(request: Request, store: str, file_id: str) -> dict[
     if file_id not in _ids(live):
         raise FileNotFound(f"There is no file {file_id!r} in this store.", "file_id")
 
-    def change(old: Definition) -> Definition:
+    def change(old: CollectionConfig) -> CollectionConfig:
         remaining = tuple(source for source in old.sources if Path(source).parent.name != file_id)
         facts = {k: v for k, v in old.facts.items() if k != f"{_ATTRIBUTES}{file_id}"}
         return msgspec.structs.replace(old, sources=remaining, facts=facts)
@@ -254,7 +256,7 @@ async def search_store(request: Request, store: str) -> Response:
 
 
 async def search_results(
-    service: CollectionService, live: Live, questions: list[str], body: StoreSearch
+    service: CollectionService, live: OpenCollection, questions: list[str], body: StoreSearch
 ) -> list[dict[str, Any]]:
     """The results in OpenAI's format, without duplicates, best first."""
     found: dict[int, dict[str, Any]] = {}
@@ -286,7 +288,7 @@ class StoreAnswer(NamedTuple):
     bears: bool
 
 
-async def found_in(service: CollectionService, live: Live, question: str, wanted: Wanted) -> StoreAnswer:
+async def found_in(service: CollectionService, live: OpenCollection, question: str, wanted: Wanted) -> StoreAnswer:
     """The passages of one store for one query that pass its filter and threshold."""
     threshold = (wanted.ranking_options.score_threshold if wanted.ranking_options else None) or 0.0
     limit = wanted.max_num_results or 10
@@ -303,15 +305,15 @@ async def found_in(service: CollectionService, live: Live, question: str, wanted
     return StoreAnswer(results[:limit], answer.found)
 
 
-def _ids(live: Live) -> list[str]:
+def _ids(live: OpenCollection) -> list[str]:
     return [Path(source).parent.name for source in live.definition.sources]
 
 
-def _attributes(live: Live, file_id: str) -> dict[str, Any]:
+def _attributes(live: OpenCollection, file_id: str) -> dict[str, Any]:
     return dict(json.loads(live.definition.facts.get(f"{_ATTRIBUTES}{file_id}", "{}")))
 
 
-def _row(live: Live, file_id: str) -> DocumentRow | None:
+def _row(live: OpenCollection, file_id: str) -> DocumentRow | None:
     """The document row of a file, if it has been read. Raises: FileNotFound."""
     source = next((s for s in live.definition.sources if Path(s).parent.name == file_id), None)
     if source is None:
@@ -319,7 +321,7 @@ def _row(live: Live, file_id: str) -> DocumentRow | None:
     return live.store.document(source)
 
 
-def _status(live: Live, file_id: str) -> tuple[str, str]:
+def _status(live: OpenCollection, file_id: str) -> tuple[str, str]:
     row = _row(live, file_id)
     if row is None:
         path = next(s for s in live.definition.sources if Path(s).parent.name == file_id)
@@ -330,7 +332,7 @@ def _status(live: Live, file_id: str) -> tuple[str, str]:
     return ("failed", row.problem) if row.state == FAILED else ("completed", "")
 
 
-def _file(live: Live, files: Files, file_id: str) -> dict[str, Any]:
+def _file(live: OpenCollection, files: Files, file_id: str) -> dict[str, Any]:
     status, problem = _status(live, file_id)
     code = "unsupported_file" if "not read" in problem else "invalid_file"
     return {
@@ -346,13 +348,13 @@ def _file(live: Live, files: Files, file_id: str) -> dict[str, Any]:
     }
 
 
-def _counts(live: Live, ids: list[str]) -> dict[str, int]:
+def _counts(live: OpenCollection, ids: list[str]) -> dict[str, int]:
     states = [_status(live, file_id)[0] for file_id in ids]
     names = ("in_progress", "completed", "failed")
     return {**{name: states.count(name) for name in names}, "cancelled": 0, "total": len(states)}
 
 
-def _store(live: Live) -> dict[str, Any]:
+def _store(live: OpenCollection) -> dict[str, Any]:
     definition = live.definition
     counts = _counts(live, _ids(live))
     return {
@@ -369,7 +371,7 @@ def _store(live: Live) -> dict[str, Any]:
     }
 
 
-def _batch(live: Live, batch: str) -> dict[str, Any]:
+def _batch(live: OpenCollection, batch: str) -> dict[str, Any]:
     ids, made = _batches.get(live.definition.id, batch)
     counts = _counts(live, list(ids))
     return {

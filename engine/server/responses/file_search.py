@@ -16,7 +16,7 @@ from engine.server.openai.vector_stores import Result, found_in
 
 if TYPE_CHECKING:
     from engine.chat.query import ChatQuery
-    from engine.documents.registry import Live
+    from engine.documents.registry import OpenCollection
     from engine.server.documents.service import CollectionService
     from engine.server.responses.tools import Toolbox
     from engine.server.state import ServerState
@@ -29,7 +29,7 @@ _NOTHING: Final = (
 )
 
 
-class Choice(NamedTuple):
+class SearchToolChoice(NamedTuple):
     """The search part of a `tool_choice`, and the remaining choice for functions."""
 
     use: bool
@@ -37,28 +37,28 @@ class Choice(NamedTuple):
     functions: str | dict[str, Any] | None
 
 
-def chosen(choice: str | dict[str, Any] | None, box: "Toolbox") -> Choice:
+def chosen(choice: str | dict[str, Any] | None, box: "Toolbox") -> SearchToolChoice:
     """Whether the search runs. Raises: InputFault: it is chosen but not among the tools."""
     there = box.search is not None
     if isinstance(choice, dict) and choice.get("type") == KIND:
         if not there:
             raise InputFault("tool_choice names file_search, which is not in tools.", "tool_choice")
-        return Choice(use=True, insisted=True, functions="auto")
+        return SearchToolChoice(use=True, insisted=True, functions="auto")
     if not there or choice == "none":
-        return Choice(use=False, insisted=False, functions=choice)
+        return SearchToolChoice(use=False, insisted=False, functions=choice)
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         listed = choice.get("tools")
         named = listed if isinstance(listed, list) else []
         others = [tool for tool in named if not (isinstance(tool, dict) and tool.get("type") == KIND)]
         functions: str | dict[str, Any] = {**choice, "tools": others} if others else "none"
         insisted = choice.get("mode") == "required" and not others
-        return Choice(use=len(others) < len(named), insisted=insisted, functions=functions)
+        return SearchToolChoice(use=len(others) < len(named), insisted=insisted, functions=functions)
     if choice == "required" and not box.definitions:
-        return Choice(use=True, insisted=True, functions="auto")
-    return Choice(use=True, insisted=choice == "required", functions=choice)
+        return SearchToolChoice(use=True, insisted=True, functions="auto")
+    return SearchToolChoice(use=True, insisted=choice == "required", functions=choice)
 
 
-class Found(NamedTuple):
+class FoundPassages(NamedTuple):
     """Queries and results in the order in which the model sees them; `query` contains them."""
 
     questions: tuple[str, ...]
@@ -83,11 +83,16 @@ class Search:
     """A requested search; its stores exist."""
 
     def __init__(
-        self, service: "CollectionService", stores: "tuple[Live, ...]", wanted: FileSearch, *, insisted: bool
+        self,
+        service: "CollectionService",
+        stores: "tuple[OpenCollection, ...]",
+        wanted: FileSearch,
+        *,
+        insisted: bool,
     ) -> None:
         self._service, self._stores, self._wanted, self._insisted = service, stores, wanted, insisted
 
-    async def run(self, state: "ServerState", model: str, query: "ChatQuery") -> Found:
+    async def run(self, state: "ServerState", model: str, query: "ChatQuery") -> FoundPassages:
         """Search for the question and insert the results that fit the model's context before it."""
         questions = questions_of(query)
         loaded = await state.pool.acquire(model)
@@ -100,14 +105,14 @@ class Search:
         results = results[: self._wanted.max_num_results or rag.PASSAGES]
         if not results:
             given = rag.with_given(query, rag.NOT_THERE if self._insisted else _NOTHING)
-            return Found(questions, (), given)
+            return FoundPassages(questions, (), given)
         budget = await rag.token_budget(loaded, query)
         passages, _ = await rag.fitting(loaded, tuple(result.passage for result in results), budget)
         text = f"{rag.ANSWER_FROM if bears else rag.WEAK}\n\n{rag.numbered(passages)}"
-        return Found(questions, tuple(results[: len(passages)]), rag.with_given(query, text))
+        return FoundPassages(questions, tuple(results[: len(passages)]), rag.with_given(query, text))
 
 
-async def prepared(state: "ServerState", box: "Toolbox", choice: Choice) -> Search | None:
+async def prepared(state: "ServerState", box: "Toolbox", choice: SearchToolChoice) -> Search | None:
     """The search of a request. Raises: NoCollection: a store does not exist or is not accessible."""
     if box.search is None or not choice.use:
         return None

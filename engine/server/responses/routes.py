@@ -241,14 +241,14 @@ async def _stream(state: ServerState, asked: _Asked, items: ItemStream) -> Async
             log.exception("stream failed")
         yield items.fail(lack or error)
         return
-    _keep(state, asked, items)
+    _store_response(state, asked, items)
 
 
 async def _run(state: ServerState, asked: _Asked, items: ItemStream) -> None:
     async with aclosing(_work(state, asked, items)) as chunks:
         async for _ in chunks:
             pass
-    _keep(state, asked, items)
+    _store_response(state, asked, items)
 
 
 async def _work(state: ServerState, asked: _Asked, items: ItemStream) -> AsyncGenerator[bytes, None]:
@@ -275,7 +275,7 @@ def _report_sampling(asked: _Asked, sampling: Chosen) -> None:
     asked.response["tessera"] = {"sampling": sampling.facts()}
 
 
-def _keep(state: ServerState, asked: _Asked, items: ItemStream) -> None:
+def _store_response(state: ServerState, asked: _Asked, items: ItemStream) -> None:
     """Add the items to the conversation, and store the response unless the client disabled that."""
     given = asked.body.input
     listed = given if isinstance(given, list) else [_user_item(given or "")]

@@ -16,7 +16,7 @@ from engine.server.openai.stream import chat_logprob
 from engine.server.responses.tools import Toolbox
 
 if TYPE_CHECKING:
-    from engine.server.responses.file_search import Found
+    from engine.server.responses.file_search import FoundPassages
 
 _encode = msgspec.json.encode
 
@@ -44,7 +44,7 @@ class ItemStream:
         self._item: dict[str, Any] = {}
         self._arguments = self._call_id = self._call_name = ""
         self._calls: list[ToolCall] = []
-        self._found: Found | None = None
+        self._found: FoundPassages | None = None
         self._logprobs: list[dict[str, Any]] = []  # of text that has not been sent yet
 
     def begin(self) -> bytes:
@@ -68,7 +68,7 @@ class ItemStream:
             out += self._event(f"response.file_search_call.{state}", **ids)
         return out
 
-    def search_ended(self, found: "Found", *, with_results: bool) -> bytes:
+    def search_ended(self, found: "FoundPassages", *, with_results: bool) -> bytes:
         """Events for the end of the search; later citations refer to `found`.
 
         `with_results`: the item has the results.

@@ -212,11 +212,11 @@ from engine.documents.registry import Collections
 from engine.documents.types import NEEDS_OCR
 from engine.documents.vectors import packed
 from engine.core.paths import user_paths
-ask = Reader._ask
+ask = Reader._send
 def slowly(self, request):
     time.sleep(0.3)
     return ask(self, request)
-Reader._ask = slowly
+Reader._send = slowly
 found = Collections(user_paths())
 found.start()
 live = found.live("big")

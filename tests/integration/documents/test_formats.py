@@ -246,7 +246,9 @@ def test_a_page_that_stalls_the_parser_is_told_and_the_next_ones_are_read(tmp_pa
         pipe = tmp_path / "stall.txt"
         os.mkfifo(pipe)
         asked = []
-        monkeypatch.setattr(reader, "_ask", lambda request, ask=reader._ask: asked.append(request) or ask(request))
+        monkeypatch.setattr(
+            reader, "_send", lambda request, ask=reader._send: asked.append(request) or ask(request)
+        )
         (answer,) = reader.read(pipe, "text")
         assert "took longer than 2 s" in answer.problem
         assert len(asked) == 1, "it would only stall again"

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from devices.errors import Cancelled
-from quantize.measure.kv_cache import KvDamage, KvRequest, kv_damage, with_damage
+from quantize.measure.kv_cache import KvCacheLoss, KvRequest, kv_damage, with_damage
 from quantize.measurements import MeasureRequest
 from quantize.types import KvOption
 from tests.support.models.measured_model import CALIBRATION, SOURCE, ignore, never
@@ -51,7 +51,7 @@ def test_a_second_question_is_answered_from_the_cache_and_a_stop_leaves_nothing(
 
 
 def damage(side, qtype, *kld):
-    return KvDamage(side=side, qtype=qtype, contexts=(256, 512, 1024, 2048)[: len(kld)], kld=kld)
+    return KvCacheLoss(side=side, qtype=qtype, contexts=(256, 512, 1024, 2048)[: len(kld)], kld=kld)
 
 
 def test_beyond_what_was_measured_the_cost_grows_as_it_did_and_no_faster():

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from devices.errors import Cancelled, TesseraError
 from quantize.child import Child, ChildDied, run_task
-from quantize.errors import BadFile, Unreadable
+from quantize.errors import BadFile, CannotRead
 from quantize.files.imatrix import read_imatrix
 from quantize.files.measurement_folder import WorkFolder
 from quantize.measure.collect_hessians import MomentsRequest
@@ -210,9 +210,9 @@ def test_a_text_that_is_too_short_or_no_text_is_refused(request_for, tmp_path):
 
     with pytest.raises(TextTooShort, match="2048"):
         measure(_with_text(request_for, tmp_path, short), ignore, never)
-    with pytest.raises(Unreadable, match="binary"):
+    with pytest.raises(CannotRead, match="binary"):
         measure(_with_text(request_for, tmp_path, binary), ignore, never)
-    with pytest.raises(Unreadable, match="missing"):
+    with pytest.raises(CannotRead, match="missing"):
         measure(_with_text(request_for, tmp_path, tmp_path / "missing.txt"), ignore, never)
 
 

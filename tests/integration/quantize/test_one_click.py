@@ -13,7 +13,7 @@ from quantize.job.plan_file import read_plan
 from quantize.job.report import summary
 from quantize.job.request import QuantizeReport, QuantizeRequest
 from quantize.native.source_weights import SourceWeights
-from quantize.types import Goal
+from quantize.types import SizeTarget
 from tests.support.models.measured_model import HELD_OUT, ignore, never
 from tests.support.models.small_folder import (
     EXPERTS,
@@ -32,7 +32,7 @@ def run(source: Path, tmp_path: Path, **changes) -> QuantizeReport:
     facts = {
         "source": source,
         "out": tmp_path / "out.gguf",
-        "goal": Goal(kind="bpw", bpw=4.4),
+        "goal": SizeTarget(kind="bpw", bpw=4.4),
         "calibration": short_text(tmp_path / "text.txt"),
         "held_out": HELD_OUT,
         "cache_dir": tmp_path / "cache",
@@ -49,7 +49,7 @@ def digest(folder: Path) -> str:
 def test_a_folder_becomes_a_file_that_beats_the_stock_mix_in_both_tiers(tmp_path):
     source = first_layers(tmp_path / "source", 1, NARROW)
     before = digest(source)
-    size = Goal(kind="bpw", bpw=6.2)  # most of so small a model is its table, which presets keep in Q6_K
+    size = SizeTarget(kind="bpw", bpw=6.2)  # most of so small a model is its table, which presets keep in Q6_K
     report = run(source, tmp_path, goal=size)
     assert (report.shipped, report.rounding) == ("ours", "gptq")
     assert (tmp_path / "out.gguf").stat().st_size == report.file_bytes == report.plan.file_bytes
@@ -91,7 +91,7 @@ def test_a_model_trained_for_4_bits_loses_nothing_in_any_tier(tmp_path):
     source = changed_copy(small_file(tmp_path / "plain.gguf", 1, NARROW), tmp_path / "trained.gguf", on_grid)
     before = SourceWeights(source)
     names = {n for n in before.names if n.startswith("blk.") and len(before.info(n).shape) == 2}
-    size = Goal(kind="bpw", bpw=6.6)  # 4.5 for the layer and 8.5 for the table
+    size = SizeTarget(kind="bpw", bpw=6.6)  # 4.5 for the layer and 8.5 for the table
     quick = run(source, tmp_path, goal=size, tier="instant", export_plan=tmp_path / "plan.json")
     whole = run(source, tmp_path, goal=size, out=tmp_path / "whole.gguf")
     for report in (quick, whole):

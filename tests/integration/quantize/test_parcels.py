@@ -13,7 +13,7 @@ from quantize.job.execute import quantize
 from quantize.job.remote_task import Parcel, pack, perform, unpack
 from quantize.job.request import QuantizeRequest
 from quantize.measurements import MeasureRequest, Progress, RoundRequest
-from quantize.types import Goal
+from quantize.types import SizeTarget
 from tests.support.models.measured_model import HELD_OUT, SOURCE, ignore, never
 from tests.support.models.small_folder import NARROW, first_layers, short_text, small_file
 
@@ -43,7 +43,7 @@ def request_for(tmp_path_factory):
     return QuantizeRequest(
         source=first_layers(folder / "source", 1, NARROW),
         out=folder / "home.gguf",
-        goal=Goal(kind="bpw", bpw=5.0),
+        goal=SizeTarget(kind="bpw", bpw=5.0),
         calibration=short_text(folder / "text.txt", 8_000),
         held_out=HELD_OUT,
         cache_dir=folder / "home-cache",
@@ -87,7 +87,12 @@ def test_a_stock_mix_with_an_importance_matrix(request_for, tmp_path):
             entries[info.name] = Importance(rng.random((1, width), np.float32), np.ones(1, np.float32))
     write_imatrix(matrix, entries, "text", 512)
     done = both(
-        request_for, tmp_path, source=source, goal=Goal(kind="mix", mix="Q4_K_M"), tier="instant", imatrix=matrix
+        request_for,
+        tmp_path,
+        source=source,
+        goal=SizeTarget(kind="mix", mix="Q4_K_M"),
+        tier="instant",
+        imatrix=matrix,
     )
 
     tensors = [t for t in read_gguf(tmp_path / "home.gguf").tensors if t.ggml_type.name not in {"F32", "F16"}]

@@ -10,7 +10,7 @@ from quantize.gptq.codebooks import LATTICES
 from quantize.job.execute import quantize
 from quantize.job.plan_file import check_claim, read_plan, write_plan
 from quantize.job.request import QuantizeRequest
-from quantize.types import Goal, Interval
+from quantize.types import Interval, SizeTarget
 from tests.support.models.measured_model import HELD_OUT, SOURCE, TYPES, ignore, measured_types, never
 from tests.support.models.small_folder import NARROW, short_text, small_file
 
@@ -32,7 +32,7 @@ def given(folder):
     request = QuantizeRequest(
         source=small_file(folder / "source.gguf", 1, NARROW),
         out=folder / "made.gguf",
-        goal=Goal(kind="bpw", bpw=5.5),
+        goal=SizeTarget(kind="bpw", bpw=5.5),
         calibration=short_text(folder / "text.txt"),
         held_out=HELD_OUT,
         cache_dir=folder / "cache",
@@ -79,7 +79,7 @@ def test_a_plan_of_points_and_signs_makes_the_same_bytes_on_any_number_of_thread
     request = QuantizeRequest(
         source=small_file(folder / "one.gguf", 1, NARROW),
         out=folder / "small.gguf",
-        goal=Goal(kind="bpw", bpw=2.5),
+        goal=SizeTarget(kind="bpw", bpw=2.5),
         calibration=short_text(folder / "text.txt"),
         held_out=HELD_OUT,
         cache_dir=folder / "cache",

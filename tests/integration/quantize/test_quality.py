@@ -9,9 +9,9 @@ from quantize.job.round_plan import round_plan
 from quantize.measure.verify import verify
 from quantize.measurements import RoundRequest, VerifyRequest
 from quantize.plan.llama_cpp_presets import stock_types
-from quantize.plan.plan import Question, make_plan
+from quantize.plan.plan import PlanInput, make_plan
 from quantize.plan.speed import model_spec
-from quantize.types import EvidenceRef, Goal
+from quantize.types import EvidenceRef, SizeTarget
 from tests.support.models.measured_model import HELD_OUT, ignore, never
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("kept")]
@@ -46,13 +46,13 @@ def reports(request_for, measured, tmp_path_factory):
         files[mix, "stock"] = write(folder / f"{mix}-stock.gguf", stock, "stock", measured, request_for)
         size = files[mix, "stock"].stat().st_size
         for kind in ("rows", "gptq") if mix == "Q3_K_M" else ():
-            question = Question(
+            question = PlanInput(
                 model=spec,
                 damage=measured.evidence.damage(kind),
                 evidence=EvidenceRef(tier="balanced", has_imatrix=True),
                 header_bytes=size - _data_bytes(tensors, stock),
             )
-            types = make_plan(question, Goal(kind="budget", limit_bytes=size)).types
+            types = make_plan(question, SizeTarget(kind="budget", limit_bytes=size)).types
             files[mix, kind] = write(folder / f"{mix}-{kind}.gguf", types, kind, measured, request_for)
             assert files[mix, kind].stat().st_size <= size
     found = verify(

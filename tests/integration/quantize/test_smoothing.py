@@ -17,7 +17,7 @@ from quantize.ggml_types import GgmlType
 from quantize.job.execute import quantize
 from quantize.job.plan_file import read_plan
 from quantize.job.request import QuantizeRequest
-from quantize.job.smoothed import Basis
+from quantize.job.smoothed import QuantSource
 from quantize.job.write_model import WriteRequest
 from quantize.measure.run import measure_inputs
 from quantize.measure.smoothing import Smoothed, SmoothRequest
@@ -26,7 +26,7 @@ from quantize.measurements import MeasureRequest, VerifyRequest
 from quantize.native.source_weights import SourceWeights
 from quantize.plan.llama_cpp_presets import uniform_types
 from quantize.plan.speed import model_spec
-from quantize.types import Goal
+from quantize.types import SizeTarget
 from tests.support.models.lora_adapter import write_adapter
 from tests.support.models.measured_model import CALIBRATION, HELD_OUT, ignore, never
 from tests.support.models.small_folder import NARROW, changed_copy, small_file
@@ -180,7 +180,7 @@ def test_the_importance_matrix_of_the_source_is_found_again(rough, even, tmp_pat
         def partial(self, kind):
             return tmp_path / kind
 
-    found = read_imatrix(Basis(even[0].out, even[1]).source_imatrix(copy, Here()))
+    found = read_imatrix(QuantSource(even[0].out, even[1]).source_imatrix(copy, Here()))
     assert found.keys() == measured.keys()
     for name, entry in measured.items():
         np.testing.assert_allclose(found[name].sums, entry.sums, rtol=2e-3, atol=1e-3 * entry.sums.mean())
@@ -194,7 +194,7 @@ def cache(tmp_path_factory):
 
 def job(source, folder, **changes):
     facts = {
-        "source": source, "out": folder / "out.gguf", "goal": Goal(kind="bpw", bpw=5.0), "tier": "max",
+        "source": source, "out": folder / "out.gguf", "goal": SizeTarget(kind="bpw", bpw=5.0), "tier": "max",
         "calibration": CALIBRATION, "held_out": HELD_OUT, "cache_dir": folder / "cache", "threads": 2,
         "max_tokens": 4096, "probe_tokens": 512, "verify_tokens": 4096,
     }  # fmt: skip

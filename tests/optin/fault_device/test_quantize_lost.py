@@ -18,7 +18,7 @@ from quantize.files.gguf_file import read_gguf
 from quantize.job.execute import quantize
 from quantize.job.request import QuantizeRequest
 from quantize.native.eval_context import LoadFailed
-from quantize.types import Goal
+from quantize.types import SizeTarget
 from tests.optin.fault_device.plugin import build
 from tests.support.models.measured_model import HELD_OUT, ignore, never
 from tests.support.models.small_folder import first_layers, short_text
@@ -34,7 +34,7 @@ def request(folder: Path, source: Path, **changes) -> QuantizeRequest:
     facts = {
         "source": source,
         "out": folder / "out.gguf",
-        "goal": Goal(kind="bpw", bpw=4.4),
+        "goal": SizeTarget(kind="bpw", bpw=4.4),
         "calibration": short_text(folder / "text.txt"),
         "held_out": HELD_OUT,
         "cache_dir": folder / "cache",
@@ -97,7 +97,7 @@ def test_gpu_and_processor_measure_the_same(tmp_path, monkeypatch):
     plugin = build(ROOT / "build" / "fault_device")
     source = first_layers(tmp_path / "source", 1)
     # Of one layer most is the table, which stock mixes keep in 6 bits: with fewer there is none to compare with.
-    roomy = Goal(kind="bpw", bpw=7.0)
+    roomy = SizeTarget(kind="bpw", bpw=7.0)
     alone = quantize(request(tmp_path, source, goal=roomy, gpu_layers=0), ignore, never)
     monkeypatch.setenv("GGML_BACKEND_PATH", str(plugin))
     other = tmp_path / "gpu"

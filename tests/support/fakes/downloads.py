@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from engine.library.hub.download import Download, Patience, Request
+from engine.library.hub.download import Download, Request, RetryPolicy
 from engine.library.hub.repository import choices_of
 
 SPARK = Path("assets/models/spark-f16.gguf")
-QUICK = Patience(streams=3, segment_bytes=2 * 1024 * 1024, give_up_s=5.0, first_backoff_s=0.05)
+QUICK = RetryPolicy(streams=3, segment_bytes=2 * 1024 * 1024, give_up_s=5.0, first_backoff_s=0.05)
 MB = 1024 * 1024
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import msgspec
 
-from app.generation_phase import Phase, phase_of, phase_text
+from app.generation_phase import GenerationPhase, phase_of, phase_text
 from engine.api.chat import ChatChunk
 from engine.core.types import PromptProgress
 from engine.pool.loaded_model import QueueTicket
@@ -30,7 +30,7 @@ def test_a_long_wait_on_a_busy_computer_says_so(monkeypatch):
     cores = os.cpu_count()
 
     def words(seconds):
-        return phase_text(Phase("reading", 1, 9), seconds, lambda text: text, str)
+        return phase_text(GenerationPhase("reading", 1, 9), seconds, lambda text: text, str)
 
     monkeypatch.setattr(os, "getloadavg", lambda: (2 * cores, 0.0, 0.0))
     assert words(4.0) == "Reading your prompt 1 of 9 · 4 s · this computer is busy"

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from app.cli.main import cli
 from engine.core.paths import user_paths
 from engine.placement.load_settings import load_settings
-from engine.services import Services
+from engine.services import EngineFacade
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_limit_deletes_the_oldest_and_holds_for_the_next_loads(prefixes, monke
     assert run("settings", "get", "cache.prefix_mib").strip() == "1"
     assert os.environ["TESSERA_CACHE_PREFIX_MIB"] == "1"
     monkeypatch.setenv("TESSERA_CACHE_PREFIX_MIB", "7")
-    with closing(Services()) as services:
+    with closing(EngineFacade()) as services:
         spark = services.model("spark")
     assert load_settings(spark, cache=user_paths().cache).cache_disk_bytes == 7 << 20
     monkeypatch.delenv("TESSERA_CACHE_PREFIX_MIB")

@@ -11,11 +11,11 @@ import pytest
 
 from app.client import (
     ApiError,
+    ChatResponse,
     Client,
     ServerUnreachable,
     ToolCalls,
     UnexpectedAnswer,
-    WholeAnswer,
     answers,
     discovery,
     running_server,
@@ -213,7 +213,7 @@ def test_the_pieces_of_an_answer_become_the_whole():
         ChatChunk(choices=(ChunkChoice(finish_reason="stop"),)),
         ChatChunk(usage=Usage(prompt_tokens=3, completion_tokens=2, total_tokens=5)),
     ]
-    whole, phases = WholeAnswer(), []
+    whole, phases = ChatResponse(), []
     for piece in answers(chunks):
         whole.take(piece)
         phases.append(whole.phase.name)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.client import Answer
+from app.client import ChatDelta
 from app.compaction import plan
 from app.compaction.run import Compaction, put_together, quotes_in, quotes_of, text_question
 from app.db import conversations, messages, summaries
@@ -43,7 +43,7 @@ class Words:
         self._text = text
 
     def __iter__(self):
-        yield Answer(text=self._text)
+        yield ChatDelta(text=self._text)
 
     def close(self):
         pass

@@ -5,7 +5,7 @@ import sys
 
 from app.answer_facts import AnswerFacts
 from app.cli.conversation import Conversation
-from app.client import Answer
+from app.client import ChatDelta
 
 
 class Server:
@@ -21,7 +21,7 @@ class Server:
 
 class _Pieces:
     def __iter__(self):
-        yield Answer(text="Yes.", facts=AnswerFacts(finish_reason="stop"))
+        yield ChatDelta(text="Yes.", facts=AnswerFacts(finish_reason="stop"))
 
     def close(self):
         pass

@@ -6,10 +6,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from app.cli.calibration_option import calibration_of
+from app.cli.calibration_option import calibration_options
 from app.cli.quantize import command
 from app.cli.quantize_options import Duration, check_plan
-from engine.services import Services
+from engine.services import EngineFacade
 from tests.support.fakes.minisign_signer import Signer
 
 
@@ -79,11 +79,11 @@ def test_one_file_is_taken_as_it_is_and_a_folder_becomes_a_text_that_goes_away(t
     text = tmp_path / "text.txt"
     text.write_text("words " * 20_000)
     (tmp_path / "more.txt").write_text("more words " * 20_000)
-    with calibration_of((str(text),), Services(), ask=False) as found:
+    with calibration_options((str(text),), EngineFacade(), ask=False) as found:
         assert found == {"calibration": str(text)}
-    with calibration_of((str(tmp_path),), Services(), ask=False) as found:
+    with calibration_options((str(tmp_path),), EngineFacade(), ask=False) as found:
         paths = [Path(found[name]) for name in ("calibration", "own_text")]
         assert all("words" in p.read_text() for p in paths)
     assert not any(p.exists() for p in paths)
-    with calibration_of((), Services(), ask=False) as found:
+    with calibration_options((), EngineFacade(), ask=False) as found:
         assert found == {}

@@ -12,7 +12,7 @@ from app.cli import main as cli_main
 from app.cli.console import console, escape, table
 from app.cli.conversation import Conversation
 from app.cli.echo import echo
-from app.client import Answer
+from app.client import ChatDelta
 
 ESCAPES = "\x1b[2J\x1b]52;c;aGk=\x07\u202e\x9b8m"
 STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -27,7 +27,7 @@ class Client:
 
     def chat(self, *_, **__):
         for text in self.texts:
-            yield Answer(text=text)
+            yield ChatDelta(text=text)
 
 
 def test_an_answer_in_the_terminal(capsys):

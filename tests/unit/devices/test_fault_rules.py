@@ -239,7 +239,7 @@ def test_what_the_check_of_a_device_found_here_is_listed(tessera_home, tmp_path)
 def test_a_version_that_fails_on_a_gpu_here_is_refused_before_it_is_built(tessera_home, monkeypatch):
     built = []
     monkeypatch.setattr("app.cli.engine._built", lambda version, _work: built.append(version))
-    monkeypatch.setattr("engine.services.Services.engine_fault", lambda _self, _version: "on GPU0: noise")
+    monkeypatch.setattr("engine.services.EngineFacade.engine_fault", lambda _self, _version: "on GPU0: noise")
     answer = CliRunner().invoke(cli, ["engine", "install", "0.3.35"])
     assert answer.exit_code == 1
     assert "0.3.35 was not taken: on GPU0: noise. --force installs it all the same" in answer.output

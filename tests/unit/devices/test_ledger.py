@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from devices.errors import Overdrawn
+from devices.errors import PoolExceeded
 from devices.memory_audit import AuditLog
-from devices.memory_ledger import Amount, Ledger, pools
+from devices.memory_ledger import DeviceBytes, Ledger, pools
 from devices.process_memory import process_memory
 from devices.types import ProcessMemory
 from tests.support.machines.machines import reports
@@ -40,7 +40,7 @@ def test_unified_memory_is_one_pool():
     """The GPU of a unified machine takes what the processor could have had."""
     book = ledger(HALO)
     before = book.available("cpu")
-    book.reserve("model", {IGPU: Amount(40 * GIB)})
+    book.reserve("model", {IGPU: DeviceBytes(40 * GIB)})
     carve_out = 4 * GIB - (128 << 20)
     assert before - book.available("cpu") == 40 * GIB - carve_out
 
@@ -48,17 +48,17 @@ def test_unified_memory_is_one_pool():
 def test_a_carve_out_is_used_before_system_memory():
     book = ledger(HALO)
     before = book.available("cpu")
-    book.reserve("small", {IGPU: Amount(3 * GIB)})
+    book.reserve("small", {IGPU: DeviceBytes(3 * GIB)})
     assert book.available("cpu") == before
 
 
 def test_dedicated_memory_is_a_pool_of_its_own():
     book = ledger(HYBRID)
     before = book.available("cpu")
-    book.reserve("model", {"0000:01:00.0": Amount(4 * GIB)})
+    book.reserve("model", {"0000:01:00.0": DeviceBytes(4 * GIB)})
     assert book.available("cpu") == before
-    with pytest.raises(Overdrawn) as refused:
-        book.reserve("second", {"0000:01:00.0": Amount(4 * GIB)})
+    with pytest.raises(PoolExceeded) as refused:
+        book.reserve("second", {"0000:01:00.0": DeviceBytes(4 * GIB)})
     assert refused.value.held == {"model": 4 * GIB}
     assert refused.value.available_bytes < 2 * GIB
 
@@ -66,16 +66,16 @@ def test_dedicated_memory_is_a_pool_of_its_own():
 def test_a_refused_load_changes_nothing():
     book = ledger(HYBRID)
     before = book.available("cpu")
-    with pytest.raises(Overdrawn):
-        book.reserve("huge", {"cpu": Amount(500 * GIB)})
+    with pytest.raises(PoolExceeded):
+        book.reserve("huge", {"cpu": DeviceBytes(500 * GIB)})
     assert book.available("cpu") == before
     assert book.reservations() == ()
 
 
 def test_one_load_over_two_devices_is_refused_as_a_whole():
     book = ledger(HYBRID)
-    with pytest.raises(Overdrawn):
-        book.reserve("split", {"cpu": Amount(GIB), "0000:01:00.0": Amount(50 * GIB)})
+    with pytest.raises(PoolExceeded):
+        book.reserve("split", {"cpu": DeviceBytes(GIB), "0000:01:00.0": DeviceBytes(50 * GIB)})
     assert book.reservations() == ()
 
 
@@ -86,15 +86,15 @@ def test_the_gpu_cannot_take_more_than_its_drivers_ceiling():
     machine = replace(machine, devices=tuple(lowered if d is igpu else d for d in machine.devices))
     book = ledger(machine)
     assert book.available(igpu.id) < 9 * GIB
-    with pytest.raises(Overdrawn):
-        book.reserve("model", {igpu.id: Amount(10 * GIB)})
+    with pytest.raises(PoolExceeded):
+        book.reserve("model", {igpu.id: DeviceBytes(10 * GIB)})
 
 
 def test_a_replaced_reservation_is_not_counted_twice():
     book = ledger(HYBRID)
-    book.reserve("model", {"cpu": Amount(10 * GIB)})
+    book.reserve("model", {"cpu": DeviceBytes(10 * GIB)})
     once = book.available("cpu")
-    book.reserve("model", {"cpu": Amount(10 * GIB)})
+    book.reserve("model", {"cpu": DeviceBytes(10 * GIB)})
     assert book.available("cpu") == once
 
 
@@ -103,7 +103,7 @@ def test_what_a_runner_already_holds_is_not_subtracted_again():
     machine = [HYBRID]
     book = Ledger(lambda: machine[0], measure=lambda pid: held(anonymous=holding["bytes"]))
     before = book.available("cpu")
-    book.reserve("model", {"cpu": Amount(6 * GIB)})
+    book.reserve("model", {"cpu": DeviceBytes(6 * GIB)})
     book.attach("model", 4242)
     assert before - book.available("cpu") == 6 * GIB
     holding["bytes"] = 6 * GIB  # loaded: the system's own figure has fallen by now
@@ -116,7 +116,7 @@ def test_what_a_runner_already_holds_is_not_subtracted_again():
 def test_mapped_weights_stay_counted_although_the_system_calls_them_available():
     book = ledger(HYBRID, measure=lambda pid: held(anonymous=GIB, mapped=5 * GIB))
     before = book.available("cpu")
-    book.reserve("model", {"cpu": Amount(GIB, mapped_bytes=5 * GIB)})
+    book.reserve("model", {"cpu": DeviceBytes(GIB, mapped_bytes=5 * GIB)})
     book.attach("model", 4242)
     book.record_measured("model")
     assert before - book.available("cpu") == 5 * GIB
@@ -125,7 +125,7 @@ def test_mapped_weights_stay_counted_although_the_system_calls_them_available():
 def test_release_gives_everything_back():
     book = ledger(HALO)
     before = book.available(IGPU)
-    book.reserve("model", {IGPU: Amount(20 * GIB), "cpu": Amount(GIB)})
+    book.reserve("model", {IGPU: DeviceBytes(20 * GIB), "cpu": DeviceBytes(GIB)})
     book.release("model")
     assert book.available(IGPU) == before
 
@@ -133,8 +133,8 @@ def test_release_gives_everything_back():
 def test_an_unknown_device_has_no_memory():
     book = ledger(HYBRID)
     assert book.available("0000:99:00.0") == 0
-    with pytest.raises(Overdrawn):
-        book.reserve("model", {"0000:99:00.0": Amount(1)})
+    with pytest.raises(PoolExceeded):
+        book.reserve("model", {"0000:99:00.0": DeviceBytes(1)})
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(0, 80), st.booleans()), max_size=12))
@@ -143,8 +143,8 @@ def test_promises_never_exceed_the_machine(steps):
     capacity = sum(p.capacity_bytes for p in book.pools())
     for owner, gib, on_gpu in steps:
         try:
-            book.reserve(owner, {IGPU if on_gpu else "cpu": Amount(gib * GIB)})
-        except Overdrawn:
+            book.reserve(owner, {IGPU if on_gpu else "cpu": DeviceBytes(gib * GIB)})
+        except PoolExceeded:
             continue
         assert sum(r.predicted_bytes for r in book.reservations()) <= capacity
 
@@ -153,7 +153,7 @@ def test_measurements_correct_the_next_prediction():
     book = ledger(HYBRID, audits=AuditLog(None))
     for _ in range(8):
         predicted = round(10 * GIB * book.audits.correction("llama|cpu"))
-        book.reserve("model", {"cpu": Amount(predicted)}, key="llama|cpu")
+        book.reserve("model", {"cpu": DeviceBytes(predicted)}, key="llama|cpu")
         audit = book.record_measured("model", held(anonymous=11 * GIB))
     assert abs(audit.error_frac) < 0.01
     assert abs(book.audits.correction("llama|cpu") - 1.1) < 0.01

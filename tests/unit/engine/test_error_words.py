@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from devices.errors import Cancelled, Overdrawn, PackRefused
+from devices.errors import Cancelled, PackRefused, PoolExceeded
 from engine.chat import template
-from engine.core.errors import RunnerDied, fact_of, why_of
-from engine.core.json_store import Damaged
+from engine.core.errors import RunnerDied, fact_of, reason_for
+from engine.core.json_store import CorruptStateFile
 from engine.documents import errors as documents
 from engine.energy.meter import NeverAtRest
 from engine.library import errors as library
@@ -23,7 +23,7 @@ from engine.server.errors import lookup
 from engine.server.openai.errors import openai_body
 from engine.upstreams import errors as upstreams
 from engine.upstreams.error_mapping import refusal
-from engine.upstreams.types import Rule, Upstream, Way
+from engine.upstreams.types import Rule, Upstream, UpstreamRoute
 from quantize import errors as quantizer
 
 OLD = (
@@ -104,7 +104,7 @@ OLD = (
         ),
     ),
     (Stopping(), "The server is stopping; try again when it is back."),
-    (Damaged(Path("a.json"), "no JSON"), "a.json cannot be read: no JSON."),
+    (CorruptStateFile(Path("a.json"), "no JSON"), "a.json cannot be read: no JSON."),
     (TooManyFailures(9), "Too many wrong keys from this address; try again in 9 s."),
     (refusal("box", 429, b'{"error": "full"}'), "box accepts no more requests now: full"),
     (refusal("box", 500, b'{"error": "broken"}'), "box failed (500): broken"),
@@ -122,7 +122,7 @@ def test_an_error_has_facts_and_the_words_it_always_had(error, text):
 @pytest.mark.parametrize(
     "error",
     [
-        quantizer.Unreadable("a", "Permission denied"),
+        quantizer.CannotRead("a", "Permission denied"),
         quantizer.NotWritable("a", "Read-only file system"),
         quantizer.SourceChanged("a"),
         quantizer.DiskFull("a", 5_000_000, 12),
@@ -137,7 +137,7 @@ def test_an_error_has_facts_and_the_words_it_always_had(error, text):
 def test_an_error_of_the_quantizer_has_the_same_words_as_a_fact(error):
     assert sentence(fact_of(error)) == str(error)
     if isinstance(error, quantizer.BadFile):
-        assert sentence(why_of(error)) == error.reason
+        assert sentence(reason_for(error)) == error.reason
 
 
 def test_an_error_of_the_quantizer_without_facts_keeps_its_words():
@@ -150,7 +150,7 @@ def test_an_error_of_the_quantizer_without_facts_keeps_its_words():
         (quantizer.BudgetTooSmall(1_000, 2_000), 400, "budget_too_small"),
         (quantizer.DiskFull("a", 5_000_000, 12), 503, "disk_full"),
         (PackRefused("its manifest is empty"), 400, "kernel_pack_refused"),
-        (Overdrawn("ram", 2, 1, {}), 503, "not_enough_memory"),
+        (PoolExceeded("ram", 2, 1, {}), 503, "not_enough_memory"),
         (Cancelled("the client left"), 499, "cancelled"),
     ],
     ids=lambda value: getattr(value, "code", ""),
@@ -163,7 +163,7 @@ def test_the_server_answers_errors_of_every_package(error, status, code):
 
 def test_who_answered_is_told_with_the_rule():
     rule = Rule(model="desk/*", upstream="desk", as_model="big", queue=2, unfit=True)
-    way = Way(upstream=Upstream(name="desk", url="http://d"), model="big", rule=rule)
+    way = UpstreamRoute(upstream=Upstream(name="desk", url="http://d"), model="big", rule=rule)
     assert sentence(way.fact()) == (
         "Answered by desk (http://d) as big; your rule: desk/* to desk as big when more than 2 wait here or it "
         "does not fit here."

@@ -11,7 +11,7 @@ import pytest
 
 from engine.core.errors import exhausted
 from engine.jobs.jobs import JobKind, JobRegistry
-from engine.server.error_shape import LastResort
+from engine.server.error_shape import ErrorMiddleware
 from engine.server.openai.errors import SHAPE
 from engine.server.sse import EventStream
 
@@ -51,7 +51,7 @@ def test_a_request_is_refused_with_503_and_one_line(error, what, caplog):
     async def send(message):
         sent.append(message)
 
-    asyncio.run(LastResort(app)({"type": "http", "path": "/v1/models"}, None, send))
+    asyncio.run(ErrorMiddleware(app)({"type": "http", "path": "/v1/models"}, None, send))
     told = json.loads(sent[1]["body"])["error"]
     assert (sent[0]["status"], told["code"]) == (503, "out_of_resources")
     assert what in told["message"]
@@ -97,7 +97,7 @@ def test_who_still_waits_when_the_server_is_stopped_is_told_so():
         sent.append(message)
 
     async def stopped():
-        task = asyncio.create_task(LastResort(app)({"type": "http", "path": "/v1/models"}, None, send))
+        task = asyncio.create_task(ErrorMiddleware(app)({"type": "http", "path": "/v1/models"}, None, send))
         await asyncio.sleep(0)
         task.cancel()
         await task

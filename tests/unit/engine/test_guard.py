@@ -4,7 +4,7 @@ import pytest
 
 from engine.server.auth import Access, Unauthorized, presented_keys
 from engine.server.guard import Guard
-from engine.server.origin_check import Callers
+from engine.server.origin_check import AllowedOrigins
 
 
 async def _ok(scope, receive, send):
@@ -23,7 +23,7 @@ def status(headers, path="/v1/models", **options):
 
     raw = [(k.encode(), v.encode()) for k, v in headers.items()]
     scope = {"type": "http", "path": path, "headers": raw, "method": "GET", "scheme": "http"}
-    asyncio.run(Guard(_ok, Callers(**options))(scope, receive, send))
+    asyncio.run(Guard(_ok, AllowedOrigins(**options))(scope, receive, send))
     return sent[0]["status"], dict(sent[0]["headers"])
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from devices.errors import Cancelled as QuantizeCancelled
 from engine.core.errors import EnvironmentFault, InputFault
-from engine.jobs.jobs import _KEPT, Control, JobKind, JobRegistry, Paused, Subscription
+from engine.jobs.jobs import _KEPT, JobContext, JobKind, JobRegistry, Paused, Subscription
 from quantize.errors import BadFile
 
 
@@ -255,7 +255,7 @@ def test_speed_and_time_left(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("engine.jobs.jobs.time.monotonic", lambda: now[0])
     seen = []
-    control = Control(seen.append)
+    control = JobContext(seen.append)
     for second in range(4):
         now[0] = 100.0 + second
         control.report("x", second * 10, 100)

@@ -14,7 +14,7 @@ import pytest
 
 from devices import atomic_file
 from devices.atomic_file import write_atomically
-from engine.core.json_store import Damaged, JsonStore
+from engine.core.json_store import CorruptStateFile, JsonStore
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -81,7 +81,7 @@ def test_what_another_process_wrote_is_seen(file):
 def test_a_file_that_cannot_be_read_is_told_and_kept_aside(file, raw, caplog):
     write_atomically(file, raw)
     kept = store(file)
-    with pytest.raises(Damaged, match=r"rows\.json cannot be read"):
+    with pytest.raises(CorruptStateFile, match=r"rows\.json cannot be read"):
         kept.read()
     assert kept.get() == kept.get() == []
     assert caplog.text.count("kept aside") <= 1
@@ -154,7 +154,7 @@ def test_a_moment_without_descriptors_is_no_damage(file, monkeypatch, caplog):
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "read_bytes", none_left)
-        with pytest.raises(Damaged, match="Too many open files"):
+        with pytest.raises(CorruptStateFile, match="Too many open files"):
             late.read()
         assert late.get() == []
     assert "left as it is" in caplog.text

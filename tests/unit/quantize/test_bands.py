@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from quantize.files.measurement_folder import Group
+from quantize.files.measurement_folder import SharedInputGroup
 from quantize.job.execute import verdict
 from quantize.measure.kl_divergence import Comparison
 from quantize.measure.probe_groups import alphas, probe_units, representatives
@@ -17,14 +17,16 @@ def groups(layers):
     found = []
     for n in range(layers):
         found.append(
-            Group(
+            SharedInputGroup(
                 name=f"blk.{n}.attn_q.weight",
                 members=(f"blk.{n}.attn_q.weight", f"blk.{n}.attn_k.weight"),
                 width=64,
             )
         )
-        found.append(Group(name=f"blk.{n}.ffn_down.weight", members=(f"blk.{n}.ffn_down.weight",), width=128))
-    return (*found, Group(name="output.weight", members=("output.weight",), width=64))
+        found.append(
+            SharedInputGroup(name=f"blk.{n}.ffn_down.weight", members=(f"blk.{n}.ffn_down.weight",), width=128)
+        )
+    return (*found, SharedInputGroup(name="output.weight", members=("output.weight",), width=64))
 
 
 @pytest.mark.parametrize("layers", [1, 3, 9, 10, 30, 81])

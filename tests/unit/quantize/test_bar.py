@@ -3,7 +3,7 @@
 import pytest
 
 from quantize.job import execute as bar_module
-from quantize.job.execute import Bar
+from quantize.job.execute import JobProgress
 from quantize.measurements import Progress
 
 PHASES = {"hash": 10.0, "measure": 100.0, "round": 50.0, "write": 10.0, "verify": 30.0}
@@ -22,7 +22,7 @@ def clock(monkeypatch):
 
 def test_phases_count_by_the_time_they_should_take(clock):
     seen = []
-    bar = Bar(seen.append)
+    bar = JobProgress(seen.append)
     bar(Progress(phase="convert", done=1.0, total=4.0, left_s=3.0))
     assert (seen[-1].share, seen[-1].left_s) == (None, None)  # nothing is known of the model yet
     bar.expect(PHASES)
@@ -40,7 +40,7 @@ def test_phases_count_by_the_time_they_should_take(clock):
 @pytest.mark.parametrize("slower", [0.5, 1.0, 4.0])
 def test_the_time_left_follows_the_pace(clock, slower):
     seen = []
-    bar = Bar(seen.append)
+    bar = JobProgress(seen.append)
     bar.expect(PHASES)
     bar(at("hash"))
     assert seen[-1].left_s == pytest.approx(200.0)

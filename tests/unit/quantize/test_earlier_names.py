@@ -5,14 +5,14 @@ import pytest
 
 from engine.api.quantizing import LockRequest, QuantizeOptions
 from engine.job_kinds.quantize.job import options_of
-from quantize.files.measurement_folder import Group, WorkFolder, write_json
+from quantize.files.measurement_folder import SharedInputGroup, WorkFolder, write_json
 from quantize.files.provenance import Provenance
 from quantize.job.plan_file import read_plan, write_plan
 from quantize.job.portable_plan import PlanFile
 from quantize.measure.rounding_error import has_errors, load_errors, measured_types
 from quantize.measure.run import evidence_key, measured_before
 from quantize.measurements import MeasureRequest
-from quantize.types import EvidenceRef, Goal, Interval, Rounding
+from quantize.types import EvidenceRef, Interval, Rounding, SizeTarget
 
 NAME = "blk.0.attn_q.weight"
 TYPES = ("Q4_K",)
@@ -23,7 +23,7 @@ def test_a_plan_says_how_its_file_is_rounded(tmp_path):
     claim = Interval(0.1, 0.1, 0.1)
     facts = {"architecture": "llama", "source_sha256": "", "calibration_sha256": "", "file_sha256": ""}
     plan = PlanFile(
-        **facts, goal=Goal(kind="bpw", bpw=4.5), tier="balanced", rounding=Rounding.GPTQ, max_tokens=1,
+        **facts, goal=SizeTarget(kind="bpw", bpw=4.5), tier="balanced", rounding=Rounding.GPTQ, max_tokens=1,
         types={NAME: "Q4_K"}, damage=0.1, kld=claim, file_bytes=1, provenance=Provenance(),
     )  # fmt: skip
     write_plan(path, plan)
@@ -45,7 +45,7 @@ def test_measurements_of_hours_are_not_made_anew(tmp_path):
     request = MeasureRequest(source=source, calibration=text, cache_dir=tmp_path / "cache", qtypes=TYPES)
     folder = WorkFolder.open(request)
     folder.imatrix.write_bytes(b"x")
-    group = Group(name=NAME, members=(NAME,), width=256)
+    group = SharedInputGroup(name=NAME, members=(NAME,), width=256)
     by_type = dict.fromkeys(measured_types(group.width, TYPES), 0.1)
     ways = ("stock", "rows", "craft", "inputs")
     write_json(folder.part("errors", NAME, ".json"), {NAME: dict.fromkeys(ways, by_type)})

@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 
-from quantize.errors import BadFile, IncompleteFile, Unreadable
+from quantize.errors import BadFile, CannotRead, IncompleteFile
 from quantize.files.gguf_file import LazyArray, Limits, ValueType, read_gguf, read_gguf_source
 from quantize.files.gguf_split import MissingParts, parse_split_name, read_gguf_model
 from quantize.ggml_types import BLOCK_SIZES, GgmlType, bits_per_weight, row_bytes
@@ -253,11 +253,11 @@ def test_a_cut_file_says_how_much_is_missing(tmp_path):
 
 
 def test_things_that_are_no_files(tmp_path):
-    with pytest.raises(Unreadable):
+    with pytest.raises(CannotRead):
         read_gguf(tmp_path / "absent.gguf")
-    with pytest.raises((BadFile, Unreadable)):
+    with pytest.raises((BadFile, CannotRead)):
         read_gguf(tmp_path)
-    with pytest.raises(Unreadable):
+    with pytest.raises(CannotRead):
         read_gguf("nul\0byte")
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from quantize.files.measurement_folder import Group
-from quantize.measure.hessians import PEAK_BLOCKS, MomentSums
+from quantize.files.measurement_folder import SharedInputGroup
+from quantize.measure.hessians import PEAK_BLOCKS, HessianAccumulator
 from quantize.measure.rounding_error import filled, input_error
 from quantize.native.blocks import dequantize_rows, quantize_rows
 
@@ -31,7 +31,7 @@ def inputs(request):
 
 @pytest.fixture(scope="module")
 def peaks(inputs):
-    sums = MomentSums([Group(name="a", members=("a",), width=WIDTH)])
+    sums = HessianAccumulator([SharedInputGroup(name="a", members=("a",), width=WIDTH)])
     for window, rows in enumerate(np.split(inputs, 2)):
         sums.add("a", window, range(0), [(0, rows)])
     return {block: (found[0] / TOKENS).astype(np.float32) for block, found in sums.peaks["a"].items()}

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantize.files.measurement_folder import Group
+from quantize.files.measurement_folder import SharedInputGroup
 from quantize.measure.hessians import partition
 from quantize.measure.kl_divergence import compare, kld_from, log_softmax
 from quantize.measure.verify import bootstrap
 
 
 def group(name, width, experts=1):
-    return Group(name=name, members=(name,), width=width, experts=experts)
+    return SharedInputGroup(name=name, members=(name,), width=width, experts=experts)
 
 
 @given(st.lists(st.integers(1, 64), max_size=30), st.integers(1, 100_000))

@@ -22,10 +22,10 @@ from quantize.ggml_types import BLOCK_SIZES, USUAL, GgmlType, bits_per_weight
 from quantize.job.effort import types_to_measure
 from quantize.job.report import exact_counts
 from quantize.job.request import QuantizeRequest
-from quantize.plan.plan import Question, best_stock, make_plan, stock_plans
+from quantize.plan.plan import PlanInput, best_stock, make_plan, stock_plans
 from quantize.plan.speed import decode_time, model_spec, relative_bytes
 from quantize.tensor_rules import allows_quantization, effective_type
-from quantize.types import EvidenceRef, Goal, KvOption, Lock, ModelSpec, TensorSpec
+from quantize.types import EvidenceRef, KvOption, ModelSpec, SizeTarget, TensorSpec, TypeOverride
 from tests.support.examples import examples
 
 SPARK = Path("assets/models/spark-f16.gguf")
@@ -38,7 +38,7 @@ MEASURED_IQ3_S = 1.98
 EVIDENCE = EvidenceRef(tier="max", has_imatrix=True)
 
 
-def question(model: ModelSpec, **changes) -> Question:
+def question(model: ModelSpec, **changes) -> PlanInput:
     rng = np.random.default_rng(3)
     damage = {}
     for tensor in model.tensors:
@@ -46,7 +46,7 @@ def question(model: ModelSpec, **changes) -> Question:
             alpha = float(np.exp(rng.normal(-4, 1)))
             damage[tensor.name] = {t: alpha * e for t, e in ERROR.items()}
     facts = {"model": model, "damage": damage, "evidence": EVIDENCE, "header_bytes": 200_000} | changes
-    return Question(**facts)
+    return PlanInput(**facts)
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +57,14 @@ def spark() -> ModelSpec:
 @settings(max_examples=examples(30), deadline=None)
 @given(limit=st.integers(3_500_000, 17_000_000))
 def test_the_file_is_never_larger_than_the_budget(spark, limit):
-    plan = make_plan(question(spark), Goal(kind="budget", limit_bytes=limit))
+    plan = make_plan(question(spark), SizeTarget(kind="budget", limit_bytes=limit))
     size = plan.header_bytes + sum(padded(t.num_bytes) for t in plan.tensors)
     assert size == plan.file_bytes <= limit
     assert plan.gap == 0
 
 
 def test_a_plan_for_an_npu_has_only_types_that_npus_keep(spark):
-    plan = make_plan(question(spark, device="npu"), Goal(kind="budget", limit_bytes=8_000_000))
+    plan = make_plan(question(spark, device="npu"), SizeTarget(kind="budget", limit_bytes=8_000_000))
     kinds = {GgmlType[t.qtype] for t in plan.tensors}
     assert all(kind.traits.openvino == "native" for kind in kinds)
     assert any(not kind.traits.is_float for kind in kinds)
@@ -74,8 +74,8 @@ def test_a_plan_for_an_npu_has_only_types_that_npus_keep(spark):
 @given(limit=st.integers(3_500_000, 9_000_000), more=st.integers(0, 500_000))
 def test_more_bytes_never_plan_more_damage(spark, limit, more):
     q = question(spark, speed_price=0.0)
-    small = make_plan(q, Goal(kind="budget", limit_bytes=limit))
-    large = make_plan(q, Goal(kind="budget", limit_bytes=limit + more))
+    small = make_plan(q, SizeTarget(kind="budget", limit_bytes=limit))
+    large = make_plan(q, SizeTarget(kind="budget", limit_bytes=limit + more))
     assert large.damage <= small.damage * (1 + 1e-12)
 
 
@@ -84,7 +84,7 @@ def test_beats_every_stock_mix_of_its_size_on_its_own_evidence(spark):
     for stock in stock_plans(q):
         if stock.damage is None:
             continue
-        plan = make_plan(q, Goal(kind="budget", limit_bytes=stock.file_bytes))
+        plan = make_plan(q, SizeTarget(kind="budget", limit_bytes=stock.file_bytes))
         assert plan.damage <= stock.damage * (1 + 1e-12), stock.name
         assert plan.best_stock is not None
 
@@ -92,28 +92,28 @@ def test_beats_every_stock_mix_of_its_size_on_its_own_evidence(spark):
 def test_too_small_a_budget_names_the_smallest_mix(spark):
     q = question(spark)
     with pytest.raises(BudgetTooSmall) as caught:
-        make_plan(q, Goal(kind="budget", limit_bytes=1_000_000))
+        make_plan(q, SizeTarget(kind="budget", limit_bytes=1_000_000))
     smallest = caught.value.smallest_bytes
     assert caught.value.limit_bytes == 1_000_000
-    assert make_plan(q, Goal(kind="budget", limit_bytes=smallest)).file_bytes == smallest
+    assert make_plan(q, SizeTarget(kind="budget", limit_bytes=smallest)).file_bytes == smallest
     with pytest.raises(BudgetTooSmall):
-        make_plan(q, Goal(kind="budget", limit_bytes=smallest - 32))
+        make_plan(q, SizeTarget(kind="budget", limit_bytes=smallest - 32))
 
 
 def test_bits_a_weight_are_kept(spark):
-    plan = make_plan(question(spark), Goal(kind="bpw", bpw=4.25))
+    plan = make_plan(question(spark), SizeTarget(kind="bpw", bpw=4.25))
     assert 4.2 < plan.bpw <= 4.25
 
 
 def test_with_room_for_all_nothing_is_lost(spark):
-    plan = make_plan(question(spark), Goal(kind="budget", limit_bytes=100_000_000))
+    plan = make_plan(question(spark), SizeTarget(kind="budget", limit_bytes=100_000_000))
     assert plan.damage == 0
     assert plan.types == {t.name: t.qtype for t in spark.tensors}
 
 
 def test_locks_are_obeyed(spark):
-    locks = (Lock("attn_v", "Q8_0"), Lock(r"blk\.0\..*ffn", "Q5_K", at_least=True))
-    plan = make_plan(question(spark, locks=locks), Goal(kind="budget", limit_bytes=5_000_000))
+    locks = (TypeOverride("attn_v", "Q8_0"), TypeOverride(r"blk\.0\..*ffn", "Q5_K", at_least=True))
+    plan = make_plan(question(spark, locks=locks), SizeTarget(kind="budget", limit_bytes=5_000_000))
     for tensor in plan.tensors:
         if "attn_v" in tensor.name:
             assert tensor.qtype == "Q8_0"
@@ -123,25 +123,25 @@ def test_locks_are_obeyed(spark):
     assert plan.file_bytes <= 5_000_000
 
 
-@pytest.mark.parametrize("lock", [Lock("no_such_tensor", "Q8_0"), Lock("(", "Q8_0")])
+@pytest.mark.parametrize("lock", [TypeOverride("no_such_tensor", "Q8_0"), TypeOverride("(", "Q8_0")])
 def test_a_lock_that_cannot_be_is_refused(spark, lock):
     with pytest.raises(InvalidOption, match="--lock"):
-        make_plan(question(spark, locks=(lock,)), Goal(kind="budget", limit_bytes=5_000_000))
+        make_plan(question(spark, locks=(lock,)), SizeTarget(kind="budget", limit_bytes=5_000_000))
 
 
 def test_a_lock_widens_floats_and_refuses_to_restore_lost_bits(spark):
-    name, goal = "blk.0.attn_v.weight", Goal(kind="budget", limit_bytes=100_000_000)
-    wide = make_plan(question(spark, locks=(Lock(name, "F32"),)), goal)
+    name, goal = "blk.0.attn_v.weight", SizeTarget(kind="budget", limit_bytes=100_000_000)
+    wide = make_plan(question(spark, locks=(TypeOverride(name, "F32"),)), goal)
     assert wide.types[name] == "F32"
     tensors = tuple(msgspec.structs.replace(t, qtype="Q4_K") if t.name == name else t for t in spark.tensors)
     quantized = msgspec.structs.replace(spark, tensors=tensors)
     with pytest.raises(InvalidOption, match="already Q4_K; F16 cannot restore it"):
-        make_plan(question(quantized, locks=(Lock(name, "F16"),)), goal)
+        make_plan(question(quantized, locks=(TypeOverride(name, "F16"),)), goal)
 
 
 def test_fallbacks_are_costed_as_they_will_happen(shape):
     model = model_spec(read_gguf(shape.write(embd=288, ffn=270, head_dim=72)))
-    plan = make_plan(question(model), Goal(kind="budget", limit_bytes=4_000_000))
+    plan = make_plan(question(model), SizeTarget(kind="budget", limit_bytes=4_000_000))
     for tensor in plan.tensors:
         qtype = GgmlType[tensor.qtype]
         assert effective_type(qtype, tensor.shape[0]) is qtype
@@ -154,13 +154,13 @@ def test_fallbacks_are_costed_as_they_will_happen(shape):
 
 def test_without_an_imatrix_no_type_that_needs_one(spark):
     q = question(spark, evidence=EvidenceRef(tier="instant", has_imatrix=False))
-    plan = make_plan(q, Goal(kind="budget", limit_bytes=3_800_000))
+    plan = make_plan(q, SizeTarget(kind="budget", limit_bytes=3_800_000))
     needing = [t.name for t in plan.tensors if t.qtype == "IQ3_XXS" and t.name != "token_embd.weight"]
     assert needing == []
 
 
 def test_slow_types_are_priced(spark):
-    tight = Goal(kind="budget", limit_bytes=4_400_000)
+    tight = SizeTarget(kind="budget", limit_bytes=4_400_000)
     cpu = make_plan(question(spark, device="cpu"), tight)
     free = make_plan(question(spark, speed_price=0.0), tight)
     assert cpu.decode_cost < free.decode_cost
@@ -173,7 +173,7 @@ def test_slow_types_are_priced(spark):
 
 
 def test_types_that_few_devices_compute_fast_are_planned_where_this_one_was_timed(spark):
-    tight = Goal(kind="budget", limit_bytes=5_200_000)
+    tight = SizeTarget(kind="budget", limit_bytes=5_200_000)
     # Damage of next to nothing: whatever keeps the types away, it is not their price.
     good = {t.name: dict.fromkeys(("MXFP4", "NVFP4"), 1e-09) for t in spark.tensors if allows_quantization(t)}
     damage = {name: row | good[name] for name, row in question(spark).damage.items()}
@@ -195,7 +195,7 @@ def test_experts_that_are_4_bit_floats_already_stay_as_they_are(spark):
             msgspec.structs.replace(t, qtype="MXFP4") if "ffn_up" in t.name else t for t in spark.tensors
         ),
     )
-    plan = make_plan(question(model), Goal(kind="budget", limit_bytes=6_500_000))
+    plan = make_plan(question(model), SizeTarget(kind="budget", limit_bytes=6_500_000))
     assert {t.qtype for t in plan.tensors if "ffn_up" in t.name} == {"MXFP4"}
     assert all(t.damage == 0 for t in plan.tensors if "ffn_up" in t.name)
 
@@ -208,12 +208,12 @@ def test_the_smallest_types_are_measured_for_small_files_and_4_bit_floats_where_
 
     values = sum(t.num_values for t in spark.tensors)
     small = {"IQ2_XXS", "IQ2_XS", "IQ2_S"}
-    assert wanted(Goal(kind="bpw", bpw=3.0)) == small
-    assert wanted(Goal(kind="budget", limit_bytes=values * 3 // 8)) == small
-    assert wanted(Goal(kind="fit", limit_bytes=values * 5 // 8, fixed_bytes=values * 2 // 8)) == small
-    for goal in (Goal(kind="bpw", bpw=4.5), Goal(kind="mix", mix="Q4_K_M")):
+    assert wanted(SizeTarget(kind="bpw", bpw=3.0)) == small
+    assert wanted(SizeTarget(kind="budget", limit_bytes=values * 3 // 8)) == small
+    assert wanted(SizeTarget(kind="fit", limit_bytes=values * 5 // 8, fixed_bytes=values * 2 // 8)) == small
+    for goal in (SizeTarget(kind="bpw", bpw=4.5), SizeTarget(kind="mix", mix="Q4_K_M")):
         assert wanted(goal) == set()
-    assert wanted(Goal(kind="bpw", bpw=4.5), MXFP4=0.9, NVFP4=1.5, Q4_K=1.0) == {"MXFP4"}
+    assert wanted(SizeTarget(kind="bpw", bpw=4.5), MXFP4=0.9, NVFP4=1.5, Q4_K=1.0) == {"MXFP4"}
 
 
 @pytest.mark.native
@@ -222,7 +222,7 @@ def test_prices_measured_here_decide_about_iq3(spark, tmp_path):
     paths = Paths(*(tmp_path / name for name in ("config", "models", "state", "cache", "logs")))
     here = machine_key(MachineState().settled())
     store = PriceStore(paths.state / "type_prices.json")
-    tight = Goal(kind="budget", limit_bytes=4_400_000)
+    tight = SizeTarget(kind="budget", limit_bytes=4_400_000)
 
     def planned(**ns_per_weight):
         # Bytes of Q4_K in its time, everything else by its bytes: nothing is slow but what is said to be.
@@ -250,7 +250,7 @@ def test_cache_and_weights_share_the_budget(spark):
     )
     used = {}
     for limit in (90_000_000, 160_000_000, 276_000_000, 300_000_000):
-        goal = Goal(kind="fit", limit_bytes=limit, fixed_bytes=2_000_000, n_ctx=65536)
+        goal = SizeTarget(kind="fit", limit_bytes=limit, fixed_bytes=2_000_000, n_ctx=65536)
         plan = make_plan(question(spark, kv=kv), goal)
         assert plan.kv is not None
         weights = sum(padded(t.num_bytes) for t in plan.tensors)
@@ -261,15 +261,15 @@ def test_cache_and_weights_share_the_budget(spark):
 
 def test_a_stock_mix_or_one_type_can_be_asked_for(spark):
     q = question(spark)
-    stock = make_plan(q, Goal(kind="mix", mix="q4_k_m"))
+    stock = make_plan(q, SizeTarget(kind="mix", mix="q4_k_m"))
     assert stock.types["token_embd.weight"] == "Q6_K"
     assert stock.file_bytes == next(s.file_bytes for s in stock.stock if s.name == "Q4_K_M")
-    assert set(make_plan(q, Goal(kind="mix", mix="Q8_0")).types.values()) == {"F32", "Q8_0"}
+    assert set(make_plan(q, SizeTarget(kind="mix", mix="Q8_0")).types.values()) == {"F32", "Q8_0"}
     with pytest.raises(InvalidOption, match="Q4_K_XXL"):
-        make_plan(q, Goal(kind="mix", mix="Q4_K_XXL"))
+        make_plan(q, SizeTarget(kind="mix", mix="Q4_K_XXL"))
     blind = question(spark, evidence=EvidenceRef(tier="instant", has_imatrix=False))
     with pytest.raises(InvalidOption, match="importance matrix"):
-        make_plan(blind, Goal(kind="mix", mix="IQ2_XS"))
+        make_plan(blind, SizeTarget(kind="mix", mix="IQ2_XS"))
 
 
 def test_a_quantized_source_is_never_written_larger(spark):
@@ -280,14 +280,14 @@ def test_a_quantized_source_is_never_written_larger(spark):
         num_kv_heads=2,
         tensors=tuple(TensorSpec(t.name, t.shape, "Q8_0" if t.qtype == "F16" else t.qtype) for t in spark.tensors),
     )
-    plan = make_plan(question(half), Goal(kind="budget", limit_bytes=100_000_000))
+    plan = make_plan(question(half), SizeTarget(kind="budget", limit_bytes=100_000_000))
     assert set(plan.types.values()) == {"F32", "Q8_0"}
 
 
 def test_tensors_without_evidence_are_named(spark):
     q = question(spark)
     damage = {k: v for k, v in q.damage.items() if "blk.3" not in k}
-    plan = make_plan(question(spark, damage=damage), Goal(kind="budget", limit_bytes=5_000_000))
+    plan = make_plan(question(spark, damage=damage), SizeTarget(kind="budget", limit_bytes=5_000_000))
     assert any("7 tensors have no evidence" in note for note in plan.notes)
     blind = [t for t in plan.tensors if t.name == "blk.3.ffn_up.weight"]
     assert blind[0].damage > 0
@@ -309,7 +309,7 @@ def test_an_8b_shape_is_planned_quickly(shape):
     model = model_spec(read_gguf(path))
     q = question(model)
     started = time.thread_time()
-    plan = make_plan(q, Goal(kind="budget", limit_bytes=4_900_000_000))
+    plan = make_plan(q, SizeTarget(kind="budget", limit_bytes=4_900_000_000))
     # Usually 0.1 s; the promise is 2 s.
     assert time.thread_time() - started < 2
     assert plan.file_bytes <= 4_900_000_000
@@ -321,7 +321,9 @@ TERNARY = ("TQ2_0", "Q2_0", "Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_
 @pytest.mark.parametrize(("device", "qtype"), [("cpu", "TQ2_0"), ("gpu", "Q2_K"), ("npu", "Q4_0")])
 def test_weights_on_a_grid_take_the_smallest_type_that_holds_them(spark, device, qtype):
     layers = {t.name: TERNARY for t in spark.tensors if t.name.startswith("blk.") and allows_quantization(t)}
-    plan = make_plan(question(spark, device=device, exact=layers), Goal(kind="budget", limit_bytes=17_000_000))
+    plan = make_plan(
+        question(spark, device=device, exact=layers), SizeTarget(kind="budget", limit_bytes=17_000_000)
+    )
     assert {t.name: t.exact for t in plan.tensors if t.exact} == dict.fromkeys(layers, "TQ2_0")
     assert {t.qtype for t in plan.tensors if t.exact} == {qtype}
     assert exact_counts(plan) == {"three values": len(layers)}
@@ -332,8 +334,8 @@ def test_weights_on_a_grid_take_the_smallest_type_that_holds_them(spark, device,
     assert rival is None or rival.file_bytes <= plan.file_bytes
     # A smaller file than the grid's is still possible, and a lock overrides it.
     if device != "npu":
-        locks = (Lock(r"attn_v", "Q6_K"), Lock(r"ffn_down", "Q4_0"))
-        plan = make_plan(question(spark, device=device, exact=layers, locks=locks), Goal(kind="bpw", bpw=8.0))
+        locks = (TypeOverride(r"attn_v", "Q6_K"), TypeOverride(r"ffn_down", "Q4_0"))
+        plan = make_plan(question(spark, device=device, exact=layers, locks=locks), SizeTarget(kind="bpw", bpw=8.0))
         found = {t.name: (t.qtype, t.exact) for t in plan.tensors}
         assert found["blk.0.attn_v.weight"] == ("Q6_K", "")
         assert found["blk.0.ffn_down.weight"] == ("Q4_0", "TQ2_0")
@@ -341,6 +343,6 @@ def test_weights_on_a_grid_take_the_smallest_type_that_holds_them(spark, device,
 
 def test_a_smaller_file_than_the_grid_takes_smaller_types(spark):
     layers = {t.name: ("Q8_0",) for t in spark.tensors if t.name.startswith("blk.") and allows_quantization(t)}
-    plan = make_plan(question(spark, exact=layers), Goal(kind="budget", limit_bytes=6_000_000))
+    plan = make_plan(question(spark, exact=layers), SizeTarget(kind="budget", limit_bytes=6_000_000))
     assert plan.file_bytes <= 6_000_000
     assert any(t.qtype != "Q8_0" and not t.exact for t in plan.tensors if t.name in layers)

@@ -21,23 +21,23 @@ from quantize.job.forecast import (
 )
 from quantize.job.report import summary, write_report
 from quantize.job.request import QuantizeReport
-from quantize.plan.plan import Question, make_plan
+from quantize.plan.plan import PlanInput, make_plan
 from quantize.plan.priors import prior_damage
 from quantize.plan.speed import model_spec
-from quantize.types import EvidenceRef, FileReport, Goal, Interval, Rounding
+from quantize.types import EvidenceRef, FileReport, Interval, Rounding, SizeTarget
 from tests.support.reports import read_report
 
 
 @pytest.fixture
 def plan(shape):
     model = model_spec(read_gguf(shape.write()))
-    question = Question(
+    question = PlanInput(
         model=model,
         damage=prior_damage(model),
         evidence=EvidenceRef(tier="instant", has_imatrix=False),
         header_bytes=5000,
     )
-    return model, make_plan(question, Goal(kind="bpw", bpw=4.5))
+    return model, make_plan(question, SizeTarget(kind="bpw", bpw=4.5))
 
 
 def shape_of(model, effort, threads=2, *, verified=True) -> JobShape:

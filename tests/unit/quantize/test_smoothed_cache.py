@@ -4,7 +4,7 @@ import pytest
 
 from quantize.files.measurement_folder import model_sha256
 from quantize.job.smoothed import cached_measurement, remember
-from quantize.measurements import Evidence, Measured, MeasureRequest
+from quantize.measurements import LossMeasurements, Measured, MeasureRequest
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_a_preview_with_other_types_or_of_another_tier_does_not_take_what_was_me
     imatrix = tmp_path / "imatrix.gguf"
     imatrix.write_bytes(b"x")
     hashes = dict.fromkeys(("source_sha256", "calibration_sha256", "imatrix_sha256"), "")
-    evidence = Evidence(tier="balanced", tokens=1, probe_tokens=1, tensors=(), **hashes)
+    evidence = LossMeasurements(tier="balanced", tokens=1, probe_tokens=1, tensors=(), **hashes)
     done = request_of(qtypes=("Q4_K",))
     remember(done, Measured(evidence=evidence, imatrix=imatrix, folder=tmp_path), 7)
     measured, told_bytes = cached_measurement(done, even=True)

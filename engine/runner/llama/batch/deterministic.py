@@ -26,14 +26,14 @@ class ExactScheduler(Scheduler):
         source, length = self._kv.sharing.best(
             sequence.tokens if self._is_cacheable(sequence) else [], sequence.key
         )
-        length = self._whole(length)
+        length = self._whole_chunks(length)
         if source is None or not length or not self._kv.truncate(source, length):
             return self._kv.acquire([], sequence.key)
         source.in_use = True
         return source
 
     def _cacheable(self, sequence: LlamaSequence) -> int:
-        return self._whole(sequence.n_prompt) if self._is_cacheable(sequence) else 0
+        return self._whole_chunks(sequence.n_prompt) if self._is_cacheable(sequence) else 0
 
     def _is_cacheable(self, sequence: LlamaSequence) -> bool:
         """Whether the prompt is computed in whole chunks from its start, and cells can be truncated there."""
@@ -42,6 +42,6 @@ class ExactScheduler(Scheduler):
             request.cache_prompt and not request.prompt_logprobs and not sequence.forgotten and self._kv.truncatable
         )
 
-    def _whole(self, length: int) -> int:
+    def _whole_chunks(self, length: int) -> int:
         """Return the part of `length` that consists of whole prompt chunks."""
         return length - length % self._loaded.n_batch

@@ -417,8 +417,8 @@ class QuickChoice:
     def _measured(self, text: list[int], exact: Callable[[list[int]], Any]) -> QuickTexts:
         """Load and test the int8 model. Raises: NotQuick: it is not faster, or its vectors differ."""
         texts = QuickTexts(self._path, self._threads)
-        row, slow_s = _least(lambda: exact(text))
-        quick, quick_s = _least(lambda: texts.many([text])[0])
+        row, slow_s = _fastest(lambda: exact(text))
+        quick, quick_s = _fastest(lambda: texts.many([text])[0])
         if row.shape != quick.shape:
             raise NotQuick(f"in 8 bits their vectors have {quick.size} numbers, not {row.size}")
         cosine = float(row @ quick / max(float(np.linalg.norm(row) * np.linalg.norm(quick)), 1e-12))
@@ -431,7 +431,7 @@ class QuickChoice:
         return texts
 
 
-def _least(work: Callable[[], Any]) -> tuple[Any, float]:
+def _fastest(work: Callable[[], Any]) -> tuple[Any, float]:
     """Return the result and the least CPU time of some rounds, after one warm-up."""
     found, seconds = work(), []
     for _ in range(ROUNDS):

@@ -8,7 +8,7 @@ cancelled or overtaken delays no other request, and the next one continues with 
 
 from typing import Final
 
-from engine.runner.llama.batch.step_budget import Pace, usable_prefix
+from engine.runner.llama.batch.step_budget import StepBudget, usable_prefix
 from engine.runner.llama.cache.cached_sequence import common_prefix
 from engine.runner.llama.cache.checkpoints import SHORTEST
 from engine.runner.llama.cache.kv import KVCache
@@ -21,10 +21,10 @@ from engine.runner.llama.sequence import LlamaSequence
 STEP_ROWS: Final = 8
 
 
-class Following:
+class InflightPrefixes:
     """Tracks which prompts have a common beginning. All calls come from the scheduler's thread."""
 
-    def __init__(self, loaded: LoadedModel, kv: KVCache, pace: Pace) -> None:
+    def __init__(self, loaded: LoadedModel, kv: KVCache, pace: StepBudget) -> None:
         self._loaded = loaded
         self._kv = kv
         self._pace = pace

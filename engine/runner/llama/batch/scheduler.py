@@ -13,8 +13,8 @@ from engine.runner.generation.sample import ConstraintFailed, SamplingFailed, sa
 from engine.runner.generation.scheduler import BaseScheduler, Output
 from engine.runner.llama.batch import admission, sampler
 from engine.runner.llama.batch.adapters import Adapters
-from engine.runner.llama.batch.inflight_prefix import Following
-from engine.runner.llama.batch.step_budget import Pace, flush_text, prefill_order, usable_prefix
+from engine.runner.llama.batch.inflight_prefix import InflightPrefixes
+from engine.runner.llama.batch.step_budget import StepBudget, flush_text, prefill_order, usable_prefix
 from engine.runner.llama.cache.cached_sequence import CachedSequence
 from engine.runner.llama.cache.kv import KVCache
 from engine.runner.llama.cache.kv_offload import SAVED_FROM
@@ -63,9 +63,9 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         self._batch = Batch(loaded)
         self._logits = Logits(loaded)
         self._running: list[LlamaSequence] = []
-        self.pace = Pace(loaded, fixed=fixed)
+        self.pace = StepBudget(loaded, fixed=fixed)
         self._speculation = Speculation(loaded, self.pace.cost, draft_model)
-        self._following = Following(loaded, self._kv, self.pace)
+        self._following = InflightPrefixes(loaded, self._kv, self.pace)
         self._adapters = adapters
         self._parked: dict[int, Parked] = {}
         self._wanted: list[ContextWanted] = []
@@ -144,7 +144,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         if parked is not None and parked.media is not None:
             parked.media.close()
 
-    def _ask_ahead(self) -> None:
+    def _request_room_early(self) -> None:
         for sequence in self._running:
             if sequence.lacks_room():
                 sequence.asked = True
@@ -254,7 +254,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             self.cached_tokens += self._following.step_done(self._running)
             out.extend(prefill_progress(self._running, now, busy=self.pace.is_starved))
             self._sample(out)
-            self._ask_ahead()
+            self._request_room_early()
             self._speculation.follow(self._batch, self._running)
             if self._batch.size == self._batch.outputs:
                 self._speculation.update_balances(now - begun)

@@ -36,7 +36,7 @@ FLUSH_INTERVAL_S: Final = 0.02
 IDLE_S: Final = 1.0
 
 
-class Pace:
+class StepBudget:
     """Learns from every step. Sets the context's threads, unless they are `fixed`."""
 
     def __init__(self, loaded: LoadedModel, *, fixed: bool = False) -> None:

@@ -10,8 +10,8 @@ from typing import Final
 
 from engine.runner.llama.cache.cached_sequence import CachedSequence, common_prefix, steady_length
 from engine.runner.llama.cache.cells import Cells
-from engine.runner.llama.cache.kv_offload import COPIES_PER_TOKEN, Restorable, Spilling
-from engine.runner.llama.cache.kv_rollback import Rewinding
+from engine.runner.llama.cache.kv_offload import COPIES_PER_TOKEN, KvOffload, Restorable
+from engine.runner.llama.cache.kv_rollback import KvRollback
 from engine.runner.llama.cache.prefix_index import Key
 from engine.runner.llama.cache.prefix_store import PrefixStore
 from engine.runner.llama.native.model import LoadedModel
@@ -34,9 +34,9 @@ class KVCache:
         self._keeps_partial = loaded.keeps_partial
         self._in_order = loaded.settings.flash_attn == "off"
         self._cells = Cells(loaded)
-        self._rewinding = Rewinding(loaded, self._cells)
-        self.sharing = Sharing(self._cells, self._rewinding)
-        self.spilling = Spilling(loaded, self._cells, self._rewinding, store)
+        self._rewinding = KvRollback(loaded, self._cells)
+        self.sharing = PrefixSharing(self._cells, self._rewinding)
+        self.spilling = KvOffload(loaded, self._cells, self._rewinding, store)
         self._clock = 0
 
     @property
@@ -268,10 +268,10 @@ class KVCache:
         self._cells.drop(sequence)
 
 
-class Sharing:
+class PrefixSharing:
     """Finds live prefixes and copies them to other sequences."""
 
-    def __init__(self, cells: Cells, rewinding: Rewinding) -> None:
+    def __init__(self, cells: Cells, rewinding: KvRollback) -> None:
         self._cells = cells
         self._rewinding = rewinding
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from engine.runner.llama.cache.cached_sequence import CachedSequence
 from engine.runner.llama.cache.cells import Cells
-from engine.runner.llama.cache.kv_rollback import Rewinding
+from engine.runner.llama.cache.kv_rollback import KvRollback
 from engine.runner.llama.cache.prefix_index import Key, StoredPrefix
 from engine.runner.llama.cache.prefix_store import PrefixStore
 from engine.runner.llama.cache.state_buffer import copied, pointer, state_buffer
@@ -34,10 +34,10 @@ class Restorable(NamedTuple):
     state: Any
 
 
-class Spilling:
+class KvOffload:
     """Moves states between llama.cpp's sequences and the store."""
 
-    def __init__(self, loaded: LoadedModel, cells: Cells, rewinding: Rewinding, store: PrefixStore) -> None:
+    def __init__(self, loaded: LoadedModel, cells: Cells, rewinding: KvRollback, store: PrefixStore) -> None:
         self._api = loaded.api
         self._loaded = loaded
         self._cells = cells

@@ -9,7 +9,7 @@ from engine.runner.llama.cache.checkpoints import Checkpoint, Checkpoints, budge
 from engine.runner.llama.native.model import LoadedModel
 
 
-class Rewinding:
+class KvRollback:
     """Finds the lengths to which the state of a sequence can be rolled back, and does it."""
 
     def __init__(self, loaded: LoadedModel, cells: Cells) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from devices.backends import openvino
 from devices.backends.cpu_kernels import ATTENTION
-from engine.core.startup_timing import Phases
+from engine.core.startup_timing import StartupTimer
 from engine.core.types import ModelFacts
 from engine.runner.engine_args import BadEngineArg
 from engine.runner.llama.native import log
@@ -203,7 +203,7 @@ def exact_context(loaded: LoadedModel) -> LoadedModel:
 
     Raises: LoadFailed: there is not enough memory.
     """
-    return _beside(loaded, exact_settings(loaded.settings), "for deterministic requests")
+    return _second_context(loaded, exact_settings(loaded.settings), "for deterministic requests")
 
 
 def watched_context(loaded: LoadedModel, cells: int, on_node: Any) -> LoadedModel:
@@ -213,10 +213,10 @@ def watched_context(loaded: LoadedModel, cells: int, on_node: Any) -> LoadedMode
     """
     changes = {"n_ctx": cells, "kv_cells": cells, "n_parallel": 1, "n_batch": cells, "n_ubatch": cells}
     settings = msgspec.structs.replace(loaded.settings, **changes, max_draft=0, max_rollback=0, mtp=False)
-    return _beside(loaded, settings, "to compare operations with", on_node)
+    return _second_context(loaded, settings, "to compare operations with", on_node)
 
 
-def _beside(loaded: LoadedModel, settings: LoadSettings, purpose: str, on_node: Any = None) -> LoadedModel:
+def _second_context(loaded: LoadedModel, settings: LoadSettings, purpose: str, on_node: Any = None) -> LoadedModel:
     api = loaded.api
     params = _context_params(api, settings, settings.n_ctx, 1)
     params.n_outputs_max = params.n_outputs_max_per_seq = 1 + MAX_DRAFT
@@ -243,7 +243,7 @@ def load(
     api: Any,
     settings: LoadSettings,
     on_progress: Callable[[float], bool],
-    phases: Phases | None = None,
+    phases: StartupTimer | None = None,
     *,
     dry_run: bool = False,
     spare_outputs: int = 2 * MAX_DRAFT,
@@ -262,7 +262,7 @@ def load(
     if dry_run:
         params.no_alloc = True
         params.load_mode = api.LLAMA_LOAD_MODE_NONE
-    phases = phases or Phases()
+    phases = phases or StartupTimer()
     log.forget()
     with _file(api, settings, dry_run=dry_run) as path:
         if path != settings.path:

@@ -125,7 +125,7 @@ class OperationCheck:
         """Return all compared operations, the worst first."""
         found = [
             Operation(
-                kind=kind, weights=weights, rows=rows, count=count, error=error, wrong=not error <= _most(kind)
+                kind=kind, weights=weights, rows=rows, count=count, error=error, wrong=not error <= _max_error(kind)
             )
             for (kind, weights, rows), (count, error) in self._found.items()
         ]
@@ -158,7 +158,7 @@ class OperationCheck:
             return not ask
         try:
             node = ctypes.cast(address, ctypes.POINTER(Tensor)).contents
-            return self._ask(node) if ask else self._compare(node)
+            return self._should_compute(node) if ask else self._compare(node)
         except BaseException as error:  # noqa: BLE001 - the caller reports it
             self.failure = error
             return not ask
@@ -166,7 +166,7 @@ class OperationCheck:
     def _kind(self, node: Tensor) -> str:
         return str(self._lib.ggml_op_name(node.op).decode())
 
-    def _ask(self, node: Tensor) -> bool:
+    def _should_compute(self, node: Tensor) -> bool:
         """Return whether to compute this node alone; computes the expected result from its current sources."""
         self._expected = None
         if time.monotonic() > self.deadline:
@@ -251,7 +251,7 @@ def relative_error(right: Any, found: Any) -> float:
     return lost / square if square else float(lost > 0)
 
 
-def _most(kind: str) -> float:
+def _max_error(kind: str) -> float:
     return MAX_PRODUCT_ERROR if kind in PRODUCTS else MAX_ERROR
 
 

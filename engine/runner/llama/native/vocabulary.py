@@ -43,10 +43,10 @@ class Pieces(Sequence[bytes]):
             return [self[t] for t in range(*token.indices(len(self)))]
         piece = self._cached[token]
         if piece is None:
-            piece = self._cached[token] = self._ask(token % len(self))
+            piece = self._cached[token] = self._token_bytes(token % len(self))
         return piece
 
-    def _ask(self, token: int) -> bytes:
+    def _token_bytes(self, token: int) -> bytes:
         length = 256
         while True:
             buffer = ctypes.create_string_buffer(length)

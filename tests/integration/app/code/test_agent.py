@@ -14,12 +14,12 @@ from app.code.agent.mcp_tools import McpTools
 from app.code.agent.models import ModelTurn, ReplayedModel
 from app.code.agent.tools import Toolbox
 from app.code.agent.transcript import Transcript, read_transcript
-from app.code.agent.types import Edited, Ended, Planned, Printed, Stepped, Thought
+from app.code.agent.types import AssistantTextEvent, Edited, Ended, Planned, Printed, Stepped
 from app.code.edits.journal import Journal
 from app.code.edits.session import EditSession
 from app.code.errors import NoSuchStep
 from app.tools.consent import Consent
-from app.tools.loop import Called, Returned
+from app.tools.loop import ToolCallEvent, ToolResultEvent
 from app.tools.mcp_config import BadMcpConfig, McpServerConfig, read_mcp_config
 from app.tools.types import ToolRefused, shown_argv, shown_text
 from tests.support.servers import runs, wait_for
@@ -82,7 +82,7 @@ def test_an_agent_reads_searches_edits_runs_and_answers(desk, project, index):
     ended = Agent(model, [toolbox], events.append).work("Make unit() return 'unit'.")
     assert ended == Ended("answered")
     assert "return 'unit'" in (project / "src" / "shapes.py").read_text()
-    returned = [e for e in events if isinstance(e, Returned)]
+    returned = [e for e in events if isinstance(e, ToolResultEvent)]
     assert all(r.ok for r in returned)
     assert "web/" in returned[1].text
     assert returned[2].text == "src/shapes.py:6: def unit():"
@@ -199,7 +199,7 @@ def test_instructions_inside_files_reach_the_model_as_data_and_their_calls_need_
     )
     Agent(obedient, [toolbox], events.append).work("Summarise evil.md")
     # Reading the file made no calls: each call came from the model.
-    assert [e.tool for e in events if isinstance(e, Called)] == ["read", "run", "edit"]
+    assert [e.tool for e in events if isinstance(e, ToolCallEvent)] == ["read", "run", "edit"]
     message = obedient.seen[1][-1]
     assert message["role"] == "tool"
     assert "tool_calls" not in message
@@ -271,16 +271,19 @@ def test_the_steps_are_limited_and_a_stuck_model_is_stopped(desk):
     flood = Scripted([("list", {})] * 40)
     events.clear()
     Agent(flood, [toolbox], events.append).work("x")
-    assert sum(e.ok for e in events if isinstance(e, Returned)) == 16
+    assert sum(e.ok for e in events if isinstance(e, ToolResultEvent)) == 16
 
 
 def test_a_cancelled_agent_makes_no_further_call(desk):
     toolbox, _, _, events = desk
     model = Scripted([("list", {}), ("list", {})], [("list", {})])
     agent = Agent(model, [toolbox], events.append)
-    agent.on_event = lambda event: (events.append(event), isinstance(event, Returned) and agent.cancelled.set())
+    agent.on_event = lambda event: (
+        events.append(event),
+        isinstance(event, ToolResultEvent) and agent.cancelled.set(),
+    )
     assert agent.work("x").reason == "cancelled"
-    assert [e.ok for e in events if isinstance(e, Returned)] == [True, False]
+    assert [e.ok for e in events if isinstance(e, ToolResultEvent)] == [True, False]
 
 
 def test_a_session_is_recorded_and_played_again(desk, project, tmp_path):
@@ -293,13 +296,13 @@ def test_a_session_is_recorded_and_played_again(desk, project, tmp_path):
     path.write_bytes(path.read_bytes() + b'{"type":"tho')
     events = list(read_transcript(path))
     assert isinstance(events[-1], Ended)
-    assert [e.tool for e in events if isinstance(e, Called)] == ["list", "edit"]
+    assert [e.tool for e in events if isinstance(e, ToolCallEvent)] == ["list", "edit"]
     (project / "tool.sh").write_text("deploy() {\n  :\n}\n")
     again = []
     Agent(ReplayedModel(iter(events)), [toolbox], again.append).work("rename")
     assert (project / "tool.sh").read_text() == "ship() {\n  :\n}\n"
     assert [type(e) for e in again] == [type(e) for e in events]
-    assert Thought("Done.") in again
+    assert AssistantTextEvent("Done.") in again
 
 
 SERVER = """
@@ -404,7 +407,7 @@ def test_a_session_goes_back_to_before_any_step(desk, project, index, tmp_path):
     saved = Checkpoints(index.workspace, tmp_path / "checkpoints")
     agent = Agent(Scripted(*turns), [toolbox], on_event, checkpoints=saved)
     assert agent.work("Do it.").reason == "answered"
-    results = [event for event in events if isinstance(event, Returned)]
+    results = [event for event in events if isinstance(event, ToolResultEvent)]
     assert [result.ok for result in results] == [True] * 7 + [False] + [True] * 2, [r.text for r in results]
     assert "working" in "".join(event.text for event in events if isinstance(event, Printed))
     assert [event.number for event in events if isinstance(event, Stepped)] == list(range(1, 11))

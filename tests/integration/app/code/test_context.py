@@ -4,7 +4,7 @@ from app.code.assistant import TokenEstimate
 from app.code.context.assemble import Mention, _identifiers, assemble, mentions_in, named_symbols
 from app.code.context.items import ContextItem
 from app.code.git import Git
-from app.code.index.worker import _words
+from app.code.index.worker import _camel_case_parts
 from tests.support.code_project import git
 
 
@@ -98,7 +98,7 @@ def test_a_question_of_one_endless_word_is_read_at_once(index, unit):
     index.refresh()
     endless = unit * (200_000 // len(unit))
     assert named_symbols(index.database, f"{endless} find_node") == named_symbols(index.database, "find_node") != []
-    assert _words(endless) in {"", "A a", "a"} or unit == "aA"
+    assert _camel_case_parts(endless) in {"", "A a", "a"} or unit == "aA"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from app.code.agent import sandbox
 from app.code.agent.command import run_command
 from app.code.agent.git_programs import ASIDE
-from app.code.agent.sandbox import Openings
+from app.code.agent.sandbox import SandboxPermissions
 from devices import landlock
 from tests.support.code_project import git
 
@@ -32,7 +32,7 @@ def without_bubblewrap(monkeypatch, tmp_path):
 
 
 def python(project, script, openings=None):
-    return run_command([sys.executable, "-c", script], project, 90, openings or Openings())
+    return run_command([sys.executable, "-c", script], project, 90, openings or SandboxPermissions())
 
 
 def accept_one(listener):
@@ -92,13 +92,13 @@ def test_sockets_are_closed_and_the_network_can_be_opened(project, tmp_path, fam
         refused = python(project, script)
         assert refused.exit_code == 1, refused.output
         assert "PermissionError" in refused.output
-        opened = python(project, script, Openings(network=True))
+        opened = python(project, script, SandboxPermissions(network=True))
         assert opened.exit_code == (0 if family == "AF_INET" else 1), opened.output
 
 
 def test_the_home_folder_is_there_when_it_is_opened(project, without_bubblewrap):
     diary = without_bubblewrap / "diary.txt"
-    assert "private" in python(project, f"print(open({str(diary)!r}).read())", Openings(home=True)).output
+    assert "private" in python(project, f"print(open({str(diary)!r}).read())", SandboxPermissions(home=True)).output
 
 
 def test_what_a_command_leaves_running_ends_with_it(project):
@@ -169,7 +169,7 @@ def test_the_command_is_given_whole(project):
         [sys.executable, "-c", "import sys, json; print(json.dumps(sys.argv[1:]))", 'a "b"', "ü"],
         project,
         60,
-        Openings(),
+        SandboxPermissions(),
     )
     assert json.loads(done.output) == ['a "b"', "ü"]
     assert Path.cwd() != project

@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from app.cli.code_session import _ask_person, _show_event
+from app.cli.code_session import _prompt_for_consent, _show_event
 from app.code.agent.mcp_tools import McpTools
 from app.code.agent.types import Edited, Ended
 from app.tools import mcp_server
 from app.tools.consent import Consent, ConsentRequest
-from app.tools.loop import Called
+from app.tools.loop import ToolCallEvent
 from app.tools.mcp_config import McpServerConfig
 from app.tools.types import ToolRefused
 
@@ -77,9 +77,9 @@ def test_names_and_descriptions_cannot_steer_the_terminal(tmp_path, capsys, monk
     assert asked[0].detail.replace("\n", "").isprintable()
     assert "txt.exe" in asked[0].detail
     monkeypatch.setattr("click.prompt", lambda *_, **__: "n")
-    _ask_person(asked[0])
-    _ask_person(ConsentRequest(kind="mcp", title=ESCAPES, detail=ESCAPES, key="", warning=ESCAPES))
-    for event in (Called("1", ESCAPES, ESCAPES), Edited(ESCAPES, ESCAPES), Ended("failed", ESCAPES)):
+    _prompt_for_consent(asked[0])
+    _prompt_for_consent(ConsentRequest(kind="mcp", title=ESCAPES, detail=ESCAPES, key="", warning=ESCAPES))
+    for event in (ToolCallEvent("1", ESCAPES, ESCAPES), Edited(ESCAPES, ESCAPES), Ended("failed", ESCAPES)):
         _show_event(event)
     shown = capsys.readouterr().out
     assert "\x1b[2J" not in shown

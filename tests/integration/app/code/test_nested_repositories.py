@@ -8,7 +8,7 @@ import pytest
 from app.code.agent import sandbox
 from app.code.agent.command import run_command
 from app.code.agent.git_programs import ASIDE
-from app.code.agent.sandbox import Openings
+from app.code.agent.sandbox import SandboxPermissions
 from tests.support.code_project import git
 
 pytestmark = pytest.mark.skipif(sandbox.missing() is not None, reason=f"no sandbox: {sandbox.missing()}")
@@ -27,7 +27,7 @@ WAYS = {
 
 
 def shell(project, words):
-    return run_command(["sh", "-c", words], project, 60, Openings())
+    return run_command(["sh", "-c", words], project, 60, SandboxPermissions())
 
 
 def persons_git(project):

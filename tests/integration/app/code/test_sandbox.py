@@ -11,7 +11,7 @@ import pytest
 
 from app.code.agent import sandbox
 from app.code.agent.command import run_command
-from app.code.agent.sandbox import Openings
+from app.code.agent.sandbox import SandboxPermissions
 from app.code.agent.tools import Toolbox
 from app.code.edits.journal import Journal
 from app.code.edits.session import EditSession
@@ -46,7 +46,7 @@ def accept_one(listener):
 
 
 def python(project, script, openings=None):
-    return run_command([sys.executable, "-c", script], project, 90, openings or Openings())
+    return run_command([sys.executable, "-c", script], project, 90, openings or SandboxPermissions())
 
 
 @needs_sandbox
@@ -82,13 +82,13 @@ def test_the_network_is_closed_unless_it_is_opened(project, home):
         script = f"import socket; socket.create_connection(('127.0.0.1', {port}), 60)"
         refused = python(project, script)
         assert refused.exit_code == 1, refused.output
-        assert python(project, script, Openings(network=True)).exit_code == 0
+        assert python(project, script, SandboxPermissions(network=True)).exit_code == 0
         thread.join(60)
 
 
 @needs_sandbox
 def test_the_home_folder_is_there_when_it_is_opened(project, home):
-    done = python(project, f"print(open({str(home / 'diary.txt')!r}).read())", Openings(home=True))
+    done = python(project, f"print(open({str(home / 'diary.txt')!r}).read())", SandboxPermissions(home=True))
     assert "private" in done.output
 
 

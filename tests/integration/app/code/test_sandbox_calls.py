@@ -10,7 +10,7 @@ import pytest
 
 from app.code.agent import sandbox
 from app.code.agent.command import run_command
-from app.code.agent.sandbox import Openings
+from app.code.agent.sandbox import SandboxPermissions
 from devices import landlock
 from tests.support.code_project import git
 
@@ -95,7 +95,7 @@ def home(tmp_path, monkeypatch):
 
 def succeeded(project, home, attempts, openings=None):
     argv = [sys.executable, "-c", ATTEMPTS % attempts, str(home), str(os.getpid())]
-    done = run_command(argv, project, 90, openings or Openings())
+    done = run_command(argv, project, 90, openings or SandboxPermissions())
     assert done.exit_code == 0, done.output
     return json.loads(done.output)
 
@@ -129,7 +129,7 @@ def test_with_the_network_no_socket_of_the_desktop_is_reached(project, home, kin
     "packets": lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW), "internet": lambda: socket.socket(),
     "a pair": socket.socketpair,
     """
-    assert set(succeeded(project, home, attempts, Openings(network=True))) == {"internet", "a pair"}
+    assert set(succeeded(project, home, attempts, SandboxPermissions(network=True))) == {"internet", "a pair"}
 
 
 def plant(*paths):
@@ -161,7 +161,10 @@ def test_what_the_settings_of_git_name_stays_as_it_is(project, home, kind, setti
     (project / existing).write_text("# as it was\n")
     with (project / ".git" / "config").open("a") as config:
         config.write(settings)
-    assert run_command([sys.executable, "-c", HELPER + plant(planted)], project, 90, Openings()).exit_code == 0
+    assert (
+        run_command([sys.executable, "-c", HELPER + plant(planted)], project, 90, SandboxPermissions()).exit_code
+        == 0
+    )
     assert (project / existing).read_text() == "# as it was\n"
     assert planted == existing or not (project / planted).exists()
 
@@ -173,7 +176,7 @@ def test_included_settings_of_included_settings_are_protected(project, home, kin
     (project / "one").write_text("[include]\n\tpath = deep/two\n")
     (project / "deep").mkdir()
     (project / "deep" / "two").write_text("")
-    run_command([sys.executable, "-c", HELPER + plant("deep/two")], project, 90, Openings())
+    run_command([sys.executable, "-c", HELPER + plant("deep/two")], project, 90, SandboxPermissions())
     assert (project / "deep" / "two").read_text() == ""
 
 
@@ -183,16 +186,18 @@ def test_a_rebase_that_would_run_something_new_is_named(project, home, kind):
     todo.parent.mkdir()
     todo.write_text("exec make test\npick 1234567 a change\n")
     script = f"open({str(todo)!r}, 'a').write('x touch planted\\n')"
-    output = run_command([sys.executable, "-c", script], project, 90, Openings()).output
+    output = run_command([sys.executable, "-c", script], project, 90, SandboxPermissions()).output
     assert "x touch planted" in output
     assert "make test" not in output
-    assert run_command(["true"], project, 90, Openings()).output == ""
+    assert run_command(["true"], project, 90, SandboxPermissions()).output == ""
 
 
 def test_hooks_that_did_not_exist_are_named(project, home, kind):
     git(project, "init", "-q")
     with (project / ".git" / "config").open("a") as config:
         config.write("[core]\n\thooksPath = later\n")
-    output = run_command([sys.executable, "-c", HELPER + plant("later/pre-commit")], project, 90, Openings()).output
+    output = run_command(
+        [sys.executable, "-c", HELPER + plant("later/pre-commit")], project, 90, SandboxPermissions()
+    ).output
     assert output.strip().startswith("later was made by the command"), output
     assert Path(project / "later").is_dir()

@@ -10,7 +10,7 @@ import pytest
 
 from app.code.agent import sandbox
 from app.code.agent.command import run_command
-from app.code.agent.sandbox import Openings
+from app.code.agent.sandbox import SandboxPermissions
 from app.tools.mcp_server import stdio_pipes
 from devices import landlock
 from devices.environment import program_environment, without_secrets
@@ -82,7 +82,7 @@ def reached(project, home):
         str(home / name) for name in (*PRIVATE, "bin/gh/hosts.yml", ".tool/lib/taxes.txt", ".local/bin/key")
     )
     script = f"for f in {words}; do cat $f >/dev/null 2>&1 && echo read $f; done; tool; tool2; tool3; black"
-    lines = run_command(["sh", "-c", script], project, 90, Openings()).output.splitlines()
+    lines = run_command(["sh", "-c", script], project, 90, SandboxPermissions()).output.splitlines()
     return {line for line in lines if line.startswith("read ")}, {
         line[4:] for line in lines if line.startswith("ran ")
     }
@@ -103,9 +103,9 @@ def test_a_link_out_of_the_home_stops_no_command(project, home, kind, monkeypatc
     outside.chmod(0o755)
     (home / ".plain" / "tool4").symlink_to(outside)
     monkeypatch.setenv("PATH", f"{home}/.plain:/usr/bin:/bin")
-    for openings in (Openings(), Openings(home=True)):
+    for openings in (SandboxPermissions(), SandboxPermissions(home=True)):
         assert run_command(["tool3"], project, 90, openings).output == "ran tool3\n"
-    assert run_command(["tool4"], project, 90, Openings()).output == "ran tool4\n"
+    assert run_command(["tool4"], project, 90, SandboxPermissions()).output == "ran tool4\n"
 
 
 @needs_sandbox
@@ -126,7 +126,7 @@ def test_a_data_folder_of_another_name_stays_shut(project, home, kind, monkeypat
     monkeypatch.setenv("XDG_DATA_HOME", str(home / "other" / "bin"))
     (home / "other" / "data").rename(home / "other" / "bin")
     monkeypatch.setenv("PATH", f"{home}/other/bin:/usr/bin:/bin")
-    done = run_command(["cat", str(home / "other" / "bin" / "x")], project, 90, Openings())
+    done = run_command(["cat", str(home / "other" / "bin" / "x")], project, 90, SandboxPermissions())
     assert "private" not in done.output
 
 
@@ -137,7 +137,7 @@ def test_a_data_folder_of_another_name_stays_shut(project, home, kind, monkeypat
 def test_a_command_named_in_full_opens_itself_alone(project, home, kind, name):
     script = "for f in " + " ".join(str(home / private) for private in PRIVATE) + "; do cat $f && echo; done"
     argv = [str(home / name), "-c", script]
-    assert "private" not in run_command(argv, project, 90, Openings()).output
+    assert "private" not in run_command(argv, project, 90, SandboxPermissions()).output
 
 
 @needs_sandbox
@@ -158,7 +158,7 @@ def test_a_virtual_environment_in_the_home_works(project, home, kind, monkeypatc
     (environment / "bin" / "own").chmod(0o755)
     (home / ".local" / "bin" / "own").symlink_to(environment / "bin" / "own")
     monkeypatch.setenv("PATH", f"{home}/.local/bin:/usr/bin:/bin")
-    assert run_command(["own"], project, 90, Openings()).output == "found\n"
+    assert run_command(["own"], project, 90, SandboxPermissions()).output == "found\n"
 
 
 # Shims in PATH, and what they start. Private files of the same folders are below.
@@ -202,7 +202,7 @@ def test_tool_chains_of_the_home_run_and_cannot_be_changed(project, home, kind, 
         "PATH", os.pathsep.join([*(str((home / shim).parent) for shim in CHAINS), "/usr/bin", "/bin"])
     )
     words = " ".join(Path(shim).name for shim in CHAINS)
-    openings = Openings(home=opened)
+    openings = SandboxPermissions(home=opened)
     done = run_command(["sh", "-c", f"for p in {words} .venv/bin/python; do $p; done"], project, 90, openings)
     ran = [Path(target).name for _, target in CHAINS.values()]
     assert done.output.splitlines() == [f"ran {name}" for name in [*ran, "uv"]]
@@ -211,7 +211,7 @@ def test_tool_chains_of_the_home_run_and_cannot_be_changed(project, home, kind, 
     files = " ".join(str(home / name) for name in CHAINS_PRIVATE)
     targets = " ".join(str(home / target) for _, target in CHAINS.values())
     script = f"for f in {files}; do cat $f; done; for f in {targets}; do echo changed >> $f; done"
-    assert "private" not in run_command(["sh", "-c", script], project, 90, Openings()).output
+    assert "private" not in run_command(["sh", "-c", script], project, 90, SandboxPermissions()).output
     assert not any("changed" in (home / target).read_text() for _, target in CHAINS.values())
 
 
@@ -228,9 +228,11 @@ PRINT = "import json, os; print(json.dumps(dict(os.environ)))"
 
 @pytest.mark.parametrize("opened", ["no sandbox", "closed", "network and home"])
 def test_a_command_gets_the_variables_on_the_list_and_no_other(project, home, secrets, opened):
-    openings = {"no sandbox": None, "closed": Openings(), "network and home": Openings(network=True, home=True)}[
-        opened
-    ]
+    openings = {
+        "no sandbox": None,
+        "closed": SandboxPermissions(),
+        "network and home": SandboxPermissions(network=True, home=True),
+    }[opened]
     if openings is not None and sandbox.missing() is not None:
         pytest.skip(f"no sandbox: {sandbox.missing()}")
     seen = json.loads(run_command([sys.executable, "-c", PRINT], project, 90, openings).output)

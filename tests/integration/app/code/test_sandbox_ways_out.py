@@ -13,7 +13,7 @@ import pytest
 
 from app.code.agent import sandbox
 from app.code.agent.command import run_command
-from app.code.agent.sandbox import Openings
+from app.code.agent.sandbox import SandboxPermissions
 from devices import landlock
 
 pytestmark = [
@@ -277,7 +277,7 @@ def test_no_way_leads_out(outside, kind, network):
     project = Path(outside["sockets"]) / "project"
     project.mkdir()
     argv = [sys.executable, "-c", ATTEMPTS, json.dumps(outside)]
-    done = run_command(argv, project, 90, Openings(network=network))
+    done = run_command(argv, project, 90, SandboxPermissions(network=network))
     count, succeeded = json.loads(done.output.splitlines()[-1])
     assert count > 100
     assert set(succeeded) <= ({"TCP", "MPTCP", "fast open"} if network else set())

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 import uvicorn
 
-from devices.memory_ledger import Amount
+from devices.memory_ledger import DeviceBytes
 from engine.core.paths import user_paths
 from engine.jobs.jobs import JobRegistry
 from engine.library import recommended_models, work
@@ -85,9 +85,9 @@ def test_verdicts_count_what_loaded_models_hold(server, placer):
 
     free, fits = available()
     assert fits
-    placer.ledger.reserve("a model that is loading", {"cpu": Amount(free // 2)})
+    placer.ledger.reserve("a model that is loading", {"cpu": DeviceBytes(free // 2)})
     assert available()[0] < 0.6 * free
-    placer.ledger.reserve("a model that is loading", {"cpu": Amount(int(free * 0.99))})
+    placer.ledger.reserve("a model that is loading", {"cpu": DeviceBytes(int(free * 0.99))})
     left, fits = available()
     assert left < 0.1 * free
 

@@ -1,6 +1,6 @@
 import pytest
 
-from app.client import Answer, ApiError
+from app.client import ApiError, ChatDelta
 from app.evals.tool_calls.cases import Case, calls, no_call, same, user
 from app.evals.tool_calls.run import CertificateStore, certify
 from app.evals.tool_calls.suite import suite
@@ -18,13 +18,13 @@ class Model:
         self.options.append(options)
         if self.error:
             raise self.error
-        yield Answer(text=self.text)
+        yield ChatDelta(text=self.text)
         for index, (name, arguments) in enumerate(self.made):
-            yield Answer(
+            yield ChatDelta(
                 tool_calls=(ToolCallDelta(index=index, id=f"c{index}", function=FunctionDelta(name=name)),)
             )
             for piece in (arguments[: len(arguments) // 2], arguments[len(arguments) // 2 :]):
-                yield Answer(tool_calls=(ToolCallDelta(index=index, function=FunctionDelta(arguments=piece)),))
+                yield ChatDelta(tool_calls=(ToolCallDelta(index=index, function=FunctionDelta(arguments=piece)),))
 
 
 def test_the_suite_is_what_it_says():

@@ -10,7 +10,7 @@ from app.answer_facts import AnswerFacts
 from app.cli import chat_tools
 from app.cli.conversation import Conversation
 from app.cli.main import cli
-from app.client import Answer
+from app.client import ChatDelta
 from app.tools.mcp_config import McpServerConfig, ServerList
 from engine.api.chat import FunctionDelta, ToolCallDelta
 from tests.support.fakes.mcp_servers import demo
@@ -34,9 +34,9 @@ class _Pieces:
     def __iter__(self):
         if self._calling:
             function = FunctionDelta(name="calculate", arguments='{"expression": "6*7"}')
-            yield Answer(text="Let me see.", tool_calls=(ToolCallDelta(index=0, id="c1", function=function),))
+            yield ChatDelta(text="Let me see.", tool_calls=(ToolCallDelta(index=0, id="c1", function=function),))
         else:
-            yield Answer(text="It is 42.", facts=AnswerFacts(finish_reason="stop"))
+            yield ChatDelta(text="It is 42.", facts=AnswerFacts(finish_reason="stop"))
 
     def close(self):
         pass

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.chat.tools.dialect import Found, earliest
+from engine.chat.tools.dialect import MarkerMatch, earliest
 from engine.chat.tools.dialects import BY_NAME, DIALECTS, choose
 from engine.chat.tools.parser import AnswerParser
 from engine.chat.types import CallEnded, CallStarted, ToolDefinition
@@ -366,10 +366,10 @@ def test_long_nonsense_costs_time_in_proportion(text):
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("text <call", Found(5, None)),  # <call> may follow, at any place in the text
-        ("text <call id", Found(5, "<call")),
-        ("text <call>", Found(5, "<call>")),
-        ("text <", Found(5, None)),
+        ("text <call", MarkerMatch(5, None)),  # <call> may follow, at any place in the text
+        ("text <call id", MarkerMatch(5, "<call")),
+        ("text <call>", MarkerMatch(5, "<call>")),
+        ("text <", MarkerMatch(5, None)),
         ("text", None),
     ],
 )

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from engine.chat.chat_pipeline import Answer, Conversations
+from engine.chat.chat_pipeline import Conversations, ResponseReader
 from engine.chat.query import ChatQuery
 from engine.chat.render_child import Renderer
 from engine.chat.render_protocol import RenderJob
@@ -89,7 +89,7 @@ OTHER = '<tool_call>\n{"name": "get_time", "arguments": {"city": "Oslo"}}\n</too
 
 def forced(*texts, end=None):
     """(started, ended, finished) of a forced answer read token by token."""
-    answer = Answer(prepared(tools=TOOLS, tool_choice="required"))
+    answer = ResponseReader(prepared(tools=TOOLS, tool_choice="required"))
     events = []
     for char in "".join(texts):
         events += answer.feed(Delta(text=char, token_ids=(1,)))

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from engine.chat.chat_pipeline import (
-    Answer,
     AnswerFinished,
     AnswerLogprobs,
     AnswerStarted,
     PreparedChat,
+    ResponseReader,
     check_tools,
     read,
 )
@@ -66,7 +66,7 @@ def run(chat, *events):
             closed.append(True)
 
     async def everything():
-        return [event async for event in read(Answer(chat), source())]
+        return [event async for event in read(ResponseReader(chat), source())]
 
     out = asyncio.run(everything())
     assert closed == [True], "the runner's stream must be left in any case"

@@ -10,7 +10,7 @@ import pytest
 
 from devices.child import ChildFailed
 from engine.chat.grammar_check_child import Checker
-from engine.chat.render_protocol import Trial
+from engine.chat.render_protocol import GrammarCheckRequest
 from engine.chat.schemas import FORMATS, closed, shape, tidy
 from engine.chat.structured import ConstraintChecker, ConstraintImpossible, of_schema
 from engine.chat.tools.dialects import BY_NAME
@@ -32,7 +32,7 @@ def accepts(source, value):
 def tried(part, *, strict):
     """The verdict on an object with one member of this schema, and what became of the member's schema."""
     whole = {"type": "object", "properties": {"q": part}, "required": ["q"], "$defs": {"c": {"enum": ["a", "b"]}}}
-    verdict = CHECKER.check(Trial(kind="json_schema", source=json.dumps(whole), strict=strict))
+    verdict = CHECKER.check(GrammarCheckRequest(kind="json_schema", source=json.dumps(whole), strict=strict))
     return verdict, json.loads(verdict.source)["properties"]["q"]
 
 
@@ -92,7 +92,7 @@ def test_branches_that_cannot_overlap_are_alternatives(name):
     whole = {"properties": {"q": {"oneOf": branches}}, "$defs": {"k": {"const": "z"}, "b": B}}
     made = tidy(whole)["properties"]["q"]
     assert made == ({"anyOf": branches} if name in DISTINCT else {"oneOf": branches})
-    verdict = CHECKER.check(Trial(kind="json_schema", source=json.dumps(whole)))
+    verdict = CHECKER.check(GrammarCheckRequest(kind="json_schema", source=json.dumps(whole)))
     assert (verdict.problem == "") == (name in DISTINCT)
 
 
@@ -200,8 +200,8 @@ def test_other_keywords_next_to_a_reference_are_ignored_in_old_drafts():
     whole = {"$ref": "#/definitions/N", "definitions": {"N": node}}
     for draft in ("http://json-schema.org/draft-04/schema#", "http://json-schema.org/draft-07/schema"):
         source = json.dumps({"$schema": draft, **whole})
-        assert CHECKER.check(Trial(kind="json_schema", source=source)).problem == ""
-    assert "circular" in CHECKER.check(Trial(kind="json_schema", source=json.dumps(whole))).problem
+        assert CHECKER.check(GrammarCheckRequest(kind="json_schema", source=source)).problem == ""
+    assert "circular" in CHECKER.check(GrammarCheckRequest(kind="json_schema", source=json.dumps(whole))).problem
 
 
 def test_a_schema_within_itself_may_have_keywords_without_effect():
@@ -209,7 +209,7 @@ def test_a_schema_within_itself_may_have_keywords_without_effect():
     texts = {"type": "object", "properties": {"text": TEXT}}
     whole = {"type": "object", "additionalProperties": {}, "anyOf": [{"$ref": "#/$defs/L"}, {"$ref": "#/$defs/T"}],
              "$defs": {"L": lists, "T": texts}}  # fmt: skip
-    verdict = CHECKER.check(Trial(kind="json_schema", source=json.dumps(whole)))
+    verdict = CHECKER.check(GrammarCheckRequest(kind="json_schema", source=json.dumps(whole)))
     assert verdict.problem == ""
     assert accepts(verdict.source, {"items": [{"text": "a"}, {"items": []}]})
 
@@ -239,7 +239,7 @@ EQUIVALENT = {
 def test_what_has_an_enforceable_form_is_written_in_it(name):
     part, right, wrong = EQUIVALENT[name]
     whole = tidy({"properties": {"q": part}, "$defs": {"c": {"enum": ["a", "b"], "title": "C"}}})
-    verdict = CHECKER.check(Trial(kind="json_schema", source=json.dumps(whole)))
+    verdict = CHECKER.check(GrammarCheckRequest(kind="json_schema", source=json.dumps(whole)))
     assert verdict.problem == ""
     for value in right:
         jsonschema.validate({"q": value}, whole)
@@ -348,7 +348,7 @@ OPEN = {
 
 def is_writable(schema, value):
     """Whether an answer under that schema may be this value."""
-    verdict = CHECKER.check(Trial(kind="json_schema", source=json.dumps(schema)))
+    verdict = CHECKER.check(GrammarCheckRequest(kind="json_schema", source=json.dumps(schema)))
     assert verdict.problem == ""
     return accepts(verdict.source, value)
 
@@ -372,7 +372,7 @@ def test_an_object_that_may_have_others_may_have_them(name):
 def test_closing_lets_nothing_through_that_two_branches_would_refuse():
     """{"a": "x"} fits both and is no value of oneOf; whoever needs a guarantee is told that there is none."""
     schema = {"oneOf": [{"properties": {"a": TEXT}}, {"properties": {"b": TEXT}}]}
-    assert CHECKER.check(Trial(kind="json_schema", source=json.dumps(schema))).problem != ""
+    assert CHECKER.check(GrammarCheckRequest(kind="json_schema", source=json.dumps(schema))).problem != ""
 
 
 def test_parts_that_grow_without_end_are_left_as_they_are():
@@ -400,7 +400,7 @@ def test_a_schema_that_nothing_fits_is_refused_in_every_mode():
 def test_names_of_members_are_not_taken_for_keywords():
     schema = {"type": "object", "properties": dict.fromkeys(("not", "title", "format", "uniqueItems"), TEXT)}
     assert tidy(schema) == schema
-    assert CHECKER.check(Trial(kind="json_schema", source=json.dumps(schema))).problem == ""
+    assert CHECKER.check(GrammarCheckRequest(kind="json_schema", source=json.dumps(schema))).problem == ""
 
 
 def test_the_shape_of_an_object_is_its_names():
@@ -447,7 +447,9 @@ def test_any_nonsense_is_taken_or_refused_but_never_raises():
     for _ in range(150):
         source = nonsense()
         for strict in (True, False):
-            verdict = CHECKER.check(Trial(kind="json_schema", source=json.dumps(source), strict=strict))
+            verdict = CHECKER.check(
+                GrammarCheckRequest(kind="json_schema", source=json.dumps(source), strict=strict)
+            )
             assert strict or not verdict.problem or "nsatisfiable" in verdict.problem, source
         for parameters in (tidy(source), shape(source)):
             if isinstance(parameters, dict):

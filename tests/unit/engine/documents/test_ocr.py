@@ -3,7 +3,7 @@
 import pytest
 
 from engine.documents.formats import pdf
-from engine.documents.types import Unreadable
+from engine.documents.types import BadDocument
 
 
 @pytest.mark.parametrize("said", ["Failed to allocate memory for requested buffer of size 9", "std::bad_alloc"])
@@ -21,5 +21,5 @@ def test_another_fault_is_one_of_the_page(monkeypatch):
         raise RuntimeError("Non-zero status code while running Conv")
 
     monkeypatch.setattr(pdf, "_recognizer", lambda: recognize)
-    with pytest.raises(Unreadable, match="OCR could not read it"):
+    with pytest.raises(BadDocument, match="OCR could not read it"):
         pdf.read_image(None)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from engine.core.errors import Cancelled
-from engine.jobs.jobs import Control, Paused
+from engine.jobs.jobs import JobContext, Paused
 from engine.library import errors
 from engine.library.catalogue import Catalogue
-from engine.library.hub.download import Download, Patience, Request
+from engine.library.hub.download import Download, Request, RetryPolicy
 from engine.library.hub.file_selection import files_of
 from engine.library.hub.repository import choices_of
 from tests.support.fakes.downloads import MB, QUICK, SPARK, download, leftovers
@@ -22,7 +22,7 @@ from tests.support.fakes.fake_hub import FakeFile
 
 def test_pull_verifies_places_and_lists(hub, client, catalogue, spark):
     seen = []
-    entry = download(client, catalogue).run(Control(seen.append))
+    entry = download(client, catalogue).run(JobContext(seen.append))
     assert entry.path == catalogue.paths.models / "hub/org/Spark-GGUF/spark-F16.gguf"
     assert entry.path.read_bytes() == SPARK.read_bytes()
     assert (entry.id, entry.origin.kind, entry.origin.repo) == ("spark-f16", "hub", "org/Spark-GGUF")
@@ -32,7 +32,7 @@ def test_pull_verifies_places_and_lists(hub, client, catalogue, spark):
     assert seen[-1].done == seen[-1].total == SPARK.stat().st_size
     assert {"downloading", "verifying"} <= {p.phase for p in seen}
     hub.requests.clear()
-    assert download(client, catalogue).run(Control()).id == "spark-f16"  # nothing is fetched twice
+    assert download(client, catalogue).run(JobContext()).id == "spark-f16"  # nothing is fetched twice
     assert not [path for _, path, _ in hub.requests if "resolve" in path]
     again = Catalogue(catalogue.paths)
     assert again.get("org/Spark-GGUF:F16").origin.revision == "c" * 40
@@ -43,7 +43,7 @@ def test_what_came_from_where_survives_the_loss_of_the_catalogue(hub, client, ca
     raw = SPARK.read_bytes()
     hub.add("org/Deep-GGUF", {"Q8_0/deep-Q8_0.gguf": raw, "mmproj-F16.gguf": b"x"})
     repository = client.repository("org/Deep-GGUF")
-    Download(client, catalogue, Request(repository, choices_of(repository)[0].files), QUICK).run(Control())
+    Download(client, catalogue, Request(repository, choices_of(repository)[0].files), QUICK).run(JobContext())
     before = catalogue.get("org/Deep-GGUF:F16")
     catalogue.close()
     for file in catalogue.paths.state.glob("library.db*"):
@@ -57,7 +57,7 @@ def test_what_came_from_where_survives_the_loss_of_the_catalogue(hub, client, ca
 def test_t3_no_room_is_refused_before_the_first_byte(hub, client, catalogue, spark, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: os_usage(1000))
     with pytest.raises(errors.NotEnoughDisk) as caught:
-        download(client, catalogue).run(Control())
+        download(client, catalogue).run(JobContext())
     assert caught.value.free_bytes == 1000
     assert caught.value.needed_bytes > SPARK.stat().st_size
     assert hub.sent_bytes == 0
@@ -78,18 +78,18 @@ def test_t3_a_disk_that_fills_up_keeps_the_part_and_goes_on_later(hub, client, c
 
     monkeypatch.setattr(os, "pwrite", pwrite)
     with pytest.raises(errors.NotEnoughDisk):
-        download(client, catalogue).run(Control())
+        download(client, catalogue).run(JobContext())
     assert [e.id for e in catalogue.entries()] == ["spark"]
     assert any(name.endswith(".part") for name in leftovers(catalogue))
     room[0] = 10**9
     hub.settle()
-    assert download(client, catalogue).run(Control()).state == "online"
+    assert download(client, catalogue).run(JobContext()).state == "online"
     assert hub.sent_bytes < SPARK.stat().st_size
 
 
 def test_t6_cut_links_are_mended(hub, client, catalogue, spark):
     hub.faults.cut_after = [100_000, 3_000_000, 0, 2_000_000]
-    entry = download(client, catalogue).run(Control())
+    entry = download(client, catalogue).run(JobContext())
     assert entry.path.read_bytes() == SPARK.read_bytes()
     assert hub.sent_bytes < SPARK.stat().st_size + 5 * MB  # what had arrived was not fetched again
 
@@ -99,7 +99,7 @@ def test_t6_a_stalled_link_shows_as_stalled_and_resumes(hub, client, catalogue, 
     monkeypatch.setattr("engine.jobs.jobs._STALLED_S", 0.3)
     hub.faults.stall_after, hub.faults.stall_s = [MB] * 4, 5
     seen = []
-    entry = download(client, catalogue).run(Control(seen.append))
+    entry = download(client, catalogue).run(JobContext(seen.append))
     assert entry.path.read_bytes() == SPARK.read_bytes()
     assert any(p.stalled and p.speed == 0 for p in seen)
 
@@ -107,17 +107,17 @@ def test_t6_a_stalled_link_shows_as_stalled_and_resumes(hub, client, catalogue, 
 def test_t6_a_dead_link_gives_up_in_words_and_keeps_the_part(hub, client, catalogue, spark):
     hub.faults.storage_down = True
     with pytest.raises(errors.HubUnreachable) as caught:
-        download(client, catalogue, patience=Patience(give_up_s=0.3, first_backoff_s=0.05)).run(Control())
+        download(client, catalogue, patience=RetryPolicy(give_up_s=0.3, first_backoff_s=0.05)).run(JobContext())
     assert hub.endpoint.partition("://")[2] in str(caught.value)
     hub.faults.storage_down = False
-    assert download(client, catalogue).run(Control()).state == "online"
+    assert download(client, catalogue).run(JobContext()).state == "online"
 
 
 def test_a_busy_hub_is_given_the_time_it_asks_for(hub, client, catalogue, spark):
     work = download(client, catalogue)
     hub.faults.too_many, hub.faults.retry_after, hub.faults.server_error = 2, "1", 2
     begin = time.monotonic()
-    assert work.run(Control()).state == "online"
+    assert work.run(JobContext()).state == "online"
     assert time.monotonic() - begin >= 1
 
 
@@ -126,12 +126,12 @@ def test_t7_wrong_bytes_of_the_right_size_are_quarantined(hub, client, catalogue
     wrong[-1] ^= 1
     spark.files["spark-F16.gguf"].lie = bytes(wrong)
     with pytest.raises(errors.HashMismatch) as caught:
-        download(client, catalogue).run(Control())
+        download(client, catalogue).run(JobContext())
     assert Path(caught.value.quarantine).exists()
     catalogue.refresh()
     assert [e.id for e in catalogue.entries()] == ["spark"]
     spark.files["spark-F16.gguf"].lie = None
-    assert download(client, catalogue).run(Control()).state == "online"
+    assert download(client, catalogue).run(JobContext()).state == "online"
 
 
 def test_wrong_bytes_of_a_small_file_are_seen_too(hub, client, catalogue):
@@ -141,9 +141,9 @@ def test_wrong_bytes_of_a_small_file_are_seen_too(hub, client, catalogue):
     hub.add("org/spark", {**files, "extra.json": config})
     config.data = b'{"a": 2}'
     with pytest.raises(errors.HashMismatch, match=r"extra\.json"):
-        download(client, catalogue, "org/spark").run(Control())
+        download(client, catalogue, "org/spark").run(JobContext())
     config.data = b'{"a": 1}'
-    entry = download(client, catalogue, "org/spark").run(Control())
+    entry = download(client, catalogue, "org/spark").run(JobContext())
     assert (entry.format, entry.architecture) == ("safetensors", "LlamaForCausalLM")
 
 
@@ -152,7 +152,7 @@ def pause_at(share):
 
 
 def stop_at(share, how):
-    control = Control()
+    control = JobContext()
 
     def watch(progress):
         if progress.done >= share * progress.total:
@@ -170,7 +170,7 @@ def test_pause_keeps_the_bytes_and_resume_fetches_only_the_rest(hub, client, cat
     assert [e.id for e in catalogue.entries()] == ["spark"]
     hub.faults.bytes_per_s = 0
     hub.settle()
-    assert download(client, catalogue).run(Control()).path.read_bytes() == SPARK.read_bytes()
+    assert download(client, catalogue).run(JobContext()).path.read_bytes() == SPARK.read_bytes()
     assert hub.sent_bytes < 0.75 * SPARK.stat().st_size
 
 
@@ -192,8 +192,8 @@ def test_t8_changed_content_on_resume_starts_at_zero(hub, client, catalogue, spa
     stale = download(client, catalogue)  # knows the old hash
     spark.files["spark-F16.gguf"] = FakeFile(bytes(changed))
     with pytest.raises(errors.FileChanged):
-        stale.run(Control())
-    assert download(client, catalogue).run(Control()).path.read_bytes() == bytes(changed)
+        stale.run(JobContext())
+    assert download(client, catalogue).run(JobContext()).path.read_bytes() == bytes(changed)
 
 
 def test_t8_a_server_that_ignores_ranges_is_read_from_the_start(hub, client, catalogue, spark):
@@ -203,7 +203,7 @@ def test_t8_a_server_that_ignores_ranges_is_read_from_the_start(hub, client, cat
     hub.faults.bytes_per_s = 0
     hub.faults.ignore_ranges = True
     hub.faults.cut_after = [False, False, False, MB]  # the first whole stream breaks, too
-    assert download(client, catalogue).run(Control()).path.read_bytes() == SPARK.read_bytes()
+    assert download(client, catalogue).run(JobContext()).path.read_bytes() == SPARK.read_bytes()
 
 
 def test_a_journal_that_lies_or_is_damaged_is_not_believed(hub, client, catalogue, spark):
@@ -216,12 +216,12 @@ def test_a_journal_that_lies_or_is_damaged_is_not_believed(hub, client, catalogu
     journal.write_bytes(b"")
     next(catalogue.paths.models.glob(".partial/*/*.part")).write_bytes(b"short")
     hub.faults.bytes_per_s = 0
-    assert download(client, catalogue).run(Control()).path.read_bytes() == SPARK.read_bytes()
+    assert download(client, catalogue).run(JobContext()).path.read_bytes() == SPARK.read_bytes()
 
 
 PULL = """
 import sys
-from engine.jobs.jobs import Control
+from engine.jobs.jobs import JobContext
 from engine.library.catalogue import Catalogue
 from engine.library.hub.client import HubClient
 from engine.library.hub.download import Download, Request
@@ -229,7 +229,7 @@ from engine.library.hub.repository import choices_of
 client = HubClient(sys.argv[1])
 repository = client.repository("org/Spark-GGUF")
 notes = set()
-control = Control(lambda p: (notes.add(p.note), print(p.done, flush=True)))
+control = JobContext(lambda p: (notes.add(p.note), print(p.done, flush=True)))
 entry = Download(client, Catalogue(), Request(repository, choices_of(repository)[0].files)).run(control)
 print("listed", entry.state, sorted(notes), flush=True)
 """
@@ -256,7 +256,7 @@ def test_t9_two_processes_share_one_download(hub, client, catalogue, spark):
         other.stdout.readline()
         while not list(catalogue.paths.models.glob(".partial/*/*.part")):
             time.sleep(0.01)
-        entry = download(client, catalogue).run(Control(watch))
+        entry = download(client, catalogue).run(JobContext(watch))
         assert other.wait(60) == 0
     assert entry.path.read_bytes() == SPARK.read_bytes()
     assert "another process is downloading this file" in notes
@@ -276,7 +276,7 @@ def test_t10_kill_9_and_restart_resumes_and_is_never_shown_as_installed(hub, cli
     assert [e.id for e in catalogue.entries()] == ["spark"]
     hub.faults.bytes_per_s = 0
     hub.settle()
-    assert download(client, catalogue).run(Control()).path.read_bytes() == SPARK.read_bytes()
+    assert download(client, catalogue).run(JobContext()).path.read_bytes() == SPARK.read_bytes()
     assert hub.sent_bytes < SPARK.stat().st_size
 
 
@@ -285,10 +285,10 @@ def test_t26_models_folder_that_goes_away_fails_in_words(hub, client, catalogue,
     catalogue.paths.models.rename(catalogue.paths.models.with_name("unplugged"))
     catalogue.paths.models.write_text("in the way")
     with pytest.raises(errors.CannotWrite):
-        work.run(Control())
+        work.run(JobContext())
     catalogue.paths.models.unlink()
     catalogue.paths.models.with_name("unplugged").rename(catalogue.paths.models)
-    assert work.run(Control()).state == "online"
+    assert work.run(JobContext()).state == "online"
 
 
 def test_the_publishers_sampling_is_kept_beside_a_gguf_file(hub, client, catalogue, spark):
@@ -296,7 +296,7 @@ def test_the_publishers_sampling_is_kept_beside_a_gguf_file(hub, client, catalog
     spark.files["generation_config.json"] = FakeFile(config, lfs=False)
     repository = client.repository("org/Spark-GGUF")
     files = files_of(repository, choices_of(repository)[0])
-    entry = Download(client, catalogue, Request(repository, files), QUICK).run(Control())
+    entry = Download(client, catalogue, Request(repository, files), QUICK).run(JobContext())
     assert (entry.path.parent / "generation_config.json").read_bytes() == config
     assert entry.details.publisher_sampling == {"temperature": 0.4, "top_k": 9}
     assert catalogue.get(entry.id).details.publisher_sampling["top_k"] == 9

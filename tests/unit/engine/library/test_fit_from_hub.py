@@ -6,7 +6,7 @@ import pytest
 from engine.core.errors import Cancelled, InputFault
 from engine.job_kinds.quantize import job
 from engine.job_kinds.quantize.options import Quantized, QuantizeOptions
-from engine.jobs.jobs import Control
+from engine.jobs.jobs import JobContext
 from engine.library.trash import Trash
 from tests.support.fakes.downloads import SPARK
 
@@ -31,7 +31,7 @@ def made(monkeypatch, hub, spark):
 
 
 def run(catalogue, options=F16, control=None):
-    return job.make_from_hub(catalogue, options, control or Control(), None, None)
+    return job.make_from_hub(catalogue, options, control or JobContext(), None, None)
 
 
 def changed(**more):
@@ -62,7 +62,7 @@ def test_a_job_that_goes_on_after_the_download_needs_no_hub(catalogue, made, hub
 @pytest.mark.parametrize(("keeps", "left"), [(True, ["spark-f16"]), (False, [])])
 def test_a_job_that_is_cancelled_after_the_download(catalogue, made, keeps, left):
     run(catalogue, changed(keep_source=True))
-    control = Control()
+    control = JobContext()
     control.ask("cancelled")
     with pytest.raises(Cancelled):
         run(catalogue, changed(keep_source=keeps), control)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from engine.core.errors import Cancelled, InputFault, fact_of
-from engine.jobs.jobs import Control, Paused
+from engine.jobs.jobs import JobContext, Paused
 from engine.library import models_folder
 from engine.library.catalogue import Catalogue
 from engine.library.errors import NotEnoughDisk
@@ -20,7 +20,7 @@ class Killed(BaseException):
     """The process ends at this point."""
 
 
-class Stops(Control):
+class Stops(JobContext):
     """A control that does something at its n-th report or check."""
 
     def __init__(self, at, act):
@@ -108,7 +108,7 @@ def assert_moved(catalogue, source, target, before, files):
 def test_everything_moves_and_keeps_its_id_and_name(library, tmp_path):
     source, target, settings = library.paths.models, tmp_path / "new" / "models", Settings()
     before, files = state_of(library), contents(source)
-    done = move(library, started(library, target, settings), Control(), settings.switch)
+    done = move(library, started(library, target, settings), JobContext(), settings.switch)
     assert (done.path, done.left, settings.kept) == (str(target), (), [None, target])
     assert_moved(library, source, target, before, files)
 
@@ -151,7 +151,7 @@ def test_a_program_that_ends_at_any_moment_loses_nothing(library, tmp_path):
         opened = Catalogue(paths)
         again = check(paths, target, settings.switch.keep)
         assert again == task
-        move(opened, again, Control(), settings.switch)
+        move(opened, again, JobContext(), settings.switch)
         assert_moved(opened, home / "models", target, before, files)
         opened.close()
     opened.close()
@@ -182,13 +182,13 @@ def test_a_paused_move_is_cancelled_or_continued(library, tmp_path):
     with pytest.raises(Paused):
         move(library, task, Stops(4, lambda control: control.ask("paused")), settings.switch)
     assert target.exists()
-    cancelled = Control()
+    cancelled = JobContext()
     cancelled.ask("cancelled")
     with pytest.raises(Cancelled):
         move(library, task, cancelled, settings.switch)
     assert not target.exists()
     settings.loaded = 3  # models that still read the old files
-    move(library, task, Control(), settings.switch)
+    move(library, task, JobContext(), settings.switch)
     assert_moved(library, source, target, before, files)
 
 
@@ -220,7 +220,7 @@ def test_a_scan_of_the_old_folder_that_ends_late_makes_no_second_entry(library, 
         return False
 
     switch = Switch(busy=settings.switch.busy, keep=settings.switch.keep, unload=unload)
-    move(library, started(library, target, settings), Control(), switch)
+    move(library, started(library, target, settings), JobContext(), switch)
     library.refresh()
     assert state_of(library) == before
 
@@ -270,6 +270,6 @@ def test_a_move_that_another_change_overtook_stops(library, tmp_path):
     settings = Settings()
     task = MoveTask(source=str(tmp_path / "third"), target=str(tmp_path / "new"))
     with pytest.raises(InputFault) as refusal:
-        move(library, task, Control(), settings.switch)
+        move(library, task, JobContext(), settings.switch)
     assert fact_of(refusal.value).kind == "folder_changed"
     assert Path(settings.kept[-1] if settings.kept else "/").exists()

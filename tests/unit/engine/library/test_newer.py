@@ -3,7 +3,7 @@
 import pytest
 
 from engine.core.errors import InputFault
-from engine.jobs.jobs import Control, Paused
+from engine.jobs.jobs import JobContext, Paused
 from engine.library import errors
 from engine.library.hub.download import Download
 from engine.library.hub.newer import look_for_newer, newest
@@ -21,7 +21,7 @@ def changed(raw):
 
 @pytest.fixture
 def installed(client, catalogue, spark):
-    return download(client, catalogue).run(Control())
+    return download(client, catalogue).run(JobContext())
 
 
 def publish(hub, raw):
@@ -39,7 +39,7 @@ def test_a_newer_version_is_told_and_takes_the_place_of_the_older(hub, client, c
     publish(hub, raw)
     [found], problems = look_for_newer(catalogue, client)
     assert (found.model, found.revision, found.size_bytes, problems) == (installed.id, "d" * 40, len(raw), {})
-    entry = update(client, catalogue, installed).run(Control())
+    entry = update(client, catalogue, installed).run(JobContext())
     assert (entry.id, entry.origin.revision) == (installed.id, "d" * 40)
     assert entry.path.read_bytes() == raw
     assert leftovers(catalogue) == PLACE
@@ -49,7 +49,7 @@ def test_a_newer_version_is_told_and_takes_the_place_of_the_older(hub, client, c
 def test_a_version_that_cannot_be_read_leaves_the_one_before_it(hub, client, catalogue, installed):
     publish(hub, b"GGUF" + bytes(5000))
     with pytest.raises(errors.BadUpdate, match="the previous one was kept"):
-        update(client, catalogue, installed).run(Control())
+        update(client, catalogue, installed).run(JobContext())
     assert installed.path.read_bytes() == SPARK.read_bytes()
     assert catalogue.get(installed.id).state == "online"
     assert leftovers(catalogue) == PLACE
@@ -67,12 +67,12 @@ def test_an_update_that_is_stopped_goes_on_and_the_older_one_answers_meanwhile(h
         if progress.done > len(raw) // 3:
             control.ask("paused")
 
-    control = Control(pause_early)
+    control = JobContext(pause_early)
     with pytest.raises(Paused):
         update(client, catalogue, installed).run(control)
     hub.faults.bytes_per_s = 0
     assert installed.path.read_bytes() == SPARK.read_bytes()
-    assert update(client, catalogue, installed).run(Control()).path.read_bytes() == raw
+    assert update(client, catalogue, installed).run(JobContext()).path.read_bytes() == raw
     assert hub.sent_bytes < 1.5 * len(raw), "what had come was not fetched again"
     assert leftovers(catalogue) == PLACE
 
@@ -82,10 +82,10 @@ def test_a_process_killed_between_placing_and_looking_is_made_good(hub, client, 
     with monkeypatch.context() as patch:
         patch.setattr(Download, "_list_or_restore", lambda self: (_ for _ in ()).throw(SystemExit))
         with pytest.raises(SystemExit):
-            update(client, catalogue, installed).run(Control())
+            update(client, catalogue, installed).run(JobContext())
     assert installed.path.read_bytes() != SPARK.read_bytes()
     with pytest.raises(errors.BadUpdate):
-        update(client, catalogue, installed).run(Control())
+        update(client, catalogue, installed).run(JobContext())
     assert installed.path.read_bytes() == SPARK.read_bytes()
 
 

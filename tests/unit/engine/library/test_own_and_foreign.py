@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.core.errors import BadModelFile, Cancelled, InputFault, OutOfResources
-from engine.jobs.jobs import Control
+from engine.jobs.jobs import JobContext
 from engine.library import catalogue as catalogue_module
 from engine.library import importing, other_apps
 from engine.library.errors import CannotWrite, NotEnoughDisk
@@ -78,7 +78,7 @@ def test_models_of_other_applications_are_found_and_used_in_place(catalogue, oth
     assert found["cached-q8_0"].origin.repo == "Org/Cached-GGUF"
     ollama = catalogue.get("llama3.2:3b")
     assert (ollama.path, ollama.context_train, ollama.projector is not None) == (blob, 7, True)
-    assert verify(catalogue, ollama, Control()).basis == "owner"
+    assert verify(catalogue, ollama, JobContext()).basis == "owner"
     assert catalogue.refresh().added == ()
 
 
@@ -121,7 +121,7 @@ def test_linking_what_is_not_there(catalogue, other_home, tmp_path):
 def test_import_copies_and_the_original_may_go(catalogue, tmp_path, gguf):
     source = write(tmp_path / "My Model.gguf", gguf())
     seen = []
-    entry = importing.import_copy(catalogue, source, Control(seen.append))
+    entry = importing.import_copy(catalogue, source, JobContext(seen.append))
     assert (entry.id, entry.origin.kind) == ("my-model", "file")
     assert entry.path == catalogue.paths.models / "local/My Model/My Model.gguf"
     assert seen[-1].done == seen[-1].total == source.stat().st_size
@@ -132,35 +132,36 @@ def test_import_copies_and_the_original_may_go(catalogue, tmp_path, gguf):
 
 
 def test_import_of_a_folder_and_of_a_split_model(catalogue, tmp_path, gguf):
-    entry = importing.import_copy(catalogue, SPARK_HF, Control())
+    entry = importing.import_copy(catalogue, SPARK_HF, JobContext())
     assert (entry.id, entry.format) == ("spark-hf", "safetensors")
     assert {p.name for p in entry.path.iterdir()} >= {"config.json", "tokenizer.json", "model.safetensors"}
     first = write(tmp_path / "s-00001-of-00002.gguf", gguf(tensors=[("a", (8,))], split=(0, 2)))
     write(tmp_path / "s-00002-of-00002.gguf", gguf(tensors=[("b", (8,))], split=(1, 2)))
-    assert len(importing.import_copy(catalogue, first, Control()).files) == 2
+    assert len(importing.import_copy(catalogue, first, JobContext()).files) == 2
 
 
 def test_the_same_content_is_not_copied_again(catalogue, tmp_path, gguf):
     """Under another name, in parts and as a folder; one byte makes another model, and so does a linked one."""
     first = write(tmp_path / "one.gguf", gguf())
-    ours = importing.import_copy(catalogue, first, Control())
+    ours = importing.import_copy(catalogue, first, JobContext())
     again = write(tmp_path / "Another Name.gguf", first.read_bytes())
-    assert importing.import_copy(catalogue, again, Control()).id == ours.id
+    assert importing.import_copy(catalogue, again, JobContext()).id == ours.id
     other = write(tmp_path / "other.gguf", first.read_bytes()[:-1] + b"\1")
-    assert importing.import_copy(catalogue, other, Control()).id == "other"
+    assert importing.import_copy(catalogue, other, JobContext()).id == "other"
     part = write(tmp_path / "s-00001-of-00002.gguf", gguf(tensors=[("a", (8,))], split=(0, 2)))
     write(tmp_path / "s-00002-of-00002.gguf", gguf(tensors=[("b", (8,))], split=(1, 2)))
     assert (
-        importing.import_copy(catalogue, part, Control()).id == importing.import_copy(catalogue, part, Control()).id
+        importing.import_copy(catalogue, part, JobContext()).id
+        == importing.import_copy(catalogue, part, JobContext()).id
     )
-    folder = importing.import_copy(catalogue, SPARK_HF, Control())
+    folder = importing.import_copy(catalogue, SPARK_HF, JobContext())
     changed = tmp_path / "spark-hf"
     shutil.copytree(SPARK_HF, changed)
-    assert importing.import_copy(catalogue, changed, Control()).id == folder.id
+    assert importing.import_copy(catalogue, changed, JobContext()).id == folder.id
     (changed / "config.json").write_text((changed / "config.json").read_text() + " ")
-    assert importing.import_copy(catalogue, changed, Control()).id != folder.id
+    assert importing.import_copy(catalogue, changed, JobContext()).id != folder.id
     linked = catalogue.add(write(tmp_path / "linked.gguf", gguf(tensors=[("c", (8,))])))
-    assert importing.import_copy(catalogue, linked.path, Control()).id != linked.id
+    assert importing.import_copy(catalogue, linked.path, JobContext()).id != linked.id
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="making links needs a privilege there")
@@ -172,14 +173,14 @@ def test_import_copies_no_file_that_a_link_of_the_folder_leads_to(catalogue, tmp
     (source / "loop.json").symlink_to("/proc/self/environ")
     (source / "own.txt").symlink_to(source / "config.json")
     (source / "weights.bin").write_bytes(b"\x80\x04pickle")
-    entry = importing.import_copy(catalogue, source, Control())
+    entry = importing.import_copy(catalogue, source, JobContext())
     names = {p.name for p in entry.path.iterdir()}
     assert not names & {"notes.txt", "loop.json", "weights.bin"}
     assert names >= {"config.json", "own.txt"}
     (source / "model.safetensors").rename(tmp_path / "model.safetensors")
     (source / "model.safetensors").symlink_to(tmp_path / "model.safetensors")
     with pytest.raises(BadModelFile, match="leads out"):
-        importing.import_copy(catalogue, source, Control())
+        importing.import_copy(catalogue, source, JobContext())
 
 
 def test_import_refuses_and_leaves_nothing(catalogue, tmp_path, gguf, monkeypatch):
@@ -187,22 +188,22 @@ def test_import_refuses_and_leaves_nothing(catalogue, tmp_path, gguf, monkeypatc
     pickle = write(tmp_path / "pytorch_model.bin", b"\x80\x02")
     for bad, words in ((noise, "not a GGUF"), (pickle, "run code"), (tmp_path / "absent.gguf", "No such file")):
         with pytest.raises(BadModelFile, match=words):
-            importing.import_copy(catalogue, bad, Control())
+            importing.import_copy(catalogue, bad, JobContext())
     good = write(tmp_path / "good.gguf", gguf())
-    control = Control()
+    control = JobContext()
     control.ask("cancelled")
     with pytest.raises(Cancelled):
         importing.import_copy(catalogue, good, control)
     usage = type("usage", (), {"free": 100})
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
     with pytest.raises(NotEnoughDisk):
-        importing.import_copy(catalogue, good, Control())
+        importing.import_copy(catalogue, good, JobContext())
     assert [p for p in catalogue.paths.models.rglob("*") if p.is_file()] == []
 
 
 def test_a_model_is_not_blamed_for_a_system_without_descriptors(catalogue, tmp_path, gguf):
     good = write(tmp_path / "good.gguf", gguf())
-    for take in (lambda: importing.import_copy(catalogue, good, Control()), lambda: catalogue.add(good)):
+    for take in (lambda: importing.import_copy(catalogue, good, JobContext()), lambda: catalogue.add(good)):
         with no_descriptors(), pytest.raises(OutOfResources, match="file descriptors"):
             take()
 
@@ -226,7 +227,7 @@ def test_a_model_found_in_a_moment_without_descriptors_is_looked_at_again(catalo
 def test_a_big_file_can_be_cancelled_while_it_is_hashed(catalogue, tmp_path, gguf):
     raw = gguf(tensors=[("t", (10_000_000,))])
     entry = catalogue.add(write(tmp_path / "big.gguf", raw))
-    control = Control()
+    control = JobContext()
     seen = []
 
     def watch(progress):
@@ -244,7 +245,7 @@ def test_a_big_file_can_be_cancelled_while_it_is_hashed(catalogue, tmp_path, ggu
 def test_verify_remembers_and_notices_a_flipped_bit(catalogue, put, gguf):
     path = put("m.gguf", gguf(tensors=[("t", (1000,))]))
     catalogue.refresh()
-    first = verify(catalogue, catalogue.get("m"), Control())
+    first = verify(catalogue, catalogue.get("m"), JobContext())
     assert (first.ok, first.basis) == (True, "none")
     assert first.files[0].sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert catalogue.get("m").files[0].sha256 == first.files[0].sha256
@@ -253,11 +254,11 @@ def test_verify_remembers_and_notices_a_flipped_bit(catalogue, put, gguf):
     stamp = path.stat()
     path.write_bytes(raw)
     __import__("os").utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    second = verify(catalogue, catalogue.get("m"), Control())
+    second = verify(catalogue, catalogue.get("m"), JobContext())
     assert (second.ok, second.basis) == (False, "earlier")
     assert "does not match its checksum" in second.files[0].problem
     path.unlink()
-    assert not verify(catalogue, catalogue.get("m"), Control()).ok
+    assert not verify(catalogue, catalogue.get("m"), JobContext()).ok
 
 
 def test_removing_is_undoable_until_the_trash_is_emptied(catalogue, put, gguf):

@@ -211,7 +211,7 @@ def test_numpy_written_tensors_pass(folder):
 
 
 def test_importing_takes_the_pooling_of_an_encoder_along(tmp_path, tessera_home):
-    from engine.jobs.jobs import Control
+    from engine.jobs.jobs import JobContext
     from engine.library.catalogue import Catalogue
     from engine.library.importing import import_copy
     from engine.onnx.folder import pooling
@@ -220,7 +220,7 @@ def test_importing_takes_the_pooling_of_an_encoder_along(tmp_path, tessera_home)
 
     source = write_onnx_bert(write_bert(tmp_path / "b.gguf"), tmp_path / "encoder")
     catalogue = Catalogue()
-    entry = import_copy(catalogue, source, Control())
+    entry = import_copy(catalogue, source, JobContext())
     assert (entry.format, entry.capabilities) == ("onnx", ("embedding",))
     assert pooling(entry.path) == "cls"
     assert sum(f.path.endswith(".data") for f in entry.files) == 1

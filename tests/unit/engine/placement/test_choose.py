@@ -22,15 +22,15 @@ from engine.placement.history import (
     AttentionSpeed,
     AttentionTimes,
     Heads,
+    ModelUsage,
     PlacementHistory,
-    Use,
     attention_key,
 )
 from engine.placement.placer import read_shape
 from engine.placement.results import machine_key
 from engine.placement.speed import bytes_per_token
 from engine.placement.steps import place
-from engine.placement.types import NO_OVERRIDES, Overrides
+from engine.placement.types import NO_OVERRIDES, PlacementLimits
 from engine.runner.protocol import LoadSettings
 from tests.support.machines.machines import reports
 from tests.support.models.mtp_model import write_mtp_model
@@ -102,13 +102,13 @@ def test_a_pin_beats_everything(shape, path):
         (IGPU, "vulkan"),
         ("igpu", "vulkan"),
     ):
-        placement = placed(shape, path, HALO, Overrides(device=pin))
+        placement = placed(shape, path, HALO, PlacementLimits(device=pin))
         assert placement.backend == expected
         assert sentences(placement.reasons)[0].startswith("you pinned")
 
 
 def test_a_pin_that_cannot_be_honoured_is_said(shape, path):
-    placement = placed(shape, path, HALO, Overrides(device="cuda"))
+    placement = placed(shape, path, HALO, PlacementLimits(device="cuda"))
     assert "cuda is not usable here" in sentences(placement.reasons)[0]
 
 
@@ -124,11 +124,13 @@ def test_a_measurement_on_this_machine_beats_the_prior(shape, path):
 def test_layers_are_split_when_not_all_fit(shape, path):
     whole = placed(shape, path, HALO).need.device_bytes(IGPU)
     machine = with_gpu_memory(HALO, IGPU, whole * 3 // 4)
-    placement = placed(shape, path, machine, Overrides(device="igpu"))
+    placement = placed(shape, path, machine, PlacementLimits(device="igpu"))
     assert 0 < placement.settings.n_gpu_layers < 7
     assert placement.fits
     assert placement.need.device_bytes(IGPU) <= whole * 3 // 4
-    more = placed(shape, path, machine, Overrides(device="igpu", n_gpu_layers=placement.settings.n_gpu_layers + 1))
+    more = placed(
+        shape, path, machine, PlacementLimits(device="igpu", n_gpu_layers=placement.settings.n_gpu_layers + 1)
+    )
     assert not more.fits
 
 
@@ -146,9 +148,9 @@ def test_layers_on_a_small_gpu_come_before_cells_to_spare(shape, path):
     spare = placed(shape, path, HALO, memory=memory, settings=roomy)
     assert spare.settings.kv_cells > 4096  # where there is room, there are cells for all
     assert spare.need.device_bytes(IGPU) > tight
-    small = placed(shape, path, with_gpu_memory(HALO, IGPU, tight), Overrides(device="igpu"), memory, roomy)
+    small = placed(shape, path, with_gpu_memory(HALO, IGPU, tight), PlacementLimits(device="igpu"), memory, roomy)
     assert (small.settings.n_gpu_layers, small.settings.kv_cells, small.fits) == (7, 0, True)
-    overrides = Overrides(device="igpu", n_gpu_layers=7)
+    overrides = PlacementLimits(device="igpu", n_gpu_layers=7)
     asked = placed(shape, path, with_gpu_memory(HALO, IGPU, tight), overrides, memory, roomy)
     assert (asked.settings.n_gpu_layers, asked.settings.kv_cells, asked.fits) == (7, 0, True)
 
@@ -178,7 +180,7 @@ def test_threads_follow_fast_cores_affinity_quota_and_mode(shape, path):
     hybrid = MACHINES["mtl-zbook-power-g11"]
     roomy = replace(hybrid, memory=replace(hybrid.memory, available_bytes=20 * GIB))
     assert placed(shape, path, roomy).settings.n_threads == 6
-    assert placed(shape, path, roomy, Overrides(mode="quiet")).settings.n_threads == 3
+    assert placed(shape, path, roomy, PlacementLimits(mode="quiet")).settings.n_threads == 3
     assert placed(shape, path, roomy, settings=base(path, n_threads=1)).settings.n_threads == 1
     limited = CoreCounts(16, 22, 6, 10, 4, 2, quota_cores=1.5)
     pinned = replace(roomy, devices=(replace(roomy.devices[0], cores=limited), *roomy.devices[1:]))
@@ -186,7 +188,7 @@ def test_threads_follow_fast_cores_affinity_quota_and_mode(shape, path):
 
 
 def test_wishes_reach_the_settings(shape, path):
-    overrides = Overrides(n_ctx=1024, n_parallel=2, type_k="q8_0")
+    overrides = PlacementLimits(n_ctx=1024, n_parallel=2, type_k="q8_0")
     settings = placed(shape, path, HALO, overrides, settings=base(path, kv_cells=16384)).settings
     assert (settings.n_ctx, settings.n_parallel, settings.kv_cells) == (1024, 2, 2048)
     assert (settings.type_k, settings.type_v, settings.flash_attn) == ("q8_0", "q8_0", "on")
@@ -194,14 +196,17 @@ def test_wishes_reach_the_settings(shape, path):
 
 @pytest.mark.usefixtures("without_our_kernels")
 def test_processors_attend_plainly_where_that_is_faster_and_fits(shape, path):
-    settings = placed(shape, path, HALO, Overrides(device="cpu", n_parallel=2)).settings
+    settings = placed(shape, path, HALO, PlacementLimits(device="cpu", n_parallel=2)).settings
     assert (settings.flash_attn, settings.n_ubatch) == ("off", 128)
     assert placed(shape, path, HALO).settings.flash_attn == "on"
-    assert placed(shape, path, HALO, Overrides(device="cpu", n_parallel=4)).settings.flash_attn == "auto"
+    assert placed(shape, path, HALO, PlacementLimits(device="cpu", n_parallel=4)).settings.flash_attn == "auto"
     assert (
-        placed(shape, path, HALO, Overrides(device="cpu", n_parallel=2, type_k="q8_0")).settings.flash_attn == "on"
+        placed(shape, path, HALO, PlacementLimits(device="cpu", n_parallel=2, type_k="q8_0")).settings.flash_attn
+        == "on"
     )
-    kept = placed(shape, path, HALO, Overrides(device="cpu", n_parallel=2), settings=base(path, flash_attn="on"))
+    kept = placed(
+        shape, path, HALO, PlacementLimits(device="cpu", n_parallel=2), settings=base(path, flash_attn="on")
+    )
     assert kept.settings.flash_attn == "on"
 
 
@@ -210,7 +215,7 @@ def test_the_files_own_head_guesses_where_it_fits_and_nothing_else_does(tmp_path
     shape = read_shape(file)
 
     def uses_it(machine=HALO, **changes):
-        found = placed(shape, file, machine, Overrides(device="cpu"), settings=base(file, **changes))
+        found = placed(shape, file, machine, PlacementLimits(device="cpu"), settings=base(file, **changes))
         assert found.settings.mtp == any("MTP head" in reason for reason in sentences(found.reasons))
         assert (found.need.part_bytes("draft") > 0) == found.settings.mtp
         return found.settings.mtp
@@ -221,7 +226,7 @@ def test_the_files_own_head_guesses_where_it_fits_and_nothing_else_does(tmp_path
 
     def found(available):
         machine = replace(HALO, memory=replace(HALO.memory, available_bytes=available))
-        return placed(shape, file, machine, Overrides(device="cpu"), settings=base(file))
+        return placed(shape, file, machine, PlacementLimits(device="cpu"), settings=base(file))
 
     least = SIZES[bisect_left(SIZES, 1, key=lambda n: found(n).fits)]
     near = [found(n) for n in range(least - (16 << 20), least + (64 << 20), 1 << 20)]
@@ -234,7 +239,7 @@ def test_the_files_own_head_guesses_where_it_fits_and_nothing_else_does(tmp_path
 
 
 def test_a_processor_that_was_asked_for_is_not_said_to_be_faster_than_the_gpus(shape, path):
-    pinned = placed(shape, path, HALO, Overrides(device="cpu"))
+    pinned = placed(shape, path, HALO, PlacementLimits(device="cpu"))
     assert not any("expected to be faster than the processor" in reason for reason in sentences(pinned.reasons))
 
 
@@ -245,7 +250,7 @@ def test_a_model_of_long_chats_attends_plainly_at_its_next_load(shape, path):
         for answer in answers:
             memory.record_use("m", *answer)
         book = Ledger(lambda: HALO)
-        overrides = Overrides(device="cpu", n_parallel=8)
+        overrides = PlacementLimits(device="cpu", n_parallel=8)
         found = place(shape, base(path), overrides, HALO, book, memory, owner=owner)
         said = any("one long text at a time" in reason for reason in sentences(found.reasons))
         assert said == (found.settings.flash_attn == "off")
@@ -266,7 +271,7 @@ def test_what_was_measured_here_beats_the_rule_by_instruction_sets(shape, path):
         memory = PlacementHistory(None)
         for answer in answers:
             memory.record_use("m", *answer)
-        wished = Overrides(device="cpu", **overrides)
+        wished = PlacementLimits(device="cpu", **overrides)
         threads = place(shape, base(path), wished, machine, Ledger(lambda: machine), memory).settings.n_threads
         points = tuple(AttentionTimes(n, 1.0, ratio, 0.001, 0.001 * ratio) for n, ratio in ratios.items())
         heads = Heads(shape.heads, shape.layers[0].key_values * shape.heads // shape.embedding, 64)
@@ -279,11 +284,11 @@ def test_what_was_measured_here_beats_the_rule_by_instruction_sets(shape, path):
         return found.settings.flash_attn
 
     arm = next(m for m in MACHINES.values() if m.arch in {"arm64", "aarch64"} and "avx2" not in m.devices[0].isa)
-    assert placed(shape, path, HALO, Overrides(device="cpu", n_parallel=1)).settings.flash_attn == "off"
+    assert placed(shape, path, HALO, PlacementLimits(device="cpu", n_parallel=1)).settings.flash_attn == "off"
     assert attention(HALO, {512: 1.3}, n_parallel=1) == "auto"
     assert attention(HALO, {512: 0.97}, n_parallel=1) == "auto"  # too little for the memory it takes
     assert attention(HALO, {512: 0.9}, n_parallel=1) == "off"
-    assert placed(shape, path, arm, Overrides(device="cpu", n_parallel=1)).settings.flash_attn == "auto"
+    assert placed(shape, path, arm, PlacementLimits(device="cpu", n_parallel=1)).settings.flash_attn == "auto"
     assert attention(arm, {512: 0.6}, n_parallel=1) == "off"
     # Its use says which length counts, and that several ask at once.
     long = [(300, 2000.0, 1)] * 4
@@ -305,7 +310,7 @@ def test_a_damaged_measurement_of_attention_is_passed_over(tmp_path):
 def test_large_caches_keep_fused_attention(shape, path):
     def attention(**overrides):
         return placed(
-            shape, path, HALO, Overrides(device="cpu", **overrides), settings=base(path, kv_cells=4097)
+            shape, path, HALO, PlacementLimits(device="cpu", **overrides), settings=base(path, kv_cells=4097)
         ).settings.flash_attn
 
     assert attention(n_ctx=32768, n_parallel=1) == "off"
@@ -321,7 +326,7 @@ def test_a_shared_cache_is_roomy_where_that_is_cheap(shape, path):
 
     def settings(n_ctx, times, **overrides):
         asked = replaced(base(path), n_ctx=n_ctx, kv_cells=times * n_ctx)
-        return placed(shape, path, HALO, Overrides(device="cpu", **overrides), memory, asked).settings
+        return placed(shape, path, HALO, PlacementLimits(device="cpu", **overrides), memory, asked).settings
 
     def cells(n_ctx, times):
         return settings(n_ctx, times).kv_cells
@@ -344,7 +349,7 @@ def test_a_roomy_cache_gives_way_to_what_fits(shape, path):
     def fits(available, kv_cells):
         machine = replace(HALO, memory=replace(HALO.memory, available_bytes=available))
         return placed(
-            shape, path, machine, Overrides(device="cpu"), two_at_once(), base(path, kv_cells=kv_cells)
+            shape, path, machine, PlacementLimits(device="cpu"), two_at_once(), base(path, kv_cells=kv_cells)
         ).fits
 
     least = SIZES[bisect_left(SIZES, 1, key=lambda n: fits(n, 0))]
@@ -424,13 +429,13 @@ def test_what_answers_teach_is_kept(tmp_path):
     memory.record_use("m", 100, 1000.0, 1)
     memory.record_use("m", 300, 2000.0, 3)
     memory.record_use("m", 0, 9000.0, 9)
-    assert memory.use("m") == Use(400, 1750, 2.5)
+    assert memory.use("m") == ModelUsage(400, 1750, 2.5)
     assert not file.exists()  # not a write for every answer
     memory.flush()
     assert PlacementHistory(file).use("m") == memory.use("m")
     for _ in range(SAVE_EVERY):
         memory.record_use("n", 1000, 10.0, 1)
-    assert PlacementHistory(file).use("n") == Use(16_000, 10, 1)
+    assert PlacementHistory(file).use("n") == ModelUsage(16_000, 10, 1)
     for _ in range(60):
         memory.record_use("n", 1000, 900.0, 1)
     assert memory.use("n").depth == pytest.approx(900, rel=0.06)
@@ -450,4 +455,4 @@ def test_a_software_renderer_is_never_preferred(shape, path):
     )
     machine = replace(cpu_only, devices=(cpu, renderer))
     assert placed(shape, path, machine).device == "cpu"
-    assert placed(shape, path, machine, Overrides(device="vulkan")).settings.devices == ("Vulkan0",)
+    assert placed(shape, path, machine, PlacementLimits(device="vulkan")).settings.devices == ("Vulkan0",)

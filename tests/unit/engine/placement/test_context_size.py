@@ -11,7 +11,7 @@ from engine.placement.context_size import AGENT_CONTEXT, FREE_FRAC
 from engine.placement.history import PlacementHistory
 from engine.placement.placer import read_shape
 from engine.placement.steps import place
-from engine.placement.types import DryRun, Overrides
+from engine.placement.types import DryRun, PlacementLimits
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 from tests.bench import default_context
@@ -20,7 +20,7 @@ from tests.support.models.shapes import scaled, write_hollow
 
 GIB = 1 << 30
 MACHINES = {name: recorded_report(RecordedHost(recording)) for name, recording in machines().items()}
-OPEN = Overrides(max_ctx=65536)
+OPEN = PlacementLimits(max_ctx=65536)
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +83,8 @@ def test_the_less_memory_the_less_context_and_beyond_32k_a_quarter_stays_free(mo
 @pytest.mark.parametrize(
     ("overrides", "changes", "expected"),
     [
-        (Overrides(max_ctx=65536, n_ctx=4096), {}, 4096),
-        (Overrides(), {}, 8192),
+        (PlacementLimits(max_ctx=65536, n_ctx=4096), {}, 4096),
+        (PlacementLimits(), {}, 8192),
         (OPEN, {"engine_args": EngineArgs(n_ctx=8192)}, 8192),
     ],
 )
@@ -128,7 +128,7 @@ def test_an_8_bit_cache_is_offered_where_only_it_gives_32k(models):
 
 @pytest.mark.parametrize("name", sorted(MACHINES))
 def test_no_layer_leaves_a_gpu_for_a_longer_context(models, name):
-    usual, _ = placed(models[131072], MACHINES[name], Overrides())
+    usual, _ = placed(models[131072], MACHINES[name], PlacementLimits())
     large, _ = placed(models[131072], MACHINES[name])
     assert (large.device, large.backend, large.fits) == (usual.device, usual.backend, usual.fits)
     assert large.settings.n_gpu_layers == usual.settings.n_gpu_layers

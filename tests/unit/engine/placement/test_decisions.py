@@ -11,7 +11,7 @@ from engine.placement.chip_speeds import chip_speeds, openvino_rates, peak_tflop
 from engine.placement.history import PlacementHistory
 from engine.placement.speed import Forecast, bytes_per_token, effective_gbs, expected, main_type
 from engine.placement.steps import place
-from engine.placement.types import NO_OVERRIDES, Overrides
+from engine.placement.types import NO_OVERRIDES, PlacementLimits
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import GgmlType
@@ -255,17 +255,17 @@ def test_pieces_are_not_larger_where_nothing_lies_in_ram():
 
 def test_fused_attention_is_forced_only_where_the_backend_is_known_to_have_it():
     halo, snapdragon = opened("sh-framework-desktop-linux"), opened("x2-elite-windows")
-    assert placed(halo, "8B", Overrides(device="vulkan")).settings.flash_attn == "on"
+    assert placed(halo, "8B", PlacementLimits(device="vulkan")).settings.flash_attn == "on"
     odd = replace(MODELS["8B"], heads=24, attention=24 * 168)
-    assert placed(halo, odd, Overrides(device="vulkan")).settings.flash_attn == "auto"
+    assert placed(halo, odd, PlacementLimits(device="vulkan")).settings.flash_attn == "auto"
     mixed = replace(odd, heads=32, attention=4096, layers=tuple(
         replace(layer, key_values=2048, value_values=2048) if i % 6 == 5 else layer
         for i, layer in enumerate(odd.layers)
     ))  # fmt: skip
-    assert placed(halo, mixed, Overrides(device="vulkan")).settings.flash_attn == "auto"
-    assert placed(snapdragon, "8B", Overrides(device="opencl")).settings.flash_attn == "auto"
-    assert placed(halo, "8B", Overrides(device="vulkan"), flash_attn="off").settings.flash_attn == "off"
-    assert placed(snapdragon, "8B", Overrides(device="opencl", type_k="q8_0")).settings.flash_attn == "on"
+    assert placed(halo, mixed, PlacementLimits(device="vulkan")).settings.flash_attn == "auto"
+    assert placed(snapdragon, "8B", PlacementLimits(device="opencl")).settings.flash_attn == "auto"
+    assert placed(halo, "8B", PlacementLimits(device="vulkan"), flash_attn="off").settings.flash_attn == "off"
+    assert placed(snapdragon, "8B", PlacementLimits(device="opencl", type_k="q8_0")).settings.flash_attn == "on"
 
 
 def test_sycl_stays_behind_vulkan_until_it_was_measured():

@@ -18,7 +18,7 @@ from engine.placement.history import PlacementHistory
 from engine.placement.measurements import knobs_of
 from engine.placement.shape import Layer, ModelShape
 from engine.placement.steps import place
-from engine.placement.types import NO_OVERRIDES, Overrides
+from engine.placement.types import NO_OVERRIDES, PlacementLimits
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import TensorInfo
@@ -127,7 +127,7 @@ def test_the_speed_is_what_others_measured(name, backend, depth, told):
     """gpt-oss-120b on a Strix Halo, empty and behind 64k tokens. Source: kyuz0's benchmark logs, tokens/s."""
     memory = PlacementHistory(None)
     memory.record_use("", 1000, depth, 1)
-    plan, _ = placed(machine(name), Overrides(device=backend), memory, n_ctx=98_304)
+    plan, _ = placed(machine(name), PlacementLimits(device=backend), memory, n_ctx=98_304)
     assert plan.decode_tok_s == pytest.approx(told, rel=0.2)
 
 
@@ -158,13 +158,13 @@ def limited(num_bytes):
 
 
 def test_a_driver_that_grants_less_leaves_a_few_experts_to_the_processor():
-    plan, book = placed(limited(56 * GIB), Overrides(device="vulkan"))
-    at, whole = plan.settings, placed(limited(80 * GIB), Overrides(device="vulkan"))[0]
+    plan, book = placed(limited(56 * GIB), PlacementLimits(device="vulkan"))
+    at, whole = plan.settings, placed(limited(80 * GIB), PlacementLimits(device="vulkan"))[0]
     assert plan.fits
     assert at.n_gpu_layers == LAYERS + 1
     assert 0 < at.cpu_expert_layers <= 6
     book.reserve("big", ledger_amounts(plan.need))
-    tighter = placed(limited(40 * GIB), Overrides(device="vulkan"))[0]
+    tighter = placed(limited(40 * GIB), PlacementLimits(device="vulkan"))[0]
     assert tighter.settings.cpu_expert_layers > at.cpu_expert_layers
     assert whole.decode_tok_s > plan.decode_tok_s > tighter.decode_tok_s
     said = " ".join(sentences(plan.reasons))
@@ -184,7 +184,7 @@ def test_a_card_takes_everything_but_experts_that_do_not_fit(gib):
     fewer = msgspec.structs.replace(at, engine_args=EngineArgs(n_cpu_moe=at.cpu_expert_layers - 1))
     on_card = sum(size for size in layer_bytes(mixture(), fewer, plan.need.kv_layer_bytes))
     assert on_card + plan.need.part_bytes("compute") > found.device(plan.device).memory.available_bytes - GIB
-    layers = next(a for a in placed(found, Overrides(device="cuda", n_gpu_layers=at.n_gpu_layers // 3))[:1])
+    layers = next(a for a in placed(found, PlacementLimits(device="cuda", n_gpu_layers=at.n_gpu_layers // 3))[:1])
     assert layers.settings.cpu_expert_layers == 0, "a pinned number of layers is not second-guessed"
 
 
@@ -199,7 +199,7 @@ def test_several_cards_share_what_one_cannot_hold():
     for device in plan.need.devices:
         assert plan.need.device_bytes(device) <= book.available(device, found, exclude="big")
     assert "split by free memory" in " ".join(sentences(plan.reasons))
-    alone, _ = placed(found, Overrides(device="CUDA1"))
+    alone, _ = placed(found, PlacementLimits(device="CUDA1"))
     assert alone.settings.devices == ("CUDA1",), "a pin that names one card means that one alone"
     assert alone.settings.cpu_expert_layers > 0
 

@@ -15,8 +15,8 @@ from engine.placement.placer import read_shape
 from engine.placement.resources import open_resources
 from engine.placement.steps import Load, run
 from engine.placement.steps import fault_workarounds as step
-from engine.placement.types import NO_OVERRIDES, Overrides
-from engine.runner.llama.batch.step_budget import Pace
+from engine.placement.types import NO_OVERRIDES, PlacementLimits
+from engine.runner.llama.batch.step_budget import StepBudget
 from engine.runner.protocol import LoadSettings
 from tests.support.fakes.scripted import home_paths
 from tests.support.machines.machines import reports
@@ -86,31 +86,31 @@ def test_rocm_is_left_alone_with_a_good_engine_and_not_used_with_a_bad_one(place
 
 def test_a_pin_is_obeyed_and_the_fault_is_named(placed):
     machine = with_rocm(HALO)
-    pinned = placed(machine, BAD_ENGINE, Overrides(device="ROCm0"))
+    pinned = placed(machine, BAD_ENGINE, PlacementLimits(device="ROCm0"))
     assert pinned.backend == "rocm"
     assert "you pinned rocm in spite of a known fault" in words(pinned)
-    by_chip = placed(machine, BAD_ENGINE, Overrides(device=IGPU))
+    by_chip = placed(machine, BAD_ENGINE, PlacementLimits(device=IGPU))
     assert by_chip.backend == "vulkan", "a pin on the chip leaves the choice of its backend"
 
 
 def test_prompts_are_read_in_small_pieces_where_the_kernel_ends_long_work(placed):
     short = replace(HALO, kernel="7.0.12", versions=())
-    deep = placed(short, n_ctx=65536, overrides=Overrides(device="vulkan"))
+    deep = placed(short, n_ctx=65536, overrides=PlacementLimits(device="vulkan"))
     assert (deep.settings.deep_from, deep.settings.deep_rows) == (32768, 128)
     assert deep.settings.n_ubatch > 128, "short prompts keep their speed"
     assert {c.step for c in deep.changes if c.field == "deep_rows"} == {"fault workarounds"}
     assert "works round a known fault: Linux 7 ends GPU work" in words(deep)
-    shallow = placed(short, n_ctx=4096, overrides=Overrides(device="vulkan"))
+    shallow = placed(short, n_ctx=4096, overrides=PlacementLimits(device="vulkan"))
     assert shallow.settings.deep_rows == 0
     for machine in (replace(HALO, kernel="6.17.0"), replace(short, versions=(("lockup_timeout_ms", "10000"),))):
-        assert placed(machine, n_ctx=65536, overrides=Overrides(device="vulkan")).settings.deep_rows == 0
+        assert placed(machine, n_ctx=65536, overrides=PlacementLimits(device="vulkan")).settings.deep_rows == 0
     by_driver = replace(HALO, kernel="6.17.0", versions=(("lockup_timeout_ms", "2000"),))
-    assert placed(by_driver, n_ctx=65536, overrides=Overrides(device="vulkan")).settings.deep_rows == 128
+    assert placed(by_driver, n_ctx=65536, overrides=PlacementLimits(device="vulkan")).settings.deep_rows == 128
 
 
 def test_variables_reach_the_settings_and_those_of_the_user_are_removed(placed):
     machine = with_rocm(HALO, variables=("GGML_CUDA_ENABLE_UNIFIED_MEMORY",))
-    found = placed(machine, overrides=Overrides(device="ROCm0")).settings
+    found = placed(machine, overrides=PlacementLimits(device="ROCm0")).settings
     assert "GGML_CUDA_ENABLE_UNIFIED_MEMORY=" in found.variables
 
 
@@ -133,7 +133,7 @@ def test_a_deep_prompt_takes_small_steps(path):
     loaded = type(
         "Loaded", (), {"api": Api, "context": None, "settings": settings, "n_batch": 2048, "n_ubatch": 512}
     )
-    pace = Pace(loaded, fixed=True)
+    pace = StepBudget(loaded, fixed=True)
     assert pace.prefill_budget(0, depth=999) == 2048
     assert pace.prefill_budget(0, depth=1000) == 128
     assert pace.prefill_budget(1, depth=1000) <= 128

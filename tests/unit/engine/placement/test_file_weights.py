@@ -9,7 +9,7 @@ from engine.message_catalog.reasons import because
 from engine.placement.history import PlacementHistory
 from engine.placement.placer import read_shape
 from engine.placement.steps import place
-from engine.placement.types import Overrides
+from engine.placement.types import PlacementLimits
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import GgmlType
@@ -48,7 +48,7 @@ def of_types(shape, *types):
 def placed(shape, path, machine=HOST, device="cpu", **changes):
     settings = LoadSettings(path=path, n_ctx=4096, **changes)
     ledger = Ledger(lambda: machine)
-    return place(shape, settings, Overrides(device=device), machine, ledger, PlacementHistory(None))
+    return place(shape, settings, PlacementLimits(device=device), machine, ledger, PlacementHistory(None))
 
 
 def test_few_threads_do_not_wait_for_memory_and_keep_the_copy(path):

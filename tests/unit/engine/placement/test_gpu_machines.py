@@ -13,7 +13,7 @@ from engine.placement.fit import ledger_amounts
 from engine.placement.fit_report import fit_report
 from engine.placement.history import PlacementHistory
 from engine.placement.steps import place
-from engine.placement.types import NO_OVERRIDES, Overrides
+from engine.placement.types import NO_OVERRIDES, PlacementLimits
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import GgmlType
 from tests.support.machines.machines import machines, reports
@@ -76,13 +76,13 @@ def test_the_discrete_gpu_is_chosen_and_gets_all_layers_that_fit(laptop):
 
 
 def test_a_larger_file_is_split_and_the_split_is_the_largest_that_fits(laptop):
-    placement, book = placed(laptop, GgmlType.Q8_0, Overrides(device="cuda"))
+    placement, book = placed(laptop, GgmlType.Q8_0, PlacementLimits(device="cuda"))
     layers = placement.settings.n_gpu_layers
     assert 0 < layers < LAYERS
     assert f"{layers} of {LAYERS} layers fit" in " ".join(sentences(placement.reasons))
     assert placement.fits
     reserve(placement, book)
-    more, _ = placed(laptop, GgmlType.Q8_0, Overrides(device="cuda", n_gpu_layers=layers + 1))
+    more, _ = placed(laptop, GgmlType.Q8_0, PlacementLimits(device="cuda", n_gpu_layers=layers + 1))
     assert not more.fits
     on_gpu, on_cpu = (placement.need.device_bytes(d) for d in (RTX_4060, "cpu"))
     assert on_gpu > 4 * GIB
@@ -92,11 +92,11 @@ def test_a_larger_file_is_split_and_the_split_is_the_largest_that_fits(laptop):
 
 
 def test_too_many_pinned_layers_can_be_given_up(laptop):
-    placement, book = placed(laptop, GgmlType.Q8_0, Overrides(device="cuda", n_gpu_layers=LAYERS))
+    placement, book = placed(laptop, GgmlType.Q8_0, PlacementLimits(device="cuda", n_gpu_layers=LAYERS))
     assert not placement.fits
     report = fit_report("big", shape(GgmlType.Q8_0), placement.settings, laptop, book, gpu=RTX_4060)
     (way,) = [way for way in report.fit_options if way.kind == "offload"]
-    free, _ = placed(laptop, GgmlType.Q8_0, Overrides(device="cuda"))
+    free, _ = placed(laptop, GgmlType.Q8_0, PlacementLimits(device="cuda"))
     assert command(way.change) == f"--layers {free.settings.n_gpu_layers}"
     at = msgspec.structs.replace(placement.settings, n_gpu_layers=free.settings.n_gpu_layers)
     assert fit_report("big", shape(GgmlType.Q8_0), at, laptop, Ledger(lambda: laptop), gpu=RTX_4060).fits
@@ -109,7 +109,7 @@ def test_a_second_model_finds_what_the_first_left(laptop):
     second = place(
         shape(GgmlType.Q4_K),
         settings,
-        Overrides(device="cuda"),
+        PlacementLimits(device="cuda"),
         laptop,
         book,
         PlacementHistory(None),
@@ -123,7 +123,7 @@ def test_a_second_model_finds_what_the_first_left(laptop):
 def test_a_longer_context_takes_layers_off_the_gpu(laptop):
     def layers(n_ctx):
         settings = LoadSettings(path="big.gguf", n_ctx=n_ctx)
-        overrides, memory = Overrides(device="cuda"), PlacementHistory(None)
+        overrides, memory = PlacementLimits(device="cuda"), PlacementHistory(None)
         return place(shape(GgmlType.Q4_K), settings, overrides, laptop, Ledger(lambda: laptop), memory).settings
 
     found = [layers(n_ctx).n_gpu_layers for n_ctx in (4096, 16384, 32768)]
@@ -137,7 +137,7 @@ def test_no_machine_is_promised_more_than_it_has(name):
     machine = reports()[name]
     backends = {r.backend for d in machine.devices for r in d.runtimes if d.kind in {"igpu", "dgpu"}}
     for pin in (None, "cpu", *backends):
-        placement, book = placed(machine, GgmlType.Q4_K, Overrides(device=pin))
+        placement, book = placed(machine, GgmlType.Q4_K, PlacementLimits(device=pin))
         if placement.fits:
             reserve(placement, book)
         if pin in backends:

@@ -12,7 +12,7 @@ from engine.placement.history import PlacementHistory
 from engine.placement.model_settings import ModelSettingsStore, open_model_settings
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
-from engine.placement.types import LoadOptions, ModelSettings, Overrides
+from engine.placement.types import LoadOptions, ModelSettings, PlacementLimits
 from engine.runner.engine_args import EngineArgs
 from tests.support.fakes.scripted import home_paths
 
@@ -194,6 +194,6 @@ def test_a_pin_is_a_setting_and_forgets_what_an_earlier_place_had_to_give_up(tmp
 
 
 def test_options_of_a_model_come_before_those_of_the_server():
-    server = Overrides(n_parallel=8, type_k="q8_0", mode="quiet")
+    server = PlacementLimits(n_parallel=8, type_k="q8_0", mode="quiet")
     found = server.with_options(ModelSettings(n_parallel=2, n_ctx=512, device="cpu"))
-    assert found == Overrides(n_parallel=2, n_ctx=512, type_k="q8_0", mode="quiet")
+    assert found == PlacementLimits(n_parallel=2, n_ctx=512, type_k="q8_0", mode="quiet")

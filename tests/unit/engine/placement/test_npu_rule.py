@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 from msgspec.structs import replace as replaced
 
-from devices.memory_ledger import Amount, Ledger
+from devices.memory_ledger import DeviceBytes, Ledger
 from devices.merge import merged
 from devices.types import BackendDevice, BackendReport
 from engine.message_catalog import sentence, sentences
@@ -17,7 +17,7 @@ from engine.placement.history import PlacementHistory
 from engine.placement.npu_rule import PATIENCE_S, Offer, judge
 from engine.placement.placer import read_shape
 from engine.placement.steps import place
-from engine.placement.types import NO_OVERRIDES, Overrides
+from engine.placement.types import NO_OVERRIDES, PlacementLimits
 from engine.runner.protocol import ExternalProgram, LoadSettings
 from tests.support.machines.machines import reports
 from tests.support.models.shapes import scaled, write_hollow
@@ -94,34 +94,34 @@ def test_published_watts_are_told_as_such_until_a_meter_told():
 @pytest.mark.parametrize("name", ["lnl-256v", "mtl-zbook-power-g11"])
 def test_an_npu_that_openvino_opened_is_taken_quiet_on_battery_and_beside_a_busy_gpu(shape, name):
     machine = opened(name)
-    for overrides in (Overrides(mode="quiet"), Overrides(on_battery=True)):
+    for overrides in (PlacementLimits(mode="quiet"), PlacementLimits(on_battery=True)):
         found = placed(shape, machine, overrides)
         assert found.device == npu_of(machine).id
         assert any("first token of a prompt of 1,000 tokens" in r for r in sentences(found.reasons))
     assert placed(shape, machine).device != npu_of(machine).id
     igpu = next(d for d in machine.devices if d.kind == "igpu")
     ledger = Ledger(lambda: machine)
-    ledger.reserve("other", {igpu.id: Amount(1 << 20)}, "k")
+    ledger.reserve("other", {igpu.id: DeviceBytes(1 << 20)}, "k")
     beside = placed(shape, machine, ledger=ledger)
     assert beside.device == npu_of(machine).id
     assert "a small model, while the integrated GPU is busy" in sentences(beside.reasons)
     ledger.release("other")
-    ledger.reserve("m", {igpu.id: Amount(1 << 20)}, "k")  # the model itself is no reason to move it
+    ledger.reserve("m", {igpu.id: DeviceBytes(1 << 20)}, "k")  # the model itself is no reason to move it
     assert placed(shape, machine, ledger=ledger).device != npu_of(machine).id
 
 
 def test_joules_of_this_computer_take_the_model_from_the_npu_again(shape):
     machine = opened("lnl-256v")
     npu, history = npu_of(machine), PlacementHistory(None)
-    usual = placed(shape, machine, Overrides(on_battery=True, device="cpu"))
+    usual = placed(shape, machine, PlacementLimits(on_battery=True, device="cpu"))
     history.record_energy("m", npu.id, "openvino", 2.0)
-    assert placed(shape, machine, Overrides(on_battery=True), history=history).device == npu.id
+    assert placed(shape, machine, PlacementLimits(on_battery=True), history=history).device == npu.id
     history.record_energy("m", usual.device, usual.backend, 5.0)
-    found = placed(shape, machine, Overrides(on_battery=True), history=history)
+    found = placed(shape, machine, PlacementLimits(on_battery=True), history=history)
     assert (found.device, found.backend) == (usual.device, usual.backend)
     [why] = [sentence(a.reason) for a in found.alternatives if a.device == npu.id]
     assert "not now: on NPU: 2 tokens per joule measured here, 5 on" in why
-    assert placed(shape, machine, Overrides(mode="quiet"), history=history).device == npu.id
+    assert placed(shape, machine, PlacementLimits(mode="quiet"), history=history).device == npu.id
 
 
 def test_a_slow_first_token_keeps_a_model_off_the_npu_unless_it_must_be_quiet(shape, monkeypatch):
@@ -129,11 +129,11 @@ def test_a_slow_first_token_keeps_a_model_off_the_npu_unless_it_must_be_quiet(sh
     large = replaced(shape, tensors=tuple(replace(t, shape=(*t.shape, 1)) for t in shape.tensors))
     slow = npu_of(machine)
     monkeypatch.setattr(speed, "openvino_rates", lambda *_: Rates(gbs=0.001, gflops=0.001))  # no NPU is as slow
-    found = placed(large, machine, Overrides(on_battery=True))
+    found = placed(large, machine, PlacementLimits(on_battery=True))
     assert found.device != slow.id
     [why] = [sentence(a.reason) for a in found.alternatives if a.device == slow.id]
     assert "not now: first token of a prompt of 1,000 tokens after about" in why
-    assert placed(large, machine, Overrides(mode="quiet")).device == slow.id
+    assert placed(large, machine, PlacementLimits(mode="quiet")).device == slow.id
     assert PATIENCE_S == 10
 
 
@@ -164,7 +164,7 @@ def test_dictation_and_embeddings_go_to_recorded_npus_beside_a_busy_gpu(name, pr
         assert chosen.provider == ""
         assert "background requests, while the integrated GPU is busy, but" in sentences(chosen.reasons)[0]
     assert onnx.choose_provider(SPEECH, settings, NO_OVERRIDES, machine, False, {}).provider == ""
-    pinned = onnx.choose_provider(SPEECH, settings, Overrides(device="cpu"), machine, True, {})
+    pinned = onnx.choose_provider(SPEECH, settings, PlacementLimits(device="cpu"), machine, True, {})
     assert pinned.provider == ""
 
 

@@ -9,7 +9,7 @@ from engine.message_catalog import sentence, sentences
 from engine.message_catalog.reasons import because
 from engine.onnx.folder import OnnxFolder
 from engine.placement.onnx import choose_provider, onnx_need, place_folder
-from engine.placement.types import NO_OVERRIDES, Overrides
+from engine.placement.types import NO_OVERRIDES, PlacementLimits
 from engine.runner.protocol import LoadSettings
 from tests.support.machines.machines import reports
 
@@ -57,9 +57,9 @@ def test_without_a_wish_it_is_the_processor_and_the_npu_is_told_why(folder, plug
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (Overrides(mode="quiet"), "quiet"),
-        (Overrides(on_battery=True), "on battery"),
-        (Overrides(device="npu"), "pinned"),
+        (PlacementLimits(mode="quiet"), "quiet"),
+        (PlacementLimits(on_battery=True), "on battery"),
+        (PlacementLimits(device="npu"), "pinned"),
     ],
 )
 def test_quiet_battery_and_pins_take_the_npu(folder, plugin, overrides, said):
@@ -81,7 +81,7 @@ def test_side_work_goes_there_while_the_integrated_gpu_chats(folder, plugin):
 
 
 def test_a_wish_that_cannot_be_had_says_so_and_stays_on_the_processor(folder):
-    choice = choose(folder, with_npu("Intel"), Overrides(mode="quiet"))
+    choice = choose(folder, with_npu("Intel"), PlacementLimits(mode="quiet"))
     assert choice.provider == ""
     assert "quiet" in sentences(choice.reasons)[0]
     assert "pip install" in sentences(choice.reasons)[0]
@@ -89,11 +89,11 @@ def test_a_wish_that_cannot_be_had_says_so_and_stays_on_the_processor(folder):
 
 def test_a_pin_that_cannot_be_had_is_an_error(folder):
     with pytest.raises(BadModelFile, match="pip install onnxruntime-qnn"):
-        choose(folder, with_npu("Intel"), Overrides(device="QNN"))
+        choose(folder, with_npu("Intel"), PlacementLimits(device="QNN"))
 
 
 def test_amds_npu_takes_compiled_folders_only(folder):
-    choice = choose(folder, with_npu("AMD"), Overrides(mode="quiet"))
+    choice = choose(folder, with_npu("AMD"), PlacementLimits(mode="quiet"))
     assert choice.provider == ""
     assert "compiled for it" in sentence(choice.alternatives[0].reason)
 

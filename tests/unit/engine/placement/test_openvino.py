@@ -18,7 +18,7 @@ from engine.placement.fit_report import offload_target
 from engine.placement.history import PlacementHistory
 from engine.placement.placer import read_shape
 from engine.placement.steps import place
-from engine.placement.types import NO_OVERRIDES, Overrides
+from engine.placement.types import NO_OVERRIDES, PlacementLimits
 from engine.runner.llama.native.llama_api import KernelsMissing, start_backends
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import GgmlType
@@ -75,12 +75,12 @@ def test_without_a_wish_llama_cpps_own_kernels_are_taken(shape, path, laptop):
 
 @pytest.mark.parametrize("pin", ["cpu", "cpu/cpu"])
 def test_the_processors_name_means_its_own_kernels(shape, path, laptop, pin):
-    assert placed(shape, path, laptop, Overrides(device=pin)).backend == "cpu"
+    assert placed(shape, path, laptop, PlacementLimits(device=pin)).backend == "cpu"
 
 
 @pytest.mark.parametrize("pin", ["openvino:CPU", "openvino:cpu", "cpu/openvino"])
 def test_a_pin_takes_openvino_with_one_request_and_no_guesses(shape, path, laptop, pin):
-    placement = placed(shape, path, laptop, Overrides(device=pin))
+    placement = placed(shape, path, laptop, PlacementLimits(device=pin))
     assert placement.settings.devices == ("openvino:CPU",)
     assert (placement.settings.n_parallel, placement.settings.max_draft) == (1, 0)
     assert offload_target(placement.settings, laptop) == (None, "openvino")
@@ -88,7 +88,7 @@ def test_a_pin_takes_openvino_with_one_request_and_no_guesses(shape, path, lapto
 
 @pytest.mark.parametrize(
     "overrides",
-    [Overrides(mode="quiet"), Overrides(on_battery=True), Overrides(device="npu")],
+    [PlacementLimits(mode="quiet"), PlacementLimits(on_battery=True), PlacementLimits(device="npu")],
 )
 def test_quiet_battery_and_a_pin_take_the_npu_and_say_what_is_not_known(shape, path, laptop, overrides):
     placement = placed(shape, path, laptop, overrides)
@@ -101,7 +101,7 @@ def test_quiet_battery_and_a_pin_take_the_npu_and_say_what_is_not_known(shape, p
 
 def test_a_large_model_stays_off_the_npu_on_battery(shape, path, laptop):
     big = replaced(shape, tensors=tuple(replace(t, shape=(*t.shape, 2000)) for t in shape.tensors))
-    assert placed(big, path, laptop, Overrides(mode="quiet")).backend != "openvino"
+    assert placed(big, path, laptop, PlacementLimits(mode="quiet")).backend != "openvino"
 
 
 @pytest.mark.parametrize(
@@ -123,15 +123,15 @@ def test_the_card_says_what_a_type_costs(shape, laptop, kind, on_cpu, on_npu):
 
 def test_types_and_features_it_does_not_take_are_refused_with_the_reason(shape, path, laptop):
     odd = retyped(shape, GgmlType.IQ4_XS)
-    placement = placed(odd, path, laptop, Overrides(device="openvino:CPU"))
+    placement = placed(odd, path, laptop, PlacementLimits(device="openvino:CPU"))
     assert placement.backend == "cpu"
     assert "IQ4_XS" in sentences(placement.reasons)[0]
-    adapted = placed(shape, path, laptop, Overrides(device="openvino:CPU"), lora=("a.gguf",))
+    adapted = placed(shape, path, laptop, PlacementLimits(device="openvino:CPU"), lora=("a.gguf",))
     assert "adapters" in sentence(adapted.reasons[0])
 
 
 def test_after_a_failure_the_processor_gets_back_what_openvino_went_without(shape, path, laptop):
-    settings = placed(shape, path, laptop, Overrides(device="npu")).settings
+    settings = placed(shape, path, laptop, PlacementLimits(device="npu")).settings
     for fallback in (next_fallback(settings, laptop, (settings,)), sound_fallbacks(settings, laptop)[0]):
         assert fallback.settings.devices == ()
         assert fallback.settings.n_parallel > 1
@@ -139,8 +139,8 @@ def test_after_a_failure_the_processor_gets_back_what_openvino_went_without(shap
 
 
 def test_a_load_takes_more_than_the_file(shape, path, laptop):
-    with_it = placed(shape, path, laptop, Overrides(device="openvino:CPU")).need
-    without = placed(shape, path, laptop, Overrides(device="cpu"), n_parallel=1).need
+    with_it = placed(shape, path, laptop, PlacementLimits(device="openvino:CPU")).need
+    without = placed(shape, path, laptop, PlacementLimits(device="cpu"), n_parallel=1).need
     assert with_it.total_bytes >= without.total_bytes + openvino.RUNTIME_BYTES
     assert with_it.mapped_bytes("cpu") == 0
 
@@ -183,7 +183,7 @@ def test_recorded_npus_get_their_remedy_and_no_gguf_file_without_it(shape, path,
     machine = reports()[name]
     npu = next(d for d in machine.devices if d.kind == "npu")
     assert remedy in (npu.fix_hint or "")
-    placement = placed(shape, path, machine, Overrides(on_battery=True))
+    placement = placed(shape, path, machine, PlacementLimits(on_battery=True))
     assert placement.device != npu.id
     assert why_not_there in next(sentence(a.reason) for a in placement.alternatives if a.device == npu.id)
 
@@ -192,7 +192,7 @@ def test_lunar_lakes_npu_takes_small_models_on_battery_once_openvino_opened_it(s
     found = reports()["lnl-256v"]
     report = BackendReport("openvino", "l.so", "usable", devices=(device("openvino:NPU", "npu"),))
     machine = merged(replace(found, backends=(*found.backends, report)))
-    placement = placed(shape, path, machine, Overrides(on_battery=True))
+    placement = placed(shape, path, machine, PlacementLimits(on_battery=True))
     assert placement.settings.devices == ("openvino:NPU",)
     assert "not tried on this hardware by this project" in "; ".join(sentences(placement.reasons))
     assert any(f.id == "openvino_untried" for f in diagnose(machine))

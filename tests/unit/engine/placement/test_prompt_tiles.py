@@ -19,7 +19,7 @@ from engine.placement.load_settings import decided
 from engine.placement.measurements import knobs_of
 from engine.placement.placer import read_shape
 from engine.placement.steps import place
-from engine.placement.types import Overrides
+from engine.placement.types import PlacementLimits
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 from engine.server.openai.receipts import plan_of
@@ -66,7 +66,9 @@ def chosen(shape, isa=ISA, **changes):
 
 def placed(shape, path, device="cpu", **changes):
     settings = decided(LoadSettings(path=path, n_ctx=4096, **changes))
-    return place(shape, settings, Overrides(device=device), HOST, Ledger(lambda: HOST), PlacementHistory(None))
+    return place(
+        shape, settings, PlacementLimits(device=device), HOST, Ledger(lambda: HOST), PlacementHistory(None)
+    )
 
 
 @pytest.mark.parametrize(

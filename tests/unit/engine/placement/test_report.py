@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from devices.detect import inventory
-from devices.memory_ledger import Amount, Ledger
+from devices.memory_ledger import DeviceBytes, Ledger
 from devices.recording import RecordedHost
 from engine.core.errors import NotEnoughMemory
 from engine.message_catalog import command, sentence
@@ -103,7 +103,7 @@ def test_nothing_helps_on_a_machine_without_memory(path):
 def test_other_models_are_offered_to_be_stopped(path):
     here = machine(1500)
     book = Ledger(lambda: here)
-    book.reserve("other", {"cpu": Amount(1200 * MIB)})
+    book.reserve("other", {"cpu": DeviceBytes(1200 * MIB)})
     at = LoadSettings(path=path, n_ctx=32768, n_parallel=4)
     found = fit_report("m", read_shape(path), at, here, book)
     assert not found.fits

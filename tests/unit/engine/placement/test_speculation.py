@@ -12,7 +12,7 @@ from engine.placement.fallbacks import next_fallback
 from engine.placement.history import PlacementHistory
 from engine.placement.placer import read_shape
 from engine.placement.steps import place
-from engine.placement.types import Overrides
+from engine.placement.types import PlacementLimits
 from engine.runner.load_limits import rollback
 from engine.runner.protocol import LoadSettings
 from tests.support.machines.machines import reports
@@ -38,7 +38,7 @@ def test_states_that_can_be_taken_back_are_copied_and_counted(name, expected, tm
 
     def placed(**changes):
         book, memory = Ledger(lambda: HALO), PlacementHistory(None)
-        return place(shape, base(**changes), Overrides(device="cpu"), HALO, book, memory)
+        return place(shape, base(**changes), PlacementLimits(device="cpu"), HALO, book, memory)
 
     found, plain = placed(), placed(max_draft=0)
     assert found.settings.max_rollback == expected
@@ -77,7 +77,7 @@ def test_what_does_not_fit_with_copies_is_loaded_without(tmp_path):
         found = place(
             large,
             base(),
-            Overrides(device="cpu"),
+            PlacementLimits(device="cpu"),
             machine,
             Ledger(lambda: machine),
             PlacementHistory(None),

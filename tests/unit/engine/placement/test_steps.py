@@ -15,7 +15,7 @@ from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
 from engine.placement.steps import STEPS
-from engine.placement.types import Overrides, name_of
+from engine.placement.types import PlacementLimits, name_of
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 from tests.support.fakes.scripted import home_paths
@@ -36,7 +36,7 @@ def test_the_changes_in_their_order_make_the_settings(placer, bundled_model):
     args = EngineArgs(n_batch=256, override_kv=("a=int:1",))
     base = LoadSettings(path=str(bundled_model), n_ctx=1024, kv_cells=4096, n_batch=256, n_ubatch=256)
     base = msgspec.structs.replace(base, cache_ram_bytes=1 << 20, engine_args=args)
-    asked = Overrides(n_ctx=512, n_parallel=2, type_k="q8_0", n_threads=1)
+    asked = PlacementLimits(n_ctx=512, n_parallel=2, type_k="q8_0", n_threads=1)
     placed = placer.choose("m", base, asked)
     settings = LoadSettings(path=base.path)
     for change in placed.changes:
@@ -54,7 +54,9 @@ def test_the_changes_in_their_order_make_the_settings(placer, bundled_model):
 
 def test_only_steps_of_the_lists_change_anything(placer, bundled_model):
     known = {"defaults", "draft model", *map(name_of, (*STEPS, *CPU_STEPS))}
-    placed = placer.choose("m", LoadSettings(path=str(bundled_model), kv_cells=16384), Overrides(max_ctx=65536))
+    placed = placer.choose(
+        "m", LoadSettings(path=str(bundled_model), kv_cells=16384), PlacementLimits(max_ctx=65536)
+    )
     assert {c.step for c in placed.changes} <= known
     assert by_field(placed, "kv_cells")[-1][0] == "cache cells"
 
@@ -90,7 +92,9 @@ def test_the_need_of_a_placement_is_not_computed_again_for_its_load(placer, bund
 
 @pytest.mark.process
 def test_the_api_and_the_terminal_say_who_set_what(placer, bundled_model, tessera_home):
-    answer = model_placement(placer.choose("m", LoadSettings(path=str(bundled_model)), Overrides(n_parallel=2)))
+    answer = model_placement(
+        placer.choose("m", LoadSettings(path=str(bundled_model)), PlacementLimits(n_parallel=2))
+    )
     (change,) = [c for c in answer.changes if c.field == "n_parallel"]
     assert (change.step, change.old, change.new, change.reason) == ("requested", 4, 2, "it was requested")
     assert msgspec.json.decode(msgspec.json.encode(answer), type=type(answer)) == answer

@@ -8,7 +8,7 @@ from devices.disk_speed import CHUNK_BYTES, SMALLEST_BYTES, disk_of, read_gbs
 from devices.memory_ledger import Ledger
 from engine.core.expert_stats import RANKS, ExpertUse, folder_of, use_store
 from engine.library.hub.plan import _mark_best
-from engine.library.hub.types import Choice, FitEstimate, Option, RepoFile
+from engine.library.hub.types import FitEstimate, Option, QuantVariant, RepoFile
 from engine.message_catalog import sentences
 from engine.placement.cpu_choices import expert_layers, forecast, whole_bytes
 from engine.placement.fallbacks import next_fallback
@@ -187,7 +187,9 @@ def test_a_streamed_load_that_fails_is_never_read_into_memory():
 def option(label, size, *, streamed, fits=True):
     verdict = FitEstimate(fits=fits, needed_bytes=size, available_bytes=size, streamed=streamed)
     files = (RepoFile(name=f"{label}.gguf", size_bytes=size),)
-    return Option(choice=Choice(label=label, format="gguf", files=files), bits_per_weight=4.0, verdict=verdict)
+    return Option(
+        choice=QuantVariant(label=label, format="gguf", files=files), bits_per_weight=4.0, verdict=verdict
+    )
 
 
 def best_of(*options):

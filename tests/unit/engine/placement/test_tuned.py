@@ -5,16 +5,18 @@ import pytest
 
 from engine.core.paths import Paths
 from engine.message_catalog import sentence, sentences
-from engine.placement.measurements import Choice, Knobs, Point, Report, Spread
+from engine.placement.measurements import Point, Report, Spread, TunableSettings, TunedSetting
 from engine.placement.placer import Placer, read_shape
 from engine.placement.resources import open_resources
 from engine.placement.results import Tuned, TunedStore, machine_key, shape_key
-from engine.placement.types import Overrides
+from engine.placement.types import PlacementLimits
 from engine.runner.protocol import LoadSettings
 
 pytestmark = pytest.mark.native
 
-KNOBS = Knobs(n_threads=1, n_ubatch=96, n_batch=512, flash_attn="on", kv_type="q8_0", repack=False, max_draft=4)
+KNOBS = TunableSettings(
+    n_threads=1, n_ubatch=96, n_batch=512, flash_attn="on", kv_type="q8_0", repack=False, max_draft=4
+)
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def tuned(where, which, **changes):
         "default_turn_s": 1.8,
         "prefill_tok_s": 900.0,
         "decode_tok_s": 321.0,
-        "choices": (Choice(name="ubatch", value="128", turn_s=1.6, against="512", against_turn_s=1.9),),
+        "choices": (TunedSetting(name="ubatch", value="128", turn_s=1.6, against="512", against_turn_s=1.9),),
         "measured_at": 1e9,
     }
     return Tuned(**{**values, **changes})
@@ -77,9 +79,9 @@ def test_what_the_user_asked_for_stays(placer, bundled_model):
     where, which = keys(placer, bundled_model)
     placer.tuned.put(tuned(where, which, knobs=msgspec.structs.replace(KNOBS, n_threads=9, flash_attn="off")))
     settings = LoadSettings(path=str(bundled_model), n_ctx=1024, n_threads=2)
-    quiet = placer.placement("m", settings, Overrides(mode="quiet"), exact=False)
+    quiet = placer.placement("m", settings, PlacementLimits(mode="quiet"), exact=False)
     assert quiet.settings.n_threads == 1
-    exact = placer.placement("m", settings, Overrides(type_k="q4_0"), exact=False)
+    exact = placer.placement("m", settings, PlacementLimits(type_k="q4_0"), exact=False)
     assert (exact.settings.type_k, exact.settings.flash_attn) == ("q4_0", "on")
     assert exact.settings.repack is False
 

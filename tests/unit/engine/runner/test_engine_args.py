@@ -9,7 +9,7 @@ from devices.types import Device, Memory, Runtime
 from engine.placement.estimate import shared_out
 from engine.placement.load_settings import decided, with_engine_args
 from engine.placement.shape import Layer, ModelShape
-from engine.placement.types import Need, Part
+from engine.placement.types import MemoryEstimate, MemoryPart
 from engine.runner.engine_args import (
     NO_ARGS,
     BadEngineArg,
@@ -125,12 +125,12 @@ def test_what_lies_on_gpus_is_shared_out_by_their_shares():
         architecture="llama", layers=(Layer(),) * 7, file_bytes=800, tensors=tuple(weights), **sizes, **none
     )
     parts = (
-        Part(name="weights", device="gpu0", num_bytes=800),
-        Part(name="compute", device="gpu0", num_bytes=9),
-        Part(name="overhead", device="cpu", num_bytes=5),
+        MemoryPart(name="weights", device="gpu0", num_bytes=800),
+        MemoryPart(name="compute", device="gpu0", num_bytes=9),
+        MemoryPart(name="overhead", device="cpu", num_bytes=5),
     )
     kv = (0,) * 7
-    need = Need(
+    need = MemoryEstimate(
         n_ctx=1, kv_cells=1, n_sequences=1, type_k="f16", type_v="f16", n_gpu_layers=-1, parts=parts,
         kv_layer_bytes=kv,
     )  # fmt: skip

@@ -4,7 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.runner.llama.batch.step_budget import DEEP, MIN_CHUNK, TILE_ROWS, Pace, prefill_order, usable_prefix
+from engine.runner.llama.batch.step_budget import (
+    DEEP,
+    MIN_CHUNK,
+    TILE_ROWS,
+    StepBudget,
+    prefill_order,
+    usable_prefix,
+)
 from engine.runner.protocol import LoadSettings
 
 
@@ -12,7 +19,7 @@ def make_pace(n_ubatch=512, **settings):
     api = SimpleNamespace(llama_n_threads_batch=lambda _context: 2)
     loaded = SimpleNamespace(api=api, context=None, n_batch=2048, n_ubatch=n_ubatch)
     loaded.settings = LoadSettings(path="model.gguf", **settings)
-    return Pace(loaded)
+    return StepBudget(loaded)
 
 
 @pytest.fixture

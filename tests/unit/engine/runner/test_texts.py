@@ -8,7 +8,7 @@ import pytest
 from engine.core.errors import ConstraintRefused
 from engine.core.types import Constraint, GenerationRequest, Image
 from engine.runner import protocol
-from engine.runner.tokenizer_threads import Texts, text_of
+from engine.runner.tokenizer_threads import TokenizerPool, text_of
 
 WAIT_S = 30
 FORM = Constraint(kind="regex", source="a+")
@@ -32,7 +32,7 @@ def desk():
             raise ConstraintRefused("it is bad")
         return f"compiled {constraint.source}"
 
-    yield Texts(Letters(), 100, delivered.put, sent.put, compiled), delivered, sent, gate
+    yield TokenizerPool(Letters(), 100, delivered.put, sent.put, compiled), delivered, sent, gate
     gate.set()
 
 

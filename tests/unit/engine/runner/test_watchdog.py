@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from devices import child
-from devices.child import Standstill
+from devices.child import StallDetector
 from engine.runner import process, watchdog
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
@@ -54,7 +54,7 @@ os._exit(0)
 def spending(*readings):
     """Standstill over these readings of processor time."""
     left = iter(readings)
-    return Standstill(0, lambda _pid: next(left))
+    return StallDetector(0, lambda _pid: next(left))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from engine.core.paths import user_paths
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
 from engine.server.auth import Access
-from engine.server.build_server import LateRoutes, create_app
+from engine.server.build_server import LazyApp, create_app
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
 from tests.support.fakes.free_pool import FreePool
@@ -71,7 +71,7 @@ def test_late_routes_are_made_once_however_many_ask():
         return PlainTextResponse("late")
 
     async def main():
-        late = LateRoutes(build)
+        late = LazyApp(build)
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(late), base_url="http://late") as client:
             answers = await asyncio.gather(*(client.get("/") for _ in range(5)))
         return [a.text for a in answers]
@@ -89,7 +89,7 @@ def test_they_wait_for_a_first_answer(monkeypatch):
         assert not made
         return next(looks)
 
-    asyncio.run(LateRoutes(lambda: made.append(1)).ready_when_idle(busy))
+    asyncio.run(LazyApp(lambda: made.append(1)).ready_when_idle(busy))
     assert made == [1]
     assert next(looks, None) is None
 
@@ -104,7 +104,7 @@ def test_a_moment_without_descriptors_does_not_leave_them_out(monkeypatch):
         if len(tries) == 1:
             raise OSError(errno.EMFILE, "Too many open files")
 
-    asyncio.run(LateRoutes(build).ready_when_idle(lambda: False))
+    asyncio.run(LazyApp(build).ready_when_idle(lambda: False))
     assert len(tries) == 2
 
 

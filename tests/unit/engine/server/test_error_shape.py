@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from engine.core.errors import ModelNotFound
 from engine.server.anthropic import errors as anthropic
-from engine.server.error_shape import HANDLERS, LastResort, refusal_body, shape_of_path
+from engine.server.error_shape import HANDLERS, ErrorMiddleware, refusal_body, shape_of_path
 from engine.server.ollama import errors as ollama
 from engine.server.openai import errors as openai
 from engine.server.protocol_router import protocol_router
@@ -30,7 +30,7 @@ def answers(shape, *asked):
     router.add_api_route("/missing", missing, methods=["POST"])
     router.add_api_route("/broken", broken, methods=["POST"])
     app = FastAPI()
-    app.add_middleware(LastResort)
+    app.add_middleware(ErrorMiddleware)
     app.include_router(router)
     for raised, handler in HANDLERS.items():
         app.add_exception_handler(raised, handler)

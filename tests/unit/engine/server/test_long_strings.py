@@ -8,14 +8,14 @@ from pydantic import ValidationError
 
 from engine.core.errors import InputFault
 from engine.server import body as long_strings
-from engine.server.body import MAX_SHORT_BYTES, Cut
+from engine.server.body import MAX_SHORT_BYTES, ShortenedJson
 from engine.server.openai.schemas import ChatRequest
 
 CHARACTERS = ["a", " ", "\\", '"', "\n", "\u0007", "ä", "€", "𝄞", "{", ",", "<", "0"]
 
 
 def read(raw, kind=ChatRequest):
-    cut = Cut(bytearray(raw))
+    cut = ShortenedJson(bytearray(raw))
     return cut.put_back(kind.model_validate_json(cut.short)), cut
 
 
@@ -65,7 +65,7 @@ def test_a_long_text_is_held_to_the_length_its_field_may_have():
 @pytest.mark.parametrize("wrong", [b"\n", b"\\x", b"\\ud800", b"\xff"])
 def test_what_is_no_string_is_refused_though_it_is_long(wrong):
     with pytest.raises(InputFault, match="not valid JSON"):
-        Cut(b'{"model": "%b%b%b"}' % (b"a" * 100_000, wrong, b"a" * 100_000))
+        ShortenedJson(b'{"model": "%b%b%b"}' % (b"a" * 100_000, wrong, b"a" * 100_000))
 
 
 def test_a_long_name_is_refused():
@@ -76,4 +76,4 @@ def test_a_long_name_is_refused():
 def test_many_strings_of_middle_length_are_refused_before_they_are_parsed():
     raw = json.dumps({"model": "m", "unknown": ["a" * 10_000] * (MAX_SHORT_BYTES // 10_000 + 1)}).encode()
     with pytest.raises(InputFault, match="outside its long strings"):
-        Cut(raw)
+        ShortenedJson(raw)

@@ -13,7 +13,7 @@ from engine.core.errors import BatterySpent
 from engine.core.types import GenerationRequest
 from engine.energy.budget import BatteryBudget
 from engine.energy.energy_accounting import JouleLedger
-from engine.placement.types import Overrides
+from engine.placement.types import PlacementLimits
 from engine.pool.generation_hooks import GenerationHooks
 from engine.runner.duty_cycle import DutyCycle
 from engine.runner.process import RunnerProcess
@@ -36,7 +36,7 @@ def desk(tmp_path, files=None, mode="balanced"):
     runner = Paced()
     model = SimpleNamespace(id="m", runner=runner, settings=LoadSettings(path="x", n_threads=8))
     pool = SimpleNamespace(loaded=[model], hooks=GenerationHooks())
-    models = SimpleNamespace(overrides=Overrides(mode=mode))
+    models = SimpleNamespace(overrides=PlacementLimits(mode=mode))
     host = RecordedHost({"format": FORMAT, "system": "linux", "files": files or {}})
     made = PowerService(pool, models, JouleLedger(), tmp_path / "power.json", host)
     return made, runner, model, models, host

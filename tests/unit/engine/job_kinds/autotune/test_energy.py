@@ -14,7 +14,7 @@ from engine.job_kinds.autotune.journal import Journal
 from engine.job_kinds.autotune.run import rounds_for
 from engine.job_kinds.autotune.search import Search
 from engine.job_kinds.autotune.space import CLEAR, LOSSY_WORTH, WORTH, Dimension, noise, worth
-from engine.placement.measurements import ANSWER_TOKENS, Budget, Knobs, Outcome, Trial
+from engine.placement.measurements import ANSWER_TOKENS, TrialOutcome, TrialSize, TunableSettings, TuneTrial
 from tests.support.machines.simulated_computer import Computer, Request
 
 DIMS = (
@@ -22,7 +22,7 @@ DIMS = (
     Dimension(name="mmap", levels=({"use_mmap": True}, {"use_mmap": False})),
     Dimension(name="ubatch", levels=tuple({"n_ubatch": n} for n in (128, 256, 512))),
 )
-BASE = Knobs(n_threads=4, n_ubatch=512)
+BASE = TunableSettings(n_threads=4, n_ubatch=512)
 PROMPT = 512
 
 
@@ -47,7 +47,7 @@ class Trials:
             writes.append(budget.answer / (self.computer.now - request.read_at))
             drawn.append(self.computer.joules[request.id])
             self.computer.rest(1)
-        speeds = Outcome(prefill_tok_s=max(reads), decode_tok_s=max(writes))
+        speeds = TrialOutcome(prefill_tok_s=max(reads), decode_tok_s=max(writes))
         if not budget.joules:
             return speeds
         per_joule = budget.repeats * budget.answer / sum(drawn)
@@ -114,7 +114,7 @@ def test_noise_does_not_replace_what_is_in_use(seed):
 
 
 def test_a_gain_counts_beyond_the_noise_of_as_many_runs():
-    steady, shaky = Outcome(joules=(10.0, 10.0, 10.0)), Outcome(joules=(9.0, 11.0, 10.0))
+    steady, shaky = TrialOutcome(joules=(10.0, 10.0, 10.0)), TrialOutcome(joules=(9.0, 11.0, 10.0))
     assert noise([steady]) == 0.0
     assert noise([shaky]) == pytest.approx(0.1)
     assert noise([steady, shaky]) == pytest.approx(0.1 / 2**0.5)
@@ -122,7 +122,7 @@ def test_a_gain_counts_beyond_the_noise_of_as_many_runs():
     assert worth(steady, steady, 0.0, lossy=True) == LOSSY_WORTH
     assert worth(shaky, shaky, 0.1) == pytest.approx(1 - CLEAR * 0.1 * (2 / 3) ** 0.5)
     assert worth(shaky, shaky, 9.0) > 0
-    assert worth(Outcome(), Outcome(), 0.1) == WORTH
+    assert worth(TrialOutcome(), TrialOutcome(), 0.1) == WORTH
 
 
 @pytest.mark.parametrize("prompt", [1, 30, 128, 512, 2048, 8192])
@@ -137,14 +137,14 @@ def test_joules_are_counted_of_whole_turns_or_of_as_much_of_both_parts(prompt):
 
 def test_a_trial_for_one_goal_is_never_taken_for_the_others(tmp_path):
     journal = Journal(tmp_path / "search.jsonl")
-    speed = Budget(prompt=64, answer=8, repeats=2)
+    speed = TrialSize(prompt=64, answer=8, repeats=2)
     energy = msgspec.structs.replace(speed, joules=True)
-    journal.end(Trial(knobs=BASE, budget=speed, outcome=Outcome(prefill_tok_s=9.0, decode_tok_s=9.0)))
+    journal.end(TuneTrial(knobs=BASE, budget=speed, outcome=TrialOutcome(prefill_tok_s=9.0, decode_tok_s=9.0)))
     again = Journal(tmp_path / "search.jsonl")
     assert again.recorded(BASE, speed).decode_tok_s == 9.0
     assert again.recorded(BASE, energy) is None
-    found = Outcome(prefill_tok_s=8.0, decode_tok_s=8.0, tokens_per_joule=2.5, joules=(3.0, 3.4))
-    again.end(Trial(knobs=BASE, budget=energy, outcome=found))
+    found = TrialOutcome(prefill_tok_s=8.0, decode_tok_s=8.0, tokens_per_joule=2.5, joules=(3.0, 3.4))
+    again.end(TuneTrial(knobs=BASE, budget=energy, outcome=found))
     assert Journal(tmp_path / "search.jsonl").recorded(BASE, energy) == found
     assert Journal(tmp_path / "search.jsonl").recorded(BASE, speed).joules == ()
 

@@ -20,15 +20,15 @@ from engine.job_kinds.autotune.space import (
     ubatches,
     valid,
 )
-from engine.placement.measurements import Budget, Choice, Knobs, Outcome, Trial
+from engine.placement.measurements import TrialOutcome, TrialSize, TunableSettings, TunedSetting, TuneTrial
 
 DIMS = (
     Dimension(name="threads", levels=tuple({"n_threads": n} for n in (1, 2, 4))),
     Dimension(name="repack", levels=({"repack": True}, {"repack": False})),
-    Dimension(name="attention", levels=attention(Knobs(flash_attn="on"))),
+    Dimension(name="attention", levels=attention(TunableSettings(flash_attn="on"))),
     Dimension(name="ubatch", levels=tuple({"n_ubatch": n} for n in (128, 256, 512))),
 )
-BASE = Knobs(n_threads=4, n_ubatch=512, flash_attn="on")
+BASE = TunableSettings(n_threads=4, n_ubatch=512, flash_attn="on")
 PROMPT = 512
 
 
@@ -41,7 +41,7 @@ def machine(*runtimes, cores=4, logical=8):
 
 def grid():
     for levels in itertools.product(*(d.levels for d in DIMS)):
-        knobs = Knobs(**{k: v for level in levels for k, v in level.items()})
+        knobs = TunableSettings(**{k: v for level in levels for k, v in level.items()})
         if valid(knobs):
             yield knobs
 
@@ -52,7 +52,7 @@ def landscape(seed):
     factor = {}
     for dim in DIMS:
         for level in dim.levels:
-            factor[dim.name, dim.words(Knobs(**level))] = rng.uniform(0.6, 1.4)
+            factor[dim.name, dim.words(TunableSettings(**level))] = rng.uniform(0.6, 1.4)
     pair = rng.choice(list(itertools.combinations(DIMS, 2)))
     extra = {}
 
@@ -78,10 +78,10 @@ class Bench:
     async def measure(self, knobs, budget):
         self.calls.append((knobs, budget))
         if self.bad(knobs):
-            return Outcome(failure="it crashed")
+            return TrialOutcome(failure="it crashed")
         speed = self.speed(knobs) * self.rng.uniform(1 - self.noise, 1 + self.noise)
         self.cost += 0.3 + budget.repeats * (budget.prompt / speed / 10 + budget.answer / speed)
-        return Outcome(prefill_tok_s=10 * speed, decode_tok_s=speed)
+        return TrialOutcome(prefill_tok_s=10 * speed, decode_tok_s=speed)
 
 
 def search(bench):
@@ -145,7 +145,9 @@ def test_every_choice_is_explained_by_its_measurement():
     assert threads.value == "2"
     assert threads.turn_s < threads.against_turn_s
     assert f"{threads.turn_s:.2f} s" in threads.words()
-    assert Choice(name="a", value="b", turn_s=1, against="c", against_turn_s=None).words().endswith("c failed")
+    assert (
+        TunedSetting(name="a", value="b", turn_s=1, against="c", against_turn_s=None).words().endswith("c failed")
+    )
 
 
 def test_when_the_time_is_over_the_best_so_far_counts():
@@ -178,7 +180,7 @@ def journalled(path, bench, stop_after=None):
         if stop_after is not None and len(bench.calls) >= stop_after:
             raise KeyboardInterrupt
         outcome = await bench.measure(knobs, budget)
-        journal.end(Trial(knobs=knobs, budget=budget, outcome=outcome))
+        journal.end(TuneTrial(knobs=knobs, budget=budget, outcome=outcome))
         return outcome
 
     found = Search(BASE, DIMS, PROMPT, measure)
@@ -204,7 +206,7 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path, stop_after):
 
 def test_a_point_that_twice_ended_the_whole_search_is_bad(tmp_path):
     path = tmp_path / "search.jsonl"
-    budget = Budget(prompt=8, answer=2, repeats=1)
+    budget = TrialSize(prompt=8, answer=2, repeats=1)
     Journal(path).begin(BASE, budget)
     assert Journal(path).recorded(BASE, budget) is None
     Journal(path).begin(BASE, budget)

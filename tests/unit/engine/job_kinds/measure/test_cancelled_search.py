@@ -6,11 +6,11 @@ from engine.core.errors import Cancelled
 from engine.job_kinds.autotune.journal import Journal
 from engine.job_kinds.measure.target import Subject
 from engine.job_kinds.measure.work import BenchService, Task, TuneOptions, run
-from engine.jobs.jobs import Control
-from engine.placement.measurements import Budget, Knobs, Outcome, Trial
+from engine.jobs.jobs import JobContext
+from engine.placement.measurements import TrialOutcome, TrialSize, TunableSettings, TuneTrial
 from tests.support.fakes.scripted import home_paths
 
-BUDGET = Budget(prompt=8, answer=2, repeats=1)
+BUDGET = TrialSize(prompt=8, answer=2, repeats=1)
 
 
 @pytest.fixture
@@ -21,7 +21,9 @@ def service(tmp_path):
 def begun(service, model, length, goal="speed"):
     """The record of a search that was ended in its middle."""
     path = service.journal("machine", model, length, goal)
-    Journal(path, model).end(Trial(knobs=Knobs(n_threads=2), budget=BUDGET, outcome=Outcome(cost_s=1.0)))
+    Journal(path, model).end(
+        TuneTrial(knobs=TunableSettings(n_threads=2), budget=BUDGET, outcome=TrialOutcome(cost_s=1.0))
+    )
     return path
 
 
@@ -29,7 +31,7 @@ def test_a_search_that_is_cancelled_before_it_begins_leaves_those_of_others(serv
     own = [begun(service, "mine", length) for length in (512, 2048)]
     others = [begun(service, "mine", 1512), begun(service, "mine", 512, "energy"), begun(service, "other", 512)]
     nameless = begun(service, "", 512)  # from before records had names
-    control = Control()
+    control = JobContext()
     control.ask("cancelled")
     options = TuneOptions(subject=Subject(model="mine"), lengths=(512, 2048))
     with pytest.raises(Cancelled):
