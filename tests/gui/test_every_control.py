@@ -60,7 +60,6 @@ CANNOT = {
     ("chat/options.py", "Reasoning budget"): "the walks' models do not reason",
     ("chat/page.py", "Show in folder"): "opens a program of the desktop, which a bare X server has not",
     ("library/hub_tab.py", "Look there"): "the walks' hub has no quantized file; see test_library",
-    ("quantize/page.py", "Get an original"): "a demo model is always there; see test_fit_page",
     ("library/load_dialog.py", "Use an 8-bit cache"): "needs a computer with little memory; see test_library",
     ("library/model_card.py", "Show in folder"): "opens a program of the desktop, which a bare X server has not",
     (

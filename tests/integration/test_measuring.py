@@ -129,8 +129,8 @@ if sys.argv[3] == "energy":
     energy = EnergyMeter(Metered(), MACHINE)
     asyncio.run(energy.rest())
 run.rounds_for = lambda n, goal: (
-    run.Budget(prompt=32, answer=2, repeats=1, joules=goal == "energy"),
-    run.Budget(prompt=32, answer=3, repeats=1, joules=goal == "energy"),
+    run.TrialSize(prompt=32, answer=2, repeats=1, joules=goal == "energy"),
+    run.TrialSize(prompt=32, answer=3, repeats=1, joules=goal == "energy"),
 )
 dims = [Dimension(name="ubatch", levels=tuple({"n_ubatch": n} for n in (16, 32, 64)))]
 report = asyncio.run(run.tune(

@@ -175,6 +175,8 @@ def test_a_document_of_unreadable_pages_is_left(tmp_path, monkeypatch):
 class Endless:
     """A reader whose first file never ends; it records which files it was asked to read."""
 
+    ocr = False
+
     def __init__(self):
         self.asked = []
 
