@@ -20,7 +20,7 @@ from engine.message_catalog.reasons import because
 from quantize.files.safetensors_file import refuse_pickle
 
 _CHUNK_BYTES = 4 * 1024 * 1024
-_RESERVE_BYTES = 256 * 1024 * 1024
+RESERVE_BYTES = 256 * 1024 * 1024
 _COMPANIONS = (".json", ".jinja", ".model", ".txt", "_data", ".data")
 # sentence-transformers stores the pooling configuration of an embedding model one folder deeper.
 _POOLING = "1_Pooling/config.json"
@@ -57,13 +57,13 @@ def _copy_all(files: list[Path], folder: Path | None, staging: Path, target: Pat
     total = sum(file.stat().st_size for file in files)
     staging.mkdir()
     free = shutil.disk_usage(staging).free
-    if total + _RESERVE_BYTES > free:
-        raise NotEnoughDisk(str(staging.parent.parent), total + _RESERVE_BYTES, free)
+    if total + RESERVE_BYTES > free:
+        raise NotEnoughDisk(str(staging.parent.parent), total + RESERVE_BYTES, free)
     done = 0
     for file in files:
         inside = staging / (file.relative_to(folder) if folder else file.name)
         inside.parent.mkdir(exist_ok=True)
-        done = _copy(file, inside, control, done, total)
+        done = copy_file(file, inside, control, done, total)
     target = _free_name(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     staging.rename(target)
@@ -159,7 +159,11 @@ def _inside(path: Path, root: Path) -> bool:
     return path.is_file() and path.resolve().is_relative_to(root.resolve())
 
 
-def _copy(source: Path, target: Path, control: JobContext, done: int, total: int) -> int:
+def copy_file(source: Path, target: Path, control: JobContext, done: int, total: int) -> int:
+    """Copy a file with its times to a new one; `done` of `total` bytes of the job were copied before.
+
+    Returns the bytes copied then. Raises: OSError; Paused and Cancelled from `control`.
+    """
     with source.open("rb") as reader, target.open("xb") as writer:
         while chunk := reader.read(_CHUNK_BYTES):
             control.check()

@@ -18,14 +18,13 @@ from engine.core.paths import Paths
 from engine.jobs.jobs import JobContext, JobKind, JobRegistry, Paused, params_of
 from engine.library.catalogue import Catalogue
 from engine.library.errors import CannotWrite, NotEnoughDisk
+from engine.library.importing import RESERVE_BYTES, copy_file
 from engine.library.trash import TICKET, Trash
 from engine.library.types import Moved
 from engine.message_catalog.reasons import because
 
 _log = logging.getLogger(__name__)
 _JOURNAL = ".moving.jsonl"
-_RESERVE_BYTES = 256 * 1024 * 1024
-_CHUNK_BYTES = 4 * 1024 * 1024
 _SAME_TIME_NS = 2_000_000_000  # the resolution of FAT
 _WAIT_S = 0.5
 # Jobs that write into the models folder.
@@ -94,7 +93,7 @@ def check(paths: Paths, target: Path, keep: Keep) -> MoveTask:
         target.mkdir(parents=True, exist_ok=True)
         _append(target, None, source)
         if not _can_link(source, target):
-            needed, free = _size(source) + _RESERVE_BYTES, shutil.disk_usage(target).free
+            needed, free = _size(source) + RESERVE_BYTES, shutil.disk_usage(target).free
             if needed > free:
                 _discard(target)
                 raise NotEnoughDisk(str(target), needed, free)
@@ -183,16 +182,7 @@ def _copy(path: Path, inside: Path, source: Path, control: JobContext, done: int
         unfinished.replace(inside)
         unfinished.unlink(missing_ok=True)  # replacing a link by itself changes nothing
         return
-    with path.open("rb") as reader, unfinished.open("wb") as writer:
-        while chunk := reader.read(_CHUNK_BYTES):
-            control.check()
-            writer.write(chunk)
-            done += len(chunk)
-            control.report("copying", done, total)
-        writer.flush()
-        with contextlib.suppress(OSError):  # not all file systems support it
-            os.fsync(writer.fileno())
-    shutil.copystat(path, unfinished)
+    copy_file(path, unfinished, control, done, total)
     unfinished.replace(inside)
 
 

@@ -4,7 +4,6 @@ The code is model output: saving and showing it runs nothing and loads nothing.
 """
 
 import html
-import os
 import re
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from app.gui.markdown.document import CodeRange, write_code
 from app.gui.markdown.formats import Formats
 from app.gui.theme import Theme
 from app.gui.widgets.basics import button, label, row, stack
+from devices.atomic_file import write_atomically
 from devices.child_command import child_command
 
 _TIME_MS = 60_000  # to start the child process on a busy computer, and to draw
@@ -117,11 +117,8 @@ def open_page(code: CodeRange, parent: QWidget) -> None:
     place = places.DownloadLocation if Path("/snap").is_dir() else places.TempLocation
     file = Path(QStandardPaths.writableLocation(place)) / "tessera-preview.html"
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.unlink(missing_ok=True)  # another user's link must not lead the text elsewhere
-        number = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(number, "w", encoding="utf-8") as made:
-            made.write(preview_page(code.code))
+        # It replaces another user's link, which would lead the text elsewhere.
+        write_atomically(file, preview_page(code.code).encode(), mode=0o600, durable=False)
     except OSError as error:
         _tell(_tr("The page could not be shown: {reason}").format(reason=error.strerror or error), parent)
         return

@@ -11,7 +11,6 @@ import pytest
 from app.code.agent import sandbox
 from app.code.agent.command import run_command
 from app.code.agent.sandbox import SandboxPermissions
-from devices import landlock
 from tests.support.code_project import git
 
 pytestmark = pytest.mark.skipif(sandbox.missing() is not None, reason=f"no sandbox: {sandbox.missing()}")
@@ -71,17 +70,6 @@ WITHIN = """
     "processor": lambda: os.sched_setaffinity(0, {0}),
 """
 MEANT_ON_INTEL = pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of calls on x86-64")
-
-
-@pytest.fixture(params=["bubblewrap", "landlock"])
-def kind(request, monkeypatch):
-    if request.param == "landlock":
-        if not landlock.version():
-            pytest.skip("no Landlock")
-        monkeypatch.setattr(sandbox, "without_bubblewrap", lambda: "switched off")
-    elif sandbox.without_bubblewrap() is not None:
-        pytest.skip(f"no bubblewrap: {sandbox.without_bubblewrap()}")
-    return request.param
 
 
 @pytest.fixture

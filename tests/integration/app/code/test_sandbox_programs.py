@@ -12,7 +12,6 @@ from app.code.agent import sandbox
 from app.code.agent.command import run_command
 from app.code.agent.sandbox import SandboxPermissions
 from app.tools.mcp_server import stdio_pipes
-from devices import landlock
 from devices.environment import program_environment, without_secrets
 from tests.support.servers import wait_for
 
@@ -63,17 +62,6 @@ def home(tmp_path, monkeypatch):
     for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "TESSERA_HOME", *chains):
         monkeypatch.delenv(name, raising=False)
     return folder
-
-
-@pytest.fixture(params=["bubblewrap", "landlock"])
-def kind(request, monkeypatch):
-    if request.param == "landlock":
-        if not landlock.version():
-            pytest.skip("no Landlock")
-        monkeypatch.setattr(sandbox, "without_bubblewrap", lambda: "switched off")
-    elif sandbox.without_bubblewrap() is not None:
-        pytest.skip(f"no bubblewrap: {sandbox.without_bubblewrap()}")
-    return request.param
 
 
 def reached(project, home):

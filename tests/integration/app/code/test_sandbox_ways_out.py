@@ -14,7 +14,6 @@ import pytest
 from app.code.agent import sandbox
 from app.code.agent.command import run_command
 from app.code.agent.sandbox import SandboxPermissions
-from devices import landlock
 
 pytestmark = [
     pytest.mark.skipif(sandbox.missing() is not None, reason=f"no sandbox: {sandbox.missing()}"),
@@ -217,17 +216,6 @@ ELSEWHERE = (
     f"/run/{NAME}",
     f"/dev/shm/{NAME}2",
 )
-
-
-@pytest.fixture(params=["bubblewrap", "landlock"])
-def kind(request, monkeypatch):
-    if request.param == "landlock":
-        if not landlock.version():
-            pytest.skip("no Landlock")
-        monkeypatch.setattr(sandbox, "without_bubblewrap", lambda: "switched off")
-    elif sandbox.without_bubblewrap() is not None:
-        pytest.skip(f"no bubblewrap: {sandbox.without_bubblewrap()}")
-    return request.param
 
 
 @pytest.fixture
