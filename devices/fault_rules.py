@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from datetime import date
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -33,6 +33,7 @@ _VARIABLE: Final = re.compile(r"(GGML_(VK|CUDA|HIP|SYCL|OPENCL|METAL)|HIP_LAUNCH
 INSTEAD: Final = {"rocm": "vulkan", "cuda": "vulkan", "sycl": "vulkan"}
 
 EMPTY: Final[Mapping[str, str]] = {}
+Decoded = TypeVar("Decoded")
 
 Effect = Literal["wrong answers", "hang", "crash", "will not load", "wrong memory", "slow"]
 _Word = Annotated[str, msgspec.Meta(max_length=64)]
@@ -362,10 +363,7 @@ def parse(data: bytes) -> Rules:
     """The rules of a file. Raises: FaultRulesRefused: it cannot be read, or a rule asks for more than it may."""
     if len(data) > MAX_BYTES:
         raise FaultRulesRefused(f"it has {len(data)} bytes, at most {MAX_BYTES} are read")
-    try:
-        found = msgspec.json.decode(data, type=learned(Rules))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FaultRulesRefused(f"it cannot be read: {error}") from error
+    found = _decoded(data, Rules)
     if found.format != FORMAT:
         raise FaultRulesRefused(f"it has format {found.format}, this program reads {FORMAT}; update Tessera")
     if len(found.dates) <= 1:
@@ -412,9 +410,8 @@ def load(own: Path | None = None) -> Rules:
         update = parse(_read(own / UPDATE))
         found = update if update.issued > found.issued else found
     with contextlib.suppress(OSError, FaultRulesRefused):
-        here = msgspec.structs.replace(found, rules=parse_rules(_read(own / LOCAL)))
         taken = {rule.id for rule in found.rules}
-        more = tuple(rule for rule in here.rules if rule.id not in taken)
+        more = tuple(rule for rule in parse_rules(_read(own / LOCAL)) if rule.id not in taken)
         found = msgspec.structs.replace(found, rules=(*found.rules, *more))
     return found
 
@@ -448,13 +445,17 @@ def _changed(path: Path) -> tuple[int, int] | None:
 
 def parse_rules(data: bytes) -> tuple[Rule, ...]:
     """Rules alone, as they are stored for this computer. Raises: FaultRulesRefused."""
-    try:
-        found = msgspec.json.decode(data, type=learned(tuple[Rule, ...]))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FaultRulesRefused(f"it cannot be read: {error}") from error
+    found = _decoded(data, tuple[Rule, ...])
     for rule in found:
         _check(rule)
     return found
+
+
+def _decoded(data: bytes, kind: type[Decoded]) -> Decoded:
+    try:
+        return msgspec.json.decode(data, type=learned(kind))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FaultRulesRefused(f"it cannot be read: {error}") from error
 
 
 def as_json(rule: Rule) -> dict[str, Any]:

@@ -112,6 +112,11 @@ class Store:
             is_busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(FULL)").fetchone() or (True, 0, 0)
             self._is_on_disk = not is_busy
 
+    def _write(self, statement: str, values: tuple[Any, ...]) -> None:
+        with self._lock:
+            self._to_disk()
+            self._db.execute(statement, values)
+
     @contextmanager
     def writing(self, *, found: bool = False) -> Iterator[None]:
         """Open one transaction that excludes writers in other threads and processes.
@@ -161,9 +166,8 @@ class Store:
 
     def put(self, key: str, entry: ModelEntry) -> None:
         """Add or replace the entry of `key`."""
-        with self._lock:
-            self._to_disk()
-            self._db.execute(
+        with self._lock:  # the encoder is for one thread at a time
+            self._write(
                 "INSERT INTO models (id, key, entry) VALUES (?, ?, ?)"
                 " ON CONFLICT (key) DO UPDATE SET id = excluded.id, entry = excluded.entry",
                 (entry.id, key, self._encoder.encode(entry)),
@@ -171,18 +175,12 @@ class Store:
 
     def forget(self, key: str) -> None:
         """Delete the entry of `key`."""
-        with self._lock:
-            self._to_disk()
-            self._db.execute("DELETE FROM models WHERE key = ?", (key,))
+        self._write("DELETE FROM models WHERE key = ?", (key,))
 
     def hide(self, key: str, *, hidden: bool) -> None:
         """Set or clear the mark that keeps scans from adding `key` again."""
-        with self._lock:
-            self._to_disk()
-            if hidden:
-                self._db.execute("INSERT OR IGNORE INTO hidden (key) VALUES (?)", (key,))
-            else:
-                self._db.execute("DELETE FROM hidden WHERE key = ?", (key,))
+        hide, show = "INSERT OR IGNORE INTO hidden (key) VALUES (?)", "DELETE FROM hidden WHERE key = ?"
+        self._write(hide if hidden else show, (key,))
 
     def hidden(self) -> set[str]:
         """Keys that scans must not add again."""
@@ -191,9 +189,7 @@ class Store:
 
     def watch(self, folder: str, app: str | None) -> None:
         """Scan `folder` from now on; `app` names the application it belongs to."""
-        with self._lock:
-            self._to_disk()
-            self._db.execute("INSERT OR REPLACE INTO folders (path, app) VALUES (?, ?)", (folder, app))
+        self._write("INSERT OR REPLACE INTO folders (path, app) VALUES (?, ?)", (folder, app))
 
     def folders(self) -> dict[str, str | None]:
         """Folders that were linked, with the application each belongs to."""

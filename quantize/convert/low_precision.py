@@ -164,14 +164,14 @@ def _of_one(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Pack
             read = _awq if folder.settings.get("quant_method") == "awq" else _gptq
             return read(folder, base, name, info)
     else:
-        for dtype, beside, read in (
+        for dtype, companion, read in (
             ("U8", "weight.absmax", _bitsandbytes),
             ("I8", "SCB", _int8_rows),
             ("I8", "weight_scale", _integers),
             ("I32", "weight_scale", _packed_integers),
             ("U8", "weight_scale", _fp4),
         ):
-            if info.dtype == dtype and folder.has(base + beside):
+            if info.dtype == dtype and folder.has(base + companion):
                 return read(folder, base, name, info)
     method = str(folder.settings.get("quant_method") or folder.settings.get("format") or "unknown")[:40]
     reason = f"{name} is quantized in a way that cannot be read ({method}, stored as {info.dtype})"

@@ -83,8 +83,8 @@ class ChatPage(QSplitter):
         foot.setMaximumWidth(self._services.theme.tokens.column + 6 * unit)
         note = label(self.tr("Models make mistakes. Check what matters."), "small")
         note.setAlignment(Qt.AlignmentFlag.AlignHCenter)
-        self._beside = row(spacing=0)
-        self.tools = ToolsSide(self._services, self.controller, self.banner, self._beside, self)
+        self._columns = row(spacing=0)
+        self.tools = ToolsSide(self._services, self.controller, self.banner, self._columns, self)
         items = (self.banner, self.tools.card, self.composer, note)
         foot.setLayout(stack(*items, spacing=unit, margins=(3 * unit, 0, 3 * unit, unit)))
         centred = row(spacing=0, margins=(0, 0, SCROLL_BAR, 0))
@@ -95,7 +95,7 @@ class ChatPage(QSplitter):
         column = stack(spacing=0)
         column.addWidget(self._middle, 1)
         column.addLayout(centred)
-        self._beside.addWidget(_with(column))
+        self._columns.addWidget(_with(column))
         self._keep = button(self.tr("Save this chat"), self._save_temporary)
         words = label(self.tr("Temporary chat. It is not saved, and is gone when you leave it."), wrap=True)
         line = row(words, self._keep, margins=(16, 4, 8, 4))
@@ -109,7 +109,7 @@ class ChatPage(QSplitter):
         whole = stack(
             self.bar, self._temporary, spacing=0
         )  # above the panels, so that an opened panel does not move its button
-        whole.addLayout(self._beside, 1)
+        whole.addLayout(self._columns, 1)
         main.setLayout(whole)
         self.addWidget(self.sidebar)
         self.addWidget(main)
@@ -175,7 +175,7 @@ class ChatPage(QSplitter):
         if self._options is None:
             self._options = ChatOptions(self._services)
             self._options.hide()
-            self._beside.addWidget(self._options)
+            self._columns.addWidget(self._options)
             self._options.changed.connect(lambda fields: self.controller.change(**fields))
             self._options.show_conversation(self.controller.conversation)
         return self._options

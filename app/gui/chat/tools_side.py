@@ -22,10 +22,10 @@ class ToolsSide(QObject):
     """Created with the page. The panel is created on first use, so that the window appears sooner."""
 
     def __init__(
-        self, services: AppContext, controller: ChatController, banner: Banner, beside: QBoxLayout, parent: QObject
+        self, services: AppContext, controller: ChatController, banner: Banner, columns: QBoxLayout, parent: QObject
     ) -> None:
         super().__init__(parent)
-        self._services, self._controller, self._beside = services, controller, beside
+        self._services, self._controller, self._columns = services, controller, columns
         self.card = ToolConsentCard(services.theme)
         self._panel: ToolsPanel | None = None
         controller.tools.consent_wanted.connect(self.card.ask)
@@ -43,7 +43,7 @@ class ToolsSide(QObject):
 
             self._panel = ToolsPanel(self._services, lambda: self._controller.project.folder)
             self._panel.hide()
-            self._beside.addWidget(self._panel)
+            self._columns.addWidget(self._panel)
             self._panel.changed.connect(lambda names: self._controller.change(tools=names))
         return self._panel
 

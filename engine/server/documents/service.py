@@ -355,11 +355,12 @@ class CollectionService:
         late = time.monotonic() + _RERANK_S
         ranked: list[Passage] = []
         loaded = await _in_time(self._pool.acquire(model.id, only=model.server), _RERANK_S)
-        for at in range(0, len(hits) if loaded is not None else 0, _AT_ONCE):
+        if loaded is None:
+            return ranked
+        assert loaded.runner is not None
+        for at in range(0, len(hits), _AT_ONCE):
             some = hits[at : at + _AT_ONCE]
             texts: list[str | list[int]] = [f"{hit.heading}\n{hit.text}" for hit in some]
-            assert loaded is not None
-            assert loaded.runner is not None
             try:
                 async with asyncio.timeout(late - time.monotonic()):  # ends the work, too
                     answer = await loaded.runner.embed(texts, query=question, truncate=True)

@@ -123,8 +123,7 @@ class Scenarios:
         self._decoded()
         api, memory = self._loaded.api, self._loaded.memory
         api.llama_memory_seq_cp(memory, 0, 1, 0, half)
-        found = [*self._continued(text, half, 1)]
-        if (nats := self._difference(expected, found)) is not None:
+        if (nats := self._difference(expected, self._continued(text, half, 1))) is not None:
             return nats
         if not api.llama_memory_seq_rm(memory, 0, half, -1):
             return None
@@ -164,15 +163,12 @@ class Scenarios:
 
     def _alone(self, text: list[int]) -> list[Any]:
         self._clear()
-        self._batch.add_prompt(text[:PROMPT], 0, 0, last=True)
-        rows = self._decoded()
-        for at in range(PROMPT, len(text)):
-            self._batch.add(text[at], at, 0)
-            rows += self._decoded()
+        rows = self._continued(text, 0, 0)
         self._clear()
         return rows
 
     def _continued(self, text: list[int], start: int, seq: int) -> list[Any]:
+        """The rows of a text whose first `start` tokens are in the sequence."""
         self._batch.add_prompt(text[start:PROMPT], start, seq, last=True)
         rows = self._decoded()
         for at in range(PROMPT, len(text)):
