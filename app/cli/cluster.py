@@ -18,6 +18,7 @@ from app.cli.console import console, table
 from app.cli.echo import echo
 from app.cli.quantize_options import Size
 from app.cluster.types import DOOR_PORT, RAY_PORT, ClusterFile, Deployed, cluster_file
+from app.format import size
 from devices.child_command import interpreter
 from engine.api.upstreams import UpstreamRequest, UpstreamRule
 from engine.services import user_paths
@@ -103,7 +104,12 @@ def join(address: str, memory: int | None) -> None:
 @click.option("--least", default=1, show_default=True, type=click.IntRange(1, 1000))
 @click.option("--parallel", default=4, show_default=True, type=click.IntRange(1, 128))
 @click.option("--ctx", default=None, type=click.IntRange(16, 1 << 24))
-@click.option("--affinity/--no-affinity", default=True, show_default=True, help="Send a talk where its cache is.")
+@click.option(
+    "--affinity/--no-affinity",
+    default=True,
+    show_default=True,
+    help="Send a conversation to the node that caches its beginning.",
+)
 def deploy(model: str, most: int, least: int, parallel: int, ctx: int | None, *, affinity: bool) -> None:
     """Deploy a model, or replace its deployment replica by replica; more replicas come when queues are long."""
     cluster = require_cluster()
@@ -115,7 +121,7 @@ def deploy(model: str, most: int, least: int, parallel: int, ctx: int | None, *,
         model=found.id, num_bytes=found.size_bytes, memory_bytes=predicted + BESIDE_BYTES, parallel=parallel,
         n_ctx=ctx, least=min(least, most), most=most, affinity=affinity,
     )  # fmt: skip
-    echo(f"{found.id}: {deployment.memory_bytes / 1e9:.2f} GB a replica, {deployment.least} to {most} of them.")
+    echo(f"{found.id}: {size(deployment.memory_bytes)} per replica, {deployment.least} to {most} of them.")
     from app.cluster import deploying
 
     deploying.connect(cluster)
@@ -130,10 +136,7 @@ def status() -> None:
     from app.cluster import deploying
 
     deploying.connect(cluster)
-    nodes = [
-        (node["address"], f"{node['total_bytes'] / 1e9:.1f} GB", f"{node['free_bytes'] / 1e9:.1f} GB")
-        for node in deploying.nodes()
-    ]
+    nodes = [(node["address"], size(node["total_bytes"]), size(node["free_bytes"])) for node in deploying.nodes()]
     models = []
     for name, row in deploying.deployed().items():
         replicas = ", ".join(f"{count} {state.lower()}" for state, count in row["replicas"].items())

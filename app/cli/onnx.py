@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from app.cli.echo import echo
+from app.format import size
 
 if TYPE_CHECKING:
     from quantize.onnx.quark import Form
@@ -93,7 +94,7 @@ def quark_command(source: Path, out: Path, context: int, form: "Form") -> None:
         raise click.ClickException(str(error)) from error
     for notice in done.notices:
         echo(notice, err=True)
-    echo(f"{done.folder}: {done.graph_bytes / 1e6:.1f} MB")
+    echo(f"{done.folder}: {size(done.graph_bytes)}")
 
 
 @command.command("providers")

@@ -8,6 +8,7 @@ from app.cli.connection import connected
 from app.cli.console import console, table
 from app.cli.echo import echo
 from app.client import ApiError
+from app.format import size
 from engine.api.remotes import RemoteRequest, RemoteRow
 
 
@@ -75,10 +76,10 @@ def list_remotes() -> None:
         return
     rows = []
     for row in found.remotes:
-        devices = ", ".join(f"{d.description} ({d.free_bytes / 1e9:.1f} GB free)" for d in row.devices)
+        devices = ", ".join(f"{d.description} ({size(d.free_bytes)} free)" for d in row.devices)
         address = f"{row.user}@{row.host}:{row.port}"
         rows.append((row.name, address, row.state, devices, _way(row), row.use, ", ".join(row.models)))
-    heads = ("name", "address", "state", "devices", "the way there", "used", "models")
+    heads = ("name", "address", "state", "devices", "connection", "used", "models")
     console().print(table(heads, rows, cut="devices"))
     for row in found.remotes:
         if row.reason:
@@ -102,13 +103,13 @@ def remove(name: str) -> None:
     """Remove a computer and its host key."""
     with connected() as client:
         client.remove_remote(name)
-    echo(f"{name} is forgotten.")
+    echo(f"{name} was removed.")
 
 
 def _print_row(row: RemoteRow) -> None:
     echo(f"{row.name}: {row.state}" + (f", {row.reason}" if row.reason else f", {_way(row)}"))
     for device in row.devices:
-        echo(f"  {device.description}: {device.free_bytes / 1e9:.1f} of {device.total_bytes / 1e9:.1f} GB free")
+        echo(f"  {device.description}: {size(device.free_bytes)} of {size(device.total_bytes)} free")
 
 
 def _way(row: RemoteRow) -> str:

@@ -84,7 +84,7 @@ def remove(name: str) -> None:
     """Remove a server, its key and its rules."""
     with connected() as client:
         client.remove_upstream(name)
-    echo(f"{name} is forgotten, with its key and rules.")
+    echo(f"{name} was removed, with its key and rules.")
 
 
 @command.command("route")

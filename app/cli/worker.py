@@ -11,6 +11,7 @@ import click
 
 from app.cli.echo import echo
 from app.cli.quantize_options import Size
+from app.format import size
 
 PORT = 50052
 
@@ -34,7 +35,7 @@ def command(port: int, threads: int, memory: int | None) -> None:
             raise click.ClickException(why) from error
     facts = FactsOf(socket.gethostname(), memory)
     for device in facts.now().devices:
-        echo(f"{device.name}: {device.description}, {device.free_bytes / 1e9:.1f} GB free")
+        echo(f"{device.name}: {device.description}, {size(device.free_bytes)} free")
     echo(f"A worker on {LOOPBACK}:{port}: only this computer can reach it. Stop it with Ctrl+C.")
     there = f"--port {port}" if port != PORT else ""
     echo("On the computer that has the model, with the same version of Tessera:")

@@ -9,6 +9,7 @@ from app import format as plain
 _EXACT_BELOW = 10
 UNKNOWN = "—"  # shown for an unknown number
 _QUANTIZED = re.compile(r"(?i)([-_.](gguf|i?q\d\w*|f16|bf16|f32|mxfp4))+$")
+_CODE = re.compile(r"`([^`\n]+)`")
 _WORD = re.compile(r"[a-z]+(?=[\s,;:.!?]|$)(?![.:]\S)")  # not a file name or an address
 _WEEKDAY = re.compile(r"^dddd?,?\s+|,?\s*dddd?$")
 _SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
@@ -45,6 +46,11 @@ def speed(tok_s: float) -> str:
 def model_name(repo: str) -> str:
     """Model name without format suffixes: `Qwen2.5-Coder-7B` for `ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF`."""
     return _QUANTIZED.sub("", repo.rpartition("/")[2])
+
+
+def without_ticks(text: str) -> str:
+    """Show code between backticks in the quotation marks of the window's language, for example “tessera doctor”."""
+    return _CODE.sub(lambda found: QLocale().quoteString(found[1]), text)
 
 
 def sentence(text: str) -> str:

@@ -1,17 +1,20 @@
 """Translates the reasons and errors of the server for the window, with localized numbers."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from PySide6.QtCore import QCoreApplication, QLocale
 
+from app.attachments import DocumentError
 from app.client import ApiError, ServerUnreachable
 from app.error_text import describe
 from app.gui import formatted
 from devices.msgspec_lock import learned
 from engine.api.jobs import Job
 from engine.message_catalog import AMOUNTS, Wording
+from engine.message_catalog.documents import UNREADABLE_DOCUMENTS
 from engine.message_catalog.reasons import Reason
 
 # Error texts of the operating system for files, disks and connections. Source: strerror(3) of glibc.
@@ -39,6 +42,13 @@ class _Translated(Wording):
     def __init__(self) -> None:
         super().__init__(lambda text: QCoreApplication.translate("reasons", text))
 
+    def sentence(self, reason: Reason) -> str:
+        """The sentence of a reason; the title of a known fault is translated too, if the rule is one of ours."""
+        if isinstance(title := reason.values.get("title"), str):
+            values = {**reason.values, "title": QCoreApplication.translate("faults", title)}
+            reason = Reason(reason.kind, values)
+        return super().sentence(reason)
+
     def amount(self, num_bytes: int, form: str) -> str:
         """Format bytes for display."""
         del form
@@ -46,8 +56,8 @@ class _Translated(Wording):
 
     def format_field(self, value: Any, format_spec: str) -> str:
         text = super().format_field(value, format_spec)
-        if isinstance(value, str) and value in SYSTEM_TEXTS:
-            return QCoreApplication.translate("reasons", value)
+        if isinstance(value, str):
+            return _known_text(text)
         if not isinstance(value, int | float) or format_spec in AMOUNTS:
             return text
         if text.endswith("%"):
@@ -56,21 +66,36 @@ class _Translated(Wording):
         return text.translate({ord("."): locale.decimalPoint(), ord(","): locale.groupSeparator()})
 
 
+def _known_text(text: str) -> str:
+    """A text of the operating system or of a document's reader in the window's language, with its numbers."""
+    if text in SYSTEM_TEXTS:
+        return QCoreApplication.translate("reasons", text)
+    for template, pattern in _DOCUMENT_TEXTS.items():
+        if found := pattern.fullmatch(text):
+            values = {name: _known_text(value) for name, value in found.groupdict().items()}
+            return QCoreApplication.translate("reasons", template).format(**values)
+    return text
+
+
+_DOCUMENT_TEXTS = {
+    template: re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>.+)", re.escape(template)))
+    for template in UNREADABLE_DOCUMENTS
+}
 _TRANSLATED = _Translated()
 
 
 def translated(reason: object, english: str) -> str:
     """The translated sentence of a reason (also in JSON form), or `english` if its kind is unknown."""
     try:
-        return _TRANSLATED.sentence(msgspec.convert(reason, learned(Reason)))
+        return formatted.without_ticks(_TRANSLATED.sentence(msgspec.convert(reason, learned(Reason))))
     except (LookupError, TypeError, ValueError):
-        return english
+        return formatted.without_ticks(english)
 
 
 def all_translated(reasons: Sequence[Reason], english: Sequence[str]) -> list[str]:
     """Translate several reasons. Returns `english` if the server is too old to send them as facts."""
     if len(reasons) != len(english):
-        return list(english)
+        return [formatted.without_ticks(each) for each in english]
     return [translated(*both) for both in zip(reasons, english, strict=True)]
 
 
@@ -83,6 +108,9 @@ def error_message(error: BaseException) -> str:
         return QCoreApplication.translate(
             "api", "The server does not answer. It may be starting; if not, start it on the Server page."
         )
+    if isinstance(error, DocumentError):
+        words = QCoreApplication.translate("reasons", "{name} cannot be attached: {why}")
+        return formatted.sentence(words.format(name=error.name, why=_known_text(error.reason)))
     facts = error.facts if isinstance(error, ApiError) else {}
     return formatted.sentence(translated(facts.get("detail"), describe(error)))
 

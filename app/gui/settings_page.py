@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.close_guard import show_in_folder
 from app.gui.shortcuts import SHORTCUTS, shown_keys, words_of
@@ -115,9 +116,9 @@ class SettingsPage(Page):
     def _add_row(self, column: QVBoxLayout, setting: Setting, section: str, *, first: bool) -> None:
         editor = self._editor(setting)
         editor.setAccessibleName(self.tr(setting.title))
-        editor.setAccessibleDescription(self.tr(setting.description))
+        editor.setAccessibleDescription(formatted.without_ticks(self.tr(setting.description)))
         self.editors[setting.name] = editor
-        words = self.tr(setting.description)
+        words = formatted.without_ticks(self.tr(setting.description))
         if setting.restart:
             words += " " + self.tr("Takes effect after a restart.")
         fixed = setting.name in self._services.settings.now.fixed

@@ -100,8 +100,8 @@ def _offer(
         "context_8_bit",
         more=_short(AGENT_CONTEXT),
         tokens=_short(n_ctx),
-        taken_gb=found.taken_bytes / 1e9,
-        free_gb=found.free_bytes / 1e9,
+        taken_gib=found.taken_bytes / 2**30,
+        free_gib=found.free_bytes / 2**30,
         loss=K_DAMAGE[EIGHT_BIT] + V_DAMAGE[EIGHT_BIT],
     )
 
@@ -142,8 +142,8 @@ def _same_place(tried: Candidate, usual: Candidate) -> bool:
 def _context_reason(n_ctx: int, refused: int, trained: int, capacity: Capacity) -> Reason:
     facts: dict[str, str | float] = {
         "tokens": _short(n_ctx),
-        "taken_gb": capacity.taken_bytes / 1e9,
-        "free_gb": capacity.free_bytes / 1e9,
+        "taken_gib": capacity.taken_bytes / 2**30,
+        "free_gib": capacity.free_bytes / 2**30,
     }
     if refused:
         kind = "context_by_room" if refused <= AGENT_CONTEXT else "context_by_memory"

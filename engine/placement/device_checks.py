@@ -186,7 +186,7 @@ def _text(path: Path) -> str:
 
 
 def _keep_newest(folder: Path) -> None:
-    """Delete old references; each takes about 0.1 MB."""
+    """Delete old references; each takes about 0.1 MiB."""
     with contextlib.suppress(OSError):
         found = sorted(folder.glob("*.msgpack"), key=lambda path: path.stat().st_mtime)
         for path in found[:-MAX_ENTRIES]:

@@ -235,9 +235,9 @@ def _flm_place(settings: LoadSettings, machine: Machine, ledger: Ledger, owner: 
     footprint = fastflowlm.installed_model(settings.path).footprint_bytes
     npu = next((d for d in machine.devices if d.kind == "npu" and d.vendor == "AMD"), None)
     memory = (
-        because("flm_memory", gb=footprint / 1e9)
+        because("flm_memory", gib=footprint / 2**30)
         if footprint
-        else because("flm_memory_unknown", gb=UNKNOWN_BYTES / 1e9)
+        else because("flm_memory_unknown", gib=UNKNOWN_BYTES / 2**30)
     )
     reasons = (because("flm" if npu else "flm_without_npu"), memory, because("untried"))
     return _placed(settings, machine, ledger, owner, npu.id if npu else "npu", reasons)
@@ -304,7 +304,7 @@ def _vllm_place(settings: LoadSettings, machine: Machine, ledger: Ledger, owner:
     wanted = model.weights_bytes + settings.kv_cells * model.token_bytes + GPU_WORK_BYTES
     part = math.ceil(wanted / (gpu.memory.physical_bytes or 1) * _STEPS) / _STEPS
     settings = msgspec.structs.replace(settings, provider=f"cuda:{gpus.index(gpu)}", gpu_frac=part)
-    taken = because("vllm_gpu", gb=_vllm_need(settings, machine).device_bytes(gpu.id) / 1e9)
+    taken = because("vllm_gpu", gib=_vllm_need(settings, machine).device_bytes(gpu.id) / 2**30)
     return _placed(settings, machine, ledger, owner, gpu.id, (because("vllm"), taken, because("untried")))
 
 

@@ -123,7 +123,7 @@ class Speech:
         if missing and fixed != self._folder:
             raise NoSpeechModel(
                 f"No speech model is installed here ({missing[0]} is missing from {self._folder}): "
-                "`python3 start.py speech` fetches Moonshine, about 80 MB.",
+                "`python3 start.py speech` fetches Moonshine, about 80 MiB.",
                 "model",
             )
         pin = os.environ.get("TESSERA_SPEECH_DEVICE")

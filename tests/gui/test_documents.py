@@ -96,7 +96,7 @@ def test_a_reranker_is_offered_until_one_is_there_or_none_is_wanted(services, se
     read = {**SEA, "state": "ready", "embedded": 40}
     server.routes["GET", "/tessera/v1/collections"] = msgspec.convert({"collections": [read]}, Collections)
     page = show(DocumentsPage(services))
-    qtbot.waitUntil(lambda: "about 40 MB" in words_in(page))
+    qtbot.waitUntil(lambda: "about 40 MiB" in words_in(page))
     for model in ("jina-reranker-v1-tiny-en", "bge-reranker-v2-m3"):
         assert starter_repo(model)
         get = next(b for b in page.findChildren(QPushButton) if b.accessibleName().endswith(model))
@@ -107,13 +107,13 @@ def test_a_reranker_is_offered_until_one_is_there_or_none_is_wanted(services, se
         {"collections": [{**read, "reranker": "none"}]}, Collections
     )
     page.refresh()
-    qtbot.waitUntil(lambda: "about 40 MB" not in words_in(page))
+    qtbot.waitUntil(lambda: "about 40 MiB" not in words_in(page))
     server.routes["GET", "/tessera/v1/collections"] = msgspec.convert({"collections": [read]}, Collections)
     page.refresh()
-    qtbot.waitUntil(lambda: "about 40 MB" in words_in(page))
+    qtbot.waitUntil(lambda: "about 40 MiB" in words_in(page))
     server.models.append({"id": "mine", "capabilities": ["rerank"]})
     page.refresh()
-    qtbot.waitUntil(lambda: "about 40 MB" not in words_in(page))
+    qtbot.waitUntil(lambda: "about 40 MiB" not in words_in(page))
 
 
 @pytest.mark.parametrize(

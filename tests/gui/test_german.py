@@ -1,5 +1,6 @@
 """The German translation: no text is left out, none is stale, fields stay, and the window speaks it."""
 
+import ast
 import re
 import string
 
@@ -10,7 +11,7 @@ from PySide6.QtWidgets import QApplication, QLabel
 from app.gui.application import install_language, texts_of
 from engine.message_catalog import AMOUNTS, CHECKS, TEMPLATES, sentence
 from engine.message_catalog.reasons import Reason, because
-from tests.gui.translatable import every_text
+from tests.gui.translatable import ROOT, every_text
 
 FIELD = re.compile(r"\{\{?\w+\}?\}|\{\w+(?=:)|%\d")
 
@@ -134,6 +135,90 @@ def test_what_the_system_says_and_shares_are_german_too(german):
     denied = fact_of(CannotWrite("/m", "Permission denied"))
     assert translated(denied, "") == "/m lässt sich nicht schreiben: keine Berechtigung"
     assert translated(because("gain_faster", gain=0.125), "") == "12\u00a0% schneller als die Vorgaben"
+
+
+def test_an_attachment_that_cannot_be_read_says_so_in_german(german, tmp_path):
+    from app.attachments import DocumentError, read
+    from app.gui.reasons import error_message
+
+    files = {
+        "empty.txt": (b"  ", "empty.txt kann nicht angehängt werden: es ist leer."),
+        "bad.pdf": (b"%PDF-1.7 none", "bad.pdf kann nicht angehängt werden: es ist beschädigt oder kein PDF."),
+        "bad.docx": (b"x", "bad.docx kann nicht angehängt werden: es ist "),
+    }
+    for name, (content, words) in files.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DocumentError) as refused:
+            read(tmp_path / name)
+        assert error_message(refused.value).startswith(words)
+    gone = DocumentError("gone.txt", "No such file or directory")
+    assert error_message(gone).startswith("gone.txt kann nicht angehängt werden: ")
+    assert "No such" not in error_message(gone)
+    large = DocumentError("a.zip", "x.xml in it has more than 64 MiB")
+    assert error_message(large) == "a.zip kann nicht angehängt werden: x.xml darin hat mehr als 64 MiB."
+
+
+def test_the_title_of_a_known_fault_is_german_and_that_of_an_update_stays(german):
+    from app.gui.reasons import translated
+
+    known = because("fault_place", title="ROCm 6 fails on kernels from 6.18.4 on", source="x")
+    assert "ROCm 6 versagt mit Kerneln ab 6.18.4" in translated(known, "")
+    assert "Newer than this window" in translated(
+        because("fault_place", title="Newer than this window", source="x"), ""
+    )
+
+
+def test_every_reason_of_a_reader_is_one_that_the_window_knows():
+    """Literals and f-strings in BadDocument(...), DocumentError(...) and problem=... match a template."""
+    from app.gui.reasons import _DOCUMENT_TEXTS
+
+    def known(text):
+        return any(pattern.fullmatch(text) for pattern in _DOCUMENT_TEXTS.values())
+
+    unknown = []
+    for path in (*(ROOT / "engine" / "documents").rglob("*.py"), ROOT / "app" / "attachments.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            name = getattr(node.func, "id", "")
+            given = [*node.args[-1:]] if name in {"BadDocument", "DocumentError"} else []
+            given += [word.value for word in node.keywords if word.arg == "problem"]
+            texts = [text for one in given for text in literals(one) if text]
+            unknown += [(path.name, text) for text in texts if not known(text)]
+    assert unknown == []
+
+
+def literals(node):
+    """Texts that an expression may be, with "x" for each field of an f-string."""
+    if isinstance(node, ast.IfExp):
+        return literals(node.body) + literals(node.orelse)
+    if isinstance(node, ast.JoinedStr):
+        return ["".join(part.value if isinstance(part, ast.Constant) else "x" for part in node.values)]
+    return [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
+
+
+@pytest.mark.parametrize("language", ["en", "de"])
+def test_code_in_a_text_stands_in_quotation_marks_without_backticks(qapp, request, language):
+    from app.gui.reasons import all_translated, translated
+
+    before = QLocale()
+    QLocale.setDefault(QLocale(QLocale.Language.English))
+    if language == "de":
+        request.getfixturevalue("german")
+    missing = because("external_not_installed", engine="vLLM", program="vllm")
+    opening, closing = ("„", "“") if language == "de" else ("“", "”")
+    assert f"{opening}vllm{closing}" in translated(missing, "")
+    assert translated(None, "run `tessera doctor`") == f"run {opening}tessera doctor{closing}"
+    assert all_translated([], ["`a` and `b`"]) == [f"{opening}a{closing} and {opening}b{closing}"]
+    ticked = [kind for kind, text in TEMPLATES.items() if text.count("`") % 2 or "``" in text]
+    assert ticked == [], "a backtick without its partner would be shown"
+    QLocale.setDefault(before)
+
+
+def test_no_page_shows_a_backtick(qtbot, desktop):
+    for name in ("settings", "devices", "server", "library"):
+        desktop.window.show_page(name)
+        assert [text for text in said(desktop.window.page(name)) if "`" in text] == []
 
 
 def test_an_answer_of_another_server_is_named_in_german(german):

@@ -308,7 +308,7 @@ def test_a_check_tells_what_it_found(qtbot, library, ok, basis, told):
 
 
 def test_the_8_bit_cache_that_makes_room_for_32k_is_one_press_away(qtbot, services, server):
-    loss = {"more": "32k", "tokens": "16k", "taken_gb": 1.5, "free_gb": 2.0, "loss": 0.00006}
+    loss = {"more": "32k", "tokens": "16k", "taken_gib": 1.5, "free_gib": 2.0, "loss": 0.00006}
     offer = because("context_8_bit", **loss)
     placed = ModelPlacement(device="cpu", backend="cpu", n_ctx=16384, reasons=("",), reason_details=(offer,))
     server.routes["GET", "/tessera/v1/models/spark/load-settings"] = ModelLoadSettings(

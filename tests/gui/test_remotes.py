@@ -55,7 +55,7 @@ def test_a_computer_is_added_after_its_host_key_was_seen(qtbot, show, services, 
     qtbot.waitUntil(lambda: "0.3 ms, 110 MB/s" in texts(page))
     assert asked[-1] == {"host": "desk-pc", "user": "you", "use": "faster", "host_key": SHOWN}
     assert not card.accept.isVisibleTo(card)
-    assert "GeForce: 20.0 of 24.0 GB free" in texts(page)
+    assert "GeForce: 18.6 GiB of 22.4 GiB free" in texts(page)
     press(page, "Remove")
     qtbot.waitUntil(lambda: "GeForce" not in texts(page))
 

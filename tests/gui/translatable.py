@@ -20,10 +20,11 @@ from app.gui.server.page import SNIPPETS
 from app.gui.shortcuts import SHORTCUTS
 from app.settings import SETTINGS
 from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
-from devices import types
+from devices import fault_rules, types
 from devices.probes import fix_hints
 from engine.api.jobs import JobKind
 from engine.message_catalog import CHECKS, TEMPLATES
+from engine.message_catalog.documents import UNREADABLE_DOCUMENTS
 from quantize.job.report import GRIDS
 from quantize.kv_cache_types import CACHE_TYPES
 
@@ -72,7 +73,8 @@ def tables():
     found |= {kind.title for kind in JobKind} | set(_CACHE_NAMES.values()) | {item.hint for item in SNIPPETS}
     found |= {source(name) for name in ("", "user", "file", "generation_config", "model_card", "llama.cpp")}
     found |= {template for kind, template in TEMPLATES.items() if kind not in CHECKS}  # the terminal's alone
-    found |= set(GRIDS.values())
+    found |= set(GRIDS.values()) | set(UNREADABLE_DOCUMENTS)
+    found |= {rule.title for rule in fault_rules.parse(fault_rules.SHIPPED.read_bytes()).rules}
     found |= {*plain_texts(types), *plain_texts(fix_hints), *SYSTEM_TEXTS}
     # Others are commands and addresses.
     found |= {item.where for item in MCP_PROGRAMS} | {MCP_PROGRAMS[-1].name}  # the others are names

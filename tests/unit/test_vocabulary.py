@@ -1,5 +1,6 @@
 """The field's words: names that stood for things with a standard name do not come back (docs/glossary.md)."""
 
+import ast
 import re
 import tokenize
 from pathlib import Path
@@ -259,3 +260,19 @@ def test_names_are_the_fields_own(package):
                 standard.append(BANNED_NAMES[name])
             found += [f"{where}: {name}: say {word}" for word in standard]
     assert found == []
+
+
+def test_sizes_are_in_binary_units_everywhere():
+    """GiB and MiB in window, terminal and server. GB/s, and a budget of `4.5GB`, stay."""
+    decimal = re.compile(r"(?<![\d.])\b[GM]B\b(?!/s)")
+    files = [ROOT / "devices" / name for name in ("doctor.py", "system_checks.py")]
+    for package in ("app", "engine/message_catalog", "engine/placement"):
+        files += sorted((ROOT / package).rglob("*.py"))
+    shown = [
+        (path.name, node.value)
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        and "\n" not in node.value and decimal.search(node.value)
+    ]  # fmt: skip
+    assert shown == []

@@ -65,7 +65,7 @@ def _gpu_line(device: Device) -> str:
         return tr("{name} runs models with {kernels}.").format(name=device.name, kernels=", ".join(kernels))
     reason = tr(device.reason) if device.reason else tr("no backend is known for it")
     words = tr("{name} is not used: {reason}.").format(name=device.name, reason=reason.rstrip("."))
-    return f"{words} {tr(device.fix_hint)}" if device.fix_hint else words
+    return formatted.without_ticks(f"{words} {tr(device.fix_hint)}" if device.fix_hint else words)
 
 
 def rank(device: Device) -> int:

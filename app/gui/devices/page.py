@@ -169,21 +169,24 @@ class DevicesPage(Page):
         line = row(label(name), label(self.tr(words), kind), 1)
         column = stack(line, spacing=4)
         if item.reason and item.state not in _TEXT_BY_STATE:
-            reason = self.tr(item.reason)  # translates reasons without numbers; others stay in the server's English
+            reason = formatted.without_ticks(
+                self.tr(item.reason)
+            )  # translates reasons without numbers; others stay in the server's English
             column.addWidget(label(reason[:1].upper() + reason[1:], "small", wrap=True))
         if item.fix_hint:
             column.addLayout(self._fix(self.tr(item.fix_hint)))
         return column
 
     def _finding_card(self, finding: Finding) -> QFrame:
-        column = stack(label(finding.title, "strong", wrap=True), spacing=4)
+        column = stack(label(formatted.without_ticks(finding.title), "strong", wrap=True), spacing=4)
         if finding.detail:
-            column.addWidget(label(finding.detail, "small", wrap=True))
+            column.addWidget(label(formatted.without_ticks(finding.detail), "small", wrap=True))
         if finding.fix:
             column.addLayout(self._fix(finding.fix))
         return card(column)
 
     def _fix(self, text: str) -> QHBoxLayout:
+        text = formatted.without_ticks(text)
         words = label(text, "", wrap=True, selectable=True)
         self._services.theme.dress(words, "small")
         copy = button(self.tr("Copy"), lambda: QGuiApplication.clipboard().setText(text), "link")

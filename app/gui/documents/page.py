@@ -132,8 +132,8 @@ class DocumentsPage(Page):
             "A reranker reads each question together with the 20 best passages and puts those that answer it "
             "first. A search waits up to 4 s for it. Without one, the order comes from words and meaning alone."
         )
-        small = self.tr("{model}, about 40 MB, for English; quick enough for a processor.").format(model=_ORDERS)
-        large = self.tr("{model}, about 0.5 GB, for many languages; needs a GPU to read all 20 in time.")
+        small = self.tr("{model}, about 40 MiB, for English; quick enough for a processor.").format(model=_ORDERS)
+        large = self.tr("{model}, about 0.5 GiB, for many languages; needs a GPU to read all 20 in time.")
         name = self.tr("Download the reranker {model}")
         return card(
             label(why, "small", wrap=True),

@@ -4,6 +4,7 @@ import msgspec
 from PySide6.QtWidgets import QFrame, QLayout, QVBoxLayout
 
 from app.client import ApiError
+from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.reasons import error_message, translated
 from app.gui.server.rows_card import RowsCard, kind_of_state
@@ -74,10 +75,10 @@ class RemotesCard(RowsCard[Remotes]):
         port = "" if remote.port == _SSH else f":{remote.port}"
         facts = [f"{remote.user}@{remote.host}{port}", remote.fingerprint]
         facts += [
-            self.tr("{device}: {free} of {total} GB free").format(
+            self.tr("{device}: {free} of {total} free").format(
                 device=device.description,
-                free=f"{device.free_bytes / 1e9:.1f}",
-                total=f"{device.total_bytes / 1e9:.1f}",
+                free=formatted.size(device.free_bytes),
+                total=formatted.size(device.total_bytes),
             )
             for device in remote.devices
         ]

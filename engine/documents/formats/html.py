@@ -44,7 +44,7 @@ def blocks_of(raw: bytes) -> Iterator[Block]:
             raw, parser=None if declared else lxml_html.HTMLParser(encoding="utf-8")
         )
     except (etree.LxmlError, ValueError) as error:
-        raise BadDocument(f"it holds no HTML ({error})") from error
+        raise BadDocument(f"it contains no HTML ({error})") from error
     body = root.find("body")
     walk = _Walk()
     yield from walk.run(root if body is None else body)

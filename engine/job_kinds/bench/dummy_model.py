@@ -147,7 +147,7 @@ def write(path: Path, metadata: dict[str, MetaValue], slots: list[TensorSlot]) -
     done, total = 0, sum(slot.num_bytes for slot in slots)
     free = shutil.disk_usage(path.parent).free
     if total + SPARE_DISK_BYTES > free:
-        sys.exit(f"it takes {total / 1e9:.1f} GB, and {path.parent} has {free / 1e9:.1f} GB free")
+        sys.exit(f"it takes {total / 2**30:.1f} GiB, and {path.parent} has {free / 2**30:.1f} GiB free")
     writer = GgufWriter(path, metadata, slots)
     rng = np.random.default_rng(0)
     try:
