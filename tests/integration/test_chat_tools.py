@@ -4,6 +4,7 @@ import base64
 import json
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from tests.support.fakes.scripted import ScriptedServer
@@ -308,6 +309,39 @@ PATCH = '*** Begin Patch\n+ "quoted" line\n*** End Patch'
 
 def said_patch():
     return "<tool_call>\n" + json.dumps({"name": "apply_patch", "arguments": {"input": PATCH}}) + "\n</tool_call>"
+
+
+def test_text_after_a_call_is_a_paragraph_or_a_block_of_its_own(qwen, client):
+    said = f"Let me look.\n{CALL}\nDone."
+    qwen.say(said)
+    assert chat(client, tools=[WEATHER]).choices[0].message.content == "Let me look.\n\nDone."
+    qwen.say(*said)
+    assert streamed(client, tools=[WEATHER])[0] == "Let me look.\n\nDone."
+    body = {"model": "spark", "messages": ASK, "tools": [WEATHER], "stream": False}
+    qwen.say(said)
+    message = httpx2.post(f"{qwen.url}/api/chat", json=body).json()["message"]
+    assert message["content"] == "Let me look.\n\nDone."
+    tool = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
+    qwen.say(said)
+    body = {"model": "spark", "max_tokens": 50, "messages": ASK, "tools": [tool]}
+    blocks = httpx2.post(f"{qwen.url}/v1/messages", json=body).json()["content"]
+    assert [block.get("text") for block in blocks] == ["Let me look.", None, "Done."]
+    qwen.say(said)
+    body = {"model": "spark", "input": "Rome?", "tools": [{"type": "function", **WEATHER["function"]}]}
+    items = httpx2.post(f"{qwen.url}/v1/responses", json=body).json()["output"]
+    texts = [item["content"][0]["text"] if "content" in item else None for item in items]
+    assert texts == ["Let me look.", None, "Done."]
+    # The same history shows the model the same text.
+    history = [
+        ("/v1/messages", {"max_tokens": 50, "messages": [*ASK, {"role": "assistant", "content": [
+            {"type": "text", "text": "Let me "}, {"type": "text", "text": "look."}, blocks[1],
+            {"type": "text", "text": "Done."}]}, {"role": "user", "content": "So?"}], "tools": [tool]}),
+        ("/v1/responses", {"input": [*ASK, items[0], items[2], {"role": "user", "content": "So?"}]}),
+    ]  # fmt: skip
+    for path, body in history:
+        qwen.say("Sunny.")
+        assert httpx2.post(f"{qwen.url}{path}", json={"model": "spark", **body}).status_code == 200
+        assert "Let me look.\n\nDone." in qwen.prompts()[-1]
 
 
 def test_custom_tools_take_raw_text(qwen, client):

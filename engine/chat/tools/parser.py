@@ -39,6 +39,8 @@ from engine.chat.types import AnswerEvent, ReasoningDelta, TextDelta, ToolDefini
 # These have no meaning between the calls of a section.
 _FILLER: Final = ",;[]"
 _IMPLICIT: Final = Section("")
+# Between texts of one kind that a call or another block separates: protocols with one text per response join them.
+PARAGRAPH: Final = "\n\n"
 
 
 class _Mode(Enum):
@@ -68,6 +70,10 @@ class AnswerParser:
         self._spaces = ""  # buffered white space: dropped before a call, sent before text
         self._fresh = True  # at the start of the response, or right after a block
         self._trim = False  # after a block: leading white space belongs to the layout
+        self._before_block = ""  # white space that was dropped before the block
+        # Kinds of text that have begun, and those that a block has interrupted since.
+        self._begun: set[type[TextDelta | ReasoningDelta]] = set()
+        self._interrupted: set[type[TextDelta | ReasoningDelta]] = set()
         self._section = _IMPLICIT
         self._section_calls = 0
         self._junk = ""
@@ -184,8 +190,7 @@ class AnswerParser:
         if self._reasoning and mark == self._reasoning.start:
             if self._fresh or self._dialect.reasoning_anywhere:
                 self._mode = _Mode.REASONING
-                self._trim = True
-                self._spaces = ""
+                self._interrupt()
             else:
                 self._emit(mark, TextDelta)
                 self._quoted = True
@@ -214,19 +219,28 @@ class AnswerParser:
             text = text.lstrip()
         stripped = text.rstrip()
         if stripped:
-            self._events.append(kind(self._spaces + stripped))
+            gap = PARAGRAPH if kind in self._interrupted else self._spaces
+            self._events.append(kind(gap + stripped))
             self._spaces = text[len(stripped) :]
             self._trim = False
+            self._begun.add(kind)
+            self._interrupted.discard(kind)
             if kind is TextDelta:
                 self._fresh = False
         else:
             self._spaces += text
 
+    def _interrupt(self) -> None:
+        """A block begins or ends: the next text of a kind that has begun is a new paragraph."""
+        self._trim = True
+        self._spaces = ""
+        self._interrupted |= self._begun
+
     def _block_over(self) -> None:
         """Return to text after a block."""
         self._mode = _Mode.TEXT
-        self._fresh = self._trim = True
-        self._spaces = ""
+        self._fresh = True
+        self._interrupt()
 
     # ------------------------------------------------------------------ reasoning
 
@@ -335,7 +349,7 @@ class AnswerParser:
         self._section = section
         self._section_calls = 0
         self._junk = ""
-        self._spaces = ""
+        self._before_block, self._spaces = self._spaces, ""
 
     def _leave(self) -> None:
         self._sink.malformed(self._junk)
@@ -427,6 +441,8 @@ class AnswerParser:
         self._buffer = remaining
         self._payload = None
         self._section_calls += 1
+        self._before_block = ""
+        self._interrupted |= self._begun
         self._mode = _Mode.SECTION
         return True
 
@@ -434,6 +450,7 @@ class AnswerParser:
         """Not a tool call: emit the buffered text with its marker."""
         self._payload = None
         self._mode = _Mode.TEXT
+        self._spaces, self._before_block = self._before_block, ""
         self._emit(self._section.start, TextDelta)
         self._buffer = mistake.text + self._buffer
 

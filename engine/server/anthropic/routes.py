@@ -18,6 +18,7 @@ from starlette.responses import Response
 from engine.chat import structured
 from engine.chat.chat_pipeline import AnswerFinished, AnswerStarted, ChatEvent, is_begun
 from engine.chat.query import ChatQuery
+from engine.chat.tools.parser import PARAGRAPH
 from engine.chat.types import (
     CallArguments,
     CallEnded,
@@ -303,6 +304,8 @@ class BlockStream:
             block = {"type": kind, field: ""}
             if kind == "thinking":
                 block["signature"] = ""
+            if self.blocks:  # the paragraph is a block of its own
+                text = text.lstrip()
             out = self._close() + self._open(kind, block, dict(block))
         self.blocks[-1][field] += text
         return out + self._delta({"type": delta, field: text})
@@ -497,7 +500,9 @@ def _assistant(blocks: list[dict[str, Any]], param: str) -> Message:
     for index, block in enumerate(blocks):
         where, kind = f"{param}.content[{index}]", block.get("type")
         if kind == "text":
-            texts.append(_text(block, where))
+            # Adjacent blocks are one text; others are paragraphs.
+            apart = texts and blocks[index - 1].get("type") != "text"
+            texts.append((PARAGRAPH if apart else "") + _text(block, where))
         elif kind == "thinking":
             reasoning.append(str(block.get("thinking", "")))
         elif kind == "tool_use":

@@ -7,6 +7,7 @@ import msgspec
 
 from devices.errors import TesseraError
 from engine.chat.chat_pipeline import AnswerFinished, AnswerLogprobs, ChatEvent
+from engine.chat.tools.parser import PARAGRAPH
 from engine.chat.types import CallArguments, CallEnded, CallStarted, Message, ReasoningDelta, TextDelta, ToolCall
 from engine.core.errors import ContextOverflow, InputFault
 from engine.core.types import Usage
@@ -109,8 +110,8 @@ class ItemStream:
         thoughts = [p["text"] for i in self.output if i["type"] == "reasoning" for p in i["content"]]
         return Message(
             role="assistant",
-            content="".join(texts),
-            reasoning="".join(thoughts) or None,
+            content=PARAGRAPH.join(texts),
+            reasoning=PARAGRAPH.join(thoughts) or None,
             tool_calls=tuple(self._calls),
         )
 
@@ -131,7 +132,10 @@ class ItemStream:
     def _grow(self, kind: str, part: str, text: str) -> bytes:
         out = b""
         if self._kind != kind:
-            out = self._close() + self._open_text(kind, part)
+            out = self._close()
+            if self.output:  # the paragraph is an item of its own
+                text = text.lstrip()
+            out += self._open_text(kind, part)
         self._item["content"][0]["text"] += text
         extra: dict[str, Any] = {}
         if kind == "message":

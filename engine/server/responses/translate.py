@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from engine.chat.tools.parser import PARAGRAPH
 from engine.chat.types import ImagePart, Message, Part, TextPart, ToolCall
 from engine.core.errors import InputFault
 from engine.server.custom_tools import as_arguments
@@ -30,7 +31,7 @@ class _Assistant:
             return None
         return Message(
             role="assistant",
-            content="".join(self.texts),
+            content=PARAGRAPH.join(self.texts),
             reasoning="\n".join(self.reasoning) or None,
             tool_calls=tuple(self.calls),
         )

@@ -141,9 +141,44 @@ def test_a_misspelling_that_fits_two_tools_is_none_of_them():
     assert parse('{"name": "Get_File", "arguments": {}}', tools=tools)[0] == '{"name": "Get_File", "arguments": {}}'
 
 
-def test_text_around_calls_keeps_its_words():
-    said, _, calls, _ = parse(f"Let me look.\n\n<tool_call>\n{WELL}\n</tool_call>\nDone.")
-    assert (said, calls) == ("Let me look.Done.", [CALL])
+JSON_CALL = f"<tool_call>\n{WELL}\n</tool_call>"
+# Texts that a block separates are paragraphs, however the model spaced them.
+APART = {
+    "a call": (f"Let me look.\n\n{JSON_CALL}\nDone.", "Let me look.\n\nDone."),
+    "a call without white space": (f"Let me look.{JSON_CALL}Done.", "Let me look.\n\nDone."),
+    "two calls": (f"A {JSON_CALL}\n{JSON_CALL} B", "A\n\nB"),
+    "a call each": (f"A {JSON_CALL} B {JSON_CALL} C", "A\n\nB\n\nC"),
+    "a call that is none": ("A <tool_call>\nnothing to read\n</tool_call> B", "A\n\nB"),
+    "a call that a text follows in pieces": (f"A {JSON_CALL}\n\n \n B  C", "A\n\nB  C"),
+    "a call first": (f"{JSON_CALL}\nDone.", "Done."),
+    "a call last": (f"Let me look. {JSON_CALL}\n", "Let me look."),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_texts_around_calls_are_paragraphs(name):
+    text, said = APART[name]
+    for size in (len(text), 3, 1):
+        parser = AnswerParser(BY_NAME["hermes"], TOOLS)
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        events = [event for piece in pieces for event in parser.feed(piece)]
+        assert collect(events + parser.finish())[0] == said
+
+
+def test_texts_around_reasoning_and_reasonings_around_text_are_paragraphs():
+    parser = AnswerParser(BY_NAME["harmony"], TOOLS)
+    analysis, final = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+    text = (
+        f"{analysis}A<|end|><|start|>assistant{analysis}B<|end|><|start|>assistant<|channel|>commentary<|message|>C"
+    )
+    events = parser.feed(f"{text}<|end|><|start|>assistant{final}D")
+    said, reasoning, _, _ = collect(events + parser.finish())
+    assert (said, reasoning) == ("C\n\nD", "A\n\nB")
+
+
+def test_text_that_only_begins_like_a_call_keeps_the_space_before_it():
+    said = parse("In Python >>>print\nshows a prompt.", "functionary-v3.2")[0]
+    assert said == "In Python >>>print\nshows a prompt."
 
 
 def test_parallel_calls_count_up_and_have_their_own_ids():
@@ -247,7 +282,7 @@ def test_harmony_channels():
         "<|end|><|start|>assistant<|channel|>final<|message|>Sunny.<|return|>"
     )
     said, reasoning, _, _ = parse(text, "harmony", prefill="<|start|>assistant")
-    assert (said, reasoning) == ("I will look.Sunny.", "think")
+    assert (said, reasoning) == ("I will look.\n\nSunny.", "think")
 
 
 @pytest.mark.parametrize(
