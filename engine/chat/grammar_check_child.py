@@ -9,7 +9,7 @@ import msgspec
 from devices import child_service
 from devices.msgspec_lock import learned
 from engine.chat.render_protocol import GrammarCheckRequest, GrammarCheckResult
-from engine.chat.schema_loosening import Loosening, Separation, readable
+from engine.chat.schema_loosening import TOO_MUCH, Loosening, Separation, readable
 from engine.chat.schemas import Schema, closed, tidy
 from engine.core.errors import ConstraintRefused
 from engine.core.grammar import grammar_of, lark_of_gbnf, limits
@@ -92,7 +92,7 @@ class Checker:
         schema = tidy(json.loads(source))
         shut = closed(Separation(self._schema_problem).separated(closed(schema)))
         verdict = self._enforceable(shut, strict=strict)
-        if not verdict.problem or shut == schema:
+        if not verdict.problem or shut == schema or TOO_MUCH in verdict.problem:
             return verdict
         return self._enforceable(schema, strict=strict)
 

@@ -33,6 +33,9 @@ _UNENFORCEABLE: Final = (
 )  # fmt: skip
 # Compiling a part takes about a millisecond; a schema that needs more tests is dropped as a whole.
 _MAX_TRIALS: Final = 120
+# Characters of schemas that may be compiled in these tests: a fifth of a second.
+_MAX_COMPILED: Final = 4_000_000
+TOO_MUCH: Final = "too much of it cannot be enforced"
 # Characters of schemas that may be compiled to compare branches: a tenth of a second.
 _MAX_COMPARED: Final = 2_000_000
 
@@ -126,6 +129,7 @@ class Loosening:
     def __init__(self, compile_schema: Compile) -> None:
         self._compile = compile_schema
         self._trials = 0
+        self._compiled = 0
         self._defs: dict[str, Any] = {}
         self.dropped: list[str] = []
         self.reason = ""
@@ -141,15 +145,34 @@ class Loosening:
         for key in ("$defs", "definitions"):
             if isinstance(supported.get(key), dict):
                 self._defs[key] = supported[key]
-        for key, defs in self._defs.items():
-            for name in list(defs):
-                defs[name] = self._part(defs[name], f"{key}/{name}")
-        found = self._part(supported, "")
-        problem = self._problem(found)
+        for change in (self._unmerged, self._part) if _is_about_branches(problem) else (self._part,):
+            for key, defs in self._defs.items():
+                for name in list(defs):
+                    defs[name] = change(defs[name], f"{key}/{name}")
+            supported = change({**supported, **self._defs}, "")
+            self._defs = {key: supported[key] for key in self._defs if key in supported}
+            problem = self._problem(supported)
+            if not problem:
+                return supported, ""
         if problem and not self._compile(plain := {"type": "object"} if schema.get("type") == "object" else {}):
             self.dropped, self.reason = ["the schema as a whole"], problem
             return plain, ""
-        return found, problem
+        return supported, problem
+
+    def _unmerged(self, schema: Schema, path: str) -> Schema:
+        """The schema without branches and patterns that the engine cannot merge."""
+        if not isinstance(schema, dict):
+            return schema
+        out = dict(schema)
+        change_parts(out, lambda part, name: self._unmerged(part, _joined(path, name)))
+        if "oneOf" in out and "anyOf" not in out and _is_about_branches(self._alone({"oneOf": out["oneOf"]})):
+            out["anyOf"] = out.pop("oneOf")
+            self._note(path, "the exclusiveness of oneOf")
+        if out.get("properties") and "patternProperties" in out and _is_about_branches(self._alone(out)):
+            del out["patternProperties"]  # a member that is also named would have to match both
+            out.pop("additionalProperties", None)
+            self._note(path, "patternProperties")
+        return out
 
     def _note(self, path: str, what: str) -> None:
         where = f"{path}: " if path else ""
@@ -157,8 +180,9 @@ class Loosening:
 
     def _problem(self, schema: Schema) -> str:
         self._trials += 1
-        if self._trials > _MAX_TRIALS:
-            return "too much of it cannot be enforced"
+        if self._trials > _MAX_TRIALS or self._compiled > _MAX_COMPILED:
+            return TOO_MUCH
+        self._compiled += len(json.dumps(schema))
         return self._compile(schema)
 
     def _alone(self, part: Schema) -> str:
@@ -225,6 +249,11 @@ class Loosening:
         self._note(path, "all but its type")
         plain = {"type": part["type"]} if "type" in part else {}
         return {} if self._alone(plain) else plain
+
+
+def _is_about_branches(problem: str) -> bool:
+    """Whether the engine failed to merge the branches of a oneOf, or a part that refers to itself with another."""
+    return "coerce_one_of" in problem or problem.startswith("circular references")
 
 
 def _is_number(value: object) -> bool:

@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable
+from types import NoneType
 from typing import Any, Final
 
 # A JSON schema: an object, or true and false.
@@ -36,6 +37,14 @@ _PATTERNS: Final = {
     "date-time": f"^{_DATE}T{_TIME}$",
     "hostname": rf"^{_LABEL}(?:\.{_LABEL})*$",
 }
+# Rules about member names that have the form of a list or of a pattern.
+_NAME_RULES: Final = frozenset({"type", "enum", "const", "pattern", "minLength", "maxLength", "format"})
+_OCTET: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_NAME_FORMATS: Final = {
+    "uuid": "^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
+    "ipv4": rf"^(?:{_OCTET}\.){{3}}{_OCTET}$",
+}
+_STRING_TYPES: Final = ("string", ["string"])
 _HOSTNAME_LENGTH: Final = 253
 # Before 2019 other keywords next to a reference are ignored.
 _BESIDE_REFERENCES: Final = frozenset({"$ref", "$schema", "$id", "id", "$defs", "definitions"})
@@ -303,6 +312,7 @@ def _tidy(schema: Schema, root: Schema) -> Schema:
     _tidy_lists(out)
     _tidy_conditions(out)
     _tidy_names(out, root)
+    _tidy_patterns(out)
     branches = [resolved(branch, root) for branch in out["oneOf"]] if isinstance(out.get("oneOf"), list) else []
     if branches and "anyOf" not in out and all(_differ(a, b, root) for a, b in itertools.combinations(branches, 2)):
         out["anyOf"] = out.pop("oneOf")
@@ -418,21 +428,82 @@ def _tidy_names(out: dict[str, Any], root: Schema) -> None:
     if _allows_anything(rule) or rule == {"type": "string"}:
         out.pop("propertyNames", None)
         return
-    if not isinstance(rule, dict) or set(rule) - {"type", "enum", "const", "pattern"}:
+    allowed = _allowed_names(rule, root)
+    others, named = out.get("additionalProperties", True), out.get("properties") or {}
+    if allowed is None or "patternProperties" in out or not isinstance(named, dict):
         return
-    others = out.get("additionalProperties", True)
-    named = out.get("properties") or {}
-    names = [rule["const"]] if "const" in rule else rule.get("enum")
-    if "patternProperties" in out or not isinstance(named, dict):
-        return
-    if isinstance(names, list) and "pattern" not in rule:
-        out["properties"] = {name: named.get(name, others) for name in names if isinstance(name, str)}
-    elif isinstance(rule.get("pattern"), str) and names is None and not named:
-        out["patternProperties"] = {rule["pattern"]: others}
+    names, patterns = allowed
+    if names is None:
+        if len(patterns) > 1:
+            return  # the engine has no intersection of patterns
+        fitting = {name: part for name, part in named.items() if _fits(name, patterns)}
+        if fitting and not _allows_anything(others):
+            return  # a pattern would apply to these members too
+        out["patternProperties"] = dict.fromkeys(patterns, others)
+        out["properties"] = fitting
     else:
-        return
+        out["properties"] = {name: named.get(name, others) for name in names if _fits(name, patterns)}
     out["additionalProperties"] = False
     del out["propertyNames"]
+
+
+def _tidy_patterns(out: dict[str, Any]) -> None:
+    """Remove named members that a pattern describes alike: the engine would compile both into one."""
+    named, patterns = out.get("properties"), out.get("patternProperties")
+    if not isinstance(named, dict) or not isinstance(patterns, dict) or not all(map(_is_pattern, patterns)):
+        return
+    required = required_names(out)
+    for name, part in list(named.items()):
+        same = [patterns[pattern] == part for pattern in patterns if _fits(name, [pattern])]
+        if same and all(same) and required is not None and name not in required:
+            named = out["properties"] = {key: value for key, value in named.items() if key != name}
+
+
+def _allowed_names(rule: Schema, root: Schema) -> tuple[list[str] | None, list[str]] | None:
+    """The names that a rule lists (None: it lists none) and the patterns of all names; None if it is neither."""
+    if rule is False:
+        return [], []
+    if not isinstance(rule, dict):
+        return None
+    if rule.keys() <= {"anyOf", "oneOf"}:
+        return _names_of_branches(rule, root)
+    if rule.keys() - _NAME_RULES or rule.get("type", "string") not in _STRING_TYPES:
+        return None
+    least, most = str(rule.get("minLength", 0)), str(rule.get("maxLength", ""))
+    form = str(rule.get("format", ""))
+    patterns = [str(rule["pattern"])] if "pattern" in rule else []
+    patterns += [_NAME_FORMATS.get(form, "(")] if form else []
+    patterns += [rf"^[\s\S]{{{least},{most}}}$"] if rule.keys() & {"minLength", "maxLength"} else []
+    names = [rule["const"]] if "const" in rule else rule.get("enum")
+    readable = all(map(_is_pattern, patterns)) and least.isdecimal() and (not most or most.isdecimal())
+    if not readable or not isinstance(names, list | NoneType):
+        return None
+    return None if names is None else [name for name in names if isinstance(name, str)], patterns
+
+
+def _names_of_branches(rule: dict[str, Any], root: Schema) -> tuple[list[str], list[str]] | None:
+    """The names that the branches of an alternative list together."""
+    (branches,) = rule.values() if len(rule) == 1 else ((),)
+    names: list[str] = []
+    for branch in branches if isinstance(branches, list) else ():
+        found = _allowed_names(resolved(branch, root), root)
+        if found is None or found[0] is None or found[1]:
+            return None
+        names += found[0]
+    distinct = "anyOf" in rule or len(names) == len(set(names))
+    return (list(dict.fromkeys(names)), []) if names and distinct else None
+
+
+def _is_pattern(pattern: str) -> bool:
+    try:
+        re.compile(pattern, re.ASCII)
+    except (re.error, OverflowError, RecursionError):
+        return False
+    return True
+
+
+def _fits(name: str, patterns: list[str]) -> bool:
+    return all(re.search(pattern, name, re.ASCII) for pattern in patterns)
 
 
 def _differ(one: Schema, other: Schema, root: Schema) -> bool:

@@ -226,6 +226,32 @@ EQUIVALENT = {
         [{"ab": 1}, {}],
         [{"b": 1}, {"a": "x"}],
     ),
+    "names of a length": (
+        {"type": "object", "propertyNames": {"minLength": 2, "maxLength": 3}},
+        [{"ab": 1, "abc": 2}, {}],
+        [{"a": 1}, {"abcd": 1}],
+    ),
+    "names of an alternative of texts": (
+        {"type": "object", "propertyNames": {"anyOf": [{"const": "a"}, {"enum": ["b", "c"]}]}},
+        [{"a": 1, "c": 2}],
+        [{"d": 1}],
+    ),
+    "names of an enum that a pattern restricts": (
+        {"type": "object", "propertyNames": {"enum": ["a", "bb"], "pattern": "^.$"}},
+        [{"a": 1}],
+        [{"bb": 1}],
+    ),
+    "names of a pattern beside named members": (
+        {"type": "object", "properties": {"x_a": TEXT, "y": TEXT}, "propertyNames": {"pattern": "^x_"}},
+        [{"x_a": "t", "x_b": 1}],
+        [{"y": "t"}, {"x_a": 1}],
+    ),
+    "names of a format": (
+        {"type": "object", "propertyNames": {"format": "uuid"}, "additionalProperties": {"type": "integer"}},
+        [{"123e4567-e89b-12d3-a456-426614174000": 1}],
+        [{"a": 1}],
+    ),
+    "no names": ({"type": "object", "propertyNames": False}, [{}], [{"a": 1}]),
     "unevaluated": (
         {"type": "object", "properties": {"a": TEXT}, "unevaluatedProperties": False},
         [{}],
@@ -255,7 +281,7 @@ UNENFORCEABLE = {
     "if": ({**TEXT, "if": {"const": "x"}, "then": {"minLength": 3}}, TEXT),
     "dependentRequired": ({"type": "object", "dependentRequired": {"a": ["b"]}}, {"type": "object"}),
     "dependencies": ({"type": "object", "dependencies": {"a": ["b"]}}, {"type": "object"}),
-    "propertyNames": ({"type": "object", "propertyNames": {"minLength": 2}}, {"type": "object"}),
+    "propertyNames": ({"type": "object", "propertyNames": {"minLength": 2, "pattern": "^a"}}, {"type": "object"}),
     "pattern": ({**TEXT, "pattern": r"^(?=.*@)[^@]+$"}, TEXT),
     "patternProperties": ({"type": "object", "patternProperties": {"(a)\\1": TEXT}, "additionalProperties": False},
                           {"type": "object", "patternProperties": {}}),
@@ -283,6 +309,37 @@ def test_what_cannot_be_enforced_is_dropped_and_named_or_refused(name):
     assert "q: " in refused
     assert name in refused
     assert "coerce" not in refused
+
+
+def test_a_large_schema_loses_the_branches_that_cannot_be_merged_and_nothing_else():
+    content = {
+        "type": "object",
+        "properties": {
+            "links": {"$ref": "#/definitions/links"},
+            "kind": {"oneOf": [{"pattern": "^a"}, {"pattern": "b"}]},
+        },
+    }
+    links = {
+        "type": "object",
+        "properties": {"first": {"items": {"$ref": "#/definitions/plain"}}},
+        "patternProperties": {".*": {"items": {"anyOf": [{"$ref": "#/definitions/content"}]}}},
+    }
+    padding = {
+        f"unused{i}": {"type": "object", "properties": {f"a{k}": TEXT for k in range(60)}} for i in range(40)
+    }
+    whole = {
+        "$ref": "#/definitions/content",
+        "definitions": {"content": content, "links": links, "plain": {"type": "object"}, **padding},
+    }
+    source = json.dumps(whole)
+    verdict = CHECKER.check(GrammarCheckRequest(kind="json_schema", source=source, strict=False))
+    assert verdict.problem == ""
+    assert set(verdict.dropped) == {
+        "definitions/content.kind: the exclusiveness of oneOf",
+        "definitions/links: patternProperties",
+    }
+    strict = CHECKER.check(GrammarCheckRequest(kind="json_schema", source=source)).problem
+    assert "definitions/links: patternProperties" in strict
 
 
 ADDRESS = {"type": "object", "properties": {"city": TEXT}, "required": ["city"]}
