@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from engine.chat.openai_forward import forward
-from engine.chat.query import ChatQuery
+from engine.chat.query import ChatQuery, check_tools
 from engine.chat.reasoning import Markers, open_markers
 from engine.chat.schemas import closed, shape, tidy
 from engine.chat.structured import (
@@ -24,7 +24,6 @@ from engine.chat.structured import (
 from engine.chat.template import TemplateRenderer
 from engine.chat.template_messages import without_tools_images
 from engine.chat.tools.call_events import FurtherCalls
-from engine.chat.tools.checks import check_tools
 from engine.chat.tools.dialect import Dialect
 from engine.chat.tools.dialects import choose
 from engine.chat.tools.grammar import ToolGrammar, embedded, tool_grammar

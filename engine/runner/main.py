@@ -4,8 +4,8 @@ import gc
 import os
 import sys
 
-from engine.runner.channel import claim_stdio
 from engine.runner.orphans import die_with_parent
+from engine.runner.protocol import claim_stdio
 
 
 def main() -> int:

@@ -4,10 +4,13 @@ The protocol is the same for the llama.cpp runner, the ONNX runner and the fakes
 big-endian length and one msgpack message. All output of a step is in one `Events` frame.
 """
 
-from typing import Final
+import os
+import threading
+from typing import BinaryIO, Final
 
 import msgspec
 
+from devices import frames
 from devices.frames import LENGTH
 from devices.msgspec_lock import learned
 from engine.core.types import Event, GenerationRequest, ModelFacts
@@ -413,3 +416,35 @@ class FrameReader:
         if at:
             del buffer[:at]
         return bodies
+
+
+# The runner's end of the pipes: sends and receives whole frames, and reserves stdout for them.
+
+
+class Channel:
+    """Blocking frames over two file descriptors. `send` may be called from several threads."""
+
+    def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
+        self._source = source
+        self._sink = sink
+        self._lock = threading.Lock()
+
+    def receive(self) -> ToRunner | None:
+        """Return the next message, or None if the server is gone."""
+        body = frames.read_frame(self._source, MAX_FRAME_BYTES)
+        return None if body is None else decode_to_runner(body)
+
+    def send(self, message: FromRunner) -> None:
+        """Write one message. If the server is gone, the process exits: it has no other client."""
+        data = frame(message)
+        try:
+            with self._lock:
+                self._sink.write(data)
+                self._sink.flush()
+        except (BrokenPipeError, ValueError):
+            os._exit(0)
+
+
+def claim_stdio() -> Channel:
+    """Return the channel of a runner, over its stdin and stdout."""
+    return Channel(*frames.claim_stdio())

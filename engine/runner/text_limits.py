@@ -2,6 +2,8 @@
 
 from typing import Final
 
+# Counting tokens is useful beyond the context too; a text of this size has about a million.
+TOKENIZE_CHARS: Final = 4 << 20
 # A part without a split point that is longer than this is first counted in slices, to reject it before tokenizing
 # it whole.
 SLICE_BYTES: Final = 64 << 10

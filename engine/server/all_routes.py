@@ -19,7 +19,7 @@ from engine.core.version import __version__
 from engine.server.anthropic import routes as anthropic
 from engine.server.auth import OPEN_PATHS, manages
 from engine.server.body import write_schemas
-from engine.server.error_shape import HANDLERS, ErrorMiddleware, engine_error, shape_of_path
+from engine.server.error_shape import HANDLERS, engine_error, shape_of_path
 from engine.server.llama_server import fim, resumable_streams, tokens
 from engine.server.llama_server import routes as llama_server
 from engine.server.lmstudio import routes as lmstudio
@@ -38,6 +38,7 @@ from engine.server.manage import remotes as manage_remotes
 from engine.server.manage import replay as manage_replay
 from engine.server.manage import stats as manage_stats
 from engine.server.manage import upstreams as manage_upstreams
+from engine.server.middleware import ErrorMiddleware
 from engine.server.msgspec_routes import Contract, components, take_contract
 from engine.server.ollama import models as ollama_models
 from engine.server.ollama import routes as ollama

@@ -7,11 +7,9 @@ import gc
 import json
 import logging
 import os
-import secrets
 import socket
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -23,39 +21,28 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from devices.atomic_file import sweep_unfinished
 from devices.process_memory import give_back_freed
-from engine.api.requests import RequestRecord
-from engine.core.keys import BadKeyFile
-from engine.core.ownership import is_own_program, request_owner
 from engine.core.proof import proof
-from engine.core.request_timing import Clock, TimeLog, start_clock
 from engine.core.startup_timing import StartupTimer
 from engine.jobs.jobs import JobRegistry
-from engine.message_catalog import sentence
 from engine.server.auth import (
     Access,
-    Forbidden,
-    TooManyFailures,
-    Unauthorized,
-    manages,
     remove_server_file,
     running_server_url,
     write_server_file,
 )
 from engine.server.connections import SleepingServer, connection_class, connection_limit, quieten
-from engine.server.error_shape import HANDLERS, ErrorMiddleware
-from engine.server.guard import NOBODY_ELSE, Guard, refuse
+from engine.server.error_shape import HANDLERS
 from engine.server.log_rate_limit import LogRateLimit, bound_log
-from engine.server.metrics import Metrics
+from engine.server.middleware import NOBODY_ELSE, AccessCheck, ErrorMiddleware, Guard, RequestLog
 from engine.server.model_side import ModelSide
 from engine.server.openai import completions, models
 from engine.server.openai import routes as chat
 from engine.server.options import BACKLOG, ServeOptions
 from engine.server.origin_check import AllowedOrigins
-from engine.server.recent import RecentRequests, current, program_of
 from engine.server.root import health, root
 from engine.server.routing import EarlyRoute
 from engine.server.state import ServerState, server_state
@@ -206,38 +193,6 @@ async def give_back_when_idle(busy: Callable[[], bool]) -> None:
 MEASURE_AFTER_S: Final = 60.0
 
 
-class AccessCheck:
-    """ASGI middleware that checks `Access` before any route and records the owner of the request."""
-
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self._app = app
-        self._access = access
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
-            try:
-                client = scope.get("client")
-                caller = self._access.check(scope["path"], headers, client[0] if client else "")
-                request_owner.set(caller.owner)
-                is_own_program.set(caller.is_own)
-            except Unauthorized as error:
-                await refuse(scope, receive, send, 401, error.code, str(error))
-                return
-            except Forbidden as error:
-                await refuse(scope, receive, send, 403, error.code, str(error))
-                return
-            except TooManyFailures as error:
-                wait = (b"retry-after", str(error.retry_after_s).encode())
-                await refuse(scope, receive, send, 429, error.code, str(error), wait)
-                return
-            except BadKeyFile as error:
-                log.error("%s", error)  # noqa: TRY400 - the message is complete; a traceback would hide it
-                await refuse(scope, receive, send, 503, error.code, "The server's file of API keys cannot be read.")
-                return
-        await self._app(scope, receive, send)
-
-
 def create_app(
     state: ServerState, callers: AllowedOrigins = NOBODY_ELSE, before_late: Callable[[], None] = lambda: None
 ) -> Starlette:
@@ -334,110 +289,6 @@ async def _health(request: Request) -> Response:
     """Health check. The user's programs use it to verify which server listens here: see `engine.core.proof`."""
     proven = proof(server_state(request).access.token, request.query_params.get("challenge", ""))
     return JSONResponse({**await health(), **({"proof": proven} if proven is not None else {})})
-
-
-access_log = logging.getLogger("engine.access")
-
-# Routes that programs poll; they are not logged.
-_QUIET: Final = frozenset({"/health", "/metrics"})
-# Other routes than management ones run a model only with these methods.
-_ASKING: Final = frozenset({"POST"})
-_MOST_PATH: Final = 60
-
-
-class RequestLog:
-    """Outermost ASGI middleware. Logs neither query strings nor headers, which may contain secrets."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics, times: TimeLog, recent: RecentRequests) -> None:
-        self._app = app
-        self._metrics = metrics
-        self._times = times
-        self._recent = recent
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request_id = f"req_{secrets.token_hex(8)}"
-        clock = start_clock(request_id)
-        status, sent = 0, 0
-        receiving = True
-
-        async def timed() -> Message:
-            """Count the time until the body is complete as network time.
-
-            Later messages only report a disconnect.
-            """
-            nonlocal receiving
-            before = time.monotonic()
-            message = await receive()
-            if receiving:
-                clock.network_s += time.monotonic() - before
-                receiving = bool(message.get("more_body"))
-            return message
-
-        async def counted(message: Message) -> None:
-            nonlocal status, sent
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
-                if clock.ran_on:
-                    message["headers"].append(
-                        (b"x-tessera-ran-on", sentence(clock.ran_on).encode("ascii", "replace"))
-                    )
-            else:
-                sent += len(message.get("body", b""))
-            before = time.monotonic()
-            await send(message)
-            clock.network_s += time.monotonic() - before
-
-        record = self._begin(scope, request_id)
-        token = current.set(record)
-        try:
-            await self._app(scope, timed, counted)
-        finally:
-            current.reset(token)
-            elapsed = time.monotonic() - clock.began
-            if clock.model:
-                self._times.add(clock, getattr(scope.get("route"), "path", "unknown"))
-            if record is not None:
-                self._recent.ended(record, status=status, seconds=elapsed, sent_bytes=sent)
-            self._write(scope, clock, status, sent, elapsed)
-
-    def _begin(self, scope: Scope, request_id: str) -> RequestRecord | None:
-        path = scope["path"]
-        if path in _QUIET or path == "/" or manages(path):
-            return None
-        client = scope.get("client")
-        record = RequestRecord(
-            id=request_id,
-            time=time.time(),
-            route=path if path.isprintable() and len(path) <= _MOST_PATH else "unknown",
-            program=program_of(dict(scope["headers"])),
-            address=client[0] if client else "-",
-        )
-        self._recent.began(record, counts=scope["method"] in _ASKING)
-        return record
-
-    def _write(self, scope: Scope, clock: Clock, status: int, sent: int, elapsed: float) -> None:
-        route: Any = scope.get("route")
-        # Use the route's pattern, never the path of the request: one label per path would fill the memory.
-        template = getattr(route, "path", "unknown")
-        self._metrics.requests.labels(template, f"{status // 100}xx" if status else "left").inc()
-        if template in _QUIET:
-            return
-        client = scope.get("client")
-        access_log.info(
-            "id=%s method=%s route=%s status=%s ms=%d waited_ms=%d bytes=%d from=%s",
-            clock.id,
-            scope["method"][:16],
-            template,
-            status or "-",
-            elapsed * 1000,
-            (clock.load_s + clock.queue_s) * 1000,
-            sent,
-            client[0] if client else "-",
-        )
 
 
 _LATE_S: Final = 0.1

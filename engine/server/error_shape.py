@@ -1,19 +1,14 @@
 """Error bodies in the format of the request's protocol, so that its client can parse them."""
 
-import asyncio
-import json
-import logging
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from devices.errors import TesseraError
-from engine.core.errors import EnvironmentFault, exhausted
-from engine.message_catalog.reasons import because
 from engine.server.anthropic import errors as anthropic
 from engine.server.errors import ErrorShape, lookup, retry_header
 from engine.server.ollama import errors as ollama
@@ -46,66 +41,6 @@ def error_body(scope: Scope, error: Exception) -> dict[str, Any]:
 def refusal_body(scope: Scope, status: int, code: str, message: str) -> dict[str, Any]:
     """A refusal before routing, as the error object of the request's protocol."""
     return shape_of(scope).refusal(status, code, message)
-
-
-# Middleware for unhandled errors: it responds in the protocol's format, inside the request log, and keeps the
-# connection usable. Bugs give a 500. A system without descriptors, memory or disk space, and a server that is being
-# stopped, give a 503.
-
-log = logging.getLogger(__name__)
-
-
-class Stopping(EnvironmentFault):
-    """The server stops before this response ends."""
-
-    code = "stopping"
-
-    def __init__(self) -> None:
-        super().__init__(because("server_stopping"))
-
-
-class ErrorMiddleware:
-    """ASGI middleware for exceptions that no route has handled. A response that has started can only be cut off."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        started = False
-
-        async def watched(message: Message) -> None:
-            nonlocal started
-            await send(message)
-            started = started or message["type"] == "http.response.start"
-
-        try:
-            await self._app(scope, receive, watched)
-        except asyncio.CancelledError:  # the server stops and has waited long enough for its responses
-            if not started:
-                await _send_error(scope, Stopping(), send)
-        except Exception as error:
-            if started:
-                raise
-            fault = exhausted(error)
-            if fault is None:
-                log.exception("unexpected error")
-            else:
-                log.warning("request refused, the system has no more %s: %s", fault.what, error)
-            await _send_error(scope, fault or error, send)
-
-
-async def _send_error(scope: Scope, error: Exception, send: Send) -> None:
-    body = json.dumps(error_body(scope, error)).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        *((name.encode(), value.encode()) for name, value in retry_header(error).items()),
-    ]
-    await send({"type": "http.response.start", "status": lookup(error)[0], "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 async def engine_error(request: Request, error: Exception) -> Response:

@@ -12,7 +12,7 @@ from engine.core.types import GenerationRequest, ModelFacts, SamplingParams
 from engine.message_catalog.reasons import because
 from engine.pool.loaded_model import REMOTE, LoadedModel
 from engine.pool.pool import HERE
-from engine.runner.tokenizer_threads import TOKENIZE_CHARS
+from engine.runner.text_limits import TOKENIZE_CHARS
 from engine.server.state import ServerState
 
 # Shares of the available context for the suffix and for other files when a prompt is shortened.

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 from starlette.requests import Request
@@ -18,6 +18,42 @@ from engine.pool.loaded_model import QueueTicket
 from engine.server.errors import ErrorShape, lookup, retry_header
 from engine.server.streams import Making, conversation_of
 
+T = TypeVar("T")
+
+
+async def merge(generations: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T], None]:
+    """Events in order of arrival, with the index of their generation. Closing it early cancels all."""
+    if len(generations) == 1:
+        async for event in generations[0]:
+            yield 0, event
+        return
+    queue: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()
+
+    async def drain(index: int, generation: AsyncIterator[T]) -> None:
+        try:
+            async for event in generation:
+                queue.put_nowait((index, event))
+            queue.put_nowait(None)
+        except Exception as error:  # noqa: BLE001 - carried to the consumer, which raises it
+            queue.put_nowait(error)
+
+    tasks = [asyncio.create_task(drain(i, g)) for i, g in enumerate(generations)]
+    open_count = len(tasks)
+    try:
+        while open_count:
+            item = await queue.get()
+            if item is None:
+                open_count -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 log = logging.getLogger(__name__)
 
 # A request that fails before this time gets an HTTP status. A slower one (loading, a long queue) gets its headers
@@ -25,8 +61,6 @@ log = logging.getLogger(__name__)
 EARLY_HEADERS_S: Final = 5.0
 # Well below the idle timeouts of known clients (300 s and more) and proxies (60 s).
 PING_S: Final = 10.0
-
-T = TypeVar("T")
 
 
 class EventStream(Response):

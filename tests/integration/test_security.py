@@ -13,7 +13,7 @@ import pytest
 from starlette.routing import Route
 
 from engine.core.keys import KeyStore
-from engine.server import guard
+from engine.server import middleware
 from engine.server.all_routes import every_route
 from engine.server.auth import Access, running_server_url
 from engine.server.origin_check import AllowedOrigins
@@ -322,7 +322,7 @@ def test_cors_is_for_listed_pages_only(locked, http):
 
 
 def test_a_body_that_stalls_is_given_up(qwen, monkeypatch):
-    monkeypatch.setattr(guard, "BODY_PAUSE_S", 0.2)
+    monkeypatch.setattr(middleware, "BODY_PAUSE_S", 0.2)
     with socket.create_connection(("127.0.0.1", qwen.port), 60) as raw:
         head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{"
         raw.sendall(head.encode())

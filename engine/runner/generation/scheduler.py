@@ -1,20 +1,53 @@
-"""Base class of schedulers: tracks a runner's requests from queue to end."""
+"""Base class of schedulers: checks requests, orders their queue, samples tokens, and tracks them to their end."""
 
 import abc
 import time
 from collections import deque
-from typing import Generic, TypeVar
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
 
-from engine.core.types import Event, FinishReason, TokenLogprob
-from engine.runner.generation.request_queue import enqueue
+from engine.core.types import Event, FinishReason, GenerationRequest, TokenLogprob
+from engine.runner.generation.reasoning import ReasoningLimit
+from engine.runner.generation.sampler import NotFinite, token_logprob
 from engine.runner.generation.sequence import Sequence
 from engine.runner.generation.step_accounting import StepTimes
 from engine.runner.generation.vocabulary import Vocabulary
 from engine.runner.protocol import Fault
 
-Output = tuple[int, Event] | Fault
+# Order of the request queue: interactive requests first, background requests ("side") last.
 
 S = TypeVar("S", bound=Sequence)
+
+
+def enqueue(waiting: deque[S], sequence: S) -> None:
+    """Append to the queue; interactive requests go before all others."""
+    if sequence.request.priority == "interactive":
+        behind = next((i for i, s in enumerate(waiting) if s.request.priority != "interactive"), None)
+        waiting.insert(len(waiting) if behind is None else behind, sequence)
+    else:
+        waiting.append(sequence)
+
+
+def enqueue_again(waiting: deque[S], sequence: S) -> None:
+    """Requeue a preempted request at the head, or at the end if it is a "side" request."""
+    if sequence.request.priority == "side":
+        waiting.append(sequence)
+    else:
+        waiting.appendleft(sequence)
+
+
+def must_wait(sequence: Sequence, running: Iterable[Sequence]) -> bool:
+    """Whether this is a "side" request that must wait for others."""
+    return sequence.request.priority == "side" and any(s.request.priority != "side" for s in running)
+
+
+def to_preempt(running: list[S], waiting: Iterable[S]) -> list[S]:
+    """Return the running "side" requests to preempt because another request arrived."""
+    side = [s for s in running if s.request.priority == "side"]
+    return side if side and any(s.request.priority != "side" for s in (*running, *waiting)) else []
+
+
+Output = tuple[int, Event] | Fault
 
 
 class BaseScheduler(abc.ABC, Generic[S]):
@@ -112,3 +145,97 @@ class BaseScheduler(abc.ABC, Generic[S]):
     @abc.abstractmethod
     def _forget(self, sequence: S) -> None:
         """Remove an ended request and free its resources, except for what later requests can reuse."""
+
+
+# Checks a request before a model sees it.
+
+
+def answer_limit(request: GenerationRequest, num_tokens: int, n_ctx: int) -> int:
+    """Return the maximum length of prompt plus response, in tokens, for a prompt of `num_tokens`."""
+    room = n_ctx - num_tokens if not request.context_shift else request.max_tokens or 0
+    return num_tokens + (room if request.max_tokens is None else min(request.max_tokens, room))
+
+
+def context_exceeded(request_id: int, num_tokens: int, n_ctx: int) -> Fault | None:
+    """Return a Fault if a prompt leaves no space in a context of `n_ctx` tokens, else None."""
+    if num_tokens < n_ctx:
+        return None
+    counts: dict[str, int | float | str | None] = {"prompt_tokens": num_tokens, "context_tokens": n_ctx}
+    return Fault(id=request_id, code="context_length_exceeded", message="", facts=counts)
+
+
+def problem(request: GenerationRequest, tokens: list[int], n_vocab: int) -> tuple[str, str] | None:
+    """Return the field with invalid token ids and the reason, or None.
+
+    Ids below 0 stand for images; only a prompt that the runner itself tokenized has them.
+    """
+    if not tokens:
+        return "prompt", "The prompt is empty."
+    if (isinstance(request.prompt, list) and min(tokens) < 0) or max(tokens) >= n_vocab:
+        return "prompt", f"Token ids must be between 0 and {n_vocab - 1}."
+    for field, ids in (("logit_bias", request.sampling.logit_bias), ("stop_token_ids", request.stop_token_ids)):
+        unknown = [t for t in ids if not 0 <= t < n_vocab]
+        if unknown:
+            return field, f"Token id {unknown[0]} is not in this model's vocabulary of {n_vocab}."
+    return None
+
+
+# Samples one token for one sequence from a row of logits, with penalties, constraint and log probabilities.
+
+
+class SamplingFailed(Exception):
+    """No token can be sampled for this request."""
+
+
+class ConstraintFailed(SamplingFailed):
+    """The request's grammar cannot continue."""
+
+
+def sample(sequence: Sequence, row: Any, vocabulary: Vocabulary) -> tuple[int, TokenLogprob | None]:
+    """Return the next token, and its log probability if requested. `row` (n_vocab,) is changed in place.
+
+    The unconstrained token is tried first: in most steps it is allowed, and no mask over the vocabulary is needed.
+
+    Raises: ConstraintFailed; SamplingFailed: the logits are not finite.
+    """
+    wanted = sequence.request.logprobs
+    raw = row.copy() if wanted is not None else None
+    forced = _forced(sequence, vocabulary)
+    if forced is not None:
+        return forced, None if raw is None else token_logprob(raw, forced, wanted or 0, vocabulary.pieces)
+    if sequence.noise is not None:
+        sequence.noise.before(row)
+    try:
+        sequence.sampler.adjust(row)
+        if forbidden := _forbidden(sequence, vocabulary):
+            row[forbidden] = float("-inf")
+        token = sequence.sampler.sample(row)
+        constraint = sequence.constraint
+        if constraint is not None and not constraint.allows(token):
+            constraint.mask(row)
+            if constraint.error:
+                raise ConstraintFailed(constraint.error)
+            token = sequence.sampler.sample(row)
+    except NotFinite as error:
+        raise SamplingFailed(f"The model's output is not a number ({error}).") from error
+    if sequence.noise is not None:
+        sequence.noise.sampled(float(row[token]))
+    return token, None if raw is None else token_logprob(raw, token, wanted or 0, vocabulary.pieces)
+
+
+def _forced(sequence: Sequence, vocabulary: Vocabulary) -> int | None:
+    """Return the next token of the closing marker if reasoning has reached its limit, else None."""
+    budget = sequence.request.reasoning
+    if budget is None:
+        return None
+    if sequence.thinking is None:
+        sequence.thinking = ReasoningLimit(budget, vocabulary)
+    return sequence.thinking.forced(sequence.tokens, sequence.n_generated)
+
+
+def _forbidden(sequence: Sequence, vocabulary: Vocabulary) -> list[int]:
+    """Return the tokens that would end the response too early."""
+    request = sequence.request
+    early = sequence.n_generated < request.min_tokens
+    forbidden = list(vocabulary.ends) if early or request.ignore_eos else []
+    return [*forbidden, *request.stop_token_ids] if early else forbidden

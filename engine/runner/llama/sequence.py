@@ -7,7 +7,7 @@ from typing import Final
 from engine.core.types import Event, PromptProgress, Started
 from engine.runner.generation.draft_length import DraftBalance
 from engine.runner.generation.sequence import Sequence
-from engine.runner.llama.cache.cached_sequence import CachedSequence
+from engine.runner.llama.cache.cells import CachedSequence
 from engine.runner.llama.cache.prefix_index import Key
 from engine.runner.llama.vision.vision import Media
 from engine.runner.load_limits import STEADY_ROWS

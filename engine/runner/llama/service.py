@@ -14,8 +14,6 @@ from devices.backends import openvino
 from engine.core.startup_timing import StartupTimer
 from engine.core.types import DeviceCheck, GenerationRequest, ModelFacts
 from engine.runner import protocol
-from engine.runner.channel import Channel
-from engine.runner.duty_cycle import DutyCycle
 from engine.runner.engine_args import meaning
 from engine.runner.generation.grammar_mask import ConstraintCompiler, TokenConstraint
 from engine.runner.llama.batch.adapters import Adapters
@@ -48,9 +46,9 @@ from engine.runner.llama.speculative.model_drafter import ModelDrafter
 from engine.runner.llama.speculative.mtp import MtpHead
 from engine.runner.llama.vision.image import ImageRefused
 from engine.runner.llama.vision.vision import Media, Vision
-from engine.runner.service import RunnerService
+from engine.runner.protocol import Channel
+from engine.runner.service import DutyCycle, Prompt, RunnerService, too_long
 from engine.runner.text_limits import TooManyTokens
-from engine.runner.tokenizer_threads import Prompt, too_long
 
 if TYPE_CHECKING:
     from engine.runner.llama.experts.load import StreamedExperts

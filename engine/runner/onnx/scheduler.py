@@ -13,12 +13,19 @@ import numpy as np
 
 from engine.core.types import GenerationRequest, SamplingParams
 from engine.runner import onnx_libraries as libraries
-from engine.runner.generation.admission import answer_limit, context_exceeded, problem
 from engine.runner.generation.grammar_mask import TokenConstraint
-from engine.runner.generation.request_queue import must_wait
-from engine.runner.generation.sample import ConstraintFailed, SamplingFailed, sample
 from engine.runner.generation.sampler import DEFAULT_ORDER, PENALTIES, NotFinite, Sampler
-from engine.runner.generation.scheduler import BaseScheduler, Output
+from engine.runner.generation.scheduler import (
+    BaseScheduler,
+    ConstraintFailed,
+    Output,
+    SamplingFailed,
+    answer_limit,
+    context_exceeded,
+    must_wait,
+    problem,
+    sample,
+)
 from engine.runner.generation.sequence import Sequence
 from engine.runner.generation.text import TextStream
 from engine.runner.load_limits import MAX_DRAFT

@@ -16,7 +16,6 @@ from devices.msgspec_lock import learned
 from engine.onnx.folder import OnnxFolder
 from engine.runner import onnx_libraries as libraries
 from engine.runner import protocol
-from engine.runner.channel import Channel
 from engine.runner.generation.grammar_mask import ConstraintCompiler
 from engine.runner.onnx import model
 from engine.runner.onnx.encoder import Encoder
@@ -26,9 +25,8 @@ from engine.runner.onnx.model import LoadedFolder
 from engine.runner.onnx.providers import QNN, ProviderChoice, chosen_provider
 from engine.runner.onnx.scheduler import Scheduler
 from engine.runner.onnx.vocabulary import FolderVocabulary
-from engine.runner.protocol import LoadSettings
-from engine.runner.service import RunnerService
-from engine.runner.tokenizer_threads import Prompt
+from engine.runner.protocol import Channel, LoadSettings
+from engine.runner.service import Prompt, RunnerService
 from quantize.onnx.fixed_folder import FACTS, GRAPHS, FixedFacts
 from quantize.onnx.static_shapes import MASKED
 

@@ -18,7 +18,6 @@ from engine.core.version import __version__
 from engine.pool.loaded_model import LoadedModel
 from engine.server.body import ignored_header, openapi_body, parse
 from engine.server.chosen_model import chosen_model
-from engine.server.fanout import merge
 from engine.server.llama_server.schemas import NativeRequest, PromptPart, TemplateRequest
 from engine.server.llama_server.stream import CompletionAnswer, limited, sse
 from engine.server.models import DEFAULT_NAME
@@ -27,7 +26,7 @@ from engine.server.openai import routes as chat
 from engine.server.openai.errors import SHAPE
 from engine.server.openai.schemas import limit_of
 from engine.server.openai.translate import output_of, to_query
-from engine.server.sse import EventStream, while_connected
+from engine.server.sse import EventStream, merge, while_connected
 from engine.server.state import ServerState, server_state
 from engine.server.turn import prepare_turn
 

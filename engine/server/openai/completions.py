@@ -17,7 +17,6 @@ from engine.core.types import Delta, Done, Event, GenerationRequest, ModelFacts,
 from engine.pool.loaded_model import LoadedModel, QueueTicket
 from engine.pool.pool import HERE
 from engine.server.body import ignored_header, parse
-from engine.server.fanout import merge
 from engine.server.fim import asks_like_an_editor, fim_prompt, fim_request
 from engine.server.ids import new_id
 from engine.server.openai import stream
@@ -26,7 +25,7 @@ from engine.server.openai.routes import claimed
 from engine.server.openai.schemas import DEFAULT_MAX_TOKENS, CompletionRequest
 from engine.server.openai.translate import output_of
 from engine.server.routing import EarlyRouter
-from engine.server.sse import EventStream, comment_of, while_connected
+from engine.server.sse import EventStream, comment_of, merge, while_connected
 from engine.server.state import ServerState, server_state
 
 if TYPE_CHECKING:

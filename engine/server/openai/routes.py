@@ -16,7 +16,6 @@ from engine.core.types import PromptProgress, Timings, TokenLogprob, Usage
 from engine.pool.loaded_model import LoadedModel, QueueTicket
 from engine.pool.pool import HERE
 from engine.server.body import ignored_header, parse
-from engine.server.fanout import merge
 from engine.server.ids import new_id
 from engine.server.models import LATEST
 from engine.server.openai import stream
@@ -24,7 +23,7 @@ from engine.server.openai.errors import STREAM_SHAPE
 from engine.server.openai.schemas import ChatRequest, CompletionRequest
 from engine.server.openai.translate import to_query, with_preset
 from engine.server.routing import EarlyRouter
-from engine.server.sse import EventStream, comment_of, while_connected
+from engine.server.sse import EventStream, comment_of, merge, while_connected
 from engine.server.state import ServerState, server_state
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from starlette.responses import Response
 from devices.errors import TesseraError
 from engine.chat import structured
 from engine.chat.chat_pipeline import thinks
-from engine.chat.query import ChatQuery
-from engine.chat.tools.checks import check_tools
+from engine.chat.query import ChatQuery, check_tools
 from engine.chat.types import Message
 from engine.core.errors import InputFault, exhausted
 from engine.core.sampling import Chosen, choose

@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from engine.core.types import Delta, Done, ModelFacts, Started, Timings, Usage
 from engine.runner import protocol
-from engine.runner.channel import Channel, claim_stdio
 from engine.runner.orphans import die_with_parent
+from engine.runner.protocol import Channel, claim_stdio
 
 
 class FakeRunner:

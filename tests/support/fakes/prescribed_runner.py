@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from engine.runner import main
-from engine.runner.generation import sample
+from engine.runner.generation import scheduler
 from engine.runner.generation.sequence import Sequence
 from engine.runner.generation.vocabulary import Vocabulary
 
@@ -40,7 +40,7 @@ class Prescription:
 
 
 if __name__ == "__main__":
-    sample._forced = Prescription(Path(sys.argv[1])).token
+    scheduler._forced = Prescription(Path(sys.argv[1])).token
     sys.argv[1] = "llama"
     code = main.main()
     sys.stdout.flush()

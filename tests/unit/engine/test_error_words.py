@@ -18,8 +18,8 @@ from engine.remotes.protocol import Failed, line
 from engine.remotes.types import Seen
 from engine.runner.exit_reasons import exit_reason
 from engine.server.auth import TooManyFailures
-from engine.server.error_shape import Stopping
 from engine.server.errors import lookup
+from engine.server.middleware import Stopping
 from engine.server.openai.errors import openai_body
 from engine.upstreams import errors as upstreams
 from engine.upstreams.error_mapping import refusal

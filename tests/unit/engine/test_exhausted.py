@@ -11,7 +11,7 @@ import pytest
 
 from engine.core.errors import exhausted
 from engine.jobs.jobs import JobKind, JobRegistry
-from engine.server.error_shape import ErrorMiddleware
+from engine.server.middleware import ErrorMiddleware
 from engine.server.openai.errors import SHAPE
 from engine.server.sse import EventStream
 

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from engine.server.auth import Access, Unauthorized, presented_keys
-from engine.server.guard import Guard
+from engine.server.middleware import Guard
 from engine.server.origin_check import AllowedOrigins
 
 

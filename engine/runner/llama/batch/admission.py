@@ -3,8 +3,8 @@
 from typing import Final
 
 from engine.core.types import GenerationRequest
-from engine.runner.generation.admission import answer_limit, context_exceeded, problem
 from engine.runner.generation.grammar_mask import TokenConstraint
+from engine.runner.generation.scheduler import answer_limit, context_exceeded, problem
 from engine.runner.generation.text import TextStream
 from engine.runner.llama.batch.adapters import Adapters
 from engine.runner.llama.batch.sampler import ChainSampler

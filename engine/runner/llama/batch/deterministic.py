@@ -8,7 +8,7 @@ in whole chunks, so it has the same bits as if computed again.
 
 from engine.runner.llama.batch.adapters import Adapters
 from engine.runner.llama.batch.scheduler import Scheduler
-from engine.runner.llama.cache.cached_sequence import CachedSequence
+from engine.runner.llama.cache.cells import CachedSequence
 from engine.runner.llama.cache.prefix_store import PrefixStore
 from engine.runner.llama.native.model import LoadedModel
 from engine.runner.llama.native.vocabulary import LlamaVocabulary

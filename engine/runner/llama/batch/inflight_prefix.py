@@ -9,7 +9,7 @@ cancelled or overtaken delays no other request, and the next one continues with 
 from typing import Final
 
 from engine.runner.llama.batch.step_budget import StepBudget, usable_prefix
-from engine.runner.llama.cache.cached_sequence import common_prefix
+from engine.runner.llama.cache.cells import common_prefix
 from engine.runner.llama.cache.checkpoints import SHORTEST
 from engine.runner.llama.cache.kv import KVCache
 from engine.runner.llama.cache.kv_offload import MIN_GAIN

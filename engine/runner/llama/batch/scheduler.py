@@ -6,16 +6,24 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from engine.core.types import GenerationRequest
-from engine.runner.generation.admission import answer_limit, context_exceeded
 from engine.runner.generation.grammar_mask import TokenConstraint
-from engine.runner.generation.request_queue import enqueue_again, must_wait, to_preempt
-from engine.runner.generation.sample import ConstraintFailed, SamplingFailed, sample
-from engine.runner.generation.scheduler import BaseScheduler, Output
+from engine.runner.generation.scheduler import (
+    BaseScheduler,
+    ConstraintFailed,
+    Output,
+    SamplingFailed,
+    answer_limit,
+    context_exceeded,
+    enqueue_again,
+    must_wait,
+    sample,
+    to_preempt,
+)
 from engine.runner.llama.batch import admission, sampler
 from engine.runner.llama.batch.adapters import Adapters
 from engine.runner.llama.batch.inflight_prefix import InflightPrefixes
 from engine.runner.llama.batch.step_budget import StepBudget, flush_text, prefill_order, usable_prefix
-from engine.runner.llama.cache.cached_sequence import CachedSequence
+from engine.runner.llama.cache.cells import CachedSequence
 from engine.runner.llama.cache.kv import KVCache
 from engine.runner.llama.cache.kv_offload import SAVED_FROM
 from engine.runner.llama.cache.prefix_store import PrefixStore

@@ -8,8 +8,7 @@ starts with one.
 
 from typing import Final
 
-from engine.runner.llama.cache.cached_sequence import CachedSequence, common_prefix, steady_length
-from engine.runner.llama.cache.cells import Cells
+from engine.runner.llama.cache.cells import CachedSequence, Cells, common_prefix, steady_length
 from engine.runner.llama.cache.kv_offload import COPIES_PER_TOKEN, KvOffload, Restorable
 from engine.runner.llama.cache.kv_rollback import KvRollback
 from engine.runner.llama.cache.prefix_index import Key

@@ -4,8 +4,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from engine.runner.llama.cache.cached_sequence import CachedSequence
-from engine.runner.llama.cache.cells import Cells
+from engine.runner.llama.cache.cells import CachedSequence, Cells
 from engine.runner.llama.cache.kv_rollback import KvRollback
 from engine.runner.llama.cache.prefix_index import Key, StoredPrefix
 from engine.runner.llama.cache.prefix_store import PrefixStore

@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from engine.runner.llama.cache.cached_sequence import CachedSequence
-from engine.runner.llama.cache.cells import Cells
+from engine.runner.llama.cache.cells import CachedSequence, Cells
 from engine.runner.llama.cache.checkpoints import Checkpoint, Checkpoints, budget, checkpoint_lengths, within
 from engine.runner.llama.native.model import LoadedModel
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from devices.atomic_file import sweep_unfinished
 from devices.msgspec_lock import learned
-from engine.runner.llama.cache.cached_sequence import steady_length
+from engine.runner.llama.cache.cells import steady_length
 from engine.runner.llama.cache.prefix_index import Key, PrefixIndex, StoredPrefix
 from engine.runner.llama.cache.state_buffer import copied, state_buffer
 

@@ -8,7 +8,7 @@ import pytest
 from engine.core.errors import ConstraintRefused
 from engine.core.types import Constraint, GenerationRequest, Image
 from engine.runner import protocol
-from engine.runner.tokenizer_threads import TokenizerPool, text_of
+from engine.runner.service import TokenizerPool, text_of
 
 WAIT_S = 30
 FORM = Constraint(kind="regex", source="a+")

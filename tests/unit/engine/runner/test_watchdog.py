@@ -22,7 +22,7 @@ stops = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP
 CHILD = """
 import os, sys, threading, time
 from engine.runner import protocol
-from engine.runner.channel import claim_stdio
+from engine.runner.protocol import claim_stdio
 
 how, seconds = sys.argv[1], float(sys.argv[2])
 channel = claim_stdio()

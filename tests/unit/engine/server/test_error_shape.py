@@ -8,7 +8,8 @@ from fastapi import FastAPI
 
 from engine.core.errors import ModelNotFound
 from engine.server.anthropic import errors as anthropic
-from engine.server.error_shape import HANDLERS, ErrorMiddleware, refusal_body, shape_of_path
+from engine.server.error_shape import HANDLERS, refusal_body, shape_of_path
+from engine.server.middleware import ErrorMiddleware
 from engine.server.ollama import errors as ollama
 from engine.server.openai import errors as openai
 from engine.server.protocol_router import protocol_router

@@ -15,9 +15,9 @@ from engine.energy.budget import BatteryBudget
 from engine.energy.energy_accounting import JouleLedger
 from engine.placement.types import PlacementLimits
 from engine.pool.generation_hooks import GenerationHooks
-from engine.runner.duty_cycle import DutyCycle
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
+from engine.runner.service import DutyCycle
 from engine.server.power import PowerService
 
 

@@ -1,17 +1,196 @@
-"""First middleware: checks who may send requests, and limits the size of their bodies.
+"""The middleware before every route, outermost first: RequestLog, ErrorMiddleware, Guard, AccessCheck.
 
 A web page can send requests to loopback. A foreign `Host` (DNS rebinding) or `Origin` is refused before routing.
 """
 
 import asyncio
 import json
-from typing import Final
+import logging
+import secrets
+import time
+from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.server.auth import manages
-from engine.server.error_shape import refusal_body
+from engine.api.requests import RequestRecord
+from engine.core.errors import EnvironmentFault, exhausted
+from engine.core.keys import BadKeyFile
+from engine.core.ownership import is_own_program, request_owner
+from engine.core.request_timing import Clock, TimeLog, start_clock
+from engine.message_catalog import sentence
+from engine.message_catalog.reasons import because
+from engine.server.auth import Access, Forbidden, TooManyFailures, Unauthorized, manages
+from engine.server.error_shape import error_body, refusal_body
+from engine.server.errors import lookup, retry_header
+from engine.server.metrics import Metrics
 from engine.server.origin_check import AllowedOrigins, OriginCheck
+from engine.server.recent import RecentRequests, current, program_of
+
+log = logging.getLogger(__name__)
+
+access_log = logging.getLogger("engine.access")
+
+# Routes that programs poll; they are not logged.
+_QUIET: Final = frozenset({"/health", "/metrics"})
+# Other routes than management ones run a model only with these methods.
+_ASKING: Final = frozenset({"POST"})
+_MOST_PATH: Final = 60
+
+
+class RequestLog:
+    """Outermost ASGI middleware. Logs neither query strings nor headers, which may contain secrets."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, times: TimeLog, recent: RecentRequests) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._times = times
+        self._recent = recent
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req_{secrets.token_hex(8)}"
+        clock = start_clock(request_id)
+        status, sent = 0, 0
+        receiving = True
+
+        async def timed() -> Message:
+            """Count the time until the body is complete as network time.
+
+            Later messages only report a disconnect.
+            """
+            nonlocal receiving
+            before = time.monotonic()
+            message = await receive()
+            if receiving:
+                clock.network_s += time.monotonic() - before
+                receiving = bool(message.get("more_body"))
+            return message
+
+        async def counted(message: Message) -> None:
+            nonlocal status, sent
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                if clock.ran_on:
+                    message["headers"].append(
+                        (b"x-tessera-ran-on", sentence(clock.ran_on).encode("ascii", "replace"))
+                    )
+            else:
+                sent += len(message.get("body", b""))
+            before = time.monotonic()
+            await send(message)
+            clock.network_s += time.monotonic() - before
+
+        record = self._begin(scope, request_id)
+        token = current.set(record)
+        try:
+            await self._app(scope, timed, counted)
+        finally:
+            current.reset(token)
+            elapsed = time.monotonic() - clock.began
+            if clock.model:
+                self._times.add(clock, getattr(scope.get("route"), "path", "unknown"))
+            if record is not None:
+                self._recent.ended(record, status=status, seconds=elapsed, sent_bytes=sent)
+            self._write(scope, clock, status, sent, elapsed)
+
+    def _begin(self, scope: Scope, request_id: str) -> RequestRecord | None:
+        path = scope["path"]
+        if path in _QUIET or path == "/" or manages(path):
+            return None
+        client = scope.get("client")
+        record = RequestRecord(
+            id=request_id,
+            time=time.time(),
+            route=path if path.isprintable() and len(path) <= _MOST_PATH else "unknown",
+            program=program_of(dict(scope["headers"])),
+            address=client[0] if client else "-",
+        )
+        self._recent.began(record, counts=scope["method"] in _ASKING)
+        return record
+
+    def _write(self, scope: Scope, clock: Clock, status: int, sent: int, elapsed: float) -> None:
+        route: Any = scope.get("route")
+        # Use the route's pattern, never the path of the request: one label per path would fill the memory.
+        template = getattr(route, "path", "unknown")
+        self._metrics.requests.labels(template, f"{status // 100}xx" if status else "left").inc()
+        if template in _QUIET:
+            return
+        client = scope.get("client")
+        access_log.info(
+            "id=%s method=%s route=%s status=%s ms=%d waited_ms=%d bytes=%d from=%s",
+            clock.id,
+            scope["method"][:16],
+            template,
+            status or "-",
+            elapsed * 1000,
+            (clock.load_s + clock.queue_s) * 1000,
+            sent,
+            client[0] if client else "-",
+        )
+
+
+# Middleware for unhandled errors: it responds in the protocol's format, inside the request log, and keeps the
+# connection usable. Bugs give a 500. A system without descriptors, memory or disk space, and a server that is being
+# stopped, give a 503.
+
+
+class Stopping(EnvironmentFault):
+    """The server stops before this response ends."""
+
+    code = "stopping"
+
+    def __init__(self) -> None:
+        super().__init__(because("server_stopping"))
+
+
+class ErrorMiddleware:
+    """ASGI middleware for exceptions that no route has handled. A response that has started can only be cut off."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            await send(message)
+            started = started or message["type"] == "http.response.start"
+
+        try:
+            await self._app(scope, receive, watched)
+        except asyncio.CancelledError:  # the server stops and has waited long enough for its responses
+            if not started:
+                await _send_error(scope, Stopping(), send)
+        except Exception as error:
+            if started:
+                raise
+            fault = exhausted(error)
+            if fault is None:
+                log.exception("unexpected error")
+            else:
+                log.warning("request refused, the system has no more %s: %s", fault.what, error)
+            await _send_error(scope, fault or error, send)
+
+
+async def _send_error(scope: Scope, error: Exception, send: Send) -> None:
+    body = json.dumps(error_body(scope, error)).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *((name.encode(), value.encode()) for name, value in retry_header(error).items()),
+    ]
+    await send({"type": "http.response.start", "status": lookup(error)[0], "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+# Guard: who may send requests, and how large their bodies may be.
 
 # Enough for a prompt of 1 M tokens or a few images; larger bodies are refused before they are read into memory.
 MAX_BODY_BYTES: Final = 64 << 20
@@ -242,3 +421,35 @@ async def refuse(
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+class AccessCheck:
+    """ASGI middleware that checks `Access` before any route and records the owner of the request."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
+            try:
+                client = scope.get("client")
+                caller = self._access.check(scope["path"], headers, client[0] if client else "")
+                request_owner.set(caller.owner)
+                is_own_program.set(caller.is_own)
+            except Unauthorized as error:
+                await refuse(scope, receive, send, 401, error.code, str(error))
+                return
+            except Forbidden as error:
+                await refuse(scope, receive, send, 403, error.code, str(error))
+                return
+            except TooManyFailures as error:
+                wait = (b"retry-after", str(error.retry_after_s).encode())
+                await refuse(scope, receive, send, 429, error.code, str(error), wait)
+                return
+            except BadKeyFile as error:
+                log.error("%s", error)  # noqa: TRY400 - the message is complete; a traceback would hide it
+                await refuse(scope, receive, send, 503, error.code, "The server's file of API keys cannot be read.")
+                return
+        await self._app(scope, receive, send)
