@@ -233,6 +233,13 @@ SETTINGS: tuple[Setting, ...] = (
         maximum=90,
     ),
     Setting(
+        "code.reopen",
+        True,
+        "Reopen the last project",
+        "The Code page opens the folder of last time and goes on with its last session.",
+        "Code",
+    ),
+    Setting(
         "models.context",
         0,
         "Context",

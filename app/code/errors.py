@@ -83,6 +83,15 @@ class NoSuchStep(InputFault):
         self.num_steps = num_steps
 
 
+class NoSuchSession(InputFault):
+    """A session of the project's history that was deleted meanwhile."""
+
+    code = "no_such_session"
+
+    def __init__(self) -> None:
+        super().__init__("This session is not there any more: it was deleted meanwhile.")
+
+
 class NothingToUndo(InputFault):
     """The journal contains no applied edit to undo."""
 

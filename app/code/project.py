@@ -7,6 +7,7 @@ from typing import Self
 from app.code.edits.journal import Journal
 from app.code.edits.session import EditSession
 from app.code.git import Git
+from app.code.history import Sessions
 from app.code.index.project import ProjectIndex
 from app.code.workspace import Workspace
 from engine.core.paths import Paths, user_paths
@@ -22,6 +23,7 @@ class Project:
         digest = hashlib.sha256(str(self.workspace.root).encode("utf-8", "surrogateescape")).hexdigest()
         self.state = paths.state / "code" / digest[:24]
         self.journal = Journal(self.state / "edits.db")
+        self.sessions = Sessions(self.state / "sessions.db")
         git = Git(self.workspace.root)
         self.git = git if git.available() else None
         self.edits = EditSession(self.workspace, self.journal, uncommitted=self._uncommitted)

@@ -69,6 +69,16 @@ def files(number: int) -> str:
     return _tr("1 file") if number == 1 else _tr("{n} files").format(n=whole(number))
 
 
+def sessions(number: int) -> str:
+    """Format a number of sessions, for example "12 sessions"."""
+    return _tr("1 session") if number == 1 else _tr("{n} sessions").format(n=whole(number))
+
+
+def requests(number: int) -> str:
+    """Format a number of requests, for example "12 requests"."""
+    return _tr("1 request") if number == 1 else _tr("{n} requests").format(n=whole(number))
+
+
 def versions(number: int) -> str:
     """Format a number of versions, for example "12 versions"."""
     return _tr("1 version") if number == 1 else _tr("{n} versions").format(n=whole(number))

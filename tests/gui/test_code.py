@@ -9,6 +9,7 @@ import time
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QPushButton
 
 from app.code.diff_rows import aligned_rows
 from app.gui.code.page import CodePage
@@ -400,3 +401,100 @@ def test_closing_the_window_ends_an_agent_that_waits_for_an_answer(page, qtbot, 
     rescue.cancel()
     assert took < 20, "it ended only because somebody answered"
     assert (project / "greet.py").read_text() == GREET, "what nobody allowed was not written"
+
+
+def asked_again(page, qtbot, server, question, answer):
+    """Ask, and wait until the session with the answer is in the list."""
+    before = [each.num_turns for each in page.history._sessions]
+    ask(page, qtbot, server, question, answer)
+    qtbot.waitUntil(lambda: [each.num_turns for each in page.history._sessions] != before)
+
+
+def test_sessions_are_listed_read_continued_and_deleted_with_undo(page, qtbot, server, project):
+    asked_again(page, qtbot, server, "Make greet louder @greet.py", ANSWER)
+    page.review.apply.click()
+    qtbot.waitUntil(lambda: page.history._sessions[0].changed_files == ["greet.py", "other.py"])
+    page.new_session.click()
+    assert page.hint.isVisible()
+    asked_again(page, qtbot, server, "What is new?", "Nothing.")
+    assert len(server.bodies[-1]["messages"]) == 2, "a new session knows nothing of the earlier one"
+    rows = [page.history.list.item(n).text() for n in range(2)]
+    assert rows[0].startswith("What is new?\nCurrent session · ")
+    assert rows[1].startswith("Make greet louder @greet.py\n")
+    assert rows[1].endswith("1 request · changed: greet.py, other.py")
+
+    page.tabs.setCurrentWidget(page.history)
+    page.history.list.setFocus()
+    page.history.list.setCurrentRow(1)
+    with qtbot.waitSignal(page.controller.session_read):
+        page.history.list.itemClicked.emit(page.history.list.item(1))
+    assert page.past.isVisible()
+    assert "Louder it is." in page.past.last_answer
+    assert not page.composer.isVisible(), "it is read-only"
+    page.reading.close_button.click()
+    assert page.transcript.last_answer == "Nothing."
+    assert page.composer.isVisible()
+
+    with qtbot.waitSignal(page.controller.session_read):
+        page.history.list.itemActivated.emit(page.history.list.item(1))
+    page.reading.go_on.click()
+    assert "Louder it is." in page.transcript.last_answer
+    asked_again(page, qtbot, server, "And quieter?", "No.")
+    told = [message["content"] for message in server.bodies[-1]["messages"]]
+    assert "Make greet louder" in told[1]
+    assert told[2] == ANSWER
+    assert [each.num_turns for each in page.history._sessions] == [2, 1], "it is the same session"
+
+    page.history.list.setCurrentRow(1)
+    page.window().activateWindow()
+    page.history.list.setFocus()
+    qtbot.waitUntil(page.history.list.hasFocus)
+    with qtbot.waitSignal(page.controller.session_deleted):
+        qtbot.keyClick(page.history.list, Qt.Key.Key_Delete)
+    qtbot.waitUntil(lambda: page.history.list.count() == 1)
+    assert page.transcript.last_answer == "No.", "the current one stays"
+    undo = next(made for made in page.banner.findChildren(QPushButton) if made.text() == "Undo")
+    undo.click()
+    qtbot.waitUntil(lambda: page.history.list.count() == 2)
+    page.history.list.setCurrentRow(0)
+    page.history.delete.click()
+    qtbot.waitUntil(lambda: page.history.list.count() == 1)
+    assert page.hint.isVisible(), "the current session was deleted, so a new one begins"
+
+
+def test_the_agent_knows_the_earlier_tasks_of_its_session(page, qtbot, server):
+    work(page, qtbot, server)
+    qtbot.waitUntil(lambda: page.history.list.count() == 1)
+    work(page, qtbot, server)
+    qtbot.waitUntil(lambda: page.history._sessions[0].num_turns == 2)
+    roles = [message["role"] for message in server.bodies[-1]["messages"]]
+    assert roles == ["system", "user", "assistant", "user"]
+    page.new_session.click()
+    work(page, qtbot, server)
+    qtbot.waitUntil(lambda: page.history.list.count() == 2)
+    assert [message["role"] for message in server.bodies[-1]["messages"]] == ["system", "user"]
+
+
+def test_the_last_project_and_session_are_there_after_a_start(page, qtbot, server, project, services):
+    asked_again(page, qtbot, server, "What does @greet.py do?", "It greets.")
+    page.controller.close_project()
+    later = CodePage(services)
+    later.show()
+    qtbot.waitUntil(lambda: later.controller.has_project and later.transcript.last_answer == "It greets.")
+    asked_again(later, qtbot, server, "Sure?", "Yes.")
+    assert [m["role"] for m in server.bodies[-1]["messages"]] == ["system", "user", "assistant", "user"]
+    later.controller.close_project()
+    later.close()
+    later.deleteLater()
+    services.settings.set("code.reopen", False)
+    empty = CodePage(services)
+    empty.show()
+    qtbot.waitUntil(empty.recent.isEnabled)
+    assert not empty.controller.has_project
+    (link,) = [made for made in empty.empty.findChildren(QPushButton) if made.text() == "project"]
+    with qtbot.waitSignal(empty.controller.opened):
+        link.click()
+    assert empty.hint.isVisible(), "a folder that is chosen begins a new session"
+    empty.controller.close_project()
+    empty.close()
+    empty.deleteLater()

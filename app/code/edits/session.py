@@ -86,6 +86,8 @@ class EditSession:
         self._workspace = workspace
         self._journal = journal
         self._uncommitted = uncommitted
+        # Called with the changes of each applied group, on the thread that applied it.
+        self.on_written: Callable[[tuple[FileChange, ...]], object] = lambda _: None
 
     def propose(self, answer: ParsedEdits, picked: Mapping[int, int] | None = None) -> Proposal:
         """Locate every hunk of the response; `picked` maps a hunk's index to a line chosen by the user."""
@@ -214,6 +216,7 @@ class EditSession:
                 self._restore(change)
             self._journal.drop(group_id)
             raise
+        self.on_written(changes)
         return tuple(dict.fromkeys(change.path for change in changes))
 
     def _plan(self, file: FileProposal, wanted: set[int]) -> "_Plan | None":

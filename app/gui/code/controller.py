@@ -1,36 +1,36 @@
 """State of the Code page: project, conversation and proposal. Slow work runs in the background."""
 
-import json
-import queue
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import apsw
+import msgspec
 from PySide6.QtCore import QObject, Signal, SignalInstance
 
-from app.client import AnswerStream, ChatDelta, Routes, chat_body
-from app.code.agent.checkpoints import Checkpoints
+from app.client import ChatDelta, chat_body
 from app.code.agent.loop import Agent
-from app.code.agent.models import ServerModel
-from app.code.agent.tools import Toolbox
-from app.code.agent.transcript import Transcript
-from app.code.agent.types import AgentEvent, AssistantTextEvent, Edited, Ended, Planned, Printed
+from app.code.agent.types import Ended
 from app.code.assistant import Conversation
 from app.code.context.items import Context, ContextItem
+from app.code.edits.journal import FileChange
 from app.code.edits.session import Proposal
 from app.code.errors import FileMissing
+from app.code.history import RecentProject, RecentProjects, SessionRecord, SessionTurn
 from app.code.project import Project
-from app.generation_phase import GenerationPhase
 from app.gui.app_context import AppContext
 from app.gui.background import Job, StreamJob
-from app.tools.consent import Consent, ConsentRequest, Decision
-from app.tools.loop import ToolCallEvent, ToolResultEvent
-from app.tools.types import shown_text
+from app.gui.code.agent_run import STEP_CHARS, AgentRun, fenced, one_line, shortened
+from app.tools.consent import Decision
 from devices.errors import InputFault
 from engine.api.chat import Usage
+from engine.core.paths import user_paths
+
+log = logging.getLogger(__name__)
 
 
 class CodeController(QObject):
@@ -52,6 +52,11 @@ class CodeController(QObject):
     failed = Signal(object)
     busy_changed = Signal(bool)
     consent_wanted = Signal(object)
+    recent_changed = Signal(object)  # pairs of a recent project and whether its folder is missing
+    history_changed = Signal(object)  # the summaries of the project's sessions
+    session_begun = Signal(object)  # the record of the session that goes on, empty for a new one
+    session_read = Signal(object)  # the record of a session to show
+    session_deleted = Signal(object)  # its record
 
     def __init__(self, services: AppContext, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -66,42 +71,188 @@ class CodeController(QObject):
         self._run_of_agent: AgentRun | None = None
         self._agent: Agent | None = None  # of the last task; it goes on after `back`
         self._is_back = False
+        self.recent = RecentProjects(user_paths())
+        self.session = SessionRecord()
+        self._turn: SessionTurn | None = None  # the request that is being answered
+        self._saving = threading.Lock()
+        self._num_saves = self._last_saved = 0
         self._answer: list[ChatDelta] = []
         self.question = ""
         self.context: Context | None = None
         self._given: tuple[ContextItem, ...] = ()
         self._excluded: frozenset[str] = frozenset()
         self.busy = False
-        services.background.at_close(self._end_agent)
+        self.text_arrived.connect(self._note_text)
+        self.answered.connect(self._end_turn)
+        self._is_closed = False
+        services.background.at_close(self._on_close)
 
     @property
     def has_project(self) -> bool:
         """Whether a folder is open."""
         return self._project is not None
 
-    def open_folder(self, folder: Path) -> None:
-        """Open a project and update its index. Closes the previous project."""
+    def open_folder(self, folder: Path, *, resume: bool = False) -> None:
+        """Open a project and update its index. `resume` goes on with its last session.
+
+        Closes the previous project.
+        """
         self.stop()
-        self._agent, self._is_back = None, False
-        self.steps_changed.emit(())
         old = self._project
         self._project = self._talk = self._proposal = self.context = None
+        self._begin_session(SessionRecord())
 
-        def work() -> tuple[Project, list[str], bool]:
+        def work() -> tuple[Project, list[str], bool, SessionRecord | None]:
             with self._lock:
                 if old is not None:
                     old.close()
                 project = Project(folder)
                 project.index.refresh()
-                return project, project.index.database.paths(), project.edits.can_undo
+                paths, can_undo = project.index.database.paths(), project.edits.can_undo
+            with suppress(OSError):
+                self.recent.note(project.workspace.root)
+            earlier = project.sessions.all() if resume else ()
+            return project, paths, can_undo, project.sessions.load(earlier[0].session_id) if earlier else None
 
-        def done(result: tuple[Project, list[str], bool]) -> None:
-            self._project, paths, can_undo = result
+        def done(result: tuple[Project, list[str], bool, SessionRecord | None]) -> None:
+            self._project, paths, can_undo, session = result
+            self._project.edits.on_written = self._note_written
             self.undo_changed.emit(can_undo)
             self.opened.emit(str(self._project.workspace.root), len(paths))
             self.files_changed.emit(paths)
+            if session is not None:
+                self._begin_session(session)
+            self.refresh_recent()
+            self.refresh_history()
 
         self._run(work, done)
+
+    def refresh_recent(self, then: Callable[[str], object] | None = None) -> None:
+        """Read the list of recent projects; `then` gets the latest folder, if there is one and it exists."""
+
+        def work() -> tuple[tuple[RecentProject, bool], ...]:
+            return tuple((project, project.is_missing) for project in self.recent.all())
+
+        def done(projects: tuple[tuple[RecentProject, bool], ...]) -> None:
+            self.recent_changed.emit(projects)
+            if then is not None and projects and not projects[0][1]:
+                then(projects[0][0].folder)
+
+        self._services.background.run(work, done, self.failed.emit, self)
+
+    def forget_recent(self, folder: str) -> None:
+        """Remove a folder from the list of recent projects."""
+        self._services.background.run(
+            lambda: self.recent.remove(folder), lambda _: self.refresh_recent(), self.failed.emit, self
+        )
+
+    def refresh_history(self) -> None:
+        """Read the list of the project's sessions."""
+        if self._project is not None:
+            sessions = self._project.sessions
+            self._services.background.run(sessions.all, self.history_changed.emit, self.failed.emit, self)
+
+    def read_session(self, session_id: str) -> None:
+        """Load a session and emit it through `session_read`."""
+        if self._project is not None:
+            sessions = self._project.sessions
+            self._services.background.run(
+                lambda: sessions.load(session_id), self.session_read.emit, self.failed.emit, self
+            )
+
+    def new_session(self) -> None:
+        """Begin a session that knows nothing of the earlier ones."""
+        if not self.busy:
+            self._begin_session(SessionRecord())
+
+    def continue_session(self, session: SessionRecord) -> None:
+        """Go on with an earlier session: the model knows what was said in it."""
+        if not self.busy:
+            self._begin_session(session)
+
+    def _begin_session(self, session: SessionRecord) -> None:
+        self._end_turn()
+        self.session = session
+        self._talk = self._proposal = self.context = None
+        self.question, self._agent, self._is_back = "", None, False
+        self.steps_changed.emit(())
+        self.session_begun.emit(session)
+
+    def delete_session(self, session_id: str) -> None:
+        """Delete a session; `restore_session` takes it back."""
+        project = self._project
+        if project is None or (self.busy and session_id == self.session.session_id):
+            return
+        if session_id == self.session.session_id:
+            self._begin_session(SessionRecord())
+
+        def done(session: SessionRecord) -> None:
+            self.refresh_history()
+            self.session_deleted.emit(session)
+
+        self._services.background.run(lambda: project.sessions.delete(session_id), done, self.failed.emit, self)
+
+    def restore_session(self, session: SessionRecord) -> None:
+        """Store a deleted session again."""
+        if self._project is not None:
+            sessions = self._project.sessions
+            self._services.background.run(
+                lambda: sessions.save(session), lambda _: self.refresh_history(), self.failed.emit, self
+            )
+
+    def _on_close(self) -> None:
+        """Save what no worker has saved yet: queued work is dropped now."""
+        self._end_agent()
+        self._is_closed = True
+        self._end_turn()
+        if self._num_saves > self._last_saved:
+            self._save_session()
+
+    def begin_turn(self, question: str, model: str) -> None:
+        """Note a request for the session, with the name of the model that answers."""
+        self._end_turn()
+        self._turn = SessionTurn(question, model, "")
+
+    def _note_text(self, text: str) -> None:
+        if self._turn is not None:
+            self._turn = SessionTurn(self._turn.question, self._turn.model, self._turn.text + text)
+
+    def _end_turn(self) -> None:
+        """Add the answered request to the session, and save it. A request without any answer is left out."""
+        turn, self._turn = self._turn, None
+        if turn is None or not turn.text.strip():
+            return
+        self.session.turns.append(turn)
+        if self._talk is not None:
+            self.session.messages = list(self._talk.messages)
+        self._save_session()
+
+    def _note_written(self, changes: tuple[FileChange, ...]) -> None:
+        """Note which files the session changed. Worker thread."""
+        self.session.changed_files += dict.fromkeys(change.path for change in changes)
+
+    def _save_session(self) -> None:
+        """Save the session in the background. Workers may run out of order: the newest state stays."""
+        project, session = self._project, self.session
+        if project is None or not session.turns:
+            return
+        self._num_saves += 1
+        number, stored = self._num_saves, msgspec.structs.replace(session, turns=list(session.turns))
+        stored.changed_at = session.changed_at = time.time()
+
+        def work() -> None:
+            with self._saving:
+                if number > self._last_saved:
+                    self._last_saved = number
+                    project.sessions.save(stored)
+
+        if self._is_closed:
+            try:
+                work()
+            except (apsw.Error, OSError) as error:
+                log.warning("the session could not be saved: %s", error)
+            return
+        self._services.background.run(work, lambda _: self.refresh_history(), self.failed.emit, self)
 
     def read(self, path: str) -> str:
         """The text of a project file. Worker thread only.
@@ -127,6 +278,8 @@ class CodeController(QObject):
             return
         if self._talk is None or self._talk.model != model:
             self._talk = Conversation(self._project, model, n_ctx)
+            if self.session.messages:
+                self._talk.messages = list(self.session.messages)
         self.question, self._given, self._excluded = question, tuple(given), frozenset()
         self._assemble()
 
@@ -211,8 +364,18 @@ class CodeController(QObject):
 
     def undo(self) -> None:
         """Undo the last applied edits."""
-        if self._project is not None:
-            self._write(self._project, self._project.edits.undo, self.taken_back)
+        project = self._project
+        if project is None:
+            return
+
+        def write() -> tuple[str, ...]:
+            undone = project.edits.undo()
+            for path in dict.fromkeys(undone):
+                with suppress(ValueError):  # of an earlier session
+                    self.session.changed_files.remove(path)
+            return undone
+
+        self._write(project, write, self.taken_back)
 
     def _write(self, project: Project, write: Callable[[], tuple[str, ...]], signal: SignalInstance) -> None:
         """Change files, update the index, and emit the changed paths through `signal`."""
@@ -225,6 +388,7 @@ class CodeController(QObject):
 
         def done(result: tuple[tuple[str, ...], list[str], bool]) -> None:
             touched, paths, can_undo = result
+            self._save_session()
             self.undo_changed.emit(can_undo)
             signal.emit(touched)
             self.files_changed.emit(paths)
@@ -242,9 +406,14 @@ class CodeController(QObject):
         run.phase_changed.connect(self.phase_changed)
         run.consent_wanted.connect(self.consent_wanted)
 
-        def over() -> None:
+        def over(ended: Ended | None = None) -> None:
             self._run_of_agent = None
             self._agent = run.agent
+            if self._turn is not None:
+                self._turn = msgspec.structs.replace(self._turn, text=run.text)
+            # Only a complete conversation can go on: a model's template may refuse calls without results.
+            if run.agent is not None and ended is not None and ended.reason == "answered":
+                self.session.agent_messages = list(run.agent.messages)
             run.deleteLater()
             self._set_busy(False)
             self.steps_changed.emit(self.steps)
@@ -254,16 +423,16 @@ class CodeController(QObject):
             over()
             self.failed.emit(error)
 
-        run.ended.connect(lambda _: over())
+        run.ended.connect(over)
         run.failed.connect(failed)
         self._set_busy(True)
-        run.start(task, model, earlier)
+        run.start(task, model, earlier, self.session.agent_messages)
 
     @property
     def steps(self) -> tuple[str, ...]:
         """The tool calls of the agent's session, one line each."""
         calls = [step.call for step in self._agent.steps] if self._agent is not None else []
-        return tuple(_line(f"{call.tool} {_shortened(call.arguments)}")[:_STEP_CHARS] for call in calls)
+        return tuple(one_line(f"{call.tool} {shortened(call.arguments)}")[:STEP_CHARS] for call in calls)
 
     def back(self, number: int) -> None:
         """Restore files and conversation to before step `number` of the agent; its next task goes on from there."""
@@ -288,7 +457,7 @@ class CodeController(QObject):
             with self._lock:
                 return agent.changes()
 
-        self._run(work, lambda diff: self.changes_found.emit(f"~~~~diff\n{_fenced(diff)}\n~~~~" if diff else ""))
+        self._run(work, lambda diff: self.changes_found.emit(f"~~~~diff\n{fenced(diff)}\n~~~~" if diff else ""))
 
     def decide(self, decision: Decision) -> None:
         """Pass on the user's decision about the agent's request."""
@@ -362,150 +531,3 @@ class CodeController(QObject):
             self.busy = busy
             with suppress(RuntimeError):
                 self.busy_changed.emit(busy)
-
-
-# The page's agent: runs on a background thread, asks for consent on the main thread and waits for the decision.
-
-_MARKS = {"open": "☐", "doing": "▸", "done": "☑"}
-_SHOWN_CHARS = 300
-_STEP_CHARS = 60
-
-
-class _ApiChat:
-    """Chat over the window's connection. `close` ends the current response; thread-safe."""
-
-    def __init__(self, api: Routes, on_phase: Callable[[GenerationPhase], object]) -> None:
-        self._api = api
-        self._on_phase = on_phase
-        self._source: AnswerStream | None = None
-        self._lock = threading.Lock()
-
-    def chat(self, model: str, messages: list[dict[str, Any]], **options: Any) -> Iterator[ChatDelta]:
-        source = self._api.chat(model, messages, **options)
-        with self._lock:
-            self._source = source
-        try:
-            for answer in source:
-                if answer.phase is not None:
-                    self._on_phase(answer.phase)
-                yield answer
-        finally:
-            source.close()
-
-    def close(self) -> None:
-        with self._lock:
-            source = self._source
-        if source is not None:
-            source.close()
-
-
-class AgentRun(QObject):
-    """Runs one task. `shown` carries Markdown for the transcript. Answer `consent_wanted` with `decide`."""
-
-    shown = Signal(str)
-    phase_changed = Signal(object)
-    consent_wanted = Signal(object)
-    ended = Signal(object)
-    failed = Signal(object)
-
-    def __init__(self, services: AppContext, project: Project, lock: threading.Lock, parent: QObject) -> None:
-        super().__init__(parent)
-        self._services = services
-        self._project = project
-        self._lock = lock
-        self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
-        self._chat = _ApiChat(services.api, self.phase_changed.emit)
-        self._cancelled = threading.Event()
-        self.agent: Agent | None = None
-
-    def start(self, task: str, model: str, earlier: Agent | None = None) -> None:
-        """Start the task, in a new session or an earlier one. Every action except reading needs consent."""
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        transcript = Transcript(self._project.state / "transcripts" / f"{stamp}.jsonl")
-
-        def on_event(event: AgentEvent) -> None:
-            transcript.add(event)
-            text = as_markdown(event)
-            if text:
-                self.shown.emit(text)
-
-        toolbox = Toolbox(
-            self._project.index, self._project.edits, Consent(self._wait_for_consent), on_event, self._cancelled
-        )
-        saved = Checkpoints(self._project.workspace, self._project.state / "checkpoints", stamp)
-        agent = earlier or Agent(ServerModel(self._chat, model), (), on_event, checkpoints=saved)
-        agent.model, agent.tools = ServerModel(self._chat, model), [toolbox]
-        agent.on_event, agent.cancelled = on_event, self._cancelled
-        self.agent = agent
-
-        def work() -> Ended:
-            try:
-                with self._lock:
-                    return agent.work(task)
-            finally:
-                transcript.close()
-
-        self._services.background.run(work, self.ended.emit, self._on_error, self)
-
-    def _wait_for_consent(self, request: ConsentRequest) -> Decision:
-        """Show the request and wait for the decision. Worker thread only."""
-        self.consent_wanted.emit(request)
-        return self._decisions.get()
-
-    def decide(self, decision: Decision) -> None:
-        """Pass on the user's decision about the current request."""
-        self._decisions.put(decision)
-
-    def cancel(self) -> None:
-        """Cancel: makes no further calls, ends a running command and answers a pending question with "no"."""
-        self._cancelled.set()
-        self._decisions.put("no")
-        threading.Thread(target=self._chat.close, name="close-agent").start()
-
-    def _on_error(self, error: Exception) -> None:
-        if self._cancelled.is_set():
-            self.ended.emit(Ended("cancelled"))
-        else:
-            self.failed.emit(error)
-
-
-def as_markdown(event: AgentEvent) -> str:  # noqa: PLR0911 - one return per event kind
-    """An event as Markdown for the transcript. Empty if the event is not shown."""
-    if isinstance(event, AssistantTextEvent):
-        return f"\n\n{event.text}\n\n" if event.text else ""
-    if isinstance(event, ToolCallEvent):
-        return f"\n\n{_code(f'{event.tool} {_shortened(event.arguments)}')}\n\n"
-    if isinstance(event, ToolResultEvent):
-        return "" if event.ok else f"\n\n> {_line(event.text)}\n\n"
-    if isinstance(event, Printed):
-        return f"\n\n~~~~\n{_fenced(event.text.rstrip())}\n~~~~\n\n"
-    if isinstance(event, Edited):
-        return f"\n\n{_code(_line(event.path))}\n\n~~~~diff\n{_fenced(event.diff)}\n~~~~\n\n"
-    if isinstance(event, Planned):
-        return "\n\n" + "\n".join(f"- {_MARKS[item.state]} {_line(item.text)}" for item in event.items) + "\n\n"
-    if isinstance(event, Ended) and event.reason != "answered":
-        return f"\n\n*{event.reason}* {_line(event.detail)}\n\n"
-    return ""
-
-
-def _shortened(arguments: str) -> str:
-    try:
-        text = json.dumps(json.loads(arguments), ensure_ascii=False)
-    except (ValueError, RecursionError):
-        text = arguments
-    return _line(text)
-
-
-def _fenced(text: str) -> str:
-    """Text that cannot close its fence, with invisible characters made visible."""
-    return shown_text(text).replace("~~~~", "~~~ ")
-
-
-def _line(text: str) -> str:
-    shown = "".join(char if char.isprintable() else " " for char in text)
-    return shown if len(shown) <= _SHOWN_CHARS else shown[:_SHOWN_CHARS] + "…"
-
-
-def _code(text: str) -> str:
-    """Inline code. Backticks inside cannot close it."""
-    return f"`` {text.replace('``', '` `')} ``"

@@ -1,11 +1,10 @@
 """The Code page: open a folder, ask about it, inspect the context, and review and apply edits one by one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import (
     QBoxLayout,
@@ -13,9 +12,6 @@ from PySide6.QtWidgets import (
     QFileDialog,
     QStackedWidget,
     QTabWidget,
-    QTreeWidget,
-    QTreeWidgetItem,
-    QTreeWidgetItemIterator,
     QWidget,
 )
 
@@ -23,18 +19,20 @@ from app.code.assistant import TASKS
 from app.code.context.items import Context, ContextItem
 from app.code.edits.session import Proposal
 from app.code.errors import GitFailed, UncommittedChanges
+from app.code.history import RecentProject, SessionRecord, SessionSummary
 from app.db.records import Attachment
 from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.chat.composer import Composer
 from app.gui.chat.prompt_library import PromptLibrary
-from app.gui.code.coloured import Selected, SourceText, SourceView, coloured_lines, language_of
+from app.gui.code.coloured import Selected
 from app.gui.code.controller import CodeController
+from app.gui.code.files_panel import FilesPanel
+from app.gui.code.history_panel import HistoryPanel, ReadingBar, RecentButton
 from app.gui.code.review_panel import ReviewPanel
 from app.gui.code.transcript import Transcript
 from app.gui.reasons import error_message
-from app.gui.theme import Theme
-from app.gui.widgets.basics import Banner, ElidedLabel, EmptyState, IconButton, button, label, row, rule, stack
+from app.gui.widgets.basics import Banner, EmptyState, IconButton, button, label, row, rule, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import ComboBox, ConsentCard, Menu, entries_of
 from app.gui.widgets.splitter import saved_splitter
@@ -43,6 +41,7 @@ from app.tools.consent import ConsentRequest
 # Assumed context length if the server does not report one.
 _FALLBACK_CONTEXT = 4096
 _MAX_PASTED = 20_000
+_MOST_RECENT = 5  # recent projects on the page without a project
 _TALK, _FILES = 400, 800  # default widths in pixels; the files get more space
 
 
@@ -54,6 +53,7 @@ class CodePage(QWidget):
         self._services = services
         self.controller = CodeController(services, self)
         self._given: list[ContextItem] = []
+        self._hinted = True
         self.banner = Banner(services.theme)
         self.folder = label(self.tr("No folder is open"), "muted")
         self.model = ComboBox()
@@ -62,8 +62,13 @@ class CodePage(QWidget):
         self.transcript = Transcript(services.theme)
         self.review = ReviewPanel(services)
         self.files = FilesPanel(services, self.controller.read)
+        self.history = HistoryPanel(services.theme)
+        self.past = Transcript(services.theme)
+        self.reading = ReadingBar()
         self.tabs = QTabWidget()
         self.pages = QStackedWidget()
+        self.recent = RecentButton(services.theme, self)
+        self.new_session = IconButton(services.theme, "plus", self.tr("New session"), self._on_new_session)
         self.empty = EmptyState(
             self.tr("Work on a project"),
             self.tr(
@@ -72,6 +77,7 @@ class CodePage(QWidget):
             ),
             self.tr("Open folder"),
         )
+        self.empty_recent = Flow(spacing=4)
         self.hint = EmptyState(
             self.tr("Ask about this project"),
             self.tr(
@@ -99,18 +105,17 @@ class CodePage(QWidget):
         self._connect()
         self._on_models()
         self._on_busy(busy=False)
-        for widget in (
-            self.folder,
-            self.commit,
-            self.steps,
-        ):  # no folder is open yet, so there is nothing to commit
+        for widget in (self.folder, self.commit, self.steps, self.new_session):  # no folder is open yet
             widget.hide()
+        reopen = services.settings.now.flag("code.reopen")
+        self.controller.refresh_recent(self._reopen if reopen else None)
 
     def _build(self) -> None:
         top = row(
-            button(self.tr("Open folder"), self._choose_folder),
+            row(button(self.tr("Open folder"), self._choose_folder), self.recent, spacing=0),
             self.folder,
             1,
+            self.new_session,
             self.steps,
             self.commit,
             self.model,
@@ -126,17 +131,21 @@ class CodePage(QWidget):
             ("output", self.tr("Fix pasted output")),
         ):
             tasks.add(button(text, self._task(name), "quiet"))
-        below = stack(self.consent, self.chips, self.used, tasks, self.composer, spacing=8, margins=(16, 4, 16, 16))
+        self.asking = QWidget()
+        self.asking.setLayout(stack(self.chips, self.used, tasks, self.composer))
+        below = stack(self.consent, self.reading, self.asking, margins=(16, 4, 16, 16))
         left = QWidget()
-        column = stack(self.hint, self.transcript, spacing=0)
-        column.setStretch(0, 1)
-        column.setStretch(1, 1)
+        column = stack(self.hint, self.transcript, self.past, spacing=0)
+        for place in range(column.count()):
+            column.setStretch(place, 1)
         column.addLayout(below)
         left.setLayout(column)
         self._show_hint(shown=True)  # with a parent: shown without one, it would be a window of its own
         self.tabs.addTab(self.files, self.tr("Files"))
         self.tabs.addTab(self.review, self.tr("Edits"))
+        self.tabs.addTab(self.history, self.tr("History"))
         split = saved_splitter("code.sides", left, self.tabs, sizes=(_TALK, _FILES))
+        self.empty.add_below(self.empty_recent)
         self.pages.addWidget(self.empty)
         self.pages.addWidget(split)
         layout = stack(self.banner, top, rule(), spacing=0)
@@ -149,6 +158,18 @@ class CodePage(QWidget):
         self.empty.pressed.connect(self._choose_folder)
         control.opened.connect(self._on_opened)
         self.transcript.begun.connect(lambda: self._show_hint(shown=False))
+        control.recent_changed.connect(self._on_recent)
+        self.recent.list_opened.connect(control.refresh_recent)
+        self.recent.chosen.connect(self._open_recent)
+        self.recent.removed.connect(control.forget_recent)
+        control.history_changed.connect(self._on_history)
+        control.session_begun.connect(self._on_session)
+        control.session_read.connect(self._read)
+        control.session_deleted.connect(self._on_deleted)
+        self.history.chosen.connect(self._on_session_chosen)
+        self.history.delete_pressed.connect(self._delete_session)
+        self.reading.continued.connect(self._continue)
+        self.reading.closed.connect(lambda: self._read(None))
         control.files_changed.connect(self.files.show_paths)
         control.context_ready.connect(self._show_context)
         control.text_arrived.connect(self.transcript.append)
@@ -175,15 +196,25 @@ class CodePage(QWidget):
         self.destroyed.connect(control.close_project)
 
     def _show_hint(self, *, shown: bool) -> None:
-        """Show hints until the first request."""
-        self.hint.setVisible(shown)
-        self.transcript.setVisible(not shown)
+        """Show hints until the first request. An earlier session that is read stands in the place of both."""
+        self._hinted = shown
+        reads = self.reading.session is not None
+        self.hint.setVisible(shown and not reads)
+        self.transcript.setVisible(not shown and not reads)
+        self.past.setVisible(reads)
+        self.reading.setVisible(reads)
+        self.asking.setVisible(not reads)
 
-    def open_folder(self, folder: Path) -> None:
-        """Open a project."""
+    def open_folder(self, folder: Path, *, resume: bool = False) -> None:
+        """Open a project; `resume` goes on with its last session."""
         self.folder.show()
         self.folder.setText(self.tr("Reading %1").replace("%1", folder.name))
-        self.controller.open_folder(folder)
+        self.controller.open_folder(folder, resume=resume)
+
+    def _reopen(self, folder: str) -> None:
+        """Open the project of last time, unless the user was faster."""
+        if not self.controller.has_project and not self.controller.busy:
+            self.open_folder(Path(folder), resume=True)
 
     def stop_answer(self) -> None:
         """Stop the current response or context search."""
@@ -198,14 +229,73 @@ class CodePage(QWidget):
         self.folder.setText(f"{Path(folder).name} · {formatted.files(num_files)}")
         self.folder.setToolTip(folder)
         self.commit.show()
-        self.transcript.clear()
-        self._show_hint(shown=True)
-        self.review.clear()
+        self.new_session.show()
         self.pages.setCurrentIndex(1)
         self.tabs.setCurrentWidget(self.files)
-        self._show_context(None)
         self._on_busy(busy=False)
         self.composer.editor.setFocus()
+
+    def _on_recent(self, projects: tuple[tuple[RecentProject, bool], ...]) -> None:
+        self.recent.show_projects(projects)
+        self.empty_recent.clear()
+        for folder in [Path(project.folder) for project, is_missing in projects if not is_missing][:_MOST_RECENT]:
+            link = button(folder.name, partial(self.open_folder, folder), "link")
+            link.setToolTip(str(folder))
+            self.empty_recent.add(link)
+
+    def _open_recent(self, folder: str) -> None:
+        if Path(folder).is_dir():
+            self.open_folder(Path(folder))
+            return
+        words = self.tr("There is no folder {folder} any more.").format(folder=folder)
+        remove = (self.tr("Remove from the list"), partial(self.controller.forget_recent, folder))
+        self.banner.notify(words, "warn", remove)
+
+    def _on_session(self, session: SessionRecord) -> None:
+        """Show the session that goes on: a new one, or an earlier one with its requests."""
+        self.transcript.clear()
+        self._read(None)
+        self._show_hint(shown=not session.turns)
+        for turn in session.turns:
+            self.transcript.add_turn(turn.question, turn.model, turn.text)
+        self.review.clear()
+        self._show_context(None)
+        self.controller.refresh_history()
+
+    def _on_history(self, sessions: tuple[SessionSummary, ...]) -> None:
+        self.history.show_sessions(sessions, self.controller.session.session_id)
+
+    def _on_new_session(self) -> None:
+        self.controller.new_session()
+        self.composer.editor.setFocus()
+
+    def _on_session_chosen(self, session_id: str) -> None:
+        if session_id == self.controller.session.session_id:
+            self._read(None)
+        else:
+            self.controller.read_session(session_id)
+
+    def _read(self, session: SessionRecord | None) -> None:
+        """Show an earlier session, read-only; None: show the one that goes on."""
+        self.past.clear()
+        self.reading.show_session(session)
+        self._show_hint(shown=self._hinted)
+        for turn in session.turns if session is not None else ():
+            self.past.add_turn(turn.question, turn.model, turn.text)
+
+    def _continue(self) -> None:
+        if self.reading.session is not None:
+            self.controller.continue_session(self.reading.session)
+            self.composer.editor.setFocus()
+
+    def _delete_session(self, session_id: str) -> None:
+        if self.reading.session is not None and self.reading.session.session_id == session_id:
+            self._read(None)
+        self.controller.delete_session(session_id)
+
+    def _on_deleted(self, session: SessionRecord) -> None:
+        undo = (self.tr("Undo"), partial(self.controller.restore_session, session))
+        self.banner.notify(self.tr("Session deleted"), "ok", undo)
 
     def _on_models(self) -> None:
         wanted = self.model.currentData()
@@ -247,7 +337,7 @@ class CodePage(QWidget):
         if model is None or not self.controller.has_project or self.controller.busy:
             return
         self.banner.hide()
-        self.transcript.begin(question, self.model.currentText())
+        self._begin(question)
         if self.agent.isChecked():
             task = "\n\n".join([*(item.rendered() for item in self._given), question])
             self._show_context(None)
@@ -255,6 +345,12 @@ class CodePage(QWidget):
         else:
             self.controller.ask(question, *model, given=self._given)
         self._given = []
+
+    def _begin(self, question: str) -> None:
+        """Add a request to the session."""
+        model = self.model.currentText()
+        self.controller.begin_turn(question, model)
+        self.transcript.begin(question, model)
 
     def _task(self, name: str) -> Callable[[], None]:
         """Returns a callback that runs a task on the selected lines, else on the clipboard text."""
@@ -294,7 +390,7 @@ class CodePage(QWidget):
     def _commit(self) -> None:
         model = self._chosen_model()
         if model is not None and not self.controller.busy:
-            self.transcript.begin(self.tr("Commit message"), self.model.currentText())
+            self._begin(self.tr("Commit message"))
             self.controller.suggest_commit(*model)
 
     def _show_context(self, context: Context | None) -> None:
@@ -315,7 +411,7 @@ class CodePage(QWidget):
     def _dropper(self, key: str) -> Callable[[], None]:
         def run() -> None:
             if not self.controller.busy:
-                self.transcript.begin(self.controller.question, self.model.currentText())
+                self._begin(self.controller.question)
                 self.controller.drop(key)
 
         return run
@@ -371,6 +467,8 @@ class CodePage(QWidget):
         self.composer.set_ready(ready)
         self.composer.set_busy(busy)
         self.commit.setEnabled(ready and not busy)
+        self.new_session.setEnabled(not busy)
+        self.reading.go_on.setEnabled(not busy)
 
 
 class AgentConsentCard(ConsentCard):
@@ -388,147 +486,3 @@ class AgentConsentCard(ConsentCard):
         words = self.tr("Allow further edits of this file") if request.kind == "edit" else ""
         self.session.setText(words or self.tr("Allow this again"))
         super().ask(request)
-
-
-_TREE, _SOURCE = 180, 520  # default widths in pixels
-
-
-class FilesPanel(QWidget):
-    """File tree and source view. `read` returns a file's text; it runs in the background and may raise."""
-
-    def __init__(self, services: AppContext, read: Callable[[str], str]) -> None:
-        super().__init__()
-        self._services, self._read = services, read
-        self._wanted: str | None = None
-        self.tree = FileTree(services.theme)
-        self.tree.chosen.connect(self.open)
-        self.source = SourceView(services.theme)
-        self.heading = ElidedLabel(self.tr("Choose a file"), "strong")
-        self.hint = label(self.tr("Select lines, then Explain, Fix, Document or Write tests."), "small", wrap=True)
-        shown = QWidget()
-        self.fold = IconButton(
-            services.theme,
-            "sidebar",
-            self.tr("Show or hide the list of files"),
-            lambda: self.tree.setVisible(self.tree.isHidden()),
-        )
-        head = row(self.fold, self.heading, spacing=4)
-        head.setStretch(1, 1)
-        column = stack(head, self.hint, spacing=8, margins=(8, 0, 0, 0))
-        column.addWidget(self.source, 1)
-        shown.setLayout(column)
-        split = saved_splitter("code.files", self.tree, shown, sizes=(_TREE, _SOURCE))
-        layout = stack(spacing=0, margins=(8, 8, 8, 8))
-        layout.addWidget(split, 1)
-        self.setLayout(layout)
-
-    def show_paths(self, paths: list[str]) -> None:
-        """Show the files of a project. The open file is reloaded if it still exists."""
-        shown = self.source.path
-        self.tree.show_paths(paths)
-        if shown in paths:
-            self.open(shown)
-        else:
-            self._show(None)
-
-    def open(self, path: str) -> None:
-        """Load a file and show it."""
-        self._wanted = path
-
-        def work() -> SourceText:
-            text = self._read(path).replace("\r\n", "\n").encode("utf-8", "replace").decode("utf-8")
-            return SourceText(path, tuple(text.split("\n")), tuple(coloured_lines(text, language_of(path))))
-
-        def done(source: SourceText) -> None:
-            if self._wanted == path:
-                self._show(source)
-
-        def failed(error: Exception) -> None:
-            if self._wanted == path:
-                self._show(None)
-                self.heading.setText(error_message(error))
-
-        self._services.background.run(work, done, failed, self)
-
-    def selected(self) -> Selected | None:
-        """The selected lines, which a task refers to."""
-        return self.source.selected()
-
-    def _show(self, source: SourceText | None) -> None:
-        self.source.show_source(source)
-        self.heading.setText(source.path if source else self.tr("Choose a file"))
-
-
-_PATH = Qt.ItemDataRole.UserRole
-_FILLED = Qt.ItemDataRole.UserRole + 1
-_ICON, _INDENT = 16, 14  # pixels
-_TEXTS = frozenset({".md", ".rst", ".txt", ".toml", ".yaml", ".yml", ".json", ".ini", ".cfg", ".csv"})
-_OTHERS = frozenset({".png", ".jpg", ".jpeg", ".svg", ".gif", ".webp", ".pdf", ".zip", ".gguf", ".woff2", ".ttf"})
-
-
-class FileTree(QTreeWidget):
-    """The file tree. `chosen` emits the path of a clicked or entered file."""
-
-    chosen = Signal(str)
-
-    def __init__(self, theme: Theme) -> None:
-        super().__init__()
-        self._theme = theme
-        self._folders: dict[str, tuple[set[str], list[str]]] = {}
-        self.setHeaderHidden(True)
-        self.setUniformRowHeights(True)
-        self.setIconSize(QSize(_ICON, _ICON))
-        self.setIndentation(_INDENT)
-        theme.changed.connect(self._paint_icons)
-        self.setAccessibleName(self.tr("Files of the project"))
-        self.itemExpanded.connect(self._fill)
-        self.currentItemChanged.connect(lambda item, _: self._choose(item))
-
-    def show_paths(self, paths: Sequence[str]) -> None:
-        """Show these files. Paths are relative to the project, with forward slashes."""
-        self._folders = {"": (set(), [])}
-        for path in paths:
-            *parents, _ = PurePosixPath(path).parts
-            folder = ""
-            for part in parents:
-                inner = f"{folder}/{part}" if folder else part
-                self._folders[folder][0].add(inner)
-                self._folders.setdefault(inner, (set(), []))
-                folder = inner
-            self._folders[folder][1].append(path)
-        self.clear()
-        self._add(self.invisibleRootItem(), "")
-
-    def _add(self, parent: QTreeWidgetItem, folder: str) -> None:
-        folders, files = self._folders.get(folder, (set(), []))
-        for path in [*sorted(folders, key=str.casefold), *sorted(files, key=str.casefold)]:
-            name = PurePosixPath(path).name
-            item = QTreeWidgetItem(parent, ["".join(char if char.isprintable() else "�" for char in name)])
-            item.setData(0, _PATH, path)
-            item.setIcon(0, self._theme.icon(self._icon_of(path), "muted"))
-            if path in folders:
-                item.setChildIndicatorPolicy(QTreeWidgetItem.ChildIndicatorPolicy.ShowIndicator)
-
-    def _icon_of(self, path: str) -> str:
-        if path in self._folders:
-            return "folder"
-        suffix = PurePosixPath(path).suffix.lower()
-        if suffix in _TEXTS:
-            return "file-text"
-        return "file" if not suffix or suffix in _OTHERS else "file-code"
-
-    def _paint_icons(self) -> None:
-        """Repaint all icons in the current theme."""
-        at = QTreeWidgetItemIterator(self)
-        while (item := at.value()) is not None:
-            item.setIcon(0, self._theme.icon(self._icon_of(item.data(0, _PATH)), "muted"))
-            at += 1
-
-    def _fill(self, item: QTreeWidgetItem) -> None:
-        if not item.data(0, _FILLED):
-            item.setData(0, _FILLED, 1)
-            self._add(item, item.data(0, _PATH))
-
-    def _choose(self, item: QTreeWidgetItem | None) -> None:
-        if item is not None and item.data(0, _PATH) not in self._folders:
-            self.chosen.emit(item.data(0, _PATH))

@@ -94,6 +94,12 @@ class Transcript(QScrollArea):
         self._show(self._display.finish())
         self._phase.end()
 
+    def add_turn(self, question: str, model: str, text: str) -> None:
+        """Add a request of an earlier session with its response."""
+        self.begin(question, model)
+        self.append(text)
+        self.end()
+
     def _show(self, text: str) -> None:
         if self._views and text:
             self._views[-1].append_markdown(text)

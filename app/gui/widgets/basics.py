@@ -433,6 +433,12 @@ class EmptyState(QWidget):
         layout.addStretch(1)
         self.setLayout(layout)
 
+    def add_below(self, widget: QWidget) -> None:
+        """Add a widget below the button."""
+        layout = self.layout()
+        assert isinstance(layout, QVBoxLayout)
+        layout.insertWidget(layout.count() - 1, widget, 0, Qt.AlignmentFlag.AlignHCenter)
+
 
 # Single-line fields.
 

@@ -14,8 +14,9 @@ def walk(open_window):
 
 def open_project(walk):
     walk.go("Code")
-    walk.click("Open folder", f"{CODE}.empty")
-    walk.choose_file(ROOT / "devices")
+    if not walk.comes(f"{CODE}.controller.has_project", 1):  # reopened after a start
+        walk.click("Open folder", f"{CODE}.empty")
+        walk.choose_file(ROOT / "devices")
     walk.until(f"{CODE}.controller.has_project and {CODE}.composer.ready")
     walk.click("errors.py", f"{CODE}.files")
     walk.until(f"{CODE}.files.source.path")

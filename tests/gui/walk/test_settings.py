@@ -100,6 +100,12 @@ def test_how_it_chats(walk):
     walk.go("Settings")
 
 
+def test_how_it_codes(walk):
+    walk.click("Code", SETTINGS)
+    walk.click("Reopen the last project", SETTINGS)
+    is_kept(walk, "code.reopen", value=False)
+
+
 def test_how_models_are_loaded(walk):
     walk.click("Models", SETTINGS)
     for title, typed, name, kept in (

@@ -1,0 +1,146 @@
+"""The Code page over several projects, sessions and starts, with a model of another server that writes edits."""
+
+import shutil
+
+import pytest
+
+from tests.support.fakes.fake_upstream import MODEL, FakeUpstream
+
+CODE = "window.page('code')"
+EDIT = """So it is.
+
+lamp.py
+<<<<<<< SEARCH
+    return height + wind
+=======
+    return height * wind
+>>>>>>> REPLACE
+"""
+
+
+class Talker(FakeUpstream):
+    """Answers every question with one edit."""
+
+    def talk(self, send, body, said):
+        del said
+        assert not body.get("tools")
+        send(self.chunk({"role": "assistant", "content": ""}))
+        send(self.chunk({"content": EDIT}))
+        send(self.chunk({}, "stop"))
+        return 4
+
+
+@pytest.fixture(scope="module")
+def talker():
+    running = Talker()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def walk(open_window, talker):
+    made = open_window()
+    made.manage("upstreams/desk", {"url": talker.url}, "PUT")
+    made.manage("upstream-rules", {"model": "desk/*", "upstream": "desk"}, "PUT")
+    made.until(f"any({MODEL!r} in c.id for c in desktop.services.models.choices)")
+    return made
+
+
+@pytest.fixture(scope="module")
+def projects(tmp_path_factory):
+    """Two projects with the same file."""
+    made = []
+    for name in ("lighthouse", "harbour"):
+        folder = tmp_path_factory.mktemp("projects") / name
+        (folder / "parts").mkdir(parents=True)
+        (folder / "lamp.py").write_text("def bright(height, wind):\n    return height + wind\n")
+        (folder / "parts" / "lens.py").write_text("LENS = 1\n")
+        made.append(folder)
+    return made
+
+
+def is_open(walk, folder):
+    walk.until(f"{CODE}.folder.toolTip() == {str(folder)!r} and {CODE}.composer.ready")
+
+
+def open_by_dialog(walk, folder, within):
+    walk.click("Open folder", within)
+    walk.choose_file(folder)
+    is_open(walk, folder)
+
+
+def asked(walk, question):
+    """Ask, and wait until the session with the answer is in the list."""
+    before = walk.ask(f"{CODE}.history._sessions[0].num_turns if {CODE}.history._sessions else 0")
+    walk.fill("Question", question, CODE)
+    walk.key("Return")
+    walk.until(f"not {CODE}.controller.busy and len({CODE}.history._sessions) > 0")
+    walk.until(
+        f"{CODE}.history._sessions[0].num_turns != {before} or {CODE}.history._sessions[0].title == {question!r}"
+    )
+
+
+def test_sessions_are_read_continued_deleted_and_restored(walk, projects, talker):
+    walk.go("Code")
+    open_by_dialog(walk, projects[0], f"{CODE}.empty")
+    entry = walk.ask(f"{CODE}.model.itemText({CODE}.model.findText({MODEL!r}, Qt.MatchFlag.MatchContains))")
+    walk.choose("Model", entry, CODE)
+    asked(walk, "Multiply it")
+    walk.click("New session", CODE)
+    walk.until(f"{CODE}.hint.isVisible()")
+    asked(walk, "What is left?")
+    walk.click("History", f"{CODE}.tabs")
+    walk.picture("history")
+    assert walk.ask(f"[{CODE}.history.list.item(n).text().split(chr(10))[0] for n in range(2)]") == [
+        "What is left?",
+        "Multiply it",
+    ]
+    walk.click("Multiply it", f"{CODE}.history")
+    walk.until(f"{CODE}.past.isVisible() and 'So it is' in {CODE}.past.last_answer")
+    walk.picture("session-read")
+    assert not walk.ask(f"{CODE}.composer.isVisible()")
+    walk.click("Back to the current session", CODE)
+    walk.until(f"{CODE}.composer.isVisible() and 'What is left?' in reads({CODE}.transcript)")
+    walk.click("Multiply it", f"{CODE}.history")
+    walk.click("Continue this session", CODE)
+    walk.until(f"{CODE}.composer.isVisible() and 'Multiply it' in reads({CODE}.transcript)")
+    asked(walk, "Are you sure?")
+    assert [m["role"] for m in talker.seen[-1][1]["messages"]] == ["system", "user", "assistant", "user"]
+    walk.click("History", f"{CODE}.tabs")
+    walk.click("What is left?", f"{CODE}.history")
+    walk.until(f"{CODE}.past.isVisible()")
+    walk.click("Delete session", CODE)
+    walk.until(f"{CODE}.history.list.count() == 1 and 'Session deleted' in {CODE}.banner.text")
+    walk.click("Undo", f"{CODE}.banner")
+    walk.until(f"{CODE}.history.list.count() == 2")
+
+
+def test_recent_projects_are_opened_and_missing_ones_are_removed(walk, projects):
+    lighthouse, harbour = projects
+    open_by_dialog(walk, harbour, CODE)
+    assert walk.ask(f"{CODE}.history.list.count()") == 0, "the history is the project's own"
+    walk.click("Recent projects", CODE)
+    walk.until("spot('Search recent projects')")
+    walk.picture("recent-projects")
+    walk.key("Down", "Return")
+    is_open(walk, lighthouse)
+    shutil.move(harbour, harbour.with_name("moved"))
+    walk.click("Recent projects", CODE)
+    walk.until(f"'Not found: {harbour}' in says(app.activeModalWidget())")
+    walk.key("Down", "Return")
+    walk.until(f"'no folder {harbour}' in {CODE}.banner.text")
+    walk.click("Remove from the list", f"{CODE}.banner")
+    walk.until(f"len({CODE}.recent._projects) == 1")
+    assert walk.ask(f"{CODE}.folder.toolTip()") == str(lighthouse), "the open project stays"
+
+
+def test_the_project_and_its_session_are_there_after_a_start(walk, projects):
+    walk.close()
+    walk.start()
+    walk.go("Code")
+    is_open(walk, projects[0])
+    walk.until(f"'Are you sure?' in reads({CODE}.transcript)")
+    walk.click("Recent projects", CODE)
+    walk.click("Remove lighthouse", "app.activeModalWidget()")
+    walk.until(f"not {CODE}.recent.isEnabled()")
+    walk.key("Escape")
