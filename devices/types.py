@@ -220,6 +220,12 @@ class Machine(msgspec.Struct, frozen=True):
         by_id = next((d for d in self.devices if d.id.lower() == wanted), None)
         return by_id or next((d for d in self.devices if d.kind == wanted), None)
 
+    @property
+    def isa(self) -> frozenset[str]:
+        """Instruction sets of the CPU."""
+        cpu = self.device("cpu")
+        return frozenset(cpu.isa) if cpu else frozenset()
+
 
 class Pool(msgspec.Struct, frozen=True):
     """One physical pool. `free_bytes` is free now, before the reserve; unknown sizes count as zero."""

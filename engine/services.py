@@ -287,7 +287,7 @@ class EngineFacade:
         Raises: ModelNotFound, the errors of HubClient and of reading the file.
         """
         from engine.api.placing import fit_report, model_placement
-        from engine.placement.context_size import open_context
+        from engine.placement.load_settings import open_context
         from engine.placement.model_argument import find
         from engine.placement.placer import Placer
         from engine.placement.resources import MachineState, open_resources

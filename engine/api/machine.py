@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from devices import types
-from devices.memory_audit import Audit
+from devices.memory_ledger import Audit
 from devices.types import (
     BackendReport,
     CoreCounts,

@@ -26,8 +26,7 @@ from engine.placement.cpu_choices import (
     tile_attention,
     why_measured,
 )
-from engine.placement.estimate import gpu_layer_start, kv_layer_bytes, layer_bytes, layer_counts
-from engine.placement.fit import machine_isa, overdraft
+from engine.placement.estimate import gpu_layer_start, kv_layer_bytes, layer_bytes, layer_counts, overdraft
 from engine.placement.fit_report import need_on
 from engine.placement.history import AttentionSpeed, PlacementHistory, attention_key
 from engine.placement.results import machine_key
@@ -143,7 +142,7 @@ def cpu_threads(asked: PlacementQuery, settings: LoadSettings) -> tuple[LoadSett
 
 def weights_of_the_file(asked: PlacementQuery, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
     """Use the file's own weights if a repacked copy is not worth it."""
-    isa, speed = machine_isa(asked.machine), bandwidth(asked.machine.devices[0])
+    isa, speed = asked.machine.isa, bandwidth(asked.machine.devices[0])
     return file_weights(settings, asked.shape, isa, speed) or settings, because("file_weights")
 
 
@@ -151,7 +150,7 @@ def own_kernels(asked: PlacementQuery, settings: LoadSettings) -> tuple[LoadSett
     """Use Tessera's own CPU kernels for prompt products and attention."""
     if tiles_library(library_folder()) is None:
         return settings, None
-    isa = machine_isa(asked.machine)
+    isa = asked.machine.isa
     found = prompt_tiles(settings, asked.shape, isa) or settings
     found = tile_attention(found, asked.shape, isa) or found
     return found, next(iter(cpu_kernel_reasons(found)), None)
@@ -185,7 +184,7 @@ def on_cpu(asked: PlacementQuery, dry_run: DryRunner) -> Candidate:
             forecast=rule,
         )
 
-    plain = plain_attention(settings, shape, machine_isa(asked.machine), use, measured)
+    plain = plain_attention(settings, shape, asked.machine.isa, use, measured)
     if plain is not None:
         candidate = at(plain, "plain attention", None if measured else plain_attention_reason(plain))
         if candidate.fits:

@@ -8,10 +8,10 @@ from engine.message_catalog.reasons import Reason, because
 from engine.placement import cpu_choices, openvino
 from engine.placement.candidates import Candidate, DryRunner, PlacementQuery, on_cpu, on_gpus, through_openvino
 from engine.placement.chip_speeds import has_matrix
-from engine.placement.context_size import ContextChoice
 from engine.placement.cpu_choices import cpu_kernel_reasons, plain_attention_reason
 from engine.placement.fault_workarounds import fault_reason, refusing
 from engine.placement.history import PlacementHistory
+from engine.placement.load_settings import ContextChoice
 from engine.placement.npu_rule import NpuDecision, Offer, busy_igpu, judge, npu_reason, why_power
 from engine.placement.shape import ModelShape
 from engine.placement.speed import BACKENDS, NPU_LARGEST_PARAMETERS

@@ -1,4 +1,4 @@
-"""Estimates the bytes of a load from a model's shape and settings, with draft models and several GPUs."""
+"""Estimates the bytes of a load from its shape and settings or a dry run, with drafts and several GPUs."""
 
 import re
 from bisect import bisect_right
@@ -10,20 +10,23 @@ from pathlib import Path
 import msgspec
 
 from devices.backends.cpu_kernels import ATTENTION
-from devices.errors import TesseraError
+from devices.errors import PoolExceeded, TesseraError
+from devices.memory_ledger import DeviceBytes, Ledger
 from devices.types import Machine
 from engine.core.errors import BadModelFile, exhausted
 from engine.message_catalog.reasons import because
 from engine.placement.shape import BLOCK, ModelShape, model_shape
-from engine.placement.types import Basis, DryRun, MemoryEstimate, MemoryPart, PartName
+from engine.placement.types import WORKERS, Basis, DryRun, MemoryEstimate, MemoryPart, PartName
 from engine.runner.engine_args import overrides
 from engine.runner.expert_tensors import stacks
 from engine.runner.load_limits import (
     COPIED_DIVISOR,
     KV_TYPES,
+    draft_settings,
     drops_copied,
     exact_settings,
     mtp_settings,
+    resize_context,
     rollback,
     sequences,
 )
@@ -472,3 +475,72 @@ def shared_out(
 
 def _device_id(name: str, machine: Machine) -> str | None:
     return next((d.id for d in machine.devices if any(r.device_name == name for r in d.runtimes)), None)
+
+
+# Needs at other settings than a dry run's, and the largest context that fits.
+
+CONTEXT_STEP = 256
+SMALLEST = 512
+
+
+def rescaled(shape: ModelShape, dry_run: DryRun, before: LoadSettings, after: LoadSettings) -> DryRun:
+    """Estimated dry run at `after`: caches scale like the formula, scratch memory by its own rule.
+
+    Exact for the caches of every architecture whose formula matches llama.cpp at `before`.
+    """
+    old, new = sum(kv_layer_bytes(shape, before)), sum(kv_layer_bytes(shape, after))
+    kv = dry_run.kv_bytes * new // old if old else 0
+    change = compute_prior(shape, after) - compute_prior(shape, before)
+    compute = dict(dry_run.compute_bytes)
+    if compute:
+        largest = max(compute, key=lambda name: compute[name])
+        compute[largest] = max(0, compute[largest] + change)
+    return msgspec.structs.replace(dry_run, kv_bytes=kv, compute_bytes=compute)
+
+
+def need_at(
+    shape: ModelShape,
+    settings: LoadSettings,
+    isa: frozenset[str],
+    gpu: str | None,
+    measured: tuple[LoadSettings, DryRun] | None,
+    correction: float = 1.0,
+) -> MemoryEstimate:
+    """The need at `settings`, from a dry run at other settings if there is one."""
+    run = rescaled(shape, measured[1], measured[0], settings) if measured else None
+    projector = Path(settings.mmproj_path) if settings.mmproj_path else None
+    size = projector.stat().st_size if projector is not None and projector.is_file() else 0
+    need = estimate(shape, settings, isa, gpu=gpu, dry_run=run, projector_bytes=size, correction=correction)
+    if settings.mtp and shape.has_head:
+        need = with_head(need, shape, settings, gpu)
+    if settings.draft_path is None:
+        return need
+    return with_draft(need, estimate(draft_shape(settings.draft_path), draft_settings(settings), isa, gpu=gpu))
+
+
+def largest_context(settings: LoadSettings, limit: int, fits: Callable[[LoadSettings], bool]) -> int:
+    """The largest context, in steps of 256, that `fits`; 0 if not even 512 tokens do."""
+    low, high = 0, max(limit, SMALLEST) // CONTEXT_STEP
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(resize_context(settings, middle * CONTEXT_STEP)):
+            low = middle
+        else:
+            high = middle - 1
+    return low * CONTEXT_STEP if low * CONTEXT_STEP >= SMALLEST else 0
+
+
+def ledger_amounts(need: MemoryEstimate) -> dict[str, DeviceBytes]:
+    """Amounts of this machine's memory that the ledger reserves for a need."""
+    return {
+        device: DeviceBytes(own, mapped) for device, (own, mapped) in amounts(need).items() if device != WORKERS
+    }
+
+
+def overdraft(ledger: Ledger, need: MemoryEstimate, owner: str = "") -> PoolExceeded | None:
+    """Why the ledger would refuse this need now; None if it would not."""
+    try:
+        ledger.check(ledger_amounts(need), exclude=owner)
+    except PoolExceeded as error:
+        return error
+    return None

@@ -11,8 +11,7 @@ from devices.types import Machine
 from engine.core.errors import NotEnoughMemory
 from engine.message_catalog.reasons import Reason, because
 from engine.placement import openvino, rpc_layers
-from engine.placement.estimate import shared_out
-from engine.placement.fit import largest_context, ledger_amounts, machine_isa, need_at, overdraft
+from engine.placement.estimate import largest_context, ledger_amounts, need_at, overdraft, shared_out
 from engine.placement.shape import ModelShape
 from engine.placement.types import WORKERS, DryRun, FitOption, FitReport, MemoryEstimate
 from engine.remotes.registry import RemoteRegistry
@@ -53,7 +52,7 @@ def need_on(
     """Memory need of a load whose layers are all on this machine: those on a GPU go to `gpu`."""
     measured = (settings, run) if run else None
     correction = ledger.audits.correction(audit_key(shape, backend))
-    need = need_at(shape, settings, machine_isa(machine), gpu, measured, correction)
+    need = need_at(shape, settings, machine.isa, gpu, measured, correction)
     return openvino.need(need) if backend == BACKEND else shared_out(need, shape, settings, machine, gpu)
 
 
@@ -90,7 +89,7 @@ def fit_report(
     `measured` is a dry run and the settings it was made with. A model that is not `on_disk` must still be
     downloaded: then a smaller quantization is chosen instead of created.
     """
-    isa = machine_isa(machine)
+    isa = machine.isa
 
     def estimate(at: LoadSettings) -> MemoryEstimate:
         return need_at(shape, at, isa, gpu, measured, correction)

@@ -15,7 +15,7 @@ from engine.core.errors import BadModelFile
 from engine.message_catalog.reasons import Reason, because
 from engine.onnx.folder import OnnxFolder, read_folder
 from engine.onnx.providers import ADAPTERS, UNTRIED, Adapter, adapter_of
-from engine.placement.fit import overdraft
+from engine.placement.estimate import overdraft
 from engine.placement.fit_report import claim
 from engine.placement.npu_rule import busy_igpu, expected_power, npu_reason
 from engine.placement.types import Alternative, FitReport, MemoryEstimate, MemoryPart, Placement, PlacementLimits

@@ -15,17 +15,16 @@ from engine.onnx.folder import OnnxFolder
 from engine.placement import llama_server, onnx, openvino, rpc_layers
 from engine.placement.candidates import Candidate, is_comparable
 from engine.placement.cpu_choices import disk_gbs
-from engine.placement.estimate import exact_parts, kv_layer_bytes
-from engine.placement.external import external_report, kind_of, place_external
-from engine.placement.fit import (
-    DryRunFailed,
-    dry_run,
+from engine.placement.dry_run import DryRunFailed, dry_run
+from engine.placement.estimate import (
+    exact_parts,
+    kv_layer_bytes,
     largest_context,
     ledger_amounts,
-    machine_isa,
     need_at,
     overdraft,
 )
+from engine.placement.external import external_report, kind_of, place_external
 from engine.placement.fit_report import audit_key, fit_report, load_need
 from engine.placement.load_settings import refused
 from engine.placement.npu_rule import busy_igpu
@@ -315,7 +314,7 @@ class Placer:
         shape, machine = read_shape(settings.path), self.machine_now()
         usable = [d.id for d in machine.devices if d.state == "usable" and d.kind != "npu"] or ["cpu"]
         free = max(self.ledger.available(device, machine) for device in usable)
-        isa = machine_isa(machine)
+        isa = machine.isa
 
         def fits(at: LoadSettings) -> bool:
             need = need_at(shape, at, isa, None, None)

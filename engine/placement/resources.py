@@ -14,8 +14,7 @@ from devices.fault_rules import CurrentRules
 from devices.host import Host
 from devices.host_real import RealHost
 from devices.kernel_packs.folder import installed_libraries
-from devices.memory_audit import AuditLog
-from devices.memory_ledger import Ledger
+from devices.memory_ledger import AuditLog, Ledger
 from devices.merge import merged
 from devices.power import meters
 from devices.recording import RecordedHost

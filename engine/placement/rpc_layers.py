@@ -7,8 +7,7 @@ import msgspec
 
 from devices.types import Machine
 from engine.message_catalog.reasons import Reason, because
-from engine.placement.estimate import compute_prior, estimate, kv_layer_bytes, work_bytes
-from engine.placement.fit import machine_isa, overdraft
+from engine.placement.estimate import compute_prior, estimate, kv_layer_bytes, overdraft, work_bytes
 from engine.placement.resources import Resources
 from engine.placement.shape import BLOCK, ModelShape
 from engine.placement.speed import USUAL_DEPTH, effective_gbs, weights_read
@@ -159,7 +158,7 @@ def need(
                 computes_on_cpu=far is None or far.device.kind == "cpu",
             )
         )
-    return spread_need(shape, settings, machine_isa(machine), tuple(holders), run)
+    return spread_need(shape, settings, machine.isa, tuple(holders), run)
 
 
 def _remote_devices(registry: RemoteRegistry) -> list[Far]:
@@ -258,9 +257,7 @@ class Spreading:
         at = 0
         for far in order:
             free = self._ledger.available(far.id, self._machine, exclude=self._owner)
-            free -= spread_need(shape, base, machine_isa(self._machine), (self._holder(far, 0),)).device_bytes(
-                far.id
-            )
+            free -= spread_need(shape, base, self._machine.isa, (self._holder(far, 0),)).device_bytes(far.id)
             taken = 0
             while at < count and free >= units[at]:
                 free -= units[at]

@@ -7,9 +7,10 @@ import msgspec
 
 from devices.errors import TesseraError
 from engine.message_catalog.reasons import Reason, because
-from engine.placement.fit import largest_context, resize_context
+from engine.placement.estimate import largest_context
 from engine.placement.shape import ModelShape
 from engine.placement.types import FitOption, MemoryEstimate, OptionKind
+from engine.runner.load_limits import resize_context
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import BLOCK_SIZES
 from quantize.plan.llama_cpp_preset_rules import MIXES

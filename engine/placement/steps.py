@@ -18,20 +18,21 @@ from engine.message_catalog.reasons import Reason, because
 from engine.placement import rpc_layers
 from engine.placement.candidates import Candidate, DryRunner, PlacementQuery
 from engine.placement.choose import choose_candidate, placement_of
-from engine.placement.context_size import (
+from engine.placement.estimate import overdraft
+from engine.placement.fallbacks import sound_fallbacks
+from engine.placement.fault_workarounds import applied, fault_reason
+from engine.placement.fit_report import load_need, offload_target
+from engine.placement.history import FALLBACK_FIELDS, PlacementHistory
+from engine.placement.load_settings import (
+    SETTINGS,
     ContextChoice,
     cap_kv_cells,
     capacity_for,
+    decided,
     grown,
     larger_context,
     with_speculation,
 )
-from engine.placement.fallbacks import sound_fallbacks
-from engine.placement.fault_workarounds import applied, fault_reason
-from engine.placement.fit import overdraft, resize_context
-from engine.placement.fit_report import load_need, offload_target
-from engine.placement.history import FALLBACK_FIELDS, PlacementHistory
-from engine.placement.load_settings import SETTINGS, decided
 from engine.placement.resources import Resources
 from engine.placement.results import Tuned, machine_key, pinned_elsewhere, shape_key, tuned_settings
 from engine.placement.shape import ModelShape
@@ -47,6 +48,7 @@ from engine.placement.types import (
     name_of,
 )
 from engine.runner.engine_args import given
+from engine.runner.load_limits import resize_context
 from engine.runner.protocol import LoadSettings
 
 # Maximum share of a load's remaining free memory for cached prefixes.

@@ -8,11 +8,10 @@ import msgspec
 
 from devices.errors import TesseraError
 from engine.core.errors import ContextCannotGrow, ContextOverflow
-from engine.placement.fit import resize_context
 from engine.placement.memory_admission import MemoryAdmission
 from engine.pool.loaded_model import LoadedModel, Runner
 from engine.runner.faults import RequestFailed
-from engine.runner.load_limits import growth_limit
+from engine.runner.load_limits import growth_limit, resize_context
 from engine.runner.protocol import ContextWanted, LoadSettings, Resized
 
 log = logging.getLogger(__name__)

@@ -136,3 +136,18 @@ def sequences(settings: LoadSettings, *, keeps_state: bool) -> int:
     if keeps_state:
         return settings.n_parallel
     return min(2 * settings.n_parallel + 8, MAX_SEQUENCES)
+
+
+def resize_context(settings: LoadSettings, n_ctx: int, n_parallel: int | None = None) -> LoadSettings:
+    """The same load with `n_ctx` tokens of context, for `n_parallel` parallel requests (None: unchanged).
+
+    A cache of a single context stays one. A cache for several contexts holds as many of the new ones, or one for
+    each of `n_parallel`.
+    """
+    parallel = n_parallel or settings.n_parallel
+    cells = settings.kv_cells
+    if cells > settings.n_ctx:
+        cells = n_ctx * parallel if n_parallel else cells * n_ctx // settings.n_ctx
+    elif cells:
+        cells = n_ctx
+    return msgspec.structs.replace(settings, n_ctx=n_ctx, n_parallel=parallel, kv_cells=cells)

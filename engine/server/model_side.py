@@ -15,7 +15,7 @@ from engine.placement.resources import open_resources
 from engine.pool.loaded_model import EXTERNAL, REMOTE, SPREAD, Runner
 from engine.pool.pool import Pool
 from engine.remotes.service import Remotes
-from engine.runner.warm_runner import ENGINE, SpareRunner
+from engine.runner.process import USUAL_ENGINE, SpareRunner
 from engine.server.models import ServedModels
 from engine.server.options import ServeOptions
 from engine.upstreams.links import UpstreamLinks
@@ -63,7 +63,7 @@ def open_model_side(options: ServeOptions, spare: SpareRunner) -> ModelSide:
         if engine == SPREAD:
             from engine.remotes.runner import RemoteRunner
 
-            return RemoteRunner(await spare.take(ENGINE, path), remotes)
+            return RemoteRunner(await spare.take(USUAL_ENGINE, path), remotes)
         return await spare.take(engine, path)
 
     pool = Pool(models, start, admission, models, options.ttl_s, options.max_models)

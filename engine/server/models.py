@@ -14,15 +14,14 @@ from engine.library.catalogue import Catalogue
 from engine.library.default_model import default_model
 from engine.library.types import ModelEntry
 from engine.message_catalog.reasons import because
-from engine.placement.context_size import open_context
 from engine.placement.external import ProgramStore, place_upstream, upstream_settings
-from engine.placement.fit import resize_context
-from engine.placement.load_settings import load_settings, recommended_for, with_engine_args
+from engine.placement.load_settings import load_settings, open_context, recommended_for, with_engine_args
 from engine.placement.model_settings import ModelSettingsStore, unfit_draft
 from engine.placement.types import NO_OVERRIDES, ModelSettings, Placement, PlacementLimits
 from engine.pool.loaded_model import EXTERNAL, REMOTE
 from engine.pool.model_resolution import ResolvedModel
 from engine.runner.engine_args import NO_ARGS
+from engine.runner.load_limits import resize_context
 from engine.runner.protocol import LoadSettings
 from engine.upstreams.errors import NoRule
 from engine.upstreams.registry import UpstreamRegistry, external_entries

@@ -14,8 +14,7 @@ from engine.core.errors import EnvironmentFault, InputFault
 from engine.core.keys import KeyStore
 from engine.core.program_keys import ProgramKeys
 from engine.core.startup_timing import StartupTimer
-from engine.runner.process import RunnerProcess
-from engine.runner.warm_runner import SpareRunner
+from engine.runner.process import RunnerProcess, SpareRunner
 from engine.server.auth import Access, new_token
 from engine.server.log_rate_limit import ignored_in_a_line
 from engine.server.options import BACKLOG, ServeOptions, is_loopback

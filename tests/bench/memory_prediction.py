@@ -17,8 +17,8 @@ from devices.host_real import RealHost
 from devices.process_memory import process_memory
 from engine.core.types import Constraint, GenerationRequest
 from engine.placement.cpu_choices import DENSE_UBATCH
+from engine.placement.dry_run import dry_run
 from engine.placement.estimate import estimate
-from engine.placement.fit import dry_run
 from engine.placement.placer import read_shape
 from engine.placement.types import MemoryEstimate
 from engine.runner.process import RunnerProcess

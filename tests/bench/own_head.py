@@ -19,7 +19,7 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from engine.placement.context_size import MAX_ROLLBACK
+from engine.placement.load_settings import MAX_ROLLBACK
 from tests.support.models import architectures, mtp_model
 from tests.support.runner_calls import collect, with_runner
 

@@ -7,7 +7,6 @@ from click.testing import CliRunner
 from app.cli.main import cli
 from devices.detect import inventory
 from devices.host_real import RealHost
-from engine.placement.fit import machine_isa
 from tests.support.servers import RunningServer, wait_for
 
 pytestmark = pytest.mark.e2e
@@ -228,7 +227,7 @@ def test_engine_arguments_that_llama_cpp_refuses_are_not_kept(client, args, para
     assert get(client, "/tessera/v1/models/spark/engine_args") == {"id": "spark"}
 
 
-@pytest.mark.skipif("avx2" not in machine_isa(inventory(RealHost())), reason="plain attention pays with AVX2")
+@pytest.mark.skipif("avx2" not in inventory(RealHost()).isa, reason="plain attention pays with AVX2")
 def test_a_model_that_is_asked_long_chats_is_loaded_for_them_next_time(tmp_path):
     def reasons(running):
         headers = {"authorization": f"Bearer {running.token}"}

@@ -23,8 +23,8 @@ import pytest
 from devices.process_memory import process_memory
 from engine.core.errors import BadModelFile
 from engine.core.types import Constraint, Delta, GenerationRequest, SamplingParams
+from engine.placement.dry_run import dry_run
 from engine.placement.estimate import estimate
-from engine.placement.fit import dry_run
 from engine.placement.placer import read_shape
 from engine.placement.types import DryRun
 from engine.runner.llama.memory_probe import sizes

@@ -10,7 +10,6 @@ from devices.host_real import RealHost
 from devices.process_memory import process_memory
 from engine.core.types import GenerationRequest
 from engine.job_kinds.quantize.request import fit_goal, promised, source_dry_run
-from engine.placement.fit import machine_isa
 from engine.placement.shape import model_shape
 from engine.runner.process import RunnerProcess
 from quantize.errors import BudgetTooSmall
@@ -29,7 +28,7 @@ def fitted():
     settings = promised(SPARK, CONTEXT, 1)
     dry = source_dry_run(settings)
     assert dry is not None
-    shape, isa = model_shape(read_gguf_model(SPARK)), machine_isa(inventory(RealHost()))
+    shape, isa = model_shape(read_gguf_model(SPARK)), inventory(RealHost()).isa
     return lambda memory: fit_goal(shape, memory, settings, isa, dry=dry)
 
 

@@ -6,9 +6,8 @@ import psutil
 import pytest
 
 from engine.core.errors import BadModelFile, RunnerDied
-from engine.runner.process import RunnerProcess
+from engine.runner.process import RunnerProcess, SpareRunner
 from engine.runner.protocol import LoadSettings
-from engine.runner.warm_runner import SpareRunner
 from tests.support.servers import wait_for
 
 

@@ -17,8 +17,8 @@ from engine.core.paths import Paths, is_installed, whole_path
 from engine.job_kinds.bench.qtype_speed import PriceStore, planner_speeds
 from engine.job_kinds.quantize.options import QuantizeOptions
 from engine.library.errors import CannotWrite
+from engine.placement.dry_run import DryRunFailed, dry_run
 from engine.placement.estimate import estimate, is_repacked, kv_layer_bytes
-from engine.placement.fit import DryRunFailed, dry_run, machine_isa
 from engine.placement.placer import Placer
 from engine.placement.resources import MachineState, Resources
 from engine.placement.results import machine_key
@@ -243,7 +243,7 @@ def machine_fit(source: Path, options: QuantizeOptions, resources: Resources) ->
         dry = source_dry_run(settings, resources.dry_runs)
         shape = model_shape(read_gguf_model(path))
         apart = options.kv_type is None and not has_gpu(machine)
-        return fit_goal(shape, memory, settings, machine_isa(machine), dry=dry, apart=apart)
+        return fit_goal(shape, memory, settings, machine.isa, dry=dry, apart=apart)
 
 
 # The part of a model that the GPU evaluates while measuring and comparing: the same as for a load.

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from devices.errors import PoolExceeded
-from devices.memory_audit import AuditLog
-from devices.memory_ledger import DeviceBytes, Ledger, pools
+from devices.memory_ledger import AuditLog, DeviceBytes, Ledger, pools
 from devices.process_memory import process_memory
 from devices.types import ProcessMemory
 from tests.support.machines.machines import reports

@@ -13,7 +13,6 @@ from devices.memory_ledger import Ledger
 from devices.types import CoreCounts, Runtime
 from engine.message_catalog import sentence, sentences
 from engine.placement import candidates
-from engine.placement.context_size import ROOMY_BYTES
 from engine.placement.cpu_choices import heads_of
 from engine.placement.estimate import kv_layer_bytes
 from engine.placement.fallbacks import next_fallback
@@ -26,6 +25,7 @@ from engine.placement.history import (
     PlacementHistory,
     attention_key,
 )
+from engine.placement.load_settings import ROOMY_BYTES
 from engine.placement.placer import read_shape
 from engine.placement.results import machine_key
 from engine.placement.speed import bytes_per_token

@@ -7,8 +7,8 @@ from devices.memory_ledger import Ledger
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from engine.message_catalog import sentence
-from engine.placement.context_size import AGENT_CONTEXT, FREE_FRAC
 from engine.placement.history import PlacementHistory
+from engine.placement.load_settings import AGENT_CONTEXT, FREE_FRAC
 from engine.placement.placer import read_shape
 from engine.placement.steps import place
 from engine.placement.types import DryRun, PlacementLimits

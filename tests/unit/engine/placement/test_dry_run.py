@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.placement import fit
+from engine.placement import dry_run
 from engine.runner.protocol import LoadSettings
 
 
@@ -13,7 +13,7 @@ def test_a_moment_without_descriptors_is_told_like_any_failure(monkeypatch, tmp_
     def full(_self, _pattern):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(fit, "library_folder", lambda: tmp_path)
+    monkeypatch.setattr(dry_run, "library_folder", lambda: tmp_path)
     monkeypatch.setattr(Path, "glob", full)
-    with pytest.raises(fit.DryRunFailed, match="Too many open files"):
-        fit.dry_run(LoadSettings(path=str(tmp_path / "m.gguf"), n_ctx=512))
+    with pytest.raises(dry_run.DryRunFailed, match="Too many open files"):
+        dry_run.dry_run(LoadSettings(path=str(tmp_path / "m.gguf"), n_ctx=512))

@@ -12,8 +12,7 @@ from devices.recording import RecordedHost
 from devices.report import recorded_report
 from engine.job_kinds.autotune.space import changed, dimensions, valid
 from engine.message_catalog import sentences
-from engine.placement.estimate import layer_bytes, owners, shared_out
-from engine.placement.fit import ledger_amounts, need_at
+from engine.placement.estimate import layer_bytes, ledger_amounts, need_at, owners, shared_out
 from engine.placement.history import PlacementHistory
 from engine.placement.measurements import knobs_of
 from engine.placement.shape import Layer, ModelShape

@@ -9,7 +9,7 @@ from devices.memory_ledger import Ledger
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from engine.message_catalog import command, sentences
-from engine.placement.fit import ledger_amounts
+from engine.placement.estimate import ledger_amounts
 from engine.placement.fit_report import fit_report
 from engine.placement.history import PlacementHistory
 from engine.placement.steps import place

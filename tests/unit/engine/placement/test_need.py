@@ -7,11 +7,12 @@ from dataclasses import replace as with_changes
 import msgspec
 import pytest
 
-from engine.placement.estimate import compute_prior, estimate, is_repacked, kv_layer_bytes
-from engine.placement.fit import DryRunFailed, dry_run, need_at, rescaled, resize_context
+from engine.placement.dry_run import DryRunFailed, dry_run
+from engine.placement.estimate import compute_prior, estimate, is_repacked, kv_layer_bytes, need_at, rescaled
 from engine.placement.placer import read_shape
 from engine.placement.shape import shape_of
 from engine.runner.engine_args import EngineArgs
+from engine.runner.load_limits import resize_context
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import TensorInfo, read_gguf
 from quantize.ggml_types import GgmlType
@@ -138,7 +139,7 @@ def test_a_file_llama_cpp_refuses_is_an_answer(tmp_path):
 @pytest.mark.process
 def test_a_dry_run_that_hangs_is_ended(files, monkeypatch):
     hanging = (sys.executable, "-c", "import time; time.sleep(600)")
-    monkeypatch.setattr("engine.placement.fit.child_command", lambda *_: hanging)
+    monkeypatch.setattr("engine.placement.dry_run.child_command", lambda *_: hanging)
     with pytest.raises(DryRunFailed, match="no answer"):
         dry_run(settings(files["llama"]), timeout_s=1)
 

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 from msgspec.structs import replace as replaced
 
 from devices.memory_ledger import Ledger
-from engine.placement.context_size import COPIES_BYTES, MAX_ROLLBACK, with_speculation
 from engine.placement.fallbacks import next_fallback
 from engine.placement.history import PlacementHistory
+from engine.placement.load_settings import COPIES_BYTES, MAX_ROLLBACK, with_speculation
 from engine.placement.placer import read_shape
 from engine.placement.steps import place
 from engine.placement.types import PlacementLimits

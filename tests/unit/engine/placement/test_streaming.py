@@ -11,8 +11,8 @@ from engine.library.hub.plan import _mark_best
 from engine.library.hub.types import FitEstimate, Option, QuantVariant, RepoFile
 from engine.message_catalog import sentences
 from engine.placement.cpu_choices import expert_layers, forecast, whole_bytes
+from engine.placement.estimate import ledger_amounts
 from engine.placement.fallbacks import next_fallback
-from engine.placement.fit import ledger_amounts
 from engine.placement.fit_report import fit_report
 from engine.placement.history import PlacementHistory
 from engine.placement.shape import Layer, ModelShape
