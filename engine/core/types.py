@@ -273,7 +273,8 @@ class DeviceCheck(msgspec.Struct, frozen=True, kw_only=True):
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about the model that a runner loaded; `n_ctx` is the context that is really available.
 
-    `max_ctx` is the size to which the context may grow if memory allows (0: it cannot grow).
+    `max_ctx` is the size to which the context may grow if memory allows (0: it cannot grow). Up to `reserved_cells`
+    its cache grows without a copy.
     No token spells more than `longest_token_bytes` of a prompt (0: there is no such limit).
     `device_check` compares its device with the CPU at this load; None if that was not done.
     `phases` are those of its process, from its start to the end of this load.
@@ -299,6 +300,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = "cpu"
     memory_bytes: dict[str, int] = {}
     max_ctx: int = 0
+    reserved_cells: int = 0
     longest_token_bytes: int = 0
     device_check: DeviceCheck | None = None
     phases: tuple[Phase, ...] = ()

@@ -152,7 +152,7 @@ class MemoryAdmission:
     ) -> PoolExceeded | None:
         """Memory that a loaded model lacks for these settings; None if it fits.
 
-        `copied`: settings whose caches are temporarily copied to main memory; None: to disk.
+        `copied`: settings whose caches are temporarily copied to main memory; None: to disk, or not at all.
         """
         return await asyncio.to_thread(self._placer.shortage, model_id, settings, copied)
 

@@ -331,8 +331,8 @@ class Placer:
     ) -> PoolExceeded | None:
         """Memory that a model lacks for these settings, if they replace those it is loaded with; None if it fits.
 
-        `copied` are settings whose caches are temporarily copied to main memory. The context for deterministic
-        requests is resized too, after the other one.
+        `copied` are settings whose caches are temporarily copied to main memory (None: nothing is). The context for
+        deterministic requests is resized too, after the other one.
         """
         amounts, shape = ledger_amounts(self.need_of(settings)), read_shape(settings.path)
         exact = next((r for r in self.ledger.reservations() if r.owner == deterministic_owner(model_id)), None)

@@ -80,9 +80,11 @@ class ContextGrowth:
         self, model: LoadedModel, sizes: tuple[LoadSettings, ...]
     ) -> tuple[LoadSettings, bool] | None:
         """The first of `sizes` that fits in memory, and whether the KV state has to go through a file."""
+        assert model.facts is not None
         for after in sizes:
-            for through_disk in (False, True):
-                copied = None if through_disk else model.settings
+            stays = max(after.kv_cells, after.n_ctx) <= model.facts.reserved_cells  # nothing is copied
+            for through_disk in (False,) if stays else (False, True):
+                copied = None if through_disk or stays else model.settings
                 if await self._admission.shortage(model.id, after, copied) is None:
                     return after, through_disk
         return None

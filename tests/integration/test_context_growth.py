@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import functools
+import sys
 
 import pytest
 
@@ -72,27 +73,46 @@ def grown_by(runner, sizes):
     return asks, done
 
 
-async def conversation(runner):
-    """Two turns, the second longer than the context; another stream runs concurrently."""
+async def conversation(runner, resized=None):
+    """Two turns, the second longer than the context; another stream runs concurrently.
+
+    `resized`: the context is resized between the turns, with the result in this list.
+    """
     first = await answered(runner, asked(text(FIRST)))
     other = asyncio.create_task(answered(runner, asked(text(40, seed=5), max_tokens=120)))
+    if resized is not None:
+        resized.append(await runner.resize(1024, 1024))
     second = await answered(runner, asked([*text(FIRST), *first.ids, *text(LONG, seed=9)]))
     return first, second, await other, await runner.stats()
 
 
-@pytest.mark.parametrize("name", ["Llama, Mistral", "Gemma 3", "Qwen 3.5"])
-def test_a_conversation_grows_out_of_its_context(model, name):
-    """Attention, sliding windows, recurrent and hybrid states all move, and nothing is recomputed."""
+RESERVES = sys.platform == "linux"
+
+
+@pytest.mark.parametrize(
+    ("name", "reserved"),
+    [("Llama, Mistral", False), ("Gemma 3", False), ("Qwen 3.5", False), ("Gemma 3", True), ("Qwen 3.5", True)],
+)
+def test_a_conversation_grows_out_of_its_context(model, name, reserved):
+    """Attention, sliding windows, recurrent and hybrid states: nothing is recomputed, copied or not."""
     path = model(name)
 
     async def growing(runner):
         asks, done = grown_by(runner, (512, 1024, 2048))
         return (*await conversation(runner), asks, done)
 
-    first, second, other, stats, asks, done = with_runner(path, growing)
+    async def copying(runner):
+        done = []
+        return (*await conversation(runner, done), [], done)
+
+    if reserved:
+        first, second, other, stats, asks, done = with_runner(path, growing)
+        assert [a.tokens for a in asks] == [FIRST + 24 + LONG + 1]
+    else:
+        first, second, other, stats, _, done = with_runner(path, copying, max_ctx=0)
     alone = with_runner(path, conversation, n_ctx=2048)
-    assert [a.tokens for a in asks] == [FIRST + 24 + LONG + 1]
     assert done[0].n_ctx == 1024
+    assert (done[0].state_bytes == 0) == (reserved and RESERVES)
     for mine, whole in zip((first, second, other), alone[:3], strict=True):
         assert mine.ids == whole.ids
         assert mine.started.cached_tokens == whole.started.cached_tokens
@@ -260,14 +280,28 @@ def test_five_agents_share_the_cells_of_two(model):
     assert stats.computed_tokens < 1.5 * least
 
 
-def test_a_request_that_gives_way_goes_on_where_it_was(model):
-    """Two answers outgrow the cells that both shared: one waits, and nothing is computed twice."""
+@pytest.mark.parametrize("max_ctx", [0, TRAINED])
+def test_a_request_that_gives_way_goes_on_where_it_was(model, max_ctx):
+    """Two answers outgrow the cells that both shared: one waits, and nothing is computed twice.
+
+    Cells that are reserved for growing are not used.
+    """
 
     async def both(runner):
         requests = [asked(text(60, seed=n), max_tokens=600) for n in range(2)]
+        used = []
+
+        async def watch():
+            while True:
+                used.append((await runner.stats()).kv_cells_used)
+                await asyncio.sleep(0.01)
+
+        watching = asyncio.create_task(watch())
         answers = await asyncio.gather(*(answered(runner, request) for request in requests))
+        watching.cancel()
+        assert max(used) <= 1280  # 1,152, which llama.cpp rounds up
         return answers, await runner.stats()
 
-    answers, stats = with_runner(model("Llama, Mistral"), both, n_ctx=768, kv_cells=1152, max_ctx=0)
+    answers, stats = with_runner(model("Llama, Mistral"), both, n_ctx=768, kv_cells=1152, max_ctx=max_ctx)
     assert [len(a.ids) for a in answers] == [600] * 2
     assert stats.computed_tokens < 2 * (60 + 600) + 64

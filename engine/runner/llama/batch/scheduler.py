@@ -251,7 +251,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             return out
         self.pace.set_threads(self._batch.size, steady=self._running[0].steady)
         started, cpu = time.monotonic(), time.process_time()
-        code = self._batch.decode()
+        code = self._batch.decode() if self._kv.has_cells(self._batch.size) else NO_ROOM
         now, cpu = time.monotonic(), time.process_time() - cpu
         if code == 0:
             self.steps += 1

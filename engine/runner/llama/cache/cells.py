@@ -97,8 +97,13 @@ class Cells:
 
     @property
     def total(self) -> int:
-        """Number of all cells."""
+        """Number of all cells that may be used."""
         return self._loaded.kv_cells
+
+    @property
+    def reserves(self) -> bool:
+        """Whether the context has more cells than may be used."""
+        return self._loaded.reserved_cells > self._loaded.kv_cells
 
     @property
     def used(self) -> int:

@@ -53,6 +53,10 @@ class KVCache:
         """Number of cells that eviction could free."""
         return self._cells.idle
 
+    def has_cells(self, count: int) -> bool:
+        """Whether a step may use `count` more cells. Without reserved cells, llama.cpp decides that itself."""
+        return not self._cells.reserves or self._cells.total - self._cells.used >= count
+
     @property
     def truncatable(self) -> bool:
         """Whether a state can be truncated to any shorter prefix."""

@@ -115,6 +115,8 @@ class KvOffload:
         llama.cpp refuses it if the free cells are too scattered.
         """
         entry, context = found.entry, self._loaded.context
+        if self._cells.reserves and len(entry.tokens) > self._cells.total - self._cells.used:
+            return False
         if not self._api.llama_state_seq_set_data(context, pointer(found.state), entry.state_bytes, target.seq_id):
             self._cells.drop(target)
             return False

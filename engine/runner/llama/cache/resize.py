@@ -1,8 +1,9 @@
-"""Replaces a context by one of another size on the same weights, with all computed states.
+"""Gives a context another size on the same weights, with all computed states.
 
-States go to main memory first, or to a file if memory has no space. Then the old context is freed and the new one
-created: with both at once a GPU would have to hold two caches. Copies are only as large as the used part. Measured:
-docs/adr/0031-growing-contexts.md.
+A context on the CPU has all cells that it may ever need from the start (native/untouched.py) and uses more of them.
+Any other one is replaced: states go to main memory first, or to a file if memory has no space. Then the old context
+is freed and the new one created: with both at once a GPU would have to hold two caches. Copies are only as large as
+the used part. Measured: docs/adr/0031-growing-contexts.md.
 """
 
 import tempfile
@@ -14,7 +15,7 @@ import msgspec
 
 from engine.runner.llama.cache.state_buffer import file_buffer, pointer, state_buffer
 from engine.runner.llama.native.batch import EngineBroken
-from engine.runner.llama.native.model import LoadedModel, LoadFailed, make_context
+from engine.runner.llama.native.model import LoadedModel, LoadFailed, make_context, padded
 
 
 class Moved(msgspec.Struct, frozen=True):
@@ -33,9 +34,9 @@ def resize(loaded: LoadedModel, n_ctx: int, kv_cells: int, *, through_disk: bool
     """
     begun, before = time.monotonic(), loaded.settings
     sizes = n_ctx, max(n_ctx, kv_cells)
-    if sizes[1] == loaded.kv_cells:
+    if loaded.kv_cells <= (cells := padded(sizes[1])) <= loaded.reserved_cells:
         loaded.settings = msgspec.structs.replace(before, n_ctx=n_ctx, kv_cells=sizes[1])
-        loaded.n_ctx = n_ctx
+        loaded.n_ctx, loaded.kv_cells = n_ctx, cells
         return Moved(0, time.monotonic() - begun)
     states = _states(loaded, through_disk=through_disk)
     cells_before = loaded.kv_cells

@@ -2,11 +2,9 @@
 
 import contextlib
 import ctypes
-import mmap
 import re
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +19,13 @@ from engine.runner.engine_args import BadEngineArg
 from engine.runner.llama.native import log
 from engine.runner.llama.native.engine_args import UnknownBuffer, apply_to_context, apply_to_model
 from engine.runner.llama.native.llama_api import ggml
+from engine.runner.llama.native.untouched import (
+    MADV_DONTNEED,
+    RESERVED_CELLS,
+    leave_untouched,
+    may_reserve,
+    sparse_buffers,
+)
 from engine.runner.load_limits import (
     COPIED_DIVISOR,
     KV_TYPES,
@@ -37,7 +42,7 @@ from engine.runner.protocol import LoadSettings
 from quantize.files.channel_scales import KEY as SCALES_KEY
 
 FLASH_ATTN: Final = {"auto": -1, "off": 0, "on": 1}
-# llama.cpp rounds every context up to this.
+# llama.cpp rounds every context up to a multiple of this.
 MIN_CELLS: Final = 256
 
 
@@ -55,6 +60,7 @@ class LoadedModel:
 
     `context`, `memory` and the sizes change on `resize`, so read them here before each use. `on_node` is called by
     each of its contexts for every node. `problem` returns why the last step is invalid (empty if it is valid).
+    The context has `reserved_cells`, of which requests may use `kv_cells`.
     `keeps_partial`: sequences can be truncated at any token; else only the last `max_rollback` tokens of a step can
     be rolled back.
     """
@@ -68,6 +74,7 @@ class LoadedModel:
     n_vocab: int
     n_ctx: int
     kv_cells: int
+    reserved_cells: int
     n_seq_max: int
     n_batch: int
     n_ubatch: int
@@ -212,17 +219,22 @@ def watched_context(loaded: LoadedModel, cells: int, on_node: Any) -> LoadedMode
     Raises: LoadFailed: there is not enough memory.
     """
     changes = {"n_ctx": cells, "kv_cells": cells, "n_parallel": 1, "n_batch": cells, "n_ubatch": cells}
-    settings = msgspec.structs.replace(loaded.settings, **changes, max_draft=0, max_rollback=0, mtp=False)
+    without = {"max_ctx": 0, "max_draft": 0, "max_rollback": 0}
+    settings = msgspec.structs.replace(loaded.settings, **changes, **without, mtp=False)
     return _second_context(loaded, settings, "to compare operations with", on_node)
 
 
 def _second_context(loaded: LoadedModel, settings: LoadSettings, purpose: str, on_node: Any = None) -> LoadedModel:
     api = loaded.api
-    params = _context_params(api, settings, settings.n_ctx, 1)
-    params.n_outputs_max = params.n_outputs_max_per_seq = 1 + MAX_DRAFT
-    if on_node is not None or loaded.on_node is not None:
-        params.cb_eval = on_node or loaded.on_node
-    context = api.llama_init_from_model(loaded.model, params)
+
+    def create(cells: int) -> Any:
+        params = _context_params(api, settings, cells, 1)
+        params.n_outputs_max = params.n_outputs_max_per_seq = 1 + MAX_DRAFT
+        if on_node is not None or loaded.on_node is not None:
+            params.cb_eval = on_node or loaded.on_node
+        return api.llama_init_from_model(loaded.model, params)
+
+    context = _first_created(create, loaded, settings, settings.n_ctx)
     if not context:
         raise LoadFailed(log.explained(f"llama.cpp makes no context of {settings.n_ctx} cells {purpose}"))
     return replace(
@@ -230,7 +242,8 @@ def _second_context(loaded: LoadedModel, settings: LoadSettings, purpose: str, o
         settings=settings,
         context=context,
         memory=api.llama_get_memory(context),
-        kv_cells=api.llama_n_ctx(context),
+        kv_cells=padded(settings.n_ctx),
+        reserved_cells=api.llama_n_ctx(context),
         n_seq_max=1,
         n_batch=api.llama_n_batch(context),
         n_ubatch=api.llama_n_ubatch(context),
@@ -300,6 +313,7 @@ def load(
         n_vocab=api.llama_vocab_n_tokens(api.llama_model_get_vocab(model)),
         n_ctx=settings.n_ctx,
         kv_cells=kv_cells,
+        reserved_cells=kv_cells,
         n_seq_max=n_seq_max,
         n_batch=settings.n_batch,
         n_ubatch=settings.n_ubatch,
@@ -323,19 +337,74 @@ def load(
 def make_context(loaded: LoadedModel) -> None:
     """Create the context from its sizes and settings. Raises: LoadFailed: there is not enough memory."""
     api = loaded.api
-    params = _context_params(api, loaded.settings, loaded.kv_cells, loaded.n_seq_max)
-    params.n_outputs_max = max(loaded.max_outputs, 1)
-    params.n_rs_seq = loaded.max_rollback
-    params.n_outputs_max_per_seq = 1 + MAX_DRAFT
-    if loaded.on_node is not None:
-        params.cb_eval = loaded.on_node
-    context = api.llama_init_from_model(loaded.model, params)
+
+    def create(cells: int) -> Any:
+        params = _context_params(api, loaded.settings, cells, loaded.n_seq_max)
+        params.n_outputs_max = max(loaded.max_outputs, 1)
+        params.n_rs_seq = loaded.max_rollback
+        params.n_outputs_max_per_seq = 1 + MAX_DRAFT
+        if loaded.on_node is not None:
+            params.cb_eval = loaded.on_node
+        return api.llama_init_from_model(loaded.model, params)
+
+    context = _first_created(create, loaded, loaded.settings, loaded.kv_cells)
     if not context:
         raise LoadFailed(log.explained(f"llama.cpp makes no context of {loaded.kv_cells} cells"))
     loaded.context, loaded.memory = context, api.llama_get_memory(context)
-    loaded.kv_cells = api.llama_n_ctx(context)
+    loaded.reserved_cells = api.llama_n_ctx(context)
+    loaded.kv_cells = min(padded(loaded.kv_cells), loaded.reserved_cells)
     loaded.n_ctx = min(loaded.settings.n_ctx, loaded.kv_cells)
     loaded.n_batch, loaded.n_ubatch = api.llama_n_batch(context), api.llama_n_ubatch(context)
+
+
+def padded(cells: int) -> int:
+    """Return the size that llama.cpp makes of a context of `cells`."""
+    return -(-cells // MIN_CELLS) * MIN_CELLS
+
+
+def _first_created(create: Callable[[int], Any], loaded: LoadedModel, settings: LoadSettings, cells: int) -> Any:
+    """Return a context of `cells` or more: of the first reservation for which there is memory; None if of none."""
+    for size in _reservations(loaded, settings, cells):
+        log.forget()
+        # Without flash attention a token's values lie far apart: each would take a huge page.
+        small_pages = settings.flash_attn == "off"
+        with sparse_buffers(small_pages=small_pages) if size > cells else contextlib.nullcontext():
+            context = create(size)
+        if context:
+            return context
+    return None
+
+
+def _reservations(loaded: LoadedModel, settings: LoadSettings, cells: int) -> Iterator[int]:
+    """Yield the sizes to create a context with, best first; the last one is `cells`.
+
+    A cache in main memory uses RAM only for cells that were used, so it is created with all cells that it may ever
+    need. Then growing changes a number: nothing is copied, and no request pauses. Recurrent states do not grow.
+    """
+    api, devices = loaded.api, settings.devices or settings.n_gpu_layers
+    if not devices and may_reserve() and not api.llama_model_is_recurrent(loaded.model):
+        size = min(growth_limit(settings) * max(cells, settings.n_ctx) // settings.n_ctx, RESERVED_CELLS)
+        if settings.n_ctx <= (short := _short_rope(loaded)):
+            size = min(size, short)
+        while size > cells:
+            yield size
+            size //= 2
+    yield cells
+
+
+def _short_rope(loaded: LoadedModel) -> int:
+    """Return the context up to which llama.cpp uses a LongRoPE model's factors for short texts; 0: it has none."""
+    scaling = f"{_metadata_value(loaded, 'general.architecture')}.rope.scaling"
+    if _metadata_value(loaded, f"{scaling}.type") not in {"", "longrope"}:
+        return 0
+    found = _metadata_value(loaded, f"{scaling}.original_context_length")
+    return int(found) if found.isdecimal() else 0
+
+
+def _metadata_value(loaded: LoadedModel, key: str) -> str:
+    value = ctypes.create_string_buffer(256)
+    loaded.api.llama_model_meta_val_str(loaded.model, key.encode(), value, len(value))
+    return value.value.decode("utf-8", "replace")
 
 
 def metadata_of(loaded: LoadedModel) -> dict[str, str]:
@@ -377,6 +446,7 @@ def facts(loaded: LoadedModel, pieces: Sequence[bytes], backend: str) -> ModelFa
         n_ctx=loaded.n_ctx,
         n_ctx_train=api.llama_model_n_ctx_train(loaded.model),
         max_ctx=loaded.max_ctx,
+        reserved_cells=loaded.reserved_cells,
         n_parallel=loaded.settings.n_parallel,
         n_embd=api.llama_model_n_embd(loaded.model),
         chat_template=template,
@@ -442,120 +512,3 @@ def _anonymous_bytes() -> int:
     except OSError:
         return 0
     return int(found[1]) << 10 if found else 0
-
-
-# Clears large caches in main memory without touching them (Linux).
-# llama.cpp clears a new cache by writing zeros. That takes a second per 1 to 2 GB and makes all of it resident,
-# even if little is ever used. Memory that is returned to the system reads as zeros and uses no RAM until it is
-# written again, so the CPU's buffers are cleared that way here. Measured: with 250 million parameters and 65,536
-# tokens a runner had 351 MiB instead of 1,313 after a load, which took 0.4 s of CPU time instead of 0.8 s; with
-# 8,192 tokens 352 MiB and 0.4 s.
-
-# Below this, writing zeros takes some hundredths of a second, and page faults would come during a response.
-LEAST_BYTES: Final = 64 << 20
-# From asm-generic/mman-common.h.
-MADV_DONTNEED: Final = 4
-# Function pointers at the start of ggml's buffer type and buffer: every version has at least this many.
-_TYPE_SLOTS: Final = 6
-_BUFFER_SLOTS: Final = 11
-_PROBE_BYTES: Final = 64
-_ALLOC: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_CLEAR: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint8)
-# Callbacks of ggml must live as long as the process.
-_callbacks: list[Any] = []
-
-
-def leave_untouched(lib: Any) -> bool:
-    """Clear this process's CPU buffers by returning their memory from now on; False if that is not possible.
-
-    `lib` has ggml's functions. The positions of the two functions in ggml's tables are found by calling them.
-    """
-    if _callbacks or sys.platform != "linux":
-        return bool(_callbacks)
-    _declare(lib)
-    kind = lib.ggml_backend_cpu_buffer_type()
-    buffer = lib.ggml_backend_buft_alloc_buffer(kind, _PROBE_BYTES)
-    if not buffer:
-        return False
-    clears = _slot(buffer, _BUFFER_SLOTS, _CLEAR, lambda: lib.ggml_backend_buffer_clear(buffer, 0))
-    lib.ggml_backend_buffer_free(buffer)
-
-    def allocate() -> None:
-        made = lib.ggml_backend_buft_alloc_buffer(kind, _PROBE_BYTES)
-        if made:
-            lib.ggml_backend_buffer_free(made)
-
-    allocates = _slot(kind, _TYPE_SLOTS, _ALLOC, allocate)
-    if clears is None or allocates is None:
-        return False
-    _replace(lib, kind, allocates, clears)
-    return True
-
-
-def _replace(lib: Any, kind: int, allocates: int, clears: int) -> None:
-    """Install the replacement functions for allocating and clearing buffers of this kind."""
-    table = _table(kind, _TYPE_SLOTS)
-    original = _ALLOC(table[allocates])
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-
-    def clear(cleared: int, value: int) -> None:
-        base, size = lib.ggml_backend_buffer_get_base(cleared), lib.ggml_backend_buffer_get_size(cleared)
-        begin, end = base + -base % mmap.PAGESIZE, (base + size) // mmap.PAGESIZE * mmap.PAGESIZE
-        if value or begin >= end or madvise(begin, end - begin, MADV_DONTNEED):
-            ctypes.memset(base, value, size)
-            return
-        ctypes.memset(base, 0, begin - base)
-        ctypes.memset(end, 0, base + size - end)
-
-    def alloc(of: int, size: int) -> int | None:
-        made: int | None = original(of, size)
-        if made and size >= LEAST_BYTES:
-            _table(made, _BUFFER_SLOTS)[clears] = ctypes.cast(own_clear, ctypes.c_void_p).value
-        return made
-
-    own_clear, own_alloc = _CLEAR(clear), _ALLOC(alloc)
-    _callbacks.extend((own_clear, own_alloc, original))
-    table[allocates] = ctypes.cast(own_alloc, ctypes.c_void_p).value
-
-
-def _declare(lib: Any) -> None:
-    for name, result, arguments in (
-        ("ggml_backend_cpu_buffer_type", ctypes.c_void_p, ()),
-        ("ggml_backend_buft_alloc_buffer", ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_size_t)),
-        ("ggml_backend_buffer_clear", None, (ctypes.c_void_p, ctypes.c_uint8)),
-        ("ggml_backend_buffer_free", None, (ctypes.c_void_p,)),
-        ("ggml_backend_buffer_get_base", ctypes.c_void_p, (ctypes.c_void_p,)),
-        ("ggml_backend_buffer_get_size", ctypes.c_size_t, (ctypes.c_void_p,)),
-    ):
-        function = getattr(lib, name)
-        function.restype, function.argtypes = result, arguments
-
-
-def _table(address: int, slots: int) -> Any:
-    return (ctypes.c_void_p * slots).from_address(address)
-
-
-def _slot(address: int, slots: int, kind: Any, call: Any) -> int | None:
-    """Return the slot of the table at `address` whose function `call` calls, or None.
-
-    Each slot in turn is replaced by a probe during one call.
-    """
-    table = _table(address, slots)
-    for slot in range(slots):
-        original = table[slot]
-        called: list[int] = []
-
-        def instead(first: int, second: int, original: int = original, called: list[int] = called) -> int | None:
-            called.append(first)
-            return kind(original)(first, second)  # type: ignore[no-any-return]
-
-        probe = kind(instead)
-        table[slot] = ctypes.cast(probe, ctypes.c_void_p).value
-        try:
-            call()
-        finally:
-            table[slot] = original
-        if called:
-            return slot
-    return None
