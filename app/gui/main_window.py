@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QByteArray, QEvent, QObject, QPoint, QSettings, QSize, Qt, QTimer, Signal
+from PySide6.QtCore import QByteArray, QEvent, QObject, QPoint, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QAction, QCloseEvent, QDragEnterEvent, QDropEvent, QIcon, QKeySequence, QResizeEvent
 from PySide6.QtWidgets import (
     QButtonGroup,
@@ -32,9 +32,8 @@ from app.gui.shortcuts import SHORTCUTS, ShortcutSheet, native_keys
 from app.gui.theme import ASSETS, Theme
 from app.gui.widgets.basics import PAGE_MARGIN, PAGE_WIDTH, SCROLL_BAR, Banner, clear, row, stack
 from app.gui.widgets.search_popup import Entry, SearchPopup
-from app.gui.widgets.splitter import keep_splitters, restore_splitters
+from app.gui.widgets.splitter import keep_splitters, restore_splitters, window_state
 from app.settings import BY_NAME
-from engine.core.paths import user_paths
 
 # The destination bar on the left, and the row of pages within a destination.
 
@@ -232,7 +231,7 @@ class MainWindow(QMainWindow):
         self.chat.server_wanted.connect(self.server_wanted)
         self.commands = Commands(services, self)
         self._add_shortcuts()
-        self._geometry = QSettings(str(user_paths().state / "window.ini"), QSettings.Format.IniFormat)
+        self._geometry = window_state()
         self._restore()
         self.show_page("chat")
 

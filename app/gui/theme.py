@@ -306,6 +306,8 @@ QToolButton[kind="entry"]:focus {{ padding: {half - 1}px {unit - 2}px; }}
 QToolButton[kind="section"], QToolButton[kind="section-off"] {{ padding: {half}px {unit + half}px;
   border-radius: {radius}px; color: {c["muted"]}; }}
 QToolButton[kind="section-off"]:checked {{ background: transparent; }}
+QToolButton[kind="disclosure"] {{ padding: {half}px 0; font-weight: 600; text-align: left; }}
+QToolButton[kind="disclosure"]:checked {{ background: transparent; }}
 QToolButton[kind="section"]:checked {{ background: {c["accent_soft"]}; color: {c["text"]}; font-weight: 600; }}
 QFrame[kind="sections"] {{ background: transparent; border: none; }}
 QToolButton[kind="nav"]:checked {{ background: {c["accent_soft"]}; color: {c["text"]}; }}

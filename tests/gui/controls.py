@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from app.code.integrations.registry import INTEGRATIONS
-from app.gui.chat.options import KNOBS
+from app.gui.chat.option_fields import KNOBS
 from app.settings import SETTINGS
 
 TESTS = Path(__file__).resolve().parent
@@ -43,7 +43,7 @@ def controls():
                     if place < len(call.args):
                         found |= {(where, words) for words in _translated(call.args[place])}
     found |= {("settings_page.py", row.title) for row in SETTINGS if row.group}
-    found |= {("chat/options.py", knob.title) for knob in KNOBS}
+    found |= {("chat/option_fields.py", knob.title) for knob in KNOBS}
     named = {f"Connect {program.title}" for program in INTEGRATIONS.values()}
     found |= {("connect/page.py", words) for words in named}
     found.discard(("connect/page.py", "Connect {name}"))

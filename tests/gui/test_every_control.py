@@ -58,7 +58,7 @@ CANNOT = {
     ("code/page.py", "Show all changes"): "the walks' models make no tool calls; see test_code",
     ("code/page.py", "Agent steps"): "the walks' models make no tool calls; pressed in test_code",
     ("devices/page.py", "Stop measuring"): "this machine has one place for models; pressed in test_pages",
-    ("chat/options.py", "Reasoning budget"): "the walks' models do not reason",
+    ("chat/option_fields.py", "Reasoning budget"): "the walks' models do not reason",
     ("chat/page.py", "Show in folder"): "opens a program of the desktop, which a bare X server has not",
     ("library/hub_tab.py", "Look there"): "the walks' hub has no quantized file; see test_library",
     ("library/load_dialog.py", "Use an 8-bit cache"): "needs a computer with little memory; see test_library",

@@ -7,7 +7,7 @@ from PySide6.QtGui import QGuiApplication
 from app.answer_facts import facts_of
 from app.db.records import Message
 from app.gui.chat.message_widget import MessageWidget
-from app.gui.chat.options import OutputOptions
+from app.gui.chat.option_fields import OutputOptions
 from app.gui.chat.request import branch_body
 
 RECEIPT = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from app.code.integrations.mcp_texts import MCP_PROGRAMS
 from app.code.integrations.registry import INTEGRATIONS
-from app.gui.chat.options import KNOBS
+from app.gui.chat.option_fields import KNOBS
 from app.gui.devices.facts import BACKENDS, KINDS, PARTS
 from app.gui.devices.page import _STATES
 from app.gui.formatted import JOBS, source
@@ -62,7 +62,7 @@ def tables():
     # Languages are named in themselves.
     choices = {name for row in SETTINGS for name in row.choices if len(name) > 2} - CACHE_TYPES.keys()
     found |= {name.capitalize() for name in choices}
-    found |= {text for knob in KNOBS for text in (knob.title, knob.description)}
+    found |= {text for knob in KNOBS for text in (knob.title, knob.description, knob.group)}
     found |= {*KINDS.values(), *PARTS.values(), *_CAN.values(), *(words for words, _ in _STATES.values())}
     found |= {text for _, name, words in (*_TIERS, *_GATES, *_TEXTS) for text in (name, words)}
     found |= {words for _, words, _ in _LOSS_WORDS} | {"large"}

@@ -1,21 +1,16 @@
-"""The panel next to a chat: system prompt, presets, and sampling with explanations."""
+"""The panel next to a chat: system prompt, documents and creativity; everything else under "Advanced".
 
-import json
+Every advanced option shows its range and its default.
+"""
+
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from PySide6.QtCore import QRegularExpression, Qt, QTimer, Signal
-from PySide6.QtGui import QRegularExpressionValidator
+from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtWidgets import (
-    QCheckBox,
-    QDoubleSpinBox,
     QFrame,
     QInputDialog,
-    QLabel,
     QPlainTextEdit,
-    QSlider,
     QSpinBox,
     QWidget,
 )
@@ -24,17 +19,17 @@ from app.db import conversations
 from app.db.records import Conversation, Preset
 from app.gui import formatted
 from app.gui.app_context import AppContext
-from app.gui.theme import Theme
-from app.gui.widgets.basics import IconButton, button, label, line_field, row, scrolled, stack
+from app.gui.chat.option_fields import FIELD_WIDTH, Creativity, OutputOptions, SamplingFields
+from app.gui.widgets.basics import IconButton, button, label, row, rule, scrolled, stack
 from app.gui.widgets.popups import ComboBox
+from app.gui.widgets.splitter import Disclosure
 from app.settings import BY_NAME, Settings
 from app.suggestions import asked_for, filled
 from engine.api.collections import Collection
-from engine.api.models import EffectiveValue
-from quantize.files.sampling_keys import SAMPLING, SamplingField
 
 _LIMIT = BY_NAME["chat.max_tokens"]
 _DELAY_MS = 500
+_WIDTH, _BODY = 304, 14  # pixels at the normal text size
 
 
 def default_sampling(now: Settings) -> dict[str, object]:
@@ -51,7 +46,6 @@ class ChatOptions(QFrame):
         super().__init__()
         self._services = services
         self.setProperty("kind", "side")
-        self.setFixedWidth(304)
         self._showing = False
         self._own: Mapping[str, object] = {}
         self._presets: list[Preset] = []
@@ -71,46 +65,79 @@ class ChatOptions(QFrame):
         remove = IconButton(services.theme, "trash", self.tr("Remove this preset"), self._remove_preset)
         save = button(self.tr("Save as preset…"), self._save_preset)
         self.sampling = SamplingFields(services.theme)
-        self.sampling.changed.connect(self._on_edited)
+        self.sampling.changed.connect(self._on_sampling)
         self.sampling.keep_pressed.connect(self._save_for_model)
+        self.creativity = Creativity()
+        self.creativity.chosen.connect(self._on_creativity)
         self._model = ""
         self.limit = QSpinBox()
+        self.limit.setSpecialValueText(self.tr("No limit"))  # for 0
         self.limit.setRange(int(_LIMIT.minimum or 0), int(_LIMIT.maximum or 0))
-        self.limit.setFixedWidth(96)
+        self.limit.setMinimumWidth(FIELD_WIDTH)
         self.limit.lineEdit().setTextMargins(6, 0, 6, 0)
         self.limit.setAccessibleName(self.tr(_LIMIT.title))
+        self.limit.setToolTip(self.tr(_LIMIT.description))
         self.limit.valueChanged.connect(self._on_edited)
         self.documents = ComboBox()
         self.documents.setAccessibleName(self.tr("Documents"))
+        self.documents.addItem(self.tr("None"))
         self.documents.activated.connect(lambda _: self._on_collection())
         self._collections: tuple[str, ...] = ("",)
         self.output = OutputOptions()
         self.output.changed.connect(self._on_edited)
+        self.reset = button(self.tr("Reset advanced options"), self._reset)
         self._remove = remove
         self._build(save)
         services.models.changed.connect(self.refresh_recommendation)
+        services.theme.changed.connect(self._fit_width)
+        self._fit_width()
         self.refresh_presets()
 
     def _build(self, save: QWidget) -> None:
+        least, most = (formatted.whole(bound or 0) for bound in (_LIMIT.minimum, _LIMIT.maximum))
+        usual = formatted.whole(self._usual_limit) if self._usual_limit else self.tr("No limit")
+        form = self.tr("{low} to {high} tokens · Default: {value}")
+        limit = label(form.format(low=least, high=most, value=usual), "small", wrap=True)
+        inside = QWidget()
+        inside.setLayout(
+            stack(
+                self.sampling,
+                rule(),
+                label(self.tr("Length and form"), "muted"),
+                row(label(self.tr(_LIMIT.title), "strong"), 1, self.limit),
+                limit,
+                self.output,
+                rule(),
+                self.reset,
+                spacing=8,
+                margins=(0, 4, 0, 0),
+            )
+        )
+        self.advanced = Disclosure(self._services.theme, "chat-options", self.tr("Advanced"), inside)
         column = stack(
-            label(self.tr("Preset"), "strong"),
-            row(self.preset, self._remove, spacing=4),
-            label(self.tr("Answer from documents"), "strong"),
-            self.documents,
             label(self.tr("System prompt"), "strong"),
             self.prompt,
+            row(self.preset, self._remove, spacing=4),
             save,
+            label(self.tr("Answer from documents"), "strong"),
+            self.documents,
+            self.creativity,
+            rule(),
+            self.advanced,
             spacing=8,
             margins=(16, 16, 16, 16),
         )
-        column.addSpacing(4)
-        column.addWidget(self.sampling)
-        column.addLayout(row(label(self.tr(_LIMIT.title), "strong"), 1, self.limit))
-        column.addWidget(label(self.tr(_LIMIT.description), "small", wrap=True))
-        column.addSpacing(4)
-        column.addWidget(self.output)
         column.addStretch(1)
         self.setLayout(stack(scrolled(column)))
+
+    def _fit_width(self) -> None:
+        """Wider for larger text."""
+        self.setFixedWidth(round(_WIDTH * max(1.0, self._services.theme.tokens.body / _BODY)))
+
+    @property
+    def _usual_limit(self) -> int:
+        """The token limit of new chats."""
+        return int(self._services.settings.now[_LIMIT.name])  # type: ignore[call-overload]
 
     def show_conversation(self, conversation: Conversation) -> None:
         """Show the settings of a conversation."""
@@ -126,6 +153,7 @@ class ChatOptions(QFrame):
         self._show_collection()
         self.refresh_collections()
         self.refresh_recommendation()
+        self._show_set()
         self._showing = False
 
     def refresh_collections(self) -> None:
@@ -165,6 +193,7 @@ class ChatOptions(QFrame):
         """Show the current recommendation of the model's publisher."""
         chosen = self._services.models.get(self._model)
         self.sampling.show_values(self._own, chosen.sampling if chosen is not None else {})
+        self._show_creativity()
         self.output.offer_reasoning(reasons=chosen is not None and chosen.reasons)
 
     def _save_for_model(self) -> None:
@@ -180,9 +209,37 @@ class ChatOptions(QFrame):
 
         self._services.background.run(work, done, parent=self)
 
+    def _on_creativity(self, temperature: float | None) -> None:
+        if temperature is None:
+            self.sampling.follow("temperature")
+        else:
+            self.sampling.set_own("temperature", temperature)
+
+    def _on_sampling(self) -> None:
+        self._show_creativity()
+        self._on_edited()
+
+    def _show_creativity(self) -> None:
+        self.creativity.show_value(self.sampling.own.get("temperature"), self.sampling.usual("temperature"))
+
+    def _reset(self) -> None:
+        """Set all advanced options to their defaults. System prompt and documents stay."""
+        self.limit.setValue(self._usual_limit)
+        self.output.show_values({})
+        self.sampling.follow(*self.sampling.fields)
+
+    def _show_set(self) -> None:
+        """Show how many advanced options are not at their defaults, as they may be folded away."""
+        shown_above = not self.creativity.is_custom and "temperature" in self.sampling.own
+        count = len(self.sampling.own) - shown_above + len(self.output.own)
+        count += self.limit.value() != self._usual_limit
+        self.advanced.set_note(self.tr("{n} set").format(n=count) if count else "")
+        self.reset.setEnabled(bool(count or shown_above))
+
     def _on_edited(self) -> None:
         if not self._showing:
             self._own = self._sampling()  # a refresh before the timer fires must show the edited values
+            self._show_set()
             self._delay.start()
 
     def flush(self) -> None:
@@ -253,278 +310,3 @@ class ChatOptions(QFrame):
 
     def _watch(self, future: Any, on_done: Any) -> None:
         self._services.background.watch(future, on_done, None, self)
-
-
-# Sampling of one chat: the publisher's recommendations and the chat's own values.
-
-
-@dataclass(frozen=True)
-class SamplingControl:
-    """A sampling field in the window. Its bounds may be narrower than the API's."""
-
-    name: str
-    title: str
-    description: str
-    maximum: float = 1
-    minimum: float = 0
-
-    @property
-    def row(self) -> SamplingField:
-        """The field's row in the sampling table."""
-        return SAMPLING[self.name]
-
-
-KNOBS = (
-    SamplingControl(
-        "temperature",
-        "Temperature",
-        "0 always picks the most likely token; higher values give more varied answers.",
-        2,
-    ),
-    SamplingControl(
-        "top_p", "Top P", "Keeps the most likely tokens that together have this probability. 1 keeps all.", 1, 0.01
-    ),
-    SamplingControl(
-        "min_p", "Min P", "Ignores tokens below this fraction of the top token's probability. 0 turns it off."
-    ),
-    SamplingControl("top_k", "Top K", "Keeps only this many of the most likely tokens. 0 keeps all.", 1000),
-    SamplingControl(
-        "repeat_penalty", "Repeat penalty", "Values above 1 discourage repeating recent words.", 2, 0.5
-    ),
-)
-
-
-class SamplingFields(QWidget):
-    """Shows the effective value of each field and its origin. A value that the user changes belongs to the chat."""
-
-    changed = Signal()
-    keep_pressed = Signal()
-
-    def __init__(self, theme: Theme) -> None:
-        super().__init__()
-        self.own: dict[str, float] = {}
-        self._recommended: Mapping[str, EffectiveValue] = {}
-        self._showing = False
-        self.fields: dict[str, QSpinBox | QDoubleSpinBox] = {}
-        self.resets: dict[str, IconButton] = {}
-        self.states: dict[str, QLabel] = {}
-        column = stack(spacing=4)
-        for knob in KNOBS:
-            title = self.tr(knob.title)
-            field = self.fields[knob.name] = self._field(knob)
-            reset = self.resets[knob.name] = IconButton(
-                theme,
-                "refresh",
-                self.tr("{name} as the model recommends").format(name=title),
-                partial(self.follow, knob.name),
-            )
-            state = self.states[knob.name] = label("", "small", wrap=True)
-            column.addLayout(row(label(title, "strong"), 1, reset, field, spacing=4))
-            column.addWidget(state)
-            column.addWidget(label(self.tr(knob.description), "small", wrap=True))
-            column.addSpacing(4)
-        self.all = button(self.tr("Reset to the model's values"), lambda: self.follow(*self.fields))
-        self.keep = button(self.tr("Save for this model"), self.keep_pressed.emit)
-        self.keep.setToolTip(self.tr("Every chat with this model starts with these values"))
-        column.addWidget(self.all)
-        column.addWidget(self.keep)
-        self.setLayout(column)
-
-    def show_values(self, own: Mapping[str, object], recommended: Mapping[str, EffectiveValue]) -> None:
-        """Show a chat's own values; `recommended` applies to the other fields."""
-        self.own = {k.name: float(v) for k in KNOBS if isinstance(v := own.get(k.name), int | float)}
-        self._recommended = recommended
-        self._show()
-
-    def follow(self, *names: str) -> None:
-        """Reset fields to the recommendation."""
-        self.own = {name: value for name, value in self.own.items() if name not in names}
-        self._show()
-        self.changed.emit()
-
-    def _show(self) -> None:
-        self._showing = True
-        for knob in KNOBS:
-            recommended = self._recommended.get(knob.name)
-            usual = float(recommended.value if recommended is not None else knob.row.neutral)
-            is_own = knob.name in self.own
-            value = self.own.get(knob.name, usual)
-            field = self.fields[knob.name]
-            if field.value() != value:  # setValue rewrites the text, even while the user types
-                field.setValue(int(value) if knob.row.whole else value)  # type: ignore[arg-type]
-            source = formatted.source(recommended.source if recommended is not None else "")
-            form = self.tr("Set for this chat; otherwise {value} ({source})") if is_own else "{source}"
-            self.states[knob.name].setText(form.format(value=f"{usual:g}", source=source))
-            self.resets[knob.name].setEnabled(is_own)
-        self.all.setEnabled(bool(self.own))
-        self.keep.setEnabled(bool(self.own))
-        self._showing = False
-
-    def _field(self, knob: SamplingControl) -> QSpinBox | QDoubleSpinBox:
-        field: QSpinBox | QDoubleSpinBox
-        if knob.row.whole:
-            field = QSpinBox()
-            field.setRange(int(knob.minimum), int(knob.maximum))
-        else:
-            field = QDoubleSpinBox()
-            field.setSingleStep(0.05)
-            field.setRange(knob.minimum, knob.maximum)
-        field.setFixedWidth(96)
-        field.lineEdit().setTextMargins(6, 0, 6, 0)
-        field.setAccessibleName(self.tr(knob.title))
-        field.setToolTip(self.tr(knob.description))
-        field.valueChanged.connect(lambda value, name=knob.name: self._on_edited(name, value))
-        return field
-
-    def _on_edited(self, name: str, value: float) -> None:
-        if not self._showing:
-            self.own[name] = round(value, 4)
-            self._show()
-            self.changed.emit()
-
-
-# Steps of the reasoning slider: None is the model's default, 0 is off, then token budgets.
-_BUDGETS: tuple[int | None, ...] = (None, 0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-_MOST_STOPS = 16  # the server's limit
-
-
-class OutputOptions(QWidget):
-    """Output options. `own` has only fields that are set; the model and the server decide the rest."""
-
-    changed = Signal()
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._showing = False
-        self.seed = line_field(self.tr("Random"), self.tr("Seed"))
-        self.seed.setValidator(QRegularExpressionValidator(QRegularExpression(r"\d{0,9}"), self.seed))
-        self.stops = self._text(self.tr("Stop sequences"), self.tr("One per line"), 56)
-        self.schema = self._text(self.tr("JSON schema"), '{"type": "object", …}', 96)
-        self.reasoning = QSlider(Qt.Orientation.Horizontal)
-        self.reasoning.setRange(0, len(_BUDGETS) - 1)
-        self.reasoning.setPageStep(1)
-        self.reasoning.setAccessibleName(self.tr("Reasoning budget"))
-        self.reasoning.valueChanged.connect(lambda _: self._on_reasoning())
-        self._budget = label("", "small")
-        self._reasons = QWidget()
-        self._reasons.setLayout(
-            stack(
-                row(label(self.tr("Reasoning budget"), "strong"), 1, self._budget),
-                self.reasoning,
-                label(self.tr("Tokens the model may think before it answers."), "small", wrap=True),
-                spacing=6,
-            )
-        )
-        self._reasons.hide()
-        self._problem = label("", "chip-bad", wrap=True)
-        self._problem.hide()
-        self.receipt = QCheckBox(self.tr("Attach a receipt to answers"))
-        self.receipt.toggled.connect(lambda _: self._on_edited())
-        self.seed.textEdited.connect(lambda _: self._on_edited())
-        self.stops.textChanged.connect(self._on_edited)
-        self.schema.textChanged.connect(self._on_edited)
-        self.setLayout(
-            stack(
-                self._reasons,
-                label(self.tr("Seed"), "strong"),
-                self.seed,
-                label(
-                    self.tr("The same seed usually gives the same answer. A receipt lets you repeat it exactly."),
-                    "small",
-                    wrap=True,
-                ),
-                label(self.tr("Stop sequences"), "strong"),
-                self.stops,
-                label(self.tr("JSON schema"), "strong"),
-                self.schema,
-                self._problem,
-                label(self.tr("Answers contain only JSON that matches this schema."), "small", wrap=True),
-                self.receipt,
-                label(
-                    self.tr(
-                        "The same request then gives the same answer, even when other requests run "
-                        "at the same time."
-                    ),
-                    "small",
-                    wrap=True,
-                ),
-                spacing=6,
-            )
-        )
-
-    @property
-    def own(self) -> dict[str, object]:
-        """The set fields, in request form. A schema that is not a JSON object is omitted."""
-        found: dict[str, object] = {}
-        if self.seed.text():
-            found["seed"] = int(self.seed.text())
-        stops = [line for line in self.stops.toPlainText().split("\n") if line][:_MOST_STOPS]
-        if stops:
-            found["stop"] = stops
-        schema = _object(self.schema.toPlainText())
-        if schema is not None:
-            found["json_schema"] = schema
-        budget = _BUDGETS[self.reasoning.value()]
-        if budget is not None:
-            found["thinking_budget"] = budget
-        if self.receipt.isChecked():
-            found["receipt"] = True
-        return found
-
-    def offer_reasoning(self, *, reasons: bool) -> None:
-        """Show the reasoning slider if the chat's model reasons."""
-        self._reasons.setVisible(reasons)
-
-    def _on_reasoning(self) -> None:
-        budget = _BUDGETS[self.reasoning.value()]
-        if budget is None:
-            words_ = self.tr("Model's default")
-        else:
-            words_ = self.tr("{n} tokens").format(n=formatted.whole(budget)) if budget else self.tr("Off")
-        self._budget.setText(words_)
-        self._on_edited()
-
-    def show_values(self, given: Mapping[str, object]) -> None:
-        """Show the values of a conversation."""
-        if self._budget.text() and (given == self.own or self.hasFocus()):
-            return
-        self._showing = True
-        seed, stops, schema = given.get("seed"), given.get("stop"), given.get("json_schema")
-        self.seed.setText(str(seed) if isinstance(seed, int) else "")
-        self._replace(self.stops, "\n".join(map(str, stops)) if isinstance(stops, list) else "")
-        if _object(self.schema.toPlainText()) != schema:
-            self._replace(self.schema, json.dumps(schema, indent=2) if isinstance(schema, dict) else "")
-        budget = given.get("thinking_budget")
-        self.reasoning.setValue(_BUDGETS.index(budget) if isinstance(budget, int) and budget in _BUDGETS else 0)
-        self._on_reasoning()
-        self.receipt.setChecked(given.get("receipt") is True)
-        self._showing = False
-
-    def _text(self, name: str, hint: str, height: int) -> QPlainTextEdit:
-        made = QPlainTextEdit()
-        made.setAccessibleName(name)
-        made.setPlaceholderText(hint)
-        made.setTabChangesFocus(True)
-        made.setFixedHeight(height)
-        return made
-
-    @staticmethod
-    def _replace(field: QPlainTextEdit, text: str) -> None:
-        if field.toPlainText() != text:
-            field.setPlainText(text)
-
-    def _on_edited(self) -> None:
-        text = self.schema.toPlainText().strip()
-        wrong = bool(text) and _object(text) is None
-        self._problem.setText(self.tr("This is not a JSON object yet, so it is not used.") if wrong else "")
-        self._problem.setVisible(wrong)
-        if not self._showing:
-            self.changed.emit()
-
-
-def _object(text: str) -> dict[str, object] | None:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None

@@ -1,9 +1,14 @@
-"""Splitters whose sizes are saved between starts."""
+"""Parts of pages whose state is saved between starts: splitters, and options that are folded away."""
 
-from PySide6.QtCore import QByteArray, QSettings, Qt
-from PySide6.QtWidgets import QSplitter, QWidget
+from PySide6.QtCore import QByteArray, QSettings, Qt, Signal
+from PySide6.QtWidgets import QSizePolicy, QSplitter, QToolButton, QWidget
+
+from app.gui.theme import Theme
+from app.gui.widgets.basics import stack
+from engine.core.paths import user_paths
 
 _GROUP = "splitters"
+_OPEN = "open"
 
 
 def saved_splitter(name: str, first: QWidget, second: QWidget, *, sizes: tuple[int, int]) -> QSplitter:
@@ -36,3 +41,49 @@ def restore_splitters(page: QWidget, settings: QSettings) -> None:
 
 def _named(page: QWidget) -> list[QSplitter]:
     return [split for split in page.findChildren(QSplitter) if split.objectName()]
+
+
+def window_state() -> QSettings:
+    """What the window saves between starts: geometry, splitters, open parts."""
+    return QSettings(str(user_paths().state / "window.ini"), QSettings.Format.IniFormat)
+
+
+class Disclosure(QWidget):
+    """A heading that shows and hides its body. Starts closed, later as the user left it."""
+
+    toggled = Signal(bool)
+
+    def __init__(self, theme: Theme, name: str, title: str, body: QWidget) -> None:
+        super().__init__()
+        self._theme, self._name, self._title, self._body = theme, name, title, body
+        self.heading = QToolButton()
+        self.heading.setProperty("kind", "disclosure")
+        self.heading.setCheckable(True)
+        self.heading.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
+        self.heading.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.heading.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self.heading.setAccessibleName(title)
+        self.set_note("")
+        self.setLayout(stack(self.heading, body))
+        self.heading.setChecked(window_state().value(f"{_OPEN}/{name}") == "1")
+        self._show()
+        self.heading.toggled.connect(self._on_toggled)
+        theme.changed.connect(self._show)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the body is shown."""
+        return self.heading.isChecked()
+
+    def set_note(self, note: str) -> None:
+        """Show a short text behind the title, for example how many options inside are set."""
+        self.heading.setText(f"{self._title} · {note}" if note else self._title)
+
+    def _on_toggled(self, is_open: bool) -> None:
+        window_state().setValue(f"{_OPEN}/{self._name}", "1" if is_open else "0")
+        self._show()
+        self.toggled.emit(is_open)
+
+    def _show(self) -> None:
+        self.heading.setIcon(self._theme.icon("chevron" if self.is_open else "chevron-right", "muted"))
+        self._body.setVisible(self.is_open)

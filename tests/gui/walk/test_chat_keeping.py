@@ -160,12 +160,21 @@ def test_a_chat_comes_out_of_the_archive(walk):
 def test_sampling_is_set_kept_for_the_model_and_given_back(walk):
     walk.new_chat()
     walk.click("System prompt and sampling", "chat.bar")
+    walk.until(f"{OPTIONS}.isVisible() and not {OPTIONS}.limit.isVisible()")
+    walk.click("Creativity", OPTIONS)
+    walk.key("End")
+    walk.until(f"{SAMPLING}.get('temperature') == 1.2")
+    walk.picture("options")
+    walk.open_advanced()
+    walk.picture("options-advanced")
     fields = (
         ("Temperature", "0.30", "temperature", 0.3),
         ("Top P", "0.80", "top_p", 0.8),
         ("Min P", "0.10", "min_p", 0.1),
         ("Top K", "30", "top_k", 30),
         ("Repeat penalty", "1.10", "repeat_penalty", 1.1),
+        ("Presence penalty", "0.20", "presence_penalty", 0.2),
+        ("Frequency penalty", "0.10", "frequency_penalty", 0.1),
     )
     for title, text, name, value in fields:
         walk.fill(title, text, OPTIONS)
@@ -180,7 +189,7 @@ def test_sampling_is_set_kept_for_the_model_and_given_back(walk):
     walk.fill("Temperature", "0.90", OPTIONS)
     walk.key("Tab")
     walk.until(f"{SAMPLING}.get('temperature') == 0.9")
-    walk.click("Reset to the model's values", OPTIONS)
+    walk.click("Reset advanced options", OPTIONS)
     walk.until(f"'temperature' not in {SAMPLING}")
     walk.fill("Max tokens", "48", OPTIONS)
     walk.key("Tab")
@@ -190,6 +199,7 @@ def test_sampling_is_set_kept_for_the_model_and_given_back(walk):
 
 
 def test_an_answer_carries_a_receipt_that_can_be_copied(walk):
+    walk.open_advanced()
     walk.click("Attach a receipt to answers", OPTIONS)
     walk.until(f"{SAMPLING}.get('receipt')")
     walk.say("What is quantization?")
@@ -383,6 +393,7 @@ def test_a_temporary_chat_is_not_in_the_list_and_is_saved_on_request(walk):
 def test_a_schema_and_a_stop_are_kept_with_the_chat_and_obeyed(walk):
     walk.new_chat()
     walk.click("System prompt and sampling", "chat.bar")
+    walk.open_advanced()
     walk.click("JSON schema", "chat.options")
     walk.type('{"type": "object", "properties": {"n": {"type": "boolean"}}, "required": ["n"]}')
     walk.click("Seed", "chat.options")

@@ -104,6 +104,7 @@ def test_one_goes_back_to_the_end_of_a_long_chat(walk):
 def test_an_answer_that_says_the_same_again_and_again_is_ended_and_can_go_on(walk):
     walk.new_chat()
     walk.click("System prompt and sampling", "chat.bar")
+    walk.open_advanced()
     walk.fill("Max tokens", "800", OPTIONS)
     walk.fill("Temperature", "0.00", OPTIONS)  # drawn at random, blanks between the items would differ
     passage = (

@@ -253,6 +253,12 @@ class Walk:
         self.key("Return")
         self.until(f"len(chat.controller.tree) >= {before} + 2 and not chat.controller.busy")
 
+    def open_advanced(self):
+        """The options of the chat that are folded away."""
+        if not self.ask("chat.options.advanced.is_open"):
+            self.click("Advanced", "chat.options")
+        self.until("chat.options.limit.isVisible()")
+
     def attach(self, path):
         """A file for the next question of the chat, by the dialog of files."""
         self.click("Attach files", "chat")
