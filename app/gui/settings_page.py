@@ -46,7 +46,7 @@ class SettingsPage(Page):
         self._frames: dict[str, QWidget] = {}
         self._headings: dict[str, QWidget] = {}  # visible if several sections are
         self._rows: list[tuple[str, QWidget, str]] = []  # section, row, searchable text
-        self.banner = Banner(services.theme)
+        self.banner = Banner(services.theme, self)
         self._started = {setting.name: services.settings.now[setting.name] for setting in SETTINGS}
         self.search = search_field(self.tr("Search settings"))
         self.search.setFixedWidth(240)
@@ -54,7 +54,6 @@ class SettingsPage(Page):
         self.header.addWidget(self.search, 0, Qt.AlignmentFlag.AlignTop)
         self._buttons = QButtonGroup(self)
         self._names = Flow(spacing=4)
-        self.content.addWidget(self.banner)
         self.content.addWidget(self._names)
         self.editors: dict[str, QWidget] = {}
         self._notes: dict[str, QWidget] = {}

@@ -396,6 +396,12 @@ QFrame[kind="banner-info"] {{ background: {c["accent_soft"]}; border: none; bord
 QFrame[kind="banner-ok"] {{ background: {c["ok_soft"]}; border: none; border-radius: {radius}px; }}
 QFrame[kind="banner-warn"] {{ background: {c["warn_soft"]}; border: none; border-radius: {radius}px; }}
 QFrame[kind="banner-bad"] {{ background: {c["bad_soft"]}; border: none; border-radius: {radius}px; }}
+QFrame[kind="toast-info"] {{ background: {c["accent_soft"]}; border: 1px solid {c["accent"]};
+  border-radius: {radius}px; }}
+QFrame[kind="toast-ok"] {{ background: {c["ok_soft"]}; border: 1px solid {c["ok"]}; border-radius: {radius}px; }}
+QFrame[kind="toast-warn"] {{ background: {c["warn_soft"]}; border: 1px solid {c["warn"]};
+  border-radius: {radius}px; }}
+QFrame[kind="toast-bad"] {{ background: {c["bad_soft"]}; border: 1px solid {c["bad"]}; border-radius: {radius}px; }}
 QDialog[kind="palette"] {{ background: {c["raised"]}; border: 1px solid {c["border"]};
   border-radius: {radius}px; }}
 QDialog[kind="palette"] QPushButton {{ min-height: {line - 4}px; padding: 2px {unit + half}px; }}

@@ -1,7 +1,6 @@
 """The chat's sampling: the model's recommendation, the chat's own values, values kept for the model."""
 
 import msgspec
-
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel
@@ -38,7 +37,8 @@ def test_a_chat_follows_the_models_recommendation_until_it_has_its_own(qtbot, se
     panel.fields["temperature"].setValue(0.3)
     qtbot.waitUntil(lambda: page.controller.conversation.sampling.get("temperature") == 0.3)
     assert panel.states["temperature"].text() == "0 to 2 · Default: 0.6 (The model's card)"
-    assert panel.resets["temperature"].isEnabled() and not panel.resets["top_k"].isEnabled()
+    assert panel.resets["temperature"].isEnabled()
+    assert not panel.resets["top_k"].isEnabled()
     assert page.options.advanced.heading.text() == "Advanced · 1 set"
     ask(qtbot, page, "And now?")
     assert server.bodies[-1]["temperature"] == 0.3
@@ -151,7 +151,8 @@ def test_precise_is_below_and_creative_above_whatever_is_recommended(qtbot, serv
 
 def test_options_are_folded_until_wanted_and_stay_as_left(qtbot, services, page):
     page.options.show()
-    assert page.options.prompt.isVisible() and page.options.documents.isVisible()
+    assert page.options.prompt.isVisible()
+    assert page.options.documents.isVisible()
     assert page.options.creativity.isVisible()
     assert not page.options.limit.isVisible()
     open_advanced(qtbot, page)
@@ -159,7 +160,8 @@ def test_options_are_folded_until_wanted_and_stay_as_left(qtbot, services, page)
     another = ChatOptions(services)
     qtbot.addWidget(another)
     another.show()
-    assert another.advanced.is_open and another.limit.isVisible()
+    assert another.advanced.is_open
+    assert another.limit.isVisible()
     qtbot.mouseClick(another.advanced.heading, Qt.MouseButton.LeftButton)
     assert not another.limit.isVisible()
     third = ChatOptions(services)
@@ -185,6 +187,8 @@ def test_every_advanced_option_says_its_range_and_default_and_one_button_resets_
     options.reset.click()
     usual = {"max_tokens": services.settings.now["chat.max_tokens"]}
     qtbot.waitUntil(lambda: page.controller.conversation.sampling == usual)
-    assert options.limit.text() == "No limit" and not options.output.own
-    assert options.advanced.heading.text() == "Advanced" and not options.reset.isEnabled()
+    assert options.limit.text() == "No limit"
+    assert not options.output.own
+    assert options.advanced.heading.text() == "Advanced"
+    assert not options.reset.isEnabled()
     assert page.controller.conversation.system_prompt == "Be short."

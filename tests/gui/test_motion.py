@@ -1,9 +1,12 @@
-"""What appears fades in for a moment, and not at all where the system asks for less motion."""
+"""What appears fades in for a moment, and not at all where the system asks for less motion; toasts move nothing."""
 
-from PySide6.QtCore import QPropertyAnimation
+import pytest
+from PySide6.QtCore import QPoint, QPropertyAnimation, Qt
+from PySide6.QtWidgets import QPushButton, QWidget
 
 from app.gui.animations import prefers_reduced_motion
-from app.gui.widgets.basics import Banner
+from app.gui.settings_page import SettingsPage
+from app.gui.widgets.basics import Banner, stack
 
 
 def shown(qtbot, theme):
@@ -32,3 +35,79 @@ def test_where_the_system_asks_for_less_motion_it_is_there_at_once(qtbot, theme)
 def test_without_a_desktop_to_ask_motion_is_wanted(monkeypatch):
     monkeypatch.setenv("DBUS_SESSION_BUS_ADDRESS", "unix:path=/nonexistent")
     assert prefers_reduced_motion() is False
+
+
+LONG = "The folder /srv/models/of/everybody cannot be written to. Choose another one or change its owner. " * 3
+
+
+def places(page, toast):
+    """Where everything else of the page is."""
+    others = [made for made in page.findChildren(QWidget) if made is not toast and not toast.isAncestorOf(made)]
+    return {made: made.mapTo(page, QPoint(0, 0)).toTuple() for made in others if made.isVisible()}
+
+
+@pytest.mark.parametrize("width", [500, 1000])
+def test_a_toast_moves_nothing_and_is_whole_at_every_width(qtbot, services, page, width):
+    """Of the pages with a floating message: one that scrolls, and the chat."""
+    settings = SettingsPage(services, 6)
+    qtbot.addWidget(settings)
+    settings.show()
+    for shown in (settings, page):
+        shown.resize(width, 500)
+        qtbot.wait(50)
+        before = places(shown, shown.banner)
+        assert len(before) > 20
+        shown.banner.notify(LONG, "bad", ("Try again", lambda: None))
+        qtbot.wait(50)
+        assert places(shown, shown.banner) == before
+        around = shown.banner.parentWidget()
+        assert around.rect().contains(shown.banner.geometry())
+        words = shown.banner._text
+        assert words.height() >= words.heightForWidth(words.width())
+        assert all(made.width() >= made.sizeHint().width() for made in shown.banner.findChildren(QPushButton))
+        shown.resize(width + 200, 520)
+        qtbot.waitUntil(
+            lambda b=shown.banner, a=around: abs(b.geometry().center().x() - a.rect().center().x()) <= 1
+        )
+
+
+@pytest.mark.parametrize(
+    ("tone", "actions", "goes"),
+    [("ok", (), True), ("info", (), True), ("bad", (), False), ("warn", (), False), ("ok", ("Undo",), False)],
+)
+def test_a_toast_without_a_problem_or_a_button_goes_by_itself(qtbot, theme, monkeypatch, tone, actions, goes):
+    monkeypatch.setattr(Banner, "toast_ms", 30)
+    around = QWidget()
+    qtbot.addWidget(around)
+    around.resize(600, 400)
+    toast, bar = Banner(theme, around), Banner(theme)
+    around.setLayout(stack(bar, 1))
+    around.show()
+    qtbot.waitUntil(around.isActiveWindow)
+    for each in (toast, bar):
+        each.notify("Saved.", tone, *((name, lambda: None) for name in actions))
+        assert each.isVisible()
+    if goes:
+        qtbot.waitUntil(lambda: not toast.isVisible())
+    else:
+        assert not toast._timer.isActive()
+        assert toast.isVisible()
+    assert bar.isVisible()
+    assert not bar._timer.isActive()
+
+
+def test_a_toast_stays_while_it_is_used(qtbot, theme, monkeypatch):
+    monkeypatch.setattr(Banner, "toast_ms", 30)
+    around = QWidget()
+    qtbot.addWidget(around)
+    around.resize(600, 400)
+    toast = Banner(theme, around)
+    around.show()
+    qtbot.waitUntil(around.isActiveWindow)
+    toast.notify("Saved.", "ok")
+    toast._close.setFocus(Qt.FocusReason.TabFocusReason)
+    with qtbot.waitSignal(toast._timer.timeout):
+        pass
+    assert toast.isVisible()
+    around.setFocus()
+    qtbot.waitUntil(lambda: not toast.isVisible())

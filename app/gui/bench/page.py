@@ -56,8 +56,7 @@ class BenchPage(Page):
         self._live: BenchPartial | None = None
         self._results: tuple[BenchResult, ...] = ()
         self._shapes: tuple[str, ...] = ()
-        self.banner = Banner(services.theme)
-        self.content.addWidget(self.banner)
+        self.banner = Banner(services.theme, self)
         self._build_controls()
         self._build_plots()
         self._build_results()

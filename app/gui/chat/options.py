@@ -137,7 +137,7 @@ class ChatOptions(QFrame):
     @property
     def _usual_limit(self) -> int:
         """The token limit of new chats."""
-        return int(self._services.settings.now[_LIMIT.name])  # type: ignore[call-overload]
+        return int(self._services.settings.now[_LIMIT.name])
 
     def show_conversation(self, conversation: Conversation) -> None:
         """Show the settings of a conversation."""

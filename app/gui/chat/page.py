@@ -58,7 +58,8 @@ class ChatPage(QSplitter):
         self.composer.add_tool(self._tools_button)
         self._sources: dict[str, str] = {}  # titles of document collections by id
         self.prompts = PromptLibrary(services, self.composer, self._model_title)
-        self.banner = Banner(theme)
+        self._middle = QFrame()
+        self.banner = Banner(theme, self._middle, at_top=True)
         self.projects = Projects(services, self.banner, self)
         self._options: ChatOptions | None = None
         self._welcome = Welcome(services)
@@ -77,7 +78,6 @@ class ChatPage(QSplitter):
 
     def _build(self) -> None:
         unit = self._services.theme.tokens.unit
-        self._middle = QFrame()
         self._middle.setLayout(stack(self.transcript, self._welcome, spacing=0))
         foot = QWidget()
         foot.setMaximumWidth(self._services.theme.tokens.column + 6 * unit)
@@ -85,7 +85,7 @@ class ChatPage(QSplitter):
         note.setAlignment(Qt.AlignmentFlag.AlignHCenter)
         self._columns = row(spacing=0)
         self.tools = ToolsSide(self._services, self.controller, self.banner, self._columns, self)
-        items = (self.banner, self.tools.card, self.composer, note)
+        items = (self.tools.card, self.composer, note)
         foot.setLayout(stack(*items, spacing=unit, margins=(3 * unit, 0, 3 * unit, unit)))
         centred = row(spacing=0, margins=(0, 0, SCROLL_BAR, 0))
         centred.addStretch(0)  # takes only the space beyond the foot's maximum width

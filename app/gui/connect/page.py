@@ -46,11 +46,10 @@ class ConnectPage(Page):
         self._keys = EngineServices().program_keys
         self._write: Callable[[], list[Path]] | None = None
         self._done_words = ""
-        self.banner = Banner(services.theme)
+        self.banner = Banner(services.theme, self)
         self.model = ComboBox()
         self.model.setAccessibleName(self.tr("Model"))
         self.model.setMinimumWidth(240)
-        self.content.addWidget(self.banner)
         self.content.addWidget(card(row(label(self.tr("Model"), "small"), self.model, 1)))
         self._states: dict[str, QLabel] = {}
         self._here: dict[str, QLabel] = {}

@@ -57,7 +57,7 @@ class DevicesPage(Page):
     def __init__(self, services: AppContext, jobs: Jobs) -> None:
         super().__init__(self.tr("Devices"))
         self._services, self._jobs = services, jobs
-        self.banner = Banner(services.theme)
+        self.banner = Banner(services.theme, self)
         again = button(self.tr("Refresh"), self.refresh)
         self.header.addWidget(again, 0, Qt.AlignmentFlag.AlignTop)
         self._memory_title = label(self.tr("Memory"), "strong")
@@ -70,7 +70,6 @@ class DevicesPage(Page):
         self._backends = QVBoxLayout()
         for layout in (self._loaded, self._devices, self._backends):
             layout.setSpacing(8)
-        self.content.addWidget(self.banner)
         self.content.addLayout(stack(self._memory_title, self._memory, spacing=8))
         for layout in (self._loaded, self._devices, self._backends):
             self.content.addLayout(layout)

@@ -50,7 +50,7 @@ class DocumentsPage(Page):
         )
         self._services = services
         self._shown: _State | None = None  # None: not loaded yet
-        self.banner = Banner(services.theme)
+        self.banner = Banner(services.theme, self)
         self.add = button(self.tr("Add a folder…"), self._choose, "primary")
         self.add.hide()
         self.header.addWidget(self.add, 0, Qt.AlignmentFlag.AlignTop)
@@ -67,8 +67,7 @@ class DocumentsPage(Page):
         self.empty.hide()
         self._cards = QVBoxLayout()
         self._cards.setSpacing(8)
-        for widget in (self.banner, self.empty):
-            self.content.addWidget(widget)
+        self.content.addWidget(self.empty)
         self.content.addLayout(self._cards)
         self.while_visible(_LOOK_MS, self.refresh, self.refresh)
 

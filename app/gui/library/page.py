@@ -71,7 +71,7 @@ class LibraryPage(Page):
         self.cards: list[ModelCard] = []
         self._shown: list[tuple[Model, float | None]] = []
         self._newer: dict[str, int] = {}  # download bytes of models with a newer version on the hub
-        self.banner = Banner(services.theme)
+        self.banner = Banner(services.theme, self)
         self._add = button(self.tr("Add a file or folder…"), self._show_add_menu)
         self._check = button(self.tr("Check for updates"), self.look_for_newer)
         self._check.hide()
@@ -117,7 +117,7 @@ class LibraryPage(Page):
         self.tabs.addTab(self._here, self.tr("On this computer"))
         self.tabs.addTab(self.hub, self.tr("Find models"))
         self.tabs.currentChanged.connect(self._on_tab)
-        for widget in (self.banner, JobList(services.theme, jobs), self.tabs):
+        for widget in (JobList(services.theme, jobs), self.tabs):
             self.content.addWidget(widget)
         self.while_visible(_REFRESH_MS, self.refresh, self._rescan)
         jobs.finished.connect(self._on_job_finished)

@@ -129,7 +129,7 @@ class FitPage(Page):
         self._stock: tuple[PresetPlan, ...] = ()
         self._measured: dict[int, float] = {}  # of this model: file bytes to measured loss
         theme = services.theme
-        self.banner = Banner(theme)
+        self.banner = Banner(theme, self)
         self._foreign = ForeignFamily(services, jobs, self.banner, self)
         self._foreign.converted.connect(self.choose)
         self.model = ComboBox()
@@ -178,7 +178,6 @@ class FitPage(Page):
         size = row(self._smallest, self.slider, self._largest, spacing=12)
         size.setStretch(1, 1)
         go = row(self.size_words, 1, self.start)
-        self.content.addWidget(self.banner)
         self.content.addWidget(JobList(theme, self._jobs, frozenset({JobKind.QUANTIZE, JobKind.CONVERT})))
         self.content.addLayout(self._report)
         self._none = EmptyState(

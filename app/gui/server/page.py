@@ -138,13 +138,12 @@ class ServerPage(Page):
         )
         self._services, self._link = services, link
         theme = services.theme
-        self.banner = Banner(theme)
+        self.banner = Banner(theme, self)
         self.state = label("", "chip")
         self.address = label("", "strong", selectable=True)
         self._copy = IconButton(theme, "copy", self.tr("Copy the address"), self._copy_address)
         self.switch = button("", self._toggle)
         self._where = label("", "small", wrap=True)
-        self.content.addWidget(self.banner)
         self.content.addWidget(
             card(row(self.state, self.address, self._copy, 1, self.switch), self._where, spacing=12)
         )

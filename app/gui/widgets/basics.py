@@ -5,6 +5,8 @@ from typing import Literal
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import (
+    QAccessible,
+    QAccessibleEvent,
     QCursor,
     QFocusEvent,
     QGuiApplication,
@@ -43,6 +45,7 @@ PAGE_WIDTH, PAGE_MARGIN, SCROLL_BAR = 960, 32, 12
 _SMALL = 12  # pixels of small text at the normal text size
 _RELEASED_MS = 20  # interval for checking whether the mouse button was released
 _EMPTY_WIDTH = 440  # maximum line width of an empty page
+_TOAST_WIDTH = 46  # maximum width of a toast in letters of body text
 
 LabelKind = Literal["", "muted", "small", "title", "strong", "chip", "chip-ok", "chip-warn", "chip-bad", "glyph"]
 Tone = Literal["info", "ok", "warn", "bad"]
@@ -359,10 +362,22 @@ class Page(QScrollArea):
 
 
 class Banner(QFrame):
-    """A message across the page, with action buttons."""
+    """A message with action buttons: a bar in a layout, or a toast that floats over a page and moves nothing there.
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    A toast without actions that tells no problem goes by itself.
+    """
+
+    toast_ms = 10_000  # how long such a toast stays while the window is active
+
+    def __init__(self, theme: Theme, over: QWidget | None = None, *, at_top: bool = False) -> None:
+        """`over`: the widget that it floats over, at its bottom or its top."""
+        super().__init__(over)
+        self._over, self._at_top = over, at_top
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.timeout.connect(self._on_time)
+        if over is not None:
+            over.installEventFilter(self)
         self._text = label("", wrap=True, selectable=True)
         self._actions = QHBoxLayout()
         self._theme = theme
@@ -392,10 +407,50 @@ class Banner(QFrame):
         if is_new:
             self._before = QApplication.focusWidget()
         self._text.setText(text)
-        set_kind(self, f"banner-{tone}")
+        set_kind(self, f"banner-{tone}" if self._over is None else f"toast-{tone}")
         self.setAccessibleName(text)
+        self._place()
         if is_new:
             appear(self._theme, self)
+        QAccessible.updateAccessibility(QAccessibleEvent(self, QAccessible.Event.Alert))
+        if self._over is not None and tone in {"info", "ok"} and not actions:
+            self._timer.start(self.toast_ms)
+        else:
+            self._timer.stop()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Follow the size of the page."""
+        if event.type() == QEvent.Type.Resize:
+            self._place()
+        return super().eventFilter(watched, event)
+
+    def event(self, event: QEvent) -> bool:
+        """Follow the size of the text."""
+        handled = super().event(event)
+        if event.type() == QEvent.Type.LayoutRequest:
+            self._place()
+        return handled
+
+    def _place(self) -> None:
+        """Put a toast into the middle of the page's lower or upper edge."""
+        layout = self.layout()
+        if self._over is None or layout is None:
+            return
+        unit, body = self._theme.tokens.unit, self._theme.tokens.body
+        width = min(self._over.width() - 4 * unit, _TOAST_WIDTH * body, layout.totalSizeHint().width())
+        height = max(layout.totalHeightForWidth(width), layout.totalMinimumSize().height())
+        top = 2 * unit if self._at_top else self._over.height() - height - 2 * unit
+        self.setGeometry((self._over.width() - width) // 2, max(0, top), width, height)
+        self.raise_()
+
+    def _on_time(self) -> None:
+        """Go, unless the user is reading or using it."""
+        focused = QApplication.focusWidget()
+        is_used = self.underMouse() or (focused is not None and self.isAncestorOf(focused))
+        if is_used or not self.window().isActiveWindow():
+            self._timer.start(self.toast_ms)
+        else:
+            self.hide()
 
     def hideEvent(self, event: QHideEvent) -> None:
         """Return the focus to the widget that had it before, not to the next control."""

@@ -180,6 +180,9 @@ class Walk:
             good, now = self._look(f"spot({text!r}, {within}, nth={nth})")
             if not good or not now or (now[0] + now[2] // 2, now[1] + now[3] // 2) == (x, y):
                 break
+        if shut := self.ask(f"toast_over({x}, {y}, {text!r})"):
+            self.screen.hand("mousemove", shut[0] + shut[2] // 2, shut[1] + shut[3] // 2, "click", 1)
+            self.until(f"not toast_over({x}, {y}, {text!r})")
         self.screen.hand("mousemove", x, y, "click", button)
 
     def click_at(self, x, y, button=1):

@@ -30,7 +30,9 @@ from PySide6.QtWidgets import (
 )
 
 from app.gui import application
+from app.gui.widgets.basics import Banner
 
+TOAST_MS = 600_000  # on a crowded machine a walk looks late
 DOUBLE_CLICK_MS = 50  # the hand here is quick, and does not wait until a second click stands alone
 
 
@@ -43,6 +45,7 @@ class Eye(QObject):
         super().__init__()
         self.names = {
             "spot": spot,
+            "toast_over": toast_over,
             "says": says,
             "reads": reads,
             "cut": cut,
@@ -166,6 +169,18 @@ def spot(text, within=None, kind=QWidget, nth=0, *, disabled=False):
     return found[nth] if len(found) > nth else None
 
 
+def toast_over(x, y, text):
+    """The button that closes the toast which lies over this point of the screen and does not say that text."""
+    for root in roots():
+        for toast in root.findChildren(Banner):
+            rect = screen_rect(toast) if toast.isVisible() and toast.property("kind").startswith("toast") else []
+            if not rect or not QRect(*rect).contains(x, y):
+                continue
+            if not any(text in words_of(made) for made in toast.findChildren(QAbstractButton)):
+                return spot(toast._close.toolTip(), toast)
+    return None
+
+
 def offers(action, text):
     return action.isEnabled() and action.text().replace("&", "").split("\t")[0] == text
 
@@ -273,6 +288,7 @@ class SeenDesktop(application.Desktop):
     def __init__(self, *arguments):
         super().__init__(*arguments)
         QApplication.setDoubleClickInterval(DOUBLE_CLICK_MS)
+        Banner.toast_ms = TOAST_MS
         eye.names.update(desktop=self, window=self.window, chat=self.window.chat)
 
 
