@@ -61,9 +61,9 @@ def inventory(host: Host) -> Machine:
     return replace(machine, findings=machine_findings(host, machine))
 
 
-def detailed(host: Host, machine: Machine | None = None) -> Machine:
+def detailed(host: Host) -> Machine:
     """The inventory plus the output of vendors' commands and the power meters; each has a limit of seconds."""
-    machine = machine or inventory(host)
+    machine = inventory(host)
     devices = with_nvidia_smi(host, machine.devices, machine.memory)
     return with_chips(replace(machine, devices=devices, meters=meters(host, devices)))
 

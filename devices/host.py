@@ -102,13 +102,16 @@ def read_number(host: Host, path: str) -> int | None:
     return number(text(host, path))
 
 
-def cpu_list(listing: str, limit: int = 8192) -> frozenset[int]:
+MAX_CPUS = 8192
+
+
+def cpu_list(listing: str) -> frozenset[int]:
     """CPU numbers of a kernel list such as `0-3,8,10-11`; invalid parts are skipped."""
     cpus: set[int] = set()
     for part in listing.split(","):
         first, dash, last = part.strip().partition("-")
         low, high = number(first), number(last if dash else first)
-        if low is not None and high is not None and low <= high < limit:
+        if low is not None and high is not None and low <= high < MAX_CPUS:
             cpus.update(range(low, high + 1))
     return frozenset(cpus)
 

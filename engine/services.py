@@ -8,8 +8,8 @@ import os
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from engine.core.addresses import is_plain_text
 from engine.core.defaults import DEFAULT_CONTEXT
-from engine.core.open_sockets import is_plain_text
 from engine.core.paths import BUNDLED_MODELS, Paths, user_paths
 from engine.core.version import __version__
 

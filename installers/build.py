@@ -28,13 +28,14 @@ def version() -> str:
     return str(runpy.run_path(str(ROOT / "engine" / "core" / "version.py"))["__version__"])
 
 
-def require_packs(program: Path, assets: Path = ROOT / "assets" / "kernels", platform: str | None = None) -> None:
+def require_packs(program: Path, platform: str | None = None) -> None:
     """Check that the program's folder, which all packages take as it is, has the kernel packs of its platform.
 
     Raises: SystemExit.
     """
     from devices.kernel_packs.manifest import this_platform
 
+    assets = ROOT / "assets" / "kernels"
     wanted = sorted(path.name for path in assets.glob(f"*-{platform or this_platform()}-*.tar.xz"))
     kept = program / "_internal" / "assets" / "kernels"
     for name in wanted:

@@ -75,7 +75,6 @@ from engine.api.remotes import RemoteRequest, RemoteRow, Remotes
 from engine.api.requests import KeyRequest, Keys, NewKey, RecentActivity
 from engine.api.stats import Stats, UsageSamples, Work, WorkSamples
 from engine.api.upstreams import UpstreamKeyRequest, UpstreamRequest, UpstreamRow, UpstreamRule, Upstreams
-from engine.core.paths import Paths
 from engine.runner.engine_args import EngineArgs
 
 
@@ -468,11 +467,11 @@ class Client(ChatClient, Routes):
     """Client of one server with all routes."""
 
 
-def running_server(paths: Paths | None = None) -> Client | None:
+def running_server() -> Client | None:
     """See `chosen_server`. Raises: ApiError."""
-    return chosen_server(Client, paths)
+    return chosen_server(Client)
 
 
-def local_server(paths: Paths | None = None) -> Client | None:
+def local_server() -> Client | None:
     """See `server_here`."""
-    return server_here(Client, paths)
+    return server_here(Client)

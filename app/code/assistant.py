@@ -23,8 +23,8 @@ _FLOOR, _CEILING = 1.5, 6.0
 class TokenEstimate:
     """Estimates tokens from bytes, corrected by the token counts that the server reports."""
 
-    def __init__(self, bytes_per_token: float = _BYTES_PER_TOKEN) -> None:
-        self.bytes_per_token = bytes_per_token
+    def __init__(self) -> None:
+        self.bytes_per_token = _BYTES_PER_TOKEN
 
     def __call__(self, text: str) -> int:
         """Estimated token count of a text, rounded up."""
@@ -107,11 +107,11 @@ class Conversation:
         last = self.messages[-1]
         return str(last["content"]) if last["role"] == "assistant" else ""
 
-    def proposal(self, picked: dict[int, int] | None = None) -> Proposal:
+    def proposal(self) -> Proposal:
         """The edits of the last response, located in the current files."""
         with self.project.index.lock:
             paths = frozenset(self.project.index.database.paths())
-        return self.project.edits.propose(parse_answer(self.last_answer, paths, is_cut=self.is_cut), picked)
+        return self.project.edits.propose(parse_answer(self.last_answer, paths, is_cut=self.is_cut))
 
     def commit_messages(self) -> list[dict[str, Any]] | None:
         """Messages that request a commit message for the uncommitted changes; None if there are no changes."""

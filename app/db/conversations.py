@@ -43,12 +43,10 @@ def get(connection: apsw.Connection, conversation_id: int) -> Conversation:
     return _conversation(row)
 
 
-def listing(connection: apsw.Connection, *, trashed: bool = False) -> list[Conversation]:
-    """All conversations, pinned ones first, then the latest used first."""
+def listing(connection: apsw.Connection) -> list[Conversation]:
+    """All conversations outside the trash, pinned ones first, then the latest used first."""
     rows = connection.execute(
-        f"SELECT {_COLUMNS} FROM conversations WHERE (trashed_s IS NOT NULL) = ? "
-        "ORDER BY pinned DESC, touched DESC",
-        (trashed,),
+        f"SELECT {_COLUMNS} FROM conversations WHERE trashed_s IS NULL ORDER BY pinned DESC, touched DESC"
     )
     return [_conversation(row) for row in rows]
 

@@ -442,8 +442,8 @@ class SingleInstance(QObject):
 
     opened = Signal(list)
 
-    def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         state = user_paths().state
         identity = f"{getpass.getuser()}:{state}"
         self._name = f"tessera-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"

@@ -40,8 +40,8 @@ class CrashReports(QObject):
 
     reported = Signal(str)
 
-    def __init__(self, folder: Path, parent: QObject | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
         self._folder = folder
         self.earlier_fault = ""  # native fault of the previous run
         self.log = RecentLog()

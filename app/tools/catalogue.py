@@ -45,13 +45,13 @@ def offered(paths: Paths | None = None, *, window: bool = False) -> list[Offered
 
 
 def open_sources(
-    names: Sequence[str], folder: Path, servers: RunningServers, consent: ToolConsent, paths: Paths | None = None
+    names: Sequence[str], folder: Path, servers: RunningServers, consent: ToolConsent
 ) -> tuple[list[Source], list[str]]:
     """Open the named sources, with servers started in `folder`; return them and the problems as messages."""
     sources: list[Source] = []
     problems: list[str] = []
     try:
-        by_name = {server.name: server for server in ServerList(paths).read()}
+        by_name = {server.name: server for server in ServerList().read()}
     except BadMcpConfig as error:
         by_name = {}
         problems.append(str(error))

@@ -49,9 +49,9 @@ def bundled_pack(backend: str, folder: Path = ASSETS, platform: str | None = Non
     return found[-1] if found else None
 
 
-def pack_named(name: str, folder: Path = ASSETS) -> Path | None:
+def pack_named(name: str) -> Path | None:
     """The bundled archive of the pack with this name, such as vulkan-linux-x86_64."""
-    found = sorted(folder.glob(f"{name}-[0-9]*.tar.xz")) if name.replace("-", "").replace("_", "").isalnum() else []
+    found = sorted(ASSETS.glob(f"{name}-[0-9]*.tar.xz")) if name.replace("-", "").replace("_", "").isalnum() else []
     return found[-1] if found else None
 
 

@@ -38,7 +38,7 @@ _COMMON_CODE: Final = 0.3
 _WEIGHTS: Final = "1.0, 1.0, 1.0"
 
 
-def by_words(store: Store, question: str, limit: int = CANDIDATES) -> list[tuple[int, float]]:
+def by_words(store: Store, question: str) -> list[tuple[int, float]]:
     """Ids and BM25 scores of the passages that contain the query's content words, best first."""
     with store.lock:
         terms = _terms(store, question)
@@ -48,7 +48,7 @@ def by_words(store: Store, question: str, limit: int = CANDIDATES) -> list[tuple
         rows = store.connection.execute(
             f"SELECT rowid, -bm25(full_text, {_WEIGHTS}) AS score FROM full_text WHERE full_text MATCH ?"  # noqa: S608  # fixed weights
             " ORDER BY score DESC LIMIT ?",
-            (match, limit),
+            (match, CANDIDATES),
         )
         return list(rows)
 
@@ -140,14 +140,10 @@ def fused(
     }
     best = sorted(scores, key=lambda chunk_id: (-scores[chunk_id], chunk_id))[: _PAGE_PASSAGES * limit]
     rows = store.chunks(best)
-    word_ranks = {chunk_id: rank for rank, (chunk_id, _) in enumerate(words, 1)}
-    meaning_ranks = {chunk_id: rank for rank, (chunk_id, _) in enumerate(meaning, 1)}
     hits = [
         replace(
             rows[chunk_id],
             score=scores[chunk_id],
-            words_rank=word_ranks.get(chunk_id),
-            meaning_rank=meaning_ranks.get(chunk_id),
             cosine=cosines.get(chunk_id),
         )
         for chunk_id in best

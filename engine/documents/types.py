@@ -80,8 +80,7 @@ class Passage(msgspec.Struct, frozen=True, kw_only=True):
     """A passage with its location: `start` to `end` of the page's text, in characters.
 
     `line` is its first line in formats with lines (0: none). `score`, at most 1, ranks the passages of one query;
-    do not compare it across queries. `words_rank` and `meaning_rank` count from 1; None if that method did not find
-    it.
+    do not compare it across queries.
     """
 
     id: int
@@ -96,8 +95,6 @@ class Passage(msgspec.Struct, frozen=True, kw_only=True):
     start: int = 0
     end: int = 0
     score: float = 0.0
-    words_rank: int | None = None
-    meaning_rank: int | None = None
     cosine: float | None = None
     relevance: float | None = None
 

@@ -78,16 +78,16 @@ def installed_models(*, fresh: bool = False) -> tuple[FlmModel, ...]:
     return tuple(model for model in _installed(program, Path(program).stat().st_mtime_ns) if model.chats)
 
 
-def detect(timeout_s: float = TIMEOUT_S) -> FlmReport:
+def detect() -> FlmReport:
     """Run the program and report on it. Never raises for what the program does."""
     program = executable()
     if program is None:
         return FlmReport(None, problem="FastFlowLM is not installed: there is no `flm`")
-    version = _run_program(program, timeout_s, "version")
+    version = _run_program(program, TIMEOUT_S, "version")
     if version is None:
         return FlmReport(program, problem=f"{program} gives no answer")
-    validated = _json(_run_program(program, timeout_s, "validate", "--json"))
-    listed = _json(_run_program(program, timeout_s, "list", "--filter", "installed", "--json"))
+    validated = _json(_run_program(program, TIMEOUT_S, "validate", "--json"))
+    listed = _json(_run_program(program, TIMEOUT_S, "list", "--filter", "installed", "--json"))
     return FlmReport(
         program,
         version.strip().splitlines()[-1][:80] if version.strip() else "",

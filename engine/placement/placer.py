@@ -224,11 +224,9 @@ class Placer:
         shape: ModelShape,
         settings: LoadSettings,
         overrides: PlacementLimits = NO_OVERRIDES,
-        *,
-        exact: bool = False,
     ) -> Placement:
         """Default placement without tuned settings, and without memory for cached prefixes."""
-        return run(self._load(model_id, shape, settings, overrides, exact=exact), other_machines)
+        return run(self._load(model_id, shape, settings, overrides, exact=False), other_machines)
 
     def unmeasured(
         self, model_id: str, settings: LoadSettings, overrides: PlacementLimits = NO_OVERRIDES

@@ -15,6 +15,7 @@ _WINDOW_S: Final = 10.0
 FILE_BYTES: Final = 16 << 20
 TAIL_BYTES: Final = 1 << 20
 _LOOK_S: Final = 15.0
+_STDERR: Final = 2
 # The parent process sets this if standard error is a log file that this process may shorten.
 OWN_LOG: Final = "TESSERA_OWN_LOG"
 
@@ -65,13 +66,13 @@ def shorten(descriptor: int) -> bool:
     return True
 
 
-async def bound_log(descriptor: int = 2) -> None:
+async def bound_log() -> None:
     """Limit the log's size while the server runs."""
     if not os.environ.get(OWN_LOG) or not hasattr(os, "pread"):
         return
     while True:
         try:
-            shorten(descriptor)
+            shorten(_STDERR)
         except OSError:
             return  # not readable: the file belongs to another program
         await asyncio.sleep(_LOOK_S)

@@ -14,8 +14,8 @@ import msgspec
 from devices.child_command import child_command
 from devices.environment import without_secrets
 from devices.process_memory import heaviest_descendant
+from engine.core.addresses import free_port
 from engine.core.errors import EnvironmentFault, RunnerDied
-from engine.core.open_sockets import free_port
 from engine.core.types import GenerationRequest, ModelFacts
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.external import KINDS, Address, ExternalKind

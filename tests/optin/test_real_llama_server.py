@@ -15,7 +15,7 @@ import sys
 import httpx2
 import pytest
 
-from engine.core.open_sockets import free_port
+from engine.core.addresses import free_port
 from tests.support.servers import ROOT, RunningServer, runs, wait_for
 
 PROGRAM = os.environ.get("LLAMA_SERVER") or shutil.which("llama-server")

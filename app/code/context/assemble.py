@@ -364,15 +364,17 @@ _TEXT_KINDS = frozenset(_TEXT_KIND_NAMES.split())
 _LEAST_CALLED = 3
 # Hits with at most this many lines between them are merged.
 _GAP_LINES = 4
+_MAX_CHUNKS = 24
+_MAX_SYMBOLS = 6
 
 
-def search_chunks(database: IndexDatabase, question: str, limit: int = 24) -> list[ChunkHit]:
+def search_chunks(database: IndexDatabase, question: str) -> list[ChunkHit]:
     """The best-matching chunks, best first."""
     terms = search_terms(database, question)
     if not terms:
         return []
     match = " OR ".join('"' + term.replace('"', '""') + '"' for term in terms)
-    return by_file(list(database.search(match, _RANKED_CHUNKS)))[:limit]
+    return by_file(list(database.search(match, _RANKED_CHUNKS)))[:_MAX_CHUNKS]
 
 
 def by_file(hits: Sequence[ChunkHit]) -> list[ChunkHit]:
@@ -432,13 +434,13 @@ def search_terms(database: IndexDatabase, question: str) -> list[str]:
     return (rare or [word for _, word in present[:2]])[:_MAX_TERMS]
 
 
-def named_symbols(database: IndexDatabase, question: str, limit: int = 6) -> list[SymbolHit]:
+def named_symbols(database: IndexDatabase, question: str) -> list[SymbolHit]:
     """Definitions whose names are identifiers in the prompt, unless too many share the name."""
     hits: list[SymbolHit] = []
     for name in dict.fromkeys(_identifiers(question)):
         found = [hit for hit in database.symbols_named(name, limit=8) if hit.kind != "heading"]
-        hits += found[:2] if len(found) <= limit else []
-    return hits[:limit]
+        hits += found[:2] if len(found) <= _MAX_SYMBOLS else []
+    return hits[:_MAX_SYMBOLS]
 
 
 def _identifiers(question: str) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The offer to download an original from the hub and make a smaller file from it."""
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QCheckBox, QFrame, QWidget
+from PySide6.QtWidgets import QCheckBox, QFrame
 
 from app.gui import formatted
 from app.gui.library.recommended import download_words
@@ -26,8 +26,8 @@ class FitFromHub(QFrame):
 
     pressed = Signal(object)  # QuantizeOptions
 
-    def __init__(self, plan: RepoPlan, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, plan: RepoPlan) -> None:
+        super().__init__()
         self.setProperty("kind", "card")
         source = next(option for option in plan.options if option.choice.label == plan.build_from)
         self._model = f"{plan.repository.repo}:{source.choice.label}"

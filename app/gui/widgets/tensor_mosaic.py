@@ -95,13 +95,15 @@ def _place_of(name: str) -> tuple[int, str]:
     return (int(found[1]), found[2]) if found else (-1, name.removesuffix(".weight"))
 
 
+_GAP = 1
+
+
 class Mosaic(QWidget):
     """Draws the tiles by role and layer if known, else in rows."""
 
-    def __init__(self, theme: Theme, *, height: int = 96, gap: int = 1) -> None:
+    def __init__(self, theme: Theme, *, height: int = 96) -> None:
         super().__init__()
         self._theme = theme
-        self._gap = gap
         self._tiles: Sequence[Tile] = ()
         self._boxes: list[tuple[QRectF, Tile]] = []
         self._roles: list[str] = []
@@ -186,7 +188,7 @@ class Mosaic(QWidget):
         side, found = self._side(), []
         height = (self.height() - _ROW) / (len(self._roles) + 1)
         width = (self.width() - side) / (max(tile.layer for tile in self._tiles) + 1)
-        gap = self._gap if width > 4 * self._gap else 0.5
+        gap = _GAP if width > 4 * _GAP else 0.5
         ends = [tile for tile in self._tiles if tile.layer < 0]
         for tile in self._tiles:
             if tile.layer >= 0:
@@ -204,10 +206,10 @@ class Mosaic(QWidget):
         return [
             (
                 QRectF(
-                    number % columns * width + self._gap / 2,
-                    number // columns * height + self._gap / 2,
-                    width - self._gap,
-                    height - self._gap,
+                    number % columns * width + _GAP / 2,
+                    number // columns * height + _GAP / 2,
+                    width - _GAP,
+                    height - _GAP,
                 ),
                 tile,
             )

@@ -80,7 +80,7 @@ class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BenchService:
-    """Measures on this machine, with `host`'s power meters. Only one at a time, to avoid mutual load."""
+    """Measures on this machine, with its power meters. Only one at a time, to avoid mutual load."""
 
     def __init__(
         self,
@@ -88,9 +88,8 @@ class BenchService:
         placer: Placer,
         admission: MemoryAdmission,
         open_catalogue: Callable[[], Catalogue],
-        host: Host | None = None,
     ) -> None:
-        self._host = host or RealHost()
+        self._host: Host = RealHost()
         self._paths = paths
         self._placer = placer
         self._admission = admission

@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from devices.msgspec_lock import learned
 from engine.api import upstreams as api
+from engine.core.addresses import is_plain_text
 from engine.core.errors import InputFault
-from engine.core.open_sockets import is_plain_text
 from engine.message_catalog import sentence
 from engine.message_catalog.reasons import Reason
 from engine.server.msgspec_routes import TypedRoute

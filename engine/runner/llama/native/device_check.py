@@ -221,7 +221,7 @@ def compare_rows(expected: Reference, rows: Any) -> DeviceCheck:
     )
 
 
-def unsteadiness(loaded: LoadedModel, tokens: list[int], seconds: float = ROUNDS_S) -> float:
+def unsteadiness(loaded: LoadedModel, tokens: list[int]) -> float:
     """Return the largest KL divergence, in nats, between a device's first and later results for the same tokens.
 
     A round is a small batch and a single token, from an empty cache. Raises: ValueError: the output is invalid.
@@ -229,7 +229,7 @@ def unsteadiness(loaded: LoadedModel, tokens: list[int], seconds: float = ROUNDS
     batch, logits = Batch(loaded), Logits(loaded)
     tokens = tokens[: SMALL_BATCH + 1]
     first: Any = None
-    largest, end = 0.0, time.monotonic() + seconds
+    largest, end = 0.0, time.monotonic() + ROUNDS_S
     for _ in range(ROUNDS):
         rows = []
         for at, length in ((0, len(tokens) - 1), (len(tokens) - 1, 1)):
