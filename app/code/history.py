@@ -2,9 +2,10 @@
 
 import contextlib
 import json
+import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -167,3 +168,57 @@ class Sessions:
             yield db
         finally:
             db.close()
+
+
+class SessionLog:
+    """Records the session that goes on. Saves may run on workers, out of order: the newest state stays."""
+
+    def __init__(self) -> None:
+        self.record = SessionRecord()
+        self._turn: SessionTurn | None = None  # the request that is being answered
+        self._saving = threading.Lock()
+        self._num_saves = self._last_saved = 0
+
+    @property
+    def has_unsaved(self) -> bool:
+        """Whether a save was made that has not run."""
+        return self._num_saves > self._last_saved
+
+    def begin_turn(self, question: str, model: str) -> None:
+        """Note a request, with the name of the model that answers."""
+        self._turn = SessionTurn(question, model, "")
+
+    def add_text(self, text: str) -> None:
+        """Add text to the answer that is being written."""
+        if self._turn is not None:
+            self.set_text(self._turn.text + text)
+
+    def set_text(self, text: str) -> None:
+        """Replace the text of the answer that is being written."""
+        if self._turn is not None:
+            self._turn = msgspec.structs.replace(self._turn, text=text)
+
+    def end_turn(self) -> bool:
+        """Add the answered request to the record. Returns False if there is none, or without any answer."""
+        turn, self._turn = self._turn, None
+        if turn is None or not turn.text.strip():
+            return False
+        self.record.turns.append(turn)
+        return True
+
+    def save(self, sessions: Sessions) -> Callable[[], None]:
+        """Returns what saves the record as it is now. Raises there: apsw.Error, OSError."""
+        self._num_saves += 1
+        number = self._num_saves
+        self.record.changed_at = time.time()
+        stored = msgspec.structs.replace(
+            self.record, turns=list(self.record.turns), changed_files=list(self.record.changed_files)
+        )
+
+        def work() -> None:
+            with self._saving:
+                if number > self._last_saved:
+                    self._last_saved = number
+                    sessions.save(stored)
+
+        return work

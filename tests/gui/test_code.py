@@ -498,3 +498,92 @@ def test_the_last_project_and_session_are_there_after_a_start(page, qtbot, serve
     empty.controller.close_project()
     empty.close()
     empty.deleteLater()
+
+
+TWO = """greet.py
+<<<<<<< SEARCH
+def greet(name):
+=======
+def greet(name: str) -> str:
+>>>>>>> REPLACE
+
+greet.py
+<<<<<<< SEARCH
+    return "hello " + name
+=======
+    return "HELLO " + name
+>>>>>>> REPLACE
+
+made.py
+<<<<<<< SEARCH
+=======
+x = 1
+>>>>>>> REPLACE
+"""
+
+
+def in_view(page):
+    return [line.split("  ", 1)[0].strip() for line in page.files.source.toPlainText().splitlines()]
+
+
+def pressed(page, name):
+    (found,) = [b for b in page.files.findChildren(QPushButton) if b.accessibleName() == name and b.isVisible()]
+    return found
+
+
+def test_edits_of_an_answer_are_decided_in_the_file(page, qtbot, server, project):
+    ask(page, qtbot, server, "types @greet.py", TWO)
+    page.review.hunks.setCurrentRow(0)
+    page.review.in_file.click()
+    qtbot.waitUntil(lambda: len(page.files.source.hunks) == 2)
+    assert page.tabs.currentWidget() is page.files
+    assert in_view(page) == ["1-", "+", "2-", "+", "3"]
+    assert page.files.count.text() == "2 proposed edits, not written yet"
+    with qtbot.waitSignal(page.controller.written):
+        pressed(page, "Accept 1 of 2").click()
+    assert (project / "greet.py").read_text() == GREET.replace("(name)", "(name: str) -> str")
+    qtbot.waitUntil(lambda: in_view(page) == ["1", "2-", "+", "3"])
+    assert page.review.hunks.count() == 2, "the others stay"
+    page.window().activateWindow()
+    page.files.source.setFocus()
+    qtbot.waitUntil(page.files.source.hasFocus)
+    with qtbot.waitSignal(page.controller.rejected):
+        qtbot.keyClick(page.files.source, Qt.Key.Key_Backspace, Qt.KeyboardModifier.ControlModifier)
+    qtbot.waitUntil(lambda: page.files.source.hunks == ())
+    assert "HELLO" not in (project / "greet.py").read_text()
+    undo = next(made for made in page.banner.findChildren(QPushButton) if made.text() == "Undo")
+    undo.click()
+    qtbot.waitUntil(lambda: len(page.files.source.hunks) == 1)
+    with qtbot.waitSignal(page.controller.written):
+        qtbot.keyClick(page.files.source, Qt.Key.Key_Return, Qt.KeyboardModifier.ControlModifier)
+    assert "HELLO" in (project / "greet.py").read_text()
+    (new,) = page.files.tree.findItems("made.py", Qt.MatchFlag.MatchExactly)
+    assert new.toolTip(0) == "made.py: has edits to review"
+    page.files.tree.setCurrentItem(new)
+    qtbot.waitUntil(lambda: page.files.source.path == "made.py" and len(page.files.source.hunks) == 1)
+    with qtbot.waitSignal(page.controller.taken_back):
+        page.review.undo.click()
+    qtbot.waitUntil(lambda: page.review.hunks.count() == 2)
+    assert "HELLO" not in (project / "greet.py").read_text()
+
+
+def test_edits_of_the_agent_are_decided_in_the_file(page, qtbot, server, project):
+    more = ("write_file", {"path": "new.py", "content": "x = 1\n"})
+    work(page, qtbot, server, EDIT, more)
+    for _ in range(2):
+        qtbot.waitUntil(page.consent.isVisible)
+        page.consent.once.click()
+        qtbot.waitUntil(lambda: not page.consent.isVisible() or "new.py" in page.consent.title.text())
+    qtbot.waitUntil(lambda: set(page.files._pending) == {"greet.py", "new.py"})
+    page.files.open("greet.py")
+    qtbot.waitUntil(lambda: in_view(page) == ["1", "-", "2+", "3"])
+    assert page.files.count.text() == "1 edit by the agent, written"
+    with qtbot.waitSignal(page.controller.written):
+        pressed(page, "Reject 1 of 1").click()
+    assert (project / "greet.py").read_text() == GREET
+    qtbot.waitUntil(lambda: page.files.source.hunks == ())
+    page.files.open("new.py")
+    qtbot.waitUntil(lambda: len(page.files.source.hunks) == 1)
+    page.files.source.accepted.emit(list(page.files.source.hunks))
+    qtbot.waitUntil(lambda: page.files._pending == {})
+    assert (project / "new.py").exists()

@@ -1,7 +1,7 @@
 """From a response to files on disk: propose, choose, apply all or nothing, undo."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from app.code.edits.apply import apply_hunks, is_elision, merge
@@ -195,6 +195,19 @@ class EditSession:
         """
         wanted = set(proposal.applicable if chosen is None else chosen)
         plans = [plan for file in proposal.files if (plan := self._plan(file, wanted)) is not None]
+        return self._write_plans(plans, label, allow_uncommitted=allow_uncommitted)
+
+    def replace_text(self, now: TextFile, text: str | None, *, label: str = "") -> tuple[str, ...]:
+        """Write another text of a file that is `now` on the disk; None deletes it. Raises: FileChanged, OSError."""
+        file = FileProposal(path=now.path, before=now, result=FileResult(text="", outcomes=()), hunk_ids=())
+        plan = _Plan(file, None if text is None else now.path, text or "", None)
+        return self._write_plans([plan], label, allow_uncommitted=True)
+
+    def wrote(self, file: TextFile) -> bool:
+        """Whether the text of this file was written by an applied edit."""
+        return self._journal.wrote(file.path, file.sha256)
+
+    def _write_plans(self, plans: "Sequence[_Plan]", label: str, *, allow_uncommitted: bool) -> tuple[str, ...]:
         for plan in plans:
             self._check(plan.file, allow_uncommitted=allow_uncommitted)
             if plan.target is not None and plan.target != plan.file.path and self._workspace.exists(plan.target):

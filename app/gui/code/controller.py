@@ -2,14 +2,12 @@
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import apsw
-import msgspec
 from PySide6.QtCore import QObject, Signal, SignalInstance
 
 from app.client import ChatDelta, chat_body
@@ -18,9 +16,10 @@ from app.code.agent.types import Ended
 from app.code.assistant import Conversation
 from app.code.context.items import Context, ContextItem
 from app.code.edits.journal import FileChange
+from app.code.edits.reviews import EditReviews, InlineHunk
 from app.code.edits.session import Proposal
 from app.code.errors import FileMissing
-from app.code.history import RecentProject, RecentProjects, SessionRecord, SessionTurn
+from app.code.history import RecentProject, RecentProjects, SessionLog, SessionRecord
 from app.code.project import Project
 from app.gui.app_context import AppContext
 from app.gui.background import Job, StreamJob
@@ -30,6 +29,7 @@ from devices.errors import InputFault
 from engine.api.chat import Usage
 from engine.core.paths import user_paths
 
+NO_EDITS = Proposal(files=(), malformed=())
 log = logging.getLogger(__name__)
 
 
@@ -43,7 +43,9 @@ class CodeController(QObject):
     phase_changed = Signal(object)
     undo_changed = Signal(bool)  # whether there are edits to undo
     answered = Signal()
-    proposed = Signal(object)
+    proposed = Signal(object)  # the edits of an answer
+    pending_changed = Signal(object, object)  # edits left of the answer; files with pending edits, True: to be made
+    rejected = Signal(object)  # edits of the answer, for `offer_again`
     written = Signal(object)
     taken_back = Signal(object)
     went_back = Signal(object)
@@ -65,27 +67,30 @@ class CodeController(QObject):
         self._lock = threading.Lock()
         self._project: Project | None = None
         self._talk: Conversation | None = None
-        self._proposal: Proposal | None = None
+        self._reviews: EditReviews | None = None
+        self.attempted: tuple[int, ...] = ()  # the edits that were applied last, or could not be
         self._assembling: Job | None = None  # assembles the context of a request
         self._stream: StreamJob | None = None
         self._run_of_agent: AgentRun | None = None
         self._agent: Agent | None = None  # of the last task; it goes on after `back`
         self._is_back = False
         self.recent = RecentProjects(user_paths())
-        self.session = SessionRecord()
-        self._turn: SessionTurn | None = None  # the request that is being answered
-        self._saving = threading.Lock()
-        self._num_saves = self._last_saved = 0
+        self._log = SessionLog()
         self._answer: list[ChatDelta] = []
         self.question = ""
         self.context: Context | None = None
         self._given: tuple[ContextItem, ...] = ()
         self._excluded: frozenset[str] = frozenset()
         self.busy = False
-        self.text_arrived.connect(self._note_text)
+        self.text_arrived.connect(self._log.add_text)
         self.answered.connect(self._end_turn)
         self._is_closed = False
         services.background.at_close(self._on_close)
+
+    @property
+    def session(self) -> SessionRecord:
+        """The session that goes on."""
+        return self._log.record
 
     @property
     def has_project(self) -> bool:
@@ -99,7 +104,7 @@ class CodeController(QObject):
         """
         self.stop()
         old = self._project
-        self._project = self._talk = self._proposal = self.context = None
+        self._project = self._talk = self._reviews = self.context = None
         self._begin_session(SessionRecord())
 
         def work() -> tuple[Project, list[str], bool, SessionRecord | None]:
@@ -116,6 +121,7 @@ class CodeController(QObject):
 
         def done(result: tuple[Project, list[str], bool, SessionRecord | None]) -> None:
             self._project, paths, can_undo, session = result
+            self._reviews = EditReviews(self._project.edits, self._project.workspace)
             self._project.edits.on_written = self._note_written
             self.undo_changed.emit(can_undo)
             self.opened.emit(str(self._project.workspace.root), len(paths))
@@ -172,8 +178,11 @@ class CodeController(QObject):
 
     def _begin_session(self, session: SessionRecord) -> None:
         self._end_turn()
-        self.session = session
-        self._talk = self._proposal = self.context = None
+        self._log.record = session
+        self._talk = self.context = None
+        if self._reviews is not None:
+            self._reviews.clear()
+        self.pending_changed.emit(NO_EDITS, {})
         self.question, self._agent, self._is_back = "", None, False
         self.steps_changed.emit(())
         self.session_begun.emit(session)
@@ -205,54 +214,38 @@ class CodeController(QObject):
         self._end_agent()
         self._is_closed = True
         self._end_turn()
-        if self._num_saves > self._last_saved:
+        if self._log.has_unsaved:
             self._save_session()
 
     def begin_turn(self, question: str, model: str) -> None:
         """Note a request for the session, with the name of the model that answers."""
         self._end_turn()
-        self._turn = SessionTurn(question, model, "")
-
-    def _note_text(self, text: str) -> None:
-        if self._turn is not None:
-            self._turn = SessionTurn(self._turn.question, self._turn.model, self._turn.text + text)
+        self._log.begin_turn(question, model)
 
     def _end_turn(self) -> None:
-        """Add the answered request to the session, and save it. A request without any answer is left out."""
-        turn, self._turn = self._turn, None
-        if turn is None or not turn.text.strip():
-            return
-        self.session.turns.append(turn)
-        if self._talk is not None:
-            self.session.messages = list(self._talk.messages)
-        self._save_session()
+        """Add the answered request to the session, and save it."""
+        if self._log.end_turn():
+            if self._talk is not None:
+                self.session.messages = list(self._talk.messages)
+            self._save_session()
 
     def _note_written(self, changes: tuple[FileChange, ...]) -> None:
         """Note which files the session changed. Worker thread."""
+        if self._reviews is not None:
+            self._reviews.note_written(changes)
         self.session.changed_files += dict.fromkeys(change.path for change in changes)
 
     def _save_session(self) -> None:
-        """Save the session in the background. Workers may run out of order: the newest state stays."""
-        project, session = self._project, self.session
-        if project is None or not session.turns:
+        if self._project is None or not self.session.turns:
             return
-        self._num_saves += 1
-        number, stored = self._num_saves, msgspec.structs.replace(session, turns=list(session.turns))
-        stored.changed_at = session.changed_at = time.time()
-
-        def work() -> None:
-            with self._saving:
-                if number > self._last_saved:
-                    self._last_saved = number
-                    project.sessions.save(stored)
-
+        save = self._log.save(self._project.sessions)
         if self._is_closed:
             try:
-                work()
+                save()
             except (apsw.Error, OSError) as error:
                 log.warning("the session could not be saved: %s", error)
             return
-        self._services.background.run(work, lambda _: self.refresh_history(), self.failed.emit, self)
+        self._services.background.run(save, lambda _: self.refresh_history(), self.failed.emit, self)
 
     def read(self, path: str) -> str:
         """The text of a project file. Worker thread only.
@@ -262,7 +255,17 @@ class CodeController(QObject):
         project = self._project
         if project is None:
             raise FileMissing(path)
-        return project.workspace.read(path).text
+        reviews = self._reviews
+        try:
+            return project.workspace.read(path).text
+        except FileMissing:
+            if reviews is not None and reviews.paths.get(path):  # an edit would make it
+                return ""
+            raise
+
+    def inline(self, path: str, text: str) -> tuple[InlineHunk, ...]:
+        """The pending edits of a file with this text. Worker thread only."""
+        return self._reviews.hunks(path, text) if self._reviews is not None else ()
 
     def close_project(self) -> None:
         """Close the project after waiting for running work on it."""
@@ -270,7 +273,7 @@ class CodeController(QObject):
         with self._lock:
             if self._project is not None:
                 self._project.close()
-            self._project = self._talk = self._proposal = None
+            self._project = self._talk = self._reviews = None
 
     def ask(self, question: str, model: str, n_ctx: int, given: Sequence[ContextItem] = ()) -> None:
         """Assemble the context, show it, and send the request."""
@@ -314,8 +317,8 @@ class CodeController(QObject):
         self._start_stream(body, lambda text, usage: self._on_answered(asked, text, usage))
 
     def _on_answered(self, asked: list[dict[str, Any]], text: str, usage: Usage | None) -> None:
-        talk = self._talk
-        if talk is None:
+        talk, reviews = self._talk, self._reviews
+        if talk is None or reviews is None:
             return
         is_cut = any(item.facts.finish_reason == "length" for item in self._answer)
         talk.keep(asked, text, usage, is_cut=is_cut)
@@ -323,13 +326,34 @@ class CodeController(QObject):
 
         def work() -> Proposal:
             with self._lock:
-                return talk.proposal()
+                reviews.offer(talk.proposal())
+                return reviews.proposal
 
         def done(proposal: Proposal) -> None:
-            self._proposal = proposal
             self.proposed.emit(proposal)
+            self.refresh_pending()
 
         self._run(work, done)
+
+    def refresh_pending(self) -> None:
+        """Place the pending edits in the files as they are now, and show them."""
+        project, reviews = self._project, self._reviews
+        if project is None or reviews is None or self._is_closed:
+            return
+
+        def work() -> tuple[list[str], dict[str, bool], bool]:
+            with self._lock:
+                reviews.refresh()
+                return project.index.database.paths(), reviews.paths, project.edits.can_undo
+
+        def done(result: tuple[list[str], dict[str, bool], bool]) -> None:
+            if reviews is self._reviews:
+                paths, pending, can_undo = result
+                self.undo_changed.emit(can_undo)
+                self.pending_changed.emit(reviews.proposal, pending)
+                self.files_changed.emit(paths)
+
+        self._services.background.run(work, done, self.failed.emit, self)
 
     def suggest_commit(self, model: str, n_ctx: int) -> None:
         """Stream a commit message for the uncommitted changes. Nothing is committed."""
@@ -352,24 +376,61 @@ class CodeController(QObject):
 
     def apply(self, chosen: Sequence[int], *, allow_uncommitted: bool = False) -> None:
         """Write the chosen edits."""
-        project, proposal = self._project, self._proposal
-        if project is None or proposal is None or not chosen:
+        project, reviews, label = self._project, self._reviews, self.question[:80]
+        if project is None or reviews is None or not chosen or self.busy:
             return
+        self.attempted = tuple(chosen)
 
         def write() -> tuple[str, ...]:
-            label = self.question[:80]
-            return project.edits.apply(proposal, chosen, label=label, allow_uncommitted=allow_uncommitted)
+            return reviews.apply(chosen, label, allow_uncommitted=allow_uncommitted)
 
         self._write(project, write, self.written)
 
+    def accept(self, hunks: Sequence[InlineHunk]) -> None:
+        """Accept pending edits of one file: write those of the answer, keep those of the agent."""
+        self.apply([hunk.number for hunk in hunks if not hunk.is_written])
+        written = [hunk for hunk in hunks if hunk.is_written]
+        if written:
+            self._decide(lambda reviews: reviews.keep(written), lambda _: None)
+
+    def reject(self, hunks: Sequence[InlineHunk]) -> None:
+        """Reject pending edits of one file: drop those of the answer, take back those of the agent."""
+        project, reviews = self._project, self._reviews
+        written = [hunk for hunk in hunks if hunk.is_written]
+        numbers = [hunk.number for hunk in hunks if not hunk.is_written]
+        if numbers:
+            self._decide(lambda reviews: reviews.dismiss(numbers), self.rejected.emit)
+        if written and project is not None and reviews is not None and not self.busy:
+            self._write(project, lambda: reviews.take_back(written), self.written)
+
+    def offer_again(self, rejected: Any) -> None:
+        """Offer edits again that were rejected."""
+        self._decide(lambda reviews: reviews.offer_again(rejected), lambda _: None)
+
+    def _decide(self, decide: Callable[[EditReviews], Any], then: Callable[[Any], object]) -> None:
+        """A decision that changes no file."""
+        reviews = self._reviews
+        if reviews is None:
+            return
+
+        def work() -> Any:
+            with self._lock:
+                return decide(reviews)
+
+        def done(result: Any) -> None:
+            then(result)
+            self.refresh_pending()
+
+        self._services.background.run(work, done, self.failed.emit, self)
+
     def undo(self) -> None:
         """Undo the last applied edits."""
-        project = self._project
-        if project is None:
+        project, reviews = self._project, self._reviews
+        if project is None or reviews is None:
             return
 
         def write() -> tuple[str, ...]:
-            undone = project.edits.undo()
+            undone = reviews.undo()
             for path in dict.fromkeys(undone):
                 with suppress(ValueError):  # of an earlier session
                     self.session.changed_files.remove(path)
@@ -392,6 +453,7 @@ class CodeController(QObject):
             self.undo_changed.emit(can_undo)
             signal.emit(touched)
             self.files_changed.emit(paths)
+            self.refresh_pending()
 
         self._run(work, done)
 
@@ -406,11 +468,15 @@ class CodeController(QObject):
         run.phase_changed.connect(self.phase_changed)
         run.consent_wanted.connect(self.consent_wanted)
 
+        if self._reviews is not None:
+            self._reviews.is_by_agent = True
+
         def over(ended: Ended | None = None) -> None:
             self._run_of_agent = None
+            if self._reviews is not None:
+                self._reviews.is_by_agent = False
             self._agent = run.agent
-            if self._turn is not None:
-                self._turn = msgspec.structs.replace(self._turn, text=run.text)
+            self._log.set_text(run.text)
             # Only a complete conversation can go on: a model's template may refuse calls without results.
             if run.agent is not None and ended is not None and ended.reason == "answered":
                 self.session.agent_messages = list(run.agent.messages)
@@ -418,6 +484,7 @@ class CodeController(QObject):
             self._set_busy(False)
             self.steps_changed.emit(self.steps)
             self.answered.emit()
+            self.refresh_pending()
 
         def failed(error: Exception) -> None:
             over()

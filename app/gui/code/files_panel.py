@@ -1,27 +1,39 @@
 """The files of a project: the tree, and the file that is shown next to it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtWidgets import QTreeWidget, QTreeWidgetItem, QTreeWidgetItemIterator, QWidget
 
+from app.code.edits.reviews import InlineHunk
 from app.gui.app_context import AppContext
-from app.gui.code.coloured import Selected, SourceText, SourceView, coloured_lines, language_of
+from app.gui.code.source_view import NEXT, PREVIOUS, Selected, SourceText, SourceView, source_text
 from app.gui.reasons import error_message
+from app.gui.shortcuts import native_keys
 from app.gui.theme import Theme
-from app.gui.widgets.basics import ElidedLabel, IconButton, label, row, stack
+from app.gui.widgets.basics import ElidedLabel, IconButton, button, label, row, stack
 from app.gui.widgets.splitter import saved_splitter
 
 _TREE, _SOURCE = 180, 520  # default widths in pixels
 
 
 class FilesPanel(QWidget):
-    """File tree and source view. `read` returns a file's text; it runs in the background and may raise."""
+    """File tree and source view. `read` returns a file's text; it runs in the background and may raise.
 
-    def __init__(self, services: AppContext, read: Callable[[str], str]) -> None:
+    `inline` returns the pending edits of a file with this text.
+    """
+
+    def __init__(
+        self,
+        services: AppContext,
+        read: Callable[[str], str],
+        inline: Callable[[str, str], tuple[InlineHunk, ...]],
+    ) -> None:
         super().__init__()
-        self._services, self._read = services, read
+        self._services, self._read, self._inline = services, read, inline
+        self._paths: list[str] = []
+        self._pending: Mapping[str, bool] = {}
         self._wanted: str | None = None
         self.tree = FileTree(services.theme)
         self.tree.chosen.connect(self.open)
@@ -37,7 +49,24 @@ class FilesPanel(QWidget):
         )
         head = row(self.fold, self.heading, spacing=4)
         head.setStretch(1, 1)
-        column = stack(head, self.hint, spacing=8, margins=(8, 0, 0, 0))
+        self.count = label("", "strong", wrap=True)
+        previous = self.tr("Previous edit ({keys})").format(keys=native_keys(PREVIOUS))
+        following = self.tr("Next edit ({keys})").format(keys=native_keys(NEXT))
+        self.edits = QWidget()
+        self.edits.setLayout(
+            row(
+                self.count,
+                1,
+                IconButton(services.theme, "up", previous, lambda: self.source.step(-1)),
+                IconButton(services.theme, "down", following, lambda: self.source.step(1)),
+                button(self.tr("Reject all"), lambda: self.source.rejected.emit(list(self.source.hunks))),
+                button(
+                    self.tr("Accept all"), lambda: self.source.accepted.emit(list(self.source.hunks)), "primary"
+                ),
+            )
+        )
+        self.edits.hide()
+        column = stack(head, self.hint, self.edits, spacing=8, margins=(8, 0, 0, 0))
         column.addWidget(self.source, 1)
         shown.setLayout(column)
         split = saved_splitter("code.files", self.tree, shown, sizes=(_TREE, _SOURCE))
@@ -47,20 +76,33 @@ class FilesPanel(QWidget):
 
     def show_paths(self, paths: list[str]) -> None:
         """Show the files of a project. The open file is reloaded if it still exists."""
-        shown = self.source.path
-        self.tree.show_paths(paths)
-        if shown in paths:
-            self.open(shown)
+        self._paths = paths
+        self._show_tree()
+        if self._wanted is not None and (self._wanted in paths or self._wanted in self._pending):
+            self.open(self._wanted)
         else:
+            self._wanted = None
             self._show(None)
+
+    def show_pending(self, pending: Mapping[str, bool]) -> None:
+        """Mark the files with pending edits; True: the edit makes the file."""
+        if pending != self._pending:
+            self._pending = pending
+            self._show_tree()
+
+    def _show_tree(self) -> None:
+        new = [path for path, is_new in self._pending.items() if is_new and path not in self._paths]
+        self.tree.show_paths([*self._paths, *new], dict.fromkeys(self._pending, self.tr("has edits to review")))
 
     def open(self, path: str) -> None:
         """Load a file and show it."""
         self._wanted = path
 
         def work() -> SourceText:
-            text = self._read(path).replace("\r\n", "\n").encode("utf-8", "replace").decode("utf-8")
-            return SourceText(path, tuple(text.split("\n")), tuple(coloured_lines(text, language_of(path))))
+            read = self._read(path)
+            hunks = self._inline(path, read)
+            text = read.replace("\r\n", "\n").encode("utf-8", "replace").decode("utf-8")
+            return source_text(path, text, hunks)
 
         def done(source: SourceText) -> None:
             if self._wanted == path:
@@ -80,6 +122,25 @@ class FilesPanel(QWidget):
     def _show(self, source: SourceText | None) -> None:
         self.source.show_source(source)
         self.heading.setText(source.path if source else self.tr("Choose a file"))
+        hunks = self.source.hunks
+        self.edits.setVisible(bool(hunks))
+        self.hint.setVisible(not hunks)
+        if hunks:
+            self.count.setText(self._count_words(hunks))
+
+    def _count_words(self, hunks: Sequence[InlineHunk]) -> str:
+        one = len(hunks) == 1
+        if not any(hunk.is_written for hunk in hunks):
+            words = (
+                self.tr("1 proposed edit, not written yet")
+                if one
+                else self.tr("{n} proposed edits, not written yet")
+            )
+        elif all(hunk.is_written for hunk in hunks):
+            words = self.tr("1 edit by the agent, written") if one else self.tr("{n} edits by the agent, written")
+        else:
+            words = self.tr("{n} edits to review")
+        return words.format(n=len(hunks))
 
 
 _PATH = Qt.ItemDataRole.UserRole
@@ -98,6 +159,9 @@ class FileTree(QTreeWidget):
         super().__init__()
         self._theme = theme
         self._folders: dict[str, tuple[set[str], list[str]]] = {}
+        self._paths: list[str] = []
+        self._marks: dict[str, str] = {}
+        self._around: set[str] = set()  # folders of marked files
         self.setHeaderHidden(True)
         self.setUniformRowHeights(True)
         self.setIconSize(QSize(_ICON, _ICON))
@@ -107,8 +171,19 @@ class FileTree(QTreeWidget):
         self.itemExpanded.connect(self._fill)
         self.currentItemChanged.connect(lambda item, _: self._choose(item))
 
-    def show_paths(self, paths: Sequence[str]) -> None:
-        """Show these files. Paths are relative to the project, with forward slashes."""
+    def show_paths(self, paths: Sequence[str], marks: Mapping[str, str] | None = None) -> None:
+        """Show these files. Paths are relative to the project, with forward slashes.
+
+        Marked files, and the folders around them, stand in the accent colour; the tip says why. Open folders stay
+        open.
+        """
+        marks = marks or {}
+        if (list(paths), marks) == (self._paths, self._marks):
+            return
+        self._paths, self._marks = list(paths), dict(marks)
+        self._around = {str(parent) for path in marks for parent in PurePosixPath(path).parents}
+        opened, current = self._open_folders(), self.currentItem()
+        selected = current.data(0, _PATH) if current is not None else None
         self._folders = {"": (set(), [])}
         for path in paths:
             *parents, _ = PurePosixPath(path).parts
@@ -119,8 +194,30 @@ class FileTree(QTreeWidget):
                 self._folders.setdefault(inner, (set(), []))
                 folder = inner
             self._folders[folder][1].append(path)
+        self.blockSignals(True)
         self.clear()
         self._add(self.invisibleRootItem(), "")
+        self._restore(opened, selected)
+        self.blockSignals(False)
+
+    def _open_folders(self) -> set[str]:
+        return {item.data(0, _PATH) for item in self._items() if item.isExpanded()}
+
+    def _restore(self, opened: set[str], selected: str | None) -> None:
+        """Open these folders and select this file again."""
+        for item in self._items():
+            if item.data(0, _PATH) in opened:
+                self._fill(item)
+                item.setExpanded(True)
+        for item in self._items():
+            if item.data(0, _PATH) == selected:
+                self.setCurrentItem(item)
+
+    def _items(self) -> Iterator[QTreeWidgetItem]:
+        at = QTreeWidgetItemIterator(self)
+        while (item := at.value()) is not None:
+            yield item
+            at += 1
 
     def _add(self, parent: QTreeWidgetItem, folder: str) -> None:
         folders, files = self._folders.get(folder, (set(), []))
@@ -128,7 +225,7 @@ class FileTree(QTreeWidget):
             name = PurePosixPath(path).name
             item = QTreeWidgetItem(parent, ["".join(char if char.isprintable() else "�" for char in name)])
             item.setData(0, _PATH, path)
-            item.setIcon(0, self._theme.icon(self._icon_of(path), "muted"))
+            self._paint(item)
             if path in folders:
                 item.setChildIndicatorPolicy(QTreeWidgetItem.ChildIndicatorPolicy.ShowIndicator)
 
@@ -142,10 +239,17 @@ class FileTree(QTreeWidget):
 
     def _paint_icons(self) -> None:
         """Repaint all icons in the current theme."""
-        at = QTreeWidgetItemIterator(self)
-        while (item := at.value()) is not None:
-            item.setIcon(0, self._theme.icon(self._icon_of(item.data(0, _PATH)), "muted"))
-            at += 1
+        for item in self._items():
+            self._paint(item)
+
+    def _paint(self, item: QTreeWidgetItem) -> None:
+        path = item.data(0, _PATH)
+        why = self._marks.get(path, "")
+        is_marked = bool(why) or path in self._around
+        item.setIcon(0, self._theme.icon(self._icon_of(path), "accent" if is_marked else "muted"))
+        item.setForeground(0, self._theme.tokens.colour("accent" if is_marked else "text"))
+        item.setToolTip(0, f"{path}: {why}" if why else path)
+        item.setData(0, Qt.ItemDataRole.AccessibleTextRole, f"{item.text(0)}, {why}" if why else None)
 
     def _fill(self, item: QTreeWidgetItem) -> None:
         if not item.data(0, _FILLED):

@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
 from app.code.assistant import TASKS
 from app.code.context.items import Context, ContextItem
 from app.code.edits.session import Proposal
+from app.code.edits.types import Hunk
 from app.code.errors import GitFailed, UncommittedChanges
 from app.code.history import RecentProject, SessionRecord, SessionSummary
 from app.db.records import Attachment
@@ -25,11 +26,11 @@ from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.chat.composer import Composer
 from app.gui.chat.prompt_library import PromptLibrary
-from app.gui.code.coloured import Selected
 from app.gui.code.controller import CodeController
 from app.gui.code.files_panel import FilesPanel
 from app.gui.code.history_panel import HistoryPanel, ReadingBar, RecentButton
 from app.gui.code.review_panel import ReviewPanel
+from app.gui.code.source_view import Selected
 from app.gui.code.transcript import Transcript
 from app.gui.reasons import error_message
 from app.gui.widgets.basics import Banner, EmptyState, IconButton, button, label, row, rule, stack
@@ -61,7 +62,7 @@ class CodePage(QWidget):
         self.model.setMinimumWidth(200)
         self.transcript = Transcript(services.theme)
         self.review = ReviewPanel(services)
-        self.files = FilesPanel(services, self.controller.read)
+        self.files = FilesPanel(services, self.controller.read, self.controller.inline)
         self.history = HistoryPanel(services.theme)
         self.past = Transcript(services.theme)
         self.reading = ReadingBar()
@@ -189,6 +190,11 @@ class CodePage(QWidget):
         control.busy_changed.connect(lambda busy: self._on_busy(busy=busy))
         self.review.apply_pressed.connect(control.apply)
         self.review.undo_pressed.connect(control.undo)
+        self.review.shown_in_file.connect(self._show_in_file)
+        self.files.source.accepted.connect(control.accept)
+        self.files.source.rejected.connect(control.reject)
+        control.pending_changed.connect(self._on_pending)
+        control.rejected.connect(self._on_rejected)
         self._services.models.changed.connect(self._on_models)
         self.composer.sent.connect(self._on_sent)
         self.composer.stopped.connect(control.stop)
@@ -421,8 +427,21 @@ class CodePage(QWidget):
         if self.review.hunks.count():
             self.tabs.setCurrentWidget(self.review)
 
+    def _on_pending(self, proposal: Proposal, pending: dict[str, bool]) -> None:
+        self.review.show_remaining(proposal)
+        self.files.show_pending(pending)
+
+    def _show_in_file(self, path: str) -> None:
+        self.files.open(path)
+        self.tabs.setCurrentWidget(self.files)
+        self.files.source.setFocus()
+
+    def _on_rejected(self, rejected: tuple[tuple[int, Hunk], ...]) -> None:
+        words = self.tr("Edit rejected") if len(rejected) == 1 else self.tr("{n} edits rejected")
+        undo = (self.tr("Undo"), partial(self.controller.offer_again, rejected))
+        self.banner.notify(words.format(n=len(rejected)), "ok", undo)
+
     def _on_written(self, paths: tuple[str, ...]) -> None:
-        self.review.clear()
         undo = (self.tr("Undo"), self.controller.undo)
         self.banner.notify(self.tr("Written: %1").replace("%1", ", ".join(paths)), "ok", undo)
 
@@ -455,7 +474,7 @@ class CodePage(QWidget):
 
     def _on_failed(self, error: Exception) -> None:
         if isinstance(error, UncommittedChanges | GitFailed):
-            chosen = self.review.chosen
+            chosen = self.controller.attempted
             anyway = (self.tr("Write anyway"), lambda: self.controller.apply(chosen, allow_uncommitted=True))
             self.banner.notify(error_message(error), "warn", anyway)
             return

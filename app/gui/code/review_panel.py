@@ -5,7 +5,7 @@ from PySide6.QtWidgets import QListWidget, QListWidgetItem, QSplitter, QWidget
 
 from app.code.diff_rows import file_change, text_with
 from app.code.edits.session import FileProposal, Proposal
-from app.code.edits.types import Applied, Refused
+from app.code.edits.types import Applied, Hunk, Refused
 from app.gui.app_context import AppContext
 from app.gui.code.side_by_side import DiffRow, SideBySide, diff_rows
 from app.gui.widgets.basics import button, label, row, stack
@@ -18,6 +18,7 @@ class ReviewPanel(QWidget):
 
     apply_pressed = Signal(list)
     undo_pressed = Signal()
+    shown_in_file = Signal(str)
 
     def __init__(self, services: AppContext) -> None:
         super().__init__()
@@ -38,7 +39,9 @@ class ReviewPanel(QWidget):
         split.addWidget(self.hunks)
         split.addWidget(self.diff)
         split.setStretchFactor(1, 3)
-        column = stack(row(self.heading, 1, self.undo, self.apply), spacing=8, margins=(8, 8, 8, 8))
+        self.in_file = button(self.tr("Show in the file"), self._show_in_file)
+        self.in_file.setEnabled(False)
+        column = stack(row(self.heading, 1, self.in_file, self.undo, self.apply), margins=(8, 8, 8, 8))
         column.addWidget(split, 1)
         self.setLayout(column)
 
@@ -52,6 +55,19 @@ class ReviewPanel(QWidget):
 
     def show_proposal(self, proposal: Proposal) -> None:
         """Show a proposal. The edits of a file are checked if all of them can be applied."""
+        self._show(proposal, frozenset())
+
+    def show_remaining(self, proposal: Proposal) -> None:
+        """Show what is left of the proposal. Edits that the user did not choose stay so."""
+        left = [self.hunks.item(number) for number in range(self.hunks.count())]
+        unchecked = {
+            self._files[item.data(_ID)].outcome(item.data(_ID)).hunk
+            for item in left
+            if item.data(_ID) >= 0 and item.checkState() == Qt.CheckState.Unchecked
+        }
+        self._show(proposal, frozenset(unchecked))
+
+    def _show(self, proposal: Proposal, unchecked: frozenset[Hunk]) -> None:
         self.hunks.clear()
         self._files = {hunk_id: file for file in proposal.files for hunk_id in file.hunk_ids}
         for hunk_id, file in sorted(self._files.items()):
@@ -62,7 +78,7 @@ class ReviewPanel(QWidget):
                 lines = str(applied.first) if applied.last <= applied.first else f"{applied.first}–{applied.last}"
                 item = self._item(f"{file.path}{file_change(applied.hunk)}  {lines}{note}", hunk_id)
                 item.setFlags(item.flags() | Qt.ItemFlag.ItemIsUserCheckable)
-                is_chosen = hunk_id in proposal.applicable
+                is_chosen = hunk_id in proposal.applicable and outcome.hunk not in unchecked
                 item.setCheckState(Qt.CheckState.Checked if is_chosen else Qt.CheckState.Unchecked)
             elif isinstance(outcome, Refused):
                 self._item(f"{file.path}: {self.tr('refused')}: {outcome.reason}", -1)
@@ -87,6 +103,12 @@ class ReviewPanel(QWidget):
             item.setFlags(Qt.ItemFlag.ItemIsEnabled)
         return item
 
+    def _show_in_file(self) -> None:
+        item = self.hunks.currentItem()
+        file = self._files.get(item.data(_ID)) if item is not None else None
+        if file is not None:
+            self.shown_in_file.emit(file.path)
+
     def _count(self) -> None:
         total, chosen = len(self._files), len(self.chosen)
         words = self.tr("%1 of %2 edits chosen").replace("%1", str(chosen)).replace("%2", str(total))
@@ -96,6 +118,7 @@ class ReviewPanel(QWidget):
     def _show_current(self) -> None:
         item = self.hunks.currentItem()
         file = self._files.get(item.data(_ID)) if item is not None else None
+        self.in_file.setEnabled(file is not None)
         if file is None:
             self.diff.show_rows([])
             return

@@ -115,6 +115,39 @@ def test_sessions_are_read_continued_deleted_and_restored(walk, projects, talker
     walk.until(f"{CODE}.history.list.count() == 2")
 
 
+def test_edits_are_accepted_and_rejected_in_the_file(walk, projects):
+    lamp = projects[0] / "lamp.py"
+    before = lamp.read_text()
+    walk.click("Edits", f"{CODE}.tabs")
+    walk.click("Show in the file", CODE)
+    walk.until(f"len({CODE}.files.source.hunks) == 1 and {CODE}.files.source.hasFocus()")
+    walk.picture("edit-in-the-file")
+    walk.click("Reject 1 of 1", f"{CODE}.files")
+    walk.until(f"'Edit rejected' in {CODE}.banner.text and {CODE}.files.source.hunks == ()")
+    walk.click("Undo", f"{CODE}.banner")
+    walk.until(f"len({CODE}.files.source.hunks) == 1")
+    walk.click("Accept 1 of 1", f"{CODE}.files")
+    walk.until(f"'Written: lamp.py' in {CODE}.banner.text and {CODE}.files.source.hunks == ()")
+    assert lamp.read_text() == before.replace("+", "*")
+    walk.click("Undo", f"{CODE}.banner")
+    walk.until(f"len({CODE}.files.source.hunks) == 1")
+    assert lamp.read_text() == before
+    walk.click("Reject all", CODE)
+    walk.until(f"{CODE}.files.source.hunks == ()")
+    walk.click("Undo", f"{CODE}.banner")
+    walk.until(f"len({CODE}.files.source.hunks) == 1")
+    walk.click("Next edit (F7)", CODE)
+    walk.click("Previous edit (Shift+F7)", CODE)
+    walk.click("File", f"{CODE}.files")
+    walk.key("F7", "ctrl+Return")
+    walk.until(f"'Written: lamp.py' in {CODE}.banner.text and {CODE}.files.source.hunks == ()")
+    walk.click("Undo", f"{CODE}.banner")
+    walk.until(f"len({CODE}.files.source.hunks) == 1")
+    walk.click("Accept all", CODE)
+    walk.until(f"{CODE}.files.source.hunks == ()")
+    assert lamp.read_text() == before.replace("+", "*")
+
+
 def test_recent_projects_are_opened_and_missing_ones_are_removed(walk, projects):
     lighthouse, harbour = projects
     open_by_dialog(walk, harbour, CODE)
