@@ -171,7 +171,7 @@ def _message(message: Message, kind: str) -> dict[str, Any]:
         out["content"] = [
             {"type": "image_url", "image_url": {"url": _data_url(part)}}
             if isinstance(part, ImagePart)
-            else {"type": "text", "text": part.text}
+            else {"type": "text", "text": part.text, **({} if kind == "openai" else part.fields)}
             for part in message.content
         ]
     if message.tool_calls:

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
@@ -38,6 +38,10 @@ _TEMPLATE_FAULTS = (
     ValueError,
 )
 _MAX_TEMPLATES = 8
+_NO_LANGUAGES: Final = (
+    "the template translates and no languages were named, so both are en-GB: set source_lang_code and "
+    "target_lang_code in the text part or in chat_template_kwargs"
+)
 
 
 class CompiledTemplate:
@@ -157,6 +161,8 @@ def _fit_traits(job: RenderJob, template: CompiledTemplate) -> tuple[Sequence[Me
     traits, dialect = template.traits, template.dialect
     messages: Sequence[Message] = job.messages
     repairs: tuple[str, ...] = ()
+    if template_messages.names_no_language(messages, template.source, job.variables):
+        repairs += (_NO_LANGUAGES,)
     if any(len(m.tool_calls) > 1 for m in messages) and traits.tool_calls and not traits.parallel_calls:
         messages = template_messages.one_call_a_turn(messages)
         repairs += ("parallel calls were written one after the other",)
@@ -187,7 +193,7 @@ def _finish(
     if job.continue_final and messages and messages[-1].role == "assistant":
         continued = messages[-1]
         messages = messages[:-1]
-    dicts = template_messages.as_dicts(messages, traits, template.source)
+    dicts = template_messages.as_dicts(messages, traits, template.source, job.variables)
     open_answer = job.add_generation_prompt or continued is not None
     prompt = template.render(dicts, tools or None, add_generation_prompt=open_answer, **job.variables)
     prefill = ""
@@ -266,7 +272,7 @@ def probe(render: Render, *, indexed_ids: bool = False) -> TemplateTraits:
     """
     first_id, second_id = (f"functions.{_TOOL}:0", f"functions.{_OTHER}:1") if indexed_ids else (_ID, _ID_2)
     user: dict[str, Any] = {"role": "user", "content": _USER}
-    typed = [{"type": "text", "text": _USER}]
+    typed = [{"type": "text", "text": _USER, **template_messages.LANGUAGES}]
     typed_content = _USER not in _try(render, [user]) and _USER in _try(
         render, [{"role": "user", "content": typed}]
     )

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -14,6 +14,9 @@ from engine.chat.tools.dialect import Dialect
 from engine.chat.types import ImagePart, Message, TemplateTraits, TextPart, ToolCall, ToolDefinition
 
 Dict = dict[str, Any]
+_NO_VARIABLES: Final[Mapping[str, Any]] = {}
+# Members of a question's part that TranslateGemma's template reads, with llama.cpp's values where there are none.
+LANGUAGES: Final = {"source_lang_code": "en-GB", "target_lang_code": "en-GB"}
 # What a model that reads text only gets in place of an image.
 _UNSEEN: Final = "[image that this model cannot see]"
 
@@ -23,6 +26,19 @@ def flatten(content: str | tuple[Any, ...]) -> str:
     if isinstance(content, str):
         return content
     return "".join(MEDIA_MARKER if isinstance(part, ImagePart) else part.text for part in content)
+
+
+def with_fields(part: dict[str, Any], text: str) -> TextPart:
+    """A text part with its further members, if these are texts, such as the languages of a translation."""
+    own = {"type", "text", "refusal", "id"}
+    return TextPart(text=text, fields={k: v for k, v in part.items() if k not in own and isinstance(v, str)})
+
+
+def joined_text(parts: Sequence[Any]) -> str | None:
+    """The parts as one text; None if there is an image or a part with further members."""
+    if not all(isinstance(part, TextPart) and not part.fields for part in parts):
+        return None
+    return "".join(part.text for part in parts)
 
 
 def images(messages: Sequence[Message]) -> tuple[ImagePart, ...]:
@@ -211,7 +227,36 @@ def merge_turns(messages: Sequence[Message]) -> list[Message]:
     return out
 
 
-def as_dicts(messages: Sequence[Message], traits: TemplateTraits, source: str) -> list[Dict]:
+def translates(source: str) -> bool:
+    """Whether a template reads the languages of a translation from the parts of a question."""
+    return all(name in source for name in LANGUAGES)
+
+
+def names_no_language(messages: Sequence[Message], source: str, variables: Mapping[str, Any]) -> bool:
+    """Whether the template needs languages and neither the parts nor the template's variables name one."""
+    parts = [part for m in messages if not isinstance(m.content, str) for part in m.content]
+    named = [set(variables), *(part.fields for part in parts if isinstance(part, TextPart))]
+    return translates(source) and not any(name in fields for name in LANGUAGES for fields in named)
+
+
+def _typed(content: str | tuple[Any, ...], source: str, variables: Mapping[str, Any]) -> list[Dict]:
+    """The content as a list of parts, with the members that the template reads."""
+    given = {}
+    if translates(source):
+        given = LANGUAGES | {name: str(variables[name]) for name in LANGUAGES if name in variables}
+    if isinstance(content, str) or not any(isinstance(part, TextPart) and part.fields for part in content):
+        return [{"type": "text", "text": flatten(content), **given}]
+    fields = [part.fields if isinstance(part, TextPart) else {} for part in content]
+    read = [{name: value for name, value in more.items() if name in source} for more in fields]
+    return [
+        {"type": "text", "text": flatten((part,)), **given, **more}
+        for part, more in zip(content, read, strict=True)
+    ]
+
+
+def as_dicts(
+    messages: Sequence[Message], traits: TemplateTraits, source: str, variables: Mapping[str, Any] = _NO_VARIABLES
+) -> list[Dict]:
     """Messages as a template's variable `messages`.
 
     Assistant messages have their reasoning under each name that templates read (`reasoning_content` is
@@ -227,8 +272,8 @@ def as_dicts(messages: Sequence[Message], traits: TemplateTraits, source: str) -
             role = "system"
         text = flatten(message.content)
         item: Dict = {"role": role, "content": text}
-        if traits.typed_content:
-            item["content"] = [{"type": "text", "text": text}]
+        if traits.typed_content and (role == "user" or not translates(source)):
+            item["content"] = _typed(message.content, source, variables)
         if message.reasoning:
             item["reasoning_content"] = message.reasoning
             item["reasoning"] = message.reasoning

@@ -9,9 +9,10 @@ ToolMode = Literal["none", "auto", "required"]
 
 
 class TextPart(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
-    """Text inside a message of several parts."""
+    """Text inside a message of several parts. `fields`: its further members, for templates that read them."""
 
     text: str
+    fields: dict[str, str] = {}
 
 
 class ImagePart(msgspec.Struct, frozen=True, kw_only=True, tag="image"):

@@ -8,7 +8,8 @@ import msgspec
 from engine.chat import structured
 from engine.chat.chat_pipeline import is_begun
 from engine.chat.query import ChatQuery
-from engine.chat.types import Message, NamedTool, Part, TextPart, ToolCall, ToolChoice, ToolDefinition
+from engine.chat.template_messages import joined_text, with_fields
+from engine.chat.types import Message, NamedTool, Part, ToolCall, ToolChoice, ToolDefinition
 from engine.core.errors import InputFault
 from engine.core.types import Constraint
 from engine.placement.model_settings import NO_PRESET, Preset
@@ -105,9 +106,8 @@ def _content(content: str | list[dict[str, Any]] | None, param: str) -> str | tu
     if content is None or isinstance(content, str):
         return content or ""
     parts = tuple(_part(p, f"{param}[{i}]") for i, p in enumerate(content))
-    if all(isinstance(p, TextPart) for p in parts):
-        return "".join(p.text for p in parts if isinstance(p, TextPart))
-    return parts
+    joined = joined_text(parts)
+    return parts if joined is None else joined
 
 
 def _part(part: dict[str, Any], param: str) -> Part:
@@ -116,7 +116,7 @@ def _part(part: dict[str, Any], param: str) -> Part:
         text = part.get("refusal" if kind == "refusal" else "text")
         if not isinstance(text, str):
             raise InputFault(f"{param}.text must be a string.", f"{param}.text")
-        return TextPart(text=text)
+        return with_fields(part, text)
     if kind == "image_url":
         image = part.get("image_url")
         url = image.get("url") if isinstance(image, dict) else image

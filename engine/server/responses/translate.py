@@ -6,8 +6,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from engine.chat.template_messages import joined_text, with_fields
 from engine.chat.tools.parser import PARAGRAPH
-from engine.chat.types import ImagePart, Message, Part, TextPart, ToolCall
+from engine.chat.types import Message, Part, TextPart, ToolCall
 from engine.core.errors import InputFault
 from engine.server.custom_tools import as_arguments
 from engine.server.file_parts import attached_text, decode_data_url
@@ -129,9 +130,8 @@ def _content(content: object, param: str) -> str | tuple[Part, ...]:
     if not isinstance(content, list):
         raise InputFault(f"{param} must be text or a list of parts.", param)
     parts = tuple(_part(part, f"{param}[{i}]") for i, part in enumerate(content))
-    if any(isinstance(part, ImagePart) for part in parts):
-        return parts
-    return "".join(_texts(parts))
+    joined = joined_text(parts)
+    return parts if joined is None else joined
 
 
 def _part(part: object, param: str) -> Part:
@@ -139,7 +139,7 @@ def _part(part: object, param: str) -> Part:
     if isinstance(part, dict) and kind in ("input_text", "output_text", "text", "refusal", "summary_text"):
         text = part.get("refusal" if kind == "refusal" else "text")
         if isinstance(text, str):
-            return TextPart(text=text)
+            return with_fields(part, text)
     if isinstance(part, dict) and kind == "input_image":
         return decode_data_url(part.get("image_url"), f"{param}.image_url")
     if isinstance(part, dict) and kind == "input_file":

@@ -14,21 +14,28 @@ from engine.chat.chat_pipeline import (
     read,
 )
 from engine.chat.query import ChatQuery
+from engine.chat.render_child import Renderer
+from engine.chat.render_protocol import RenderJob
+from engine.chat.template_messages import as_dicts
 from engine.chat.tools.dialects import BY_NAME
 from engine.chat.types import (
     CallArguments,
     CallEnded,
     CallStarted,
+    ChatTemplate,
     Message,
     NamedTool,
     ReasoningDelta,
     Rendered,
+    TemplateTraits,
     TextDelta,
     ToolDefinition,
 )
 from engine.core.errors import InputFault
 from engine.core.sampling import choose
 from engine.core.types import Delta, Done, GenerationRequest, Started, Timings, TokenLogprob, Usage
+from engine.server.openai.schemas import ChatMessage
+from engine.server.openai.translate import to_messages
 from tests.unit.engine.chat.conversations import TOOLS
 
 HELLO = (Message(role="user", content="hi"),)
@@ -154,3 +161,50 @@ def test_tools_that_cannot_work_are_refused(query):
 @pytest.mark.parametrize("name", ["a", "get_weather", "mcp.server-1:tool/x", "größe"])
 def test_names_that_clients_use_pass(name):
     check_tools(ChatQuery(messages=HELLO, tools=(ToolDefinition(name=name),)))
+
+
+# The shape of TranslateGemma's template: it reads the languages from the single part of each question.
+TRANSLATES = """{{ bos_token }}{%- if messages[0]['role'] != 'user' -%}
+{{ raise_exception('Conversations must start with a user prompt.') }}{%- endif -%}
+{%- for message in messages -%}
+{%- if message['role'] == 'assistant' -%}<start_of_turn>model
+{{ message['content'] | trim }}<end_of_turn>
+{% else -%}
+{%- if message['content'] is string or message['content'] | length != 1 -%}
+{{ raise_exception('User role must provide `content` as an iterable with exactly one item.') }}{%- endif -%}
+{%- set part = message['content'][0] -%}
+<start_of_turn>user
+Translate {{ part['source_lang_code'] }} to {{ part['target_lang_code'] }}: {{ part['text'] | trim }}<end_of_turn>
+{% endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<start_of_turn>model
+{% endif -%}"""
+
+
+def translated(parts, **variables):
+    messages = to_messages([ChatMessage(role="user", content=parts)])
+    template = ChatTemplate(source=TRANSLATES, bos="", eos="")
+    job = RenderJob(template=template, messages=tuple(messages), variables=variables)
+    return Renderer().render(job)
+
+
+def test_a_part_names_the_languages_of_a_translation():
+    part = {"type": "text", "text": "Hallo", "source_lang_code": "de", "target_lang_code": "fr", "other": "x"}
+    rendered = translated([part])
+    assert "Translate de to fr: Hallo" in rendered.prompt
+    assert rendered.repairs == ()
+    variables = {"source_lang_code": "de", "target_lang_code": "fr"}
+    assert "Translate de to fr: Hallo" in translated("Hallo", **variables).prompt
+    bare = translated([{"type": "text", "text": "Hallo"}])
+    assert "Translate en-GB to en-GB: Hallo" in bare.prompt
+    assert "source_lang_code" in bare.repairs[0]
+
+
+def test_members_of_parts_reach_no_template_that_does_not_read_them():
+    part = {"type": "text", "text": "Hi", "source_lang_code": "de", "cache_control": {"type": "ephemeral"}}
+    [message] = to_messages([ChatMessage(role="user", content=[part])])
+    traits = TemplateTraits(typed_content=True)
+    [item] = as_dicts([message], traits, "{{ message.content[0].text }}")
+    assert item["content"] == [{"type": "text", "text": "Hi"}]
+    [plain] = to_messages([ChatMessage(role="user", content=[{**part, "source_lang_code": 1}])])
+    assert plain.content == "Hi"
