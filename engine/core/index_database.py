@@ -1,21 +1,20 @@
 """SQLite files that hold an index. An index can be rebuilt, so an unusable file is replaced by an empty one."""
 
 from pathlib import Path
-from typing import Literal
 
 import apsw
 
 
-def open_index(path: Path, schema: str, version: int, *, synchronous: Literal["off", "normal"]) -> apsw.Connection:
+def open_index(path: Path, schema: str, version: int) -> apsw.Connection:
     """Open the index at `path` with this schema; a corrupt file or one of another version is emptied first.
 
-    `synchronous` "off" may lose the whole file in a power cut, "normal" only the last transactions.
+    A power cut may lose the last transactions, never parts of one.
 
     Raises: OSError, apsw.Error: the folder or the file cannot be used.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        db = _connect(path, synchronous)
+        db = _connect(path)
         if db.pragma("user_version") == version:
             return db
         db.close()
@@ -23,19 +22,19 @@ def open_index(path: Path, schema: str, version: int, *, synchronous: Literal["o
         pass
     for suffix in ("", "-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
-    db = _connect(path, synchronous)
+    db = _connect(path)
     with db:
         db.execute(schema)
         db.pragma("user_version", version)
     return db
 
 
-def _connect(path: Path, synchronous: str) -> apsw.Connection:
+def _connect(path: Path) -> apsw.Connection:
     db = apsw.Connection(str(path))
     db.set_busy_timeout(10_000)
     # One call per statement: in a call with several, those after the first that returns a row would not run.
     db.pragma("journal_mode", "wal")
-    db.pragma("synchronous", synchronous)
+    db.pragma("synchronous", "normal")
     db.pragma("foreign_keys", True)
     db.pragma("cache_size", -32768)
     db.pragma("temp_store", "memory")

@@ -110,7 +110,7 @@ class Store:
                 raise CollectionUnusable(self.path, "it was removed")
             self._on_open()
             try:
-                db = open_index(self.path, _SCHEMA, _VERSION, synchronous="normal")
+                db = open_index(self.path, _SCHEMA, _VERSION)
                 db.execute(_SPARE)
                 self._opened = db, Stemmer(db)
             except (OSError, apsw.Error) as error:

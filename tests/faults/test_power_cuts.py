@@ -11,9 +11,16 @@ import apsw
 import pytest
 
 from app.code.edits.journal import FileChange, Journal
+from app.code.index.database import IndexDatabase
+from app.code.index.walk import FoundFile
+from app.code.index.worker import Chunk as CodeChunk
+from app.code.index.worker import ParsedFile
 from app.db import conversations, messages
 from app.db.store import open_store
-from engine.library.catalogue import Store
+from engine.documents.search import by_words
+from engine.documents.store import READING, Store
+from engine.documents.types import Chunk, PageRead
+from engine.library.catalogue import Store as LibraryStore
 
 SECTOR = 512
 MOST = 100  # states that are opened of each store
@@ -171,7 +178,7 @@ def stored_undo(path):
 
 
 def library(path, say):
-    store = Store(path)
+    store = LibraryStore(path)
     for number in range(8):
         store.watch(str(number), "app")
         say(str(number))
@@ -179,7 +186,7 @@ def library(path, say):
 
 
 def stored_library(path):
-    store = Store(path)
+    store = LibraryStore(path)
     found = list(store.folders())
     store.close()
     return found
@@ -208,3 +215,90 @@ def test_nothing_acknowledged_is_lost_at_any_step(tmp_path, monkeypatch, name):
         found = read(again / "state.db")
         # The cut one may be there or not, but never one after a missing one.
         assert found in (list(told), [*told, str(len(told))]), (number, told, found)
+
+
+def words_of(number):
+    return f"number{number} " + " ".join(f"word{number}x{k}" for k in range(300 * (number % 3) + 5))
+
+
+def index(path, say):
+    """A collection: files are read in two steps, get vectors, and some are read again or removed."""
+    store = Store(path)
+    store.use_model("m")
+    for number in range(8):
+        ticket = store.begin(f"{number}.txt", "text", 1, number, str(number))
+        for page in (1, 2):
+            chunk = Chunk(heading="", kind="text", text=words_of(number))
+            store.add_pages(ticket, [PageRead(page, "", (chunk,))], done=page == 2)
+        rows = store.connection.execute(
+            "SELECT chunk.id FROM chunk LEFT JOIN vector ON chunk_id=chunk.id WHERE vector IS NULL"
+        )
+        store.add_vectors("m", [(chunk_id, bytes([number])) for (chunk_id,) in rows.fetchall()])
+        if number == 5:
+            store.remove(["2.txt"])
+        say(str(number))
+    store.close()
+
+
+def test_an_index_of_code_is_whole_after_a_power_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr(apsw, "connection_hooks", [*apsw.connection_hooks, lambda db: db.wal_autocheckpoint(4)])
+    path = tmp_path / "first" / "index.db"
+    path.parent.mkdir()
+    with recording(monkeypatch) as disk:
+        database = IndexDatabase(path)
+        for number in range(8):
+            chunks = [CodeChunk(1, 2, "", words_of(number), "")]
+            database.store([(FoundFile(str(number), 1, number), ParsedFile(str(number), chunks=chunks))])
+    chosen = set(random.Random(9).sample(range(3 * len(disk.steps)), MOST // 2))
+    for number, (files, _) in enumerate(disk.cuts(random.Random(7))):
+        if number in chosen:
+            again = tmp_path / str(number)
+            again.mkdir()
+            for file, content in files.items():
+                (again / file.rpartition("/")[2]).write_bytes(content)
+            database = IndexDatabase(again / "index.db")
+            assert database.connection.execute("PRAGMA integrity_check").get == "ok"
+            assert database.paths() == [str(n) for n in range(len(database.paths()))]
+
+
+@pytest.mark.parametrize("checkpoint", [1000, 4], ids=["seldom", "often"])
+def test_an_index_is_whole_after_a_power_cut(tmp_path, monkeypatch, checkpoint):
+    """It may lose its last steps, which are made again, but holds whole pages with their words and vectors only."""
+    monkeypatch.setattr(
+        apsw, "connection_hooks", [*apsw.connection_hooks, lambda db: db.wal_autocheckpoint(checkpoint)]
+    )
+    path = tmp_path / "first" / "index.db"
+    path.parent.mkdir()
+    with recording(monkeypatch) as disk:
+        index(path, disk.acknowledged)
+    assert len(disk.steps) > MOST
+    chosen = set(random.Random(9).sample(range(3 * len(disk.steps)), MOST))
+    num_lost = 0
+    for number, (files, _) in enumerate(disk.cuts(random.Random(7))):
+        if number not in chosen:
+            continue
+        again = tmp_path / str(number)
+        again.mkdir()
+        for file, content in files.items():
+            (again / file.rpartition("/")[2]).write_bytes(content)
+        store = Store(again / "index.db")
+        assert store.connection.execute("PRAGMA integrity_check").get == "ok"
+        # Each passage is found by its words, and each hit is a passage.
+        found = [number for number in range(8) if by_words(store, f"number{number}")]
+        listed = [int(document.path[0]) for document in store.documents() if document.pages]
+        assert found == listed, (number, found, listed)
+        num_lost += listed != [n for n in range(8) if n != 2]
+        for document in store.documents():
+            row = store.document(document.path)
+            assert len(store.chunks_of(row.id)) == row.pages == max(row.next_page - 1, 0)
+            assert row.chars == sum(len(passage.text) for passage in store.chunks_of(row.id))
+        orphans = "SELECT count(*) FROM vector WHERE chunk_id NOT IN (SELECT id FROM chunk)"
+        assert store.connection.execute(orphans).get == 0
+        # Reading goes on where it ended.
+        for document in store.documents():
+            if document.state == READING:
+                ticket = store.resume(document.path)
+                page = PageRead(ticket.first, "", (Chunk(heading="", kind="text", text="again"),))
+                assert store.add_pages(ticket, [page], done=True)
+        store.close()
+    assert num_lost

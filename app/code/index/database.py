@@ -67,7 +67,7 @@ class IndexDatabase:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._db = open_index(path, _SCHEMA, _VERSION, synchronous="off")
+            self._db = open_index(path, _SCHEMA, _VERSION)
             self._tokenize = self._db.fts5_tokenizer("porter", ["unicode61", "remove_diacritics", "0"])
         except (OSError, apsw.Error) as error:
             raise IndexUnusable(path, str(error)) from error

@@ -12,7 +12,7 @@ def rows(db):
 @pytest.fixture
 def path(tmp_path):
     path = tmp_path / "below" / "index.db"
-    db = open_index(path, SCHEMA, 1, synchronous="normal")
+    db = open_index(path, SCHEMA, 1)
     db.execute("INSERT INTO row VALUES('kept')")
     db.close()
     return path
@@ -20,13 +20,13 @@ def path(tmp_path):
 
 @pytest.mark.parametrize(("version", "kept"), [(1, ["kept"]), (2, [])])
 def test_an_index_of_another_version_is_emptied(path, version, kept):
-    db = open_index(path, SCHEMA, version, synchronous="normal")
+    db = open_index(path, SCHEMA, version)
     assert rows(db) == kept
     db.close()
 
 
 def test_a_damaged_index_is_emptied(path):
     path.write_bytes(b"no database" * 1000)
-    db = open_index(path, SCHEMA, 1, synchronous="off")
+    db = open_index(path, SCHEMA, 1)
     assert rows(db) == []
     db.close()

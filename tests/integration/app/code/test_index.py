@@ -184,6 +184,6 @@ def test_stopping_early_leaves_no_thread_behind(index):
 def test_every_setting_of_the_database_holds(tmp_path):
     from engine.core.index_database import open_index
 
-    db = open_index(tmp_path / "index.db", "", 1, synchronous="off")
-    assert (db.pragma("journal_mode"), db.pragma("foreign_keys"), db.pragma("synchronous")) == ("wal", 1, 0)
+    db = open_index(tmp_path / "index.db", "", 1)
+    assert (db.pragma("journal_mode"), db.pragma("foreign_keys"), db.pragma("synchronous")) == ("wal", 1, 1)
     db.close()
