@@ -173,10 +173,13 @@ def _history(model: str | None, *, as_json: bool) -> None:
 
 def _show(report: "Report", before: "Report | None") -> None:
     from app.cli.console import console, escape, table
+    from app.format import parameters, size
 
     out = console()
-    name = escape(f"{report.model}: {report.description}")
-    out.print(f"{name}, {report.size_bytes / 2**30:.2f} GiB, {report.threads} threads")
+    bits = f", {8 * report.size_bytes / report.n_params:.2f} bits per weight" if report.n_params else ""
+    threads = f"{report.threads} thread{'' if report.threads == 1 else 's'}"
+    shape = f"{parameters(report.n_params)} parameters{bits}"
+    out.print(f"{escape(report.model)}: {shape}, {size(report.size_bytes)}, {threads}")
     if report.stand_in:
         out.print("measured with random weights")
     metered = any(p.tokens_per_joule is not None for p in report.points)

@@ -3,6 +3,7 @@
 import contextlib
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -144,8 +145,10 @@ class CodeSession:
         for refused in proposal.refused:
             what = "not applied by itself" if refused.offer else "refused"
             echo(f"{what}: {shown_text(refused.hunk.path)}: {refused.reason}", err=True)
-        for malformed in proposal.malformed:
-            echo(f"not readable: {shown_text(malformed.path or 'an edit')}: {malformed.reason}", err=True)
+        unreadable = Counter((edit.path or "an edit", edit.reason) for edit in proposal.malformed)
+        for (path, reason), count in unreadable.items():
+            times = f" ({count} times)" if count > 1 else ""
+            echo(f"not readable: {shown_text(path)}: {reason}{times}", err=True)
         for path in proposal.held_back:
             echo(f"{shown_text(path)} stays as it is, because not all of its edits can be applied.", err=True)
 
@@ -179,7 +182,7 @@ class CodeSession:
             echo("There is nothing to apply: no edit of the answer has this number.", err=True)
             return False
         self._project.index.update(paths)
-        echo(f"written: {shown_text(', '.join(paths))}  (/undo takes it back)", err=True)
+        echo(f"written: {shown_text(', '.join(paths))}  (/undo reverts it)", err=True)
         return not (self._proposal.refused or self._proposal.malformed)
 
     def _write(self, proposal: Proposal, chosen: list[int] | None) -> tuple[str, ...]:

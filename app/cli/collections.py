@@ -202,7 +202,7 @@ def remove(name: str, source: Path | None) -> None:
         if source is not None:
             _print_collection(client.change_collection(name, CollectionChange(remove=(str(source.absolute()),))))
         else:
-            echo(f"{client.remove_collection(name).name} is forgotten; its files stay.")
+            echo(f"{client.remove_collection(name).name} was removed; its files stay.")
 
 
 def _agreed(put: "Callable[..., Collection]", *, allows: bool) -> "Collection":

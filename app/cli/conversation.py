@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from app.client import ChatClient
     from engine.api.collections import Citations
 
-HELP = """Type a message. Ctrl-C stops an answer; Ctrl-D, /bye or /quit leave. Alt-Enter begins a line.
+HELP = """Type a message. Ctrl-C stops an answer; Ctrl-D, /bye or /quit leave. Alt-Enter starts a new line.
 Put several lines between \"\"\" and \"\"\"; pasted text stays one message. Tab completes commands and paths.
 /new            start over                   /continue     go on with the last answer
 /file PATH      attach a file or a picture   /system TEXT  set the system prompt (no TEXT: show it)
-/set NAME VALUE set an option ("default" takes it back; /set alone lists them)
+/set NAME VALUE set an option ("default" resets it; /set alone lists them)
 /show           model, options and length    /help         this text
 /save FILE      save the conversation        /load FILE    go on with a saved one"""
 MORE = "/continue continues it; --no-loop-guard turns this check off."

@@ -217,7 +217,7 @@ def remove(version: str) -> None:
         with _refusals(version):
             served = services.remove_program(version)
         more = f" {', '.join(map(shown_text, served))}: Tessera's own engine again." if served else ""
-        echo(f"{version} is forgotten; its file stays.{more}")
+        echo(f"{version} was removed from the list; its file stays.{more}")
         return
     with _refusals(version):
         _store().remove(version)

@@ -105,8 +105,7 @@ def _print(report: "FitReport", placement: "ModelPlacement") -> None:
     out = console()
     need = report.need
     verdict = "fits" if report.fits else "does not fit"
-    guess = f"estimated, often a third off; `tessera bench {report.model}` measures it"
-    basis = {"measured": "measured here", "prior": guess}.get(placement.basis, placement.basis)
+    basis = {"measured": "measured here", "prior": "estimated"}.get(placement.basis, placement.basis)
     speed = f", about {placement.decode_tok_s:.0f} tok/s ({escape(basis)})" if placement.decode_tok_s else ""
     out.print(f"[bold]{escape(report.model)}[/bold] {verdict} on {escape(placement.device_name)}{speed}")
     parallel = placement.settings.n_parallel if placement.settings is not None else 1

@@ -139,7 +139,7 @@ def rename_command(model: str, name: str, as_json: bool) -> None:
 @click.command("alias")
 @click.argument("alias", required=False)
 @click.argument("model", required=False)
-@click.option("--remove", is_flag=True, help="Forget ALIAS.")
+@click.option("--remove", is_flag=True, help="Remove ALIAS.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def alias_command(alias: str | None, model: str | None, remove: bool, as_json: bool) -> None:
     """Let ALIAS (a name, or a pattern such as claude-*) stand for MODEL. Without both: show the aliases.
@@ -221,13 +221,13 @@ def move_folder_command(folder: Path, as_json: bool) -> None:
 @click.argument("model", required=False)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @click.option("--undo", metavar="TICKET", help="Bring a removed model back.")
-@click.option("--trash", "show_trash", is_flag=True, help="Show what can be brought back.")
+@click.option("--trash", "show_trash", is_flag=True, help="Show what can be restored.")
 @click.option("--empty-trash", is_flag=True, help="Delete removed models permanently.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def remove_command(
     model: str | None, yes: bool, undo: str | None, show_trash: bool, empty_trash: bool, as_json: bool
 ) -> None:
-    """Remove MODEL. Linked files are only forgotten; all others can be brought back."""
+    """Remove MODEL. Linked files stay where they are; all others can be restored."""
     from app.cli.job_line import this_computers_server
 
     if undo is None and not show_trash and not empty_trash and model is None:
@@ -258,11 +258,13 @@ def _remove(client: "Client", entry: "Model", *, as_json: bool, ask: bool) -> No
     removed = client.remove(entry.id)
     undo = f"Undo with: tessera models remove --undo {removed.ticket}"
     if comes_along:
-        words = f"{entry.id} is forgotten; its file came with the installation and stays: {entry.path}. {undo}"
+        words = (
+            f"{entry.id} is no longer listed; its file came with the installation and stays: {entry.path}. {undo}"
+        )
     elif keeps_files:
         words = (
-            f"{entry.id} is forgotten. Its {_size(entry.size_bytes)} stay at {entry.path}: to free them, delete "
-            f"that file, or remove it in its application. {undo}"
+            f"{entry.id} is no longer listed. Its {_size(entry.size_bytes)} stay at {entry.path}: to free them, "
+            f"delete that file, or remove it in its application. {undo}"
         )
     else:
         words = (

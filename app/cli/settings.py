@@ -65,6 +65,11 @@ def get_command(name: str) -> None:
 @click.argument("value")
 def set_command(name: str, value: str) -> None:
     """Set NAME to VALUE. A window that is open takes it at its next start."""
+    _store(name, value)
+
+
+def _store(name: str, value: str | None) -> None:
+    """Write a setting; None stands for its default."""
     from app.settings import BY_NAME, SettingsError, load, save, unknown
 
     if name not in BY_NAME:
@@ -73,11 +78,19 @@ def set_command(name: str, value: str) -> None:
     if name in now.fixed:
         raise click.UsageError(f"{name} is set by the environment variable {BY_NAME[name].environment}.")
     try:
-        save(now.changed(name, value), names={name})
+        save(now.changed(name, BY_NAME[name].default if value is None else value), names={name})
     except SettingsError as error:
         if error.where:  # the file itself is invalid
             raise click.UsageError(str(error)) from error
         raise click.BadParameter(error.reason, param_hint=name) from error
+
+
+@command.command("reset")
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+def reset_command(names: tuple[str, ...]) -> None:
+    """Set each NAME to its default."""
+    for name in names:
+        _store(name, None)
 
 
 @command.command("path")

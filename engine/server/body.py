@@ -221,24 +221,32 @@ async def parse_or(request: Request, model: type[M]) -> M:
 
 
 _SHOWN: Final = 60
+# Fields of which one message names the problem. A client with more wrong fields sees the rest at its next try.
+_MAX_FIELDS: Final = 3
 
 
 def fault(error: ValidationError) -> InputFault:
-    """The first problem of a validation error, with its field."""
-    first = _closest(error.errors(include_url=False))
-    if first["type"] == "json_invalid":
-        return InputFault(f"The body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}.")
-    param = _path(first["loc"])
-    given: Any = first.get("input")
+    """The problems of a validation error, one for each of the first fields; `param` is the first field."""
+    problems = error.errors(include_url=False)
+    if problems[0]["type"] == "json_invalid":
+        return InputFault(f"The body is not valid JSON: {problems[0]['msg'].removeprefix('Invalid JSON: ')}.")
+    fields: dict[Any, list[Any]] = {}
+    for problem in problems:
+        fields.setdefault(problem["loc"][:1], []).append(problem)
+    shown = [_closest(field) for field in list(fields.values())[:_MAX_FIELDS]]
+    return InputFault(" ".join(map(_problem_text, shown)), _path(shown[0]["loc"]) or None)
+
+
+def _problem_text(problem: Any) -> str:
+    given: Any = problem.get("input")
     given = given[:_SHOWN] if isinstance(given, str) else given
     shown = "" if isinstance(given, dict | list) else f" (got {given!r:.{_SHOWN}})"
-    return InputFault(f"{param or 'body'}: {first['msg']}{shown}.", param or None)
+    return f"{_path(problem['loc']) or 'body'}: {problem['msg']}{shown}."
 
 
-def _closest(problems: list[Any]) -> Any:
-    """The first problem; for a union field, the problem of the type that was sent."""
-    first = problems[0]
-    field = [p for p in problems if p["loc"][:1] == first["loc"][:1]]
+def _closest(field: list[Any]) -> Any:
+    """The first problem of a field; for a union field, the problem of the type that was sent."""
+    first = field[0]
     sent = type(first.get("input")).__name__
 
     def is_of_that_kind(problem: Any) -> bool:

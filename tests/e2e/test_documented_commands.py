@@ -66,6 +66,7 @@ RUN = {
     "tessera cache limit 1024": "1024 MiB",
     "tessera settings list": "models.context",
     "tessera settings set models.context 16384": "",
+    "tessera settings reset models.context": "",
     "tessera settings path": "settings.toml",
     "tessera models move-folder new-place": "new-place now",
 }

@@ -107,7 +107,7 @@ def test_import_and_link(tessera, home, tmp_path):
     assert json.loads(tessera("import", tmp_path / "elsewhere/mine.gguf", "--json"))["model"] == "mine-2"
     assert "mine-2 is shown as My model" in tessera("rename", "mine-2", "My model")
     assert json.loads(tessera("rename", "mine-2", "", "--json")) == {"model": "mine-2", "name": "mine"}
-    assert "forgotten" in tessera("remove", "mine", "--yes")
+    assert "no longer listed" in tessera("remove", "mine", "--yes")
     assert (tmp_path / "elsewhere/mine.gguf").exists()
 
 

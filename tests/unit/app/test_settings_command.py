@@ -129,3 +129,19 @@ def test_help_and_doctor_work_with_an_error_in_the_settings(tmp_path, monkeypatc
         assert result.exit_code != 2, result.output
     monkeypatch.setattr("sys.argv", ["tessera", "models", "list"])
     assert CliRunner().invoke(cli, ["models", "list"]).exit_code == 2
+
+
+def test_reset_returns_to_the_defaults_also_from_a_value_that_is_invalid(run, tmp_path):
+    file = tmp_path / "config" / "settings.toml"
+    run("set", "window.theme", "dark")
+    run("set", "chat.max_tokens", "5")
+    file.write_text(file.read_text() + "# mine\n[models]\ncontext = 16384\n")
+    assert run("reset", "window.theme", "chat.max_tokens").exit_code == 0
+    assert run("get", "window.theme").output.strip() == "system"
+    assert "max_tokens" not in file.read_text()
+    assert run("get", "models.context").output.strip() == "16384"
+    assert "# mine" in file.read_text()
+    unknown = run("reset", "models.contxt")
+    assert unknown.exit_code == 2
+    assert "models.context" in unknown.output
+    assert run("reset").exit_code == 2

@@ -73,3 +73,19 @@ def test_a_router_tells_errors_in_its_shape_wherever_its_routes_lie():
 def test_where_no_route_lies_the_path_decides(path, shape):
     assert shape_of_path(path) is shape
     assert refusal_body({"path": path}, 404, "not_found", "no") == shape.refusal(404, "not_found", "no")
+
+
+def test_one_message_names_the_problem_of_each_wrong_field():
+    from pydantic import ValidationError
+
+    from engine.server.body import fault
+    from engine.server.openai.schemas import ChatRequest
+
+    with pytest.raises(ValidationError) as refused:
+        ChatRequest.model_validate(
+            {"model": "m", "messages": [{"role": "user", "content": "x"}], "temperature": 9, "max_tokens": -3}
+        )
+    found = fault(refused.value)
+    assert found.param in {"temperature", "max_tokens"}
+    assert "temperature: Input should be less than or equal to 5 (got 9)." in str(found)
+    assert "max_tokens: Input should be greater than or equal to -1 (got -3)." in str(found)
