@@ -16,8 +16,18 @@ from quantize.files.measurement_cache import bounded
 from quantize.files.measurement_folder import file_sha256, hash_is_cached, model_sha256
 from quantize.files.output_file import Output
 from quantize.files.provenance import provenance_bytes, report_path
-from quantize.job.effort import Spent, effort_of, job_shape, spend, types_to_measure
-from quantize.job.forecast import JobShape, forecast, learn_rates, learned_rates, seconds_by_phase
+from quantize.job.forecast import (
+    JobShape,
+    Spent,
+    effort_of,
+    forecast,
+    job_shape,
+    learn_rates,
+    learned_rates,
+    seconds_by_phase,
+    spend,
+    types_to_measure,
+)
 from quantize.job.gate import GateReport, Mix, cautions
 from quantize.job.gate_run import (
     NOT_THE_SOURCE,
@@ -44,22 +54,20 @@ from quantize.job.question import exact_types_of, has_choice, measured_cache, pl
 from quantize.job.report import provenance_of, write_report
 from quantize.job.request import QuantizeReport, QuantizeRequest, Shipped
 from quantize.job.round_plan import round_plan, types_to_round
-from quantize.job.smoothed import (
+from quantize.job.source import (
     CachedMeasurement,
+    Identity,
     QuantSource,
     cached_measurement,
-    is_whole,
-    remember,
-    smoothed,
-    smooths,
-)
-from quantize.job.source import (
-    Identity,
     check_precision,
     check_unchanged,
     file_type,
     header_bytes,
+    is_whole,
     mostly,
+    remember,
+    smoothed,
+    smooths,
     watched,
     whole_spec,
 )

@@ -8,7 +8,7 @@ import msgspec
 
 from quantize.files.measurement_folder import file_sha256
 from quantize.ggml_types import NEARLY_EXACT
-from quantize.job.effort import effort_of
+from quantize.job.forecast import effort_of
 from quantize.job.gate import GateCheck, GateReport, GateTask, Mix, compared
 from quantize.job.request import QuantizeRequest, Shipped
 from quantize.job.source import file_type

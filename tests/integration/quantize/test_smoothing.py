@@ -17,7 +17,7 @@ from quantize.ggml_types import GgmlType
 from quantize.job.execute import quantize
 from quantize.job.plan_file import read_plan
 from quantize.job.request import QuantizeRequest
-from quantize.job.smoothed import QuantSource
+from quantize.job.source import QuantSource
 from quantize.job.write_model import WriteRequest
 from quantize.measure.run import measure_inputs
 from quantize.measure.smoothing import Smoothed, SmoothRequest

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
-from quantize.job import effort
+from quantize.job import forecast
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE = ROOT / "assets/models/spark-f16.gguf"
@@ -26,5 +26,5 @@ def never():
 @contextmanager
 def measured_types(*names: str) -> Iterator[None]:
     """Restrict jobs to these types for tests that do not depend on their number: types take most of the time."""
-    with mock.patch.object(effort, "MEASURED", tuple(t for t in effort.MEASURED if t.name in names)):
+    with mock.patch.object(forecast, "MEASURED", tuple(t for t in forecast.MEASURED if t.name in names)):
         yield

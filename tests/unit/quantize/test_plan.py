@@ -19,7 +19,7 @@ from quantize.errors import BudgetTooSmall, InvalidOption
 from quantize.files.gguf_file import read_gguf
 from quantize.files.gguf_write import padded
 from quantize.ggml_types import BLOCK_SIZES, USUAL, GgmlType, bits_per_weight
-from quantize.job.effort import types_to_measure
+from quantize.job.forecast import types_to_measure
 from quantize.job.report import exact_counts
 from quantize.job.request import QuantizeRequest
 from quantize.plan.plan import PlanInput, best_stock, make_plan, stock_plans

@@ -9,15 +9,18 @@ import pytest
 from quantize.files.gguf_file import read_gguf
 from quantize.files.provenance import Provenance, blank, read_provenance, report_path
 from quantize.job import forecast as forecasting
-from quantize.job.effort import EFFORTS, Spent, effort_of, spend
 from quantize.job.forecast import (
+    EFFORTS,
     JobShape,
+    Spent,
     _threads,
+    effort_of,
     forecast,
     learn_rates,
     learned_rates,
     seconds_by_phase,
     slower_than_table,
+    spend,
 )
 from quantize.job.report import summary, write_report
 from quantize.job.request import QuantizeReport

@@ -3,7 +3,7 @@
 import pytest
 
 from quantize.files.measurement_folder import model_sha256
-from quantize.job.smoothed import cached_measurement, remember
+from quantize.job.source import cached_measurement, remember
 from quantize.measurements import LossMeasurements, Measured, MeasureRequest
 
 
