@@ -19,6 +19,8 @@ _STEP = re.compile(r"^\s*\[(\d+)/(\d+)\]")
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # Tessera's own CPU kernels for prompts, which are built together with llama.cpp.
 TILES = os.path.join(_ROOT, "engine", "kernels")
+# Changes of Vulkan's shaders, without which some glslc compiles wrong constants.
+SHADERS = os.path.join(_ROOT, "installers", "bootstrap", "shaders.cmake")
 
 
 def cache_folder() -> str:
@@ -92,15 +94,17 @@ def cmake_arguments() -> list[str]:
 
 
 def included_files() -> str:
-    """CMake options, quoted for CMAKE_ARGS, that include Tessera's CMake files: build rules and CPU kernels.
+    """CMake options, quoted for CMAKE_ARGS, that include Tessera's CMake files: build rules, CPU kernels, shaders.
 
     They are not part of the wheel cache key, because they contain this source tree's path. The key contains the
     content of the sources instead.
     """
-    files = {"llama.cpp": "llama.cmake"}
+    files = {"llama.cpp_INCLUDE": os.path.join(TILES, "llama.cmake")}
     if sys.platform == "linux":
-        files["ggml"] = "plugin.cmake"
-    options = [f"-DCMAKE_PROJECT_{project}_INCLUDE={os.path.join(TILES, name)}" for project, name in files.items()]
+        files["ggml_INCLUDE"] = os.path.join(TILES, "plugin.cmake")
+    if vulkan_ready():
+        files["INCLUDE"] = SHADERS
+    options = [f"-DCMAKE_PROJECT_{variable}={path}" for variable, path in files.items()]
     return " ".join(shlex.quote(option.replace(os.sep, "/")) for option in options)
 
 
@@ -122,6 +126,9 @@ def _key(lock: str) -> str:
     with open(lock, "rb") as file:
         parts = (file.read().decode(), sys.platform, platform.machine(), _cpu_features(), *cmake_arguments())
     parts += (tiles_sources(),)
+    if vulkan_ready():
+        with open(SHADERS, encoding="utf-8") as included:
+            parts += (included.read(),)
     parts += tuple(filter(None, (users_arguments(), os.environ.get("CFLAGS"), os.environ.get("CXXFLAGS"))))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
 

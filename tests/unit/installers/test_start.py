@@ -167,6 +167,28 @@ def test_elsewhere_our_kernels_are_left_out(monkeypatch):
     assert "ggml_INCLUDE" not in kernels.included_files()
 
 
+@pytest.mark.process
+def test_a_vulkan_build_compiles_shaders_without_integer_constants(monkeypatch, tmp_path):
+    """With them, glslc filled tri_f16 and diag_f16 with infinity (installers/packs/toolchain.py)."""
+    lock = str(ROOT / "installers" / "lock" / "llama.txt")
+    monkeypatch.setattr(kernels, "vulkan_ready", lambda: False)
+    without = kernels._key(lock), kernels.included_files()
+    monkeypatch.setattr(kernels, "vulkan_ready", lambda: True)
+    monkeypatch.setattr(kernels, "cmake_arguments", list)
+    found = kernels._key(lock), kernels.included_files()
+    assert found[0] != without[0]
+    [option] = set(shlex.split(found[1])) - set(shlex.split(without[1]))
+    shaders = tmp_path / "src" / "ggml-vulkan" / "vulkan-shaders"
+    shaders.mkdir(parents=True)
+    text = '#define A[B] \\\n  "x;y"\nval = {}({});\nlayout(binding = 0) f(0);\n'
+    for name in ("D_TYPE", "float16_t"):
+        (shaders / f"{name}.comp").write_text(text.format(name, "0"))
+    (tmp_path / "CMakeLists.txt").write_text('cmake_minimum_required(VERSION 3.19)\nproject("ggml" NONE)\n')
+    subprocess.run(["cmake", "-S", tmp_path, "-B", tmp_path / "build", option], check=True, capture_output=True)
+    for name in ("D_TYPE", "float16_t"):
+        assert (shaders / f"{name}.comp").read_text() == text.format(name, "0.0")
+
+
 def test_tools_that_were_installed_later_are_noticed_and_removed_ones_are_not(start, monkeypatch, tmp_path):
     monkeypatch.setattr(start, "MARKER", str(tmp_path / "marker"))
     (tmp_path / "marker").write_text(f"server {start.fingerprint('server')}\n")
