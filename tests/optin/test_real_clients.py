@@ -66,10 +66,10 @@ def long_server(tmp_path):
     server.stop()
 
 
-def launch(name, server, project, tmp_path, program, *arguments, model="spark"):
+def launch(name, server, project, tmp_path, program, *arguments, model="spark", context=65536):
     """Start the client as `tessera launch` would, in a home of its own."""
     integration = INTEGRATIONS[name]
-    endpoint = Endpoint(url=server.url, model=model, context=65536)
+    endpoint = Endpoint(url=server.url, model=model, context=context)
     folder = tmp_path / "launch"
     start = integration.launch(endpoint, folder)
     for file, text in start.files.items():
@@ -125,11 +125,16 @@ def npm_program(clients, package, program):
     return found
 
 
-def test_aider_changes_two_files(clients, server, project, tmp_path):
+def aider_program(clients):
     program = clients / "aider" / "bin" / "aider"
     if not program.exists():
         subprocess.run([sys.executable, "-m", "venv", str(clients / "aider")], check=True)
         subprocess.run([str(program.parent / "pip"), "install", "-q", "aider-chat"], check=True, timeout=800)
+    return program
+
+
+def test_aider_changes_two_files(clients, server, project, tmp_path):
+    program = aider_program(clients)
     answer = "".join(
         f"{path}\n```python\n<<<<<<< SEARCH\n{old}\n=======\n{new}\n>>>>>>> REPLACE\n```\n\n"
         for path, old, new in (("one.py", "ONE = 1", "ONE = 10"), ("two.py", "TWO = 2", "TWO = 20"))
@@ -217,30 +222,88 @@ def test_pi_changes_two_files(clients, server, project, tmp_path):
     assert "ONE = 1" in server.prompts()[1]
 
 
-READS = {"claude": ("Read", "file_path"), "opencode": ("read", "filePath")}
-EDITS = {
-    "claude": ("Edit", "file_path", "old_string", "new_string"),
-    "opencode": ("edit", "filePath", "oldString", "newString"),
-}
+TASK = "Multiply the number by ten."
+TEN_TIMES = "The number is ten times as large."
+
+
+def answers_of_claude(files):
+    edit = {"file_path": files[-1], "old_string": "ONE = 1", "new_string": "ONE = 10"}
+    return [*(tool_calls(("Read", {"file_path": file})) for file in files), tool_calls(("Edit", edit)), TEN_TIMES]
+
+
+def answers_of_opencode(files):
+    edit = {"filePath": files[-1], "oldString": "ONE = 1", "newString": "ONE = 10"}
+    return [*(tool_calls(("read", {"filePath": file})) for file in files), tool_calls(("edit", edit)), TEN_TIMES]
+
+
+def answers_of_codex(files):
+    change = f"sed -i 's/ONE = 1/ONE = 10/' {files[-1]}"
+    commands = (*(f"cat {file}" for file in files), change)
+    return [*(tool_calls(("exec_command", {"cmd": command})) for command in commands), TEN_TIMES]
+
+
+def answers_of_aider(files):
+    def block(old, new):
+        return f"one.py\n```python\n<<<<<<< SEARCH\n{old}\n=======\n{new}\n>>>>>>> REPLACE\n```\n\n{TEN_TIMES}"
+
+    return [block("ONE = 2", "ONE = 20"), block("ONE = 1", "ONE = 10")]  # it reports that the first does not match
+
+
+def answers_of_cline(files):
+    edit = {"path": files[-1], "old_text": "ONE = 1", "new_text": "ONE = 10"}
+    reads = (tool_calls(("read_files", {"files": [{"path": file}]})) for file in files)
+    return [*reads, tool_calls(("editor", edit)), TEN_TIMES]
+
+
+def answers_of_pi(files):
+    edit = {"path": files[-1], "edits": [{"oldText": "ONE = 1", "newText": "ONE = 10"}]}
+    return [*(tool_calls(("read", {"path": file})) for file in files), tool_calls(("edit", edit)), TEN_TIMES]
+
+
+# Package, answers, arguments.
 LONG = {
-    "claude": ("@anthropic-ai/claude-code", ["--print", "--permission-mode", "acceptEdits"]),
-    "opencode": ("opencode-ai", ["run", "--title", "t"]),
-}
+    "claude": (
+        "@anthropic-ai/claude-code",
+        answers_of_claude,
+        ["--print", "--permission-mode", "acceptEdits", TASK],
+    ),
+    "opencode": ("opencode-ai", answers_of_opencode, ["run", "--title", "t", TASK]),
+    "codex": (
+        "@openai/codex",
+        answers_of_codex,
+        ["exec", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", TASK],
+    ),
+    "aider": (
+        "",
+        answers_of_aider,
+        [
+            "--edit-format", "diff", "--yes-always", "--no-auto-commits", "--no-check-update", "--no-analytics",
+            "--no-show-release-notes", "--map-tokens", "0", "--message", TASK, "long0.py", "long1.py", "one.py",
+        ],
+    ),
+    "cline": ("cline", answers_of_cline, [TASK]),
+    "pi": ("@earendil-works/pi-coding-agent", answers_of_pi, ["--no-session", "-p", TASK]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LONG)
 def test_a_task_of_over_40000_tokens_goes_through_the_real_cache(clients, long_server, project, tmp_path, name):
     """Default settings: the context grows while the client works, and each turn computes only what is new."""
-    package, arguments = LONG[name]
-    program = npm_program(clients, package, name)
-    (project / "long.py").write_text("".join(f"N{i} = {i}  # number {i}\n" for i in range(900)))
-    files = [str(project / file) for file in ("long.py", "one.py")]
-    (read, read_path), (edit, edit_path, old, new) = READS[name], EDITS[name]
-    long_server.say(tool_calls(*((read, {read_path: file}) for file in files)))
-    long_server.say(tool_calls((edit, {edit_path: files[1], old: "ONE = 1", new: "ONE = 10"})))
-    long_server.say("The number is ten times as large.")
-    task = "Multiply the number by ten."
-    done = launch(name, long_server, project, tmp_path, program, *arguments, task, model="long")
+    package, answers, arguments = LONG[name]
+    program = npm_program(clients, package, name) if package else aider_program(clients)
+    for part in range(2):
+        lines = (f"N{i} = {i}  # number {i} of part {part}\n" for i in range(700))
+        (project / f"long{part}.py").write_text("".join(lines))
+    for answer in answers([str(project / file) for file in ("long0.py", "long1.py", "one.py")]):
+        long_server.say(answer)
+    if name == "cline":
+        environment = local_home(tmp_path, CLINE_TELEMETRY_DISABLED="1")
+        first = cline_arguments(tmp_path, "openai-compatible", f"{long_server.url}/v1", "long")
+        done = run(program, first, arguments, project, environment)
+    else:
+        # Codex compacts near the end of its context, and here its own instructions have four times their tokens.
+        context = 1 << 17 if name == "codex" else 1 << 16
+        done = launch(name, long_server, project, tmp_path, program, *arguments, model="long", context=context)
     assert (project / "one.py").read_text() == "ONE = 10\n", done.stdout + done.stderr
     assert "ten times" in done.stdout
     counted = httpx2.get(f"{long_server.url}/metrics", headers={"authorization": f"Bearer {TOKEN}"}).text
@@ -249,8 +312,9 @@ def test_a_task_of_over_40000_tokens_goes_through_the_real_cache(clients, long_s
         for kind in ("prompt", "cached")
     )
     print(f"{name}: {prompts:.0f} tokens of prompts, {cached:.0f} from the cache")
-    assert prompts > 3 * 40_000
-    assert cached > prompts / 3  # each turn computes only what is new
+    assert prompts - cached > 40_000
+    # Each turn computes only what is new. Aider puts the files behind the conversation, so they are computed again.
+    assert cached > (5_000 if name == "aider" else prompts / 3)
 
 
 def test_hermes_works_only_with_the_context_that_launch_loads(clients, tmp_path, project):
@@ -309,17 +373,23 @@ def test_continue_changes_two_files(clients, server, project, tmp_path):
     assert "ONE = 1" in server.prompts()[1]
 
 
+def cline_arguments(tmp_path, provider, url, model):
+    """Write its settings, and return the arguments that choose them."""
+    chosen = {"provider": provider, "apiKey": "unused", "model": model, "baseUrl": url}
+    about = {"settings": chosen, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
+    settings = {"version": 1, "lastUsedProvider": provider, "modes": {}, "providers": {provider: about}}
+    data = tmp_path / "cline"
+    write_private(data / "settings" / "providers.json", json.dumps(settings))
+    return ["--json", "-P", provider, "-m", model, "--thinking", "low", "--data-dir", str(data)]
+
+
 @pytest.mark.parametrize("provider", ["openai-compatible", "ollama"])
 def test_cline_changes_two_files(clients, server, project, tmp_path, provider):
     """Its program for the terminal, which shares the core of its extension; both of its ways to a local server."""
     program = npm_program(clients, "cline", "cline")
     environment = local_home(tmp_path, CLINE_TELEMETRY_DISABLED="1")
     url = server.url if provider == "ollama" else f"{server.url}/v1"
-    chosen = {"provider": provider, "apiKey": "unused", "model": "spark", "baseUrl": url}
-    about = {"settings": chosen, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
-    settings = {"version": 1, "lastUsedProvider": provider, "modes": {}, "providers": {provider: about}}
-    data = tmp_path / "cline"
-    write_private(data / "settings" / "providers.json", json.dumps(settings))
+    first = cline_arguments(tmp_path, provider, url, "spark")
     one, two = str(project / "one.py"), str(project / "two.py")
     server.say(tool_calls(("read_files", {"files": [{"path": one}, {"path": two}]})))
     server.say(
@@ -329,8 +399,7 @@ def test_cline_changes_two_files(clients, server, project, tmp_path, provider):
         )
     )
     server.say("Both numbers are ten times as large.")
-    arguments = ["--json", "-P", provider, "-m", "spark", "--thinking", "low", "--data-dir", str(data)]
-    done = run(program, arguments, ["Multiply the numbers by ten."], project, environment)
+    done = run(program, first, ["Multiply the numbers by ten."], project, environment)
     assert (project / "one.py").read_text() == "ONE = 10\n", done.stdout + done.stderr
     assert (project / "two.py").read_text() == "TWO = 20\n"
     assert "ten times" in done.stdout
