@@ -106,15 +106,17 @@ def main() -> None:
     grown = agent(given.model, given.start, given.end, beside=True, exact=not given.ordinary)
     answers = grown.pop("answers")
     print(json.dumps({"grown": grown}), flush=True)
+    at = {"model": given.model.stem, "sizes": " ".join(map(str, grown["sizes"])), "tokens": grown["tokens"]}
+    at["answers"] = "greedy" if given.ordinary else "deterministic"
+    paused = sum(int(moved.split("ms=")[1]) for moved in grown["moved"])
+    record("growing_agent", "pauses to grow, together", paused, "ms", **at, note=given.note)
+    record("growing_agent", "p99 gap of another stream", grown["gap_p99_ms"], "ms", **at, note=given.note)
+    record("growing_agent", "tokens computed", grown["computed"], "tokens", **at, context="grows")
     whole = agent(given.model, given.end, given.end, beside=False, exact=not given.ordinary)
     same = answers == whole.pop("answers")
     print(json.dumps({"whole": whole, "same answers": same}), flush=True)
-    at = {"model": given.model.stem, "sizes": " ".join(map(str, grown["sizes"])), "tokens": grown["tokens"]}
-    at["answers"] = "greedy" if given.ordinary else "deterministic"
     record("growing_agent", "answers equal to those of a large context", int(same), "1 = all", **at)
-    record("growing_agent", "tokens computed", grown["computed"], "tokens", **at, context="grows")
     record("growing_agent", "tokens computed", whole["computed"], "tokens", **at, context="large from the start")
-    record("growing_agent", "p99 gap of another stream", grown["gap_p99_ms"], "ms", **at, note=given.note)
 
 
 if __name__ == "__main__":
