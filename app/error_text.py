@@ -6,6 +6,7 @@ from typing import Any, Final
 from app.client import ApiError, ServerUnreachable
 from app.format import size
 from devices.errors import Cancelled, EnvironmentFault, InputFault, TesseraError
+from engine.core.errors import PartMissing, exhausted
 from engine.library.errors import HashMismatch, NotEnoughDisk
 from quantize import errors as quantizer
 
@@ -69,7 +70,7 @@ def exit_code(error: BaseException) -> int | None:
     """Exit code for the family of a known error; None for a bug."""
     if isinstance(error, ApiError):
         return EXIT_INPUT if error.status in _CLIENT_ERRORS else EXIT_ENVIRONMENT
-    if _missing_part(error) is not None:
+    if isinstance(exhausted(error), PartMissing):
         return EXIT_ENVIRONMENT
     for cls in type(error).__mro__:
         if cls in _CODES:
@@ -77,29 +78,9 @@ def exit_code(error: BaseException) -> int | None:
     return None
 
 
-# Part of the program (an extra in pyproject.toml): the modules that only it needs.
-PARTS: Final = {
-    "code": ("mcp", "tree_sitter"),
-    "documents": ("lxml", "markdown_it", "openpyxl", "pathspec", "pypdfium2", "docx", "watchfiles"),
-    "onnx": ("onnx", "onnxruntime", "onnxruntime_genai"),
-    "quantize": ("gguf", "tokenizers"),
-    "remote": ("asyncssh", "cryptography", "keyring", "packaging", "segno"),
-    "window": ("PySide6", "pyqtgraph", "ziamath", "pygments"),
-}
-
-
-def _missing_part(error: BaseException) -> str | None:
-    """The part of the program whose packages are not installed here, if that is the error."""
-    top = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    return next((part for part, modules in PARTS.items() if top in modules), None)
-
-
 def describe(error: BaseException) -> str:
     """Describe the error in one paragraph."""
-    if part := _missing_part(error):
-        return (
-            f"this needs the part {part!r} of Tessera, which is not installed here. Install it with: "
-            f"pip install 'tessera[{part}]' (python3 start.py installs all parts)"
-        )
+    if isinstance(missing := exhausted(error), PartMissing):
+        return str(missing)
     words = _WORDS.get(type(error))
     return words(error) if words else str(error) or type(error).__name__

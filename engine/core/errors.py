@@ -10,6 +10,7 @@ from engine.message_catalog.reasons import Reason, because
 from quantize import errors as quantizer
 
 __all__ = [
+    "PARTS",
     "BadModelFile",
     "BatterySpent",
     "Cancelled",
@@ -24,6 +25,7 @@ __all__ = [
     "NoLoadSurvived",
     "NotEnoughMemory",
     "OutOfResources",
+    "PartMissing",
     "RunnerDied",
     "SelfCheckFailed",
     "StaysHere",
@@ -238,8 +240,31 @@ class OutOfResources(EnvironmentFault):
         self.what = what
 
 
-def exhausted(error: BaseException) -> OutOfResources | None:
-    """Return OutOfResources if `error` or one of its causes means that a resource ran out, else None."""
+# Part of the program (an extra in pyproject.toml): the modules that only it needs.
+PARTS: Final = {
+    "code": ("mcp", "tree_sitter"),
+    "documents": ("lxml", "markdown_it", "openpyxl", "pathspec", "pypdfium2", "docx", "watchfiles"),
+    "hub": ("huggingface_hub",),
+    "onnx": ("onnx", "onnxruntime", "onnxruntime_genai"),
+    "quantize": ("gguf", "tokenizers"),
+    "remote": ("asyncssh", "cryptography", "keyring", "packaging", "segno"),
+    "terminal": ("prompt_toolkit", "rich", "tomlkit"),
+    "window": ("PySide6", "pyqtgraph", "ziamath", "pygments"),
+}
+
+
+class PartMissing(EnvironmentFault):
+    """A part of the program is not installed here; `what` names it."""
+
+    code = "part_missing"
+
+    def __init__(self, part: str) -> None:
+        super().__init__(because("part_missing", part=part))
+        self.what = f"part {part!r}"
+
+
+def exhausted(error: BaseException) -> OutOfResources | PartMissing | None:
+    """Return the fault if `error` or one of its causes means that a resource or a part is missing, else None."""
     seen: BaseException | None = error
     while seen is not None:
         lack = _lacking(seen)
@@ -249,8 +274,11 @@ def exhausted(error: BaseException) -> OutOfResources | None:
     return None
 
 
-def _lacking(error: BaseException) -> OutOfResources | None:
+def _lacking(error: BaseException) -> OutOfResources | PartMissing | None:
     kind = type(error)
+    if isinstance(error, ModuleNotFoundError):
+        top = (error.name or "").partition(".")[0]
+        return next((PartMissing(part) for part, modules in PARTS.items() if top in modules), None)
     if isinstance(error, MemoryError):
         return OutOfResources("memory")
     if isinstance(error, OSError) and error.errno in _EXHAUSTED and not isinstance(error, ConnectionError):

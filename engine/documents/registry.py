@@ -594,4 +594,4 @@ def _complain(what: str, error: Exception) -> None:
     if lack is None:
         log.error(what, exc_info=error)
     else:
-        log.warning("%s, the system has no more %s: %s", what, lack.what, error)
+        log.warning("%s, missing: %s: %s", what, lack.what, error)

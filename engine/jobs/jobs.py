@@ -473,7 +473,7 @@ def _unforeseen(job_id: str, error: Exception) -> Fault:
     """The fault of a job that ended with an unexpected error: lack of system resources, or a bug."""
     lack = exhausted(error)
     if lack is not None:
-        _log.warning("job failed id=%s, the system has no more %s: %s", job_id, lack.what, error)
+        _log.warning("job failed id=%s, missing: %s: %s", job_id, lack.what, error)
         return Fault(code=lack.code, message=str(lack), facts=msgspec.to_builtins(lack.facts()))
     _log.error("job crashed id=%s", job_id, exc_info=error)
     return Fault(code="bug", message=type(error).__name__, blame="program")

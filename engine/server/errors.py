@@ -44,6 +44,7 @@ STATUS: dict[type[Exception], tuple[int, str, bool]] = {
     errors.NoLoadSurvived: (422, "invalid_request_error", False),
     errors.RunnerDied: (503, "server_error", True),
     errors.EnvironmentFault: (503, "server_error", True),
+    errors.PartMissing: (503, "server_error", False),
     errors.Cancelled: (499, "invalid_request_error", False),
     RequestFailed: (500, "server_error", False),
     TesseraError: (500, "server_error", False),

@@ -175,7 +175,7 @@ class ErrorMiddleware:
             if fault is None:
                 log.exception("unexpected error")
             else:
-                log.warning("request refused, the system has no more %s: %s", fault.what, error)
+                log.warning("request refused, missing: %s: %s", fault.what, error)
             await _send_error(scope, fault or error, send)
 
 

@@ -122,7 +122,7 @@ class EventStream(Response):
         except Exception as error:
             lack = exhausted(error)
             if lack is not None:
-                log.warning("stream failed, the system has no more %s: %s", lack.what, error)
+                log.warning("stream failed, missing: %s: %s", lack.what, error)
             elif not isinstance(error, TesseraError):
                 log.exception("stream failed")
             await self._fail(lack or error, send)

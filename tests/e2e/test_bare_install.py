@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from app.error_text import PARTS
+from engine.core.errors import PARTS
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +60,7 @@ def bare(tmp_path_factory):
 
 
 def test_a_bare_server_needs_few_packages():
-    assert len(PROJECT["dependencies"]) <= 20
+    assert len(PROJECT["dependencies"]) <= 16
 
 
 def test_a_server_starts_and_answers_without_any_extra(bare):
@@ -72,7 +72,13 @@ def test_a_server_starts_and_answers_without_any_extra(bare):
 
 @pytest.mark.parametrize(
     ("command", "part"),
-    [(("quantize", "spark", "--bpw", "4.5", "--plan-only"), "quantize"), (("window",), "window")],
+    [
+        (("quantize", "spark", "--bpw", "4.5", "--plan-only"), "quantize"),
+        (("window",), "window"),
+        (("models", "list"), "terminal"),
+        (("settings", "set", "window.theme", "dark"), "terminal"),
+        (("models", "search", "qwen3"), "hub"),
+    ],
 )
 def test_a_command_of_another_part_names_it(bare, command, part):
     done = bare("-m", "app", *command)

@@ -41,6 +41,24 @@ except RuntimeError as error:
 """
 
 
+def test_a_request_that_needs_a_part_which_is_not_installed_names_it(caplog):
+    async def app(scope, receive, send):
+        raise ModuleNotFoundError("No module named 'huggingface_hub.utils'", name="huggingface_hub.utils")
+
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(ErrorMiddleware(app)({"type": "http", "path": "/tessera/v1/hub/search"}, None, send))
+    error = json.loads(sent[1]["body"])["error"]
+    assert (sent[0]["status"], error["code"]) == (503, "part_missing")
+    assert "pip install 'tessera[hub]'" in error["message"]
+    assert (b"x-should-retry", b"false") in sent[0]["headers"]
+    assert "Traceback" not in caplog.text
+    assert exhausted(ModuleNotFoundError("No module named 'app.nothing'", name="app.nothing")) is None, "a bug"
+
+
 @pytest.mark.parametrize(("error", "what"), CAUSES)
 def test_a_request_is_refused_with_503_and_one_line(error, what, caplog):
     async def app(scope, receive, send):
