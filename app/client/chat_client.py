@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from app.client.chat_routes import ChatRoutes
+from app.client.chat_stream import ChatRoutes
 from app.client.errors import ApiError, ServerReplaced, ServerUnreachable, UnexpectedAnswer
 from app.client.transport import Body
 from devices.msgspec_lock import learned

@@ -8,9 +8,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from app.answer_facts import NO_FACTS, AnswerFacts, ToolCall
-from app.client.transport import Stream
+from app.client.transport import Stream, Transport
 from app.generation_phase import WAITING, GenerationPhase, phase_of
-from engine.api.chat import ChatChunk, ToolCallDelta
+from engine.api.chat import ChatChunk, ModelList, ModelRow, TokenCount, ToolCallDelta
 
 
 @dataclass(frozen=True)
@@ -120,3 +120,23 @@ def answers(chunks: Iterable[ChatChunk]) -> Iterator[ChatDelta]:
             known = replace(known, finish_reason="", runaway=None)
     if known.finish_reason or known.runaway is not None:  # the server sent no usage
         yield ChatDelta(facts=known)
+
+
+class ChatRoutes(Transport):
+    """Models, responses and token counts over any connection to a server."""
+
+    def chat_models(self) -> tuple[ModelRow, ...]:
+        """Models that the server can load."""
+        return self.get("/v1/models", ModelList).data
+
+    def answer(self, body: Mapping[str, Any]) -> AnswerStream:
+        """Stream the response to a request built by `chat_body`. Closing it stops generation."""
+        return AnswerStream(self.stream("/v1/chat/completions", ChatChunk, body))
+
+    def chat(self, model: str, messages: list[dict[str, Any]], **options: Any) -> AnswerStream:
+        """Stream a response to a conversation."""
+        return self.answer(chat_body(model, messages, options))
+
+    def count_tokens(self, model: str, text: str) -> int:
+        """Token count of a text for a local model. Raises: ApiError, also for a model of another server."""
+        return self.post("/tokenize", TokenCount, {"model": model, "content": text, "priority": "side"}).count

@@ -9,7 +9,7 @@ from types import NoneType
 from typing import Any
 
 from app.client.chat_client import ChatClient
-from app.client.chat_routes import ChatRoutes
+from app.client.chat_stream import ChatRoutes
 from app.client.discovery import chosen_server, server_here
 from app.client.transport import OURS, Stream, Transport, path_part
 from engine.api.collections import (
