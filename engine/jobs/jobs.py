@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, overload
+from typing import Any, Final, Literal, NamedTuple, TypeVar, overload
 
 import msgspec
 
@@ -22,7 +22,7 @@ from engine.core.errors import Cancelled, InputFault, exhausted, fact_of
 from engine.core.json_store import JsonStore
 from engine.jobs.job_types import Fault, Job, JobKind, JobState, Progress
 from engine.message_catalog import sentence
-from engine.message_catalog.reasons import Reason
+from engine.message_catalog.reasons import Reason, because
 
 
 class Subscription:
@@ -85,6 +85,8 @@ class Subscription:
 __all__ = ["Fault", "Job", "JobContext", "JobKind", "JobRegistry", "JobState", "Paused", "Progress"]
 
 _log = logging.getLogger(__name__)
+# Jobs that have not ended; each has a thread.
+MAX_JOBS: Final = 200
 _KEPT = 200
 _SPEED_WINDOW_S = 5.0
 _STALLED_S = 5.0
@@ -261,9 +263,11 @@ class JobRegistry:
         self._kinds[kind] = _Kind(work, read, _Slots(parallel))
 
     def start(self, kind: JobKind, title: str, params: msgspec.Struct | dict[str, Any]) -> Job:
-        """Start a job. Raises: InputFault: the kind is not registered."""
+        """Start a job. Raises: InputFault: the kind is not registered, or too many jobs have not ended."""
         if kind not in self._kinds:
             raise InputFault(f"this server does no jobs of kind {kind.value}", "kind")
+        if sum(not job.ended for job in self.jobs()) >= MAX_JOBS:
+            raise InputFault(because("too_many_jobs", most=MAX_JOBS), "kind")
         now = time.time()
         job = Job(
             id=f"{kind.value}-{uuid.uuid4().hex[:10]}",
@@ -449,6 +453,8 @@ class JobRegistry:
         ended = [j for j in self.jobs() if j.ended]
         for job in ended[_KEPT:]:
             del self._jobs[job.id]
+            self._threads.pop(job.id, None)
+            self._controls.pop(job.id, None)
             self._touched.add(job.id)
         try:
             self._kept.change(self._merged)

@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 from pathlib import Path
+from typing import Final
 
 from devices.atomic_file import unfinished
 from devices.errors import TesseraError
@@ -20,6 +21,8 @@ from engine.message_catalog.reasons import because
 from quantize.files.safetensors_file import refuse_pickle
 
 _CHUNK_BYTES = 4 * 1024 * 1024
+# Folders that are scanned in place.
+MAX_FOLDERS: Final = 1000
 RESERVE_BYTES = 256 * 1024 * 1024
 _COMPANIONS = (".json", ".jinja", ".model", ".txt", "_data", ".data")
 # sentence-transformers stores the pooling configuration of an embedding model one folder deeper.
@@ -123,6 +126,8 @@ def link(catalogue: Catalogue, where: str) -> tuple[Changes, ModelEntry | None]:
         return Changes(), catalogue.add(path)
     if not path.is_dir():
         raise InputFault(because("nothing_at_path", path=str(path), apps=tuple(other_apps.APPS)), "path")
+    if str(path) not in (folders := catalogue.store.folders()) and len(folders) >= MAX_FOLDERS:
+        raise InputFault(because("too_many_folders", most=MAX_FOLDERS), "path")
     own = next((f.app for f in other_apps.present() if f.path.resolve() == path.resolve()), None)
     catalogue.store.watch(str(path), own)
     return catalogue.refresh(), None

@@ -22,6 +22,8 @@ ERRORS: Final = {
     "sampling_out_of_bounds": "{name} must be a number from {low:g} to {high:g}, not {value}.",
     "alias_length": "An alias and its model need 1 to {longest} characters.",
     "too_many_aliases": "There are already {most} aliases.",
+    "too_many_folders": "There are already {most} linked folders.",
+    "too_many_jobs": "{most} jobs have not ended; wait for one or cancel one first.",
     "draft_is_itself": "a model cannot draft for itself",
     "draft_tokenizer": "its tokenizer is {draft}, this model's {model}",
     "draft_vocabulary": "its vocabulary has {draft} tokens, this model's {model}",

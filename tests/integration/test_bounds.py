@@ -7,14 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from app.db.memories import MemoryRefused, add_memory, remove_memory
+from app.db.store import open_store
 from app.imports.read import read_chats
 from app.imports.types import ImportFailed
+from app.tools.mcp_config import BadMcpConfig, read_mcp_config
 from engine.core.errors import InputFault
 from engine.core.keys import KeyStore
 from engine.core.ownership import request_owner
 from engine.core.paths import Paths
 from engine.documents import collection_config
 from engine.documents.collection_config import Definitions
+from engine.jobs.jobs import JobKind, JobRegistry, Paused
+from engine.library.catalogue import Catalogue
+from engine.library.importing import link
 from engine.placement.model_settings import ModelSettingsStore
 from engine.remotes.registry import RemoteRegistry
 from engine.remotes.types import Remote
@@ -78,6 +84,36 @@ def remotes(folder):
     return make, made.remove
 
 
+def facts(folder):
+    store = open_store(folder / "chats.db").connection
+
+    def make(n):
+        return add_memory(store, f"fact {n}").id
+
+    return make, lambda n: remove_memory(store, n)
+
+
+def jobs(folder):
+    registry = JobRegistry(folder / "jobs.json")
+
+    def pause(params, control):
+        control.check()
+        raise Paused
+
+    registry.register(JobKind.VERIFY, pause)
+
+    def make(n):
+        made = registry.start(JobKind.VERIFY, str(n), {}).id
+        registry.wait(made)
+        return made
+
+    def remove(name):
+        registry.cancel(name)
+        registry.wait(name)
+
+    return make, remove
+
+
 # Row of the table: where its limit stands, and the functions that make and delete one by number and name.
 REFUSED = {
     "uploaded file": ("engine.server.openai.files.MAX_FILES", files),
@@ -88,6 +124,8 @@ REFUSED = {
     "alias": ("engine.placement.model_settings.MAX_ALIASES", aliases),
     "upstream": ("engine.upstreams.registry.MOST", upstreams),
     "remote computer": ("engine.remotes.registry.MOST", remotes),
+    "remembered fact": ("app.db.memories.MAX_MEMORIES", facts),
+    "job that has not ended": ("engine.jobs.jobs.MAX_JOBS", jobs),
 }
 OF_A_KEY = {
     "uploaded file": ("engine.server.openai.files.MAX_FILES_OF_A_KEY", files),
@@ -100,6 +138,8 @@ ELSEWHERE = {
     "background response",
     "resumable stream",
     "values of an imported chat export",
+    "bytes of tool server settings",
+    "linked folder",
 }
 
 
@@ -114,11 +154,11 @@ def test_more_is_refused_and_room_comes_back(tmp_path, monkeypatch, kind):
     make, remove = kind_of(tmp_path)
     made = [make(n) for n in range(SMALL)]
     for _ in range(3):
-        with pytest.raises(InputFault):
+        with pytest.raises((InputFault, MemoryRefused)):
             make(SMALL)
     remove(made[2])
     make(SMALL)
-    with pytest.raises(InputFault):
+    with pytest.raises((InputFault, MemoryRefused)):
         make(SMALL + 1)
 
 
@@ -203,6 +243,27 @@ def test_an_export_with_more_values_is_refused(tmp_path, monkeypatch):
     path.write_text("[1, 2, 3, 4, 5, 6, 7]")
     with pytest.raises(ImportFailed, match="5 values"):
         read_chats(path)
+
+
+def test_more_linked_folders_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.library.importing.MAX_FOLDERS", SMALL)
+    catalogue = Catalogue(Paths(*[tmp_path / "home"] * 5))
+    for number in range(SMALL + 1):
+        (tmp_path / str(number)).mkdir()
+    for number in range(SMALL):
+        link(catalogue, str(tmp_path / str(number)))
+    with pytest.raises(InputFault, match="5 linked folders"):
+        link(catalogue, str(tmp_path / str(SMALL)))
+    link(catalogue, str(tmp_path / "0"))  # it is there already
+    catalogue.close()
+
+
+def test_larger_settings_of_tool_servers_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("app.tools.mcp_config.MAX_CONFIG_BYTES", SMALL)
+    path = tmp_path / "mcp.json"
+    path.write_text('{"mcpServers": {}}')
+    with pytest.raises(BadMcpConfig):
+        read_mcp_config(path)
 
 
 def test_the_table_has_exactly_these_rows():
