@@ -25,6 +25,7 @@ from engine.message_catalog.reasons import because
 
 _log = logging.getLogger(__name__)
 _JOURNAL = ".moving.jsonl"
+_MAX_JOURNAL_BYTES = 64 << 20
 _SAME_TIME_NS = 2_000_000_000  # the resolution of FAT
 _WAIT_S = 0.5
 # Jobs that write into the models folder.
@@ -156,7 +157,7 @@ def _mirror(source: Path, target: Path, control: JobContext) -> int:
         inside = target / path.relative_to(source)
         if not _is_twin(path, inside):
             _append(target, inside, source)
-            _copy(path, inside, source, control, done, total)
+            _copy(path, inside, source, target, control, done, total)
             changed += 1
         done += sizes[path]
         control.report("copying", done, total)
@@ -167,7 +168,9 @@ def _mirror(source: Path, target: Path, control: JobContext) -> int:
     return changed
 
 
-def _copy(path: Path, inside: Path, source: Path, control: JobContext, done: int, total: int) -> None:
+def _copy(path: Path, inside: Path, source: Path, target: Path, control: JobContext, done: int, total: int) -> None:
+    if not _is_inside(target, inside):
+        raise CannotWrite(str(inside), "a link in this folder leads out of it")
     inside.parent.mkdir(parents=True, exist_ok=True)
     unfinished = _unfinished(inside)
     unfinished.unlink(missing_ok=True)
@@ -292,8 +295,12 @@ def _append(target: Path, inside: Path | None, source: Path) -> None:
 
 
 def _lines(target: Path) -> list[str]:
+    journal = target / _JOURNAL
     try:
-        lines = (target / _JOURNAL).read_bytes().splitlines()
+        # A link would be written through, and no journal is that long.
+        if journal.is_symlink() or not journal.is_file() or journal.stat().st_size > _MAX_JOURNAL_BYTES:
+            return []
+        lines = journal.read_bytes().splitlines()
     except OSError:
         return []
     found = []
@@ -308,4 +315,10 @@ def _journal_source(target: Path) -> str:
 
 
 def _journal(target: Path) -> set[str]:
-    return set(_lines(target)[1:])
+    """Names of the files that were copied. The folder may come from a stranger: only files inside it count."""
+    return {name for name in _lines(target)[1:] if _is_inside(target, target / name)}
+
+
+def _is_inside(folder: Path, path: Path) -> bool:
+    """Whether a file lies in the folder, also when links of its folders are followed."""
+    return ".." not in path.parts and path.parent.resolve().is_relative_to(folder.resolve())

@@ -11,7 +11,7 @@ from engine.core.errors import Cancelled, InputFault, fact_of
 from engine.jobs.jobs import JobContext, Paused
 from engine.library import models_folder
 from engine.library.catalogue import Catalogue
-from engine.library.errors import NotEnoughDisk
+from engine.library.errors import CannotWrite, NotEnoughDisk
 from engine.library.models_folder import MoveTask, Switch, check, move
 from engine.library.trash import Trash
 
@@ -273,3 +273,36 @@ def test_a_move_that_another_change_overtook_stops(library, tmp_path):
         move(library, task, JobContext(), settings.switch)
     assert fact_of(refusal.value).kind == "folder_changed"
     assert Path(settings.kept[-1] if settings.kept else "/").exists()
+
+
+@pytest.mark.parametrize("name", ["../victim", "{parent}/victim", "out/victim"])
+def test_a_strangers_journal_deletes_and_writes_nothing_elsewhere(library, paths, name):
+    source, target, parent = paths.models, paths.models.parent / "stick", paths.models.parent
+    (parent / "victim").write_text("mine")
+    (parent / "outside").mkdir()
+    (parent / "outside" / "victim").write_text("mine")
+    target.mkdir()
+    (target / "out").symlink_to(parent / "outside")
+    (target / "org").symlink_to(parent / "outside")  # where one of the models would go
+    lines = [str(source), name.format(parent=parent)]
+    (target / ".moving.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
+    task = check(paths, target, Settings().kept.append)
+    with pytest.raises(CannotWrite, match="leads out"):
+        move(library, task, JobContext(), Settings().switch)
+    cancelled = JobContext()
+    cancelled.ask("cancelled")
+    with pytest.raises(Cancelled):
+        move(library, task, cancelled, Settings().switch)
+    assert (parent / "victim").read_text() == (parent / "outside" / "victim").read_text() == "mine"
+    assert sorted(p.name for p in (parent / "outside").iterdir()) == ["victim"]
+
+
+def test_a_journal_that_is_a_link_is_not_written_through(library, paths):
+    target, victim = paths.models.parent / "stick", paths.models.parent / "victim"
+    target.mkdir()
+    victim.write_bytes(msgspec.json.encode(str(paths.models)) + b"\n")
+    (target / ".moving.jsonl").symlink_to(victim)
+    before = victim.read_bytes()
+    with pytest.raises(InputFault):
+        check(paths, target, Settings().kept.append)
+    assert victim.read_bytes() == before
