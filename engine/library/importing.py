@@ -126,7 +126,7 @@ def link(catalogue: Catalogue, where: str) -> tuple[Changes, ModelEntry | None]:
         return Changes(), catalogue.add(path)
     if not path.is_dir():
         raise InputFault(because("nothing_at_path", path=str(path), apps=tuple(other_apps.APPS)), "path")
-    if str(path) not in (folders := catalogue.store.folders()) and len(folders) >= MAX_FOLDERS:
+    if str(path) not in (watched := catalogue.store.folders()) and len(watched) >= MAX_FOLDERS:
         raise InputFault(because("too_many_folders", most=MAX_FOLDERS), "path")
     own = next((f.app for f in other_apps.present() if f.path.resolve() == path.resolve()), None)
     catalogue.store.watch(str(path), own)
