@@ -52,7 +52,7 @@ _KINDS: Final = {
 _HEADERS: Final = {"User-Agent": "Tessera", "Accept-Encoding": "identity", "Accept-Language": "*"}
 _TRANSLATED: Final = ipaddress.IPv6Network("64:ff9b::/96")  # IPv4 behind NAT64, RFC 6052
 # Not public although Python 3.11 to 3.13 call some of them so: protocol assignments (with a cloud's metadata),
-# Azure's host of each machine, documentation, and segment routing. Source: IANA's registries, Azure's documentation.
+# Azure's host of each machine, documentation, segment routing. Source: IANA's registries, Azure's documentation.
 _NOT_PUBLIC: Final = tuple(
     map(ipaddress.ip_network, ("192.0.0.0/24", "168.63.129.16/32", "3fff::/20", "5f00::/16"))
 )

@@ -109,7 +109,8 @@ def test_a_redirect_into_the_local_network_is_not_followed(site, port):
     [
         "http://127.0.0.1/", "http://localhost:8080/", "http://127.1/", "http://2130706433/", "http://0.0.0.0/",
         "http://0x7f000001/", "http://[::1]/", "http://[::ffff:127.0.0.1]/", "http://10.1.2.3/", "http://192.168.0.1/",
-        "http://169.254.169.254/latest/meta-data", "http://100.64.0.1/", "http://[fe80::1]/", "http://[fd00::1]/",
+        "http://169.254.169.254/latest/meta-data", "http://192.0.0.192/", "http://168.63.129.16/", "http://[3fff::1]/",
+        "http://100.64.0.1/", "http://[fe80::1]/", "http://[fd00::1]/",
         "http://[64:ff9b::7f00:1]/", "http://[2002:7f00:1::]/", "http://224.0.0.1/", "https://user:pw@127.0.0.1/",
         "http://[fec0::1]/", "http://[64:ff9b:1::a00:1]/", "http://[::7f00:1]/",
     ],
