@@ -24,6 +24,7 @@ CHILDREN: Final = frozenset(
         "engine.documents.reader_child",
         "engine.runner.llama.memory_probe",
         "engine.runner.llama.operations_child",
+        "engine.runner.llama.recompute_child",
         "engine.runner.llama.reference_child",
         "engine.runner.llama.rpc_worker",
         "engine.runner.llama.version_check",

@@ -1,6 +1,5 @@
 """Table of all settings with their types; used by settings page, file, environment and terminal."""
 
-import math
 import os
 import re
 import tomllib
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from app.setting import Setting, SettingsError, Value
 from engine.core.defaults import DEFAULT_HOST, DEFAULT_PORT
 from engine.core.paths import user_paths
 from quantize.kv_cache_types import CACHE_TYPES
@@ -18,92 +18,8 @@ from quantize.kv_cache_types import CACHE_TYPES
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
-Value = bool | int | float | str
-_TRUE = frozenset({"1", "true", "yes", "on"})
-_FALSE = frozenset({"0", "false", "no", "off"})
-
-
-class SettingsError(Exception):
-    """An invalid setting: `name` is the setting, `reason` the problem, `where` the file and line."""
-
-    def __init__(self, name: str, reason: str, where: str = "") -> None:
-        super().__init__(": ".join(part for part in (where, name, reason) if part))
-        self.name = name
-        self.reason = reason
-        self.where = where
-
-
 # Variables that this process set itself; they do not count as set by the user's environment.
 _EXPORTED: Final[dict[str, str]] = {}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One setting. `minimum` and `maximum` limit numbers, `choices` text; a `folder` is an absolute path.
-
-    The engine reads an `exported` setting from its environment variable.
-    """
-
-    name: str
-    default: Value
-    title: str
-    description: str
-    group: str
-    choices: tuple[str, ...] = ()
-    minimum: float | None = None
-    maximum: float | None = None
-    restart: bool = False
-    folder: bool = False
-    exported: bool = False
-
-    @property
-    def kind(self) -> type[bool] | type[int] | type[float] | type[str]:
-        """Python type of the value."""
-        return type(self.default)
-
-    @property
-    def environment(self) -> str:
-        """Name of the environment variable that overrides the file."""
-        return "TESSERA_" + self.name.replace(".", "_").upper()
-
-    def parse(self, value: object) -> Value:
-        """Validate a value from a file, a page or a command line; converts text.
-
-        Raises: SettingsError: wrong type, out of range, or not one of the choices.
-        """
-        converted = self._convert(value)
-        if self.choices and converted not in self.choices:
-            raise SettingsError(self.name, f"must be one of {', '.join(self.choices)}, not {value!r}")
-        if self.folder and converted and not Path(str(converted)).expanduser().is_absolute():
-            raise SettingsError(self.name, f"must be a whole path such as /data/models, not {value!r}")
-        if isinstance(converted, int | float) and not isinstance(converted, bool):
-            if not math.isfinite(converted):
-                raise SettingsError(self.name, "must be a finite number")
-            if self.minimum is not None and converted < self.minimum:
-                raise SettingsError(self.name, f"must be at least {self.minimum:g}, not {converted:g}")
-            if self.maximum is not None and converted > self.maximum:
-                raise SettingsError(self.name, f"must be at most {self.maximum:g}, not {converted:g}")
-        return converted
-
-    def _convert(self, value: object) -> Value:
-        kind = self.kind
-        if kind is bool:
-            if isinstance(value, bool):
-                return value
-            word = value.strip().lower() if isinstance(value, str) else None
-            if word in _TRUE or word in _FALSE:
-                return word in _TRUE
-            raise SettingsError(self.name, f"must be true or false, not {value!r}")
-        if kind is str:
-            if isinstance(value, str):
-                return value
-            raise SettingsError(self.name, f"must be text, not {value!r}")
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise SettingsError(self.name, f"must be a number, not {value!r}")
-        try:
-            return kind(value)
-        except (ValueError, OverflowError):
-            raise SettingsError(self.name, f"must be a number, not {value!r}") from None
 
 
 SETTINGS: tuple[Setting, ...] = (
@@ -294,6 +210,14 @@ SETTINGS: tuple[Setting, ...] = (
         "Models",
         minimum=0,
         maximum=1000,
+        restart=True,
+    ),
+    Setting(
+        "models.compare_answers",
+        True,
+        "Compare answers with the processor",
+        "While nothing runs, for at most 0.5 % of the computing time. A wrong device is no longer used.",
+        "Models",
         restart=True,
     ),
     Setting(

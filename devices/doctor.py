@@ -49,7 +49,8 @@ def _faults(machine: Machine, listed: set[str]) -> list[Finding]:
         some = ", with some models or settings" if of_loads else ""
         source = f" Source: {rule.sources[0]}" if rule.sources else ""
         detail = f"{rule.effect.capitalize()} with {backend}{some}. Tessera {done}.{source}"
-        severity: Severity = "advice" if of_loads or not then.avoid else "warning"
+        was_here = rule.id.startswith(fault_rules.FOUND)
+        severity: Severity = "advice" if (of_loads and not was_here) or not then.avoid else "warning"
         fix = then.advice or then.engine or "nothing: Tessera works round it"
         found.setdefault(rule.id, Finding(f"known_{rule.id}", severity, rule.title, detail, fix, device.id))
     return list(found.values())

@@ -7,7 +7,7 @@ condition, except those that the rule assumes.
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date
 from importlib import metadata
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
-from devices.atomic_file import write_atomically
+from devices.atomic_file import locked, write_atomically
 from devices.environment import user_folder
 from devices.errors import FaultRulesRefused
 from devices.msgspec_lock import learned
@@ -25,7 +25,9 @@ FORMAT: Final = 1
 SHIPPED: Final = Path(__file__).resolve().parents[1] / "assets" / "fault_rules.json"
 UPDATE: Final = "fault_rules.json"
 LOCAL: Final = "found_here.json"
+FOUND: Final = "here-"  # how the names of those rules begin
 MAX_BYTES: Final = 4 << 20
+MAX_FOUND: Final = 100
 SHORTEST_COMMIT: Final = 7  # git's own shortest form
 # Variables that a rule may set: switches of ggml's backends, never paths or libraries.
 _VARIABLE: Final = re.compile(r"(GGML_(VK|CUDA|HIP|SYCL|OPENCL|METAL)|HIP_LAUNCH|LLAMA_ATTN)_[A-Z0-9_]{1,48}\Z")
@@ -424,9 +426,14 @@ class CurrentRules:
         self._seen: object = None
         self._rules: Rules | None = None
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the user's own files."""
+        return self._own or folder()
+
     def now(self) -> Rules:
         """The rules."""
-        own = self._own or folder()
+        own = self.folder
         seen = tuple(_changed(own / name) for name in (UPDATE, LOCAL))
         rules = self._rules
         if rules is None or seen != self._seen:
@@ -449,6 +456,34 @@ def parse_rules(data: bytes) -> tuple[Rule, ...]:
     for rule in found:
         _check(rule)
     return found
+
+
+def found_here(own: Path | None = None) -> tuple[Rule, ...]:
+    """The rules of faults that were found on this computer; empty if their file cannot be read."""
+    try:
+        return parse_rules(_read((own or folder()) / LOCAL))
+    except (OSError, FaultRulesRefused):
+        return ()
+
+
+def add_found(rule: Rule, own: Path | None = None) -> None:
+    """Store the rule of a fault that was found here. Of many, the newest stay. Raises: OSError."""
+    _change_found(own, lambda rules: (*(other for other in rules if other.id != rule.id), rule)[-MAX_FOUND:])
+
+
+def forget_found(rule_id: str, own: Path | None = None) -> bool:
+    """Delete the rule of a fault that was found here; False if there is none of that name. Raises: OSError."""
+    known = any(rule.id == rule_id for rule in found_here(own))
+    if known:
+        _change_found(own, lambda rules: tuple(rule for rule in rules if rule.id != rule_id))
+    return known
+
+
+def _change_found(own: Path | None, change: Callable[[tuple[Rule, ...]], tuple[Rule, ...]]) -> None:
+    path = (own or folder()) / LOCAL
+    with locked(path):
+        rules = [as_json(rule) for rule in change(found_here(path.parent))]
+        write_atomically(path, msgspec.json.encode(rules))
 
 
 def _decoded(data: bytes, kind: type[Decoded]) -> Decoded:

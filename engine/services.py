@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from engine.placement.measurements import Report
     from engine.placement.model_settings import ModelSettingsStore
     from engine.placement.placer import Placer
+    from engine.placement.types import WrongAnswers
     from quantize.job.request import QuantizeReport
 
 __all__ = [
@@ -402,6 +403,18 @@ class EngineFacade:
         """What the checks of this computer's devices found wrong: device and settings, reason, operations, when."""
         names = ("what", "reason", "operations", "checked_at")
         return [{name: getattr(one, name) for name in names} for one in self.placer.resources.checks.wrong()]
+
+    def wrong_answers(self) -> "tuple[WrongAnswers, ...]":
+        """What comparisons of answers with the processor found wrong on this computer; no texts."""
+        from engine.placement.quarantine import canary_account
+
+        return canary_account(self.paths.state).get().found
+
+    def forget_fault(self, rule: str) -> bool:
+        """Use again what a comparison of answers took out of use; False: no such rule. Raises: OSError."""
+        from engine.placement.quarantine import forget
+
+        return forget(self.placer.resources, rule)
 
     def engine_fault(self, version: str) -> str:
         """Why a version of llama-cpp-python must not be installed here, with the way round; empty if it may be."""

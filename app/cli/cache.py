@@ -25,7 +25,8 @@ def command(ctx: click.Context, as_json: bool) -> None:
 def limit_command(mib: int | None) -> None:
     """Limit the prompt cache on disk to MIB mebibytes (0 turns it off); without MIB, show the limit."""
     from app.cli.settings_defaults import checked_settings
-    from app.settings import SettingsError, save
+    from app.setting import SettingsError
+    from app.settings import save
 
     now = checked_settings()
     if mib is None:

@@ -111,14 +111,18 @@ def install_version(version: str, models: tuple[str, ...], *, use_now: bool, for
 @click.option(
     "--update", type=click.Path(path_type=Path), help="Use the rules in this file, which has a signature."
 )
+@click.option("--forget", metavar="RULE", help="Delete the rule of a fault that was found on this computer.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
-def fault_rules(*, all_rules: bool, update: Path | None, as_json: bool) -> None:
+def fault_rules(*, all_rules: bool, update: Path | None, forget: str | None, as_json: bool) -> None:
     """List known faults of engines, chips and drivers, those of this computer's GPUs first.
 
     Tessera avoids what they name, or uses other settings; the card of a model and `tessera doctor` say so. What the
-    check of a device found wrong on this computer follows; --json has its numbers for a report. --update
-    takes newer rules from a file: its minisign signature (FILE.minisig) must match a key in kernels.keys.
+    check of a device or a comparison of answers found wrong on this computer follows; --json has its numbers for a
+    report, but no texts. --forget uses it again. --update takes newer rules from a file: its minisign signature
+    (FILE.minisig) must match a key in kernels.keys.
     """
+    import msgspec
+
     from devices import fault_rules as rules_file
 
     if update is not None:
@@ -126,11 +130,23 @@ def fault_rules(*, all_rules: bool, update: Path | None, as_json: bool) -> None:
         echo(f"{len(found.rules)} rules of {found.issued} are used from the next load of a model on.")
         return
     services = _services()
+    if forget is not None:
+        if not services.forget_fault(forget):
+            raise click.ClickException(f"No rule {shown_text(forget)} was found on this computer.")
+        echo(f"{forget} was deleted. It is used again from the next load of a model on.")
+        return
     (rules, here), own = services.fault_rules(), services.found_faults()
+    answers = services.wrong_answers()
     shown = [rule for rule in rules.rules if all_rules or rule.id in here]
     if as_json:
         rows = [{**rules_file.as_json(rule), "here": here.get(rule.id)} for rule in shown]
-        click.echo(json.dumps({"issued": str(rules.issued), "rules": rows, "found_here": own}, indent=2))
+        report = {
+            "issued": str(rules.issued),
+            "rules": rows,
+            "found_here": own,
+        }
+        report["wrong_answers"] = [msgspec.to_builtins(one) for one in answers]
+        click.echo(json.dumps(report, indent=2))
         return
     for rule in sorted(shown, key=lambda each: each.id not in here):
         where = f"here: {shown_text(here[rule.id])}" if rule.id in here else "not here"
@@ -141,6 +157,10 @@ def fault_rules(*, all_rules: bool, update: Path | None, as_json: bool) -> None:
         echo(f"  {', '.join(map(shown_text, rule.sources))}")
     for fault in own:
         echo(f"Found by the check of this computer: {shown_text(fault['what'])}: {shown_text(fault['reason'])}")
+    for wrong in answers:
+        echo(
+            f"Found in answers of {shown_text(wrong.model)}: {shown_text(wrong.reason)} ({shown_text(wrong.rule)})"
+        )
     if not shown:
         echo(f"None of the {len(rules.rules)} known faults concerns a GPU of this computer. --all lists them.")
 

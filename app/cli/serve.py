@@ -117,6 +117,7 @@ def command(
     """Serve until interrupted."""
     import logging
 
+    from app.cli.settings_defaults import checked_settings
     from app.evals.gate_tasks import NAMED_TASKS
     from app.settings import keep_models_folder
     from engine.placement.types import PlacementLimits
@@ -148,6 +149,7 @@ def command(
             max_models=max_models,
             lora=tuple(_adapter(given) for given in lora),
             draft=draft,
+            canary=checked_settings().flag("models.compare_answers"),
             tls_cert=tls_cert,
             tls_key=tls_key,
             private=parent is not None,

@@ -9,7 +9,7 @@ import click
 from app.cli.echo import echo
 
 if TYPE_CHECKING:
-    from app.settings import Setting
+    from app.setting import Setting
 
 
 @click.group("settings")
@@ -70,7 +70,8 @@ def set_command(name: str, value: str) -> None:
 
 def _store(name: str, value: str | None) -> None:
     """Write a setting; None stands for its default."""
-    from app.settings import BY_NAME, SettingsError, load, save, unknown
+    from app.setting import SettingsError
+    from app.settings import BY_NAME, load, save, unknown
 
     if name not in BY_NAME:
         raise click.BadParameter(f"{name}: {unknown(name)}", param_hint="NAME")

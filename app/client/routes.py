@@ -44,6 +44,7 @@ from engine.api.library import (
     Trash,
 )
 from engine.api.machine import (
+    CanaryState,
     LedgerState,
     LiveDevices,
     Machine,
@@ -446,6 +447,10 @@ class Routes(ChatRoutes, JobRoutes):
     def make_key(self, request: KeyRequest) -> NewKey:
         """Create an API key; the response is the only time that it is shown."""
         return self.post(f"{OURS}/keys", NewKey, request)
+
+    def canary(self) -> CanaryState:
+        """Results of answers that were compared with the processor's, and what was wrong."""
+        return self.get(f"{OURS}/canary", CanaryState)
 
     def power(self) -> PowerState:
         """Power limits and current power."""

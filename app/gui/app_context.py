@@ -16,6 +16,7 @@ from app.gui.background import Background
 from app.gui.reasons import error_message
 from app.gui.theme import Theme
 from app.gui.widgets.basics import Banner
+from app.setting import SettingsError, Value
 from engine.api.chat import REMOTE, ModelRow
 from engine.api.hub import Proposal, Starters
 from engine.api.models import EffectiveValue
@@ -38,7 +39,7 @@ class LiveSettings(QObject):
         self._unsaved: set[str] = set()
         self.now = table.load(path)
 
-    def set(self, name: str, value: table.Value) -> None:
+    def set(self, name: str, value: Value) -> None:
         """Change one setting. Raises SettingsError."""
         self.now = self.now.changed(name, value)
         self._unsaved.add(name)
@@ -49,7 +50,7 @@ class LiveSettings(QObject):
         """Save changes that no worker has saved yet."""
         try:
             self._save()
-        except (OSError, table.SettingsError) as error:
+        except (OSError, SettingsError) as error:
             log.warning("the settings could not be saved: %s", error)
 
     def _save(self) -> None:

@@ -24,7 +24,8 @@ from app.gui.shortcuts import SHORTCUTS, shown_keys, words_of
 from app.gui.widgets.basics import Banner, Page, button, card, label, row, rule, search_field, set_kind, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import ComboBox, entries_of
-from app.settings import BY_NAME, SETTINGS, Setting, SettingsError, Value, settings_file
+from app.setting import Setting, SettingsError, Value
+from app.settings import BY_NAME, SETTINGS, settings_file
 from engine.core.paths import user_paths
 from engine.core.version import __version__
 from quantize.kv_cache_types import CACHE_TYPES

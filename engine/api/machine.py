@@ -26,13 +26,14 @@ from devices.types import (
 from engine.api.models import Applies
 from engine.core.types import DeviceCheck
 from engine.message_catalog.reasons import Reason
-from engine.placement.types import MemoryEstimate, OptionKind, Streaming, Value
+from engine.placement.types import CanaryCounts, MemoryEstimate, OptionKind, Streaming, Value, WrongAnswers
 from engine.runner.protocol import LoadSettings
 
 __all__ = [
     "Alternative",
     "Audit",
     "BackendReport",
+    "CanaryState",
     "ComparedDevice",
     "CoreCounts",
     "Device",
@@ -61,6 +62,7 @@ __all__ = [
     "State",
     "Streaming",
     "SystemMemory",
+    "WrongAnswers",
 ]
 
 
@@ -243,6 +245,16 @@ class PowerLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     mode: Mode | None = None
     cap_w: Annotated[float, Meta(ge=1, le=10_000)] | None = None
     battery_percent: Annotated[float, Meta(gt=0, le=100)] | None = None
+
+
+class CanaryState(CanaryCounts, frozen=True, kw_only=True):
+    """GET /tessera/v1/canary: how many rows of answers were compared with the processor, and what was wrong.
+
+    `waiting` answers are recorded and not compared yet.
+    """
+
+    enabled: bool = True
+    waiting: int = 0
 
 
 class PowerState(msgspec.Struct, frozen=True, kw_only=True):

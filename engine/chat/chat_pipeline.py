@@ -345,10 +345,13 @@ def _forwarded(query: ChatQuery, flavour: str) -> PreparedChat:
 
 
 def end_notes(done: Done) -> tuple[str, ...]:
-    """Notes on the format from the end of a generation."""
+    """Notes from the end of a generation: on the model, and on the format."""
     if done.unfinished is None:
-        return ()
-    return (f"the output format could not be enforced to the end, so the answer stops early: {done.unfinished}",)
+        return done.notes
+    return (
+        *done.notes,
+        f"the output format could not be enforced to the end, so the answer stops early: {done.unfinished}",
+    )
 
 
 def is_begun(messages: Sequence[Message]) -> bool:

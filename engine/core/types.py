@@ -242,7 +242,8 @@ class Runaway(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """The end of a request. `stop` is the stop string that ended it, `runaway` the loop guard's finding, if any.
 
-    `unfinished` says why its constraint could not be completed; the response then ends with `length`.
+    `unfinished` says why its constraint could not be completed; the response then ends with `length`. `notes` are
+    what its reader must know about the model.
     """
 
     finish_reason: FinishReason
@@ -251,6 +252,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     stop: str | None = None
     runaway: Runaway | None = None
     unfinished: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 Event = Started | PromptProgress | Delta | Done

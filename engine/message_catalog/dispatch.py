@@ -212,6 +212,9 @@ _FALLBACKS: Final = {
     "without_flash_attention": "run on {devices} without flash attention",
     "on_processor": "run on the processor",
     "wrong_operations": "{operations} on {devices} is wrong with this driver: {change}",
+    "canary_differs": "results of {devices} up to {tokens} tokens into a text differ from the processor's by {nats:.2g} nats",
+    "canary_differs_own": "results of Tessera's kernels up to {tokens} tokens into a text differ from llama.cpp's by {nats:.2g} nats",
+    "canary_note": "Earlier answers of this model may be wrong: {why}. `tessera engine faults` says what is no longer used. Ask again what matters.",
     "wrong_results": "wrong results with {what}: {change}",
     "wrong_results_of": "wrong results with {what} ({operations} is wrong with this driver): {change}",
 }

@@ -65,6 +65,10 @@ class DeviceChecks:
         found = [verdict for verdict in self._store.get().values() if verdict.wrong]
         return sorted(found, key=lambda verdict: -verdict.checked_at)
 
+    def forget_wrong(self) -> None:
+        """Delete what was found wrong, so that the next load compares again. Raises: OSError."""
+        self._store.change(lambda old: {key: one for key, one in old.items() if not one.wrong})
+
     def to_compare(self, settings: LoadSettings, shape: ModelShape, machine: Machine) -> LoadSettings:
         """The settings, with a CPU reference if the device must be compared. Computes a missing reference."""
         key = check_key(settings, shape, machine)

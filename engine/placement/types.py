@@ -306,3 +306,47 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
 
     settings: LoadSettings
     change: Reason
+
+
+class WrongAnswers(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers of a model that were wrong: rows of one of them differed from the processor's results.
+
+    Answers between `since` and `found_at` (seconds since the epoch) were computed with the same settings. `rule`
+    names the rule by which these are not used any more. `tokens` is the length of the text, `batch_rows` and
+    `sequences` the shape of the batch of each row. Distances are KL divergences in nats: the mean, the largest,
+    the mean from a second computation with other kernels, and that of both computations from each other.
+    """
+
+    model: str
+    since: float
+    found_at: float
+    reason: str
+    rule: str = ""
+    devices: tuple[str, ...] = ()
+    n_ubatch: int = 0
+    n_parallel: int = 0
+    cache_types: tuple[str, str] = ("f16", "f16")
+    flash_attn: str = "auto"
+    tokens: int = 0
+    rows: int = 0
+    batch_rows: tuple[int, ...] = ()
+    sequences: tuple[int, ...] = ()
+    nats: float = 0.0
+    largest_nats: float = 0.0
+    again_nats: float = 0.0
+    noise_nats: float = 0.0
+
+
+class CanaryCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was compared with the processor so far, and what was wrong.
+
+    Models computed for `computing_s` seconds, and comparing took `spent_s`. `checked_at` is in seconds since the
+    epoch; None: nothing was compared yet.
+    """
+
+    computing_s: float = 0.0
+    spent_s: float = 0.0
+    answers: int = 0
+    rows: int = 0
+    checked_at: float | None = None
+    found: tuple[WrongAnswers, ...] = ()

@@ -7,9 +7,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import cast
 
+from msgspec.structs import replace
+
 from engine.core.types import Delta, Done, Event, GenerationRequest, Started, Timings, Usage
 from engine.placement.memory_admission import MemoryAdmission
-from engine.pool.loaded_model import LoadedModel
+from engine.pool.loaded_model import LoadedModel, Runner
+from engine.runner.protocol import LoadSettings
 
 
 @dataclass
@@ -18,13 +21,15 @@ class GenerationHooks:
 
     `first_token` is called once, at the first token of any model. `admits` raises an error to refuse a request.
     `metered` returns the `Done` event with the request's energy added. `finished` is called once per started
-    generation. If the caller stops early, it gets the usage up to that point.
+    generation. If the caller stops early, it gets the usage up to that point. `watch_rows` returns the settings of
+    a load before it begins, perhaps with rows to record.
     """
 
     first_token: Callable[[], None] | None = None
     admits: Callable[[LoadedModel, GenerationRequest], None] | None = None
     metered: Callable[[LoadedModel, Done], Awaitable[Done]] | None = None
     finished: Callable[[LoadedModel, Usage, Timings], None] | None = None
+    watch_rows: Callable[[LoadedModel, Runner, LoadSettings], LoadSettings] | None = None
 
     async def watch(
         self,
@@ -52,8 +57,7 @@ class GenerationHooks:
                     if isinstance(event, Done):
                         observe(admission, model, event, max(1, at_once()))
                         is_reported = True
-                        if self.metered is not None:
-                            event = await self.metered(model, event)  # noqa: PLW2901 - adds the energy
+                        event = await self._end(model, event)  # noqa: PLW2901 - adds news and the energy
                         if self.finished is not None:
                             self.finished(model, event.usage, event.timings)
                     yield event
@@ -61,6 +65,11 @@ class GenerationHooks:
             if made.begun and not is_reported and self.finished is not None:
                 self.finished(model, made.usage, made.timings)
             raise
+
+    async def _end(self, model: LoadedModel, done: Done) -> Done:
+        news, model.news = tuple(model.news), []
+        done = replace(done, notes=news) if news else done
+        return await self.metered(model, done) if self.metered is not None else done
 
 
 def observe(admission: MemoryAdmission, model: LoadedModel, done: Done, at_once: int) -> None:

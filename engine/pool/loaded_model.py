@@ -67,7 +67,8 @@ class LoadedModel:
 
     `progress` of `phase` is 0 to 1. `waiting` is the number of requests that wait for the load. The model is
     unloaded after `ttl_s` without a request (None: never), or earlier if another model needs its memory and it is
-    not `pinned`. `notes` describe settings that were changed after a failed load. `proven` are the last settings
+    not `pinned`. `notes` describe settings that were changed after a failed load, `news` are notes of
+    the next answer alone. `proven` are the last settings
     that generated a token.
     `chosen` are the user's settings at load time. `pending` are fields that changed since; they take effect when
     the last response ends. `answered` is set at the end of each response.
@@ -91,6 +92,7 @@ class LoadedModel:
     pinned: bool = False
     phases: StartupTimer = field(default_factory=StartupTimer)
     notes: list[str] = field(default_factory=list)
+    news: list[str] = field(default_factory=list)
     proven: LoadSettings | None = None
     widened: Runner | None = None
     chosen: ModelSettings = field(default_factory=ModelSettings)

@@ -385,6 +385,8 @@ class Pool:
                 model.phases.done("runner")
                 try:
                     settings = await self._admission.to_load(model.settings)
+                    if self.hooks.watch_rows is not None:
+                        settings = self.hooks.watch_rows(model, runner, settings)
                     progress("", 0.0)
                     model.facts = await runner.load(settings, progress)
                     model.loaded_settings = model.settings

@@ -64,6 +64,7 @@ class RunnerProcess:
         self._stuck: Reason | None = None
         self._watchdog = Watchdog(process.pid, self._give_up)
         self.on_context_wanted: Callable[[protocol.ContextWanted], None] = self._refuse_context
+        self.on_rows_recorded: Callable[[protocol.RowsRecorded], None] = lambda _recorded: None
         self.died: RunnerDied | None = None
         self.facts: ModelFacts | None = None
         self.last_message_at = time.monotonic()
@@ -331,6 +332,8 @@ class RunnerProcess:
             self._on_fault(message)
         elif isinstance(message, protocol.ContextWanted):
             self.on_context_wanted(message)
+        elif isinstance(message, protocol.RowsRecorded):
+            self.on_rows_recorded(message)
         elif isinstance(message, protocol.Heartbeat):
             self._watchdog.on_heartbeat(message.step_s)
             self.prefill_depth = message.depth

@@ -79,7 +79,9 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     (NAME=VALUE) are set in the runner's environment, or removed without a value, before a backend is loaded.
     `engine_args` are additional llama.cpp arguments. `remotes` are workers with the last layers, one entry per
     entry of `devices`.
-    `reference_path` holds the CPU's results for the device check after the load (None: no check).
+    `reference_path` holds the CPU's results for the device check after the load (None: no check). One of
+    `recorded_rows` rows of answers is recorded, to be computed again (0: none). `num_faults` is how many devices
+    were found wrong on this computer: prefixes that were stored before the last of them are not used.
     """
 
     path: str
@@ -124,6 +126,8 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     deep_from: int = 0
     deep_rows: int = 0
     variables: tuple[str, ...] = ()
+    recorded_rows: int = 0
+    num_faults: int = 0
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
@@ -239,6 +243,45 @@ class Events(msgspec.Struct, frozen=True, kw_only=True, tag="events"):
     """The output of one step, as (request id, event) pairs."""
 
     items: list[tuple[int, Event]]
+
+
+class SampledRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The logits after the token at `position`: the most likely tokens (int32) and log probabilities (float32).
+
+    It was computed in a batch of `batch_rows` rows of `sequences` sequences.
+    """
+
+    position: int
+    token_ids: bytes
+    logprobs: bytes
+    batch_rows: int = 1
+    sequences: int = 1
+
+
+class RowsRecorded(msgspec.Struct, frozen=True, kw_only=True, tag="rows_recorded"):
+    """Rows of one answer in order of position, and its tokens up to the last of them.
+
+    Since the load, all steps took `steps_s` seconds, and recording rows `recording_s`.
+    """
+
+    tokens: list[int]
+    rows: list[SampledRow]
+    steps_s: float = 0.0
+    recording_s: float = 0.0
+
+
+class RowVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean distance of recorded rows from those of the CPU, in nats, and the largest of one row.
+
+    `again_nats` is the distance from a second computation, with other kernels, and `noise_nats` that of the two
+    computations from each other; both are computed only if the first distance is large.
+    """
+
+    nats: float
+    largest_nats: float
+    again_nats: float = 0.0
+    noise_nats: float = 0.0
+    wrong: bool = False
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, tag="fault"):
@@ -361,7 +404,7 @@ ToRunner = (
 )  # fmt: skip
 FromRunner = (
     Hello | Heartbeat | Progress | Loaded | Events | Tokens | Pieces | Embedded | Fault | Stats | ContextWanted
-    | Resized
+    | Resized | RowsRecorded
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -27,6 +27,7 @@ from devices.atomic_file import sweep_unfinished
 from devices.process_memory import give_back_freed
 from engine.core.proof import proof
 from engine.core.startup_timing import StartupTimer
+from engine.jobs.job_types import ENDED
 from engine.jobs.jobs import JobRegistry
 from engine.server.auth import (
     Access,
@@ -222,8 +223,9 @@ def create_app(
         preparation = asyncio.create_task(_make_ready(state, late))
         memory = asyncio.create_task(give_back_when_idle(lambda: state.pool.busy))
         attention = asyncio.create_task(_measure_attention(state))
+        canary = asyncio.create_task(_watch_answers(state))
         yield
-        for task in (attention, memory, preparation):
+        for task in (canary, attention, memory, preparation):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
@@ -283,6 +285,15 @@ async def _measure_attention(state: ServerState) -> None:
     from engine.server.idle_measuring import IdleMeasuring
 
     await IdleMeasuring(state).run()
+
+
+async def _watch_answers(state: ServerState) -> None:
+    if state.canary is not None:
+        state.canary.waits = lambda: (
+            state.models.overrides.mode == "quiet"
+            or any(job.state not in {*ENDED, "paused"} for job in state.jobs.jobs())
+        )
+        await state.canary.run()
 
 
 async def _health(request: Request) -> Response:
@@ -391,6 +402,7 @@ def assemble(
         start=start,
         links=side.links,
         remotes=side.remotes,
+        canary=side.canary,
         named_tasks=options.named_tasks,
         keep_models_folder=options.keep_models_folder or (lambda _: None),
     )

@@ -16,6 +16,7 @@ from engine.pool.loaded_model import EXTERNAL, REMOTE, SPREAD, Runner
 from engine.pool.pool import Pool
 from engine.remotes.service import Remotes
 from engine.runner.process import USUAL_ENGINE, SpareRunner
+from engine.server.canary import Canary
 from engine.server.models import ServedModels
 from engine.server.options import ServeOptions
 from engine.upstreams.links import UpstreamLinks
@@ -31,6 +32,7 @@ class ModelSide(msgspec.Struct, frozen=True):
     admission: MemoryAdmission
     links: UpstreamLinks
     remotes: Remotes
+    canary: Canary
 
 
 def open_model_side(options: ServeOptions, spare: SpareRunner) -> ModelSide:
@@ -67,4 +69,5 @@ def open_model_side(options: ServeOptions, spare: SpareRunner) -> ModelSide:
         return await spare.take(engine, path)
 
     pool = Pool(models, start, admission, models, options.ttl_s, options.max_models)
-    return ModelSide(models, pool, placer, admission, links, remotes)
+    canary = Canary(pool, placer, options.paths.state, enabled=options.canary)
+    return ModelSide(models, pool, placer, admission, links, remotes, canary)

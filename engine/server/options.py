@@ -28,7 +28,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
     `containers`, `apps` and `local_pages` are the switches of `Callers`.
     `model` is loaded at start; a private server loads it only if it exists. `lora` are pairs of model and adapter
     file: the adapter is loaded with the model and used by requests that name it. `draft` is the default draft model
-    for all models with its vocabulary. `named_tasks` are tasks for the quality gate of a quantization.
+    for all models with its vocabulary. `canary`: compare rows of answers with the CPU. `named_tasks` are tasks for
+    the quality gate of a quantization.
     `keep_models_folder` stores the folder to which the models were moved.
     """
 
@@ -50,6 +51,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     max_models: int | None = None
     lora: tuple[tuple[str, str], ...] = ()
     draft: str | None = None
+    canary: bool = True
     keep_models_folder: "Keep | None" = None
     named_tasks: "TaskSets" = msgspec.field(default_factory=dict)
     paths: Paths = msgspec.field(default_factory=user_paths)

@@ -26,6 +26,7 @@ from engine.remotes.registry import RemoteRegistry
 from engine.remotes.service import Remotes
 from engine.runner.protocol import Stats
 from engine.server.auth import Access
+from engine.server.canary import Canary
 from engine.server.context_sizes import ContextSizes
 from engine.server.energy import EnergyService
 from engine.server.metrics import Metrics
@@ -145,6 +146,7 @@ class ServerState:
     talks: ConversationStore = field(default_factory=ConversationStore)
     streams: StreamRegistry = field(default_factory=StreamRegistry)
     background: BackgroundJobs = field(default_factory=BackgroundJobs)
+    canary: Canary | None = None
     conversations: Conversations = field(init=False)
     _collection_service: "CollectionService | None" = None
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -38,7 +38,7 @@ from app.gui.widgets.basics import (
     when_released,
 )
 from app.gui.widgets.popups import ComboBox, Menu
-from app.settings import SettingsError
+from app.setting import SettingsError
 from engine.api.hub import Updates
 from engine.api.jobs import Job, JobKind, ModelMade, Quantized, result_of
 from engine.api.library import (

@@ -11,6 +11,7 @@ from engine.runner.llama.cache.cells import CachedSequence
 from engine.runner.llama.cache.prefix_index import Key
 from engine.runner.llama.vision.vision import Media
 from engine.runner.load_limits import STEADY_ROWS
+from engine.runner.protocol import SampledRow
 
 # Interval of prefill progress events, short enough for a progress display.
 PROGRESS_S: Final = 0.2
@@ -25,10 +26,10 @@ class LlamaSequence(Sequence):
 
     `cache` is set while the sequence has cells; `len(cache.tokens)` of `tokens` are computed. `media` are the
     images in the prompt. `saved` is the length at which its state was last stored or restored. `forgotten` tokens
-    were removed from the middle by a context shift. `most` is the `limit`
-    in the largest context that this model may have; `asked` is set after a request for a larger one. `scored` rows
-    of the current step, from `row` on, belong to its prompt. While `steady` it has run alone, in steps whose shapes
-    depend only on its own tokens.
+    were removed from the middle by a context shift. `most` is the `limit` in the largest context that this model
+    may have; `asked` is set after a request for a larger one. `scored` rows of the current step, from `row` on,
+    belong to its prompt. `recorded_rows` are to be computed again. While `steady` it has run alone, in steps whose
+    shapes depend only on its own tokens.
     """
 
     media: Media | None = None
@@ -44,6 +45,7 @@ class LlamaSequence(Sequence):
     steady: bool = False
     balance: DraftBalance = field(default_factory=DraftBalance)
     last_accepted: int = 0
+    recorded_rows: list[SampledRow] = field(default_factory=list)
 
     @property
     def repeatable(self) -> bool:

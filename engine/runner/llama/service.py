@@ -200,8 +200,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                     continue
                 abort.reset()
                 self._step_started = begun = time.monotonic()
-                self._send_outputs(scheduler.step())
-                self._report_depth(scheduler.prefill_depth)
+                self._step(scheduler)
                 if self._exact is not None:
                     self._send_outputs(self._exact.step())
             except EngineBroken as error:
@@ -217,6 +216,12 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                 answer = self._embedder.step()
                 if answer is not None:
                     self._channel.send(answer)
+
+    def _step(self, scheduler: Scheduler) -> None:
+        self._send_outputs(scheduler.step())
+        for recorded in scheduler.recorder.take():
+            self._channel.send(recorded)
+        self._report_depth(scheduler.prefill_depth)
 
     def _report_depth(self, depth: int) -> None:
         """Tell the server how deep a long prompt is at each doubling, since a driver may end this process."""
@@ -482,6 +487,7 @@ def prefix_store(api: Any, loaded: llama_model.LoadedModel) -> PrefixStore:
     adapters = tuple(model_fingerprint(Path(adapter)) for adapter in settings.lora)
     shape: tuple[object, ...] = (settings.type_k, settings.type_v, settings.flash_attn, build, protocol.VERSION)
     shape += (*adapters, *meaning(settings.engine_args), settings.tiles, settings.repack)
+    shape += (settings.num_faults,) if settings.num_faults else ()
     if settings.mmproj_path is not None:
         projector = Path(settings.mmproj_path).stat()
         shape += (settings.mmproj_path, projector.st_size, projector.st_mtime_ns)

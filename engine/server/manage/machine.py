@@ -55,6 +55,13 @@ async def pin(request: Request, name: str, body: api.PinRequest) -> api.Pinned:
     return api.Pinned(id=entry.id, device=body.device, unloaded=unloaded, applies=applies)
 
 
+@router.get("/canary")
+async def canary(request: Request) -> api.CanaryState:
+    """How many results of answers were compared with the processor's, what that cost, and what was wrong."""
+    found = server_state(request).canary
+    return found.state() if found is not None else api.CanaryState(enabled=False)
+
+
 @router.get("/ledger")
 async def ledger(request: Request) -> api.LedgerState:
     """Memory pools, predicted and measured memory of each loaded model, and the last audits."""

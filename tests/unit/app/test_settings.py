@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.setting import SettingsError
 from app.settings import (
     BY_NAME,
     SETTINGS,
-    SettingsError,
     export,
     given_environment,
     keep_models_folder,

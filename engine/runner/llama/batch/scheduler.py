@@ -30,6 +30,7 @@ from engine.runner.llama.cache.prefix_store import PrefixStore
 from engine.runner.llama.cache.resize import Moved, resize
 from engine.runner.llama.native.batch import ABORTED, NO_ROOM, REFUSED, Batch, EngineBroken, Logits
 from engine.runner.llama.native.model import LoadedModel, LoadFailed
+from engine.runner.llama.native.row_check import RowRecorder
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.llama.sequence import LlamaSequence, begun_for_watchers, prefill_progress
 from engine.runner.llama.speculative.model_drafter import ModelDrafter
@@ -81,6 +82,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         self._crowded = False
         # Tokens computed of the longest prompt being read.
         self.prefill_depth = 0
+        self.recorder = RowRecorder(loaded, 0 if fixed else loaded.settings.recorded_rows)
         self._can_be_steady = self._kv.truncatable and not loaded.settings.n_gpu_layers
 
     def on_idle(self, quiet: Callable[[], bool]) -> None:
@@ -442,6 +444,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         draft, sequence.draft = sequence.draft, []
         before, finite = len(sequence.tokens), True
         for i in range(len(draft) + 1):
+            self.recorder.see(sequence, rows[first + i], self._batch)
             try:
                 token, logprob = sample(sequence, rows[first + i], self._vocabulary)
             except ConstraintFailed as error:
@@ -464,6 +467,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
 
     def _forget(self, sequence: LlamaSequence) -> None:
         del self._by_id[sequence.id]
+        self.recorder.end(sequence, self.step_times.all_s)
         self._crowded = False
         self._quarantine.clear(sequence)
         if sequence.cache is not None:

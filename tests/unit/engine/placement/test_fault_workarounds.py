@@ -7,11 +7,13 @@ from msgspec.structs import replace
 from devices import fault_rules
 from devices.doctor import diagnose
 from devices.types import Runtime
+from engine.core.types import DeviceCheck
 from engine.message_catalog import sentence, sentences
 from engine.placement import engine_versions, fault_workarounds
 from engine.placement.fallbacks import next_fallback, with_variables
 from engine.placement.fault_workarounds import not_bad
 from engine.placement.placer import read_shape
+from engine.placement.quarantine import forget, found_rule, quarantine
 from engine.placement.resources import open_resources
 from engine.placement.steps import Load, run
 from engine.placement.steps import fault_workarounds as step
@@ -172,3 +174,44 @@ def test_every_recorded_machine_keeps_its_choice_of_backend_with_the_shipped_eng
 def test_the_step_is_named_as_the_card_shows_it():
     assert step.__name__ == "fault_workarounds"
     assert with_variables(("B=2", "A=1"), {"A": ""}) == ("A=", "B=2")
+
+
+def test_what_was_found_wrong_here_is_not_used_until_driver_or_settings_change(placed, path, tmp_path, monkeypatch):
+    monkeypatch.setenv("TESSERA_FAULT_RULES", str(tmp_path / "rules"))
+    machine = with_rocm(HALO)
+    before = placed(machine)
+    assert before.device == IGPU
+    resources = open_resources(home_paths(tmp_path))
+    shape = read_shape(path)
+    check = DeviceCheck(rows=4, kld_mean=2.0, kld_max=5.0, top_changed_frac=0.0, logprob_difference=0.0)
+    rule = found_rule(fault_rules.load(), machine, before.settings, shape)
+    monkeypatch.setattr(resources.machine.__class__, "now", lambda _self: machine)
+    assert quarantine(resources, "m", before.settings, shape, "rows differ", check) == rule.id
+    assert fault_rules.found_here() == (rule,)
+    after = placed(machine)
+    assert (after.backend, after.settings.devices) != (before.backend, before.settings.devices)
+    assert f"{before.backend} is not used on" in words(after)
+    assert "computed wrongly on this computer" in words(after)
+    (finding,) = [one for one in diagnose(machine) if one.id == f"known_{rule.id}"]
+    assert finding.severity == "warning"
+    assert f"--forget {rule.id}" in finding.fix
+    newer = replace(machine, kernel="99.1.0-1-generic")
+    assert placed(newer).settings.devices == before.settings.devices
+    smaller = replace(before.settings, n_ubatch=before.settings.n_ubatch // 2)
+    assert not_bad(fault_rules.load(), shape, machine)(smaller)
+    assert not not_bad(fault_rules.load(), shape, machine)(before.settings)
+    assert forget(resources, rule.id)
+    assert not forget(resources, rule.id)
+    assert placed(machine).settings.devices == before.settings.devices
+
+
+def test_on_the_processor_our_kernels_are_left_out_one_after_the_other(path, tmp_path):
+    resources = open_resources(home_paths(tmp_path))
+    check = DeviceCheck(rows=4, kld_mean=2.0, kld_max=5.0, top_changed_frac=0.0, logprob_difference=0.0)
+    settings = LoadSettings(path=path, tiles=("q8_0",), repack=True)
+    rule = quarantine(resources, "m", settings, read_shape(path), "rows differ", check)
+    assert resources.history.remembered("m") == {"tiles": ()}
+    quarantine(resources, "m", replace(settings, tiles=()), read_shape(path), "rows differ", check)
+    assert resources.history.remembered("m") == {"tiles": (), "repack": False}
+    assert forget(resources, rule)
+    assert resources.history.remembered("m") == {}

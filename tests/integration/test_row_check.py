@@ -1,0 +1,92 @@
+"""Rows of real answers, recorded by a runner and computed again with the CPU's plain kernels."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from engine.core.types import GenerationRequest, SamplingParams
+from engine.runner.llama.native.llama_api import start_backends
+from engine.runner.llama.native.row_check import ROWS, judged
+from engine.runner.llama.reference_child import reference_settings
+from engine.runner.process import RunnerProcess
+from engine.runner.protocol import LoadSettings, RowsRecorded
+from tests.support.models.shapes import SHAPES, write_shape
+
+pytestmark = pytest.mark.native
+PROMPTS = [[3 + (i * step) % 97 for i in range(length)] for step, length in ((1, 20), (5, 300), (7, 60), (11, 9))]
+
+
+def recorded(path, **settings) -> tuple[LoadSettings, list[RowsRecorded]]:
+    """What a runner records while it answers four requests at once, one with a prompt of several ubatches."""
+    loaded = LoadSettings(
+        path=str(path), n_ctx=1024, kv_cells=2048, n_threads=1, recorded_rows=5, cache_ram_bytes=1 << 24, **settings
+    )
+    found: list[RowsRecorded] = []
+
+    async def main():
+        runner = await RunnerProcess.start("llama", str(path))
+        try:
+            await runner.load(loaded)
+            runner.on_rows_recorded = found.append
+
+            async def answer(prompt):
+                request = GenerationRequest(
+                    prompt=prompt, max_tokens=24, sampling=SamplingParams(temperature=0), ignore_eos=True
+                )
+                async for _ in runner.generate(request):
+                    pass
+
+            await asyncio.gather(*map(answer, PROMPTS))
+            await runner.stats()  # what was recorded is sent before
+        finally:
+            await runner.stop()
+
+    asyncio.run(main())
+    return loaded, found
+
+
+def verdicts(settings, found):
+    return [judged(start_backends(), reference_settings(settings), one) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("name", "cache", "attention", "ubatch"),
+    [
+        ("llama-q4_0", "f16", "on", 64),
+        ("llama", "q8_0", "on", 128),
+        ("qwen3moe", "q4_0", "on", 64),
+        ("gemma3", "f16", "off", 128),
+        ("lfm2", "f16", "on", 128),
+    ],
+)
+def test_a_sound_load_raises_no_alarm(tmp_path, name, cache, attention, ubatch):
+    path = write_shape(tmp_path / "model.gguf", SHAPES[name])
+    settings, found = recorded(
+        path, n_batch=2 * ubatch, n_ubatch=ubatch, type_k=cache, type_v=cache, flash_attn=attention
+    )
+    assert len(found) == len(PROMPTS)
+    assert any(row.sequences > 1 for one in found for row in one.rows)
+    assert all(one.rows[-1].position == len(one.tokens) - 1 for one in found)
+    assert not any(verdict.wrong for verdict in verdicts(settings, found))
+
+
+def test_rows_of_another_text_are_found(bundled_model):
+    settings, found = recorded(bundled_model)
+    one = max(found, key=lambda each: len(each.rows))
+    assert len(one.rows) <= ROWS
+    assert one.steps_s > 0
+    right = judged(start_backends(), reference_settings(settings), one)
+    assert not right.wrong
+    assert right.again_nats == 0  # nothing is computed twice without a reason
+    rows = [*one.rows[:-1], swapped(one.rows[-1])]
+    wrong = judged(start_backends(), reference_settings(settings), RowsRecorded(tokens=one.tokens, rows=rows))
+    assert wrong.wrong
+    assert wrong.largest_nats > 0.5
+    assert wrong.noise_nats < 0.01
+
+
+def swapped(row):
+    """A row that puts its probabilities on other tokens."""
+    ids = np.frombuffer(row.token_ids, "<i4")
+    return type(row)(position=row.position, token_ids=np.roll(ids, 7).tobytes(), logprobs=row.logprobs)
