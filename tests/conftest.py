@@ -28,7 +28,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
 
-pytest_plugins = tuple(f"tests.support.plugins.{name}" for name in ("quick", "order", "costs", "second_run"))
+PLUGINS = ("bytecode", "quick", "order", "costs", "second_run")
+pytest_plugins = tuple(f"tests.support.plugins.{name}" for name in PLUGINS)
 
 # Requests without an explicit timeout wait 60 s instead of 5 s, because four parallel tests on two cores are slow.
 # Response times are measured in tests/bench.
