@@ -143,6 +143,15 @@ def few_types() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def three_types() -> Iterator[None]:
+    """Make jobs measure only three types, those that take the least time."""
+    from tests.support.models.measured_model import measured_types
+
+    with measured_types("Q4_K", "Q5_K", "Q8_0"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A real server process with the bundled model, shared by all tests of a session that do not damage it."""

@@ -28,11 +28,11 @@ from quantize.plan.llama_cpp_presets import uniform_types
 from quantize.plan.speed import model_spec
 from quantize.types import SizeTarget
 from tests.support.models.lora_adapter import write_adapter
-from tests.support.models.measured_model import CALIBRATION, HELD_OUT, ignore, never
-from tests.support.models.small_folder import NARROW, changed_copy, small_file
+from tests.support.models.measured_model import HELD_OUT, ignore, never
+from tests.support.models.small_folder import NARROW, changed_copy, short_text, small_file
 from tests.support.runner_calls import answered
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("kept", "few_types")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("kept", "three_types")]
 
 HUGE = 64.0  # factor applied to the channel
 CHANNEL = 37
@@ -63,8 +63,8 @@ def rough(tmp_path_factory):
 
 def request_of(source, folder, **changes):
     facts = {
-        "source": source, "calibration": CALIBRATION, "cache_dir": folder / "cache", "threads": 2,
-        "max_tokens": 4096, "probe_tokens": 1024,
+        "source": source, "calibration": short_text(folder / "text.txt"), "cache_dir": folder / "cache", "threads": 2,
+        "max_tokens": 2048, "probe_tokens": 512,
     }  # fmt: skip
     return MeasureRequest(**(facts | changes))
 
@@ -166,7 +166,7 @@ def test_inputs_in_8_bits_spoil_less(rough, even, tmp_path):
         task = WriteRequest(source=source, out=tmp_path / f"{source.stem}-q8.gguf", types=types, file_type=7)
         run_task("write", task, ignore, never)
         files.append(task.out)
-    asked = VerifyRequest(reference=rough, files=tuple(files), text=HELD_OUT, max_tokens=4096, threads=2)
+    asked = VerifyRequest(reference=rough, files=tuple(files), text=HELD_OUT, max_tokens=2048, threads=2)
     smooth, plain = verify(asked, ignore, never)
     assert smooth.ratio.high < 0.5
     assert plain.kld_mean.value > 0
@@ -195,8 +195,8 @@ def cache(tmp_path_factory):
 def job(source, folder, **changes):
     facts = {
         "source": source, "out": folder / "out.gguf", "goal": SizeTarget(kind="bpw", bpw=5.0), "tier": "max",
-        "calibration": CALIBRATION, "held_out": HELD_OUT, "cache_dir": folder / "cache", "threads": 2,
-        "max_tokens": 4096, "probe_tokens": 512, "verify_tokens": 4096,
+        "calibration": short_text(folder / "text.txt"), "held_out": HELD_OUT, "cache_dir": folder / "cache", "threads": 2,
+        "max_tokens": 2048, "probe_tokens": 512, "verify_tokens": 2048,
     }  # fmt: skip
     return quantize(QuantizeRequest(**(facts | changes)), ignore, never)
 
@@ -207,7 +207,7 @@ def test_tier_max_evens_out_and_says_so_and_its_next_plan_knows(rough, cache, tm
     assert report.smoothed >= MOST * SEAMS
     assert report.kld_ratio < 0.5
     assert read_provenance(str(read_gguf(tmp_path / "out.gguf").metadata[KEY])).smoothed
-    assert {p.name for p in tmp_path.iterdir()} == {"out.gguf", "out.tessera.json"}
+    assert {p.name for p in tmp_path.iterdir()} == {"out.gguf", "out.tessera.json", "text.txt"}
     again = job(rough, tmp_path, out=tmp_path / "plan.gguf", plan_only=True, cache_dir=cache)
     assert again.plan.types == report.plan.types
     assert again.plan.damage == report.plan.damage
