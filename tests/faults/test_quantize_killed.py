@@ -17,12 +17,12 @@ from quantize.job.execute import quantize
 from quantize.job.request import QuantizeRequest
 from quantize.measurements import encode
 from quantize.types import SizeTarget
-from tests.support.models.measured_model import HELD_OUT, ignore, measured_types, never
+from tests.support.models.measured_model import HELD_OUT, ignore, never
 from tests.support.models.small_folder import NARROW, first_layers, short_text, small_file
 from tests.support.reports import read_report
 from tests.support.servers import runs, wait_for
 
-TYPES = ("Q4_K", "Q5_K", "Q8_0")  # measured in little time: what they lose is looked at elsewhere
+TYPES = ("Q4_K", "Q5_K", "Q8_0")  # those of `three_types`
 pytestmark = [
     pytest.mark.usefixtures("kept", "three_types"),
     pytest.mark.slow,
@@ -46,13 +46,6 @@ quantize(decode(sys.argv[1], QuantizeRequest), tell, lambda: False)
 """
 # In the order in which a job comes to them: each run goes on where the one before was killed.
 PHASES = ("smooth", "survey", "moments", "errors", "alpha", "round", "write", "verify")
-
-
-@pytest.fixture(scope="module")
-def three_types():
-    """Jobs of this process measure no others."""
-    with measured_types(*TYPES):
-        yield
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from tests.support.repeating import answer, chat, greedy
 
 NAME = "smollm2-135m-instruct"
 QUESTION = "What is the capital of Italy, and what is it known for?"
-OTHERS = ("What is the capital of Italy, and how old is it?", "Name three rivers.")
+OTHER = "What is the capital of Italy, and how old is it?"
 TURNS = [
     {"role": "user", "content": QUESTION},
     {"role": "assistant", "content": "Rome. It is known for the Colosseum, its fountains and its churches. " * 3},
@@ -20,10 +20,10 @@ TURNS = [
 @pytest.mark.parametrize("way", [chat, greedy], ids=lambda way: way.__name__)
 def test_the_answer_is_the_same_each_time(real_server, way):
     found = set()
-    for i in range(4):
+    for other in (None, OTHER, None):
+        if other:
+            real_server.ask(other, seed=None, temperature=1.0, max_tokens=8)
         found.add(answer(real_server.http, NAME, way, QUESTION))
-        if i % 2:
-            real_server.ask(OTHERS[i // 2], seed=None, temperature=1.0, max_tokens=8)
     assert len(found) == 1
 
 

@@ -92,19 +92,20 @@ def test_every_form_of_an_answer(client, beckett):
     assert len(segment.tokens) > 10
 
 
-TWO_CITIES = (
-    "it was the best of times. it was the worst of times. it was the age of wisdom. it was the age of foolishness. "
-    "it was the epoch of belief. it was the epoch of incredulity. it was a season of light. it was a season of "
-    "darkness. it was the spring of hope. it was the winter of despair. we had everything before us. "
-    "we had nothing before us."
-)
+TWO_CITIES = "it was the best of times. it was the worst of times. it was the age of wisdom."
 
 
 @pytest.fixture(scope="module")
 def two_cities(wheels):
     [wheel] = wheels.glob("moonshine_voice-*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        return archive.read("moonshine_voice/assets/two_cities.wav")
+        recorded = archive.read("moonshine_voice/assets/two_cities.wav")
+    with wave.open(io.BytesIO(recorded)) as file:
+        out, rate = io.BytesIO(), file.getframerate()
+        with wave.open(out, "wb") as shorter:
+            shorter.setparams(file.getparams())
+            shorter.writeframes(file.readframes(20 * rate))  # more than the model hears at once
+    return out.getvalue()
 
 
 def test_fixed_shapes_for_an_npu_hear_the_same(client, server, beckett, two_cities, tmp_path):
@@ -185,15 +186,20 @@ def test_what_cannot_be_done_is_refused_by_name(client, beckett):
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "not_supported")
 
 
-@pytest.mark.parametrize(
-    "sound",
-    [b"", b"RIFF", b"RIFF\0\0\0\0WAVE", b"hello", b"RIFF\xff\xff\xff\xffWAVEfmt \xff\xff\xff\x7f" + b"\0" * 40],
-    ids=["empty", "four bytes", "header", "text", "lengths"],
+GARBAGE = (
+    b"",
+    b"RIFF",
+    b"RIFF\0\0\0\0WAVE",
+    b"hello",
+    b"RIFF\xff\xff\xff\xffWAVEfmt \xff\xff\xff\x7f" + b"\0" * 40,
 )
-def test_garbage_is_refused_and_the_next_recording_is_heard(client, beckett, sound):
-    with pytest.raises(openai.BadRequestError) as refused:
-        transcribed(client, sound)
-    assert refused.value.body["param"] == "file"
+
+
+def test_garbage_is_refused_and_the_next_recording_is_heard(client, beckett):
+    for sound in GARBAGE:
+        with pytest.raises(openai.BadRequestError) as refused:
+            transcribed(client, sound)
+        assert refused.value.body["param"] == "file", sound
     assert transcribed(client, beckett).text.lower() == SAID
 
 

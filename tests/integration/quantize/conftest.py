@@ -22,14 +22,14 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def request_for(source, tmp_path_factory):
-    """A small measurement: an eighth of the text, so that it takes ten seconds."""
+    """A small measurement: a sixteenth of the text."""
     return MeasureRequest(
         source=source,
         calibration=CALIBRATION,
         cache_dir=tmp_path_factory.mktemp("measured"),
         qtypes=TYPES,
         threads=2,
-        max_tokens=16_384,
+        max_tokens=8192,
         probe_tokens=1024,
     )
 

@@ -17,7 +17,7 @@ from quantize.types import SizeTarget
 from tests.support.models.measured_model import HELD_OUT, SOURCE, ignore, never
 from tests.support.models.small_folder import NARROW, first_layers, short_text, small_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("kept", "few_types")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("kept", "three_types")]
 
 
 class Elsewhere:

@@ -63,8 +63,8 @@ def rough(tmp_path_factory):
 
 def request_of(source, folder, **changes):
     facts = {
-        "source": source, "calibration": short_text(folder / "text.txt"), "cache_dir": folder / "cache", "threads": 2,
-        "max_tokens": 2048, "probe_tokens": 512,
+        "source": source, "calibration": short_text(folder / "text.txt"), "cache_dir": folder / "cache",
+        "threads": 2, "max_tokens": 2048, "probe_tokens": 512,
     }  # fmt: skip
     return MeasureRequest(**(facts | changes))
 
@@ -195,8 +195,8 @@ def cache(tmp_path_factory):
 def job(source, folder, **changes):
     facts = {
         "source": source, "out": folder / "out.gguf", "goal": SizeTarget(kind="bpw", bpw=5.0), "tier": "max",
-        "calibration": short_text(folder / "text.txt"), "held_out": HELD_OUT, "cache_dir": folder / "cache", "threads": 2,
-        "max_tokens": 2048, "probe_tokens": 512, "verify_tokens": 2048,
+        "calibration": short_text(folder / "text.txt"), "held_out": HELD_OUT, "cache_dir": folder / "cache",
+        "threads": 2, "max_tokens": 2048, "probe_tokens": 512, "verify_tokens": 2048,
     }  # fmt: skip
     return quantize(QuantizeRequest(**(facts | changes)), ignore, never)
 
