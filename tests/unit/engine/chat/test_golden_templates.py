@@ -59,7 +59,7 @@ def test_every_way_of_cutting_gives_the_same_answer(name):
     prefill, generated, _ = turn(name)
     whole = parse(name, [generated], prefill)
     assert parse(name, list(generated), prefill) == whole
-    for seed in range(5):
+    for seed in range(2):
         rng = random.Random(seed)
         cuts = sorted(rng.choices(range(len(generated)), k=rng.randint(2, 60)))
         pieces = [generated[a:b] for a, b in zip([0, *cuts], [*cuts, len(generated)], strict=True)]
