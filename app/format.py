@@ -6,6 +6,7 @@
 from collections.abc import Callable
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+_MINUTE_S, _HOUR_MIN = 60, 60
 TENTHS_BELOW = 100
 
 Number = Callable[[float, int], str]
@@ -38,9 +39,9 @@ def duration(seconds: float | None, number: Number = plain, tr: Translate = as_i
     if seconds is None:
         return ""
     whole, minutes = max(round(seconds), 1), round(seconds / 60)
-    if whole < 60:  # noqa: PLR2004 - a minute
+    if whole < _MINUTE_S:
         return tr("{n} s").format(n=number(whole, 0))
-    if minutes < 60:  # noqa: PLR2004 - an hour
+    if minutes < _HOUR_MIN:
         return tr("{n} min").format(n=number(minutes, 0))
     return tr("{h} h {m} min").format(h=number(minutes // 60, 0), m=number(minutes % 60, 0))
 

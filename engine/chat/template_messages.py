@@ -164,16 +164,17 @@ def adapt_call_ids(messages: Sequence[Message], source: str) -> list[Message]:
         renamed[call.id] = wanted
         return msgspec.structs.replace(call, id=wanted)
 
-    out: list[Message] = []
-    for message in messages:
+    def adapted(message: Message) -> Message:
         if message.tool_calls:
-            message = msgspec.structs.replace(message, tool_calls=tuple(map(renew, message.tool_calls)))  # noqa: PLW2901
-        elif message.tool_call_id in renamed:
-            message = msgspec.structs.replace(message, tool_call_id=renamed[message.tool_call_id])  # noqa: PLW2901
-        elif message.tool_call_id and nine:
-            message = msgspec.structs.replace(message, tool_call_id=nine_characters(message.tool_call_id))  # noqa: PLW2901
-        out.append(message)
-    return out
+            return msgspec.structs.replace(message, tool_calls=tuple(map(renew, message.tool_calls)))
+        answered = message.tool_call_id
+        if answered in renamed:
+            return msgspec.structs.replace(message, tool_call_id=renamed[answered])
+        if answered and nine:
+            return msgspec.structs.replace(message, tool_call_id=nine_characters(answered))
+        return message
+
+    return [adapted(message) for message in messages]
 
 
 def nine_characters(call_id: str) -> str:

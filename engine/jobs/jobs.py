@@ -89,6 +89,7 @@ _log = logging.getLogger(__name__)
 MAX_JOBS: Final = 200
 _KEPT = 200
 _SPEED_WINDOW_S = 5.0
+_LEAST_SAMPLES = 2  # a speed needs two points
 _STALLED_S = 5.0
 
 
@@ -156,7 +157,7 @@ class JobContext:
         elif done > self._samples[-1][1]:
             self._moved_at = now
         self._samples.append((now, done))
-        while self._samples[0][0] < now - _SPEED_WINDOW_S and len(self._samples) > 2:  # noqa: PLR2004 two points
+        while self._samples[0][0] < now - _SPEED_WINDOW_S and len(self._samples) > _LEAST_SAMPLES:
             self._samples.popleft()
         (then, before), span = self._samples[0], now - self._samples[0][0]
         del then
@@ -469,10 +470,9 @@ class JobRegistry:
 
     def _load(self) -> None:
         for job in self._kept.get():
-            if job.state in {"queued", "running"}:
-                # Newer than all earlier progress, so that subscribers take this as its latest state.
-                job = job.changed(state="paused")  # noqa: PLW2901
-            self._jobs[job.id] = job
+            # Newer than all earlier progress, so that subscribers take this as its latest state.
+            interrupted = job.state in {"queued", "running"}
+            self._jobs[job.id] = job.changed(state="paused") if interrupted else job
 
 
 def _unforeseen(job_id: str, error: Exception) -> Fault:

@@ -1,6 +1,5 @@
 """The chat page against a server on loopback: what a user does, and what is on the disk afterwards."""
 
-import sqlite3
 import threading
 from datetime import UTC, datetime
 
@@ -10,13 +9,11 @@ from PySide6.QtCore import QCoreApplication, QEvent, QMimeData, QPoint, Qt
 from PySide6.QtWidgets import QLabel, QPushButton
 
 from app.answer_facts import ToolCall
-from app.db import conversations, memories, messages
+from app.db import conversations, messages
 from app.db.records import Attachment
-from app.db.store import TEMPORARY
 from app.gui.chat.chat_transcript import FoldItem
 from app.gui.chat.message_widget import MessageWidget, folded
 from app.gui.widgets.basics import IconButton
-from app.tools.builtin import MEMORY
 from engine.api.chat import ModelRow, TokenCount
 from tests.gui.hands import ask, texts
 
@@ -547,41 +544,6 @@ def test_icons_follow_the_text_size(qtbot, services, page):
     assert button.iconSize().width() == round(before * 1.5)
 
 
-def everything(services):
-    """What the file of the chats holds."""
-    with sqlite3.connect(services.store.opened.path) as known:
-        return [row for table in ("conversations", "messages") for row in known.execute(f"SELECT * FROM {table}")]
-
-
-def test_a_temporary_chat_is_never_written_and_is_gone_when_left(qtbot, services, page, server):
-    page.composer.set_text("typed before")
-    page.bar.temporary.click()
-    qtbot.waitUntil(page._temporary.isVisible)
-    assert page.composer.text == "typed before"
-    page.composer.clear()
-    services.settings.set("chat.memory", "ask")
-    services.store.submit(memories.add_memory, "My cat is called Ada").result()
-    page.controller.change(tools=(MEMORY,))
-    ask(qtbot, page)
-    page.controller.change(draft="half a thought", system_prompt="Be brief.")
-    page.controller.rewrite(page.controller.tree.leaf_id, "changed")
-    ask(qtbot, page, "And then?")
-    assert [m["content"] for m in server.bodies[1]["messages"]][1:] == ["Hi there", "changed", "And then?"]
-    assert "Ada" not in str(server.bodies), "it remembers nothing, and uses no memory"
-    number = page.controller.conversation.id
-    services.store.submit(lambda _: None).result()
-    assert everything(services) == []
-    assert page.sidebar.model.rowCount() == 0
-    page.new_chat()
-    assert page._temporary.isHidden()
-    memory = services.store.of(number)
-    assert memory.submit(conversations.listing).result() == []
-    assert memory.submit(lambda c: c.execute("SELECT count(*) FROM messages").get).result() == 0
-    ask(qtbot, page)
-    assert page.controller.conversation.id == 1, "an ordinary chat again"
-    assert len(everything(services)) == 3
-
-
 def test_the_open_chat_can_be_archived_and_taken_back(qtbot, services, page):
     ask(qtbot, page)
     qtbot.waitUntil(lambda: page.sidebar.model.rowCount() == 1)
@@ -599,22 +561,6 @@ def test_the_keyboard_goes_to_the_message_field_when_its_panel_closes(qtbot, pag
     page._toggle_options()
     qtbot.waitUntil(lambda: page.composer.editor.hasFocus() or not page.isActiveWindow())
     assert page.window().focusWidget() is page.composer.editor
-
-
-def test_a_temporary_chat_can_be_saved_after_all(qtbot, services, page):
-    page.new_temporary_chat()
-    qtbot.waitUntil(page._temporary.isVisible)
-    assert not page._keep.isEnabled()
-    ask(qtbot, page)
-    page.message_actions._fork(page.controller.tree.leaf_id)
-    qtbot.waitUntil(lambda: page.controller.conversation.id == TEMPORARY + 2)
-    assert everything(services) == [], "a chat that begins at a temporary one is one"
-    page._keep.click()
-    qtbot.waitUntil(lambda: page.controller.conversation.id == 1)
-    assert page.controller.conversation.title == "Hi there"
-    assert [m.content for m in stored(services, page)] == ["Hi there", "Hello **world**"]
-    assert page._temporary.isHidden()
-    qtbot.waitUntil(lambda: page.sidebar.model.rowCount() == 1)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ class LayoutRequests(QObject):
         self.count = 0
         watched.installEventFilter(self)
 
-    def eventFilter(self, _watched, event):  # noqa: N802 - Qt names it
+    def eventFilter(self, _watched, event):
         self.count += event.type() == QEvent.Type.LayoutRequest
         return False
 

@@ -104,7 +104,7 @@ def test_no_page_flashes_a_window_of_its_own_while_it_is_built(qtbot, qapp, desk
     class Shown(QObject):
         found = ()
 
-        def eventFilter(self, watched, event):  # noqa: N802 - the name that Qt calls
+        def eventFilter(self, watched, event):
             if event.type() == QEvent.Type.Show and isinstance(watched, QWidget) and watched.isWindow():
                 self.found = (*self.found, (type(watched).__name__, getattr(watched, "text", str)()))
             return False
@@ -228,7 +228,7 @@ class FakeTray(QSystemTrayIcon):
     shown = False
 
     @staticmethod
-    def isSystemTrayAvailable():  # noqa: N802 - Qt's name
+    def isSystemTrayAvailable():
         return FakeTray.available
 
     def show(self):
@@ -237,7 +237,7 @@ class FakeTray(QSystemTrayIcon):
     def hide(self):
         self.shown = False
 
-    def isVisible(self):  # noqa: N802 - Qt's name
+    def isVisible(self):
         return self.shown
 
 

@@ -1,7 +1,7 @@
 """The conversation list: pinned, folders, the rest, and full-text search."""
 
 from collections import Counter
-from datetime import date
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -24,8 +24,8 @@ _WEEK, _MONTH = 7, 30
 
 def _age(created_s: float) -> str:
     """The age group of a chat by the local date on which it was created; before the last month its year."""
-    created = date.fromtimestamp(created_s)  # noqa: DTZ012 - local dates
-    days = (date.today() - created).days  # noqa: DTZ011 - local dates
+    created = datetime.fromtimestamp(created_s, UTC).astimezone().date()
+    days = (datetime.now(UTC).astimezone().date() - created).days
     if days <= 0:
         return "today"
     return "yesterday" if days == 1 else "week" if days < _WEEK else "month" if days < _MONTH else str(created.year)

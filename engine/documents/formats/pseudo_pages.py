@@ -46,6 +46,7 @@ _WESTERN: Final = frozenset(
 )
 _WESTERN_SHARE: Final = 0.1
 _SAMPLE_BYTES: Final = 64 << 10
+_LAST_ASCII: Final = 127
 
 
 def decoded(raw: bytes) -> str:
@@ -78,9 +79,9 @@ def _encoding(raw: bytes) -> str:
         from charset_normalizer import from_bytes
     except ImportError:  # the extra `documents` is not installed
         return "cp1252"
-    first = next((place for place, byte in enumerate(raw) if byte > 127), 0)  # noqa: PLR2004 - not ASCII
+    first = next((place for place, byte in enumerate(raw) if byte > _LAST_ASCII), 0)
     sample = raw[max(first - _SAMPLE_BYTES // 4, 0) :][:_SAMPLE_BYTES]
-    high = bytes(byte for byte in sample if byte > 127)  # noqa: PLR2004 - not ASCII
+    high = bytes(byte for byte in sample if byte > _LAST_ASCII)
     # A few bytes say nothing to a detector, which then names any of many encodings.
     western = _WESTERN.issuperset(high.decode("cp1252", errors="replace"))
     if western and len(high) < _WESTERN_SHARE * len(sample) + 3:
