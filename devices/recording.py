@@ -140,7 +140,7 @@ class RecordingHost:
         return content
 
     def listdir(self, path: str) -> tuple[str, ...]:
-        """List a folder; names count as present only through what is read below them."""
+        """List a folder and record the names, unless the file below that name was read already."""
         names = self._inner.listdir(path)
         for name in names:
             full = f"{path.rstrip('/')}/{name}"

@@ -102,7 +102,7 @@ _MERGE: Final = (
     "These are summaries of successive parts of one conversation. Write one summary of at most 150 words that "
     "keeps names, numbers, dates, decisions and what is still open. Write only the summary.\n\n"
 )
-# Lines kept word by word: at most so many, of at most so many characters.
+# Maximum number of lines that are quoted verbatim, and the maximum length of each.
 _QUOTES: Final = 8
 _QUOTE_CHARS: Final = 180
 _SENTENCE: Final = re.compile(r"(?<=[.!?])\s+|\n+")

@@ -43,7 +43,7 @@ class _Translated(Wording):
         super().__init__(lambda text: QCoreApplication.translate("reasons", text))
 
     def sentence(self, reason: Reason) -> str:
-        """The sentence of a reason; the title of a known fault is translated too, if the rule is one of ours."""
+        """The sentence of a reason; titles of Tessera's own fault rules are translated too."""
         if isinstance(title := reason.values.get("title"), str):
             values = {**reason.values, "title": QCoreApplication.translate("faults", title)}
             reason = Reason(reason.kind, values)

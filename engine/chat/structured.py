@@ -17,7 +17,7 @@ from engine.core.types import Constraint
 
 Kind = Literal["json_schema", "json_object", "regex", "lark", "gbnf"]
 
-# T22 of the fault list. A constraint that takes more than a second to test is rejected.
+# A constraint that takes longer to compile is rejected: it would hold up every other request.
 TIME_LIMIT_S: Final = 1.0
 MEMORY_LIMIT_BYTES: Final = 1 << 30
 MAX_SOURCE_BYTES: Final = 1 << 20

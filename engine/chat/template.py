@@ -13,7 +13,7 @@ from engine.chat.types import ChatTemplate, Message, Rendered, ToolDefinition
 from engine.core.errors import EnvironmentFault, InputFault
 from engine.message_catalog.reasons import because
 
-# T19 of the fault list: a template has two seconds. Real ones take 0.2 to 5 ms.
+# A template that takes longer is stopped. Real ones take 0.2 to 5 ms.
 TIME_LIMIT_S: Final = 2.0
 # Memory for Python, Jinja and several copies of a 64 MiB prompt.
 MEMORY_LIMIT_BYTES: Final = 768 << 20

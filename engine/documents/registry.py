@@ -513,7 +513,7 @@ class Collections:
         wanted = [p for p in mine if any(is_below(p, s) and is_wanted(p, s) for s in definition.sources)]
         walk = Walk(wanted, images=definition.ocr)
         found = {f.path: f for f in walk.files()}
-        # Removed files first: a moved file takes its vectors along.
+        # Handle removed files first. Their vectors are then free for the same text at another path: a moved file.
         for path in mine:
             if walk.hid(path):
                 self._mark_dirty(definition.id)

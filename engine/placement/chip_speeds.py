@@ -140,14 +140,16 @@ class Npu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rates of one device through one backend: seconds per token = a + b x depth, by parts of a file's header.
+    """Rates of one device through one backend. The time of a token is a constant plus a term that grows with depth.
 
-    Decoding: bytes of weights over `gbs` (16-bit weights over `wide_gbs`; in mixtures `wide_experts_gbs` is added)
-    and bytes of the cache at that depth over `cache_gbs`; operations of attention; seconds per token, layer, layer
-    of experts and recurrent layer. Prompts: operations of weights over `gflops`, of attention over
-    `attention_gflops`; extra seconds per token, recurrent layer, billion BF16 weights and experts; and per ubatch
-    the seconds per GB of weights, per layer and per GB of cache. None: use the family's rule, which does not have
-    these terms.
+    A response's token takes the sum of these terms:
+    - bytes of weights / `gbs` (16-bit weights: `wide_gbs`; a mixture's also `wide_experts_gbs`);
+    - bytes of the cache at that depth / `cache_gbs`, and the operations of attention;
+    - fixed seconds per token, per layer, per layer of experts and per recurrent layer.
+
+    A prompt's token takes operations of weights / `gflops` and of attention / `attention_gflops`, plus seconds
+    per token, recurrent layer, billion BF16 weights and expert. Each ubatch adds seconds per GB of weights, per
+    layer and per GB of cache. None: use the rule of the chip's family, which does not have that term.
     """
 
     gbs: Positive

@@ -24,11 +24,10 @@ from quantize.native.split_points import Cuts, GraphTap, find_cuts
 P = TypeVar("P")
 T = TypeVar("T")
 
-# Memory limit for all parallel contexts together, and the bytes of a context per token of its window and per
-# vocabulary entry: logits once in ggml's buffer and once as a copy. Contexts with one thread each never wait for
-# each other. Measured: log-archive.md, "GPTQ rounding" ("Lanes").
+# Memory limit for all parallel contexts together. Each has one thread, so that no context waits for another.
+# Measured: log-archive.md, "GPTQ rounding" ("Lanes").
 _CONTEXTS_BYTES = 2 << 30
-_LOGIT_BYTES = 8
+_LOGIT_BYTES = 8  # per token and vocabulary entry: one float in ggml's buffer and one in the copy
 
 
 class ReferenceModel:

@@ -50,7 +50,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize(("field", "value"), [(f, v) for f, values in NUMBERS.items() for v in values])
-def test_t23_a_bad_value_names_its_field(server, field, value):
+def test_a_bad_value_names_its_field(server, field, value):
     answer = post(server, {"model": "spark", "messages": MESSAGES, "logprobs": True, field: value})
     error = answer.json()["error"]
     assert answer.status_code == 400
@@ -107,7 +107,7 @@ def test_pictures_come_as_data_only(server, url):
     assert "image_url" in answer.json()["error"]["param"]
 
 
-def test_t21_an_announced_gigabyte_is_refused_before_it_is_read(server):
+def test_an_announced_gigabyte_is_refused_before_it_is_read(server):
     address = urlsplit(server.url)
     before = psutil.Process(server.process.pid).memory_info().rss
     with socket.create_connection((address.hostname, address.port)) as connection:
@@ -118,7 +118,7 @@ def test_t21_an_announced_gigabyte_is_refused_before_it_is_read(server):
     assert psutil.Process(server.process.pid).memory_info().rss - before < 20e6
 
 
-def test_t21_an_endless_chunked_body_is_cut_off(server):
+def test_an_endless_chunked_body_is_cut_off(server):
     address = urlsplit(server.url)
     before = psutil.Process(server.process.pid).memory_info().rss
     block = b"100000\r\n" + b" " * 0x100000 + b"\r\n"

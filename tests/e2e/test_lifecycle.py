@@ -1,4 +1,4 @@
-"""Dying processes and leaving clients: T1, T24 and T25 of the fault list, each in the name of its test."""
+"""Dying processes and leaving clients."""
 
 import json
 import os
@@ -80,7 +80,7 @@ def test_an_idle_server_sleeps_and_its_answers_have_the_date_of_now(own_server):
     assert begun <= parsedate_to_datetime(date).timestamp() <= time.time()
 
 
-def test_t1_a_killed_runner_is_an_error_event_and_the_next_request_works(own_server):
+def test_a_killed_runner_is_an_error_event_and_the_next_request_works(own_server):
     with httpx2.stream("POST", f"{own_server.url}/v1/chat/completions", json=LONG, timeout=60) as response:
         lines = response.iter_lines()
         next(line for line in lines if '"content":"' in line and '"content":""' not in line)
@@ -119,7 +119,7 @@ def test_killing_the_server_leaves_no_runner(own_server):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_t24_a_client_that_leaves_cancels_its_generation(own_server, stream):
+def test_a_client_that_leaves_cancels_its_generation(own_server, stream):
     httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60)
     address = urlsplit(own_server.url)
     body = json.dumps({**LONG, "stream": stream}).encode()
@@ -135,7 +135,7 @@ def test_t24_a_client_that_leaves_cancels_its_generation(own_server, stream):
     assert httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60).status_code == 200
 
 
-def test_t24_a_hundred_disconnects_leave_nothing_behind(own_server):
+def test_a_hundred_disconnects_leave_nothing_behind(own_server):
     httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60)
     process = psutil.Process(own_server.process.pid)
 
@@ -161,7 +161,7 @@ def test_t24_a_hundred_disconnects_leave_nothing_behind(own_server):
     assert process.num_threads() <= threads + pool
 
 
-def test_t24_a_client_that_stops_reading_holds_nobody_up_and_is_let_go(own_server):
+def test_a_client_that_stops_reading_holds_nobody_up_and_is_let_go(own_server):
     httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60)
     process = psutil.Process(own_server.process.pid)
     files = process.num_fds()
@@ -192,7 +192,7 @@ def test_terminate_ends_in_good_order(own_server):
     assert not (own_server.home / "state" / "server.json").exists()
 
 
-def test_t25_a_used_port_is_named(own_server, tmp_path):
+def test_a_used_port_is_named(own_server, tmp_path):
     port = str(urlsplit(own_server.url).port)
     with pytest.raises(RuntimeError, match=f"Port {port} on 127.0.0.1 is in use by .*pid"):
         RunningServer(tmp_path / "second", "--port", port) if (tmp_path / "second").mkdir() is None else None

@@ -174,7 +174,7 @@ def test_a_shared_prefix_is_taken_from_the_cache(client):
     assert cached > 0.7 * second.usage.prompt_tokens
 
 
-def test_t21_prompt_longer_than_the_context(client):
+def test_prompt_longer_than_the_context(client):
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="spark", messages=ask("word " * 3000))
     assert caught.value.code == "context_length_exceeded"

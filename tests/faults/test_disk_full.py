@@ -39,7 +39,7 @@ def can_mount():
 
 
 @pytest.mark.skipif(not can_mount(), reason="needs unshare and user namespaces (Linux)")
-def test_t3_enospc_in_a_download_keeps_the_list_and_resumes(tmp_path):
+def test_enospc_in_a_download_keeps_the_list_and_resumes(tmp_path):
     models = tmp_path / "home" / "models"
     models.mkdir(parents=True)
     environment = {**os.environ, "TESSERA_HOME": str(tmp_path / "home"), "HF_TOKEN": "", "NO_PROXY": "127.0.0.1"}

@@ -1,4 +1,4 @@
-"""T19: templates come with untrusted files; whatever they do, the caller gets one clear error in time."""
+"""Templates come with untrusted files; whatever they do, the caller gets one clear error in time."""
 
 import asyncio
 import time
@@ -90,7 +90,7 @@ def render(renderer, source, **variables):
 
 
 @pytest.mark.parametrize("source", ESCAPES)
-def test_t19_escapes_reach_nothing(renderer, source):
+def test_escapes_reach_nothing(renderer, source):
     try:
         shown = render(renderer, source).prompt
     except BadTemplate:
@@ -99,7 +99,7 @@ def test_t19_escapes_reach_nothing(renderer, source):
 
 
 @pytest.mark.parametrize("source", BOMBS)
-def test_t19_bombs_end_in_an_input_fault_and_the_next_render_works(renderer, source):
+def test_bombs_end_in_an_input_fault_and_the_next_render_works(renderer, source):
     began = time.monotonic()
     with pytest.raises(InputFault) as caught:
         render(renderer, source)
@@ -108,7 +108,7 @@ def test_t19_bombs_end_in_an_input_fault_and_the_next_render_works(renderer, sou
     assert render(renderer, None).prompt.endswith("<|im_start|>assistant\n")
 
 
-def test_t19_an_endless_template_is_stopped_then_paused(renderer):
+def test_an_endless_template_is_stopped_then_paused(renderer):
     source = "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = i %}{% endfor %}{% endfor %}{{ 1 }}"
     first = renderer.child.pid
     for _ in range(2):
@@ -135,7 +135,7 @@ def test_a_killed_child_is_replaced(renderer):
 @pytest.mark.parametrize(
     "source", ["{% if %}", "{{ messages[5].content.x }}", "{% for %}", "{{ 1/0 }}", "{{ nope() }}"]
 )
-def test_t19_broken_templates_are_named_and_offer_the_built_in_one(renderer, source):
+def test_broken_templates_are_named_and_offer_the_built_in_one(renderer, source):
     with pytest.raises(BadTemplate, match="built-in template"):
         render(renderer, source)
 

@@ -1,4 +1,4 @@
-"""T2, T5, T27, T28 and T29 of the fault list, on the store of chats."""
+"""The store of chats: power cuts, full disks, damaged files and two writers."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def start(code, *arguments):
 
 
 @pytest.mark.slow
-def test_t2_no_acknowledged_message_is_lost_by_200_kills(tmp_path):
+def test_no_acknowledged_message_is_lost_by_200_kills(tmp_path):
     """One long-lived parent kills forked writers, so that 200 kills cost seconds, not minutes."""
     path = tmp_path / "chats.db"
     open_store(path).connection.close()
@@ -97,7 +97,7 @@ def test_t2_no_acknowledged_message_is_lost_by_200_kills(tmp_path):
     opened.connection.close()
 
 
-def test_t2_a_kill_of_a_separate_process_keeps_what_it_acknowledged(tmp_path):
+def test_a_kill_of_a_separate_process_keeps_what_it_acknowledged(tmp_path):
     path = tmp_path / "chats.db"
     with start(WRITER, path) as process:
         saved = []
@@ -117,7 +117,7 @@ def test_t2_a_kill_of_a_separate_process_keeps_what_it_acknowledged(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file size limits are POSIX")
-def test_t5_a_full_disk_refuses_and_the_next_write_succeeds(tmp_path):
+def test_a_full_disk_refuses_and_the_next_write_succeeds(tmp_path):
     """RLIMIT_FSIZE makes the kernel refuse growth of the files, as a full disk does."""
     code = """
     import resource, signal, sys
@@ -156,7 +156,7 @@ def test_t5_a_full_disk_refuses_and_the_next_write_succeeds(tmp_path):
 
 @pytest.mark.parametrize("old_version", range(len(MIGRATIONS)))
 @pytest.mark.parametrize("killed_step", range(len(MIGRATIONS)))
-def test_t28_a_kill_inside_a_migration_leaves_the_old_format_or_the_new(tmp_path, old_version, killed_step):
+def test_a_kill_inside_a_migration_leaves_the_old_format_or_the_new(tmp_path, old_version, killed_step):
     if killed_step < old_version:
         pytest.skip("that step was done long ago")
     path = tmp_path / "chats.db"
@@ -199,7 +199,7 @@ def test_t28_a_kill_inside_a_migration_leaves_the_old_format_or_the_new(tmp_path
     opened.connection.close()
 
 
-def test_t29_a_home_that_cannot_be_written_works_in_memory(tmp_path):
+def test_a_home_that_cannot_be_written_works_in_memory(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     store, reason = open_or_memory(blocked / "below" / "chats.db")
@@ -210,7 +210,7 @@ def test_t29_a_home_that_cannot_be_written_works_in_memory(tmp_path):
     store.close()
 
 
-def test_t29_spaces_and_odd_letters_in_the_path(tmp_path):
+def test_spaces_and_odd_letters_in_the_path(tmp_path):
     path = tmp_path / "a b ü ☃" / "chats #1?.db"
     opened = open_store(path)
     conversations.create(opened.connection, title="x")

@@ -131,7 +131,7 @@ def test_an_error_before_the_stream_is_shown_with_what_to_do(qtbot, services, pa
     assert shown(page)[0]._editor is not None
 
 
-def test_t1_a_dying_runner_keeps_the_partial_answer_and_offers_to_try_again(qtbot, services, page, server):
+def test_a_dying_runner_keeps_the_partial_answer_and_offers_to_try_again(qtbot, services, page, server):
     server.end_early = True
     ask(qtbot, page)
     answer = stored(services, page)[1]

@@ -54,7 +54,7 @@ def test_what_came_from_where_survives_the_loss_of_the_catalogue(hub, client, ca
     again.close()
 
 
-def test_t3_no_room_is_refused_before_the_first_byte(hub, client, catalogue, spark, monkeypatch):
+def test_no_room_is_refused_before_the_first_byte(hub, client, catalogue, spark, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: os_usage(1000))
     with pytest.raises(errors.NotEnoughDisk) as caught:
         download(client, catalogue).run(JobContext())
@@ -67,7 +67,7 @@ def os_usage(free):
     return type("usage", (), {"total": 10**12, "used": 0, "free": free})()
 
 
-def test_t3_a_disk_that_fills_up_keeps_the_part_and_goes_on_later(hub, client, catalogue, spark, monkeypatch):
+def test_a_disk_that_fills_up_keeps_the_part_and_goes_on_later(hub, client, catalogue, spark, monkeypatch):
     real, room = os.pwrite, [5 * MB]
 
     def pwrite(fd, data, offset):
@@ -87,14 +87,14 @@ def test_t3_a_disk_that_fills_up_keeps_the_part_and_goes_on_later(hub, client, c
     assert hub.sent_bytes < SPARK.stat().st_size
 
 
-def test_t6_cut_links_are_mended(hub, client, catalogue, spark):
+def test_cut_links_are_mended(hub, client, catalogue, spark):
     hub.faults.cut_after = [100_000, 3_000_000, 0, 2_000_000]
     entry = download(client, catalogue).run(JobContext())
     assert entry.path.read_bytes() == SPARK.read_bytes()
     assert hub.sent_bytes < SPARK.stat().st_size + 5 * MB  # what had arrived was not fetched again
 
 
-def test_t6_a_stalled_link_shows_as_stalled_and_resumes(hub, client, catalogue, spark, monkeypatch):
+def test_a_stalled_link_shows_as_stalled_and_resumes(hub, client, catalogue, spark, monkeypatch):
     monkeypatch.setattr("engine.library.hub.client._TIMEOUT", __import__("httpx2").Timeout(1.0))
     monkeypatch.setattr("engine.jobs.jobs._STALLED_S", 0.3)
     hub.faults.stall_after, hub.faults.stall_s = [MB] * 4, 5
@@ -104,7 +104,7 @@ def test_t6_a_stalled_link_shows_as_stalled_and_resumes(hub, client, catalogue, 
     assert any(p.stalled and p.speed == 0 for p in seen)
 
 
-def test_t6_a_dead_link_gives_up_in_words_and_keeps_the_part(hub, client, catalogue, spark):
+def test_a_dead_link_gives_up_in_words_and_keeps_the_part(hub, client, catalogue, spark):
     hub.faults.storage_down = True
     with pytest.raises(errors.HubUnreachable) as caught:
         download(client, catalogue, patience=RetryPolicy(give_up_s=0.3, first_backoff_s=0.05)).run(JobContext())
@@ -121,7 +121,7 @@ def test_a_busy_hub_is_given_the_time_it_asks_for(hub, client, catalogue, spark)
     assert time.monotonic() - begin >= 1
 
 
-def test_t7_wrong_bytes_of_the_right_size_are_quarantined(hub, client, catalogue, spark):
+def test_wrong_bytes_of_the_right_size_are_quarantined(hub, client, catalogue, spark):
     wrong = bytearray(SPARK.read_bytes())
     wrong[-1] ^= 1
     spark.files["spark-F16.gguf"].lie = bytes(wrong)
@@ -182,7 +182,7 @@ def test_cancel_removes_what_was_fetched(hub, client, catalogue, spark):
     assert not [name for name in leftovers(catalogue) if not name.endswith(".lock")]
 
 
-def test_t8_changed_content_on_resume_starts_at_zero(hub, client, catalogue, spark):
+def test_changed_content_on_resume_starts_at_zero(hub, client, catalogue, spark):
     hub.faults.bytes_per_s = 20 * MB
     with pytest.raises(Paused):
         download(client, catalogue).run(pause_at(0.3))
@@ -196,7 +196,7 @@ def test_t8_changed_content_on_resume_starts_at_zero(hub, client, catalogue, spa
     assert download(client, catalogue).run(JobContext()).path.read_bytes() == bytes(changed)
 
 
-def test_t8_a_server_that_ignores_ranges_is_read_from_the_start(hub, client, catalogue, spark):
+def test_a_server_that_ignores_ranges_is_read_from_the_start(hub, client, catalogue, spark):
     hub.faults.bytes_per_s = 20 * MB
     with pytest.raises(Paused):
         download(client, catalogue).run(pause_at(0.3))
@@ -243,7 +243,7 @@ def pull_process(hub):
 
 
 @pytest.mark.process
-def test_t9_two_processes_share_one_download(hub, client, catalogue, spark):
+def test_two_processes_share_one_download(hub, client, catalogue, spark):
     hub.faults.bytes_per_s = MB  # until the second has met the first
     notes = set()
 
@@ -265,7 +265,7 @@ def test_t9_two_processes_share_one_download(hub, client, catalogue, spark):
 
 
 @pytest.mark.process
-def test_t10_kill_9_and_restart_resumes_and_is_never_shown_as_installed(hub, client, catalogue, spark):
+def test_kill_9_and_restart_resumes_and_is_never_shown_as_installed(hub, client, catalogue, spark):
     hub.faults.bytes_per_s = MB
     with pull_process(hub) as other:
         for line in other.stdout:
@@ -280,7 +280,7 @@ def test_t10_kill_9_and_restart_resumes_and_is_never_shown_as_installed(hub, cli
     assert hub.sent_bytes < SPARK.stat().st_size
 
 
-def test_t26_models_folder_that_goes_away_fails_in_words(hub, client, catalogue, spark):
+def test_models_folder_that_goes_away_fails_in_words(hub, client, catalogue, spark):
     work = download(client, catalogue)
     catalogue.paths.models.rename(catalogue.paths.models.with_name("unplugged"))
     catalogue.paths.models.write_text("in the way")
