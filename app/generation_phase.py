@@ -14,11 +14,16 @@ from engine.api.chat import ChatChunk
 _MIN_SHOWN_S = 1.0
 # An idle machine finishes a typical prompt within this time.
 _MIN_BUSY_S = 3.0
+# Show the estimate of the rest from this time on, in minutes from the second one on.
+_MIN_LEFT_S, _MINUTES_FROM_S = 2.0, 90.0
 
 
 @dataclass(frozen=True)
 class GenerationPhase:
-    """`done` of `total`: prompt tokens while reading, percent while loading. `busy`: as the server measured."""
+    """`done` of `total`: prompt tokens while reading, percent while loading. `busy`: as the server measured.
+
+    `left_s`: about so many seconds until the response starts (0: unknown).
+    """
 
     name: Literal["waiting", "permission", "loading", "reading", "thinking", "writing"] = "waiting"
     done: int = 0
@@ -26,6 +31,7 @@ class GenerationPhase:
     before: int = 0
     compiling: bool = False
     busy: bool = False
+    left_s: float = 0.0
 
 
 WAITING, THINKING, WRITING = GenerationPhase("waiting"), GenerationPhase("thinking"), GenerationPhase("writing")
@@ -38,7 +44,7 @@ def phase_of(chunk: ChatChunk) -> GenerationPhase | None:
     if load is not None:
         return GenerationPhase("loading", round(100 * load.fraction), 100, load.waiting, load.compiling)
     if prompt is not None:
-        return GenerationPhase("reading", prompt.processed, prompt.total, busy=prompt.busy)
+        return GenerationPhase("reading", prompt.processed, prompt.total, busy=prompt.busy, left_s=prompt.left_s)
     for choice in chunk.choices:
         if choice.delta.content or choice.delta.tool_calls:
             return WRITING
@@ -52,7 +58,7 @@ def phase_of(chunk: ChatChunk) -> GenerationPhase | None:
 def phase_text(
     phase: GenerationPhase, seconds: float, tr: Callable[[str], str], number: Callable[[int], str]
 ) -> str:
-    """Describe the phase, for example `Reading your prompt 1,204 of 2,831 · 12 s`."""
+    """Describe the phase, for example `Reading your prompt 1,204 of 2,831 · 12 s · about 16 s left`."""
     if phase.name == "loading" and phase.compiling:
         words = tr("Compiling the model for its device {n} % (the first time only)").format(n=phase.done)
     elif phase.name == "loading":
@@ -72,5 +78,13 @@ def phase_text(
     if seconds < _MIN_SHOWN_S or phase.name == "permission":
         return words
     words = f"{words} · " + tr("{n} s").format(n=int(seconds))
+    if phase.left_s >= _MIN_LEFT_S:
+        minutes = phase.left_s >= _MINUTES_FROM_S
+        left = (
+            tr("{n} min").format(n=round(phase.left_s / 60))
+            if minutes
+            else tr("{n} s").format(n=round(phase.left_s))
+        )
+        words += " · " + tr("about {time} left").format(time=left)
     busy = phase.busy or (seconds >= _MIN_BUSY_S and is_busy())
     return f"{words} · " + tr("this computer is busy") if busy else words

@@ -177,10 +177,14 @@ class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of prompt tokens processed so far. `busy`: other programs take the server's processor."""
+    """Number of prompt tokens processed so far. `left_s` estimates the seconds until the first token (0: unknown).
+
+    `busy`: other programs take the server's processor.
+    """
 
     processed: int = 0
     total: int = 0
+    left_s: float = 0.0
     busy: bool = False
 
 

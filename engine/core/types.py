@@ -205,12 +205,14 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
 class PromptProgress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     """Number of prompt tokens processed, including those from the cache.
 
+    `left_s` estimates the seconds until the first token (0: not known yet).
     `busy`: other programs take the processor, so that it takes longer than usual.
     """
 
     processed: int
     prompt_tokens: int
     cached_tokens: int
+    left_s: float = 0.0
     busy: bool = False
 
 

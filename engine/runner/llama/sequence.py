@@ -1,5 +1,6 @@
 """A request in llama.cpp, with its cells, images and drafts."""
 
+from bisect import bisect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -18,6 +19,31 @@ PROGRESS_S: Final = 0.2
 # A response this near to the end of a context requests a larger one in advance, because deciding takes
 # milliseconds.
 ASK_AHEAD: Final = 64
+
+
+class PrefillEstimate:
+    """Estimates how long the rest of a prompt takes. A token takes longer the more tokens precede it."""
+
+    def __init__(self) -> None:
+        self._marks: list[tuple[int, float]] = []
+
+    def left_s(self, done: int, total: int, now: float) -> float:
+        """Return the seconds for the rest of `total` tokens, of which `done` are computed `now`; 0: unknown."""
+        if self._marks and done < self._marks[-1][0]:  # it gave way to another request
+            self._marks.clear()
+        if not self._marks or done > self._marks[-1][0]:
+            self._marks.append((done, now))
+        first = self._marks[0]
+        half = bisect(self._marks, ((first[0] + done) / 2, now))
+        if len(self._marks) < 2:
+            return 0.0
+        middle = self._marks[min(max(half, 1), len(self._marks) - 1) - 1]
+        later_s = (now - middle[1]) / (done - middle[0])
+        more_s = 0.0
+        if middle is not first:
+            earlier_s = (middle[1] - first[1]) / (middle[0] - first[0])
+            more_s = max(0.0, later_s - earlier_s) / ((done - first[0]) / 2)
+        return (total - done) * (later_s + more_s * (total - middle[0]) / 2)
 
 
 @dataclass(eq=False)  # as its parent
@@ -44,6 +70,7 @@ class LlamaSequence(Sequence):
     scored: int = 0
     steady: bool = False
     balance: DraftBalance = field(default_factory=DraftBalance)
+    prefill: PrefillEstimate = field(default_factory=PrefillEstimate)
     last_accepted: int = 0
     recorded_rows: list[SampledRow] = field(default_factory=list)
 
@@ -146,7 +173,11 @@ class LlamaSequence(Sequence):
         self.flushed_at = now
         done = len(self.cache.tokens)
         return PromptProgress(
-            processed=done, prompt_tokens=self.n_prompt, cached_tokens=self.cached_tokens, busy=busy
+            processed=done,
+            prompt_tokens=self.n_prompt,
+            cached_tokens=self.cached_tokens,
+            left_s=round(self.prefill.left_s(done, self.n_prompt, now), 1),
+            busy=busy,
         )
 
 

@@ -133,13 +133,16 @@ class ChunkWriter:
     def prefill_progress(self, progress: PromptProgress) -> bytes:
         """Prompt progress as llama-server reports it: `cache` of the `processed` tokens were cached.
 
-        In addition, `busy` is true if other programs take the processor.
+        In addition, `left_s` estimates the seconds until the first token, and `busy` is true if other programs take
+        the processor.
         """
         fields: dict[str, Any] = {
             "total": progress.prompt_tokens,
             "cache": progress.cached_tokens,
             "processed": progress.processed,
         }
+        if progress.left_s:
+            fields["left_s"] = progress.left_s
         if progress.busy:
             fields["busy"] = True
         return self._open + b"]," + _encode({"prompt_progress": fields})[1:] + b"\n\n"

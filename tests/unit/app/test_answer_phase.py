@@ -4,11 +4,13 @@ import os
 from types import SimpleNamespace
 
 import msgspec
+import pytest
 
 from app.generation_phase import GenerationPhase, phase_of, phase_text
 from engine.api.chat import ChatChunk
 from engine.core.types import PromptProgress
 from engine.pool.loaded_model import QueueTicket
+from engine.runner.llama.sequence import PrefillEstimate
 from engine.runner.protocol import COMPILING
 from engine.server.openai.stream import ChunkWriter
 
@@ -53,3 +55,41 @@ def test_a_server_on_a_busy_computer_says_so_while_it_reads(monkeypatch):
 
     assert words(True) == "Reading your prompt 1 of 9 · 2 s · this computer is busy"
     assert words(False) == "Reading your prompt 1 of 9 · 2 s"
+
+
+def test_the_rest_of_a_long_prompt_is_estimated():
+    writer = ChunkWriter("chat.completion.chunk", "chatcmpl-1", "m")
+
+    def words(left_s):
+        progress = PromptProgress(processed=1, prompt_tokens=9, cached_tokens=0, left_s=left_s, busy=True)
+        chunk = msgspec.json.decode(writer.prefill_progress(progress).removeprefix(b"data: "), type=ChatChunk)
+        return phase_text(phase_of(chunk), 2.0, lambda text: text, str).split(" · ")[2]
+
+    assert words(0.0) == words(1.9) == "this computer is busy"
+    assert words(14.6) == "about 15 s left"
+    assert words(130.0) == "about 2 min left"
+
+
+@pytest.mark.parametrize("slope", [0.0, 1e-7, 1e-5])
+@pytest.mark.parametrize("cached", [0, 20_000])
+def test_the_estimate_knows_that_deep_tokens_take_longer(slope, cached):
+    """With exact times of 1 ms a token and `slope` more for each token before it, the estimate is exact."""
+    total = 60_000
+
+    def seconds(tokens):
+        return tokens / 1000 + slope * tokens**2 / 2
+
+    estimate = PrefillEstimate()
+    assert estimate.left_s(cached, total, seconds(cached)) == 0.0
+    for done in range(cached + 1000, total, 1000):
+        left = estimate.left_s(done, total, seconds(done))
+        if done >= cached + 2000:
+            assert left == pytest.approx(seconds(total) - seconds(done), rel=0.02)
+
+
+def test_a_prompt_that_gave_way_is_estimated_from_where_it_goes_on():
+    estimate = PrefillEstimate()
+    estimate.left_s(1000, 4000, 1.0)
+    assert estimate.left_s(2000, 4000, 2.0) == 2.0
+    assert estimate.left_s(500, 4000, 9.0) == 0.0
+    assert estimate.left_s(1500, 4000, 10.0) == 2.5
