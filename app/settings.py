@@ -148,13 +148,8 @@ SETTINGS: tuple[Setting, ...] = (
         minimum=1,
         maximum=90,
     ),
-    Setting(
-        "code.reopen",
-        True,
-        "Reopen the last project",
-        "The Code page opens the folder of last time and goes on with its last session.",
-        "Code",
-    ),
+    Setting("code.reopen", True, "Reopen the last project", "With its last session, on the Code page.", "Code"),
+    Setting("code.editor", "", "Editor", "vscode, zed, desktop, or a command with {file} and {line}.", "Code"),
     Setting(
         "models.context",
         0,

@@ -83,6 +83,16 @@ class NoSuchStep(InputFault):
         self.num_steps = num_steps
 
 
+class NoEditor(InputFault):
+    """A file that cannot be opened in an editor; `reason` is a sentence."""
+
+    code = "no_editor"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason} Choose an editor in the settings (Code, Editor).")
+        self.reason = reason
+
+
 class NoSuchSession(InputFault):
     """A session of the project's history that was deleted meanwhile."""
 

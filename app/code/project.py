@@ -1,11 +1,13 @@
 """An open project: its files, index, edit history and git, and the folders that store them."""
 
 import hashlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 from app.code.edits.journal import Journal
 from app.code.edits.session import EditSession
+from app.code.errors import GitFailed
 from app.code.git import Git
 from app.code.history import Sessions
 from app.code.index.project import ProjectIndex
@@ -31,6 +33,12 @@ class Project:
     def _uncommitted(self) -> frozenset[str]:
         """Raises GitFailed: without a result, no file may count as unchanged."""
         return self.git.uncommitted() if self.git is not None else frozenset()
+
+    def changed_files(self) -> frozenset[str]:
+        """Files that git reports as changed; none without git."""
+        with suppress(GitFailed):
+            return self._uncommitted()
+        return frozenset()
 
     def __enter__(self) -> Self:
         return self

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
@@ -24,6 +25,14 @@ _HEAD_BYTES = 8_000
 _TAIL_BYTES = 12_000
 _DRAIN_S = 2.0
 _LOOK_S = 0.1
+
+
+class StopSign(Protocol):
+    """Set when a command shall end, for instance an event."""
+
+    def is_set(self) -> bool:
+        """Whether it shall end."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +49,7 @@ def run_command(
     folder: Path,
     timeout_s: float,
     openings: SandboxPermissions | None = None,
-    cancelled: threading.Event | None = None,
+    cancelled: StopSign | None = None,
     on_output: Callable[[str], None] = lambda _: None,
 ) -> CommandResult:
     """Run `argv` in `folder`, sandboxed with these openings (None: no sandbox); stdout and stderr are merged.
@@ -58,7 +67,7 @@ def run_command(
 
 
 def _run(
-    argv: list[str], folder: Path, timeout_s: float, cancelled: threading.Event, on_output: Callable[[str], None]
+    argv: list[str], folder: Path, timeout_s: float, cancelled: StopSign, on_output: Callable[[str], None]
 ) -> CommandResult:
     begun = time.monotonic()
     child = subprocess.Popen(
@@ -112,6 +121,7 @@ class _HeadAndTail:
         self._tail = bytearray()
         self._dropped = 0
         self._fresh = bytearray()
+        self._missed = 0  # bytes since the last call of `taken` that it does not return
         self._lock = threading.Lock()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -119,7 +129,9 @@ class _HeadAndTail:
         """Output since the last call; at most as much as a result holds."""
         with self._lock:
             fresh, self._fresh = self._fresh, bytearray()
-        return self._decoder.decode(bytes(fresh[: _HEAD_BYTES + _TAIL_BYTES]), final)
+            missed, self._missed = self._missed + max(0, len(fresh) - _HEAD_BYTES - _TAIL_BYTES), 0
+        text = self._decoder.decode(bytes(fresh[: _HEAD_BYTES + _TAIL_BYTES]), final)
+        return f"{text}\n[... {missed} bytes not shown ...]\n" if missed else text
 
     def drain(self, child: "subprocess.Popen[bytes]") -> None:
         assert child.stdout is not None
@@ -128,6 +140,8 @@ class _HeadAndTail:
                 with self._lock:
                     if len(self._fresh) < _HEAD_BYTES + _TAIL_BYTES:
                         self._fresh += chunk
+                    else:
+                        self._missed += len(chunk)
                 left = _HEAD_BYTES - len(self._head)
                 self._head += chunk[:left]
                 self._tail += chunk[left:] if left > 0 else chunk

@@ -13,7 +13,7 @@ import msgspec
 from app.code.agent import sandbox
 from app.code.agent.aliases import translated
 from app.code.agent.command import run_command
-from app.code.agent.types import Edited, OnEvent, PlanItem, Planned, Printed
+from app.code.agent.types import CommandEnded, CommandStarted, Edited, OnEvent, PlanItem, Planned, Printed
 from app.code.edits.parse import contents, parse_answer
 from app.code.edits.session import EditSession, FileProposal
 from app.code.edits.types import Hunk, ParsedEdits
@@ -115,6 +115,16 @@ class PlanArguments(msgspec.Struct, forbid_unknown_fields=True):
     items: list[PlanItem]
 
 
+class _EitherSet:
+    """Set if one of two events is."""
+
+    def __init__(self, first: threading.Event, second: threading.Event) -> None:
+        self._events = first, second
+
+    def is_set(self) -> bool:
+        return any(event.is_set() for event in self._events)
+
+
 def _schema(required: Sequence[str], **properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
 
@@ -202,7 +212,8 @@ class Toolbox:
         self._edits = edits
         self._consent = consent
         self._on_event = on_event
-        self._cancelled = cancelled
+        self._cancelled = cancelled or threading.Event()
+        self._stopped = threading.Event()  # the running command shall end
         self._tools: dict[str, tuple[type[msgspec.Struct], Callable[[Any], ToolOutcome]]] = {
             "list": (ListArguments, self._list),
             "read": (ReadArguments, self._read),
@@ -430,6 +441,10 @@ class Toolbox:
         if not self._consent.given(request):
             raise ToolRefused("The person declined this edit.")
 
+    def stop_command(self) -> None:
+        """End the running command. The agent goes on with what it wrote until then. Thread-safe."""
+        self._stopped.set()
+
     def _run(self, arguments: RunArguments) -> ToolOutcome:
         if not arguments.argv or not arguments.argv[0].strip():
             raise ToolRefused("argv must name a program.")
@@ -452,17 +467,25 @@ class Toolbox:
         wanted = arguments.timeout_s if math.isfinite(arguments.timeout_s) else _DEFAULT_TIMEOUT_S
         timeout_s = min(max(wanted, 1.0), _MAX_TIMEOUT_S)
         root = self._index.workspace.root
-        done = run_command(
-            arguments.argv,
-            root,
-            timeout_s,
-            openings,
-            self._cancelled,
-            on_output=lambda text: self._on_event(Printed(text)),
-        )
+        self._stopped.clear()
+        self._on_event(CommandStarted(shown_argv(arguments.argv)))
+        try:
+            done = run_command(
+                arguments.argv,
+                root,
+                timeout_s,
+                openings,
+                _EitherSet(self._cancelled, self._stopped),
+                on_output=lambda text: self._on_event(Printed(text)),
+            )
+        except (OSError, ValueError):  # it could not be started
+            self._on_event(CommandEnded(None, 0.0))
+            raise
+        self._on_event(CommandEnded(done.exit_code, done.elapsed_s))
         with self._index.lock:
             self._index.refresh()
-        ended = "was stopped" if done.exit_code is None else f"ended with code {done.exit_code}"
+        stopped = "was stopped by the person" if self._stopped.is_set() else "was stopped"
+        ended = stopped if done.exit_code is None else f"ended with code {done.exit_code}"
         return ToolOutcome(
             f"The command {ended} after {done.elapsed_s:.1f} s.\n{done.output}", ok=done.exit_code == 0
         )

@@ -6,7 +6,7 @@ from typing import IO
 
 import msgspec
 
-from app.code.agent.types import AgentEvent, AssistantTextEvent, Printed
+from app.code.agent.types import AgentEvent, AssistantTextEvent, CommandEnded, CommandStarted, Printed
 from app.tools.loop import ToolCallEvent
 from devices.msgspec_lock import learned
 
@@ -23,8 +23,8 @@ class Transcript:
         self._file: IO[bytes] = path.open("ab")
 
     def add(self, event: AgentEvent) -> None:
-        """Write one event; output of a running command is part of its result."""
-        if isinstance(event, Printed):
+        """Write one event; a running command and its output are in the call and its result."""
+        if isinstance(event, CommandStarted | Printed | CommandEnded):
             return
         self._file.write(_encoder.encode(event) + b"\n")
         self._file.flush()

@@ -55,6 +55,19 @@ class Printed(msgspec.Struct, frozen=True, tag="printed"):
     text: str
 
 
+class CommandStarted(msgspec.Struct, frozen=True, tag="command started"):
+    """A command starts; `command` is its argv for display. Not in the transcript, as the call is there."""
+
+    command: str
+
+
+class CommandEnded(msgspec.Struct, frozen=True, tag="command ended"):
+    """A command ended; `exit_code` is None if it was stopped. Not in the transcript, as the result is there."""
+
+    exit_code: int | None
+    elapsed_s: float
+
+
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """The reason why the session stopped."""
 
@@ -63,6 +76,16 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 
 AgentEvent = (
-    UserAsked | AssistantTextEvent | ToolCallEvent | ToolResultEvent | Planned | Edited | Stepped | Printed | Ended
+    UserAsked
+    | AssistantTextEvent
+    | ToolCallEvent
+    | ToolResultEvent
+    | Planned
+    | Edited
+    | Stepped
+    | CommandStarted
+    | Printed
+    | CommandEnded
+    | Ended
 )
 OnEvent = Callable[[AgentEvent], None]

@@ -17,7 +17,7 @@ from app.code.errors import FileChanged
 from app.code.workspace import TextFile, Workspace
 from devices.errors import TesseraError
 
-_NONE = Proposal(files=(), malformed=())
+NO_EDITS = Proposal(files=(), malformed=())
 # Comparing more pairs of lines than this would take seconds; the whole part that differs is then one region.
 _MAX_PAIRS = 4_000_000
 _MAX_UNDO = 200
@@ -104,7 +104,7 @@ class EditReviews:
 
     def __init__(self, edits: EditSession, workspace: Workspace) -> None:
         self._edits, self._workspace = edits, workspace
-        self.proposal = _NONE
+        self.proposal = NO_EDITS
         self._written: dict[str, tuple[InlineHunk, ...]] = {}
         self._before: dict[str, str | None] = {}  # texts before the agent's edits
         self._undo: list[ParsedEdits | None] = []  # what was pending before each applied group
@@ -120,15 +120,14 @@ class EditReviews:
 
     def clear(self) -> None:
         """Forget all pending edits. Changes no file."""
-        self.proposal, self._written, self._before, self._undo = _NONE, {}, {}, []
+        self.proposal, self._written, self._before, self._undo = NO_EDITS, {}, {}, []
 
     def offer(self, proposal: Proposal) -> None:
         """Take the edits of a new answer in the place of the earlier one's."""
         self.proposal = proposal
 
     def refresh(self) -> None:
-        """Place the pending edits in the files as they are now."""
-        self._propose(remaining(self.proposal, ()))
+        """Look where the agent's edits are in the files as they are now."""
         written = {}
         for path, before in tuple(self._before.items()):
             now = self._own(path)
@@ -142,6 +141,11 @@ class EditReviews:
                     for number, region in enumerate(shown)
                 )
         self._written = written
+
+    def locate_again(self) -> None:
+        """Place the pending edits in the files as they are now, after something else changed these."""
+        self._propose(remaining(self.proposal, ()))
+        self.refresh()
 
     def hunks(self, path: str, text: str) -> tuple[InlineHunk, ...]:
         """The pending edits of a file with this text, in the order of its lines."""
@@ -219,7 +223,9 @@ class EditReviews:
             last = region.other_first - 1 + len(region.other)
             lines[region.first - 1 : region.last] = old[region.other_first - 1 : last]
         text = None if before is None else "".join(lines)
-        return self._edits.replace_text(now, text, label=f"agent's edit of {path} rejected"[:80])
+        paths = self._edits.replace_text(now, text, label=f"agent's edit of {path} rejected"[:80])
+        self.locate_again()
+        return paths
 
     def undo(self) -> tuple[str, ...]:
         """Undo the newest applied group; edits of the answer in it are pending again.
@@ -243,7 +249,7 @@ class EditReviews:
 
     def _propose(self, edits: ParsedEdits) -> None:
         has_any = edits.hunks or edits.malformed
-        self.proposal = self._edits.propose(edits) if has_any else _NONE
+        self.proposal = self._edits.propose(edits) if has_any else NO_EDITS
 
     def _own(self, path: str) -> TextFile | None:
         """The file as it was last written by an edit; None if it is gone or was changed by somebody else."""

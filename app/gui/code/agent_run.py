@@ -15,17 +15,28 @@ from app.code.agent.loop import Agent
 from app.code.agent.models import ServerModel
 from app.code.agent.tools import Toolbox
 from app.code.agent.transcript import Transcript
-from app.code.agent.types import AgentEvent, AssistantTextEvent, Edited, Ended, Planned, Printed
+from app.code.agent.types import (
+    AgentEvent,
+    AssistantTextEvent,
+    CommandEnded,
+    CommandStarted,
+    Edited,
+    Ended,
+    Planned,
+    Printed,
+)
 from app.code.project import Project
 from app.generation_phase import GenerationPhase
 from app.gui.app_context import AppContext
+from app.gui.code.terminal_panel import plain
 from app.tools.consent import Consent, ConsentRequest, Decision
 from app.tools.loop import ToolCallEvent, ToolResultEvent
 from app.tools.types import shown_text
 
+_MAX_OUTPUT_CHARS, _MAX_OUTPUT_LINES = 16_000, 40  # of a command, in the transcript
 _MARKS = {"open": "☐", "doing": "▸", "done": "☑"}
 _SHOWN_CHARS = 300
-STEP_CHARS = 60
+_STEP_CHARS = 60
 
 
 class _ApiChat:
@@ -62,6 +73,9 @@ class AgentRun(QObject):
     shown = Signal(str)
     phase_changed = Signal(object)
     consent_wanted = Signal(object)
+    command_started = Signal(str)
+    command_wrote = Signal(str)
+    command_ended = Signal(object, float)  # exit code, None: it was stopped; seconds
     ended = Signal(object)
     failed = Signal(object)
 
@@ -75,6 +89,8 @@ class AgentRun(QObject):
         self._cancelled = threading.Event()
         self.agent: Agent | None = None
         self._shown: list[str] = []
+        self._output = ""  # of the running command
+        self._toolbox: Toolbox | None = None
 
     @property
     def text(self) -> str:
@@ -93,12 +109,12 @@ class AgentRun(QObject):
 
         def on_event(event: AgentEvent) -> None:
             transcript.add(event)
-            text = as_markdown(event)
+            text = self._command_text(event) or as_markdown(event)
             if text:
                 self._shown.append(text)
                 self.shown.emit(text)
 
-        toolbox = Toolbox(
+        toolbox = self._toolbox = Toolbox(
             self._project.index, self._project.edits, Consent(self._wait_for_consent), on_event, self._cancelled
         )
         saved = Checkpoints(self._project.workspace, self._project.state / "checkpoints", stamp)
@@ -117,6 +133,27 @@ class AgentRun(QObject):
                 transcript.close()
 
         self._services.background.run(work, self.ended.emit, self._on_error, self)
+
+    def _command_text(self, event: AgentEvent) -> str:
+        """Pass on a command's events. Returns the end of its output as Markdown once it has ended."""
+        if isinstance(event, CommandStarted):
+            self._output = ""
+            self.command_started.emit(event.command)
+        elif isinstance(event, Printed):
+            self._output = (self._output + event.text)[-_MAX_OUTPUT_CHARS:]
+            self.command_wrote.emit(event.text)
+        elif isinstance(event, CommandEnded):
+            self.command_ended.emit(event.exit_code, event.elapsed_s)
+            lines = plain(self._output).rstrip().split("\n")
+            left = ["…"] if len(lines) > _MAX_OUTPUT_LINES else []
+            shown = "\n".join([*left, *lines[-_MAX_OUTPUT_LINES:]])
+            return f"\n\n~~~~\n{fenced(shown)}\n~~~~\n\n" if shown.strip() else ""
+        return ""
+
+    def stop_command(self) -> None:
+        """End the running command; the agent goes on."""
+        if self._toolbox is not None:
+            self._toolbox.stop_command()
 
     def _wait_for_consent(self, request: ConsentRequest) -> Decision:
         """Show the request and wait for the decision. Worker thread only."""
@@ -145,27 +182,25 @@ def as_markdown(event: AgentEvent) -> str:  # noqa: PLR0911 - one return per eve
     if isinstance(event, AssistantTextEvent):
         return f"\n\n{event.text}\n\n" if event.text else ""
     if isinstance(event, ToolCallEvent):
-        return f"\n\n{_code(f'{event.tool} {shortened(event.arguments)}')}\n\n"
+        return f"\n\n{_code(f'{event.tool} {_shortened(event.arguments)}')}\n\n"
     if isinstance(event, ToolResultEvent):
-        return "" if event.ok else f"\n\n> {one_line(event.text)}\n\n"
-    if isinstance(event, Printed):
-        return f"\n\n~~~~\n{fenced(event.text.rstrip())}\n~~~~\n\n"
+        return "" if event.ok else f"\n\n> {_one_line(event.text)}\n\n"
     if isinstance(event, Edited):
-        return f"\n\n{_code(one_line(event.path))}\n\n~~~~diff\n{fenced(event.diff)}\n~~~~\n\n"
+        return f"\n\n{_code(_one_line(event.path))}\n\n~~~~diff\n{fenced(event.diff)}\n~~~~\n\n"
     if isinstance(event, Planned):
-        return "\n\n" + "\n".join(f"- {_MARKS[item.state]} {one_line(item.text)}" for item in event.items) + "\n\n"
+        return "\n\n" + "\n".join(f"- {_MARKS[item.state]} {_one_line(item.text)}" for item in event.items) + "\n\n"
     if isinstance(event, Ended) and event.reason != "answered":
-        return f"\n\n*{event.reason}* {one_line(event.detail)}\n\n"
+        return f"\n\n*{event.reason}* {_one_line(event.detail)}\n\n"
     return ""
 
 
-def shortened(arguments: str) -> str:
+def _shortened(arguments: str) -> str:
     """The arguments of a call in one line."""
     try:
         text = json.dumps(json.loads(arguments), ensure_ascii=False)
     except (ValueError, RecursionError):
         text = arguments
-    return one_line(text)
+    return _one_line(text)
 
 
 def fenced(text: str) -> str:
@@ -173,7 +208,7 @@ def fenced(text: str) -> str:
     return shown_text(text).replace("~~~~", "~~~ ")
 
 
-def one_line(text: str) -> str:
+def _one_line(text: str) -> str:
     """Text as one line without invisible characters, cut to a length that can be read."""
     shown = "".join(char if char.isprintable() else " " for char in text)
     return shown if len(shown) <= _SHOWN_CHARS else shown[:_SHOWN_CHARS] + "…"
@@ -182,3 +217,9 @@ def one_line(text: str) -> str:
 def _code(text: str) -> str:
     """Inline code. Backticks inside cannot close it."""
     return f"`` {text.replace('``', '` `')} ``"
+
+
+def step_lines(agent: Agent | None) -> tuple[str, ...]:
+    """The tool calls of an agent's session, one line each."""
+    calls = [step.call for step in agent.steps] if agent is not None else []
+    return tuple(_one_line(f"{call.tool} {_shortened(call.arguments)}")[:_STEP_CHARS] for call in calls)

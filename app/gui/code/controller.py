@@ -16,20 +16,19 @@ from app.code.agent.types import Ended
 from app.code.assistant import Conversation
 from app.code.context.items import Context, ContextItem
 from app.code.edits.journal import FileChange
-from app.code.edits.reviews import EditReviews, InlineHunk
+from app.code.edits.reviews import NO_EDITS, EditReviews, InlineHunk
 from app.code.edits.session import Proposal
 from app.code.errors import FileMissing
-from app.code.history import RecentProject, RecentProjects, SessionLog, SessionRecord
+from app.code.history import RecentProject, RecentProjects, SessionLog, SessionRecord, Sessions
 from app.code.project import Project
 from app.gui.app_context import AppContext
 from app.gui.background import Job, StreamJob
-from app.gui.code.agent_run import STEP_CHARS, AgentRun, fenced, one_line, shortened
+from app.gui.code.agent_run import AgentRun, fenced, step_lines
 from app.tools.consent import Decision
 from devices.errors import InputFault
 from engine.api.chat import Usage
 from engine.core.paths import user_paths
 
-NO_EDITS = Proposal(files=(), malformed=())
 log = logging.getLogger(__name__)
 
 
@@ -54,6 +53,7 @@ class CodeController(QObject):
     failed = Signal(object)
     busy_changed = Signal(bool)
     consent_wanted = Signal(object)
+    agent_started = Signal(object)  # the run, which shows its commands
     recent_changed = Signal(object)  # pairs of a recent project and whether its folder is missing
     history_changed = Signal(object)  # the summaries of the project's sessions
     session_begun = Signal(object)  # the record of the session that goes on, empty for a new one
@@ -154,17 +154,20 @@ class CodeController(QObject):
 
     def refresh_history(self) -> None:
         """Read the list of the project's sessions."""
-        if self._project is not None:
-            sessions = self._project.sessions
-            self._services.background.run(sessions.all, self.history_changed.emit, self.failed.emit, self)
+        self._ask_sessions(lambda sessions: sessions.all(), self.history_changed.emit)
 
     def read_session(self, session_id: str) -> None:
         """Load a session and emit it through `session_read`."""
-        if self._project is not None:
+        self._ask_sessions(lambda sessions: sessions.load(session_id), self.session_read.emit)
+
+    def restore_session(self, session: SessionRecord) -> None:
+        """Store a deleted session again."""
+        self._ask_sessions(lambda sessions: sessions.save(session), lambda _: self.refresh_history())
+
+    def _ask_sessions(self, work: Callable[[Sessions], Any], on_done: Callable[[Any], object]) -> None:
+        if self._project is not None and not self._is_closed:
             sessions = self._project.sessions
-            self._services.background.run(
-                lambda: sessions.load(session_id), self.session_read.emit, self.failed.emit, self
-            )
+            self._services.background.run(lambda: work(sessions), on_done, self.failed.emit, self)
 
     def new_session(self) -> None:
         """Begin a session that knows nothing of the earlier ones."""
@@ -189,25 +192,16 @@ class CodeController(QObject):
 
     def delete_session(self, session_id: str) -> None:
         """Delete a session; `restore_session` takes it back."""
-        project = self._project
-        if project is None or (self.busy and session_id == self.session.session_id):
-            return
         if session_id == self.session.session_id:
+            if self.busy:
+                return
             self._begin_session(SessionRecord())
 
         def done(session: SessionRecord) -> None:
             self.refresh_history()
             self.session_deleted.emit(session)
 
-        self._services.background.run(lambda: project.sessions.delete(session_id), done, self.failed.emit, self)
-
-    def restore_session(self, session: SessionRecord) -> None:
-        """Store a deleted session again."""
-        if self._project is not None:
-            sessions = self._project.sessions
-            self._services.background.run(
-                lambda: sessions.save(session), lambda _: self.refresh_history(), self.failed.emit, self
-            )
+        self._ask_sessions(lambda sessions: sessions.delete(session_id), done)
 
     def _on_close(self) -> None:
         """Save what no worker has saved yet: queued work is dropped now."""
@@ -262,6 +256,10 @@ class CodeController(QObject):
             if reviews is not None and reviews.paths.get(path):  # an edit would make it
                 return ""
             raise
+
+    def uncommitted(self) -> frozenset[str]:
+        """Files that git reports as changed; none without git. Worker thread only."""
+        return self._project.changed_files() if self._project is not None else frozenset()
 
     def inline(self, path: str, text: str) -> tuple[InlineHunk, ...]:
         """The pending edits of a file with this text. Worker thread only."""
@@ -335,15 +333,15 @@ class CodeController(QObject):
 
         self._run(work, done)
 
-    def refresh_pending(self) -> None:
-        """Place the pending edits in the files as they are now, and show them."""
+    def refresh_pending(self, *, relocate: bool = False) -> None:
+        """Show the pending edits. `relocate` places them in the files as they are now."""
         project, reviews = self._project, self._reviews
         if project is None or reviews is None or self._is_closed:
             return
 
         def work() -> tuple[list[str], dict[str, bool], bool]:
             with self._lock:
-                reviews.refresh()
+                (reviews.locate_again if relocate else reviews.refresh)()
                 return project.index.database.paths(), reviews.paths, project.edits.can_undo
 
         def done(result: tuple[list[str], dict[str, bool], bool]) -> None:
@@ -484,7 +482,7 @@ class CodeController(QObject):
             self._set_busy(False)
             self.steps_changed.emit(self.steps)
             self.answered.emit()
-            self.refresh_pending()
+            self.refresh_pending(relocate=True)
 
         def failed(error: Exception) -> None:
             over()
@@ -493,13 +491,13 @@ class CodeController(QObject):
         run.ended.connect(over)
         run.failed.connect(failed)
         self._set_busy(True)
+        self.agent_started.emit(run)
         run.start(task, model, earlier, self.session.agent_messages)
 
     @property
     def steps(self) -> tuple[str, ...]:
         """The tool calls of the agent's session, one line each."""
-        calls = [step.call for step in self._agent.steps] if self._agent is not None else []
-        return tuple(one_line(f"{call.tool} {shortened(call.arguments)}")[:STEP_CHARS] for call in calls)
+        return step_lines(self._agent)
 
     def back(self, number: int) -> None:
         """Restore files and conversation to before step `number` of the agent; its next task goes on from there."""
@@ -510,6 +508,8 @@ class CodeController(QObject):
 
         def restore() -> tuple[str, ...]:
             restored = agent.back(number)
+            if self._reviews is not None:
+                self._reviews.locate_again()
             return (*restored.written, *restored.deleted)
 
         self._write(project, restore, self.went_back)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtWidgets import QTreeWidget, QTreeWidgetItem, QTreeWidgetItemIterator, QWidget
+from PySide6.QtWidgets import QHeaderView, QTreeWidget, QTreeWidgetItem, QTreeWidgetItemIterator, QWidget
 
 from app.code.edits.reviews import InlineHunk
 from app.gui.app_context import AppContext
@@ -21,17 +21,21 @@ _TREE, _SOURCE = 180, 520  # default widths in pixels
 class FilesPanel(QWidget):
     """File tree and source view. `read` returns a file's text; it runs in the background and may raise.
 
-    `inline` returns the pending edits of a file with this text.
+    `inline` returns the pending edits of a file with this text, `uncommitted` the files that git calls changed.
     """
+
+    editor_wanted = Signal(str, int)  # path, line
 
     def __init__(
         self,
         services: AppContext,
         read: Callable[[str], str],
         inline: Callable[[str, str], tuple[InlineHunk, ...]],
+        uncommitted: Callable[[], frozenset[str]],
     ) -> None:
         super().__init__()
-        self._services, self._read, self._inline = services, read, inline
+        self._services, self._read, self._inline, self._uncommitted = services, read, inline, uncommitted
+        self._changed: frozenset[str] = frozenset()
         self._paths: list[str] = []
         self._pending: Mapping[str, bool] = {}
         self._wanted: str | None = None
@@ -47,7 +51,10 @@ class FilesPanel(QWidget):
             self.tr("Show or hide the list of files"),
             lambda: self.tree.setVisible(self.tree.isHidden()),
         )
-        head = row(self.fold, self.heading, spacing=4)
+        words = self.tr("Open in the editor")
+        self.editor = IconButton(services.theme, "external", words, self._open_in_editor)
+        self.editor.setEnabled(False)
+        head = row(self.fold, self.heading, self.editor, spacing=4)
         head.setStretch(1, 1)
         self.count = label("", "strong", wrap=True)
         previous = self.tr("Previous edit ({keys})").format(keys=native_keys(PREVIOUS))
@@ -78,6 +85,7 @@ class FilesPanel(QWidget):
         """Show the files of a project. The open file is reloaded if it still exists."""
         self._paths = paths
         self._show_tree()
+        self._services.background.run(self._uncommitted, self._show_changed, lambda _: None, self)
         if self._wanted is not None and (self._wanted in paths or self._wanted in self._pending):
             self.open(self._wanted)
         else:
@@ -90,9 +98,22 @@ class FilesPanel(QWidget):
             self._pending = pending
             self._show_tree()
 
+    def _show_changed(self, changed: frozenset[str]) -> None:
+        if changed != self._changed:
+            self._changed = changed
+            self._show_tree()
+
+    def _open_in_editor(self) -> None:
+        if self.source.path is not None:
+            self.editor_wanted.emit(self.source.path, self.source.line)
+
     def _show_tree(self) -> None:
         new = [path for path, is_new in self._pending.items() if is_new and path not in self._paths]
-        self.tree.show_paths([*self._paths, *new], dict.fromkeys(self._pending, self.tr("has edits to review")))
+        marks = dict.fromkeys(
+            self._changed & set(self._paths), (_CHANGED, self.tr("changed since the last commit"))
+        )
+        marks |= dict.fromkeys(self._pending, (_PENDING, self.tr("has edits to review")))
+        self.tree.show_paths([*self._paths, *new], marks)
 
     def open(self, path: str) -> None:
         """Load a file and show it."""
@@ -123,6 +144,7 @@ class FilesPanel(QWidget):
         self.source.show_source(source)
         self.heading.setText(source.path if source else self.tr("Choose a file"))
         hunks = self.source.hunks
+        self.editor.setEnabled(source is not None)
         self.edits.setVisible(bool(hunks))
         self.hint.setVisible(not hunks)
         if hunks:
@@ -145,6 +167,8 @@ class FilesPanel(QWidget):
 
 _PATH = Qt.ItemDataRole.UserRole
 _FILLED = Qt.ItemDataRole.UserRole + 1
+_CHANGED, _PENDING = "M", "●"
+_SIGN_COLOURS = {_CHANGED: "warn", _PENDING: "accent"}
 _ICON, _INDENT = 16, 14  # pixels
 _TEXTS = frozenset({".md", ".rst", ".txt", ".toml", ".yaml", ".yml", ".json", ".ini", ".cfg", ".csv"})
 _OTHERS = frozenset({".png", ".jpg", ".jpeg", ".svg", ".gif", ".webp", ".pdf", ".zip", ".gguf", ".woff2", ".ttf"})
@@ -160,9 +184,14 @@ class FileTree(QTreeWidget):
         self._theme = theme
         self._folders: dict[str, tuple[set[str], list[str]]] = {}
         self._paths: list[str] = []
-        self._marks: dict[str, str] = {}
-        self._around: set[str] = set()  # folders of marked files
+        self._marks: dict[str, tuple[str, str]] = {}
+        self._around: dict[str, str] = {}  # folders of marked files, with the sign
         self.setHeaderHidden(True)
+        self.setColumnCount(2)
+        self.header().setStretchLastSection(False)
+        self.header().setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
+        self.header().setSectionResizeMode(1, QHeaderView.ResizeMode.ResizeToContents)
+        self.header().setMinimumSectionSize(_ICON)
         self.setUniformRowHeights(True)
         self.setIconSize(QSize(_ICON, _ICON))
         self.setIndentation(_INDENT)
@@ -171,17 +200,18 @@ class FileTree(QTreeWidget):
         self.itemExpanded.connect(self._fill)
         self.currentItemChanged.connect(lambda item, _: self._choose(item))
 
-    def show_paths(self, paths: Sequence[str], marks: Mapping[str, str] | None = None) -> None:
+    def show_paths(self, paths: Sequence[str], marks: Mapping[str, tuple[str, str]]) -> None:
         """Show these files. Paths are relative to the project, with forward slashes.
 
-        Marked files, and the folders around them, stand in the accent colour; the tip says why. Open folders stay
-        open.
+        A mark is a sign and what it means. Folders around marked files have icons in the same colour. Open folders
+        stay open.
         """
-        marks = marks or {}
         if (list(paths), marks) == (self._paths, self._marks):
             return
         self._paths, self._marks = list(paths), dict(marks)
-        self._around = {str(parent) for path in marks for parent in PurePosixPath(path).parents}
+        self._around = {
+            str(parent): sign for path, (sign, _) in marks.items() for parent in PurePosixPath(path).parents
+        }
         opened, current = self._open_folders(), self.currentItem()
         selected = current.data(0, _PATH) if current is not None else None
         self._folders = {"": (set(), [])}
@@ -244,10 +274,11 @@ class FileTree(QTreeWidget):
 
     def _paint(self, item: QTreeWidgetItem) -> None:
         path = item.data(0, _PATH)
-        why = self._marks.get(path, "")
-        is_marked = bool(why) or path in self._around
-        item.setIcon(0, self._theme.icon(self._icon_of(path), "accent" if is_marked else "muted"))
-        item.setForeground(0, self._theme.tokens.colour("accent" if is_marked else "text"))
+        sign, why = self._marks.get(path, ("", ""))
+        colour = _SIGN_COLOURS.get(sign or self._around.get(path, ""), "muted")
+        item.setIcon(0, self._theme.icon(self._icon_of(path), colour))
+        item.setText(1, sign)
+        item.setToolTip(1, why)
         item.setToolTip(0, f"{path}: {why}" if why else path)
         item.setData(0, Qt.ItemDataRole.AccessibleTextRole, f"{item.text(0)}, {why}" if why else None)
 

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from PySide6.QtCore import QProcess, QProcessEnvironment
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import (
     QBoxLayout,
@@ -21,22 +22,26 @@ from app.code.edits.session import Proposal
 from app.code.edits.types import Hunk
 from app.code.errors import GitFailed, UncommittedChanges
 from app.code.history import RecentProject, SessionRecord, SessionSummary
+from app.code.open_in_editor import editor_command
 from app.db.records import Attachment
 from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.chat.composer import Composer
 from app.gui.chat.prompt_library import PromptLibrary
+from app.gui.code.agent_run import AgentRun
 from app.gui.code.controller import CodeController
 from app.gui.code.files_panel import FilesPanel
 from app.gui.code.history_panel import HistoryPanel, ReadingBar, RecentButton
 from app.gui.code.review_panel import ReviewPanel
 from app.gui.code.source_view import Selected
+from app.gui.code.terminal_panel import TerminalPanel
 from app.gui.code.transcript import Transcript
 from app.gui.reasons import error_message
 from app.gui.widgets.basics import Banner, EmptyState, IconButton, button, label, row, rule, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import ComboBox, ConsentCard, Menu, entries_of
 from app.gui.widgets.splitter import saved_splitter
+from app.settings import given_environment
 from app.tools.consent import ConsentRequest
 
 # Assumed context length if the server does not report one.
@@ -52,7 +57,7 @@ class CodePage(QWidget):
     def __init__(self, services: AppContext) -> None:
         super().__init__()
         self._services = services
-        self.controller = CodeController(services, self)
+        self.controller = control = CodeController(services, self)
         self._given: list[ContextItem] = []
         self._hinted = True
         self.banner = Banner(services.theme)
@@ -62,8 +67,9 @@ class CodePage(QWidget):
         self.model.setMinimumWidth(200)
         self.transcript = Transcript(services.theme)
         self.review = ReviewPanel(services)
-        self.files = FilesPanel(services, self.controller.read, self.controller.inline)
+        self.files = FilesPanel(services, control.read, control.inline, control.uncommitted)
         self.history = HistoryPanel(services.theme)
+        self.terminal = TerminalPanel(services.theme)
         self.past = Transcript(services.theme)
         self.reading = ReadingBar()
         self.tabs = QTabWidget()
@@ -144,6 +150,7 @@ class CodePage(QWidget):
         self._show_hint(shown=True)  # with a parent: shown without one, it would be a window of its own
         self.tabs.addTab(self.files, self.tr("Files"))
         self.tabs.addTab(self.review, self.tr("Edits"))
+        self.tabs.addTab(self.terminal, self.tr("Terminal"))
         self.tabs.addTab(self.history, self.tr("History"))
         split = saved_splitter("code.sides", left, self.tabs, sizes=(_TALK, _FILES))
         self.empty.add_below(self.empty_recent)
@@ -193,6 +200,8 @@ class CodePage(QWidget):
         self.review.shown_in_file.connect(self._show_in_file)
         self.files.source.accepted.connect(control.accept)
         self.files.source.rejected.connect(control.reject)
+        self.files.editor_wanted.connect(self._open_in_editor)
+        control.agent_started.connect(self._on_agent)
         control.pending_changed.connect(self._on_pending)
         control.rejected.connect(self._on_rejected)
         self._services.models.changed.connect(self._on_models)
@@ -261,6 +270,7 @@ class CodePage(QWidget):
         """Show the session that goes on: a new one, or an earlier one with its requests."""
         self.transcript.clear()
         self._read(None)
+        self.terminal.clear()
         self._show_hint(shown=not session.turns)
         for turn in session.turns:
             self.transcript.add_turn(turn.question, turn.model, turn.text)
@@ -430,6 +440,39 @@ class CodePage(QWidget):
     def _on_pending(self, proposal: Proposal, pending: dict[str, bool]) -> None:
         self.review.show_remaining(proposal)
         self.files.show_pending(pending)
+
+    def _on_agent(self, run: AgentRun) -> None:
+        """Show the commands of an agent in the terminal."""
+        run.command_started.connect(self._on_command)
+        run.command_wrote.connect(self.terminal.append)
+        run.command_ended.connect(self.terminal.end)
+        self.terminal.stop_pressed.connect(run.stop_command)
+
+    def _on_command(self, command: str) -> None:
+        self.terminal.begin(command)
+        self.tabs.setCurrentWidget(self.terminal)
+
+    def _open_in_editor(self, path: str, line: int) -> None:
+        """Start the editor of the settings, apart from the window."""
+        file = Path(self.folder.toolTip()) / path
+        choice = self._services.settings.now.text("code.editor")
+
+        def start(command: tuple[str, ...]) -> None:
+            process = QProcess()
+            process.setProgram(command[0])
+            process.setArguments(list(command[1:]))
+            process.setWorkingDirectory(str(Path.home()))
+            environment = QProcessEnvironment()
+            for name, value in given_environment().items():
+                environment.insert(name, value)
+            process.setProcessEnvironment(environment)
+            started: Any = process.startDetached()  # with the process id or without, by version
+            if started[0] if isinstance(started, tuple) else started:
+                self.banner.notify(self.tr("{file} opens in the editor").format(file=path), "ok")
+            else:
+                self.banner.notify(self.tr("{program} could not be started.").format(program=command[0]), "bad")
+
+        self._services.ask(self.banner, lambda: editor_command(choice, file, line), start)
 
     def _show_in_file(self, path: str) -> None:
         self.files.open(path)

@@ -1,10 +1,14 @@
 """The Code page over several projects, sessions and starts, with a model of another server that writes edits."""
 
+import json
+import os
 import shutil
+import sys
 
 import pytest
 
 from tests.support.fakes.fake_upstream import MODEL, FakeUpstream
+from tests.support.servers import wait_for
 
 CODE = "window.page('code')"
 EDIT = """So it is.
@@ -18,13 +22,27 @@ lamp.py
 """
 
 
+SCRIPT = "import time; print('\\x1b[32mlit\\x1b[0m the lamp', flush=True); time.sleep(3600)"
+EDITOR = """#!/bin/sh
+printf '%s\\n' "$@" > "$(dirname "$0")/opened"
+"""
+
+
 class Talker(FakeUpstream):
-    """Answers every question with one edit."""
+    """Answers every question with one edit. As an agent it runs one command."""
 
     def talk(self, send, body, said):
         del said
-        assert not body.get("tools")
         send(self.chunk({"role": "assistant", "content": ""}))
+        if body.get("tools"):
+            if body["messages"][-1]["role"] == "tool":
+                send(self.chunk({"content": "It was stopped."}))
+                send(self.chunk({}, "stop"))
+                return 4
+            made = {"name": "run", "arguments": json.dumps({"argv": [sys.executable, "-c", SCRIPT]})}
+            send(self.chunk({"tool_calls": [{"id": "c1", "type": "function", "index": 0, "function": made}]}))
+            send(self.chunk({}, "tool_calls"))
+            return 4
         send(self.chunk({"content": EDIT}))
         send(self.chunk({}, "stop"))
         return 4
@@ -38,8 +56,17 @@ def talker():
 
 
 @pytest.fixture(scope="module")
-def walk(open_window, talker):
-    made = open_window()
+def editor(tmp_path_factory):
+    """A folder with an editor that writes down what it shall open."""
+    folder = tmp_path_factory.mktemp("bin")
+    (folder / "code").write_text(EDITOR)
+    (folder / "code").chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def walk(open_window, talker, editor):
+    made = open_window({"PATH": f"{editor}{os.pathsep}{os.environ['PATH']}"})
     made.manage("upstreams/desk", {"url": talker.url}, "PUT")
     made.manage("upstream-rules", {"model": "desk/*", "upstream": "desk"}, "PUT")
     made.until(f"any({MODEL!r} in c.id for c in desktop.services.models.choices)")
@@ -148,6 +175,37 @@ def test_edits_are_accepted_and_rejected_in_the_file(walk, projects):
     assert lamp.read_text() == before.replace("+", "*")
 
 
+def test_a_command_is_watched_and_stopped(walk, talker):
+    walk.tick("Work with tools", CODE)
+    walk.until(f"{CODE}.agent.isChecked()")
+    walk.fill("Question", "Light it", CODE)
+    walk.key("Return")
+    walk.until(f"{CODE}.consent.isVisible()")
+    walk.click("Allow once", f"{CODE}.consent")
+    walk.until(f"{CODE}.terminal.isVisible() and 'lit the lamp' in {CODE}.terminal.output.toPlainText()")
+    walk.picture("terminal")
+    walk.click("Stop the command", CODE)
+    walk.until(f"not {CODE}.controller.busy and 'It was stopped.' in {CODE}.transcript.last_answer")
+    assert "stopped after" in walk.ask(f"says({CODE}.terminal)")
+    assert "was stopped by the person" in talker.seen[-1][1]["messages"][-1]["content"]
+    assert "lit the lamp" in walk.ask(f"{CODE}.transcript.last_answer")
+    walk.tick("Work with tools", CODE)
+
+
+def test_a_file_is_opened_in_the_editor_at_its_line(walk, projects, editor):
+    walk.click("Files", f"{CODE}.tabs")
+    walk.click("lamp.py", f"{CODE}.files")
+    walk.until(f"{CODE}.files.source.path == 'lamp.py'")
+    walk.click("File", f"{CODE}.files")
+    walk.key("ctrl+Home", "Down")
+    walk.until(f"{CODE}.files.source.line == 2")
+    walk.click("Open in the editor", CODE)
+    walk.until(f"'lamp.py opens in the editor' in {CODE}.banner.text")
+    wait_for((editor / "opened").exists, 60, "the editor")
+    wait_for(lambda: len((editor / "opened").read_text().splitlines()) == 2, 60, "its arguments")
+    assert (editor / "opened").read_text().splitlines() == ["--goto", f"{projects[0] / 'lamp.py'}:2"]
+
+
 def test_recent_projects_are_opened_and_missing_ones_are_removed(walk, projects):
     lighthouse, harbour = projects
     open_by_dialog(walk, harbour, CODE)
@@ -172,7 +230,7 @@ def test_the_project_and_its_session_are_there_after_a_start(walk, projects):
     walk.start()
     walk.go("Code")
     is_open(walk, projects[0])
-    walk.until(f"'Are you sure?' in reads({CODE}.transcript)")
+    walk.until(f"'Light it' in reads({CODE}.transcript)")
     walk.click("Recent projects", CODE)
     walk.click("Remove lighthouse", "app.activeModalWidget()")
     walk.until(f"not {CODE}.recent.isEnabled()")

@@ -104,6 +104,9 @@ def test_how_it_codes(walk):
     walk.click("Code", SETTINGS)
     walk.click("Reopen the last project", SETTINGS)
     is_kept(walk, "code.reopen", value=False)
+    walk.fill("Editor", "zed", SETTINGS)
+    walk.key("Return")
+    is_kept(walk, "code.editor", "zed")
 
 
 def test_how_models_are_loaded(walk):

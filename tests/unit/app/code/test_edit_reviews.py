@@ -98,7 +98,7 @@ def test_a_file_that_somebody_changes_shows_no_hunks_of_its_old_text(reviews, ro
     assert hunks(reviews, root) == ()
     with pytest.raises(FileChanged):
         reviews.apply([0], "test")
-    reviews.refresh()
+    reviews.locate_again()
     assert reviews.paths == {}
     assert "was" not in (root / "one.txt").read_text()
 
