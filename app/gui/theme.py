@@ -314,7 +314,7 @@ QToolButton[kind="nav"]:checked {{ background: {c["accent_soft"]}; color: {c["te
 QLineEdit, QPlainTextEdit, QTextEdit, QComboBox, QAbstractSpinBox {{ background: {c["raised"]};
   color: {c["text"]}; border: 1px solid {c["border"]}; border-radius: {radius}px;
   padding: {half}px {unit}px; selection-background-color: {c["accent"]};
-  selection-color: {c["on_accent"]}; }}
+  selection-color: {c["on_accent"]}; placeholder-text-color: {c["muted"]}; }}
 QLineEdit, QComboBox {{ min-height: {line}px; }}
 QAbstractSpinBox {{ min-height: {line - 3}px; }}
 QLineEdit:focus, QPlainTextEdit:focus, QTextEdit:focus, QComboBox:focus, QAbstractSpinBox:focus {{

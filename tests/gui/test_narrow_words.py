@@ -3,8 +3,10 @@
 import msgspec
 import pytest
 from PySide6.QtCore import QSettings
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QPushButton, QWidget
 
+from app.answer_facts import WebSource
+from app.gui.documents.citations import SourcesCard
 from app.gui.library.model_card import spoken_name
 from app.gui.widgets.basics import ElidedLabel, FactsLine, label
 from app.gui.widgets.flow import Flow
@@ -97,3 +99,34 @@ def test_pulled_sides_are_kept_in_the_settings(qtbot, tmp_path):
 def test_the_first_line_of_a_model_is_what_a_person_says(name, path, said):
     """A name given by hand, or by its maker, stays as it is."""
     assert spoken_name(msgspec.structs.replace(SPARK, name=name, path=path)) == said
+
+
+def test_the_list_of_chats_gives_way_to_a_panel_and_comes_back(qtbot, page):
+    page.resize(790, 560)
+    qtbot.waitUntil(page.sidebar.isVisible)
+    page.bar.tune_pressed.emit()
+    assert page.options.isVisible()
+    assert not page.sidebar.isVisible()
+    page.bar.tools_pressed.emit()
+    assert not page.sidebar.isVisible()
+    page.bar.tools_pressed.emit()
+    assert page.sidebar.isVisible()
+    page.bar.fold_pressed.emit()  # the user hides it
+    page.bar.tune_pressed.emit()
+    page.bar.tune_pressed.emit()
+    assert not page.sidebar.isVisible()
+
+
+def test_a_source_that_has_too_little_width_is_cut_at_its_end(qtbot):
+    address = "https://tides.example.org/harbour"
+    card = SourcesCard([WebSource(title="Tide tables & harbours of the north", url=address)])
+    link = card.findChild(QPushButton)
+    qtbot.addWidget(card)
+    card.resize(card.sizeHint())
+    card.show()
+    whole = "[1] Tide tables & harbours of the north · tides.example.org"
+    assert link.text() == whole.replace("&", "&&")
+    card.resize(240, card.height())
+    qtbot.waitUntil(lambda: link.text().endswith("…"))
+    assert link.text().startswith("[1] Tide tables && ")
+    assert link.accessibleName() == whole

@@ -1,19 +1,33 @@
 """The window for everyone: contrast, small screens and large letters, focus, languages, right to left."""
 
 import json
+import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QPoint, Qt
+from PySide6.QtGui import QAccessible, QColor, QPalette
 from PySide6.QtWidgets import (
     QAbstractButton,
     QAbstractScrollArea,
+    QAbstractSpinBox,
+    QComboBox,
     QLabel,
+    QLineEdit,
+    QPlainTextEdit,
     QToolButton,
     QWidget,
 )
 
-from app.gui.theme import tokens
+from app.gui.about import About
+from app.gui.application import install_language
+from app.gui.chat.memory import MemoryDialog
+from app.gui.chat.tools_panel import AddServer
+from app.gui.library.load_dialog import LoadDialog
+from app.gui.navigation import TabList
+from app.gui.shortcuts import ShortcutSheet
+from app.gui.theme import stylesheet, tokens
 
 # -- theme
 
@@ -26,13 +40,60 @@ def luminance(colour):
     return 0.2126 * part(colour.red()) + 0.7152 * part(colour.green()) + 0.0722 * part(colour.blue())
 
 
+def contrast(first, second):
+    low, high = sorted((luminance(first), luminance(second)))
+    return (high + 0.05) / (low + 0.05)
+
+
+GROUNDS = ("background", "surface", "raised", "hover", "accent_soft", "code", "ok_soft", "warn_soft", "bad_soft")
+WORDS = ("text", "muted", "accent", "link", "ok", "warn", "bad")
+
+
+@pytest.mark.parametrize("high", [False, True])
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_text_reaches_what_wcag_aa_asks_for(dark, high):
+    """4.5:1 for words on every ground they may have, and for each rule of the style sheet; 3:1 for marks."""
+    found = tokens(dark=dark, contrast=high)
+    colour = found.colour
+    low = {(word, ground) for word in WORDS for ground in GROUNDS if contrast(colour(word), colour(ground)) < 4.5}
+    low |= {
+        (name, ground)
+        for name, value in found.syntax.items()
+        for ground in ("background", "raised", "code")
+        if contrast(QColor(value), colour(ground)) < 4.5
+    }
+    marks = ("accent", "muted")  # focus, and the frames of check boxes
+    low |= {(mark, ground) for mark in marks for ground in GROUNDS if contrast(colour(mark), colour(ground)) < 3}
+    assert low == set()
+    names = ("unit", "radius", "small", "body", "title", "dark")
+    sheet = stylesheet(found.colours, "", **{name: getattr(found, name) for name in names})
+    rules = 0
+    for selector, body in re.findall(r"([^{}]+)\{([^{}]*)\}", sheet):
+        fields = dict(field.strip().split(":", 1) for field in body.split(";") if ":" in field)
+        shown = [QColor(fields[name].strip()) for name in ("color", "background") if name in fields]
+        if len(shown) == 2 and all(each.isValid() and each.alpha() == 255 for each in shown):
+            rules += 1
+            assert contrast(*shown) >= 4.5, selector
+    assert rules >= 14
+
+
+def test_hints_in_empty_fields_have_the_contrast_of_other_words(qtbot, theme):
+    """A style sheet's own colour of a field makes its hint half transparent, unless told otherwise."""
+    for field in (QLineEdit(), QPlainTextEdit()):
+        qtbot.addWidget(field)
+        field.setPlaceholderText("Ask anything")
+        field.show()
+        hint = field.palette().color(QPalette.ColorRole.PlaceholderText)
+        assert hint.alpha() == 255
+        assert contrast(hint, theme.tokens.colour("raised")) >= 4.5
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_high_contrast_reaches_seven_to_one(dark):
     found = tokens(dark=dark, contrast=True)
     for ground in ("background", "surface", "raised"):
         for text in ("text", "muted", "accent", "link", "ok", "warn", "bad"):
-            pair = sorted((luminance(found.colour(ground)), luminance(found.colour(text))))
-            assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 7, (ground, text)
+            assert contrast(found.colour(ground), found.colour(text)) >= 7, (ground, text)
 
 
 def test_contrast_changes_live(desktop):
@@ -76,9 +137,44 @@ def nothing_is_cut(name, page):
     assert cut_off(page) == [], name
 
 
+def panels_and_dialogs(desktop):
+    """(name, widget) of what opens beside or above a page without an answer of a server, opened one by one."""
+    window = desktop.window
+    window.show_page("chat")
+    options = window.chat.options
+    options.show()
+    options.advanced.heading.setChecked(True)
+    yield "options", options
+    options.hide()
+    window.chat.tools.toggle()
+    yield "tools", window.chat.tools.panel
+    window.chat.tools.hide()
+    made = (
+        MemoryDialog(desktop.services, window),
+        ShortcutSheet(6, window),
+        LoadDialog(desktop.services, "spark", "Spark", window),
+        AddServer(desktop.services, Path.home(), window),
+        About(desktop.services, window),
+    )
+    for dialog in made:
+        dialog.open()
+        yield type(dialog).__name__, dialog
+        dialog.close()
+
+
+@pytest.fixture
+def german(qapp):
+    translator = install_language(qapp, "de")
+    yield
+    qapp.removeTranslator(translator)
+
+
 @pytest.mark.timeout(400)  # eleven pages, on a crowded computer
-@pytest.mark.parametrize("percent", [100, 200])
-def test_nothing_is_cut_off_at_900_by_600(qtbot, desktop, percent):
+@pytest.mark.parametrize(("percent", "language"), [(100, "en"), (200, "en"), (200, "de")])
+def test_nothing_is_cut_off_at_900_by_600(qtbot, request, percent, language):
+    if language == "de":
+        request.getfixturevalue("german")
+    desktop = request.getfixturevalue("desktop")
     desktop.services.theme.set("light", percent)
     desktop.window.resize(900, 600)
     for name in desktop.window.page_names:
@@ -86,6 +182,9 @@ def test_nothing_is_cut_off_at_900_by_600(qtbot, desktop, percent):
         qtbot.wait(60)
         assert desktop.window.width() == 900, f"{name} does not fit into 900 pixels"
         qtbot.waitUntil(partial(nothing_is_cut, name, desktop.window.page(name)), timeout=20_000)
+    for name, shown in panels_and_dialogs(desktop):
+        qtbot.wait(60)
+        qtbot.waitUntil(partial(nothing_is_cut, name, shown), timeout=20_000)
     desktop.services.theme.set("light", 100)
 
 
@@ -109,6 +208,52 @@ def test_every_page_has_an_order_of_focus_that_reaches_its_controls(qtbot, deskt
                 break
         missed = {made for made in wanted if made not in reached and "ScrollLeft" not in made.objectName()}
         assert [(name, made.accessibleName() or made.text()) for made in missed] == []
+
+
+def unnamed(root):
+    """What takes the focus below it and has no name for screen readers."""
+    found = []
+    for made in root.findChildren(QWidget):
+        inside = made.parentWidget()
+        own = made.focusPolicy() & Qt.FocusPolicy.TabFocus and made.isVisibleTo(root)
+        if not own or made.objectName().startswith("qt_") or isinstance(inside, QAbstractSpinBox | QComboBox):
+            continue
+        seen = QAccessible.queryAccessibleInterface(made)
+        if seen is not None and not seen.text(QAccessible.Text.Name).strip():
+            found.append(f"{type(made).__name__} in {type(inside).__name__}")
+    return found
+
+
+def test_everything_that_takes_the_focus_has_a_name(qtbot, desktop):
+    """On every page, panel and in every dialog that needs no answer of a server."""
+    window = desktop.window
+    window.resize(1400, 900)
+    missed = {}
+    for name in window.page_names:
+        window.show_page(name)
+        qtbot.wait(30)
+        missed[name] = unnamed(window.page(name))
+    for name, shown in panels_and_dialogs(desktop):
+        qtbot.wait(30)
+        missed[name] = unnamed(shown)
+    missed["window"] = unnamed(window)
+    nameless = {name: found for name, found in missed.items() if found}
+    assert not nameless, nameless
+
+
+def test_screen_readers_are_told_of_tabs_and_which_is_chosen(qtbot, desktop):
+    window = desktop.window
+    window.show_page("library")
+    for bar, chosen, count in ((window._rail, "Models", 6), (window._sections, "Library", 2)):
+        seen = QAccessible.queryAccessibleInterface(bar if bar is window._rail else bar.findChild(TabList))
+        assert seen.role() == QAccessible.Role.PageTabList
+        assert seen.text(QAccessible.Text.Name)
+        tabs = [seen.child(place) for place in range(seen.childCount())]
+        assert [tab.role() for tab in tabs] == [QAccessible.Role.PageTab] * count
+        named = {tab.text(QAccessible.Text.Name): tab.state() for tab in tabs}
+        assert [name for name, state in named.items() if state.selected] == [chosen]
+        assert not any(state.checkable for state in named.values())
+        assert [name for name, state in named.items() if not (state.selectable and state.focusable)] == []
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ class MemoryDialog(QDialog):
                 row(self.use, 1, self.search, spacing=8),
                 row(self.new, self.add_button, spacing=8),
                 self.banner,
-                scrolled(column),
+                scrolled(column, self.tr("Memory")),
                 row(self.export_button, 1, self.close_button, spacing=8),
                 spacing=12,
                 margins=(20, 20, 20, 20),

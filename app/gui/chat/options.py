@@ -8,7 +8,6 @@ from typing import Any
 
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtWidgets import (
-    QFrame,
     QInputDialog,
     QPlainTextEdit,
     QSpinBox,
@@ -22,14 +21,13 @@ from app.gui.app_context import AppContext
 from app.gui.chat.option_fields import FIELD_WIDTH, Creativity, OutputOptions, SamplingFields
 from app.gui.widgets.basics import IconButton, button, label, row, rule, scrolled, stack
 from app.gui.widgets.popups import ComboBox
-from app.gui.widgets.splitter import Disclosure
+from app.gui.widgets.splitter import Disclosure, SidePanel
 from app.settings import BY_NAME, Settings
 from app.suggestions import asked_for, filled
 from engine.api.collections import Collection
 
 _LIMIT = BY_NAME["chat.max_tokens"]
 _DELAY_MS = 500
-_WIDTH, _BODY = 304, 14  # pixels at the normal text size
 
 
 def default_sampling(now: Settings) -> dict[str, object]:
@@ -37,15 +35,14 @@ def default_sampling(now: Settings) -> dict[str, object]:
     return {"max_tokens": now["chat.max_tokens"]}
 
 
-class ChatOptions(QFrame):
+class ChatOptions(SidePanel):
     """Emits the conversation fields that the user changed."""
 
     changed = Signal(dict)
 
     def __init__(self, services: AppContext) -> None:
-        super().__init__()
+        super().__init__(services.theme)
         self._services = services
-        self.setProperty("kind", "side")
         self._showing = False
         self._own: Mapping[str, object] = {}
         self._presets: list[Preset] = []
@@ -89,8 +86,6 @@ class ChatOptions(QFrame):
         self._remove = remove
         self._build(save)
         services.models.changed.connect(self.refresh_recommendation)
-        services.theme.changed.connect(self._fit_width)
-        self._fit_width()
         self.refresh_presets()
 
     def _build(self, save: QWidget) -> None:
@@ -128,11 +123,7 @@ class ChatOptions(QFrame):
             margins=(16, 16, 16, 16),
         )
         column.addStretch(1)
-        self.setLayout(stack(scrolled(column)))
-
-    def _fit_width(self) -> None:
-        """Wider for larger text."""
-        self.setFixedWidth(round(_WIDTH * max(1.0, self._services.theme.tokens.body / _BODY)))
+        self.setLayout(stack(scrolled(column, self.tr("Options"))))
 
     @property
     def _usual_limit(self) -> int:

@@ -185,13 +185,22 @@ class ChatPage(QSplitter):
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Hide the chat list if the page is too narrow for the list and the chat."""
         super().resizeEvent(event)
-        tokens = self._services.theme.tokens
-        narrow = self.width() < _MIN_BOTH * tokens.body
-        if narrow != self._narrow:
-            self._narrow = narrow
-            self.sidebar.setVisible(not narrow)
+        self._fit_list()
+
+    def _fit_list(self) -> None:
+        """Hide the chat list while it would leave too little width for the chat and an open panel."""
+        panels = (self._options, self.tools.open_panel)
+        taken = max((panel.width() for panel in panels if panel is not None and panel.isVisible()), default=0)
+        narrow = self.width() - taken < _MIN_BOTH * self._services.theme.tokens.body
+        if narrow == self._narrow:
+            return
+        self._narrow = narrow
+        if narrow:
+            self._listed = not self.sidebar.isHidden()
+        self.sidebar.setVisible(self._listed and not narrow)
 
     _narrow = False
+    _listed = True  # whether the list was shown before there was too little width
 
     def new_chat(self) -> None:
         """Start an empty conversation with the default settings."""
@@ -280,11 +289,13 @@ class ChatPage(QSplitter):
         if self._options is not None:
             self._options.hide()
         self.tools.toggle()
+        self._fit_list()
 
     def _toggle_options(self) -> None:
         self.tools.hide()
         held = self.options.isAncestorOf(QApplication.focusWidget() or self)
         self.options.setVisible(not self.options.isVisible())
+        self._fit_list()
         if held:  # else it would go to the next control, a tool of the first message
             self.composer.editor.setFocus()
 

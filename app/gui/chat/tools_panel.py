@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QCoreApplication, Qt, Signal
-from PySide6.QtWidgets import QBoxLayout, QCheckBox, QDialog, QFrame, QLineEdit, QPlainTextEdit, QWidget
+from PySide6.QtWidgets import QBoxLayout, QCheckBox, QDialog, QLineEdit, QPlainTextEdit, QWidget
 
 from app.db.records import Conversation
 from app.evals.tool_calls.run import CertificateStore
@@ -16,6 +16,7 @@ from app.gui.chat.memory import MemoryDialog
 from app.gui.reasons import error_message
 from app.gui.widgets.basics import IconButton, button, clear, label, row, scrolled, set_kind, stack, when_released
 from app.gui.widgets.popups import ComboBox
+from app.gui.widgets.splitter import SidePanel
 from app.tools.builtin import CALCULATOR, FILES, MEMORY, WEB
 from app.tools.catalogue import Offered, offered
 from app.tools.consent import ConsentStore, StoredDecision, tool_fingerprint
@@ -37,17 +38,15 @@ _SERVER_KEY, _TOOL_KEY = "mcp server:", "mcp__"  # beginnings of keys in the sto
 _DEFAULT = "chat.tools"  # the setting that names the tools of new chats
 
 
-class ToolsPanel(QFrame):
+class ToolsPanel(SidePanel):
     """Emits the names of the enabled sources."""
 
     changed = Signal(tuple)
 
     def __init__(self, services: AppContext, folder: Callable[[], Path] = Path.home) -> None:
         """Create the panel. `folder`: where a server is started to list its tools."""
-        super().__init__()
+        super().__init__(services.theme)
         self._services, self._folder = services, folder
-        self.setProperty("kind", "side")
-        self.setFixedWidth(304)
         self._on: tuple[str, ...] = ()
         self._asked = 0
         self._shown: tuple[tuple[list[Offered], dict[str, StoredDecision], str], tuple[str, ...]] | None = None
@@ -74,7 +73,7 @@ class ToolsPanel(QFrame):
         column.addLayout(self._decisions)
         column.addStretch(1)
         services.settings.changed.connect(lambda name: self._show_default() if name == _DEFAULT else None)
-        self.setLayout(stack(scrolled(column)))
+        self.setLayout(stack(scrolled(column, self.tr("Tools"))))
 
     def show_conversation(self, conversation: Conversation) -> None:
         """Show the tools of a conversation."""
@@ -368,9 +367,9 @@ class AddServer(QDialog):
             text.setTabChangesFocus(True)
         self.problem = label("", "small", wrap=True, selectable=True)
         self.problem.hide()
-        self._column = column = stack(spacing=6, margins=(20, 20, 20, 20))
+        self._form = column = stack(spacing=6, margins=(20, 20, 20, 8))
         for field in (self.known, self.name, self.where, self.values, self.json):
-            column.addWidget(label(field.accessibleName(), "strong"))
+            column.addWidget(label(field.accessibleName(), "strong", wrap=True))
             column.addWidget(field)
             if field is self.known:
                 column.addWidget(self.about)
@@ -379,14 +378,16 @@ class AddServer(QDialog):
             "before it starts, and before each tool is used."
         )
         column.addWidget(label(note, "small", wrap=True))
-        column.addWidget(self.problem)
         self.test_button = button(self.tr("Test"), self._test)
         self.accept_button = button(self.tr("Add"), self._add, "primary")
         self.accept_button.setDefault(True)
-        column.addLayout(
-            row(self.test_button, 1, button(self.tr("Cancel"), self.reject), self.accept_button, spacing=8)
+        self._foot = stack(
+            self.problem,
+            row(self.test_button, 1, button(self.tr("Cancel"), self.reject), self.accept_button, spacing=8),
+            margins=(20, 8, 20, 20),
         )
-        self.setLayout(column)
+        self.setLayout(stack(scrolled(column, self.windowTitle()), self._foot, spacing=0))
+        self._grow()
 
     def _fill(self, server: KnownServer | None) -> None:
         """Fill the form with a well-known server; nothing is installed or started."""
@@ -432,8 +433,10 @@ class AddServer(QDialog):
 
     def _grow(self) -> None:
         """Make room for wrapped text that was added; a dialog does not do that by itself."""
-        self._column.activate()
-        self.resize(self.width(), max(self.height(), self._column.totalHeightForWidth(self.width())))
+        self._form.activate()
+        wanted = sum(part.totalHeightForWidth(self.width()) for part in (self._form, self._foot))
+        limit = self.screen().availableGeometry().height() - 64
+        self.resize(self.width(), max(self.height(), min(wanted, limit)))
 
     def _test(self) -> None:
         """Start or contact the entered servers, and say what they offer or why they failed."""

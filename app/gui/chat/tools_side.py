@@ -47,6 +47,11 @@ class ToolsSide(QObject):
             self._panel.changed.connect(lambda names: self._controller.change(tools=names))
         return self._panel
 
+    @property
+    def open_panel(self) -> "ToolsPanel | None":
+        """The panel, if it was ever shown."""
+        return self._panel
+
     def hide(self) -> None:
         """Hide the panel."""
         if self._panel is not None:

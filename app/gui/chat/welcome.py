@@ -39,6 +39,7 @@ class Welcome(QScrollArea):
         super().__init__()
         self._services = services
         self.setWidgetResizable(True)
+        self.setAccessibleName(self.tr("Welcome"))
         self.setFrameShape(QScrollArea.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.viewport().setAutoFillBackground(False)

@@ -1,23 +1,70 @@
 """Citations below a response: the source passages, and sentences that no passage supports."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import QUrl
-from PySide6.QtGui import QTextCharFormat, QTextCursor
-from PySide6.QtWidgets import QDialog, QFrame, QPlainTextEdit, QTextEdit, QVBoxLayout, QWidget
+from PySide6.QtCore import QSize, Qt, QUrl
+from PySide6.QtGui import QResizeEvent, QTextCharFormat, QTextCursor
+from PySide6.QtWidgets import (
+    QDialog,
+    QFrame,
+    QPlainTextEdit,
+    QPushButton,
+    QSizePolicy,
+    QTextEdit,
+    QVBoxLayout,
+    QWidget,
+)
 
 from app.answer_facts import WebSource
 from app.gui.app_context import AppContext
 from app.gui.markdown.view import offer_link
 from app.gui.reasons import error_message, translated
-from app.gui.widgets.basics import button, label, stack
+from app.gui.widgets.basics import label, stack
 from app.tools.types import shown_line
 from engine.api.collections import Citations, PageText, Passage
 
 _SENTENCE_CHARS = 120
 _SHOWN_PASSAGES = 12
+
+
+class _Source(QPushButton):
+    """A source as a link, cut at its end if there is too little width. Screen readers get all of it."""
+
+    def __init__(self, words: str, tip: str, on_click: Callable[[], object]) -> None:
+        super().__init__()
+        self.setProperty("kind", "link")
+        self._words = words
+        self.setAccessibleName(words)
+        self.setToolTip(tip)
+        self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
+        self._show(self.fontMetrics().horizontalAdvance(words))
+        self.clicked.connect(lambda _checked=False: on_click())
+
+    def minimumSizeHint(self) -> QSize:
+        """Any width."""
+        return QSize(0, super().minimumSizeHint().height())
+
+    def sizeHint(self) -> QSize:
+        """The width of the whole text."""
+        width = self.fontMetrics().horizontalAdvance(self._words)
+        return QSize(width + self._beside, super().sizeHint().height())
+
+    @property
+    def _beside(self) -> int:
+        """Pixels beside the text."""
+        shown = self.fontMetrics().horizontalAdvance(self.text().replace("&&", "&"))
+        return super().sizeHint().width() - shown
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Show what fits."""
+        super().resizeEvent(event)
+        self._show(self.width() - self._beside)
+
+    def _show(self, width: int) -> None:
+        shown = self.fontMetrics().elidedText(self._words, Qt.TextElideMode.ElideRight, width)
+        self.setText(shown.replace("&", "&&"))
 
 
 class GroundsCard(QFrame):
@@ -33,8 +80,8 @@ class GroundsCard(QFrame):
         ]
         for number, passage in enumerate(grounds.passages[:_SHOWN_PASSAGES], 1):
             source = passage.label or self.tr("part {n}").format(n=passage.page)
-            made = button(f"[{number}] {Path(passage.path).name}, {source}", partial(self._open, passage), "link")
-            made.setToolTip(passage.path)
+            words = f"[{number}] {Path(passage.path).name}, {source}"
+            made = _Source(words, passage.path, partial(self._open, passage))
             self.buttons.append(made)
             lines.append(made)
         loose = [answer[s.start : s.end] for s in grounds.checked if not s.carried and not s.doubt]
@@ -90,10 +137,8 @@ class SourcesCard(QFrame):
         for number, source in enumerate(sources[:_SHOWN_PASSAGES], 1):  # an imported chat may hold any number
             url = QUrl(source.url)
             title = shown_line((source.title or source.url)[:_SHOWN_TITLE])
-            words = f"[{number}] {title} · {url.host()[:_SHOWN_TITLE]}".replace("&", "&&")
-            made = button(words, partial(offer_link, url, self), "link")
-            made.setToolTip(url.toString()[:_SHOWN_URL])
-            lines.append(made)
+            words = f"[{number}] {title} · {url.host()[:_SHOWN_TITLE]}"
+            lines.append(_Source(words, url.toString()[:_SHOWN_URL], partial(offer_link, url, self)))
         self.setLayout(stack(*lines, spacing=2, margins=(16, 8, 16, 8)))
 
 

@@ -21,6 +21,7 @@ from quantize.kv_cache_types import CACHE_TYPES, EIGHT_BIT, K_DAMAGE
 _DELAY_MS = 150
 _SMALLEST = 512
 _FIELD = 148  # width of a field in pixels
+_WIDTH = 560  # of the dialog, at the normal text size
 _UNKNOWN_TRAIN = 1 << 17  # the maximum context offered if the file does not state its training context
 _MOST_LAYERS, _MOST_THREADS, _MOST_PARALLEL = 512, 256, 64
 
@@ -52,7 +53,7 @@ class LoadDialog(QDialog):
         for name in K_DAMAGE:
             bits = formatted.decimal(float(CACHE_TYPES[name].bits))
             self.cache.addItem(self.tr("{name} ({n} bits)").format(name=name, n=bits), name)
-        self.cache.setFixedWidth(_FIELD)
+        self.cache.setMinimumWidth(_FIELD)
         self.eight_bit = button(self.tr("Use an 8-bit cache"), self._use_eight_bit)
         self.eight_bit.hide()
         self.keep = QCheckBox(self.tr("Keep it loaded until it is ejected"))
@@ -74,7 +75,7 @@ class LoadDialog(QDialog):
         field.setRange(least - 1, most)
         field.setSpecialValueText(self.tr("Automatic"))
         field.setAccessibleName(name)
-        field.setFixedWidth(_FIELD)
+        field.setMinimumWidth(_FIELD)
         field.lineEdit().setTextMargins(6, 0, 6, 0)
         return field
 
@@ -104,7 +105,7 @@ class LoadDialog(QDialog):
             )
         ):
             texts = QWidget()
-            texts.setLayout(stack(label(name), label(hint, "small"), spacing=2))
+            texts.setLayout(stack(label(name), label(hint, "small", wrap=True), spacing=2))
             grid.addWidget(texts, number, 0)
             grid.addWidget(field, number, 1, Qt.AlignmentFlag.AlignVCenter)
         head = row(label(self.tr("Context length")), 1, self._context_words, self.own_context, spacing=12)
@@ -123,13 +124,15 @@ class LoadDialog(QDialog):
                 rule(),
                 grid,
                 self.keep,
+                row(self.reset, 1),
                 note,
-                row(self.reset, 1, save, self.load),
+                row(1, save, self.load),
                 spacing=12,
                 margins=(24, 24, 24, 24),
             )
         )
-        self.setMinimumWidth(min(560, self.screen().availableGeometry().width() - 48))
+        wanted = round(_WIDTH * max(1.0, self._services.theme.tokens.body / 14))  # wider for larger text
+        self.setMinimumWidth(min(wanted, self.screen().availableGeometry().width() - 48))
 
     def _connect(self) -> None:
         self.context.valueChanged.connect(self._on_context)

@@ -79,6 +79,7 @@ class LibraryPage(Page):
         self.header.addWidget(self._add, 0, Qt.AlignmentFlag.AlignTop)
         self.tabs = QTabWidget()
         self.tabs.setDocumentMode(True)
+        self.tabs.setAccessibleName(self.tr("Models"))
         self._here = QWidget()
         self._column = QVBoxLayout()
         self._column.setSpacing(8)

@@ -246,12 +246,13 @@ def reserve_scroll_bar(area: QAbstractScrollArea) -> None:
     reserve(0, 0)
 
 
-def scrolled(column: QLayout) -> QScrollArea:
+def scrolled(column: QLayout, name: str) -> QScrollArea:
     """A frameless, vertically scrolling area around `column` with the parent's background."""
     inner = QFrame()
     inner.setLayout(column)
     area = QScrollArea()
     area.setWidgetResizable(True)
+    area.setAccessibleName(name)
     area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
     area.setFrameShape(QFrame.Shape.NoFrame)
     area.setWidget(inner)
@@ -437,7 +438,9 @@ class Banner(QFrame):
         if self._over is None or layout is None:
             return
         unit, body = self._theme.tokens.unit, self._theme.tokens.body
-        width = min(self._over.width() - 4 * unit, _TOAST_WIDTH * body, layout.totalSizeHint().width())
+        words = self._text.fontMetrics().horizontalAdvance(self._text.text()) + unit
+        beside = layout.totalSizeHint().width() - self._text.sizeHint().width()
+        width = min(self._over.width() - 4 * unit, _TOAST_WIDTH * body, words + beside)
         height = max(layout.totalHeightForWidth(width), layout.totalMinimumSize().height())
         top = 2 * unit if self._at_top else self._over.height() - height - 2 * unit
         self.setGeometry((self._over.width() - width) // 2, max(0, top), width, height)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pyqtgraph
-from PySide6.QtCore import QEvent, QPointF
+from PySide6.QtCore import QEvent, QPointF, Qt
 from PySide6.QtGui import QColor, QHelpEvent
 from PySide6.QtWidgets import QLabel, QToolTip, QWidget
 
@@ -27,6 +27,8 @@ class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannot
         self.setMouseEnabled(x=False, y=False)
         self.setMenuEnabled(False)
         self.hideButtons()
+        for made in (self, self.viewport()):
+            made.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # there is nothing to do in it by keyboard
         self.setAccessibleName(name)
         self.getPlotItem().setContentsMargins(0, 8, 8, 4)
         self.restyle()

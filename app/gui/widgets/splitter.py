@@ -1,7 +1,7 @@
-"""Parts of pages whose state is saved between starts: splitters, and options that are folded away."""
+"""Parts of pages: splitters and folded options, whose state is saved between starts, and side panels."""
 
 from PySide6.QtCore import QByteArray, QSettings, Qt, Signal
-from PySide6.QtWidgets import QSizePolicy, QSplitter, QToolButton, QWidget
+from PySide6.QtWidgets import QFrame, QSizePolicy, QSplitter, QToolButton, QWidget
 
 from app.gui.theme import Theme
 from app.gui.widgets.basics import stack
@@ -9,6 +9,7 @@ from engine.core.paths import user_paths
 
 _GROUP = "splitters"
 _OPEN = "open"
+_SIDE, _BODY = 304, 14  # pixels of a side panel and of body text at the normal text size
 
 
 def saved_splitter(name: str, first: QWidget, second: QWidget, *, sizes: tuple[int, int]) -> QSplitter:
@@ -46,6 +47,20 @@ def _named(page: QWidget) -> list[QSplitter]:
 def window_state() -> QSettings:
     """What the window saves between starts: geometry, splitters, open parts."""
     return QSettings(str(user_paths().state / "window.ini"), QSettings.Format.IniFormat)
+
+
+class SidePanel(QFrame):
+    """Options beside a page, wider for larger text."""
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self._its_theme = theme
+        self.setProperty("kind", "side")
+        self._fit_width()
+        theme.changed.connect(self._fit_width)
+
+    def _fit_width(self) -> None:
+        self.setFixedWidth(round(_SIDE * max(1.0, self._its_theme.tokens.body / _BODY)))
 
 
 class Disclosure(QWidget):

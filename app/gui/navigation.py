@@ -1,0 +1,194 @@
+"""Where one goes in the window: the bar of destinations on the left, and the row of pages within a destination."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QEvent, QObject, QSize, Qt, Signal
+from PySide6.QtGui import QAccessible, QAccessibleInterface, QResizeEvent
+from PySide6.QtWidgets import (
+    QAccessibleWidget,
+    QButtonGroup,
+    QFrame,
+    QSizePolicy,
+    QToolButton,
+    QVBoxLayout,
+)
+
+from app.gui.shortcuts import native_keys
+from app.gui.theme import Theme
+from app.gui.widgets.basics import PAGE_MARGIN, PAGE_WIDTH, SCROLL_BAR, clear, row
+
+_ICON = 22
+_NARROWEST = 80
+_SECTION_INSET = 18  # from the edge of a section button to its label, which aligns with the page grid
+
+
+class TabButton(QToolButton):
+    """A button that shows a page. Screen readers call it a tab."""
+
+    accessible: QAccessibleInterface | None = None  # kept alive as long as the button
+
+
+class TabList(QFrame):
+    """Buttons of which one is chosen. Screen readers call it a list of tabs."""
+
+    accessible: QAccessibleInterface | None = None
+
+
+class _Tab(QAccessibleWidget):
+    """A tab is selected, not checked."""
+
+    def state(self) -> QAccessible.State:
+        state = super().state()
+        button = self.object()
+        state.selectable, state.selected = 1, int(isinstance(button, TabButton) and button.isChecked())
+        state.checkable, state.checked = 0, 0
+        state.focusable = 1  # by the arrow keys; Tab reaches the chosen one
+        return state
+
+
+def _accessible(_: str, made: QObject) -> QAccessibleInterface | None:
+    """What screen readers are told about a widget of the navigation; None for all others."""
+    role = QAccessible.Role
+    if isinstance(made, TabButton):
+        made.accessible = _Tab(made, role.PageTab)
+        return made.accessible
+    if isinstance(made, TabList):
+        made.accessible = QAccessibleWidget(made, role.PageTabList)
+        return made.accessible
+    return None
+
+
+QAccessible.installFactory(_accessible)
+
+
+@dataclass(frozen=True)
+class Destination:
+    """One entry of the destination bar and its page names. `at_foot` puts it at the bottom of the bar."""
+
+    name: str
+    icon: str
+    title: str
+    pages: tuple[str, ...]
+    at_foot: bool = False
+
+
+class Rail(TabList):
+    """Destination bar, as wide as its longest label. Shows icons only if it is too short for labels."""
+
+    chosen = Signal(str)
+
+    def __init__(self, theme: Theme, destinations: Sequence[Destination]) -> None:
+        super().__init__()
+        self._theme = theme
+        self._destinations = tuple(destinations)
+        self.setProperty("kind", "rail")
+        self.setAccessibleName(self.tr("Navigation"))
+        self._group = QButtonGroup(self)
+        self.buttons: dict[str, TabButton] = {}
+        column = QVBoxLayout(self)
+        column.setContentsMargins(8, 12, 8, 12)
+        column.setSpacing(4)
+        for position, entry in enumerate(self._destinations):
+            made = TabButton()
+            made.setProperty("kind", "nav")
+            made.setCheckable(True)
+            made.setText(entry.title)
+            made.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+            made.setAccessibleName(entry.title)
+            made.setToolTip(f"{entry.title} ({native_keys(f'Ctrl+{position + 1}')})")
+            made.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+            made.clicked.connect(lambda _=False, name=entry.name: self.chosen.emit(name))
+            self._group.addButton(made)
+            self.buttons[entry.name] = made
+            if entry.at_foot:
+                column.addStretch(1)
+            column.addWidget(made)
+        theme.changed.connect(self._refresh, Qt.ConnectionType.QueuedConnection)  # fonts of controls change first
+        self._refresh()
+
+    def select(self, name: str) -> None:
+        """Mark a destination as selected."""
+        self.buttons[name].setChecked(True)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Show labels only if all of them fit."""
+        super().resizeEvent(event)
+        self._fit()
+
+    def changeEvent(self, event: QEvent) -> None:
+        """Adjust to the text size."""
+        super().changeEvent(event)
+        if event.type() in {QEvent.Type.FontChange, QEvent.Type.StyleChange}:
+            self._fit()
+
+    def minimumSizeHint(self) -> QSize:
+        """Minimum width fits the labels; there is no minimum height."""
+        return QSize(super().minimumSizeHint().width(), 0)
+
+    def _refresh(self) -> None:
+        for entry in self._destinations:
+            self.buttons[entry.name].setIcon(self._theme.icon(entry.icon))
+        self._fit()
+
+    def _fit(self) -> None:
+        scale = self._theme.tokens.small / 12
+        icon = round(_ICON * min(scale, 1.5))
+        unit = self._theme.tokens.unit
+        metrics = next(iter(self.buttons.values())).fontMetrics()
+        word = icon + metrics.height() + 3 * unit
+        named = self.height() >= len(self.buttons) * (word + 4) + 3 * unit
+        style = Qt.ToolButtonStyle.ToolButtonTextUnderIcon if named else Qt.ToolButtonStyle.ToolButtonIconOnly
+        for button in self.buttons.values():
+            button.setToolButtonStyle(style)
+            button.setIconSize(QSize(icon, icon))
+        widest = max(button.sizeHint().width() for button in self.buttons.values())
+        for button in self.buttons.values():
+            button.setMinimumWidth(max(_NARROWEST, widest) if named else icon + 3 * unit)
+            button.setFixedHeight(word if named else icon + 2 * unit)
+
+
+class Sections(QFrame):
+    """Buttons for the pages of one destination, aligned with the page grid. Hidden if there is only one page."""
+
+    chosen = Signal(str)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setProperty("kind", "sections")
+        self._line = row(spacing=4)
+        holder = TabList()
+        holder.setAccessibleName(self.tr("Pages"))
+        holder.setMaximumWidth(PAGE_WIDTH)
+        holder.setLayout(self._line)
+        self._line.setContentsMargins(PAGE_MARGIN - _SECTION_INSET, 12, PAGE_MARGIN, 0)
+        outer = row(spacing=0, margins=(0, 0, SCROLL_BAR, 0))
+        outer.addStretch(1)
+        outer.addWidget(holder, 100)
+        outer.addStretch(1)
+        self.setLayout(outer)
+        self._group = QButtonGroup(self)
+        self.buttons: dict[str, TabButton] = {}
+
+    def show_pages(self, pages: Sequence[tuple[str, str]], current: str) -> None:
+        """Show buttons for these (name, title) pages. A single page needs no row."""
+        if list(self.buttons) != [name for name, _ in pages]:
+            for button in self.buttons.values():
+                self._group.removeButton(button)
+            clear(self._line)
+            self.buttons = {}
+            for name, title in pages:
+                made = TabButton()
+                made.setProperty("kind", "section")
+                made.setCheckable(True)
+                made.setText(title)
+                made.setAccessibleName(title)
+                made.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+                made.clicked.connect(lambda _=False, name=name: self.chosen.emit(name))
+                self._group.addButton(made)
+                self.buttons[name] = made
+                self._line.addWidget(made)
+            self._line.addStretch(1)
+        self.setVisible(len(pages) > 1)
+        if current in self.buttons:
+            self.buttons[current].setChecked(True)
