@@ -1,8 +1,9 @@
 """Real screenshots of the pages that the documentation shows, into docs/screenshots/.
 
-Run: python tests/optin/screenshots.py [--only chat,fit] [--styles light1,dark1,light2,dark2]. Starts Xvfb when
-there is no display, and a real server with the installed models; needs no network. Each style runs in its own
-process, because Qt reads its scale at start.
+Run: python tests/optin/screenshots.py [--only chat,fit] [--styles light1,dark1,light2,dark2] [--size 900x600]
+[--language de] [--text 150] [--out FOLDER]. `--only all` takes every page, panel and dialog. Starts Xvfb when there
+is no display, and a real server with the installed models; needs no network. Each style runs in its own process,
+because Qt reads its scale at start.
 """
 
 import argparse
@@ -20,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from app.suggestions import FOR_A_MODEL
+from tests.support.servers import free_port
 
 OUT = ROOT / "docs" / "screenshots"
 PAGES = (
@@ -39,7 +41,48 @@ PAGES = (
     "settings",
     "shortcuts",
     "compare",
+    # Panels, dialogs and states of the chat and of the library.
+    "code-answer",
+    "sources",
+    "options",
+    "options-advanced",
+    "tools",
+    "tools-add",
+    "memory",
+    "several",
+    "temporary",
+    "toast",
+    "load",
+    "details",
+    "models-folder",
+    "about",
+    "palette",
 )
+# An answer with everything that code and tables of an answer offer.
+ANSWER = """Here is a page, a picture, and what each part costs.
+
+```html
+<!doctype html>
+<title>Tides</title>
+<h1>High tide at 14:05</h1>
+```
+
+```svg
+<svg xmlns="http://www.w3.org/2000/svg" width="80" height="40"><rect width="80" height="40" fill="teal"/></svg>
+```
+
+```mermaid
+graph LR; A[Moon] --> B[Tide]; B --> C[Harbour]
+```
+
+| Part | Hours | Price |
+|:-----|------:|------:|
+| Page | 2 | 180.00 |
+| Picture | 0.5 | 45.00 |
+
+- [x] measured with `a -> b == c`
+- [ ] written down
+"""
 # Pages with a picture in the documentation; `--only` takes the others too.
 SHOWN = (
     "first-run",
@@ -65,16 +108,23 @@ def main():
     parser.add_argument("--styles", default="light1")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--size", default="1180x780")
+    parser.add_argument("--text", type=int, default=100)
+    parser.add_argument("--language", default="en")
     given = parser.parse_args()
+    pages = PAGES if given.only == "all" else given.only.split(",")
     if given.child:
-        take(given.child[0], int(given.child[1]), given.only.split(","), given.out)
+        take(Camera(given.child[0], int(given.child[1]), given), pages)
         return
     given.out.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "TESSERA_SERVER_PORT": "7411", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "TESSERA_SERVER_PORT": str(free_port()), "PYTHONPATH": str(ROOT)}
+    environment |= {"TESSERA_WINDOW_LANGUAGE": given.language}
     xvfb = manager = None
     if not os.environ.get("DISPLAY"):
-        environment["DISPLAY"] = ":97"
-        xvfb = subprocess.Popen(["Xvfb", ":97", "-screen", "0", "2560x1800x24"], stderr=subprocess.DEVNULL)
+        environment["DISPLAY"] = f":{os.getpid() % 9000 + 100}"
+        xvfb = subprocess.Popen(
+            ["Xvfb", environment["DISPLAY"], "-screen", "0", "2560x1800x24"], stderr=subprocess.DEVNULL
+        )
         time.sleep(1)
         if shutil.which("openbox"):  # dialogs have a frame, as on any desktop
             manager = subprocess.Popen(
@@ -89,6 +139,7 @@ def main():
             if f"{theme}{scale}" in given.styles:
                 home = tempfile.mkdtemp(prefix="tessera-shots-")  # a new user each time
                 command = [sys.executable, __file__, "--child", theme, str(scale), "--only", given.only]
+                command += ["--size", given.size, "--text", str(given.text), "--language", given.language]
                 subprocess.run(
                     [*command, "--out", str(given.out)],
                     env={**environment, "QT_SCALE_FACTOR": str(scale), "TESSERA_HOME": home, "HOME": home},
@@ -106,7 +157,7 @@ def main():
 class Camera:
     """The window of one process, and the pictures it takes."""
 
-    def __init__(self, theme, scale, out):
+    def __init__(self, theme, scale, given):
         from PySide6.QtTest import QTest
         from PySide6.QtWidgets import QApplication
 
@@ -120,10 +171,13 @@ class Camera:
         store, _ = open_or_memory(user_paths().state / "chats.db")
         self.desktop = Desktop(self.app, store, ServerLink())
         self.window, self.services = self.desktop.window, self.desktop.services
-        self.name = f"{theme}-{100 * scale}.png"
-        self.out = out
-        self.services.theme.set(theme, 100)
-        self.window.resize(1180, 780)
+        marks = [given.size] if given.size != "1180x780" else []
+        marks += [f"text{given.text}"] if given.text != 100 else []
+        marks += [given.language] if given.language != "en" else []
+        self.name = "-".join([theme, str(100 * scale), *marks]) + ".png"
+        self.out = given.out
+        self.services.theme.set(theme, given.text)
+        self.window.resize(*map(int, given.size.split("x")))
 
     def wait(self, condition):
         end = time.monotonic() + WAIT_S
@@ -219,22 +273,127 @@ class Camera:
         self.wait(lambda: chat.controller.busy)
         self.wait(lambda: not chat.controller.busy)
 
+    # -- panels, dialogs and states
+
+    def close_dialogs(self):
+        for dialog in self.window.findChildren(QDialog):
+            dialog.close()
+        self.rest(200)
+
+    def conversation(self, question, answer, **facts):
+        """A finished chat, opened."""
+        from app.db import conversations, messages
+        from app.db.records import AnswerFacts
+
+        def write(connection):
+            made = conversations.create(connection, title=question, model="spark")
+            asked = messages.add(connection, made.id, None, "user", question)
+            messages.add(
+                connection, made.id, asked.id, "assistant", answer, model="spark", facts=AnswerFacts(**facts)
+            )
+            return made.id
+
+        self.close_dialogs()
+        number = self.services.store.submit(write).result()
+        self.window.show_page("chat")
+        self.window.chat.sidebar.refresh()
+        self.window.chat.open(number)
+        self.wait(lambda: self.window.chat.controller.conversation.id == number)
+
+    def code_answer(self):
+        self.conversation("How much is a page about tides?", ANSWER)
+        self.rest(500)
+        self.window.chat.transcript.verticalScrollBar().setValue(0)
+
+    def sources(self):
+        from app.answer_facts import WebSource
+
+        pages = (
+            WebSource(title="Tide tables of the harbour", url="https://tides.example.org/harbour"),
+            WebSource(title="Why two tides a day", url="https://en.example.org/wiki/Tide"),
+        )
+        memories = ("You live in Hamburg.",)
+        self.conversation("When is high tide?", "At 14:05 [1].", sources=pages, memories=memories)
+
+    def options(self):
+        self.close_dialogs()
+        self.window.show_page("chat")
+        self.window.chat.options.show()
+
+    def options_advanced(self):
+        self.options()
+        self.window.chat.options.advanced.heading.setChecked(True)
+
+    def tools(self):
+        self.window.chat.options.hide()
+        self.window.chat.bar.tools_pressed.emit()
+
+    def tools_add(self):
+        self.window.chat.tools.panel.add()
+
+    def memory(self):
+        from app.gui.chat.memory import MemoryDialog
+
+        self.close_dialogs()
+        self.window.chat.tools.panel.hide()
+        MemoryDialog(self.services, self.window).open()
+
+    def several(self):
+        self.close_dialogs()
+        self.conversation("Which boats sail?", "Two.")
+        number = self.window.chat.controller.conversation.id
+        self.rest(500)
+        self.window.chat.sidebar._begin_selection(number)
+
+    def temporary(self):
+        self.window.chat.sidebar._end_selection()
+        self.window.new_temporary_chat()
+
+    def toast(self):
+        self.window.new_chat()
+        self.window.show_page("library")
+        tabs = self.window.page("library").tabs
+        tabs.setCurrentIndex(0)
+        self.window.page("library")._confirm_removal("spark", "Spark (demo)")
+
+    def load(self):
+        self.window.page("library").banner.hide()
+        self.window.page("library")._open_settings("spark", "Spark (demo)")
+        self.rest(1000)
+
+    def details(self):
+        self.close_dialogs()
+        self.window.page("library")._show_details("spark")
+        self.rest(1000)
+
+    def models_folder(self):
+        self.close_dialogs()
+        page = self.window.page("library")
+        page._ask_to_move(self.services.api.models_folder(), Path("/mnt/large/models"))
+
+    def about(self):
+        from app.gui.about import About
+
+        self.window.page("library").banner.hide()
+        About(self.services, self.window).open()
+
+    def palette(self):
+        self.close_dialogs()
+        self.window.commands.open()
+
     def plain(self, name):
         self.window.show_page(name)
         self.rest(3000 if name in {"devices", "dashboard"} else 500)
 
 
-def take(theme, scale, pages, out):
-    camera = Camera(theme, scale, out)
+def take(camera, pages):
     camera.desktop.start()
     camera.wait(lambda: camera.services.models.choices)
-    steps = {"first-run": camera.first_run, "chat": camera.chat, "library": camera.library, "find": camera.find}
-    for name in ("fit", "code", "documents", "power", "shortcuts", "compare"):
-        steps[name] = getattr(camera, name)
     for name in PAGES:
         if name in pages:
-            steps.get(name, lambda name=name: camera.plain(name))()
+            getattr(camera, name.replace("-", "_"), lambda name=name: camera.plain(name))()
             camera.shoot(name)
+    camera.close_dialogs()
     camera.window.close()
     camera.desktop.close()
 
