@@ -1,15 +1,22 @@
 """User actions on a message: retry, edit, delete, fork, fix an error."""
 
-from PySide6.QtCore import QObject, Signal
+import time
+from collections.abc import Callable
+
+from PySide6.QtCore import QDateTime, QLocale, QObject, QTimer, Signal
 from PySide6.QtGui import QGuiApplication
 
-from app.db.records import Conversation
+from app.db.records import Conversation, Message
 from app.gui.app_context import AppContext
 from app.gui.chat import chat_transactions
 from app.gui.chat.controller import ChatController
 from app.gui.chat.message_widget import MessageWidget
 from app.gui.reasons import error_message
 from app.gui.widgets.basics import Banner
+from engine.api.machine import CanaryState, WrongAnswers
+
+# A comparison takes seconds and happens after a pause.
+_LOOK_MS = 30_000
 
 
 class MessageActions(QObject):
@@ -106,3 +113,62 @@ class MessageActions(QObject):
         self._services.background.watch(
             future, made, lambda error: self._banner.notify(error_message(error), "bad"), self
         )
+
+
+class WrongAnswersNotice(QObject):
+    """Says which answers may be wrong because their device was, and offers to answer again in the open chat."""
+
+    def __init__(
+        self,
+        services: AppContext,
+        controller: ChatController,
+        banner: Banner,
+        answer_again: Callable[[], None],
+        parent: QObject,
+    ) -> None:
+        super().__init__(parent)
+        self._services, self._controller, self._banner = services, controller, banner
+        self._answer_again = answer_again
+        self._begun_s = time.time()
+        self._named: set[float] = set()  # when the faults were found that were named outside their chats
+        self._timer = QTimer(self)
+        self._timer.setInterval(_LOOK_MS)
+        self._timer.timeout.connect(self.look)
+        self._timer.start()
+
+    def look(self) -> None:
+        """Ask the server what its comparisons of answers found."""
+        if self._services.models.reachable:
+            self._services.background.run(self._services.api.canary, self._show, lambda _: None, self)
+
+    def _show(self, state: CanaryState) -> None:
+        answer = next(reversed(self._controller.tree.path()), None)
+        for found in reversed(state.found):
+            if answer is not None and _concerns(found, answer):
+                if not self._controller.busy and not self._banner.isVisible():
+                    self._named.add(found.found_at)
+                    words = self.tr("This answer may be wrong: {what} gave other results than the processor.")
+                    again = (self.tr("Answer again"), self._answer_again)
+                    self._banner.notify(words.format(what=self._what(found)), "warn", again)
+                return
+        for found in state.found:
+            if found.found_at > self._begun_s and found.found_at not in self._named:
+                self._named.add(found.found_at)
+                words = self.tr(
+                    "Answers of {model} since {time} may be wrong: {what} gave other results than the processor. "
+                    "Open their chats to answer again."
+                )
+                since = QLocale().toString(
+                    QDateTime.fromSecsSinceEpoch(int(found.since)).time(), QLocale.FormatType.ShortFormat
+                )
+                model = self._services.models.title(found.model)
+                self._banner.notify(words.format(model=model, time=since, what=self._what(found)), "warn")
+
+    def _what(self, found: WrongAnswers) -> str:
+        return ", ".join(found.devices) or self.tr("one of Tessera's kernels")
+
+
+def _concerns(found: WrongAnswers, answer: Message) -> bool:
+    """Whether the wrong device may have given this answer."""
+    is_complete = answer.role == "assistant" and answer.status in {"complete", "stopped"}
+    return is_complete and answer.model == found.model and found.since <= answer.created_s <= found.found_at

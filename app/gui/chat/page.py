@@ -19,7 +19,7 @@ from app.gui.chat.chat_transcript import ChatTranscript
 from app.gui.chat.composer import Composer
 from app.gui.chat.controller import ChatController, ContextWatch
 from app.gui.chat.import_export import ChatImportExport
-from app.gui.chat.message_actions import MessageActions
+from app.gui.chat.message_actions import MessageActions, WrongAnswersNotice
 from app.gui.chat.model_bar import ModelBar
 from app.gui.chat.options import ChatOptions, default_sampling
 from app.gui.chat.project_of_chat import Projects
@@ -67,6 +67,8 @@ class ChatPage(QSplitter):
         self._context = ContextWatch(services, self.controller, self.composer, self.banner, self)
         self.side = SideWork(services, self.controller, self.composer, self)
         self.message_actions = MessageActions(services, self.controller, self.banner, self)
+        again = self.message_actions.answer_again
+        self.wrong_answers = WrongAnswersNotice(services, self.controller, self.banner, again, self)
         self.transcript = ChatTranscript(services, self.controller, self.message_actions)
         self.transcript.setAccessibleName(self.tr("Conversation"))
         self._drafts = Drafts(self.controller, self.composer, self)
@@ -366,6 +368,8 @@ class ChatPage(QSplitter):
         if self._wanted_message:
             self.transcript.scroll_to(self._wanted_message)
             self._wanted_message = 0
+        if path:
+            self.wrong_answers.look()
         self._context.refresh()
 
     def _on_added(self, message_id: int) -> None:
