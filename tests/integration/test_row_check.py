@@ -71,22 +71,57 @@ def test_a_sound_load_raises_no_alarm(tmp_path, name, cache, attention, ubatch):
     assert not any(verdict.wrong for verdict in verdicts(settings, found))
 
 
-def test_rows_of_another_text_are_found(bundled_model):
-    settings, found = recorded(bundled_model)
+def swapped(row, other):
+    """llama.cpp 25992: with several sequences, a row is that of another one."""
+    return changed(row, other.token_ids, other.logprobs)
+
+
+def reserved(row, _other):
+    """llama.cpp 26239: one reserved token is the most likely from some depth on."""
+    logprobs = np.full(len(row.logprobs) // 4, -12.0, "<f4")
+    logprobs[0] = 0.0
+    ids = np.frombuffer(row.token_ids, "<i4").copy()
+    ids[0] = 24
+    return changed(row, ids.tobytes(), logprobs.tobytes())
+
+
+def mixed_columns(row, _other):
+    """llama.cpp 28537: logits without any relation to the text."""
+    return changed(row, np.roll(np.frombuffer(row.token_ids, "<i4"), 7).tobytes(), row.logprobs)
+
+
+def flat(row, _other):
+    """llama.cpp 28502: all logits are equal."""
+    count = len(row.logprobs) // 4
+    return changed(row, row.token_ids, np.full(count, -np.log(4096), "<f4").tobytes())
+
+
+def changed(row, token_ids, logprobs):
+    return type(row)(position=row.position, token_ids=token_ids, logprobs=logprobs)
+
+
+@pytest.fixture(scope="module")
+def answers(bundled_model):
+    return recorded(bundled_model)
+
+
+def test_right_rows_are_computed_once(answers):
+    settings, found = answers
     one = max(found, key=lambda each: len(each.rows))
     assert len(one.rows) <= ROWS
     assert one.steps_s > 0
     right = judged(start_backends(), reference_settings(settings), one)
     assert not right.wrong
-    assert right.again_nats == 0  # nothing is computed twice without a reason
-    rows = [*one.rows[:-1], swapped(one.rows[-1])]
+    assert right.again_nats == 0
+
+
+@pytest.mark.parametrize("fault", [swapped, reserved, mixed_columns, flat], ids=lambda fault: fault.__name__)
+def test_one_wrong_row_among_right_ones_is_found(answers, fault):
+    settings, found = answers
+    one = max(found, key=lambda each: len(each.rows))
+    other = next(each for each in found if each is not one)
+    rows = [*one.rows[:-1], fault(one.rows[-1], other.rows[0])]
     wrong = judged(start_backends(), reference_settings(settings), RowsRecorded(tokens=one.tokens, rows=rows))
     assert wrong.wrong
     assert wrong.largest_nats > 0.5
     assert wrong.noise_nats < 0.01
-
-
-def swapped(row):
-    """A row that puts its probabilities on other tokens."""
-    ids = np.frombuffer(row.token_ids, "<i4")
-    return type(row)(position=row.position, token_ids=np.roll(ids, 7).tobytes(), logprobs=row.logprobs)
