@@ -26,7 +26,7 @@ from engine.runner.llama.native.model import LoadedModel, load, metadata_of
 from engine.runner.llama.native.scenarios import NOISES, WRONG_NATS
 from engine.runner.protocol import LoadSettings, RowsRecorded, RowVerdict, SampledRow
 
-# A row is computed again from its tokens. Reported faults began at depths up to 7,500 tokens (assets/fault_rules.json).
+# A row is computed again from its tokens. Reported faults began at depths up to 7,500 tokens.
 LONGEST: Final = 8192
 # Rows of one answer are compared for the price of its longest text; each takes 2 KB here.
 ROWS: Final = 8
