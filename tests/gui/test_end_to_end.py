@@ -15,6 +15,7 @@ from app.db.store import Store, open_store
 from app.gui import server_link
 from app.gui.application import Desktop
 from app.gui.server_link import ServerLink
+from tests.support.models.small_folder import NARROW, small_file
 
 # A server starts, a model is made and measured, on a crowded computer.
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -35,6 +36,7 @@ def desktop(qtbot, home, monkeypatch, tmp_path):
         free.bind(("127.0.0.1", 0))
         monkeypatch.setenv("TESSERA_SERVER_PORT", str(free.getsockname()[1]))
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    monkeypatch.setenv("TESSERA_CHAT_MAX_TOKENS", "40")
     app = QApplication.instance()
     made = Desktop(app, Store(open_store(home / "state" / "chats.db")), ServerLink())
     made.start()
@@ -103,7 +105,7 @@ def answer_of_the_written_model(config: str) -> str:
         return json.load(answered)["choices"][0]["message"]["content"]
 
 
-def test_from_the_first_start_to_a_connected_editor(qtbot, desktop, tmp_path):
+def test_from_the_first_start_to_a_connected_editor(qtbot, desktop, home, tmp_path):
     window, services = desktop.window, desktop.services
     chat = window.chat
 
@@ -118,10 +120,12 @@ def test_from_the_first_start_to_a_connected_editor(qtbot, desktop, tmp_path):
     assert answer.facts.usage.completion_tokens > 0
     assert answer.facts.timings.tok_s > 0
 
-    # A model made to fit: three clicks.
+    # A model made to fit: three clicks. A small one arrives meanwhile: the demo would take much longer.
+    (home / "models").mkdir(exist_ok=True)
+    small_file(tmp_path / "small.gguf", 1, NARROW).rename(home / "models" / "small.gguf")
     library = go(qtbot, window, "library")
-    qtbot.waitUntil(lambda: len(library.cards) == 1)
-    click(qtbot, library.cards[0], "Make it fit")
+    qtbot.waitUntil(lambda: len(library.cards) == 2)
+    click(qtbot, library, "Make small fit")
     fit = window.page("fit")
 
     def forecast_shown():
@@ -159,7 +163,7 @@ def test_from_the_first_start_to_a_connected_editor(qtbot, desktop, tmp_path):
     devices = go(qtbot, window, "devices")
     qtbot.waitUntil(lambda: "ram" in devices._uses and made in devices._placements)
     dashboard = go(qtbot, window, "dashboard")
-    qtbot.waitUntil(lambda: dashboard.table.rowCount() == 2)
+    qtbot.waitUntil(lambda: dashboard.table.rowCount() == 3)  # the editor is given the small one
     qtbot.waitUntil(lambda: dashboard.history.texts()[0][0] == "Continue")
     assert desktop.link.owned
 
