@@ -8,6 +8,9 @@ from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
+from starlette.datastructures import FormData
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
 
 from engine.core.errors import Cancelled, InputFault
@@ -211,6 +214,20 @@ async def whole(request: Request) -> bytes | bytearray:
         raise Cancelled("the client closed the connection") from None
     request.state.whole_body = raw
     return raw
+
+
+async def form_of(request: Request, max_fields: int) -> FormData:
+    """A form with at most one file; close it after use, because a large file uses a descriptor.
+
+    Raises: InputFault: it cannot be read; Cancelled: the client disconnected before it had sent it.
+    """
+    try:
+        return await request.form(max_files=1, max_fields=max_fields)
+    except (MultiPartException, HTTPException) as error:
+        why = error.message if isinstance(error, MultiPartException) else error.detail
+        raise InputFault(f"The form cannot be read: {str(why).rstrip('.')}.", "file") from None
+    except ClientDisconnect:
+        raise Cancelled("the client closed the connection") from None
 
 
 async def parse_or(request: Request, model: type[M]) -> M:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from engine.server.body import Body
 from quantize.files.sampling_keys import SAMPLING
@@ -14,12 +14,17 @@ def bounds(name: str) -> Any:
     return Field(gt=row.minimum, le=row.maximum) if row.above else Field(ge=row.minimum, le=row.maximum)
 
 
+def _all_tokens(top_k: object) -> object:
+    """0 for -1, which vLLM's and Ollama's clients write for all tokens."""
+    return 0 if type(top_k) is int and top_k == -1 else top_k
+
+
 class SharedSampling(Body):
     """Sampling parameters and stop strings. None or a missing field means the default."""
 
     temperature: Annotated[float, bounds("temperature")] | None = None
     top_p: Annotated[float, bounds("top_p")] | None = None
-    top_k: Annotated[int, bounds("top_k")] | None = None
+    top_k: Annotated[int, BeforeValidator(_all_tokens), bounds("top_k")] | None = None
     min_p: Annotated[float, bounds("min_p")] | None = None
     typical_p: Annotated[float, bounds("typical_p")] | None = None
     repeat_penalty: Annotated[float, bounds("repeat_penalty")] | None = None

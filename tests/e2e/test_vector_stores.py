@@ -1,5 +1,8 @@
 """Files and vector stores with OpenAI's official client."""
 
+import socket
+from urllib.parse import urlsplit
+
 import httpx2
 import pytest
 
@@ -119,3 +122,16 @@ def test_the_users_own_collections_are_no_stores(client, server, tmp_path):
     with pytest.raises(openai.NotFoundError):
         client.vector_stores.search(made["id"], query="key")
     assert made["id"] not in [each.id for each in client.vector_stores.list()]
+
+
+def test_an_upload_that_its_client_breaks_off_is_no_error(server):
+    head = (
+        "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
+        "Content-Type: multipart/form-data; boundary=b\r\n\r\n--b\r\n"
+    )
+    address = urlsplit(server.url)
+    before = len(server.log)
+    with socket.create_connection((address.hostname, address.port)) as connection:
+        connection.sendall(head.encode())
+    wait_for(lambda: "route=/v1/files" in server.log[before:], what="the end of the upload")
+    assert "Traceback" not in server.log[before:]

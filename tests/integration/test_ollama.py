@@ -138,7 +138,7 @@ def test_load_unload_and_keep_alive(qwen, client):
     assert qwen.state.pool.get("spark").expires_in_s is None
     assert client.generate("spark", "", keep_alive=0).done_reason == "unload"
     assert client.ps().models == []
-    for spelled in ("0", "0s", "0m", "0h0m0s", 0.0):
+    for spelled in ("0", "0s", "0m", "0h0m0s", "0us", "0ns", 0.0):
         client.generate("spark", "", keep_alive="5m")
         assert client.generate("spark", "", keep_alive=spelled).done_reason == "unload", spelled
         assert client.ps().models == []
@@ -171,7 +171,7 @@ def test_lists_and_details(client):
 def test_embeddings_in_both_forms(client):
     assert list(client.embed("spark", ["a", "bb"]).embeddings[1])[:2] == [1.0, 2.0]
     assert list(client.embeddings("spark", "abc").embedding)[:2] == [1.0, 3.0]
-    assert client.embed("spark", []).embeddings == []
+    assert client.embed("spark", []).embeddings == client.embed("spark", "").embeddings == []
 
 
 def test_second_names(qwen, client):

@@ -121,3 +121,9 @@ def test_supported_sampling_reaches_the_runner(server, name, example, where):
     base = {"model": "spark", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
     send(server, "/v1/chat/completions", base, name, example)
     assert server.asked()[-1]["sampling"][where] == example
+
+
+def test_a_top_k_of_minus_one_means_all_tokens(server):
+    base = {"model": "spark", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+    send(server, "/v1/chat/completions", base, "top_k", -1)
+    assert server.asked()[-1]["sampling"].get("top_k", 0) == 0  # 0 is the default and left out

@@ -266,6 +266,26 @@ def test_a_call_that_the_limit_cut_has_no_event_that_ends_its_arguments(qwen, cl
         assert "response.output_item.done" in kinds
 
 
+def test_a_session_begun_with_anthropics_own_tools_goes_on_here(qwen):
+    used = [
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": [{"type": "web_search_result"}]},
+        {"type": "mcp_tool_use", "id": "m", "name": "n", "server_name": "s", "input": {}},
+        {"type": "mcp_tool_result", "tool_use_id": "m", "content": []},
+        {"type": "bash_code_execution_tool_result", "tool_use_id": "s", "content": {}},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "compaction", "content": "They greeted."},
+        {"type": "text", "text": "Found."},
+    ]
+    user = {"role": "user", "content": "And now?"}
+    body = {"model": "spark", "max_tokens": 9, "messages": [user, {"role": "assistant", "content": used}, user]}
+    qwen.say("ok")
+    answer = httpx2.post(f"{qwen.url}/v1/messages", json=body)
+    assert answer.status_code == 200, answer.text
+    assert "messages[].content[]" in answer.headers["x-tessera-ignored"]
+    assert "They greeted.\n\nFound." in qwen.prompts()[-1]
+
+
 def test_a_session_begun_on_a_hosted_model_goes_on_here(qwen):
     items = [
         {"role": "user", "content": "Look it up."},

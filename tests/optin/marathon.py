@@ -277,13 +277,13 @@ class Marathon:
             print("FOUND", what[:600].replace("\n", " | "))
 
 
-def on_a_disk_of_its_own(folder):
+def on_a_disk_of_its_own(folder, program=__file__):
     """Go on in a mount namespace where `folder` is a small disk in memory; returns where that is not possible."""
     probe = ["unshare", "-rm", "true"]
     if shutil.which("unshare") is None or subprocess.run(probe, capture_output=True, check=False).returncode:
         return
     script = f'mount -t tmpfs -o size={DISK_BYTES} none "{folder}" && exec "$0" "$@"'
-    command = [sys.executable, __file__, *sys.argv[1:], "--folder", str(folder)]
+    command = [sys.executable, program, *sys.argv[1:], "--folder", str(folder)]
     os.execvp("unshare", ["unshare", "-rm", "sh", "-c", script, *command])
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -123,6 +124,8 @@ class World:
         text = self.server.log
         self.log_bytes += len(text)
         ends = Counter()
+        # A log that cannot be written, on a full disk, is told by a traceback of its own.
+        text = re.sub(r"--- Logging error ---\n.*?(?=\n--- Logging|\n\d{4}-|\Z)", "", text, flags=re.DOTALL)
         for part in text.split("Traceback (most recent call last):")[1:]:
             lines = part.splitlines()
             error = next((n for n, line in enumerate(lines) if line and not line.startswith((" ", "\t"))), 0)

@@ -131,7 +131,12 @@ class CountRequest(Body):
         """Also lists an effort without reasoning, because reasoning is off by default."""
         silent = self.thinking is None or self.thinking.type == "disabled"
         effort = (self.output_config or {}).get("effort")
-        return [*super().ignored(), *(["output_config.effort"] if silent and effort is not None else [])]
+        found = [*super().ignored(), *(["output_config.effort"] if silent and effort is not None else [])]
+        for number, message in enumerate(self.messages):
+            blocks = message.content if isinstance(message.content, list) and message.role == "assistant" else []
+            hosted = (i for i, block in enumerate(blocks) if _is_hosted(block.get("type")))
+            found += [f"messages[{number}].content[{i}]" for i in hosted]
+        return found
 
 
 class MessagesRequest(CountRequest):
@@ -503,6 +508,8 @@ def _assistant(blocks: list[dict[str, Any]], param: str) -> Message:
             # Adjacent blocks are one text; others are paragraphs.
             apart = texts and blocks[index - 1].get("type") != "text"
             texts.append((PARAGRAPH if apart else "") + _text(block, where))
+        elif kind == "compaction" and isinstance(block.get("content"), str):
+            texts.append(f"Summary of our conversation so far:\n{block['content']}")
         elif kind == "thinking":
             reasoning.append(str(block.get("thinking", "")))
         elif kind == "tool_use":
@@ -511,7 +518,7 @@ def _assistant(blocks: list[dict[str, Any]], param: str) -> Message:
                 raise InputFault(f"{where} needs a name and an input object.", where)
             text = json.dumps(arguments, ensure_ascii=False)
             calls.append(ToolCall(id=str(block.get("id", "")), name=name, arguments=text))
-        elif kind != "redacted_thinking":  # only Anthropic can decrypt that
+        elif not _is_hosted(kind):
             raise InputFault(f"{where}.type {kind!r} is not supported.", f"{where}.type")
     return Message(
         role="assistant",
@@ -519,6 +526,14 @@ def _assistant(blocks: list[dict[str, Any]], param: str) -> Message:
         reasoning="".join(reasoning) or None,
         tool_calls=tuple(calls),
     )
+
+
+def _is_hosted(kind: object) -> bool:
+    """Whether a block of an answer is of a tool that Anthropic runs: the text of the answer says what it found.
+
+    Redacted thinking can be decrypted by Anthropic only.
+    """
+    return kind in {"redacted_thinking", "server_tool_use", "mcp_tool_use"} or str(kind).endswith("_tool_result")
 
 
 def _tool(tool: Tool, param: str) -> ToolDefinition:

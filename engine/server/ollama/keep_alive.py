@@ -9,8 +9,8 @@ from engine.pool.loaded_model import LoadedModel
 from engine.server.ollama.schemas import ModelRequest
 from engine.server.state import ServerState
 
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
-_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|μs|ms|s|m|h)")
+_SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 # Nanoseconds per second; Ollama's responses give all durations in nanoseconds.
 NANO: Final = 1_000_000_000
 # Longer durations mean "forever": later dates cannot be represented.

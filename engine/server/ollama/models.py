@@ -197,7 +197,7 @@ async def embed(request: Request) -> Response:
     body = await parse(request, EmbedBody)
     headers = ignored_header(body.ignored())
     inputs: list[str | list[int]] = [body.input] if isinstance(body.input, str) else list(body.input)
-    if not inputs:
+    if not any(inputs[:1]) and len(inputs) < 2:
         return JSONResponse({"model": body.model, "embeddings": [], "prompt_eval_count": 0}, headers=headers)
     begun = time.monotonic()
     _, loaded_s = await while_connected(request, acquire(state, body))

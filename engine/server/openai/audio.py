@@ -11,12 +11,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import Field, ValidationError
 from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from engine.core.errors import InputFault
 from engine.runner.onnx.speech.protocol import SpeechSegments
-from engine.server.body import Body, fault, ignored_header
+from engine.server.body import Body, fault, form_of, ignored_header
 from engine.server.errors import NotServed
 from engine.server.openai.errors import SHAPE
 from engine.server.speech import NAME, Segment
@@ -124,23 +123,23 @@ async def _read(request: Request) -> tuple[bytes, TranscriptionRequest]:
     """The file and the fields of the form. Raises: InputFault."""
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise InputFault("Send a form (multipart/form-data) with the recording as file.", "file")
+    form = await form_of(request, MAX_FIELDS)
+    fields: dict[str, Any] = {}
+    sound: bytes | None = None
     try:
-        async with request.form(max_files=1, max_fields=MAX_FIELDS) as form:
-            fields: dict[str, Any] = {}
-            sound: bytes | None = None
-            for name, value in form.multi_items():
-                if isinstance(value, UploadFile):
-                    if name != "file":
-                        raise InputFault(f"{name} is a file; the recording goes into file.", name)
-                    sound = await value.read()
-                    continue
-                plain = name.removesuffix("[]")
-                if plain in _LISTS:
-                    fields.setdefault(plain, []).append(value)
-                else:
-                    fields[plain] = _typed(plain, value)
-    except HTTPException as error:
-        raise InputFault(f"The form cannot be read: {error.detail}", "file") from error
+        for name, value in form.multi_items():
+            if isinstance(value, UploadFile):
+                if name != "file":
+                    raise InputFault(f"{name} is a file; the recording goes into file.", name)
+                sound = await value.read()
+                continue
+            plain = name.removesuffix("[]")
+            if plain in _LISTS:
+                fields.setdefault(plain, []).append(value)
+            else:
+                fields[plain] = _typed(plain, value)
+    finally:
+        await form.close()
     if sound is None:
         raise InputFault("file is missing: send the recording in the form.", "file")
     try:

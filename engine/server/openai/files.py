@@ -13,7 +13,6 @@ from typing import Any, Final
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException
 from starlette.responses import FileResponse, Response
 
 from devices.atomic_file import sweep_unfinished, unfinished
@@ -22,6 +21,7 @@ from engine.core.json_store import JsonStore
 from engine.core.ownership import may_see, request_owner
 from engine.core.paths import Paths
 from engine.documents.errors import FileNotFound
+from engine.server.body import form_of
 from engine.server.paging import ManyFiles, Order, page
 from engine.server.state import server_state
 
@@ -167,10 +167,7 @@ _FORM: Final[dict[str, Any]] = {
 @router.post("/v1/files", openapi_extra=_FORM)
 async def upload(request: Request) -> dict[str, Any]:
     """Upload a file as `multipart/form-data` with `file` and `purpose`."""
-    try:
-        form = await request.form(max_files=1, max_fields=10)
-    except MultiPartException as error:
-        raise InputFault(f"The form cannot be read: {error.message}.", "file") from None
+    form = await form_of(request, max_fields=10)
     try:
         sent, purpose = form.get("file"), form.get("purpose")
         if not isinstance(sent, UploadFile):
