@@ -15,10 +15,10 @@ def to_json(value: object) -> Any:
 
 def backend_reports(value: object) -> tuple[BackendReport, ...]:
     """Backend reports from parsed JSON; entries of another form are skipped."""
-    found = []
+    reports = []
     for item in value if isinstance(value, list | tuple) else ():
         try:
-            found.append(msgspec.convert(item, learned(BackendReport)))
+            reports.append(msgspec.convert(item, learned(BackendReport)))
         except msgspec.ValidationError:
             continue
-    return tuple(found)
+    return tuple(reports)

@@ -44,8 +44,8 @@ def is_unplugged() -> bool:
 def read_battery(host: Host) -> Battery | None:
     """The totals of this computer's batteries; None without one. Peripherals' batteries are not counted."""
     if host.system == "linux":
-        found = [b for name in host.listdir(SUPPLIES) if (b := _linux(host, f"{SUPPLIES}/{name}")) is not None]
-        return _together(found)
+        batteries = [b for name in host.listdir(SUPPLIES) if (b := _linux(host, f"{SUPPLIES}/{name}")) is not None]
+        return _together(batteries)
     if host.system == "windows":
         return _windows(host.api("battery_state"))
     if host.system == "macos":
@@ -53,14 +53,14 @@ def read_battery(host: Host) -> Battery | None:
     return None
 
 
-def _together(found: list[Battery]) -> Battery | None:
-    if not found:
+def _together(batteries: list[Battery]) -> Battery | None:
+    if not batteries:
         return None
     return Battery(
-        discharging=any(b.discharging for b in found),
-        charge_j=_sum(b.charge_j for b in found),
-        full_j=_sum(b.full_j for b in found),
-        power_w=_sum(b.power_w for b in found if b.discharging),
+        discharging=any(b.discharging for b in batteries),
+        charge_j=_sum(b.charge_j for b in batteries),
+        full_j=_sum(b.full_j for b in batteries),
+        power_w=_sum(b.power_w for b in batteries if b.discharging),
     )
 
 
@@ -113,8 +113,8 @@ def _macos(host: Host) -> Battery | None:
         return None
 
     def value(key: str) -> int | None:
-        found = re.search(rf'"{key}"\s*=\s*([0-9]{{1,20}})', done.stdout, re.ASCII)
-        return int(found[1]) if found else None
+        match = re.search(rf'"{key}"\s*=\s*([0-9]{{1,20}})', done.stdout, re.ASCII)
+        return int(match[1]) if match else None
 
     volts, amperes = value("Voltage"), value("InstantAmperage")
     left, full = value("AppleRawCurrentCapacity"), value("AppleRawMaxCapacity")  # mAh

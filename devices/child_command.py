@@ -38,10 +38,10 @@ def interpreter(*arguments: str) -> tuple[str, ...]:
     """
     if not getattr(sys, "frozen", False):
         return (sys.executable, *arguments)
-    found = installed_program("python3") or installed_program("python")
-    if found is None:
+    python = installed_program("python3") or installed_program("python")
+    if python is None:
         raise FileNotFoundError("no Python is installed; this build of Tessera has none of its own for other code")
-    return (found, *arguments)
+    return (python, *arguments)
 
 
 # Reply of a child started by `run_child`: one JSON object on a line of its standard output.
@@ -58,11 +58,11 @@ def write_answer(answer: Mapping[str, Any]) -> None:
 def answer_with(find: Callable[[], Mapping[str, Any]], *errors: type[Exception]) -> int:
     """Write the result of `find`, or which of `errors` it raised; return the child's exit code."""
     try:
-        found = find()
+        answer = find()
     except errors as error:
         write_answer({"error": str(error)})
         return 1
-    write_answer(found)
+    write_answer(answer)
     return 0
 
 
@@ -71,8 +71,8 @@ def answer_in(stdout: bytes) -> Mapping[str, Any] | None:
     for line in reversed(stdout[:MAX_OUTPUT_BYTES].splitlines()):
         if line.lstrip().startswith(b"{"):
             try:
-                found = json.loads(line)
+                answer = json.loads(line)
             except (ValueError, RecursionError):
                 return None
-            return found if isinstance(found, dict) else None
+            return answer if isinstance(answer, dict) else None
     return None

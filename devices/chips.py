@@ -85,19 +85,19 @@ def chips() -> Chips:
 
 def read_chips(content: bytes) -> Chips:
     """A table from JSON. Raises: ValueError, re.error: a row does not match the schema."""
-    found = msgspec.json.decode(content, type=learned(Chips))
-    ids = [*(row.id for row in found.gpus), *(row.id for row in found.cpus)]
+    chips = msgspec.json.decode(content, type=learned(Chips))
+    ids = [*(row.id for row in chips.gpus), *(row.id for row in chips.cpus)]
     twice = sorted({name for name in ids if ids.count(name) > 1})
     if twice:
         raise ValueError(f"these ids are there twice: {', '.join(twice)}")
-    if not found.cpus or found.cpus[-1].match:
+    if not chips.cpus or chips.cpus[-1].match:
         raise ValueError("the last processor has to match every name")
-    for row in found.cpus:
+    for row in chips.cpus:
         re.compile(row.match)
-    for gpu in found.gpus:
-        for known in gpu.ids:
-            _span(known)
-    return found
+    for gpu in chips.gpus:
+        for pci_id in gpu.ids:
+            _span(pci_id)
+    return chips
 
 
 @cache
@@ -131,9 +131,9 @@ def with_chips(machine: Machine) -> Machine:
 
 def _with_chip(device: Device, cpu_name: str, usual: CpuKind | None, system: str) -> Device:
     if device.kind == "cpu":
-        found = cpu_kind(cpu_name)
+        kind = cpu_kind(cpu_name)
         memory = _with_bandwidth(device.memory, usual.bandwidth_gbs if usual else None, usual)
-        return replace(device, chip=found.id, memory=memory)
+        return replace(device, chip=kind.id, memory=memory)
     if device.kind == "npu" and usual is not None:
         return replace(device, memory=_with_bandwidth(device.memory, usual.bandwidth_gbs, usual))
     if device.kind not in {"igpu", "dgpu"} or device.vendor == "software":
@@ -161,8 +161,8 @@ def _with_units(runtime: Runtime, row: Gpu, system: str) -> Runtime:
 
 
 def _with_bandwidth(memory: Memory, gbs: float | None, row: Gpu | CpuKind | None) -> Memory:
-    known = memory.bandwidth_gbs is not None and not memory.bandwidth_source.startswith(USUAL)
-    if known or gbs is None or row is None or (row.id == "other"):
+    is_known = memory.bandwidth_gbs is not None and not memory.bandwidth_source.startswith(USUAL)
+    if is_known or gbs is None or row is None or (row.id == "other"):
         return memory
     return replace(memory, bandwidth_gbs=gbs, bandwidth_source=f"{USUAL} {row.name}")
 
@@ -201,13 +201,13 @@ def _holds(known: str, pci_id: str) -> bool:
 
 def _named(rows: Iterable[Gpu], text: str) -> list[Gpu]:
     """Rows whose longest name is in the text: "rtx 4060 ti" before "rtx 4060"."""
-    found: list[tuple[int, Gpu]] = []
+    matches: list[tuple[int, Gpu]] = []
     for row in rows:
         lengths = [len(name) for name in row.names if name in text and _word(name).search(text)]
         if lengths:
-            found.append((max(lengths), row))
-    longest = max((length for length, _ in found), default=0)
-    return [row for length, row in found if length == longest]
+            matches.append((max(lengths), row))
+    longest = max((length for length, _ in matches), default=0)
+    return [row for length, row in matches if length == longest]
 
 
 @cache

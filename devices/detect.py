@@ -135,7 +135,7 @@ def _with_carve_out(ram: SystemMemory, gpus: list[Device]) -> SystemMemory:
 
 def _unique(devices: list[Device]) -> tuple[Device, ...]:
     """One entry per id: the first one is used."""
-    found: dict[str, Device] = {}
+    devices_by_id: dict[str, Device] = {}
     for device in devices:
-        found.setdefault(device.id.lower(), device)
-    return tuple(found.values())
+        devices_by_id.setdefault(device.id.lower(), device)
+    return tuple(devices_by_id.values())

@@ -39,13 +39,13 @@ def read_gbs(path: Path, seconds: float = MEASURED_S) -> float | None:
             return _read(path, seconds) if path.stat().st_size >= SMALLEST_BYTES else None
         if not path.is_dir():
             return None
-        with tempfile.NamedTemporaryFile(dir=path, prefix=".disk-speed-") as made:
+        with tempfile.NamedTemporaryFile(dir=path, prefix=".disk-speed-") as file:
             chunk = os.urandom(CHUNK_BYTES)
             for _ in range(SMALLEST_BYTES // CHUNK_BYTES):
-                made.write(chunk)
-            made.flush()
-            os.fsync(made.fileno())
-            return _read(Path(made.name), seconds)
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+            return _read(Path(file.name), seconds)
     except OSError:
         return None
 

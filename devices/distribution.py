@@ -55,14 +55,14 @@ def distribution(host: Host) -> Distribution:
     """The distribution according to /etc/os-release."""
     if host.system != "linux":
         return Distribution()
-    found = {
+    release = {
         key: value.strip().strip("\"'")
         for key, value in fields(text(host, "/etc/os-release") or text(host, "/usr/lib/os-release"), "=").items()
     }
-    own, version = found.get("ID", "")[:64], found.get("VERSION_ID", "")[:32]
-    words = [own, *found.get("ID_LIKE", "").split()]
+    own, version = release.get("ID", "")[:64], release.get("VERSION_ID", "")[:32]
+    words = [own, *release.get("ID_LIKE", "").split()]
     family: Family = next((_FAMILIES[word] for word in words if word in _FAMILIES), "other")
-    name = f"{found.get('NAME', own).removesuffix(' GNU/Linux').removesuffix(' Linux')} {version}".strip()[:64]
+    name = f"{release.get('NAME', own).removesuffix(' GNU/Linux').removesuffix(' Linux')} {version}".strip()[:64]
     image = family == "fedora" and host.access("/run/ostree-booted") != "absent"
     return Distribution(own, version, name or "this system", family, image)
 

@@ -73,8 +73,8 @@ def program_environment(extra: Mapping[str, str] | None = None) -> dict[str, str
 def without_secrets(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment for Tessera's own children, which read untrusted files or use devices; with `extra`."""
     left_out = {UNIFIED_MEMORY} if AMD_COMPUTE.exists() else set()
-    found = {k: v for k, v in os.environ.items() if _passes(k, v, _OWN) and k not in left_out}
-    return found | dict(extra or {})
+    variables = {k: v for k, v in os.environ.items() if _passes(k, v, _OWN) and k not in left_out}
+    return variables | dict(extra or {})
 
 
 def sounds_secret(name: str) -> bool:

@@ -58,8 +58,8 @@ def _line(device: Device) -> str:
         return f"GPU: {device.name} is not used: {reason.rstrip('.')}. {device.fix_hint or ''}".rstrip()
     units = ["matrix units"] if any(r.matrix_units for r in used) else []
     units += ["integer dot products"] if any(r.int_dot for r in used) else []
-    found = f" ({', '.join(units)})" if units else ""
-    return f"GPU: {device.name} runs models with {' and '.join(names)} kernels{found}."
+    note = f" ({', '.join(units)})" if units else ""
+    return f"GPU: {device.name} runs models with {' and '.join(names)} kernels{note}."
 
 
 class _Look(NamedTuple):

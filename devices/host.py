@@ -118,12 +118,12 @@ def cpu_list(listing: str) -> frozenset[int]:
 
 def fields(block: str, separator: str = ":") -> dict[str, str]:
     """`key: value` lines as a dict; the first of a repeated key is used."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for line in block.splitlines():
         key, sep, value = line.partition(separator)
         if sep:
-            found.setdefault(key.strip(), value.strip())
-    return found
+            values.setdefault(key.strip(), value.strip())
+    return values
 
 
 def records(value: Json) -> tuple[Mapping[str, Json], ...]:

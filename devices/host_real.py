@@ -58,7 +58,7 @@ def _samples(library: ctypes.CDLL) -> list[dict[str, Json]]:
     count = ctypes.c_uint(0)
     if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
         return []
-    found: list[dict[str, Json]] = []
+    samples: list[dict[str, Json]] = []
     for index in range(min(count.value, _MOST_GPUS)):
         handle, pci = ctypes.c_void_p(), _Pci()
         milliwatts, millijoules = ctypes.c_uint(0), ctypes.c_ulonglong(0)
@@ -69,14 +69,14 @@ def _samples(library: ctypes.CDLL) -> list[dict[str, Json]]:
         # Older cards report power but no energy, and some neither.
         power = library.nvmlDeviceGetPowerUsage(handle, ctypes.byref(milliwatts)) == 0
         energy = library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(millijoules)) == 0
-        found.append(
+        samples.append(
             {
                 "pci": pci.address.decode("ascii", "replace").lower(),
                 "power_mw": milliwatts.value if power else None,
                 "energy_mj": millijoules.value if energy else None,
             }
         )
-    return found
+    return samples
 
 
 MAX_FILE_BYTES = 1 << 20

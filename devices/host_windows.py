@@ -21,17 +21,17 @@ PROCESSOR_FEATURES = range(96)
 
 def registry_values(key: str) -> Mapping[str, Json]:
     """Values of a key below HKEY_LOCAL_MACHINE; binary values become little-endian integers."""
-    found: dict[str, Json] = {}
+    values: dict[str, Json] = {}
     try:
         with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, key) as handle:
             for index in range(min(winreg.QueryInfoKey(handle)[1], MAX_ENTRIES)):
                 name, value, _ = winreg.EnumValue(handle, index)
                 if isinstance(value, bytes):
                     value = int.from_bytes(value, "little") if len(value) in (4, 8) else None
-                found[name] = value
+                values[name] = value
     except OSError:
-        return found
-    return found
+        return values
+    return values
 
 
 def registry_keys(key: str) -> tuple[str, ...]:
@@ -74,12 +74,12 @@ def _memory_status() -> Json:
     if not ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
         return None
     installed = ctypes.c_uint64(0)
-    known = ctypes.windll.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(installed))
+    succeeded = ctypes.windll.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(installed))
     return {
         "total": status.total_physical,
         "available": status.available_physical,
         "commit_available": status.available_page_file,
-        "installed": installed.value * 1024 if known else None,
+        "installed": installed.value * 1024 if succeeded else None,
     }
 
 
@@ -113,7 +113,7 @@ def _logical_processors() -> Json:
 def _present_pnp_ids() -> Json:
     """Instance ids of devices that are plugged in now: the registry also lists removed ones."""
     manager = ctypes.windll.cfgmgr32
-    found: list[str] = []
+    ids: list[str] = []
     for enumerator in ("PCI", "ACPI"):
         size = wintypes.ULONG(0)
         flags = 0x1 | 0x100  # CM_GETIDLIST_FILTER_ENUMERATOR, CM_GETIDLIST_FILTER_PRESENT
@@ -122,8 +122,8 @@ def _present_pnp_ids() -> Json:
         buffer = ctypes.create_unicode_buffer(size.value)
         if manager.CM_Get_Device_ID_ListW(enumerator, buffer, size, flags):
             continue
-        found += [name for name in buffer[: size.value].split("\0") if name]
-    return found
+        ids += [name for name in buffer[: size.value].split("\0") if name]
+    return ids
 
 
 class _AdapterDescription(ctypes.Structure):
@@ -155,14 +155,14 @@ def _dxgi_adapters() -> Json:
     if ctypes.windll.dxgi.CreateDXGIFactory1(ctypes.byref(wanted), ctypes.byref(factory)) != 0:
         return None
     enumerate_adapter = _method(factory, 12, wintypes.UINT, ctypes.POINTER(ctypes.c_void_p))
-    found = []
+    adapters = []
     for index in range(64):
         adapter = ctypes.c_void_p()
         if enumerate_adapter(factory, index, ctypes.byref(adapter)) != 0:
             break
         described = _AdapterDescription()
         if _method(adapter, 10, ctypes.POINTER(_AdapterDescription))(adapter, ctypes.byref(described)) == 0:
-            found.append(
+            adapters.append(
                 {
                     "description": described.description,
                     "vendor_id": described.vendor_id,
@@ -176,7 +176,7 @@ def _dxgi_adapters() -> Json:
             )
         _method(adapter, 2)(adapter)
     _method(factory, 2)(factory)
-    return found
+    return adapters
 
 
 class _BatteryState(ctypes.Structure):

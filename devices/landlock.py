@@ -65,8 +65,8 @@ def version() -> int:
     """Landlock's version here; 0 if it cannot be used."""
     if sys.platform != "linux" or platform.machine() not in syscall_filter.ARCHITECTURES:
         return 0
-    found = _libc().syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION))
-    return found if found >= _LEAST_VERSION else 0
+    abi = _libc().syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION))
+    return abi if abi >= _LEAST_VERSION else 0
 
 
 def _libc() -> Any:

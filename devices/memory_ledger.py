@@ -102,11 +102,11 @@ def _read(path: Path) -> list[Audit]:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-    found = []
+    audits = []
     for line in lines[-MAX_ENTRIES:]:
         with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
-            found.append(_audit(json.loads(line)))
-    return found
+            audits.append(_audit(json.loads(line)))
+    return audits
 
 
 def _audit(item: Any) -> Audit:
@@ -377,7 +377,7 @@ def pools(machine: Machine) -> tuple[Pool, ...]:
     total = ram.total_bytes or 0
     capacity = min(total, ram.limit_bytes) if ram.limit_bytes is not None else total
     free = min(ram.available_bytes or 0, capacity)
-    found = [Pool(RAM, "ram", capacity, free, reserve_bytes(ram))]
+    pools_here = [Pool(RAM, "ram", capacity, free, reserve_bytes(ram))]
     spare = max(0, (ram.installed_bytes or total) - total)
     for device in machine.devices:
         memory = device.memory
@@ -387,15 +387,15 @@ def pools(machine: Machine) -> tuple[Pool, ...]:
             spare -= size
             used = min(memory.dedicated_used_bytes or 0, size)
             if size:
-                found.append(Pool(pool_of(device), "carve_out", size, size - used, 0))
+                pools_here.append(Pool(pool_of(device), "carve_out", size, size - used, 0))
         elif device.kind == "dgpu" and memory.budget_bytes:
             size = memory.budget_bytes
             open_bytes = size if memory.available_bytes is None else min(size, memory.available_bytes)
-            found.append(Pool(pool_of(device), "vram", size, open_bytes, vram_reserve_bytes(size)))
+            pools_here.append(Pool(pool_of(device), "vram", size, open_bytes, vram_reserve_bytes(size)))
         elif device.kind == "remote" and memory.physical_bytes:
             free_there = memory.available_bytes or 0  # already reduced by its own ledger and reserve
-            found.append(Pool(pool_of(device), "remote", memory.physical_bytes, free_there, 0))
-    return tuple(found)
+            pools_here.append(Pool(pool_of(device), "remote", memory.physical_bytes, free_there, 0))
+    return tuple(pools_here)
 
 
 def pool_of(device: Device) -> str:

@@ -22,8 +22,8 @@ def merged(machine: Machine) -> Machine:
     devices = {device.id: device for device in machine.devices}
     for report in machine.backends:
         if report.state == "usable":
-            for index, found in enumerate(report.devices):
-                _attach(devices, report, found, index)
+            for index, listed in enumerate(report.devices):
+                _attach(devices, report, listed, index)
     cpu = devices.get("cpu")
     features = next((r.features for r in machine.backends if r.backend == "cpu" and r.state == "usable"), ())
     if cpu is not None and features:
@@ -32,42 +32,42 @@ def merged(machine: Machine) -> Machine:
     return with_chips(replace(machine, devices=tuple(_settled(device, machine) for device in devices.values())))
 
 
-def _attach(devices: dict[str, Device], report: BackendReport, found: BackendDevice, index: int) -> None:
+def _attach(devices: dict[str, Device], report: BackendReport, listed: BackendDevice, index: int) -> None:
     """Add the runtime to its device: by PCI address, else by kind, vendor and name; else to a new device."""
-    device = _match(devices, report, found)
+    device = _match(devices, report, listed)
     if device is None:
         if report.backend in {"onnx", "rpc"}:
             return
-        device = _unlisted(report, found)
+        device = _unlisted(report, listed)
     runtime = Runtime(
         backend=report.backend,
-        device_name=found.name,
+        device_name=listed.name,
         index=index,
-        total_bytes=found.total_bytes,
-        free_bytes=found.free_bytes,
+        total_bytes=listed.total_bytes,
+        free_bytes=listed.free_bytes,
         state="usable",
         version=report.version,
-        description=found.description,
-        matrix_units=found.matrix_units,
-        int_dot=found.int_dot,
+        description=listed.description,
+        matrix_units=listed.matrix_units,
+        int_dot=listed.int_dot,
     )
     devices[device.id] = replace(
-        device, memory=_memory(device, found), runtimes=(*device.runtimes, runtime), name=_name(device, found)
+        device, memory=_memory(device, listed), runtimes=(*device.runtimes, runtime), name=_name(device, listed)
     )
 
 
-def _match(devices: dict[str, Device], report: BackendReport, found: BackendDevice) -> Device | None:
-    if found.device_id and found.device_id in devices:
-        return devices[found.device_id]
-    if found.kind == "cpu" or report.backend == TILES:
+def _match(devices: dict[str, Device], report: BackendReport, listed: BackendDevice) -> Device | None:
+    if listed.device_id and listed.device_id in devices:
+        return devices[listed.device_id]
+    if listed.kind == "cpu" or report.backend == TILES:
         return devices.get("cpu")
-    if any(mark in found.description.lower() for mark in SOFTWARE):
+    if any(mark in listed.description.lower() for mark in SOFTWARE):
         return None
     if report.backend == "onnx":
-        kinds = ONNX_KINDS.get(found.kind, ())
+        kinds = ONNX_KINDS.get(listed.kind, ())
         return next((d for d in devices.values() if d.kind in kinds), None)
     backend = next((b for b in BACKENDS if b.name == report.backend), None)
-    if found.kind == "npu":
+    if listed.kind == "npu":
         npus = [d for d in devices.values() if d.kind == "npu" and (backend is None or d.vendor in backend.vendors)]
         return next(iter(npus), None)
     gpus = [
@@ -75,42 +75,42 @@ def _match(devices: dict[str, Device], report: BackendReport, found: BackendDevi
         for d in devices.values()
         if d.kind in {"igpu", "dgpu"}
         and (backend is None or not backend.vendors or d.vendor in backend.vendors)
-        and not (found.device_id and d.pci)
+        and not (listed.device_id and d.pci)
         and d.state not in {"driver_missing", "failed"}
         and not any(r.backend == report.backend for r in d.runtimes)
     ]
-    words = set(found.description.lower().split())
-    same_kind = [d for d in gpus if (d.kind == "igpu") == (found.kind == "igpu")] or gpus
+    words = set(listed.description.lower().split())
+    same_kind = [d for d in gpus if (d.kind == "igpu") == (listed.kind == "igpu")] or gpus
     return max(same_kind, key=lambda d: len(words & set(d.name.lower().split())), default=None)
 
 
-def _name(device: Device, found: BackendDevice) -> str:
+def _name(device: Device, listed: BackendDevice) -> str:
     """The driver's own name if the inventory's came only from a table or an id."""
     if device.kind in {"igpu", "dgpu"} and device.pci_id and device.name.endswith((device.pci_id, ")")):
-        return found.description or device.name
+        return listed.description or device.name
     return device.name
 
 
-def _memory(device: Device, found: BackendDevice) -> Memory:
+def _memory(device: Device, listed: BackendDevice) -> Memory:
     """Memory limited to what the backend can reach: the smaller of both figures, never the larger."""
     memory = device.memory
-    if device.kind == "cpu" or not found.total_bytes:
+    if device.kind == "cpu" or not listed.total_bytes:
         return memory
     total = memory.budget_bytes
     if total is None:
         return replace(
             memory,
-            physical_bytes=memory.physical_bytes or found.total_bytes,
-            dedicated_bytes=None if memory.unified else found.total_bytes,
-            shared_limit_bytes=found.total_bytes if memory.unified else None,
-            available_bytes=min(found.free_bytes, found.total_bytes),
+            physical_bytes=memory.physical_bytes or listed.total_bytes,
+            dedicated_bytes=None if memory.unified else listed.total_bytes,
+            shared_limit_bytes=listed.total_bytes if memory.unified else None,
+            available_bytes=min(listed.free_bytes, listed.total_bytes),
         )
     if device.vendor == "Apple":  # the working set that Metal reports replaces the assumed share of RAM
-        limit = min(found.total_bytes, memory.physical_bytes or found.total_bytes)
+        limit = min(listed.total_bytes, memory.physical_bytes or listed.total_bytes)
         return replace(memory, shared_limit_bytes=limit, available_bytes=_minimum(memory.available_bytes, limit))
     available = memory.available_bytes
     if available is None or available == total:
-        available = min(found.free_bytes, total)
+        available = min(listed.free_bytes, total)
     return replace(memory, available_bytes=_minimum(available, total))
 
 
@@ -118,24 +118,24 @@ def _minimum(*values: int | None) -> int | None:
     return min((value for value in values if value is not None), default=None)
 
 
-def _unlisted(report: BackendReport, found: BackendDevice) -> Device:
+def _unlisted(report: BackendReport, listed: BackendDevice) -> Device:
     """A device that no inventory source shows: a software renderer, or one behind a layer such as WSL."""
-    software = any(mark in found.description.lower() for mark in SOFTWARE)
-    unified = software or found.kind in {"igpu", "npu"}
+    software = any(mark in listed.description.lower() for mark in SOFTWARE)
+    unified = software or listed.kind in {"igpu", "npu"}
     return Device(
-        id=found.device_id or f"{report.backend}:{found.name.lower()}",
-        kind="npu" if found.kind == "npu" else "igpu" if unified else "dgpu",
+        id=listed.device_id or f"{report.backend}:{listed.name.lower()}",
+        kind="npu" if listed.kind == "npu" else "igpu" if unified else "dgpu",
         vendor="software" if software else "unknown",
-        name=found.description or found.name,
+        name=listed.description or listed.name,
         state="present",
         memory=Memory(
-            physical_bytes=found.total_bytes,
-            dedicated_bytes=None if unified else found.total_bytes,
-            shared_limit_bytes=found.total_bytes if unified else None,
-            available_bytes=min(found.free_bytes, found.total_bytes),
+            physical_bytes=listed.total_bytes,
+            dedicated_bytes=None if unified else listed.total_bytes,
+            shared_limit_bytes=listed.total_bytes if unified else None,
+            available_bytes=min(listed.free_bytes, listed.total_bytes),
             unified=unified,
         ),
-        evidence=(Evidence(report.library, "device", found.description),),
+        evidence=(Evidence(report.library, "device", listed.description),),
     )
 
 

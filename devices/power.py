@@ -93,10 +93,10 @@ class PowerMeters:
     def read(self) -> tuple[Draw, ...]:
         """Current readings of all meters; does not wake sleeping devices."""
         now = self._clock()
-        found = [draw for source in self._fixed if (draw := self._drawn(source, now)) is not None]
+        draws = [draw for source in self._fixed if (draw := self._drawn(source, now)) is not None]
         battery = read_battery(self._host)
         if battery is not None and battery.power_w is not None:
-            found.append(Draw("battery", SYSTEM, battery.power_w, counted=False))
+            draws.append(Draw("battery", SYSTEM, battery.power_w, counted=False))
         nvidia = []
         for device in self._devices:
             if self._host.system == "linux" and suspended(self._host, device.pci):
@@ -104,8 +104,8 @@ class PowerMeters:
             if device.vendor == "NVIDIA" and device.kind != "npu":
                 nvidia.append(device)
             elif self._host.system == "linux":
-                found += [d for s in _device_sources(self._host, device) if (d := self._drawn(s, now))][:1]
-        return (*found, *(self._nvml(nvidia, now) if nvidia else ()))
+                draws += [d for s in _device_sources(self._host, device) if (d := self._drawn(s, now))][:1]
+        return (*draws, *(self._nvml(nvidia, now) if nvidia else ()))
 
     def _drawn(self, source: _Source, now: float) -> Draw | None:
         value = read_number(self._host, source.path)
@@ -120,7 +120,7 @@ class PowerMeters:
             return self._nvidia
         self._nvidia_at = now
         by_address = {short_address(d.pci or ""): d.id for d in devices}
-        found = []
+        draws = []
         for record in records(self._host.api("nvml")):
             part = by_address.get(short_address(str(record.get("pci") or "")))
             if part is None:
@@ -129,10 +129,10 @@ class PowerMeters:
             counted = joules if isinstance(joules, int) else None
             rate = self._counters.setdefault(f"nvml {part}", RateCounter()).rate(counted, now)
             if rate is not None:
-                found.append(Draw("nvml", part, rate / 1e3, counted=True))
+                draws.append(Draw("nvml", part, rate / 1e3, counted=True))
             elif isinstance(milliwatts, int) and milliwatts >= 0:
-                found.append(Draw("nvml", part, milliwatts / 1e3, counted=False))
-        self._nvidia = tuple(found)
+                draws.append(Draw("nvml", part, milliwatts / 1e3, counted=False))
+        self._nvidia = tuple(draws)
         return self._nvidia
 
 
@@ -167,23 +167,25 @@ def looked_for(system: str) -> str:
 
 def meters(host: Host, devices: Sequence[Device]) -> tuple[Meter, ...]:
     """This computer's meters, and whether this user may read them. Reads once; wakes nothing."""
-    found = []
+    power_meters = []
     if host.system == "linux":
         here = [s for d in devices if d.pci and not suspended(host, d.pci) for s in _device_sources(host, d)]
         for source in (*_fixed_sources(host), *here):
             if read_number(host, source.path) is not None:
-                found.append(Meter(source.meter, source.part, source.path, readable=True, note=_TRIED))
+                power_meters.append(Meter(source.meter, source.part, source.path, readable=True, note=_TRIED))
             elif host.access(source.path) != "absent":
-                found.append(Meter(source.meter, source.part, source.path, readable=False, note="not readable"))
+                power_meters.append(
+                    Meter(source.meter, source.part, source.path, readable=False, note="not readable")
+                )
     if read_battery(host) is not None:
         note = "only while it discharges; " + (_TRIED if host.system == "linux" else "not tried on this system")
-        found.append(Meter("battery", SYSTEM, host.system, readable=True, note=note))
-    found += [
+        power_meters.append(Meter("battery", SYSTEM, host.system, readable=True, note=note))
+    power_meters += [
         Meter("nvml", d.id, "NVIDIA's library, or its command", readable=True, note="not tried on this hardware")
         for d in devices
         if d.vendor == "NVIDIA" and d.kind in {"dgpu", "igpu"} and d.state == "usable"
     ]
-    return tuple(found)
+    return tuple(power_meters)
 
 
 def short_address(address: str) -> str:
@@ -193,7 +195,7 @@ def short_address(address: str) -> str:
 
 def _fixed_sources(host: Host) -> list[_Source]:
     """Meters of the CPU and the computer. RAPL comes first; a monitor of the same part is skipped."""
-    found = []
+    sources = []
     for zone in host.listdir(POWERCAP):
         base = f"{POWERCAP}/{zone}"
         if "mmio" in zone or "rapl:" not in zone:
@@ -202,13 +204,13 @@ def _fixed_sources(host: Host) -> list[_Source]:
         part = CPU if name == "dram" else _ZONES.get(name.partition("-")[0]) if zone.count(":") == 1 else None
         if part is not None:
             span = f"{base}/max_energy_range_uj"
-            found.append(_Source(f"rapl {name}", part, f"{base}/energy_uj", span))
-    covered = {s.part for s in found if read_number(host, s.path) is not None}
-    return [*found, *(s for s in _monitors(host) if s.part not in covered)]
+            sources.append(_Source(f"rapl {name}", part, f"{base}/energy_uj", span))
+    covered = {s.part for s in sources if read_number(host, s.path) is not None}
+    return [*sources, *(s for s in _monitors(host) if s.part not in covered)]
 
 
 def _monitors(host: Host) -> list[_Source]:
-    found = []
+    sources = []
     for folder in host.listdir(HWMON):
         base = f"{HWMON}/{folder}"
         driver = text(host, f"{base}/name")
@@ -217,18 +219,18 @@ def _monitors(host: Host) -> list[_Source]:
             for kind in ("power", "energy"):
                 part = (wanted or {}).get(text(host, f"{base}/{kind}{n}_label"))
                 if part is not None:
-                    found.append(_Source(f"hwmon {driver}", part, f"{base}/{kind}{n}_input"))
-    return found
+                    sources.append(_Source(f"hwmon {driver}", part, f"{base}/{kind}{n}_input"))
+    return sources
 
 
 def _device_sources(host: Host, device: Device) -> list[_Source]:
     """A GPU's own monitor: AMD's microwatts, Intel's microjoules."""
-    found = []
+    sources = []
     base = f"/sys/bus/pci/devices/{device.pci}/hwmon"
     for name in host.listdir(base):
         for attribute in ("power1_average", "power1_input", "energy1_input"):
             path = f"{base}/{name}/{attribute}"
             if host.read(path) is not None:
-                found.append(_Source("hwmon", device.id, path))
+                sources.append(_Source("hwmon", device.id, path))
                 break
-    return found
+    return sources

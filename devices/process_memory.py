@@ -29,15 +29,15 @@ def process_memory(pid: int) -> ProcessMemory | None:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError):
         return _portable(pid)
-    found = {name: int(kib) * KIB for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", rollup, re.MULTILINE)}
-    if "Pss" not in found:
+    sizes = {name: int(kib) * KIB for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", rollup, re.MULTILINE)}
+    if "Pss" not in sizes:
         return _portable(pid)
-    anonymous = found.get("Pss_Anon", found.get("Anonymous", 0)) + found.get("SwapPss", 0)
+    anonymous = sizes.get("Pss_Anon", sizes.get("Anonymous", 0)) + sizes.get("SwapPss", 0)
     return ProcessMemory(
-        rss_bytes=found.get("Rss", 0),
-        pss_bytes=found["Pss"] + found.get("SwapPss", 0),
+        rss_bytes=sizes.get("Rss", 0),
+        pss_bytes=sizes["Pss"] + sizes.get("SwapPss", 0),
         anonymous_bytes=anonymous,
-        mapped_bytes=max(0, found["Pss"] - found.get("Pss_Anon", found.get("Anonymous", 0))),
+        mapped_bytes=max(0, sizes["Pss"] - sizes.get("Pss_Anon", sizes.get("Anonymous", 0))),
     )
 
 
@@ -48,9 +48,9 @@ def heaviest_descendant(pid: int) -> int:
     try:
         process = psutil.Process(pid)
         sizes = {}
-        for found in (process, *process.children(recursive=True)):
+        for relative in (process, *process.children(recursive=True)):
             with contextlib.suppress(psutil.Error):
-                sizes[found.pid] = found.memory_info().rss
+                sizes[relative.pid] = relative.memory_info().rss
     except psutil.Error:
         return pid
     return max(sizes, key=lambda found: sizes[found], default=pid)

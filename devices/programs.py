@@ -16,7 +16,7 @@ def installed_program(name: str) -> str | None:
         if not Path(folder).is_absolute():
             continue
         # With a folder in it, the name is not searched elsewhere; PATHEXT still counts on Windows.
-        found = shutil.which(str(Path(folder, name)))
-        if found is not None and (sys.platform != "win32" or Path(found).is_file()):
-            return found
+        program = shutil.which(str(Path(folder, name)))
+        if program is not None and (sys.platform != "win32" or Path(program).is_file()):
+            return program
     return None

@@ -36,20 +36,20 @@ LARGE_RAM_BYTES = 48 << 30
 
 def machine_findings(host: Host, machine: Machine) -> tuple[Finding, ...]:
     """Findings from the inventory alone."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if host.system == "linux":
         words = text(host, "/proc/cmdline").split()
-        found += _iommu(host, words, machine)
-        found += _gtt(host, words, machine)
-        found += _kernel(host, words, machine)
-        found += _watchdog(host, words, machine)
-        found += _firmware(host, machine)
-        found += _rocm(host, machine)
-        found += _display(host, machine)
-        found += _variables(host, machine)
-    found += _memory(machine)
-    found += _limits(machine)
-    return tuple(found)
+        findings += _iommu(host, words, machine)
+        findings += _gtt(host, words, machine)
+        findings += _kernel(host, words, machine)
+        findings += _watchdog(host, words, machine)
+        findings += _firmware(host, machine)
+        findings += _rocm(host, machine)
+        findings += _display(host, machine)
+        findings += _variables(host, machine)
+    findings += _memory(machine)
+    findings += _limits(machine)
+    return tuple(findings)
 
 
 def driver_versions(host: Host) -> tuple[tuple[str, str], ...]:
@@ -57,17 +57,17 @@ def driver_versions(host: Host) -> tuple[tuple[str, str], ...]:
     if host.system != "linux":
         return ()
     words = text(host, "/proc/cmdline").split()
-    found = {
+    versions = {
         "rocm": text(host, ROCM_VERSION).split("-")[0],
         "amdgpu_dkms": text(host, "/sys/module/amdgpu/version"),
     }
     given = " ".join(word.partition("=")[2] for word in words if word.startswith("amdgpu.lockup_timeout="))
     limits = [int(n) for n in re.findall(r"\d{1,9}", text(host, LOCKUP_TIMEOUT) or given, re.ASCII)]
-    found["lockup_timeout_ms"] = str(min((ms for ms in limits if ms), default="") or "")
-    found["mes"] = next((str(version) for version in _mes_versions(host)), "")
-    found["cwsr_fix"] = "1" if _has_cwsr_fix(host) or "amdgpu.cwsr_enable=0" in words else ""
-    found["board_axb35"] = "1" if "AXB35" in text(host, "/sys/class/dmi/id/board_name") else ""
-    return tuple((name, version) for name, version in found.items() if version)
+    versions["lockup_timeout_ms"] = str(min((ms for ms in limits if ms), default="") or "")
+    versions["mes"] = next((str(version) for version in _mes_versions(host)), "")
+    versions["cwsr_fix"] = "1" if _has_cwsr_fix(host) or "amdgpu.cwsr_enable=0" in words else ""
+    versions["board_axb35"] = "1" if "AXB35" in text(host, "/sys/class/dmi/id/board_name") else ""
+    return tuple((name, version) for name, version in versions.items() if version)
 
 
 def harmful_variables(host: Host) -> tuple[str, ...]:
@@ -81,8 +81,8 @@ def _has_cwsr_fix(host: Host) -> bool:
 
 def _mes_versions(host: Host) -> list[int]:
     """Versions of the GPU's scheduler firmware; readable by root only."""
-    found = (text(host, f"{DRI_DEBUG}/{card}/amdgpu_firmware_info") for card in host.listdir(DRI_DEBUG))
-    matches = (re.search(r"^MES .*version: 0x([0-9a-fA-F]{1,8})", words, re.MULTILINE) for words in found)
+    infos = (text(host, f"{DRI_DEBUG}/{card}/amdgpu_firmware_info") for card in host.listdir(DRI_DEBUG))
+    matches = (re.search(r"^MES .*version: 0x([0-9a-fA-F]{1,8})", words, re.MULTILINE) for words in infos)
     return [int(match[1], 16) & 0xFFF for match in matches if match]
 
 
@@ -110,7 +110,7 @@ def _iommu(host: Host, words: list[str], machine: Machine) -> list[Finding]:
 
 
 def _gtt(host: Host, words: list[str], machine: Machine) -> list[Finding]:
-    found = []
+    findings = []
     physical = machine.memory.installed_bytes or 0
     pages = int(physical * GTT_SHARE) // 4096
     wanted = f"ttm.pages_limit={pages}"
@@ -118,7 +118,7 @@ def _gtt(host: Host, words: list[str], machine: Machine) -> list[Finding]:
         wanted = f"amdgpu.gttsize={pages * 4096 >> 20} {wanted}"
     misspelt = next((word for word in words if word.startswith("amdgpu.gtt_size=")), None)
     if misspelt is not None:
-        found.append(
+        findings.append(
             Finding(
                 "gtt_size_misspelt",
                 "warning",
@@ -132,7 +132,7 @@ def _gtt(host: Host, words: list[str], machine: Machine) -> list[Finding]:
         if gpu.kind != "igpu" or gpu.vendor != "AMD" or not budget or physical < LARGE_RAM_BYTES:
             continue
         if budget <= DEFAULT_GTT_FRAC * physical:
-            found.append(
+            findings.append(
                 Finding(
                     "gtt_at_default",
                     "advice",
@@ -142,7 +142,7 @@ def _gtt(host: Host, words: list[str], machine: Machine) -> list[Finding]:
                     gpu.id,
                 )
             )
-    return found
+    return findings
 
 
 def _release(machine: Machine) -> tuple[int, ...]:
@@ -239,9 +239,9 @@ def _variables(host: Host, machine: Machine) -> list[Finding]:
     gpu = next((d for d in machine.devices if d.kind in {"igpu", "dgpu"} and d.vendor == "AMD"), None)
     if gpu is None:
         return []
-    found = []
+    findings = []
     if host.env(UNIFIED_MEMORY) is not None:
-        found.append(
+        findings.append(
             Finding(
                 "unified_memory_variable",
                 "warning",
@@ -252,7 +252,7 @@ def _variables(host: Host, machine: Machine) -> list[Finding]:
             )
         )
     if gpu.arch == "gfx1151" and host.env(GFX_OVERRIDE) is not None:
-        found.append(
+        findings.append(
             Finding(
                 "gfx_override_variable",
                 "advice",
@@ -262,7 +262,7 @@ def _variables(host: Host, machine: Machine) -> list[Finding]:
                 gpu.id,
             )
         )
-    return found
+    return findings
 
 
 def _display(host: Host, machine: Machine) -> list[Finding]:
@@ -288,9 +288,9 @@ def _display(host: Host, machine: Machine) -> list[Finding]:
 
 def _memory(machine: Machine) -> list[Finding]:
     ram = machine.memory
-    found = []
+    findings = []
     if ram.bus_bits == SINGLE_CHANNEL_BITS and machine.environment != "vm":
-        found.append(
+        findings.append(
             Finding(
                 "single_channel",
                 "warning",
@@ -299,7 +299,7 @@ def _memory(machine: Machine) -> list[Finding]:
                 "add a second memory module of the same kind",
             )
         )
-    return found
+    return findings
 
 
 def _limits(machine: Machine) -> list[Finding]:

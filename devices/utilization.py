@@ -101,17 +101,17 @@ class UsageSampler:
 
 def _nvidia_rows(host: Host) -> dict[str, tuple[float | None, int | None, float | None]]:
     done = host.run(NVIDIA, NVIDIA_TIMEOUT_S)
-    found = {}
+    rows = {}
     for line in done.stdout.splitlines() if done.returncode == 0 else ():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == 4:  # noqa: PLR2004 - the number of queried columns
             busy, used, watts = (_decimal(cell) for cell in cells[1:])
-            found[short_address(cells[0])] = (
+            rows[short_address(cells[0])] = (
                 None if busy is None else busy / 100,
                 None if used is None else int(used) << 20,
                 watts,
             )
-    return found
+    return rows
 
 
 def _decimal(cell: str) -> float | None:

@@ -104,8 +104,8 @@ def mesa_version(host: Host, system: Distribution, vendor: str) -> tuple[int, in
     if not command or vendor not in {"AMD", "Intel"}:
         return None
     done = host.run(command, COMMAND_S)
-    found = re.search(r"(?:^|[\s:])(\d{2})\.(\d{1,2})\.", done.stdout) if done.returncode == 0 else None
-    return (int(found[1]), int(found[2])) if found else None
+    match = re.search(r"(?:^|[\s:])(\d{2})\.(\d{1,2})\.", done.stdout) if done.returncode == 0 else None
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def newer_mesa(system: Distribution, needed: tuple[int, int]) -> str:

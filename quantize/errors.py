@@ -98,8 +98,8 @@ class UnsupportedModel(InputFault):
     code = "unsupported_model"
 
     def __init__(self, path: str, reason: str, supported: tuple[str, ...] = ()) -> None:
-        known = f"; supported are {', '.join(supported)}" if supported else ""
-        super().__init__(f"{path}: {reason}{known}")
+        hint = f"; supported are {', '.join(supported)}" if supported else ""
+        super().__init__(f"{path}: {reason}{hint}")
         self.path = path
         self.reason = reason
         self.supported = supported

@@ -30,8 +30,8 @@ def arithmetic_here() -> str:
 
     built = np.show_config(mode="dicts")
     blas = str(built.get("Build Dependencies", {}).get("blas", {}).get("name", ""))
-    found = built.get("SIMD Extensions", {}).get("found", [])
-    return PORTABLE if "openblas" in blas and "X86_V3" in found and _library() is not None else ""
+    extensions = built.get("SIMD Extensions", {}).get("found", [])
+    return PORTABLE if "openblas" in blas and "X86_V3" in extensions and _library() is not None else ""
 
 
 def environment_of(request: Mapping[str, object] | object) -> dict[str, str]:
@@ -42,8 +42,8 @@ def environment_of(request: Mapping[str, object] | object) -> dict[str, str]:
         return {}
     import numpy as np
 
-    found = np.show_config(mode="dicts").get("SIMD Extensions", {}).get("found", [])
-    wider = " ".join(name for name in found if name.startswith(_WIDER))
+    extensions = np.show_config(mode="dicts").get("SIMD Extensions", {}).get("found", [])
+    wider = " ".join(name for name in extensions if name.startswith(_WIDER))
     library = _library()
     return {
         "OPENBLAS_CORETYPE": _BLAS,

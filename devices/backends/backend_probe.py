@@ -96,7 +96,7 @@ def _report(trial: ProbeSpec, outcome: ProbeOutcome, machine: Machine) -> Backen
 
 def _not_built(machine: Machine, tried: set[str]) -> list[BackendReport]:
     """Backends that a device of this machine could use, but whose library is not installed."""
-    found = []
+    reports = []
     for backend in libraries.BACKENDS:
         if backend.name in tried or machine.system not in backend.systems:
             continue
@@ -107,11 +107,11 @@ def _not_built(machine: Machine, tried: set[str]) -> list[BackendReport]:
         if wanted:
             reason = types.NOT_INSTALLED
             hint = install_hints.missing_backend(backend.name, machine.system, machine.arch)
-            found.append(BackendReport(backend.name, "", "not_built", reason, hint))
+            reports.append(BackendReport(backend.name, "", "not_built", reason, hint))
     if "onnx" not in tried:
         fix = "Install it: `pip install onnxruntime`."
-        found.append(BackendReport("onnx", "", "not_built", "ONNX Runtime is not installed", fix))
-    return found
+        reports.append(BackendReport("onnx", "", "not_built", "ONNX Runtime is not installed", fix))
+    return reports
 
 
 def _cache_key(machine: Machine, trial: ProbeSpec) -> str:

@@ -52,13 +52,13 @@ def features(ggml: Any, registry: ctypes.c_void_p) -> list[str]:
     if not address:
         return []
     listed = ctypes.CFUNCTYPE(ctypes.POINTER(Feature), ctypes.c_void_p)(address)(registry)
-    found = []
+    names = []
     for index in range(64):
         if not listed[index].name:
             break
         if listed[index].value not in (None, b"0"):
-            found.append(listed[index].name.decode("utf-8", "replace"))
-    return found
+            names.append(listed[index].name.decode("utf-8", "replace"))
+    return names
 
 
 class BackendLog:

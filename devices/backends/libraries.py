@@ -67,14 +67,14 @@ def built_libraries(folder: Path | None) -> dict[str, tuple[Path, ...]]:
     if folder is None or not folder.is_dir():
         return {}
     names = {backend.stem: backend.name for backend in BACKENDS}
-    found: dict[str, list[Path]] = {}
+    libraries: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
         match = LIBRARY.match(path.name)
         if match is None or match[1] in NOT_BACKENDS:
             continue
         stem = "cpu" if match[1].startswith("cpu") else match[1]
-        found.setdefault(names.get(stem, stem), []).append(path)
-    return {name: tuple(paths) for name, paths in found.items()}
+        libraries.setdefault(names.get(stem, stem), []).append(path)
+    return {name: tuple(paths) for name, paths in libraries.items()}
 
 
 def best_variant(libraries: tuple[Path, ...]) -> Path:

@@ -44,12 +44,12 @@ def environment(target: str, cache: Path | None) -> Mapping[str, str]:
 
     Compiled models are cached by weights, graph, device and OpenVINO's version; for an NPU by OpenVINO's own key.
     """
-    found = {_DEVICE_VARIABLE: target, "GGML_OPENVINO_STATEFUL_EXECUTION": "0"}
+    variables = {_DEVICE_VARIABLE: target, "GGML_OPENVINO_STATEFUL_EXECUTION": "0"}
     if cache is not None:
-        found["GGML_OPENVINO_CACHE_DIR"] = str(cache)
+        variables["GGML_OPENVINO_CACHE_DIR"] = str(cache)
         if target != "NPU":
-            found["GGML_OPENVINO_COMPILED_MODEL_CACHE_DIR"] = str(cache)
-    return found
+            variables["GGML_OPENVINO_COMPILED_MODEL_CACHE_DIR"] = str(cache)
+    return variables
 
 
 def trim(cache: Path, most_bytes: int = CACHE_BYTES) -> None:

@@ -38,5 +38,5 @@ def ggml_functions(handle: Any, folder: Path) -> Any:
     """
     if not _is_windows():
         return handle
-    found = [folder / name for name in WINDOWS_LIBRARIES]
-    return Exports(handle, *[ctypes.CDLL(str(path)) for path in found if path.exists()])
+    paths = [folder / name for name in WINDOWS_LIBRARIES]
+    return Exports(handle, *[ctypes.CDLL(str(path)) for path in paths if path.exists()])

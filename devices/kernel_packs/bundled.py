@@ -45,14 +45,16 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 def bundled_pack(backend: str, folder: Path = ASSETS, platform: str | None = None) -> Path | None:
     """The bundled archive for `platform` (None: this one); None if there is none."""
-    found = sorted(folder.glob(f"{backend}-{platform or this_platform()}-*.tar.xz"))
-    return found[-1] if found else None
+    archives = sorted(folder.glob(f"{backend}-{platform or this_platform()}-*.tar.xz"))
+    return archives[-1] if archives else None
 
 
 def pack_named(name: str) -> Path | None:
     """The bundled archive of the pack with this name, such as vulkan-linux-x86_64."""
-    found = sorted(ASSETS.glob(f"{name}-[0-9]*.tar.xz")) if name.replace("-", "").replace("_", "").isalnum() else []
-    return found[-1] if found else None
+    archives = (
+        sorted(ASSETS.glob(f"{name}-[0-9]*.tar.xz")) if name.replace("-", "").replace("_", "").isalnum() else []
+    )
+    return archives[-1] if archives else None
 
 
 def provide(machine: Machine, store: PackStore | None = None, assets: Path = ASSETS) -> None:

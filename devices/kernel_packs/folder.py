@@ -25,13 +25,13 @@ def active_libraries() -> dict[str, tuple[Path, ...]]:
     Reads a small file per pack. Packs built with other headers than those of the llama-cpp-python in use stay
     inactive: their plugins would misread its structs.
     """
-    found: dict[str, tuple[Path, ...]] = {}
+    libraries: dict[str, tuple[Path, ...]] = {}
     packs = PackStore(packs_folder()).active()
     headers = installed_headers() if packs else ""
     for pack in packs:
         if pack.manifest.headers == headers or (not headers and chosen_version() is None):
-            found |= built_libraries(pack.folder)
-    return found
+            libraries |= built_libraries(pack.folder)
+    return libraries
 
 
 def installed_headers() -> str:

@@ -71,23 +71,23 @@ def parse(data: bytes) -> Manifest:
     if len(data) > MAX_MANIFEST_BYTES:
         raise PackRefused(f"its manifest has {len(data)} bytes, at most {MAX_MANIFEST_BYTES} are read")
     try:
-        found = msgspec.json.decode(data, type=learned(Manifest))
+        manifest = msgspec.json.decode(data, type=learned(Manifest))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PackRefused(f"its manifest cannot be read: {error}") from error
-    if found.format != FORMAT:
-        raise PackRefused(f"its manifest has format {found.format}, this program reads {FORMAT}; update Tessera")
-    for label, word in (("name", found.name), ("version", found.version), ("backend", found.backend)):
+    if manifest.format != FORMAT:
+        raise PackRefused(f"its manifest has format {manifest.format}, this program reads {FORMAT}; update Tessera")
+    for label, word in (("name", manifest.name), ("version", manifest.version), ("backend", manifest.backend)):
         if not _WORD.match(word):
             raise PackRefused(f"its {label} {word[:64]!r} is not a plain word")
-    names = [file.name for file in found.files]
+    names = [file.name for file in manifest.files]
     if not names or len(set(names)) != len(names) or NAME in names:
         raise PackRefused("its list of files is empty or names one twice")
-    for file in found.files:
+    for file in manifest.files:
         if not _FILE.match(file.name) or ".." in file.name or not _SHA256.match(file.sha256):
             raise PackRefused(f"its file {file.name[:64]!r} has no plain name or no SHA-256")
         if not 0 < file.num_bytes <= MAX_FILE_BYTES:
             raise PackRefused(f"its file {file.name} has {file.num_bytes} bytes")
-    return found
+    return manifest
 
 
 def check_files(manifest: Manifest, folder: Path) -> None:
@@ -98,8 +98,8 @@ def check_files(manifest: Manifest, folder: Path) -> None:
             if path.is_symlink() or path.stat().st_size != file.num_bytes:
                 raise PackRefused(f"{file.name} does not have the {file.num_bytes} bytes of the manifest")
             with path.open("rb") as opened:
-                found = hashlib.file_digest(opened, "sha256").hexdigest()
+                digest = hashlib.file_digest(opened, "sha256").hexdigest()
         except OSError as error:
             raise PackRefused(f"{file.name} cannot be read: {error.strerror}") from error
-        if found != file.sha256:
-            raise PackRefused(f"{file.name} was changed: its SHA-256 is {found[:12]}…, not {file.sha256[:12]}…")
+        if digest != file.sha256:
+            raise PackRefused(f"{file.name} was changed: its SHA-256 is {digest[:12]}…, not {file.sha256[:12]}…")

@@ -47,13 +47,13 @@ class PackStore:
 
     def packs(self) -> tuple[Pack, ...]:
         """Every installed build whose manifest can be read, by name."""
-        found = []
+        packs = []
         for path in sorted(self.folder.glob("*/*/" + manifests.NAME)) if self.folder.is_dir() else []:
             with contextlib.suppress(PackRefused, OSError):
                 manifest = manifests.parse(path.read_bytes())
                 state = self._in_use(manifest.name)
                 digest = path.parent.name
-                found.append(
+                packs.append(
                     Pack(
                         manifest=manifest,
                         folder=path.parent,
@@ -61,7 +61,7 @@ class PackStore:
                         previous=state.previous == digest,
                     )
                 )
-        return tuple(found)
+        return tuple(packs)
 
     def active(self) -> tuple[Pack, ...]:
         """The packs in use."""

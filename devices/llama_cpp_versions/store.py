@@ -48,12 +48,12 @@ class VersionStore:
         from packaging import version
 
         state = self.state()
-        found = []
+        versions = []
         for package in self.folder.glob(f"*/{PACKAGE}") if self.folder.is_dir() else ():
             name = package.parent.name
             if not VERSION_NAME.match(name):
                 continue
-            found.append(
+            versions.append(
                 EngineVersion(
                     version=name,
                     package=package,
@@ -63,15 +63,15 @@ class VersionStore:
                     models=tuple(sorted(path for path, used in state.models.items() if used == name)),
                 )
             )
-        return tuple(sorted(found, key=lambda each: version.parse(each.version), reverse=True))
+        return tuple(sorted(versions, key=lambda each: version.parse(each.version), reverse=True))
 
     def package(self, name: str) -> Path:
         """The `llama_cpp` folder of an installed version. Raises: EngineVersionRefused: it is not installed."""
-        found = self.folder / name / PACKAGE
-        if not VERSION_NAME.match(name) or not found.is_dir():
+        package = self.folder / name / PACKAGE
+        if not VERSION_NAME.match(name) or not package.is_dir():
             there = ", ".join(each.version for each in self.versions()) or "none"
             raise EngineVersionRefused(f"version {name[:64]!r} is not installed; there are: {there}")
-        return found
+        return package
 
     def chosen(self, model: str | None = None) -> str | None:
         """The version for this model file, or for all; None is the shipped one, also if the chosen one is gone."""

@@ -22,7 +22,7 @@ _CHUNK: Final = 1 << 20
 def checked_name(wheel: Path) -> str:
     """The version in the wheel's name, if it is llama-cpp-python's and for this Python and system."""
     try:
-        name, found, _, fits = utils.parse_wheel_filename(wheel.name)
+        name, version, _, fits = utils.parse_wheel_filename(wheel.name)
     except utils.InvalidWheelFilename as error:
         raise EngineVersionRefused(f"{wheel.name} is not named like a wheel: {error}") from error
     if name != "llama-cpp-python":
@@ -30,9 +30,9 @@ def checked_name(wheel: Path) -> str:
     if fits.isdisjoint(tags.sys_tags()):
         wanted = " or ".join(sorted(map(str, fits)))
         raise EngineVersionRefused(f"{wheel.name} is for {wanted}, this is {next(iter(tags.sys_tags()))}")
-    if not VERSION_NAME.match(str(found)):
+    if not VERSION_NAME.match(str(version)):
         raise EngineVersionRefused(f"{wheel.name} has a version that cannot name a folder")
-    return str(found)
+    return str(version)
 
 
 def unpack(wheel: Path, target: Path) -> None:

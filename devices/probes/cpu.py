@@ -54,18 +54,18 @@ def linux_cpu(host: Host) -> Cpu:
     name = info.get("model name", "")
     if not name and implementer:
         name = f"{vendor or implementer} core {info.get('CPU part', '')}".strip()
-    found = isa.canonical(flags)
+    features = isa.canonical(flags)
     return Cpu(
         name=name,
         vendor={"AuthenticAMD": "AMD", "GenuineIntel": "Intel"}.get(vendor, vendor),
         arch=arch,
-        isa=found,
+        isa=features,
         cores=_linux_cores(host),
         caches=_linux_caches(host),
         hypervisor="hypervisor" in flags,
         evidence=(
             Evidence("/proc/cpuinfo", "model name", name),
-            Evidence("/proc/cpuinfo", "flags", " ".join(sorted(found))),
+            Evidence("/proc/cpuinfo", "flags", " ".join(sorted(features))),
         ),
     )
 
@@ -115,22 +115,22 @@ def _slow_cpus(host: Host, cpus: list[int]) -> set[int]:
         ("cpufreq/cpuinfo_max_freq", EFFICIENCY_CLOCK_FRAC),
     ):
         speeds = {cpu: read_number(host, f"{CPU_FOLDER}/cpu{cpu}/{name}") for cpu in cpus}
-        known = [speed for speed in speeds.values() if speed]
-        if len(known) == len(cpus) and min(known) < frac * max(known):
-            return {cpu for cpu, speed in speeds.items() if speed is not None and speed < frac * max(known)}
+        known_speeds = [speed for speed in speeds.values() if speed]
+        if len(known_speeds) == len(cpus) and min(known_speeds) < frac * max(known_speeds):
+            return {cpu for cpu, speed in speeds.items() if speed is not None and speed < frac * max(known_speeds)}
     return set()
 
 
 def _linux_caches(host: Host) -> tuple[tuple[str, int], ...]:
     base = f"{CPU_FOLDER}/cpu0/cache"
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for index in host.listdir(base):
         level, kind = text(host, f"{base}/{index}/level"), text(host, f"{base}/{index}/type")
         match = re.fullmatch(r"([0-9]{1,12})([KM]?)", text(host, f"{base}/{index}/size"), re.ASCII)
         if match and level in {"1", "2", "3", "4"} and kind != "Instruction":
             size = int(match[1]) * {"": 1, "K": 1 << 10, "M": 1 << 20}[match[2]]
-            found[f"l{level}"] = size
-    return tuple(sorted(found.items()))
+            sizes[f"l{level}"] = size
+    return tuple(sorted(sizes.items()))
 
 
 def windows_cpu(host: Host) -> Cpu:
@@ -139,17 +139,17 @@ def windows_cpu(host: Host) -> Cpu:
     values = host.registry(key)
     name = str(values.get("ProcessorNameString") or "").strip()
     vendor = str(values.get("VendorIdentifier") or "")
-    found = {WINDOWS_FEATURES[f] for f in integers(host.api("processor_features")) if f in WINDOWS_FEATURES}
+    features = {WINDOWS_FEATURES[f] for f in integers(host.api("processor_features")) if f in WINDOWS_FEATURES}
     arch = str(host.api("machine") or "")
-    if "avx512f" in found:  # every CPU with AVX-512 on Windows has these extensions too
-        found |= {"avx512cd", "avx512bw", "avx512dq", "avx512vl"}
-    if "avx2" in found:  # FMA, F16C and BMI2 came with AVX2 in every CPU sold
-        found |= {"fma", "f16c", "bmi2"}
+    if "avx512f" in features:  # every CPU with AVX-512 on Windows has these extensions too
+        features |= {"avx512cd", "avx512bw", "avx512dq", "avx512vl"}
+    if "avx2" in features:  # FMA, F16C and BMI2 came with AVX2 in every CPU sold
+        features |= {"fma", "f16c", "bmi2"}
     return Cpu(
         name=name,
         vendor={"AuthenticAMD": "AMD", "GenuineIntel": "Intel"}.get(vendor, vendor),
         arch=arch,
-        isa=isa.canonical(found),
+        isa=isa.canonical(features),
         cores=_windows_cores(host),
         evidence=(Evidence(f"HKLM\\{key}", "ProcessorNameString", name),),
     )
@@ -180,13 +180,13 @@ def macos_cpu(host: Host) -> Cpu:
         "FEAT_BF16": "bf16",
         "FEAT_SME": "sme",
     }
-    found = {ours for theirs, ours in features.items() if host.sysctl(f"hw.optional.arm.{theirs}") == 1}
+    isa_names = {ours for theirs, ours in features.items() if host.sysctl(f"hw.optional.arm.{theirs}") == 1}
     if arm:
-        found |= {"asimddp", "asimdhp"}  # every Apple Silicon core has both
+        isa_names |= {"asimddp", "asimdhp"}  # every Apple Silicon core has both
     else:
         leaf = f"{host.sysctl('machdep.cpu.features')} {host.sysctl('machdep.cpu.leaf7_features')}"
         renamed = {"avx1.0": "avx", "sse4.2": "sse4_2"}
-        found = {renamed.get(word, word) for word in leaf.lower().split()}
+        isa_names = {renamed.get(word, word) for word in leaf.lower().split()}
     physical = number(host.sysctl("hw.physicalcpu"))
     fast, slow = (
         number(host.sysctl("hw.perflevel0.physicalcpu")),
@@ -210,7 +210,7 @@ def macos_cpu(host: Host) -> Cpu:
         name=name,
         vendor="Apple" if arm else "Intel",
         arch="arm64" if arm else "x86_64",
-        isa=isa.canonical(found),
+        isa=isa.canonical(isa_names),
         cores=cores,
         caches=caches,
         hypervisor=host.sysctl("kern.hv_vmm_present") == 1,

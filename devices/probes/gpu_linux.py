@@ -29,16 +29,16 @@ def linux_gpus(host: Host, functions: tuple[PciFunction, ...], ram: SystemMemory
     """Every GPU of the machine, usable or not, as one Device each."""
     kfd = kfd_nodes(host)
     displays = [f for f in functions if f.base_class == 0x03 and f.vendor not in gpu_ids.NOT_FOR_COMPUTE]
-    found = [_pci_gpu(host, f, kfd, ram, cpu_name) for f in displays]
-    found += _cards_without_pci(host, {f.address for f in functions}, ram)
+    gpus = [_pci_gpu(host, f, kfd, ram, cpu_name) for f in displays]
+    gpus += _cards_without_pci(host, {f.address for f in functions}, ram)
     if not displays and host.access("/dev/dxg") == "ok":
-        found.append(_wsl_gpu(ram, cpu_name))
-    return found
+        gpus.append(_wsl_gpu(ram, cpu_name))
+    return gpus
 
 
 def kfd_nodes(host: Host) -> dict[str, dict[str, int]]:
     """PCI address → properties of AMD's compute topology; CPU-only nodes have no address."""
-    found: dict[str, dict[str, int]] = {}
+    nodes: dict[str, dict[str, int]] = {}
     for node in host.listdir(KFD_NODES):
         raw = fields(text(host, f"{KFD_NODES}/{node}/properties"), " ")
         properties = {key: value for key, item in raw.items() if (value := number(item)) is not None}
@@ -47,16 +47,16 @@ def kfd_nodes(host: Host) -> dict[str, dict[str, int]]:
             continue
         domain = properties.get("domain", 0)
         address = f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
-        found[address] = properties
-    return found
+        nodes[address] = properties
+    return nodes
 
 
 def _integrated(
-    host: Host, f: PciFunction, known: gpu_ids.GpuId | None, kfd: dict[str, int]
+    host: Host, f: PciFunction, chip: gpu_ids.GpuId | None, kfd: dict[str, int]
 ) -> tuple[bool, Evidence]:
     """Whether the GPU shares the CPU's memory: by id, by sensor, by bus; never by memory size or name."""
-    if known is not None:
-        return known.integrated, Evidence("PCI id table", f.pci_id, known.name)
+    if chip is not None:
+        return chip.integrated, Evidence("PCI id table", f.pci_id, chip.name)
     if f.vendor == 0x8086:
         slot = f.address.endswith(":00:02.0")
         return slot, Evidence(f.path, "address", f.address, 0.9)
@@ -73,9 +73,9 @@ def _integrated(
 def _pci_gpu(
     host: Host, f: PciFunction, kfd: dict[str, dict[str, int]], ram: SystemMemory, cpu_name: str
 ) -> Device:
-    known = gpu_ids.gpu_id(f.vendor, f.device)
+    chip = gpu_ids.gpu_id(f.vendor, f.device)
     node = kfd.get(f.address, {})
-    integrated, why = _integrated(host, f, known, node)
+    integrated, why = _integrated(host, f, chip, node)
     vendor = gpu_ids.VENDORS.get(f.vendor, f"vendor {f.vendor:04x}")
     cards = list(host.listdir(f"{f.path}/drm"))
     state, reason, hint = _state(host, f, vendor, cards)
@@ -84,12 +84,12 @@ def _pci_gpu(
         id=f.address,
         kind="igpu" if integrated else "dgpu",
         vendor=vendor,
-        name=nvidia.get("Model") or _name(host, f, vendor, known, cpu_name if integrated else ""),
+        name=nvidia.get("Model") or _name(host, f, vendor, chip, cpu_name if integrated else ""),
         state=state,
         memory=_memory(host, f, ram, cards, integrated=integrated),
         pci=f.address,
         pci_id=f.pci_id,
-        arch=gpu_ids.gfx_name(node.get("gfx_target_version", 0)) or (known.arch if known else None),
+        arch=gpu_ids.gfx_name(node.get("gfx_target_version", 0)) or (chip.arch if chip else None),
         driver=f.driver,
         driver_version=text(host, f"/sys/module/{f.driver}/version") or None if f.driver else None,
         asleep=f.asleep,
@@ -99,15 +99,15 @@ def _pci_gpu(
     )
 
 
-def _name(host: Host, f: PciFunction, vendor: str, known: gpu_ids.GpuId | None, cpu_name: str) -> str:
+def _name(host: Host, f: PciFunction, vendor: str, chip: gpu_ids.GpuId | None, cpu_name: str) -> str:
     product = text(host, f"{f.path}/product_name")
     if product:
         return product
     part = re.search(r"w/ (Radeon.*)$", cpu_name)
     if part and vendor == "AMD":
         return f"AMD {part[1]}"
-    if known is not None:
-        return f"{vendor} {known.name}"
+    if chip is not None:
+        return f"{vendor} {chip.name}"
     listed = host.api(f"pci_name:{f.pci_id}")
     return f"{vendor} {listed}" if isinstance(listed, str) and listed else f"{vendor} GPU {f.pci_id}"
 
@@ -222,7 +222,7 @@ def reserve_bytes(ram: SystemMemory) -> int:
 
 def _cards_without_pci(host: Host, addresses: set[str], ram: SystemMemory) -> list[Device]:
     """Cards of ARM systems-on-chip, and of PCI devices not on the bus list. simpledrm is no GPU."""
-    found: dict[str, Device] = {}
+    gpus: dict[str, Device] = {}
     for card in host.listdir(DRM):
         if not re.fullmatch(r"card[0-9]{1,3}", card, re.ASCII):
             continue
@@ -234,25 +234,25 @@ def _cards_without_pci(host: Host, addresses: set[str], ram: SystemMemory) -> li
         if vendor is not None and device is not None:
             if target in addresses or vendor in gpu_ids.NOT_FOR_COMPUTE:
                 continue
-            known = gpu_ids.gpu_id(vendor, device)
+            chip = gpu_ids.gpu_id(vendor, device)
             name = gpu_ids.VENDORS.get(vendor, f"vendor {vendor:04x}")
-            integrated = known.integrated if known else False
-            found[target or card] = Device(
+            integrated = chip.integrated if chip else False
+            gpus[target or card] = Device(
                 id=target or card,
                 kind="igpu" if integrated else "dgpu",
                 vendor=name,
-                name=f"{name} {known.name}" if known else f"{name} GPU {vendor:04x}:{device:04x}",
+                name=f"{name} {chip.name}" if chip else f"{name} GPU {vendor:04x}:{device:04x}",
                 state="present" if driver else "unknown",
                 memory=Memory(unified=integrated),
                 pci_id=f"{vendor:04x}:{device:04x}",
-                arch=known.arch if known else None,
+                arch=chip.arch if chip else None,
                 driver=driver or None,
                 reason=types.NOT_TRIED,
                 fix_hint=fix_hints.TRY,
                 evidence=(Evidence(base, "vendor:device", f"{vendor:04x}:{device:04x}"),),
             )
         elif driver in SOC_DRIVERS:
-            found[target or card] = Device(
+            gpus[target or card] = Device(
                 id=target or card,
                 kind="igpu",
                 vendor=SOC_DRIVERS[driver],
@@ -264,7 +264,7 @@ def _cards_without_pci(host: Host, addresses: set[str], ram: SystemMemory) -> li
                 fix_hint=fix_hints.TRY,
                 evidence=(Evidence(base, "driver", driver),),
             )
-    return list(found.values())
+    return list(gpus.values())
 
 
 def _wsl_gpu(ram: SystemMemory, cpu_name: str) -> Device:

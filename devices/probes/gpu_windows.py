@@ -21,7 +21,7 @@ def windows_gpus(host: Host, ram: SystemMemory) -> list[Device]:
     """Hardware adapters, and display devices that are plugged in but have no driver."""
     drivers = _drivers(host)
     locations = _locations(host)
-    found: dict[str, Device] = {}
+    gpus: dict[str, Device] = {}
     for adapter in records(host.api("dxgi_adapters")):
         vendor_id, device_id = number(adapter.get("vendor_id")), number(adapter.get("device_id"))
         flags = number(adapter.get("flags")) or 0
@@ -29,29 +29,29 @@ def windows_gpus(host: Host, ram: SystemMemory) -> list[Device]:
             continue
         pci_id = f"{vendor_id & 0xFFFF:04x}:{device_id & 0xFFFF:04x}"
         device = _adapter(adapter, vendor_id, device_id, drivers.get(pci_id, {}), locations.get(pci_id, []), ram)
-        found.setdefault(device.id, device)
-    seen = {device.pci_id for device in found.values()}
+        gpus.setdefault(device.id, device)
+    seen = {device.pci_id for device in gpus.values()}
     for pci_id, addresses in locations.items():
         if pci_id not in seen:
             for address in addresses:
-                found.setdefault(address, _without_driver(pci_id, address, ram))
-    return list(found.values())
+                gpus.setdefault(address, _without_driver(pci_id, address, ram))
+    return list(gpus.values())
 
 
 def _drivers(host: Host) -> dict[str, Mapping[str, Json]]:
-    found: dict[str, Mapping[str, Json]] = {}
+    drivers: dict[str, Mapping[str, Json]] = {}
     for name in host.registry_keys(DISPLAY_CLASS):
         if re.fullmatch(r"[0-9]{4}", name, re.ASCII):
             values = host.registry(f"{DISPLAY_CLASS}\\{name}")
             match = ID.search(str(values.get("MatchingDeviceId") or ""))
             if match:
-                found.setdefault(f"{match[1]}:{match[2]}".lower(), values)
-    return found
+                drivers.setdefault(f"{match[1]}:{match[2]}".lower(), values)
+    return drivers
 
 
 def _locations(host: Host) -> dict[str, list[str]]:
     """PCI id → addresses of display devices present now; the instance id if the address is unknown."""
-    found: dict[str, list[str]] = {}
+    locations: dict[str, list[str]] = {}
     for instance in strings(host.api("present_pnp_ids")):
         match = ID.search(instance)
         values = host.registry(f"{ENUM}\\{instance}")
@@ -61,8 +61,8 @@ def _locations(host: Host) -> dict[str, list[str]]:
             continue
         location = LOCATION.search(str(values.get("LocationInformation") or ""))
         address = f"0000:{int(location[1]):02x}:{int(location[2]):02x}.{location[3]}" if location else instance
-        found.setdefault(f"{match[1]}:{match[2]}".lower(), []).append(address)
-    return found
+        locations.setdefault(f"{match[1]}:{match[2]}".lower(), []).append(address)
+    return locations
 
 
 def _adapter(
@@ -73,13 +73,13 @@ def _adapter(
     addresses: list[str],
     ram: SystemMemory,
 ) -> Device:
-    known = gpu_ids.gpu_id(vendor_id, device_id)
+    chip = gpu_ids.gpu_id(vendor_id, device_id)
     vendor = gpu_ids.VENDORS.get(vendor_id, f"vendor {vendor_id:04x}")
     pci = addresses[0] if len(addresses) == 1 and ":" in addresses[0][:5] else None
-    if known is not None:
+    if chip is not None:
         integrated, why = (
-            known.integrated,
-            Evidence("PCI id table", f"{vendor_id:04x}:{device_id:04x}", known.name),
+            chip.integrated,
+            Evidence("PCI id table", f"{vendor_id:04x}:{device_id:04x}", chip.name),
         )
     elif isinstance(adapter.get("integrated"), bool):
         integrated = bool(adapter["integrated"])
@@ -102,12 +102,12 @@ def _adapter(
         id=pci or f"luid:{adapter.get('luid') or f'{vendor_id:04x}-{device_id:04x}'}",
         kind="igpu" if integrated else "dgpu",
         vendor=vendor,
-        name=str(adapter.get("description") or (known.name if known else f"{vendor} GPU")),
+        name=str(adapter.get("description") or (chip.name if chip else f"{vendor} GPU")),
         state="present",
         memory=memory,
         pci=pci,
         pci_id=f"{vendor_id & 0xFFFF:04x}:{device_id & 0xFFFF:04x}",
-        arch=known.arch if known else None,
+        arch=chip.arch if chip else None,
         driver=str(driver.get("InfSection") or "") or None,
         driver_version=version or None,
         reason=types.NOT_TRIED,
@@ -118,19 +118,19 @@ def _adapter(
 
 def _without_driver(pci_id: str, address: str, ram: SystemMemory) -> Device:
     vendor_id, device_id = (int(part, 16) for part in pci_id.split(":"))
-    known = gpu_ids.gpu_id(vendor_id, device_id)
+    chip = gpu_ids.gpu_id(vendor_id, device_id)
     vendor = gpu_ids.VENDORS.get(vendor_id, f"vendor {vendor_id:04x}")
-    integrated = bool(known and known.integrated)
+    integrated = bool(chip and chip.integrated)
     return Device(
         id=address,
         kind="igpu" if integrated else "dgpu",
         vendor=vendor,
-        name=f"{vendor} {known.name}" if known else f"{vendor} GPU {pci_id}",
+        name=f"{vendor} {chip.name}" if chip else f"{vendor} GPU {pci_id}",
         state="driver_missing",
         memory=unified_memory(ram, None, None, None, None) if integrated else Memory(),
         pci=address if ":" in address[:5] else None,
         pci_id=pci_id,
-        arch=known.arch if known else None,
+        arch=chip.arch if chip else None,
         reason=types.NO_DISPLAY_DRIVER,
         fix_hint=fix_hints.windows_driver(vendor),
         evidence=(Evidence("Plug and Play", "instance", address),),

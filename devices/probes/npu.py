@@ -57,12 +57,10 @@ def npu_id(vendor: int, device: int, revision: int | None, driver: str | None) -
     """The NPU of a PCI function, by id or by the driver bound to it; None if it is not an NPU."""
     if (vendor, device) in VIRTUAL_FUNCTIONS:
         return None
-    known = TABLE.get((vendor, device))
-    if known is not None:
+    npu = TABLE.get((vendor, device))
+    if npu is not None:
         name = AMD_REVISIONS.get(revision or 0) if device == 0x17F0 else None
-        return NpuId(
-            known.vendor, name or known.name, known.generation, known.driver, known.since_kernel, known.llm
-        )
+        return NpuId(npu.vendor, name or npu.name, npu.generation, npu.driver, npu.since_kernel, npu.llm)
     if driver in DRIVERS:
         return NpuId(DRIVERS[driver], "NPU", "unknown", driver, (0, 0), llm=True)
     return None
@@ -77,26 +75,26 @@ PNP_QUALCOMM = re.compile(r"^(PCI\\VEN_QCOM&DEV_0C40|ACPI\\(VEN_)?QCOM(&DEV_)?0(
 
 def linux_npus(host: Host, functions: tuple[PciFunction, ...], ram: SystemMemory, kernel: str) -> list[Device]:
     """NPUs of a Linux machine, usable or not."""
-    found = []
+    npus = []
     for f in functions:
-        known = npu_id(f.vendor, f.device, f.revision, f.driver) if f.base_class != 0x03 else None
-        if known is not None:
-            found.append(_linux_npu(host, f, known, ram, kernel))
+        npu = npu_id(f.vendor, f.device, f.revision, f.driver) if f.base_class != 0x03 else None
+        if npu is not None:
+            npus.append(_linux_npu(host, f, npu, ram, kernel))
     nodes = [name for name in host.listdir("/dev") if name.startswith("fastrpc-cdsp")]
     if nodes:
-        found.append(_hexagon(host, f"/dev/{nodes[0]}", ram))
-    return found
+        npus.append(_hexagon(host, f"/dev/{nodes[0]}", ram))
+    return npus
 
 
-def _linux_npu(host: Host, f: PciFunction, known: NpuId, ram: SystemMemory, kernel: str) -> Device:
+def _linux_npu(host: Host, f: PciFunction, npu: NpuId, ram: SystemMemory, kernel: str) -> Device:
     accel = next((name for name in host.listdir(f"{f.path}/accel") if name.startswith("accel")), None)
     firmware = text(host, f"{f.path}/fw_version")
-    state, reason, hint = _linux_state(host, f, known, accel, firmware, kernel)
+    state, reason, hint = _linux_state(host, f, npu, accel, firmware, kernel)
     return Device(
         id=f.address,
         kind="npu",
-        vendor=known.vendor,
-        name=f"{known.vendor} {known.name}",
+        vendor=npu.vendor,
+        name=f"{npu.vendor} {npu.name}",
         state=state,
         memory=Memory(
             physical_bytes=ram.installed_bytes or ram.total_bytes,
@@ -106,7 +104,7 @@ def _linux_npu(host: Host, f: PciFunction, known: NpuId, ram: SystemMemory, kern
         ),
         pci=f.address,
         pci_id=f.pci_id,
-        arch=known.generation,
+        arch=npu.generation,
         driver=f.driver,
         driver_version=firmware or None,
         reason=reason,
@@ -119,15 +117,15 @@ def _linux_npu(host: Host, f: PciFunction, known: NpuId, ram: SystemMemory, kern
 
 
 def _linux_state(
-    host: Host, f: PciFunction, known: NpuId, accel: str | None, firmware: str, kernel: str
+    host: Host, f: PciFunction, npu: NpuId, accel: str | None, firmware: str, kernel: str
 ) -> tuple[State, str, str]:
-    if known.vendor == "AMD" and "amd_iommu=off" in text(host, "/proc/cmdline").split():
+    if npu.vendor == "AMD" and "amd_iommu=off" in text(host, "/proc/cmdline").split():
         return "failed", types.IOMMU_OFF, fix_hints.NPU_IOMMU
     if f.driver is None:
         return (
             "driver_missing",
             types.NO_DRIVER_BOUND,
-            fix_hints.npu_kernel(known.driver, known.since_kernel, kernel),
+            fix_hints.npu_kernel(npu.driver, npu.since_kernel, kernel),
         )
     if accel is None:
         return "failed", f"{f.driver} is bound but offers no device node", fix_hints.firmware(f.driver, f.address)
@@ -139,15 +137,15 @@ def _linux_state(
         )
     if host.access(f"/dev/accel/{accel}") == "absent":
         return "failed", f"/dev/accel/{accel} is missing", fix_hints.container_device(f"/dev/accel/{accel}")
-    if not known.llm:
-        return "present", f"{known.generation}: no runtime for language models", fix_hints.NPU_XDNA1
+    if not npu.llm:
+        return "present", f"{npu.generation}: no runtime for language models", fix_hints.NPU_XDNA1
     version = tuple(int(part) for part in re.findall(r"[0-9]{1,6}", firmware, re.ASCII)[:2])
-    if known.vendor == "AMD" and len(version) == 2 and version < LLM_FIRMWARE:
+    if npu.vendor == "AMD" and len(version) == 2 and version < LLM_FIRMWARE:
         return "failed", f"its firmware {firmware} is too old", fix_hints.NPU_FIRMWARE
     memlock = number(host.api("memlock_limit"))
-    if known.vendor == "AMD" and memlock is not None and memlock < MIN_MEMLOCK_BYTES:
+    if npu.vendor == "AMD" and memlock is not None and memlock < MIN_MEMLOCK_BYTES:
         return "failed", f"only {memlock >> 10} KiB may be locked", fix_hints.NPU_MEMLOCK
-    return "present", types.NOT_TRIED, fix_hints.NPU_RUNTIME[known.vendor]
+    return "present", types.NOT_TRIED, fix_hints.NPU_RUNTIME[npu.vendor]
 
 
 def _hexagon(host: Host, node: str, ram: SystemMemory) -> Device:
@@ -168,33 +166,33 @@ def _hexagon(host: Host, node: str, ram: SystemMemory) -> Device:
 
 def windows_npus(host: Host, ram: SystemMemory) -> list[Device]:
     """NPUs among the devices that Plug and Play reports as present."""
-    found: dict[str, Device] = {}
+    npus: dict[str, Device] = {}
     for instance in strings(host.api("present_pnp_ids")):
-        known = _pnp_npu(instance)
-        if known is None:
+        npu = _pnp_npu(instance)
+        if npu is None:
             continue
         identity = instance.partition("\\")[2].partition("\\")[0]
         values = host.registry(rf"SYSTEM\CurrentControlSet\Enum\{instance}")
         driver_key = values.get("Driver")
         driver = host.registry(rf"SYSTEM\CurrentControlSet\Control\Class\{driver_key}") if driver_key else {}
         version = str(driver.get("DriverVersion") or "")
-        state, reason, hint = _windows_state(known, version)
-        found[identity] = Device(
+        state, reason, hint = _windows_state(npu, version)
+        npus[identity] = Device(
             id=instance,
             kind="npu",
-            vendor=known.vendor,
-            name=f"{known.vendor} {known.name}",
+            vendor=npu.vendor,
+            name=f"{npu.vendor} {npu.name}",
             state=state,
             memory=Memory(physical_bytes=ram.installed_bytes or ram.total_bytes, unified=True),
             pci_id=_pci_id(instance),
-            arch=known.generation,
+            arch=npu.generation,
             driver=str(values.get("Service") or "") or None,
             driver_version=version or None,
             reason=reason,
             fix_hint=hint,
             evidence=(Evidence("Plug and Play", "instance", instance),),
         )
-    return list(found.values())
+    return list(npus.values())
 
 
 def _pci_id(instance: str) -> str | None:
@@ -212,9 +210,9 @@ def _pnp_npu(instance: str) -> NpuId | None:
     return npu_id(int(match[1], 16), int(match[2], 16), revision, None)
 
 
-def _windows_state(known: NpuId, version: str) -> tuple[State, str, str]:
+def _windows_state(npu: NpuId, version: str) -> tuple[State, str, str]:
     if not version:
-        return "driver_missing", types.NO_DRIVER, fix_hints.windows_driver(known.vendor)
-    if not known.llm:
-        return "present", f"{known.generation}: no runtime for language models", fix_hints.NPU_XDNA1
-    return "present", types.NOT_TRIED, fix_hints.npu_runtime_windows(known.vendor)
+        return "driver_missing", types.NO_DRIVER, fix_hints.windows_driver(npu.vendor)
+    if not npu.llm:
+        return "present", f"{npu.generation}: no runtime for language models", fix_hints.NPU_XDNA1
+    return "present", types.NOT_TRIED, fix_hints.npu_runtime_windows(npu.vendor)

@@ -41,12 +41,12 @@ class PciFunction(msgspec.Struct, frozen=True):
 
 def pci_functions(host: Host) -> tuple[PciFunction, ...]:
     """Functions that could be a GPU or an NPU, without virtual functions of a listed device."""
-    found: list[PciFunction] = []
+    functions: list[PciFunction] = []
     for address in host.listdir(BUS):
         function = _function(host, address) if ADDRESS.fullmatch(address) else None
-        if function is not None and not function.virtual_function and not _sibling(function, found):
-            found.append(function)
-    return tuple(found)
+        if function is not None and not function.virtual_function and not _sibling(function, functions):
+            functions.append(function)
+    return tuple(functions)
 
 
 def _function(host: Host, address: str) -> PciFunction | None:
@@ -77,12 +77,12 @@ def _function(host: Host, address: str) -> PciFunction | None:
     )
 
 
-def _sibling(function: PciFunction, found: list[PciFunction]) -> bool:
+def _sibling(function: PciFunction, functions: list[PciFunction]) -> bool:
     """Whether this is another function of a listed device: an SR-IOV VF whose link is not shown."""
     slot = function.address.rpartition(".")[0]
     return any(
         other.address.rpartition(".")[0] == slot
         and (other.vendor, other.device, other.class_code)
         == (function.vendor, function.device, function.class_code)
-        for other in found
+        for other in functions
     )

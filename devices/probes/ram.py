@@ -216,8 +216,8 @@ def _macos(host: Host, cpu_name: str) -> SystemMemory:
 def apple_bandwidth(cpu_name: str, cores: int | None) -> tuple[float | None, str]:
     """Apple's published bandwidth of a chip; if there are two variants, by the GPU's cores, else the lower one."""
     sizes = apple_gpus(cpu_name)
-    found = next((row for row in sizes if row.units == cores), sizes[0] if sizes else None)
-    return (found.bandwidth_gbs, f"published for the {found.name}") if found is not None else (None, "")
+    size = next((row for row in sizes if row.units == cores), sizes[0] if sizes else None)
+    return (size.bandwidth_gbs, f"published for the {size.name}") if size is not None else (None, "")
 
 
 def gpu_cores(host: Host) -> int | None:

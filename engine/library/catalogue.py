@@ -247,14 +247,14 @@ class Catalogue:
         for entry in recorded:
             if entry.details.is_projector:
                 projectors.setdefault(entry.path.parent, str(entry.path))
-        found = [entry for entry in recorded if not entry.details.is_projector]
+        models = [entry for entry in recorded if not entry.details.is_projector]
         if not projectors:
-            return found
+            return models
         return [
             msgspec.structs.replace(entry, projector=projectors[entry.path.parent])
             if entry.format == "gguf" and not entry.projector and entry.path.parent in projectors
             else entry
-            for entry in found
+            for entry in models
         ]
 
     def get(self, name: str) -> ModelEntry | None:
@@ -270,21 +270,21 @@ class Catalogue:
 
     def refresh(self) -> Changes:
         """Scan the bundled, own and linked folders for new and changed models."""
-        found: dict[str, tuple[Candidate, str | None]] = {}
+        candidates: dict[str, tuple[Candidate, str | None]] = {}
         blobs: set[Path] = set()
         for root, app in self._roots():
             for candidate in find_ollama_models(root) if is_store(root) else find_models(root):
                 # Snapshots in a Hugging Face cache are links, and two commits may share one file.
                 same = Path(candidate.files[0].path).resolve() if app == "huggingface" else None
                 if same is None or same not in blobs:
-                    found.setdefault(candidate.key, (candidate, app))
+                    candidates.setdefault(candidate.key, (candidate, app))
                 if same is not None:
                     blobs.add(same)
         entries = self.store.entries()
         hidden = self.store.hidden()
         fresh = [
             (candidate, app)
-            for key, (candidate, app) in found.items()
+            for key, (candidate, app) in candidates.items()
             if key not in hidden and (key not in entries or not _same_files(entries[key], candidate))
         ]
         # Headers are read before the database is locked, so that a slow drive does not block other processes.

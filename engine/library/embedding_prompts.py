@@ -59,5 +59,5 @@ def retrieval_prompts(entry: ModelEntry) -> RetrievalPrompts:
     on_disk = (Path(path).name for path in (entry.folder or "", *(file.path for file in entry.files[:1])))
     names = (entry.details.title, *on_disk, entry.origin.repo or "", entry.id)
     plain = [re.sub(r"[^a-z0-9.]+", "-", name.lower()) for name in names]
-    found = (prompts for pattern, prompts in _FAMILIES if any(pattern.search(name) for name in plain))
-    return next(found, RetrievalPrompts())
+    matches = (prompts for pattern, prompts in _FAMILIES if any(pattern.search(name) for name in plain))
+    return next(matches, RetrievalPrompts())

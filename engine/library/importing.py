@@ -183,8 +183,8 @@ def copy_file(source: Path, target: Path, control: JobContext, done: int, total:
 
 
 def _free_name(target: Path) -> Path:
-    number, found = 2, target
-    while found.exists():
-        found = target.with_name(f"{target.name}-{number}")
+    number, free = 2, target
+    while free.exists():
+        free = target.with_name(f"{target.name}-{number}")
         number += 1
-    return found
+    return free

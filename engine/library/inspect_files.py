@@ -72,9 +72,9 @@ def inspect_safetensors(folder: Path) -> Details:
     template = chat_template(folder, root)
     architectures = config.get("architectures")
     context = text_config.get("max_position_embeddings")
-    found = ["completion", *from_template(template)]
+    capabilities = ["completion", *from_template(template)]
     if "vision_config" in config:
-        found.append("vision")
+        capabilities.append("vision")
     return Details(
         architecture=_first_text(architectures) or text(config.get("model_type")) or "",
         title=text(config.get("_name_or_path")) or "",
@@ -83,7 +83,7 @@ def inspect_safetensors(folder: Path) -> Details:
         quantization=model_ids.from_header(None, type_bytes),
         type_bytes=dict(type_bytes),
         chat_template=template,
-        capabilities=tuple(found),
+        capabilities=tuple(capabilities),
         publisher_sampling=_published(folder, root),
     )
 
@@ -93,17 +93,21 @@ def inspect_onnx(folder: Path) -> Details:
 
     Raises: TesseraError: the folder needs to run code, refers to files outside itself, or is broken.
     """
-    found = read_folder(folder)
-    own = found.own
+    model_folder = read_folder(folder)
+    own = model_folder.own
     n_params, mix = own.get("n_params"), own.get("quantization")
-    can = ("completion", *from_template(found.template)) if found.kind == "generate" else (found.kind,)
+    can = (
+        ("completion", *from_template(model_folder.template))
+        if model_folder.kind == "generate"
+        else (model_folder.kind,)
+    )
     return Details(
-        architecture=found.architecture,
+        architecture=model_folder.architecture,
         title=str(own.get("title") or ""),
         n_params=n_params if isinstance(n_params, int) and 0 < n_params < 1 << 50 else 0,
-        context_train=found.context,
+        context_train=model_folder.context,
         quantization=f"ONNX {mix}" if isinstance(mix, str) and len(mix) <= _LONGEST_MIX else "ONNX",
-        chat_template=found.template,
+        chat_template=model_folder.template,
         capabilities=can,
         publisher_sampling=_published(folder, links_root(folder)),
     )
@@ -133,19 +137,19 @@ def capabilities_of(metadata: Mapping[str, object], tensor_names: Iterable[str])
         return ("rerank",)
     if architecture in _ENCODERS or (isinstance(pooling, int) and pooling > 0):
         return ("embedding",)
-    found = ["completion", *from_template(metadata.get("tokenizer.chat_template"))]
+    capabilities = ["completion", *from_template(metadata.get("tokenizer.chat_template"))]
     if any(metadata.get(f"tokenizer.ggml.{k}_token_id") is not None for k in ("fim_pre", "prefix")):
-        found.append("fim")
-    return tuple(found)
+        capabilities.append("fim")
+    return tuple(capabilities)
 
 
 def from_template(template: object) -> tuple[str, ...]:
     """The capabilities "chat", "tools" and "reasoning", as far as the chat template supports them."""
     if not isinstance(template, str) or not template.strip():
         return ()
-    found = ["chat"]
+    capabilities = ["chat"]
     if "tools" in template or "tool_calls" in template:
-        found.append("tools")
+        capabilities.append("tools")
     if any(mark in template for mark in _THINK_MARKS):
-        found.append("reasoning")
-    return tuple(found)
+        capabilities.append("reasoning")
+    return tuple(capabilities)

@@ -66,8 +66,8 @@ _IN_NAME = re.compile(
 
 def from_file_name(stem: str) -> str:
     """The last quantization recipe in a file name (without extension), in upper case; empty if there is none."""
-    found = _IN_NAME.findall(stem)
-    return str(found[-1]).upper().replace("FP16", "F16") if found else ""
+    types = _IN_NAME.findall(stem)
+    return str(types[-1]).upper().replace("FP16", "F16") if types else ""
 
 
 def from_header(file_type: object, type_bytes: Mapping[str, int]) -> str:

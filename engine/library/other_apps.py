@@ -65,14 +65,14 @@ def present(
     home: Path | None = None, environment: Mapping[str, str] | None = None, platform: str = sys.platform
 ) -> tuple[ForeignFolder, ...]:
     """The folders that exist, without duplicates."""
-    found: dict[Path, ForeignFolder] = {}
+    folders: dict[Path, ForeignFolder] = {}
     for folder in candidates(home or Path.home(), os.environ if environment is None else environment, platform):
         try:
             if folder.path.is_dir():
-                found.setdefault(folder.path.resolve(), folder)
+                folders.setdefault(folder.path.resolve(), folder)
         except OSError:
             continue  # another user's folder: skip it silently
-    return tuple(found.values())
+    return tuple(folders.values())
 
 
 # Models of an Ollama store: manifests name them, their blobs have no names.

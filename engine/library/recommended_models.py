@@ -78,9 +78,9 @@ def propose(
     ]
     picked: list[Proposal] = []
     for want, job in _WANTS:
-        found = [starter for starter in fitting if starter.job == job]
-        if found:
-            chosen = _sized(found, memory_bytes, speed)
+        candidates = [starter for starter in fitting if starter.job == job]
+        if candidates:
+            chosen = _sized(candidates, memory_bytes, speed)
             picked.append(Proposal(starter=chosen, reason=_reason(chosen, memory_bytes), want=want))
     names = {proposal.starter.id for proposal in picked}
     for starter in sorted(fitting, key=lambda s: -s.parameters):

@@ -48,8 +48,8 @@ def find_models(root: Path) -> Iterator[Candidate]:
         folder, depth = pending.pop()
         files: dict[str, ModelFile] = {}
         try:
-            with os.scandir(folder) as found:
-                for item in found:
+            with os.scandir(folder) as entries:
+                for item in entries:
                     budget -= 1
                     if budget < 0:
                         return
@@ -116,8 +116,8 @@ def candidate_at(path: Path) -> Candidate | None:
     path.stat()  # raise "No such file" instead of reporting "not a model"
     folder = path if path.is_dir() else path.parent
     files: dict[str, ModelFile] = {}
-    with os.scandir(folder) as found:
-        for item in found:
+    with os.scandir(folder) as entries:
+        for item in entries:
             _note(item, files)
     for candidate in group(folder, files):
         if candidate.folder == str(path) or any(f.path == str(path) for f in candidate.files):

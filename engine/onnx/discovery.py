@@ -47,8 +47,8 @@ def discover(
     adapters = [a for a in ADAPTERS.values() if system in a.systems]
     with ThreadPoolExecutor(max_workers=4, thread_name_prefix="provider-probe") as pool:
         cpu = pool.submit(_cpu, timeout_s)
-        found = list(pool.map(lambda a: probe(a, environ, timeout_s=timeout_s), adapters))
-    return (cpu.result(), *found)
+        reports = list(pool.map(lambda a: probe(a, environ, timeout_s=timeout_s), adapters))
+    return (cpu.result(), *reports)
 
 
 def probe(adapter: Adapter, environ: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> ProviderReport:
@@ -104,19 +104,19 @@ def _quiet() -> dict[str, str]:
 def findings(reports: tuple[ProviderReport, ...], machine: Machine) -> tuple[Finding, ...]:
     """Findings for `tessera doctor`: providers that fail, and missing providers of an NPU in this computer."""
     npus = {d.vendor: d for d in machine.devices if d.kind == "npu"}
-    found = []
+    rows = []
     for report in reports:
         npu = next((npus[v] for v in report.vendors if v in npus), None)
         if report.state == "failed":
             title = f"{report.title} is installed but does not load"
-            found.append(Finding(f"onnx_{report.provider}", "warning", title, report.detail, ""))
+            rows.append(Finding(f"onnx_{report.provider}", "warning", title, report.detail, ""))
         elif npu is not None and report.state == "usable" and sentence(UNTRIED) in report.tried:
             title = f"{report.title} could run models on {npu.name}: {report.tried}"
-            found.append(Finding("npu_untried", "advice", title, report.detail, "", npu.id))
+            rows.append(Finding("npu_untried", "advice", title, report.detail, "", npu.id))
         elif npu is not None and report.state != "usable" and report.provider in _FOR_NPUS:
             title = f"{report.title}, which could use {npu.name}, is not usable"
-            found.append(Finding("npu_provider", "advice", title, report.detail, "", npu.id))
-    return tuple(found)
+            rows.append(Finding("npu_provider", "advice", title, report.detail, "", npu.id))
+    return tuple(rows)
 
 
 _FOR_NPUS: Final = ("RyzenAIExecutionProvider", "OpenVINOExecutionProvider", "QNNExecutionProvider")

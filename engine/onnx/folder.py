@@ -228,11 +228,11 @@ def _release(path: Path, root: Path) -> str | None:
     """The Ryzen AI release from `rai_config.json`, else from the folder's name (AMD's naming), or None."""
     config = path / "rai_config.json"
     if config.exists():
-        found = read_json(safe_member(path, config.name, root))
-        version = text(found.get("rai_version")) or text(found.get("version"))
+        config_json = read_json(safe_member(path, config.name, root))
+        version = text(config_json.get("rai_version")) or text(config_json.get("version"))
         if version:
             return version[:20]
-        releases = re.findall(r'"(\d+\.\d+(?:\.\d+)?)"\s*:', json.dumps(found))
+        releases = re.findall(r'"(\d+\.\d+(?:\.\d+)?)"\s*:', json.dumps(config_json))
         if releases:
             return str(max(releases, key=lambda r: [int(n) for n in r.split(".")]))
     match = _RELEASE.search(path.name) or _RELEASE.search(root.name)

@@ -48,8 +48,8 @@ class Adapter(msgspec.Struct, frozen=True):
         if self.environment:
             return environ.get(self.environment)
         folder = _package(self.package)
-        found = [folder / name for name in self.files if (folder / name).exists()] if folder else []
-        return str(found[0]) if found else None
+        paths = [folder / name for name in self.files if (folder / name).exists()] if folder else []
+        return str(paths[0]) if paths else None
 
     def problem(self, release: str | None, environ: Mapping[str, str]) -> Reason | None:
         """Why it cannot be used, with what to do; None if its files exist. `release` is the model's."""

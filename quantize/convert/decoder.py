@@ -98,7 +98,7 @@ def _tensors(source: Checkpoint, config: Config, rules: Rules) -> tuple[list[Out
     Raises: UnsupportedModel: no rule for a tensor. BadWeights: an impossible shape.
     """
     tied = bool(config.get("tie_word_embeddings", False))
-    found: list[OutTensor] = []
+    tensors: list[OutTensor] = []
     experts: dict[tuple[int, str], dict[int, str]] = {}
     skipped = 0
     for full in source.names:
@@ -113,14 +113,14 @@ def _tensors(source: Checkpoint, config: Config, rules: Rules) -> tuple[list[Out
             layer, _, number, part = expert.groups()
             experts.setdefault((int(layer), part), {})[int(number)] = full
             continue
-        found.append(_single(source, full, name, rules))
+        tensors.append(_single(source, full, name, rules))
     for (layer, part), members in sorted(experts.items()):
-        found.append(_stacked(source, layer, part, members, rules))
+        tensors.append(_stacked(source, layer, part, members, rules))
     notes = [f"{skipped} tensors of other modalities were left out"] if skipped else []
     if rules.ignores_window and _window(config):
         notes.append(f"the sliding window of {_window(config)} tokens is not applied: all layers see all tokens")
-    _check_layers(source, found, config)
-    return sorted(found, key=_order), notes
+    _check_layers(source, tensors, config)
+    return sorted(tensors, key=_order), notes
 
 
 def _window(config: Config) -> int:

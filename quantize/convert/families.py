@@ -151,16 +151,16 @@ def _llama(source: Checkpoint, config: Config, gguf_architecture: str = "llama")
         num_experts=num_experts,
     )
     explicit_heads = bool(config.get("head_dim") or not num_experts)
-    made = decoder_recipe(source, config, gguf_architecture, rules, heads=explicit_heads)
-    meta = made.metadata
+    recipe = decoder_recipe(source, config, gguf_architecture, rules, heads=explicit_heads)
+    meta = recipe.metadata
     meta.put(".vocab_size", int(config["vocab_size"]))
     meta.put(".rope.dimension_count", head_dim(config))
     if num_experts:
         meta.put(".expert_count", num_experts)
         meta.put(".expert_used_count", int(config["num_experts_per_tok"]))
     if rope(config).get("rope_type") == "llama3":
-        made.tensors.append(_rope_factors(config))
-    return made
+        recipe.tensors.append(_rope_factors(config))
+    return recipe
 
 
 def _rope_factors(config: Config) -> OutTensor:
@@ -209,11 +209,11 @@ def _qwen3_moe(source: Checkpoint, config: Config) -> Recipe:
         expert_names={"gate_proj": "ffn_gate_exps", "down_proj": "ffn_down_exps", "up_proj": "ffn_up_exps"},
         num_experts=num_experts,
     )
-    made = decoder_recipe(source, config, "qwen3moe", rules)
-    made.metadata.put(".expert_count", num_experts)
-    made.metadata.put(".expert_used_count", int(config["num_experts_per_tok"]))
-    made.metadata.put(".expert_feed_forward_length", int(config["moe_intermediate_size"]))
-    return made
+    recipe = decoder_recipe(source, config, "qwen3moe", rules)
+    recipe.metadata.put(".expert_count", num_experts)
+    recipe.metadata.put(".expert_used_count", int(config["num_experts_per_tok"]))
+    recipe.metadata.put(".expert_feed_forward_length", int(config["moe_intermediate_size"]))
+    return recipe
 
 
 def _check_routing(source: Checkpoint, config: Config) -> None:
@@ -278,13 +278,13 @@ def _gemma2(source: Checkpoint, config: Config) -> Recipe:
     config = {**config, "tie_word_embeddings": True}
     check_attention_scale(source, config, large_layers=46)
     rules = Rules(layer_names=LAYER_NAMES, shifted_norms=True, ignores_window=False)
-    made = decoder_recipe(source, config, "gemma2", rules, theta=None)
-    meta = made.metadata
+    recipe = decoder_recipe(source, config, "gemma2", rules, theta=None)
+    meta = recipe.metadata
     # Defaults of transformers' Gemma2Config.
     meta.put_float(".attn_logit_softcapping", config.get("attn_logit_softcapping", 50.0))
     meta.put_float(".final_logit_softcapping", config.get("final_logit_softcapping", 30.0))
     meta.put(".attention.sliding_window", int(config.get("sliding_window", 4096)))
-    return made
+    return recipe
 
 
 # Defaults of transformers' Gemma3TextConfig.
@@ -316,8 +316,8 @@ def _gemma3(source: Checkpoint, config: Config) -> Recipe:
         shifted_norms=True,
         vocab_rows=vocabulary_size(source, int(config["vocab_size"])),
     )
-    made = decoder_recipe(source, config, "gemma3", rules, theta=1_000_000.0)
-    meta = made.metadata
+    recipe = decoder_recipe(source, config, "gemma3", rules, theta=1_000_000.0)
+    meta = recipe.metadata
     local = config.get("rope_parameters") or {}
     local_theta = local.get("sliding_attention", {}).get("rope_theta", config["rope_local_base_freq"])
     meta.put_float(".rope.freq_base_swa", local_theta)
@@ -325,19 +325,19 @@ def _gemma3(source: Checkpoint, config: Config) -> Recipe:
         meta.put_float(".final_logit_softcapping", config["final_logit_softcapping"])
     if config.get("sliding_window_pattern") != 1:
         meta.put(".attention.sliding_window", int(config["sliding_window"]))
-    return made
+    return recipe
 
 
 def _phi3(source: Checkpoint, config: Config) -> Recipe:
     """Phi-3, Phi-3.5 mini and Phi-4: q, k and v in one tensor, gate and up in another, two rotary tables."""
     names = {**LAYER, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
     rules = Rules(layer_names=names, ignores_window=False)
-    made = decoder_recipe(source, config, "phi3", rules, heads=False, theta=None)
+    recipe = decoder_recipe(source, config, "phi3", rules, heads=False, theta=None)
     params = rope(config)
     partial = float(params.get("partial_rotary_factor", 1.0))
     rotary = int(partial * config["hidden_size"]) // int(config["num_attention_heads"])
     original = int(params.get("original_max_position_embeddings") or config["max_position_embeddings"])
-    meta = made.metadata
+    meta = recipe.metadata
     meta.put(".rope.scaling.original_context_length", original)
     meta.put(".rope.dimension_count", rotary)
     meta.put_float(".rope.freq_base", params.get("rope_theta", 10_000.0))
@@ -345,8 +345,8 @@ def _phi3(source: Checkpoint, config: Config) -> Recipe:
     meta.put(".attention.sliding_window", int(config.get("sliding_window") or 0))
     if params.get("long_factor"):
         meta.put_float(".rope.scaling.attn_factor", _attention_factor(config, original))
-        made.tensors += [_factors(source, params, kind, rotary // 2) for kind in ("long", "short")]
-    return made
+        recipe.tensors += [_factors(source, params, kind, rotary // 2) for kind in ("long", "short")]
+    return recipe
 
 
 def _attention_factor(config: Config, original: int) -> float:

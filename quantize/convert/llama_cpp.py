@@ -35,9 +35,9 @@ def architectures_in(source: str) -> tuple[str, ...]:
     """
     for node in ast.parse(source).body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == _TABLE:
-            found = ast.literal_eval(node.value) if node.value is not None else None
-            if isinstance(found, dict) and all(isinstance(name, str) for name in found):
-                return tuple(sorted(found))
+            table = ast.literal_eval(node.value) if node.value is not None else None
+            if isinstance(table, dict) and all(isinstance(name, str) for name in table):
+                return tuple(sorted(table))
     raise ValueError(f"there is no table {_TABLE} of names")
 
 

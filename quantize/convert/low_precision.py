@@ -125,21 +125,21 @@ def packed_weights(
     if not isinstance(settings, dict):
         settings = {}
     folder = _Folder(where, tensors, settings, _float_dtype(config), read)
-    found: dict[str, Packed] = {}
+    weights: dict[str, Packed] = {}
     used: set[str] = set()
     for name, info in tensors.items():
         base, _, ending = name.rpartition(".")
         if not (ending in _MODULE_ENDINGS or (ending == "weight" and info.dtype not in {*FLOAT_DTYPES, "F64"})):
             continue
         packed = _of_one(folder, f"{base}." if base else "", name, info)
-        found[packed.info.name] = packed
+        weights[packed.info.name] = packed
         used.add(name)
-    for name in found:
+    for name in weights:
         base = name.removesuffix("weight")
         used |= {f"{base}{side}" for side in _SIDE}
-    if found:
+    if weights:
         used |= {n for n in tensors if n.endswith(_CACHE_SCALES)}
-    return found, frozenset(used & tensors.keys())
+    return weights, frozenset(used & tensors.keys())
 
 
 def _float_dtype(config: Mapping[str, Any]) -> str:
@@ -290,8 +290,8 @@ def _bits(folder: _Folder, key: str, words: int, values: int) -> int:
     if stated in fitting:
         return int(stated)
     if not values or not fitting:
-        found = f"{_INT32_BITS * words / values:.3g}" if values else str(stated)[:20]
-        reason = f"{key} has {found} bits; weights of 2, 4 and 8 bits can be read"
+        bits_text = f"{_INT32_BITS * words / values:.3g}" if values else str(stated)[:20]
+        reason = f"{key} has {bits_text} bits; weights of 2, 4 and 8 bits can be read"
         raise UnsupportedModel(folder.where, reason)
     return fitting[0]
 
@@ -486,8 +486,8 @@ def _bitsandbytes(folder: _Folder, base: str, name: str, info: SafetensorInfo) -
         return values.reshape(-1, width)
 
     dtype = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}.get(now.dtype, folder.dtype)
-    found = folder.packed(name, (rows_, width), "", f"bitsandbytes, {kind.upper()}", rows)
-    return msgspec.structs.replace(found, info=msgspec.structs.replace(found.info, dtype=dtype))
+    weight = folder.packed(name, (rows_, width), "", f"bitsandbytes, {kind.upper()}", rows)
+    return msgspec.structs.replace(weight, info=msgspec.structs.replace(weight.info, dtype=dtype))
 
 
 def _int8_rows(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed:

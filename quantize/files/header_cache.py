@@ -50,9 +50,9 @@ def cached_gguf_model(path: str | os.PathLike[str]) -> GgufModel:
 def _state(name: str) -> _State | None:
     """Identifies the state of a file; None if it is missing or changed too recently."""
     try:
-        found = os.stat(name)  # noqa: PTH116 - as above
+        status = os.stat(name)  # noqa: PTH116 - as above
     except OSError:
         return None
-    if abs(time.time() - found.st_mtime) < SETTLED_S:
+    if abs(time.time() - status.st_mtime) < SETTLED_S:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -45,13 +45,13 @@ def bounded(
 
 def _others(marks: Path) -> bool:
     """Whether another process uses the cache; removes marks of ended processes."""
-    found = False
+    has_other = False
     for mark in marks.iterdir():
         if mark.name.isdecimal() and psutil.pid_exists(int(mark.name)):
-            found = True
+            has_other = True
         else:
             mark.unlink(missing_ok=True)
-    return found
+    return has_other
 
 
 def _clear(cache_dir: Path, most_bytes: int | None, most: int) -> None:
@@ -64,9 +64,9 @@ def _clear(cache_dir: Path, most_bytes: int | None, most: int) -> None:
             shutil.rmtree(folder, ignore_errors=True)
     for name, stay in (("hashes", _MOST_HASHES), (TOKENS, _MOST_TEXTS)):
         folder = cache_dir / name
-        found = list(folder.iterdir()) if folder.is_dir() else []
-        killed = [p for p in found if p.suffix == ".partial"]
-        for old in (*killed, *_newest_first([p for p in found if p not in killed])[stay:]):
+        children = list(folder.iterdir()) if folder.is_dir() else []
+        killed = [p for p in children if p.suffix == ".partial"]
+        for old in (*killed, *_newest_first([p for p in children if p not in killed])[stay:]):
             old.unlink(missing_ok=True)
 
 

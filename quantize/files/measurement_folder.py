@@ -169,8 +169,8 @@ class WorkFolder:
 
     def tokens(self, group: SharedInputGroup, expert: int) -> int | None:
         """Number of tokens behind one expert's Hessian; None if missing."""
-        found = self.diagonals(group)
-        return None if found is None else int(found[1][expert])
+        diagonals = self.diagonals(group)
+        return None if diagonals is None else int(diagonals[1][expert])
 
     def drop_moments(self, group: SharedInputGroup) -> None:
         """Delete the group's Hessians to free disk space; they can be measured again."""
@@ -203,8 +203,8 @@ def model_sha256(path: Path, cache_dir: Path | None = None) -> str:
 
     Raises: CannotRead.
     """
-    found = [file_sha256(p, cache_dir) for p in model_files(path)]
-    return found[0] if len(found) == 1 else sha256("".join(found).encode()).hexdigest()
+    digests = [file_sha256(p, cache_dir) for p in model_files(path)]
+    return digests[0] if len(digests) == 1 else sha256("".join(digests).encode()).hexdigest()
 
 
 def file_sha256(path: Path, cache_dir: Path | None = None) -> str:
@@ -216,9 +216,9 @@ def file_sha256(path: Path, cache_dir: Path | None = None) -> str:
         cache_file = None
         if cache_dir is not None:
             cache_file = _remembered(path, cache_dir)
-            found = read_json(cache_file)
-            if isinstance(found, str):
-                return found
+            cached = read_json(cache_file)
+            if isinstance(cached, str):
+                return cached
         digest = sha256()
         with path.open("rb") as file:
             while chunk := file.read(_HASH_CHUNK):

@@ -125,10 +125,10 @@ def _check_folder(folder: Path) -> None:
 def check_written(path: Path, types: dict[str, str]) -> None:
     """Check a written file. Raises: BadFile: tensors differ from `types`, or bytes are missing or left over."""
     file = read_gguf(path)
-    found = {t.name: t.ggml_type.name for t in file.tensors}
-    if found != types:
-        wrong = next(n for n in {**types, **found} if found.get(n) != types.get(n))
-        raise BadFile(str(path), f"{wrong} is {found.get(wrong)}, planned {types.get(wrong)}")
+    types_by_name = {t.name: t.ggml_type.name for t in file.tensors}
+    if types_by_name != types:
+        wrong = next(n for n in {**types, **types_by_name} if types_by_name.get(n) != types.get(n))
+        raise BadFile(str(path), f"{wrong} is {types_by_name.get(wrong)}, planned {types.get(wrong)}")
     if file.file_bytes - file.end not in range(file.alignment):
         raise BadFile(str(path), f"{file.file_bytes - file.end} bytes follow the last tensor")
 

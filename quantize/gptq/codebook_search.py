@@ -84,16 +84,16 @@ class OctetGrid:
             least = (size[:, odd] ** 2 * weights[:, None]).argmin(axis=0)
             size[least, odd] *= -1
             minus[least, odd] ^= True
-        found = np.empty_like(wanted)
+        points = np.empty_like(wanted)
         rows = np.ascontiguousarray(size.T)
         for half in range(0, OCTET, self._dims):
             part = slice(half, half + self._dims)
             scores = rows[:, part] @ (weights[part, None] * self._doubled)
             scores += self._squares @ weights[part]
-            found[part] = self._table[scores.argmin(axis=1)].T
-        found *= self.step[octet]
-        np.negative(found, out=found, where=minus)
-        return found
+            points[part] = self._table[scores.argmin(axis=1)].T
+        points *= self.step[octet]
+        np.negative(points, out=points, where=minus)
+        return points
 
     def codes(self, values: Floats) -> tuple[Points, Bytes]:
         """Codebook entries and signs of grid values (columns, rows), in their order.
@@ -106,9 +106,9 @@ class OctetGrid:
         digits = _digits(np.abs(scaled)).transpose(2, 0, 1).reshape(-1, self._dims)
         names, wanted = (d @ _BASE ** np.arange(self._dims) for d in (_digits(self._table), digits))
         order = names.argsort(kind="stable")
-        found = np.searchsorted(names[order], wanted)
+        positions = np.searchsorted(names[order], wanted)
         # If the step is 0, all codebook entries are equal.
-        points = order[np.minimum(found, len(order) - 1)].astype(np.uint16)
+        points = order[np.minimum(positions, len(order) - 1)].astype(np.uint16)
         return points.reshape(rows, columns // self._dims), np.ascontiguousarray(signs)
 
 
@@ -180,7 +180,7 @@ def _improved(grid: OctetGrid, octet: int, values: Floats, slope: Floats, metric
     Searches around the minimum without a grid, with squares weighted by the metric's diagonal.
     """
     wanted = values - np.linalg.solve(metric, slope)
-    found = grid.nearest(octet, wanted, metric.diagonal())
-    change = found - values
+    points = grid.nearest(octet, wanted, metric.diagonal())
+    change = points - values
     better = np.einsum("kr,kr->r", change, 2 * slope + metric @ change) < 0
-    return np.where(better, found, values)
+    return np.where(better, points, values)

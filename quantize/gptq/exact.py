@@ -105,10 +105,10 @@ def _by_ggml(qtype: str) -> Callable[[Floats, float, float], tuple[Bytes, Flags]
     """For types whose scale ggml finds: compare its result with the weights."""
 
     def packed(blocks: Floats, roundoff: float, least: float) -> tuple[Bytes, Flags]:
-        found = quantize_rows(blocks, qtype, np.ones(blocks.shape[1], np.float32))
-        values = dequantize_rows(found, qtype, blocks.shape[1])
+        rounded = quantize_rows(blocks, qtype, np.ones(blocks.shape[1], np.float32))
+        values = dequantize_rows(rounded, qtype, blocks.shape[1])
         allowed = (roundoff + _SCALE_ROUNDOFF) * np.abs(blocks) + least
-        return found, (np.abs(values - blocks) <= allowed).all(axis=1)
+        return rounded, (np.abs(values - blocks) <= allowed).all(axis=1)
 
     return packed
 

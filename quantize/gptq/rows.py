@@ -184,12 +184,12 @@ def choices(
     weights: Floats, qtype: str, curvature: Hessian, exponents: tuple[float, ...]
 ) -> tuple[RoundedRows, ...]:
     """Quantize with ggml once per importance exponent; only once if the importance is unknown."""
-    found = []
+    rounded = []
     for blocks in _bases(weights, qtype, curvature, exponents):
         values = dequantize_rows(blocks, qtype, weights.shape[1])
         errors = curvature.output_error(np.ascontiguousarray((values - weights)[:, curvature.order].T))
-        found.append(RoundedRows(blocks, errors))
-    return tuple(found)
+        rounded.append(RoundedRows(blocks, errors))
+    return tuple(rounded)
 
 
 def best_rows(several: Sequence[RoundedRows]) -> RoundedRows:
@@ -212,7 +212,7 @@ def gptq_rows(
     already.
     """
     plain = [q for q in qtypes if not has_grid(q) and q not in LATTICES]
-    found = {
+    rounded = {
         q: best_rows(tried[q]) if tried is not None else plain_rows(weights, q, curvature, exponents) for q in plain
     }
     bases = {
@@ -222,7 +222,7 @@ def gptq_rows(
     }
     for qtype in (q for q in qtypes if q in LATTICES):
         octets = octets or in_octets(curvature)
-        found[qtype] = _gptq_octets(weights, bases[qtype], qtype, octets)
+        rounded[qtype] = _gptq_octets(weights, bases[qtype], qtype, octets)
     gridded = sorted((q for q in qtypes if has_grid(q)), key=lambda q: LAYOUTS[q].nonlinear)
     rows, width = weights.shape
     # As many rows and types at a time as fit in a pass.
@@ -239,7 +239,7 @@ def gptq_rows(
         return done
 
     parts = [share(first) for first in range(0, rows, row_step)] if gridded else []
-    return found | {q: _joined([part[q] for part in parts]) for q in gridded}
+    return rounded | {q: _joined([part[q] for part in parts]) for q in gridded}
 
 
 def _gptq_octets(weights: Floats, bases: list[Bytes], qtype: str, octets: BlockHessian) -> RoundedRows:

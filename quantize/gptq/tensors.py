@@ -96,10 +96,10 @@ class Rounder:
         if self._request.exact:
             return pack_exactly(weights, qtype, self._source.info(name).ggml_type)
         if rounding == Rounding.STOCK or name not in self._groups:
-            found = self._stock.get(name)
-            if found is not None and found.sums.shape[1] != weights.shape[1]:
-                found = None  # from another model; quantize.native.encode does the same
-            return quantize_rows(weights, qtype, None if found is None else found.mean(matrix))
+            stock = self._stock.get(name)
+            if stock is not None and stock.sums.shape[1] != weights.shape[1]:
+                stock = None  # from another model; quantize.native.encode does the same
+            return quantize_rows(weights, qtype, None if stock is None else stock.mean(matrix))
         curvature, octets = self._curvature(self._groups[name], matrix, in_lattice=qtype in LATTICES)
         if rounding == Rounding.ROWS:
             return plain_rows(weights, qtype, curvature, EXPONENTS).blocks

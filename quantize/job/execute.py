@@ -332,12 +332,12 @@ class _Job:
         """Plan a folder that was never converted."""
         task = ConvertRequest(folder=self.request.source, out=self.output.path)
         with self.phases.phase("prepare"):
-            found = answer_of(Prepared, "prepare", task, self.on_progress, self.cancelled)
+            prepared = answer_of(Prepared, "prepare", task, self.on_progress, self.cancelled)
         self.warnings.append(_EXPECTED)
-        self._spend(found.spec, found.file_bytes)
-        head = found.header_bytes + provenance_bytes()
-        question = plan_input(self.request, self.rounding, found.spec, head, None, None, {})
-        return self._planned(question, "", found.file_bytes)
+        self._spend(prepared.spec, prepared.file_bytes)
+        head = prepared.header_bytes + provenance_bytes()
+        question = plan_input(self.request, self.rounding, prepared.spec, head, None, None, {})
+        return self._planned(question, "", prepared.file_bytes)
 
     def _create(
         self,
@@ -362,7 +362,7 @@ class _Job:
         )
         if rival is None and self.verifies and plan.best_stock is None:
             self.warnings.append(no_rival(question, plan))
-        made = self.writing.written(ours)
+        written = self.writing.written(ours)
         stock = None
         if rival:
             out, ftype = self.output.partial("stock"), file_type(rival.name)
@@ -374,18 +374,18 @@ class _Job:
         reports: tuple[FileReport, ...] = ()
         own: FileReport | None = None
         if self.verifies:
-            reports = self._verified(source, made, stock, self.request.held_out)
+            reports = self._verified(source, written, stock, self.request.held_out)
             if self.request.own_text:
-                own = self._verified(source, made, stock, self.request.own_text)[0]
+                own = self._verified(source, written, stock, self.request.own_text)[0]
             shipped, warnings = verdict(reports)
             self.warnings += warnings
             if self.request.plan is not None:
                 check_claim(self.request.plan, reports[0].kld_mean)
         if self.request.gate is not None:
-            candidates: dict[Mix, Path] = {"ours": made} if shipped == "ours" else {}
+            candidates: dict[Mix, Path] = {"ours": written} if shipped == "ours" else {}
             gate = self._gated(question, ours, candidates | ({"stock": stock} if stock else {}))
             shipped = gate.passed or "nothing"
-        chosen, types = made, plan.types
+        chosen, types = written, plan.types
         if shipped == "stock" and rival is not None and stock is not None:
             chosen, types = stock, rival.types
         shipped_any = shipped != "nothing"
@@ -431,16 +431,16 @@ class _Job:
         if self.request.tier == "instant":
             return None
         if self.request.plan_only:
-            found, self.scale_header_bytes = self.cached
-            self.warnings += () if found else (_EXPECTED,)
-            return found
+            measured, self.scale_header_bytes = self.cached
+            self.warnings += () if measured else (_EXPECTED,)
+            return measured
         with self.phases.phase("measure"):
             copy = self._measure_request(self.basis.path)
             self.fresh = never_measured(copy)
-            found = measure(copy, self.on_progress, self.cancelled, self.executor)
+            measured = measure(copy, self.on_progress, self.cancelled, self.executor)
             if self.basis.even.changed:
-                remember(self._measure_request(source), found, self.scale_header_bytes)
-            return found
+                remember(self._measure_request(source), measured, self.scale_header_bytes)
+            return measured
 
     def _measure_cache(self, source: Path) -> None:
         """Measure the KL divergence of each KV cache type for this model, if there is a choice."""
@@ -516,7 +516,7 @@ class Writing:
     ) -> dict[str, Path]:
         """Packed blocks by tensor; the other tensors are rounded while the file is written."""
         measure = self._measure(source)
-        found: dict[str, Path] = {}
+        packed: dict[str, Path] = {}
         lossy = {n: q for n, q in types.items() if n not in exact}
         lossless = {n: q for n, q in types.items() if n in exact}
         for task in (
@@ -528,8 +528,8 @@ class Writing:
                     tensors = list(
                         round_plan(task, self._phases.on_progress, self._phases.cancelled, self._executor)
                     )
-                found |= {t.name: Path(str(getattr(t.blocks, "filename", ""))) for t in tensors}
-        return found
+                packed |= {t.name: Path(str(getattr(t.blocks, "filename", ""))) for t in tensors}
+        return packed
 
     def written(self, task: WriteRequest) -> Path:
         """Write the file and return its path."""

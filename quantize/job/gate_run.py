@@ -68,9 +68,9 @@ def ask_gate(
         def forward(at: Progress) -> None:
             on_progress(msgspec.structs.replace(at, done=min(total, shift + at.done), total=total))
 
-        found = judge.ask(model, sha256, forward, cancelled)
-        asked += found.asked
-        return found.passed
+        answers = judge.ask(model, sha256, forward, cancelled)
+        asked += answers.asked
+        return answers.passed
 
     path, sha256, note = reference
     before = ask(path, sha256, 0)
@@ -121,9 +121,9 @@ def stock_rival(question: PlanInput, plan: QuantPlan, rounding: Rounding) -> Pre
     """The preset to compare with; None if no preset fits or the plan equals it."""
     if plan.goal.kind == "mix" or plan.best_stock is None:
         return None
-    found = next(s for s in stock_plans(question) if s.name == plan.best_stock)
-    same = found.types == plan.types and rounding == Rounding.STOCK and not plan.exact
-    return None if same else found
+    preset = next(s for s in stock_plans(question) if s.name == plan.best_stock)
+    same = preset.types == plan.types and rounding == Rounding.STOCK and not plan.exact
+    return None if same else preset
 
 
 def verdict(reports: tuple[FileReport, ...]) -> tuple[Shipped, tuple[str, ...]]:

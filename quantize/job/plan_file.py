@@ -98,12 +98,12 @@ def check_texts(plan: PlanFile, calibration: Path, imatrix: Path | None) -> None
             f"it was calibrated on another text than {calibration.name}: give the text with SHA-256 "
             f"{plan.calibration_sha256[:16]}… as --calibration",
         )
-    found = file_sha256(imatrix) if imatrix else ""
-    if plan.imatrix_sha256 != found:
+    digest = file_sha256(imatrix) if imatrix else ""
+    if plan.imatrix_sha256 != digest:
         raise InvalidOption(
             "--plan",
             f"it was made with the importance matrix {plan.imatrix_sha256[:16] or 'measured here'}, not with "
-            f"{found[:16] or 'one measured here'}",
+            f"{digest[:16] or 'one measured here'}",
         )
 
 

@@ -106,9 +106,9 @@ def mostly(source: Path, types: Mapping[str, str]) -> int:
     weights: Counter[GgmlType] = Counter()
     for _, tensor in read_gguf_model(source).tensors():
         weights[GgmlType[types[tensor.name]]] += tensor.num_values
-    (found, _), *_ = weights.most_common(1)
-    plain = next((mix.ftype for mix in MIXES.values() if mix.base is found), _DEFAULT_FILE_TYPE)
-    return plain if found.traits.file_type is None else found.traits.file_type
+    (most_common, _), *_ = weights.most_common(1)
+    plain = next((mix.ftype for mix in MIXES.values() if mix.base is most_common), _DEFAULT_FILE_TYPE)
+    return plain if most_common.traits.file_type is None else most_common.traits.file_type
 
 
 # The base of files rounded by GPTQ: a copy of the source with smoothed inputs (SmoothQuant).
@@ -169,8 +169,8 @@ def smoothed(
     output.require_disk(num_bytes)
     out = output.partial("smooth")
     task = SmoothRequest(measure=measure, out=out, unchanged=tuple(sorted(exact)))
-    found = answer_of(Smoothed, "smooth", task, on_progress, cancelled)
-    return QuantSource(out if found.changed else measure.source, found)
+    result = answer_of(Smoothed, "smooth", task, on_progress, cancelled)
+    return QuantSource(out if result.changed else measure.source, result)
 
 
 def remember(measure: MeasureRequest, measured: Measured, scale_bytes: int) -> None:
@@ -191,11 +191,11 @@ def cached_measurement(measure: MeasureRequest, *, even: bool) -> CachedMeasurem
     """Cached measurements of a source, or of its smoothed copy with `even`; measures nothing."""
     if not hash_is_cached(measure.source, measure.cache_dir):
         return None, 0
-    found = read_json(_cache_file(measure)) if even else None
-    if isinstance(found, dict) and "measured" in found:
-        measured = decode(msgspec.json.encode(found["measured"]), Measured)
+    cached = read_json(_cache_file(measure)) if even else None
+    if isinstance(cached, dict) and "measured" in cached:
+        measured = decode(msgspec.json.encode(cached["measured"]), Measured)
         if measured.imatrix.exists():
-            return measured, int(found.get("told_bytes", 0))
+            return measured, int(cached.get("told_bytes", 0))
     return measured_before(measure), 0
 
 

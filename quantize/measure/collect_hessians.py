@@ -136,10 +136,10 @@ def write_importance(folder: WorkFolder, groups: tuple[SharedInputGroup, ...], d
     """
     entries = {}
     for group in groups:
-        found = folder.diagonals(group)
-        if found is None:
+        diagonals = folder.diagonals(group)
+        if diagonals is None:
             continue
-        mean, tokens = found
+        mean, tokens = diagonals
         sums = (mean * tokens[:, None]).astype(np.float32)
         for name in group.members:
             key = "output.weight" if group.tied else name

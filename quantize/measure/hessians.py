@@ -69,7 +69,7 @@ class GroupTap(Tap):
         for weight, first in self._order.items():
             if weight in wanted:
                 members.setdefault(first, []).append(weight)
-        found = [
+        groups = [
             SharedInputGroup(
                 name=names[0],
                 members=tuple(names),
@@ -81,8 +81,8 @@ class GroupTap(Tap):
             for names in members.values()
         ]
         unused = sorted(wanted - self._order.keys())
-        found += [SharedInputGroup(name=n, members=(n,), width=source.shape(n)[2], seen=False) for n in unused]
-        return tuple(found)
+        groups += [SharedInputGroup(name=n, members=(n,), width=source.shape(n)[2], seen=False) for n in unused]
+        return tuple(groups)
 
 
 class HessianAccumulator:

@@ -46,15 +46,15 @@ def compare(reference: Floats, other: Floats, following: npt.NDArray[np.int32] |
 
 def kld_from(reference: Floats, logits: Floats) -> npt.NDArray[np.float64]:
     """KL divergence in nats by position, from a reference's log-probabilities and another model's logits."""
-    found = np.empty(len(reference))
+    kld = np.empty(len(reference))
     step = max(1, _CHUNK_VALUES // reference.shape[1])
     for first in range(0, len(reference), step):
         p, z = reference[first : first + step], logits[first : first + step]
         highest = z.max(axis=1)
         log_total = highest + np.log(np.exp(z - highest[:, None]).sum(axis=1, dtype=np.float64))
         # This is the sum of p (log p - z) + log_total, because p adds up to 1.
-        found[first : first + step] = np.einsum("pv,pv->p", np.exp(p), p - z, dtype=np.float64) + log_total
-    return np.maximum(found, 0)
+        kld[first : first + step] = np.einsum("pv,pv->p", np.exp(p), p - z, dtype=np.float64) + log_total
+    return np.maximum(kld, 0)
 
 
 def log_softmax(logits: Floats) -> Floats:

@@ -100,16 +100,16 @@ def measure_kv(request: KvRequest, send: Step) -> tuple[KvCacheLoss, ...]:
                 return [context.run(w[None], keep)[0] for w in windows]
 
         reference = [log_softmax(x) for x in evaluated((_FLOAT, _FLOAT))]
-        found = []
+        losses = []
         for index, (side, qtype) in enumerate(sides):
             send(index + 1, len(sides) + 1, f"{side} {qtype}")
             types = (qtype, _FLOAT) if side == "k" else (_FLOAT, qtype)
             kld = np.stack([kld_from(r, x) for r, x in zip(reference, evaluated(types), strict=True)])
             starts = [0, *edges[:-1]]
             means = tuple(float(kld[:, (at >= a) & (at < b)].mean()) for a, b in zip(starts, edges, strict=True))
-            found.append(KvCacheLoss(side=side, qtype=qtype, contexts=tuple(edges), kld=means))
+            losses.append(KvCacheLoss(side=side, qtype=qtype, contexts=tuple(edges), kld=means))
     send(1, 1, "")
-    return tuple(found)
+    return tuple(losses)
 
 
 def _longest(model: ReferenceModel, request: KvRequest) -> int:

@@ -100,12 +100,12 @@ def alphas(units: list[ProbeGroup], swapped: Mapping[str, float], errors: Mappin
     `swapped` is the mean KL divergence by unit, `errors` the relative error of the swap by tensor. Within a band,
     layers follow the line through the logarithms of neighbouring bands, and add up to the band's value.
     """
-    found: dict[str, float] = {}
+    alpha_by_unit: dict[str, float] = {}
     curves: dict[str, list[tuple[float, float]]] = {}
     for unit in units:
         error = sum(errors.get(n, 0.0) for n in unit.members)
         alpha = swapped[unit.name] / error if error > 0 else 0.0
-        found |= dict.fromkeys(unit.members, alpha)
+        alpha_by_unit |= dict.fromkeys(unit.members, alpha)
         if alpha > 0 and len(unit.groups) > 1:  # layers measured alone are outliers and not part of the curve
             curves.setdefault(unit.role, []).append((unit.layer, float(np.log(alpha))))
     for unit in units:
@@ -115,8 +115,8 @@ def alphas(units: list[ProbeGroup], swapped: Mapping[str, float], errors: Mappin
         shape = {g.name: float(np.exp(np.interp(_layer(g), layers, logs))) for g in unit.groups}
         expected = sum(shape[g.name] * errors.get(n, 0.0) for g in unit.groups for n in g.members)
         scale = swapped[unit.name] / expected if expected > 0 else 0.0
-        found |= {n: scale * shape[g.name] for g in unit.groups for n in g.members}
-    return found
+        alpha_by_unit |= {n: scale * shape[g.name] for g in unit.groups for n in g.members}
+    return alpha_by_unit
 
 
 def _layer(group: SharedInputGroup) -> int:

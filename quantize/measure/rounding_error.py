@@ -60,16 +60,16 @@ def _missing(
 ) -> tuple[str, ...]:
     errors = load_errors(folder, group)
     rounding = Rounding.GPTQ if gptq else Rounding.STOCK
-    found = [errors.get(m, {}).get(rounding, {}) for m in group.members]
-    return tuple(q for q in measured_types(group.width, qtypes) if not all(q in by_type for by_type in found))
+    stored = [errors.get(m, {}).get(rounding, {}) for m in group.members]
+    return tuple(q for q in measured_types(group.width, qtypes) if not all(q in by_type for by_type in stored))
 
 
 def load_errors(folder: WorkFolder, group: SharedInputGroup) -> Errors:
     """Relative output error by tensor, rounding and type; empty if nothing was measured."""
     errors: Errors = read_json(folder.part("errors", group.name, ".json")) or {}
     return {
-        tensor: {r if r == _INPUTS else Rounding(r): by_type for r, by_type in found.items()}
-        for tensor, found in errors.items()
+        tensor: {r if r == _INPUTS else Rounding(r): by_type for r, by_type in by_rounding.items()}
+        for tensor, by_rounding in errors.items()
     }
 
 
@@ -84,8 +84,8 @@ def measure_errors(request: ErrorsRequest, send: Step) -> int:
         gptq = group.name in request.by_gptq
         if qtypes := _missing(folder, group, request.measure.qtypes, gptq=gptq):
             errors = load_errors(folder, group)
-            for name, found in _measure_group(folder, source, group, qtypes, gptq=gptq).items():
-                for rounding, by_type in found.items():
+            for name, tensor_errors in _measure_group(folder, source, group, qtypes, gptq=gptq).items():
+                for rounding, by_type in tensor_errors.items():
                     errors.setdefault(name, {}).setdefault(rounding, {}).update(by_type)
             folder.keep_json(folder.part("errors", group.name, ".json"), errors)
             done += 1
@@ -101,11 +101,11 @@ def filled(
     Missing values are computed with the ratios of another tensor of the same role.
     """
     stock, inputs = errors["stock"], errors[_INPUTS]
-    found = {Rounding.STOCK: stock}
+    by_rounding = {Rounding.STOCK: stock}
     for rounding in (Rounding.ROWS, Rounding.GPTQ):
         ratios = {q: e / max(model["stock"][q], 1e-30) for q, e in model[rounding].items()}
-        found[rounding] = errors.get(rounding) or {q: stock[q] * r for q, r in ratios.items() if q in stock}
-    return {r: {q: e + inputs[q] for q, e in by_type.items()} for r, by_type in found.items()}
+        by_rounding[rounding] = errors.get(rounding) or {q: stock[q] * r for q, r in ratios.items() if q in stock}
+    return {r: {q: e + inputs[q] for q, e in by_type.items()} for r, by_type in by_rounding.items()}
 
 
 def input_error(
@@ -157,10 +157,10 @@ def _measure_group(
             for (rounding, qtype), amount in amounts.items():
                 key = (name, rounding, qtype)
                 spoiled[key] = spoiled.get(key, 0.0) + amount
-    found: Errors = {name: {} for name in group.members}
+    errors: Errors = {name: {} for name in group.members}
     for (name, rounding, qtype), error in spoiled.items():
-        found[name].setdefault(rounding, {})[qtype] = error / max(total[name], 1e-30)
-    return found
+        errors[name].setdefault(rounding, {})[qtype] = error / max(total[name], 1e-30)
+    return errors
 
 
 def _sampled(source: SourceWeights, name: str, expert: int) -> npt.NDArray[np.float32]:

@@ -60,8 +60,8 @@ def measure(
         groups = _surveyed(request, folder, on_progress, cancelled)
         _measure_errors(request, folder, groups, on_progress, cancelled, executor)
         write_importance(folder, groups, request.calibration.name)
-        found = run_task("alpha", AlphaRequest(measure=request), on_progress, cancelled)
-    evidence = _assemble(request, folder, groups, msgspec.convert(found, learned(Swapped)))
+        swaps = run_task("alpha", AlphaRequest(measure=request), on_progress, cancelled)
+    evidence = _assemble(request, folder, groups, msgspec.convert(swaps, learned(Swapped)))
     write_json(_evidence_file(request, folder), evidence)
     return Measured(evidence=evidence, imatrix=folder.imatrix, folder=folder.path)
 
@@ -219,7 +219,7 @@ def _assemble(
     anchored = swap_errors(folder, groups, request)
     units = probe_units(groups, request.tier, anchored)
     errors = {g.name: load_errors(folder, g) for g in groups}
-    found = alphas(units, swapped.kld, anchored)
+    alpha_by_unit = alphas(units, swapped.kld, anchored)
     unit_of = {name: unit.name for unit in units for name in unit.members}
     model_of = representatives(groups, request.tier)
     members_of = {g.name: g.members for g in groups}
@@ -230,7 +230,7 @@ def _assemble(
         for name, like in zip(sorted(group.members), sorted(members_of[model]), strict=True):
             whole = filled(errors[group.name][name], errors[model][like])
             picked = {r: {q: by_type[q] for q in wanted} for r, by_type in whole.items()}
-            tensors.append(TensorEvidence(name=name, group=unit_of[name], alpha=found[name], errors=picked))
+            tensors.append(TensorEvidence(name=name, group=unit_of[name], alpha=alpha_by_unit[name], errors=picked))
     return LossMeasurements(
         tier=request.tier,
         source_sha256=folder.source_sha256,

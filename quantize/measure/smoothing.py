@@ -120,13 +120,13 @@ def smooth(request: SmoothRequest, send: Step) -> Smoothed:
     cache_file = folder.path / f"smoothed{'-grids' if request.unchanged else ''}.json"
     before = read_json(cache_file)
     if before is None:
-        found = _smooth(request, send)
-        folder.keep_json(cache_file, found)
-        return found
-    found = msgspec.convert(before, learned(Smoothed))
-    if found.changed:
-        _write(SourceWeights(request.measure.source), request.out, found)
-    return found
+        smoothed = _smooth(request, send)
+        folder.keep_json(cache_file, smoothed)
+        return smoothed
+    smoothed = msgspec.convert(before, learned(Smoothed))
+    if smoothed.changed:
+        _write(SourceWeights(request.measure.source), request.out, smoothed)
+    return smoothed
 
 
 def _smooth(request: SmoothRequest, send: Step) -> Smoothed:
@@ -147,11 +147,11 @@ def _smooth(request: SmoothRequest, send: Step) -> Smoothed:
         total = 2.0 * len(windows) + 2.0
 
         def watched(scales: dict[str, list[Floats]], first: int) -> _Channels:
-            found = _Channels(scales, widths)
+            channels = _Channels(scales, widths)
             for index, window in enumerate(windows, first):
                 send(index, total, "")
-                model.run(window[None], np.ones(WINDOW, np.bool_), found, drop_logits=True)
-            return found
+                model.run(window[None], np.ones(WINDOW, np.bool_), channels, drop_logits=True)
+            return channels
 
         seen = watched({}, 0)
         squares = {name: sums / max(1, seen.tokens) for name, sums in seen.squares.items()}
@@ -173,13 +173,13 @@ def _smooth(request: SmoothRequest, send: Step) -> Smoothed:
             break
         send(total - 2, total, "")
         request.out.unlink(missing_ok=True)
-        found = Smoothed(changed=len(changed), seams=len(seams), scales=_scales(some, changed).encode())
-        _write(source, request.out, found)
+        smoothed = Smoothed(changed=len(changed), seams=len(seams), scales=_scales(some, changed).encode())
+        _write(source, request.out, smoothed)
         with ReferenceModel(request.out, window=WINDOW, threads=measure.threads, max_contexts=1) as model:
             away = float(kld_from(before, _answers(model, windows[0])).mean())
         if away <= _MOST_KLD:
             send(total, total, "")
-            return msgspec.structs.replace(found, kld=away)
+            return msgspec.structs.replace(smoothed, kld=away)
     request.out.unlink(missing_ok=True)
     return Smoothed(changed=0, seams=len(seams))
 
@@ -242,10 +242,10 @@ def _scales(seams: Sequence[ScalePoint], chosen: dict[str, Floats]) -> ChannelSc
     )
 
 
-def _write(source: SourceWeights, out: Path, found: Smoothed) -> None:
-    tensors, scales = source.model.tensors(), found.channel_scales()
+def _write(source: SourceWeights, out: Path, smoothed: Smoothed) -> None:
+    tensors, scales = source.model.tensors(), smoothed.channel_scales()
     slots = [TensorSlot(t.name, t.shape, t.ggml_type) for _, t in tensors]
-    metadata = {**copied_metadata(source.model.parts[0]), KEY: scalar(found.scales)}
+    metadata = {**copied_metadata(source.model.parts[0]), KEY: scalar(smoothed.scales)}
     writer = GgufWriter(out, metadata, slots)
     try:
         for part, tensor in tensors:

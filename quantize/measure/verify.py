@@ -93,21 +93,21 @@ def verify_files(request: VerifyRequest, send: Step) -> tuple[FileReport, ...]:
             window, expected = part
             return compare(expected, context.run(window, keep)[0], window[0, 1:][keep[:-1]])
 
-        found: list[list[Comparison]] = [[] for _ in models]
+        comparisons: list[list[Comparison]] = [[] for _ in models]
         stops = looks(request, len(windows))
         for goal in stops:
-            while len(found[0]) < goal:
-                first = len(found[0])
+            while len(comparisons[0]) < goal:
+                first = len(comparisons[0])
                 send(first, len(windows), "")
                 parts = [window[None] for window in windows[first : min(goal, first + reference.num_contexts)]]
                 expected = list(zip(parts, reference.side_by_side(parts, predict), strict=True))
-                for path, results, model in zip(request.files, found, models, strict=True):
+                for path, results, model in zip(request.files, comparisons, models, strict=True):
                     results.extend(model.side_by_side(expected, judge))
                     _finite(path, np.array([window.kld for window in results[first:]]))
-            if len(found) == 1 or is_clear(ratio(found[0], found[1], _TAIL / len(stops))):
+            if len(comparisons) == 1 or is_clear(ratio(comparisons[0], comparisons[1], _TAIL / len(stops))):
                 break
         send(len(windows), len(windows), "")
-    return _reports(request.files, found)
+    return _reports(request.files, comparisons)
 
 
 def _finite(path: Path, values: npt.NDArray[F]) -> npt.NDArray[F]:
@@ -117,12 +117,12 @@ def _finite(path: Path, values: npt.NDArray[F]) -> npt.NDArray[F]:
     return values
 
 
-def _reports(files: tuple[Path, ...], found: list[list[Comparison]]) -> tuple[FileReport, ...]:
+def _reports(files: tuple[Path, ...], comparisons: list[list[Comparison]]) -> tuple[FileReport, ...]:
     reports = []
-    for path, results in zip(files, found, strict=True):
-        made = report(str(path), path.stat().st_size, results)
-        against = ratio(results, found[-1]) if len(found) > 1 else None
-        reports.append(msgspec.structs.replace(made, ratio=against))
+    for path, results in zip(files, comparisons, strict=True):
+        file_report = report(str(path), path.stat().st_size, results)
+        against = ratio(results, comparisons[-1]) if len(comparisons) > 1 else None
+        reports.append(msgspec.structs.replace(file_report, ratio=against))
     return tuple(reports)
 
 
@@ -131,11 +131,11 @@ def looks(request: VerifyRequest, windows: int) -> list[int]:
     if request.min_tokens is None:
         return [windows]
     count = max(1, request.min_tokens // request.window)
-    found = []
+    counts = []
     while count < windows:
-        found.append(count)
+        counts.append(count)
         count *= 2
-    return [*found, windows]
+    return [*counts, windows]
 
 
 def ratio(ours: list[Comparison], theirs: list[Comparison], tail: float = _TAIL) -> Interval:
@@ -147,9 +147,9 @@ def ratio(ours: list[Comparison], theirs: list[Comparison], tail: float = _TAIL)
     return Interval(float(one.mean() / max(other.mean(), _SAME)), float(low), float(high))
 
 
-def is_clear(found: Interval) -> bool:
+def is_clear(interval: Interval) -> bool:
     """Whether a ratio's interval shows which file is better."""
-    return found.high < 1 or found.low > 1
+    return interval.high < 1 or interval.low > 1
 
 
 def report(path: str, file_bytes: int, windows: list[Comparison]) -> FileReport:

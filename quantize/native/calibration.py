@@ -83,9 +83,9 @@ def _spelled_once(model: ReferenceModel, content: str, cache_dir: Path) -> list[
         suppress(OSError, ValueError, KeyError, EOFError, BadZipFile),
         np.load(BytesIO(path.read_bytes())) as stored,
     ):
-        found = [stored["special"], stored["plain"]]
+        token_lists = [stored["special"], stored["plain"]]
         os.utime(path)  # the cache is pruned by time of use
-        return found
+        return token_lists
     special, plain = _spelled(model, content)
     with suppress(OSError, DiskFull):  # otherwise it is tokenized again next time
         path.parent.mkdir(parents=True, exist_ok=True)

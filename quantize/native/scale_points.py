@@ -57,27 +57,27 @@ class SeamTap(NodeHook):
             for address, name in zip(node.reads, node.names, strict=True):
                 readers.setdefault(address, []).append(node)
                 uses[name] = uses.get(name, 0) + 1
-        made = {n.address: n for n in self._nodes}
-        found = []
+        nodes = {n.address: n for n in self._nodes}
+        points = []
         for node in self._nodes:
-            maker = _maker(node, made, readers)
+            maker = _maker(node, nodes, readers)
             wanted = _products(node, readers) if maker else None
             if maker and wanted and all(uses[name] == 1 for name in (maker, *wanted)):
-                found.append(ScalePoint(maker=maker, readers=tuple(wanted), width=node.width))
-        return tuple(found)
+                points.append(ScalePoint(maker=maker, readers=tuple(wanted), width=node.width))
+        return tuple(points)
 
 
-def _maker(node: _Node, made: dict[int, _Node], readers: dict[int, list[_Node]]) -> str:
+def _maker(node: _Node, nodes: dict[int, _Node], readers: dict[int, list[_Node]]) -> str:
     """The weight that a node's channels are proportional to; empty if there is none or other nodes read it too."""
     if node.name.startswith(_ANSWER):
         return ""
     if node.op == op_id("MUL"):
-        before = made.get(node.reads[0])
+        before = nodes.get(node.reads[0])
         if before is not None and before.op == op_id("RMS_NORM") and node.names[1].endswith(".weight"):
             return node.names[1]
     gated = {op_id("GLU"), op_id("MUL")}
     if node.op in gated and len(node.reads) == 2:
-        product = made.get(node.reads[1])
+        product = nodes.get(node.reads[1])
         if product is None or product.op != op_id("MUL_MAT") or len(readers[product.address]) > 1:
             return ""
         return product.names[0] if product.names[0].endswith(".weight") else ""
@@ -86,17 +86,17 @@ def _maker(node: _Node, made: dict[int, _Node], readers: dict[int, list[_Node]])
 
 def _products(node: _Node, readers: dict[int, list[_Node]]) -> list[str] | None:
     """The weights that multiply a node's output; None if any other node reads it."""
-    found: list[str] = []
+    products: list[str] = []
     for reader in readers.get(node.address, ()):
         if reader.op in {op_id("MUL_MAT"), op_id("MUL_MAT_ID")} and reader.reads[1] == node.address:
             if not reader.names[0].endswith(".weight") or reader.reads[0] == node.address:
                 return None
-            found.append(reader.names[0])
+            products.append(reader.names[0])
         elif reader.op == op_id("RESHAPE") and reader.width == node.width:
             more = _products(reader, readers)
             if more is None:
                 return None
-            found += more
+            products += more
         else:
             return None
-    return found
+    return products

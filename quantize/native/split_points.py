@@ -64,8 +64,8 @@ class Cuts(msgspec.Struct, frozen=True, kw_only=True):
     def before(self, name: str, among: Collection[int] | None = None) -> SplitPoint | None:
         """The last split point before a weight is used or a node is computed, optionally among some layers."""
         index = self.first.get(name, -1)
-        found = [c for n, c in self.by_layer.items() if c.index < index and (among is None or n in among)]
-        return max(found, key=lambda c: c.index, default=None)
+        earlier = [c for n, c in self.by_layer.items() if c.index < index and (among is None or n in among)]
+        return max(earlier, key=lambda c: c.index, default=None)
 
 
 class GraphTap(NodeHook):
@@ -132,16 +132,16 @@ def find_cuts(nodes: Sequence[Node]) -> Cuts:
     touching: dict[int, list[int]] = {}
     for index, node in enumerate(nodes):
         touching.setdefault(node.storage, []).append(index)
-    found = {}
+    cuts = {}
     for layer, used in first_use.items():
         if layer == 0:
             continue
         for index in range(used - 1, max(-1, used - _NEAR), -1):
             cut = _cut_at(nodes, touching, index, layer)
             if cut is not None:
-                found[layer] = cut
+                cuts[layer] = cut
                 break
-    return Cuts(by_layer=found, first=first)
+    return Cuts(by_layer=cuts, first=first)
 
 
 def _cut_at(nodes: Sequence[Node], touching: Mapping[int, list[int]], index: int, layer: int) -> SplitPoint | None:

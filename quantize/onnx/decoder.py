@@ -207,13 +207,13 @@ class DecoderGraph:
         if self._is_plain(name):
             self.resident_bytes += 4 * math.prod(self._find(name)[1].shape)  # held as float32, see Cast
             matrix = g.node("Transpose", [g.node("Cast", [self._plain_matrix(name)], to=_FLOAT)], perm=[1, 0])
-            made = g.node("MatMul", [x, matrix])
+            product = g.node("MatMul", [x, matrix])
         else:
             weights, packed, scales = self._packed(name)
             # plus a copy in the kernels' layout
             self.resident_bytes += 2 * (weights.packed.nbytes + weights.scales.nbytes)
             rows, per_row = weights.scales.shape
-            made = g.node(
+            product = g.node(
                 "MatMulNBits",
                 [x, packed, scales],
                 domain=_MS,
@@ -224,8 +224,8 @@ class DecoderGraph:
                 accuracy_level=self._accuracy,
             )
         if bias not in self._tensors:
-            return made
-        return g.node("Add", [made, g.constant(bias, self._floats(bias))])
+            return product
+        return g.node("Add", [product, g.constant(bias, self._floats(bias))])
 
     def _norm(self, x: str, weight: str) -> str:
         scale = self._graph.constant(weight, self._floats(weight))
@@ -238,14 +238,14 @@ class DecoderGraph:
             return self._norm(hidden, weight), hidden
         scale = self._graph.constant(weight, self._floats(weight))
         outs = (f"{weight}.normed", "", "", f"{weight}.sum")
-        made = self._graph.nodes(
+        outputs = self._graph.nodes(
             "SkipSimplifiedLayerNormalization",
             [hidden, delta, scale],
             outs,
             domain=_MS,
             epsilon=self._shape.epsilon,
         )
-        return made[0], made[3]
+        return outputs[0], outputs[3]
 
     def _head_norm(self, x: str, weight: str, heads: int) -> str:
         """Normalize each head's query or key (Qwen3); other models pass through."""

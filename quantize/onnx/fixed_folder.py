@@ -60,9 +60,9 @@ class FixedNumbers:
 
     def input(self, name: str, shape: tuple[int, ...]) -> Floats:
         """An input of this pass."""
-        found = self._inputs[name]
-        assert found.shape == shape, (name, found.shape, shape)
-        return found if name.startswith("past.") or name == "mask" else self._note(name, found)
+        value = self._inputs[name]
+        assert value.shape == shape, (name, value.shape, shape)
+        return value if name.startswith("past.") or name == "mask" else self._note(name, value)
 
     def linear(self, name: str, x: Floats, weight: str) -> Floats:
         """Multiply by a weight's transpose."""
@@ -79,8 +79,8 @@ class FixedNumbers:
 
     def binary(self, name: str, op: str, a: Floats, b: Floats) -> Floats:
         """Add, Sub or Mul."""
-        found: Floats = a + b if op == "Add" else a - b if op == "Sub" else a * b
-        return self._note(name, found)
+        result: Floats = a + b if op == "Add" else a - b if op == "Sub" else a * b
+        return self._note(name, result)
 
     def unary(self, name: str, op: str, x: Floats) -> Floats:
         """Sigmoid, or Softmax over the last axis."""
@@ -134,18 +134,18 @@ def first_token(weights: FixedWeights, shape: FixedShape, token: int) -> tuple[F
     numbers, m = FixedNumbers(weights), shape.model
     table = weights.get("token_embd.weight")
     inputs = {"hidden": table[[token]][None], "mask": np.zeros((1, 1, shape.group, 1), np.float32)} | _empty(m)
-    found = numbers.run(FixedShape(m, 1, 0, head=False), inputs, np.zeros(1, np.int64))
-    ranges = {name: r for name, r in numbers.ranges.items() if name in found}
+    outputs = numbers.run(FixedShape(m, 1, 0, head=False), inputs, np.zeros(1, np.int64))
+    ranges = {name: r for name, r in numbers.ranges.items() if name in outputs}
     numbers.ranges = ranges
-    return numbers, found
+    return numbers, outputs
 
 
 def _empty(m: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     for layer in range(m.layers):
-        found[f"past.{layer}.key"] = np.zeros((1, m.kv_heads, m.head_dim, 0), np.float32)
-        found[f"past.{layer}.value"] = np.zeros((1, m.kv_heads, 0, m.head_dim), np.float32)
-    return found
+        inputs[f"past.{layer}.key"] = np.zeros((1, m.kv_heads, m.head_dim, 0), np.float32)
+        inputs[f"past.{layer}.value"] = np.zeros((1, m.kv_heads, 0, m.head_dim), np.float32)
+    return inputs
 
 
 def calibrate(
@@ -190,8 +190,8 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
 
     def codes(self, values: Any) -> Any:
         """The codes of float values."""
-        found = np.rint(np.asarray(values, np.float64) / self.scale) + self.zero
-        return found.clip(0, _TOP[self.kind]).astype(self.kind)
+        codes = np.rint(np.asarray(values, np.float64) / self.scale) + self.zero
+        return codes.clip(0, _TOP[self.kind]).astype(self.kind)
 
     def values(self, codes: Any) -> Any:
         """The float32 values of codes."""
@@ -240,8 +240,8 @@ class FixedGraph:
         return [step, self._graph.constant(f"{key}.zero", np.array(scale.zero, scale.kind))]
 
     def _value(self, codes: str, scale: Scale) -> _Value:
-        made = self._graph.node("DequantizeLinear", [codes, *self._constants(scale)])
-        return _Value(made, codes, scale)
+        value = self._graph.node("DequantizeLinear", [codes, *self._constants(scale)])
+        return _Value(value, codes, scale)
 
     def _rounded(self, made: str, scale: Scale, out: str | None = None) -> _Value:
         return self._value(self._graph.node("QuantizeLinear", [made, *self._constants(scale)], out=out), scale)
@@ -323,11 +323,11 @@ class FixedGraph:
         """Split the last axis into halves."""
         g, half = self._graph, self._shape.model.head_dim // 2
         axis = g.constant("const.axis3", np.array([3], np.int64))
-        found = []
+        halves = []
         for begin in (0, half):
             ends = [g.constant(f"const.{n}", np.array([n], np.int64)) for n in (begin, begin + half)]
-            found.append(self._moved(x, "Slice", [x.name, *ends, axis]))
-        return found[0], found[1]
+            halves.append(self._moved(x, "Slice", [x.name, *ends, axis]))
+        return halves[0], halves[1]
 
     def join(self, name: str, parts: tuple[_Value, ...], axis: int) -> _Value:
         """Concatenate along an axis."""

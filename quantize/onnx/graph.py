@@ -119,5 +119,5 @@ def _packed(codes: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Pack two 4-bit codes per byte, the first in the low half. Source: ONNX, INT4."""
     flat = (codes.reshape(-1) & 15).astype(np.uint8)
     flat = np.append(flat, np.zeros(len(flat) % 2, np.uint8))
-    found: npt.NDArray[Any] = flat[0::2] | (flat[1::2] << 4)
-    return found
+    pairs: npt.NDArray[Any] = flat[0::2] | (flat[1::2] << 4)
+    return pairs

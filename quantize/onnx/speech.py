@@ -147,11 +147,11 @@ class _Graph:
         return self._weights[name]
 
     def _linear(self, x: str, name: str) -> str:
-        made = self._g.node("MatMul", [x, self._constant(name, self._matrix(name))])
+        product = self._g.node("MatMul", [x, self._constant(name, self._matrix(name))])
         bias = f"{name}.bias"
         if bias not in self._weights:
-            return made
-        return self._g.node("Add", [made, self._constant(bias, self._weight(bias))])
+            return product
+        return self._g.node("Add", [product, self._constant(bias, self._weight(bias))])
 
     def _matrix(self, name: str) -> Floats:
         """(inputs, outputs); includes the score scale in queries, and separates the halves of rotated heads."""
@@ -227,8 +227,8 @@ class _EncoderGraph(_Graph):
                 ("key", (0, 2, 3, 1), (1, s.heads, s.head_dim, s.frames)),
                 ("value", (0, 2, 1, 3), (1, s.heads, s.frames, s.head_dim)),
             ):
-                made = self._heads(self._linear(x, f"{at}.{which[0]}_proj"), s.frames, order)
-                g.rename(made, g.output(f"heard.{layer}.{which}", "float32", dims))
+                heads = self._heads(self._linear(x, f"{at}.{which[0]}_proj"), s.frames, order)
+                g.rename(heads, g.output(f"heard.{layer}.{which}", "float32", dims))
 
     def _front(self, sound: str, weights: str) -> str:
         """Three convolutions, with a norm over the whole audio in between, (1, frames, embd)."""
@@ -294,8 +294,8 @@ class _DecoderGraph(_Graph):
             mixed = self._mixed(q, heard[0], heard[1], mask, 1)
             x = g.node("Add", [x, self._linear(mixed, f"{at}.encoder_attn.o_proj")])
             x = g.node("Add", [x, self._gated(self._norm(x, f"{at}.final_layernorm"), at)])
-        made = self._linear(self._norm(x, "decoder.norm"), "head")
-        g.rename(made, g.output("logits", "float32", (1, 1, s.vocab)))
+        logits = self._linear(self._norm(x, "decoder.norm"), "head")
+        g.rename(logits, g.output("logits", "float32", (1, 1, s.vocab)))
 
     def _gated(self, x: str, at: str) -> str:
         """SiLU of the second half of a wide layer, multiplied by its first half."""

@@ -82,15 +82,15 @@ class FixedWeights:
         values = (
             plain(raw, kind, dims, name) if kind in PLAIN else dequantized(raw, kind, info.shape[0]).reshape(dims)
         )
-        found = np.asarray(values, np.float32)
+        floats = np.asarray(values, np.float32)
         if name.endswith(("attn_q.weight", "attn_q.bias")):
-            found = self._halves(found, self._shape.heads)
+            floats = self._halves(floats, self._shape.heads)
         # The queries include the score scale; if their heads have a norm, the norm's weight does.
         if name.endswith("attn_q_norm.weight" if self._head_norms else ("attn_q.weight", "attn_q.bias")):
-            return found * np.float32(self._shape.head_dim**-0.5)
+            return floats * np.float32(self._shape.head_dim**-0.5)
         if name.endswith("attn_q.weight"):
-            return found
-        return self._halves(found, self._shape.kv_heads) if name.endswith("attn_k.weight") else found
+            return floats
+        return self._halves(floats, self._shape.kv_heads) if name.endswith("attn_k.weight") else floats
 
     def _halves(self, matrix: Floats, heads: int) -> Floats:
         """Convert Llama's neighbouring pairs of queries and keys to halves; other models have halves already."""
@@ -139,9 +139,9 @@ def walk(steps: Steps, shape: FixedShape, weights: FixedWeights) -> None:
         return steps.transpose(f"{name}.heads", split, (0, 2, 1, 3))
 
     def projected(at: str, which: str, value: Any) -> Any:
-        made = steps.linear(f"{at}{which}", value, f"{at}attn_{which}.weight")
+        projection = steps.linear(f"{at}{which}", value, f"{at}attn_{which}.weight")
         bias = f"{at}attn_{which}.bias"
-        return steps.shifted(f"{at}{which}.shifted", made, bias) if bias in weights else made
+        return steps.shifted(f"{at}{which}.shifted", projection, bias) if bias in weights else projection
 
     for layer in range(s.layers):
         at = f"blk.{layer}."

@@ -107,12 +107,12 @@ def adds_bos(head: GgufFile) -> bool:
 def end_tokens(head: GgufFile) -> list[int]:
     """Tokens that end a response."""
     keys = ("eos", "eot", "eom")
-    found = [head.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in keys]
+    ids = [head.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in keys]
     tokens = texts(head, "tokenizer.ggml.tokens")
     # As in llama.cpp: these end a turn regardless of the header. Source: llama-vocab.cpp, special_eog_ids.
     marks = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>"}
     named = [i for i, token in enumerate(tokens) if token in marks]
-    return list(dict.fromkeys([t for t in found if isinstance(t, int) and 0 <= t < len(tokens)] + named))
+    return list(dict.fromkeys([t for t in ids if isinstance(t, int) and 0 <= t < len(tokens)] + named))
 
 
 def token_types(head: GgufFile, count: int) -> np.ndarray[Any, Any]:

@@ -41,8 +41,8 @@ def role_of(name: str) -> TensorRole:
 
 def layer_of(name: str) -> int:
     """The layer in a tensor's name, -1 outside the layers."""
-    found = _LAYER.match(name)
-    return int(found.group(1)) if found else -1
+    match = _LAYER.match(name)
+    return int(match.group(1)) if match else -1
 
 
 def stock_types(model: ModelSpec, mix: str, *, has_imatrix: bool) -> dict[str, GgmlType]:

@@ -225,24 +225,28 @@ def _options(
     if lock is not None and not lock.at_least:
         option = _locked(tensor, lock, as_is, by_type)
         return [msgspec.structs.replace(option, lossless=_grid(question, tensor.name, option.qtype))]
-    found = {source: as_is}
+    options = {source: as_is}
     for name, damage in by_type.items():
         wanted = GgmlType[name]
         actual = effective_type(wanted, tensor.row_values)
-        if actual in found or not _usable(question, tensor, source, actual):
+        if actual in options or not _usable(question, tensor, source, actual):
             continue
         value = by_type.get(actual.name, damage)
         price = 1 + question.speed_price * (slowness(actual, question.device, question.speeds) - 1)
-        found[actual] = _Option(actual, tensor_bytes(tensor, actual), value, value * price, wanted)
-    _put_exact(question, tensor, lock, found, min(by_type.values(), default=0.0))
+        options[actual] = _Option(actual, tensor_bytes(tensor, actual), value, value * price, wanted)
+    _put_exact(question, tensor, lock, options, min(by_type.values(), default=0.0))
     if lock is not None:
         least = bits_per_weight(effective_type(GgmlType[lock.qtype], tensor.row_values))
-        found = {q: o for q, o in found.items() if q is source or bits_per_weight(q) >= least}
-    return list(found.values())
+        options = {q: o for q, o in options.items() if q is source or bits_per_weight(q) >= least}
+    return list(options.values())
 
 
 def _put_exact(
-    question: PlanInput, tensor: TensorSpec, lock: TypeOverride | None, found: dict[GgmlType, _Option], least: float
+    question: PlanInput,
+    tensor: TensorSpec,
+    lock: TypeOverride | None,
+    options: dict[GgmlType, _Option],
+    least: float,
 ) -> None:
     """Add the types that hold these weights without loss, and drop all larger ones: they only cost bytes.
 
@@ -252,11 +256,11 @@ def _put_exact(
     fitting = [q for q in types if _runs_exact(q, question.device)]
     for qtype in fitting:
         price = 1 + question.speed_price * (slowness(qtype, question.device, question.speeds) - 1)
-        found[qtype] = _Option(qtype, tensor_bytes(tensor, qtype), least, least * price, qtype, types[0].name)
+        options[qtype] = _Option(qtype, tensor_bytes(tensor, qtype), least, least * price, qtype, types[0].name)
     if fitting and lock is None:
         most = bits_per_weight(fitting[0])
-        for qtype in [q for q in found if bits_per_weight(q) > most]:
-            del found[qtype]
+        for qtype in [q for q in options if bits_per_weight(q) > most]:
+            del options[qtype]
 
 
 def _runs_exact(qtype: GgmlType, device: DeviceKind) -> bool:
@@ -481,9 +485,9 @@ def solve(items: Sequence[tuple[Sequence[int], Sequence[float]]], capacity: int)
     price, bound = _dual(reduced, capacity)
     distance = max(abs(bound), 1e-12) * _FIRST_DISTANCE
     while True:
-        found = _search(reduced, capacity, price, distance)
-        if found is not None:
-            picks, merged = found
+        solution = _search(reduced, capacity, price, distance)
+        if solution is not None:
+            picks, merged = solution
             result = _choice(reduced, picks, 0.0)
             gap = max(0.0, result.cost - bound) if merged else 0.0
             return KnapsackSolution(result.options, result.num_bytes, result.cost, gap)

@@ -149,8 +149,8 @@ def requirements(lock: str) -> tuple[str, ...]:
 
 def archive_index(requirements_file: str) -> tuple[str, ...]:
     """Pip's options for the index from which llama.cpp installs the CPU build of torch."""
-    found = re.search(r"(?m)^--extra-index-url\s+(https://\S+)\s*$", requirements_file)
-    return ("--extra-index-url", found[1]) if found else ()
+    match = re.search(r"(?m)^--extra-index-url\s+(https://\S+)\s*$", requirements_file)
+    return ("--extra-index-url", match[1]) if match else ()
 
 
 def _key() -> str:
@@ -177,9 +177,9 @@ def _fitting_python() -> str:
     with contextlib.suppress(FileNotFoundError):
         named.insert(0, interpreter()[0])
     for python in filter(None, named):
-        asked = [python, "-I", "-c", "import sys; print(*sys.version_info[:2])"]
+        command = [python, "-I", "-c", "import sys; print(*sys.version_info[:2])"]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
-            printed = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False).stdout
+            printed = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout
             if tuple(map(int, printed.split())) in fitting:
                 return python
     versions = tuple(f"{major}.{minor}" for major, minor in fitting)
@@ -198,8 +198,8 @@ class _Making:
     def run(self) -> None:
         """Run all steps. Raises: NoConverter, OSError; Cancelled, Paused."""
         shutil.rmtree(self._temporary, ignore_errors=True)
-        for made in (self._fetched, self._temporary):
-            made.mkdir(exist_ok=True)
+        for folder in (self._fetched, self._temporary):
+            folder.mkdir(exist_ok=True)
         if not _python_in(self._environment).exists():
             self._call([_fitting_python(), "-m", "venv", str(self._environment)], because("environment_not_made"))
         packages = requirements((ASSETS / "packages.txt").read_text(encoding="ascii"))
@@ -294,8 +294,8 @@ def unpack(archive: Path, target: Path) -> None:
     try:
         with tarfile.open(archive) as opened:
             for member in opened:
-                _, found, path = member.name.partition("/vendor/llama.cpp/")
-                if found and member.isfile() and member.size <= _MAX_MEMBER_BYTES and path.startswith(_WANTED):
+                _, separator, path = member.name.partition("/vendor/llama.cpp/")
+                if separator and member.isfile() and member.size <= _MAX_MEMBER_BYTES and path.startswith(_WANTED):
                     member.name = path
                     opened.extract(member, target, filter="data")
     except (tarfile.TarError, EOFError) as error:

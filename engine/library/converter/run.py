@@ -45,18 +45,18 @@ def convert_with(
         _run(
             _confined(converter, staged, out, Path(scratch), _TYPES[float_type], folder.name), staged, out, control
         )
-    found = read_gguf(out)
-    architecture = found.metadata.get("general.architecture")
-    if not found.tensors or not isinstance(architecture, str):
+    file = read_gguf(out)
+    architecture = file.metadata.get("general.architecture")
+    if not file.tensors or not isinstance(architecture, str):
         raise BadFile(str(out), "llama.cpp's converter wrote no model")
-    if found.file_bytes - found.end not in range(found.alignment):
-        raise BadFile(str(out), f"{found.file_bytes - found.end} bytes follow the last tensor")
+    if file.file_bytes - file.end not in range(file.alignment):
+        raise BadFile(str(out), f"{file.file_bytes - file.end} bytes follow the last tensor")
     return ConversionResult(
         architecture=architecture,
-        float_type=_mostly(found),
-        file_bytes=found.file_bytes,
-        pretokenizer=str(found.metadata.get("tokenizer.ggml.pre", "")),
-        num_tensors=len(found.tensors),
+        float_type=_mostly(file),
+        file_bytes=file.file_bytes,
+        pretokenizer=str(file.metadata.get("tokenizer.ggml.pre", "")),
+        num_tensors=len(file.tensors),
         notes=(f"converted by llama.cpp's own converter ({VERSION})", *staged.notes, *_unconfined()),
     )
 
@@ -69,9 +69,9 @@ def _unconfined() -> tuple[str, ...]:
     )
 
 
-def _mostly(found: Any) -> str:
+def _mostly(file: Any) -> str:
     sizes: dict[GgmlType, int] = {}
-    for tensor in found.tensors:
+    for tensor in file.tensors:
         if len(tensor.shape) > 1:
             sizes[tensor.ggml_type] = sizes.get(tensor.ggml_type, 0) + tensor.nbytes
     kind = max(sizes, key=lambda each: sizes[each], default=GgmlType.F32)

@@ -101,16 +101,16 @@ class HubClient:
         # HfApi.list_models sends the same request, but retries a failure for 30 s before it reports it.
         url: str | None = f"{self.endpoint}/api/models"
         params: dict[str, Any] | None = {key: value for key, value in query.items() if value}
-        found: list[RepoHit] = []
+        hits: list[RepoHit] = []
         with self._translated(text):
-            while url and len(found) < limit:
+            while url and len(hits) < limit:
                 response = get_session().get(url, params=params, headers=self.headers())
                 hf_raise_for_status(response)
-                found += [_hit(_model_info(**item)) for item in response.json()]
+                hits += [_hit(_model_info(**item)) for item in response.json()]
                 url, params = response.links.get("next", {}).get("url"), None
                 if url and not url.startswith(f"{self.endpoint}/"):
                     break  # another host must not get the token
-        return tuple(found[:limit])
+        return tuple(hits[:limit])
 
     def repository(self, repo: str, revision: str | None = None) -> Repository:
         """Files of a repository at one commit, with size and expected hash of each.
@@ -202,9 +202,9 @@ def retry_after(response: httpx2.Response) -> float:
     value = response.headers.get("Retry-After", "")
     if value.isdigit():
         return float(value)
-    _, found, after = response.headers.get("RateLimit", "").partition("t=")
+    _, separator, after = response.headers.get("RateLimit", "").partition("t=")
     digits = after.split(";")[0].strip()
-    return float(digits) if found and digits.isdigit() else 30.0
+    return float(digits) if separator and digits.isdigit() else 30.0
 
 
 def check_repo_id(repo: str) -> None:

@@ -67,8 +67,8 @@ def choose(plan: RepoPlan, name: HubName) -> Option:
 
 def files_of(repository: Repository, choice: QuantVariant, *, vision: bool = True) -> tuple[RepoFile, ...]:
     """Files to download for a choice, including the repository's vision projector and generation_config.json."""
-    found = _with_projector(repository, choice, vision=vision)
-    return (*found, *(f for f in generation_config_of(repository) if f not in found))
+    files = _with_projector(repository, choice, vision=vision)
+    return (*files, *(f for f in generation_config_of(repository) if f not in files))
 
 
 def _with_projector(repository: Repository, choice: QuantVariant, *, vision: bool) -> tuple[RepoFile, ...]:

@@ -24,7 +24,7 @@ def look_for_newer(catalogue: Catalogue, client: HubClient) -> tuple[tuple[Newer
     for entry in catalogue.entries():
         if entry.origin.kind == "hub" and entry.origin.repo and entry.state == "online":
             by_repo.setdefault(entry.origin.repo, []).append(entry)
-    found: list[Newer] = []
+    newer: list[Newer] = []
     problems: dict[str, str] = {}
     for repo, entries in by_repo.items():
         try:
@@ -36,8 +36,8 @@ def look_for_newer(catalogue: Catalogue, client: HubClient) -> tuple[tuple[Newer
             request, changed = _compare(catalogue, entry, Request(repository, ()))
             if changed:
                 size = sum(file.size_bytes for file in changed)
-                found.append(Newer(model=entry.id, revision=request.repository.revision, size_bytes=size))
-    return tuple(found), problems
+                newer.append(Newer(model=entry.id, revision=request.repository.revision, size_bytes=size))
+    return tuple(newer), problems
 
 
 def newest(catalogue: Catalogue, client: HubClient, entry: ModelEntry) -> Request:

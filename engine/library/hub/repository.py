@@ -33,8 +33,10 @@ def choices_of(repository: Repository) -> tuple[QuantVariant, ...]:
 
 def projectors_of(repository: Repository) -> tuple[RepoFile, ...]:
     """Vision projectors, smallest first."""
-    found = [f for f in repository.files if f.name.endswith(".gguf") and is_projector(PurePosixPath(f.name).name)]
-    return tuple(sorted(found, key=lambda f: f.size_bytes))
+    projectors = [
+        f for f in repository.files if f.name.endswith(".gguf") and is_projector(PurePosixPath(f.name).name)
+    ]
+    return tuple(sorted(projectors, key=lambda f: f.size_bytes))
 
 
 def generation_config_of(repository: Repository) -> tuple[RepoFile, ...]:
