@@ -96,14 +96,14 @@ class AnswerText:
         sys.stdout.flush()
 
 
-def runaway_text(found: "Runaway", more: str) -> str:
+def runaway_text(runaway: "Runaway", more: str) -> str:
     """Explain why the loop guard ended a response; `more` describes how to continue it."""
-    if found.kind == "noise":
+    if runaway.kind == "noise":
         why = "The answer was ended: it had turned into noise. A lower --temperature helps."
     else:
-        shown = found.passage
+        shown = runaway.passage
         shown = shown if len(shown) <= _SHOWN_PASSAGE else shown[:_SHOWN_PASSAGE] + "…"
-        why = f"The answer was ended: it said the same {found.times} times (“{shown}”)."
+        why = f"The answer was ended: it said the same {runaway.times} times (“{shown}”)."
     return f"{why} {more}"
 
 

@@ -118,19 +118,19 @@ def _compare_places(model: str | None, *, as_json: bool) -> None:
 
     if model is None:
         raise click.UsageError("Name a MODEL of the library.")
-    found = measure(lambda client: client.compare_places(CompareRequest(model=model))).comparison
-    assert found is not None
+    comparison = measure(lambda client: client.compare_places(CompareRequest(model=model))).comparison
+    assert comparison is not None
     if as_json:
-        click.echo(msgspec.json.encode(found).decode())
+        click.echo(msgspec.json.encode(comparison).decode())
         return
-    for place in found.places:
+    for place in comparison.places:
         where = f"{place.device} by {place.backend}"
         reads = f"reads {place.prefill_tok_s:.0f} tok/s (forecast {place.forecast_prefill_tok_s:.0f})"
         echo(f"{where}: {reads}, writes {place.decode_tok_s:.1f} ({place.forecast_decode_tok_s:.1f})")
-    if not found.places:
+    if not comparison.places:
         echo("Nothing to measure: there is one place for this model, or all were measured, tuned or pinned.")
-    moved = f" instead of {found.before}" if found.after != found.before else ""
-    echo(f"It runs on {found.after}{moved}.")
+    moved = f" instead of {comparison.before}" if comparison.after != comparison.before else ""
+    echo(f"It runs on {comparison.after}{moved}.")
 
 
 def _price_types(*, as_json: bool) -> None:
@@ -139,14 +139,14 @@ def _price_types(*, as_json: bool) -> None:
 
     from quantize.ggml_types import TIME_UNIT
 
-    found = measure(lambda client: client.price_types()).prices
-    assert found is not None
+    prices = measure(lambda client: client.price_types()).prices
+    assert prices is not None
     if as_json:
-        click.echo(msgspec.json.encode(found).decode())
+        click.echo(msgspec.json.encode(prices).decode())
         return
-    unit = found.ns_per_weight[TIME_UNIT.name]
-    echo(f"decoding one weight, {found.threads} threads (the planner uses these from now on):")
-    for name, ns in sorted(found.ns_per_weight.items(), key=lambda item: item[1]):
+    unit = prices.ns_per_weight[TIME_UNIT.name]
+    echo(f"decoding one weight, {prices.threads} threads (the planner uses these from now on):")
+    for name, ns in sorted(prices.ns_per_weight.items(), key=lambda item: item[1]):
         echo(f"  {name:8} {ns * 1000:6.1f} ps, {ns / unit:.2f} of {TIME_UNIT.name}")
 
 
@@ -158,11 +158,11 @@ def _history(model: str | None, *, as_json: bool) -> None:
 
     from engine.services import EngineFacade
 
-    found = EngineFacade().measured(model)
+    measured = EngineFacade().measured(model)
     if as_json:
-        click.echo(msgspec.json.encode(found).decode())
+        click.echo(msgspec.json.encode(measured).decode())
         return
-    for report in found:
+    for report in measured:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(report.started_at))
         speeds = ", ".join(
             f"{p.length}: {p.prefill_tok_s.median:.0f}/{p.decode_tok_s.median:.1f}" for p in report.points

@@ -89,8 +89,8 @@ def _shrink(folder: Path, limit: int) -> int:
     files = []
     for path in folder.glob("*/*.kv"):
         with contextlib.suppress(OSError):
-            found = path.stat()
-            files.append((found.st_mtime, found.st_size, path))
+            status = path.stat()
+            files.append((status.st_mtime, status.st_size, path))
     total = sum(count for _, count, _ in files)
     freed = 0
     for _, count, path in sorted(files):

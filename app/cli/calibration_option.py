@@ -40,10 +40,10 @@ def calibration_options(names: tuple[str, ...], services: EngineFacade, *, ask: 
                 err=True,
             )
     with TemporaryDirectory(prefix="calibration-") as scratch:
-        found = services.own_text(paths, Path(scratch), chats)
-        echo(f"{found.characters:,} characters of {found.files} files and {len(chats)} chats", err=True)
-        if found.held_out is None:
+        text = services.own_text(paths, Path(scratch), chats)
+        echo(f"{text.characters:,} characters of {text.files} files and {len(chats)} chats", err=True)
+        if text.held_out is None:
             echo("too little text to hold some out: the gain on it cannot be measured", err=True)
-            yield {"calibration": str(found.calibration)}
+            yield {"calibration": str(text.calibration)}
         else:
-            yield {"calibration": str(found.calibration), "own_text": str(found.held_out)}
+            yield {"calibration": str(text.calibration), "own_text": str(text.held_out)}

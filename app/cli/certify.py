@@ -47,7 +47,7 @@ def command(
             echo(f"{mark}  {result.category:13} {result.name:22} {result.reason or ''}"[:200].rstrip())
 
     store = CertificateStore(user_paths().state)
-    made = []
+    certificates = []
     if suite_name == OWN and (cases or data):
         raise click.UsageError("--cases and --data belong to --suite bfcl.")
     try:
@@ -65,27 +65,27 @@ def command(
                     native_tools=native,
                     on_result=show,
                 )
-                made.append(certificate)
+                certificates.append(certificate)
                 store.save(certificate)
     except (ApiError, ServerUnreachable, NoDataset) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        click.echo(json.dumps([json.loads(msgspec.json.encode(certificate)) for certificate in made]))
+        click.echo(json.dumps([json.loads(msgspec.json.encode(certificate)) for certificate in certificates]))
         return
-    _table(made)
+    _table(certificates)
 
 
-def _table(made: "list[Certificate]") -> None:
+def _table(certificates: "list[Certificate]") -> None:
     from quantize.intervals import share_text
 
-    categories = list(made[0].by_category())
-    width = max(len(certificate.model) for certificate in made)
+    categories = list(certificates[0].by_category())
+    width = max(len(certificate.model) for certificate in certificates)
     echo(f"{'':{width}}  {'all':>7}  " + "  ".join(f"{name:>12}" for name in categories))
-    for certificate in made:
+    for certificate in certificates:
         found = certificate.by_category()
         cells = "  ".join(f"{found[name][0]:>9}/{found[name][1]:<2}" for name in categories)
         echo(f"{certificate.model:{width}}  {certificate.pass_frac:>6.0%}   {cells}")
-    for certificate in made:
+    for certificate in certificates:
         shown = share_text(certificate.num_passed, len(certificate.results))
         echo(f"{certificate.model}: {shown}, 95 % interval")
         if not certificate.native_tools:

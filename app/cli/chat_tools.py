@@ -32,15 +32,15 @@ class ChatTools:
 
     def carry_out(self, text: str, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
         """Run the calls; return the messages with calls and results."""
-        made = [answer_message(text, calls)]
+        messages = [answer_message(text, calls)]
         for event in carried_out(self._tools, calls):
             if isinstance(event, ToolCallEvent):
                 title = shown_text(self._tools.title(event.tool))
                 continue
             state = "" if event.ok else " failed or declined"
             echo(f"· {title}{state}", fg="cyan", err=True)
-            made.append(result_message(event.call_id, event.text))
-        return made
+            messages.append(result_message(event.call_id, event.text))
+        return messages
 
     def close(self) -> None:
         """Stop the MCP servers."""

@@ -189,10 +189,10 @@ def _ray(*arguments: str, memory: int | None) -> "subprocess.Popen[bytes]":
 
 def _free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as held:
-        found = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in found:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
             each.bind(("", 0))
-        return [each.getsockname()[1] for each in found]
+        return [each.getsockname()[1] for each in sockets]
 
 
 def _free_bytes() -> int:

@@ -82,10 +82,10 @@ def add(
             )
             return client.make_collection(request)
 
-        found = _agreed(put, allows=allow_remote)
+        collection = _agreed(put, allows=allow_remote)
         if not no_wait:
-            found = _wait(client, found.id)
-        _print_collection(found)
+            collection = _wait(client, collection.id)
+        _print_collection(collection)
 
 
 @command.command("list")
@@ -94,10 +94,10 @@ def list_collections() -> None:
     from app.tools.types import shown_text
 
     with connected() as client:
-        found = client.collections()
-    if not found:
+        collections = client.collections()
+    if not collections:
         echo("There are no collections. Create one with: tessera collections add NAME PATH")
-    for each in found:
+    for each in collections:
         sent = [f"its text is sent to {to.server}" for to in each.sent_to]
         echo(shown_text("\t".join([each.name, _amount(each), _state(each), *dict.fromkeys(sent)])))
 
@@ -229,15 +229,15 @@ def _wait(client: "Client", key: str) -> "Collection":
 
     shown = ""
     while True:
-        found = client.collection(key)
-        line = shown_text(_state(found))
+        collection = client.collection(key)
+        line = shown_text(_state(collection))
         if line != shown:
             draw(f"\r\033[K{line}" if _is_terminal() else f"{line}\n")
             shown = line
-        if found.state == "ready":
+        if collection.state == "ready":
             if _is_terminal():
                 draw("\r\033[K")
-            return found
+            return collection
         time.sleep(_LOOK_S if _is_terminal() else 10 * _LOOK_S)
 
 
@@ -245,42 +245,42 @@ def _is_terminal() -> bool:
     return sys.stderr.isatty()
 
 
-def _state(found: "Collection") -> str:
-    if found.state == "reading":
-        return f"reading: {found.files_done} of {found.files} files, {found.pages} pages so far"
-    if found.state == "embedding":
-        return f"keyword search ready; by meaning: {found.embedded} of {found.chunks} passages"
+def _state(collection: "Collection") -> str:
+    if collection.state == "reading":
+        return f"reading: {collection.files_done} of {collection.files} files, {collection.pages} pages so far"
+    if collection.state == "embedding":
+        return f"keyword search ready; by meaning: {collection.embedded} of {collection.chunks} passages"
     return "ready"
 
 
-def _amount(found: "Collection") -> str:
+def _amount(collection: "Collection") -> str:
     from app.format import size
 
-    return f"{found.documents} documents, {found.pages} pages, {size(found.index_bytes)}"
+    return f"{collection.documents} documents, {collection.pages} pages, {size(collection.index_bytes)}"
 
 
-def _print_collection(found: "Collection") -> None:
+def _print_collection(collection: "Collection") -> None:
     from app.tools.types import shown_text
 
-    echo(f"{found.name}: {_amount(found)} on disk, {_state(found)}")
-    for source in found.sources:
+    echo(f"{collection.name}: {_amount(collection)} on disk, {_state(collection)}")
+    for source in collection.sources:
         echo(shown_text(f"  {source}"))
-    for to in found.sent_to:
+    for to in collection.sent_to:
         echo(shown_text(f"  Its text is sent to {to.server}, where {to.model} runs"))
-    if found.embedded:
-        echo(f"  {found.embedded} of {found.chunks} passages by {found.embedded_by}")
-    for problem in found.problems:
+    if collection.embedded:
+        echo(f"  {collection.embedded} of {collection.chunks} passages by {collection.embedded_by}")
+    for problem in collection.problems:
         echo(shown_text(f"  {problem}"))
-    if found.scanned_pages:
-        install = "" if found.ocr_installed else "pip install 'tessera[ocr]', then "
+    if collection.scanned_pages:
+        install = "" if collection.ocr_installed else "pip install 'tessera[ocr]', then "
         echo(
-            f"  Scans without text, which no search finds: {found.scanned_pages} pages. OCR reads them: "
-            f"{install}tessera collections add {found.name!r} --ocr"
+            f"  Scans without text, which no search finds: {collection.scanned_pages} pages. OCR reads them: "
+            f"{install}tessera collections add {collection.name!r} --ocr"
         )
-    if found.failed or found.unread_pages:
+    if collection.failed or collection.unread_pages:
         echo(
-            f"  Not read: {found.failed} documents, {found.unread_pages} pages; see: "
-            f"tessera collections unread {found.name!r}"
+            f"  Not read: {collection.failed} documents, {collection.unread_pages} pages; see: "
+            f"tessera collections unread {collection.name!r}"
         )
 
 

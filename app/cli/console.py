@@ -34,11 +34,11 @@ def table(
     Cells are any text and are escaped here. The column `right` holds numbers; the row `bold` (from 0) is
     emphasized.
     """
-    made = Table(box=None, pad_edge=False, header_style="bold")
+    rows_table = Table(box=None, pad_edge=False, header_style="bold")
     for head in heads:
         # rich narrows columns that may wrap first; the cells themselves are set not to wrap.
-        made.add_column(head, no_wrap=head != cut, justify="right" if head == right else "left")
+        rows_table.add_column(head, no_wrap=head != cut, justify="right" if head == right else "left")
     for number, cells in enumerate(rows):
         texts = [Text(shown_text(cell), no_wrap=True, overflow="ellipsis") for cell in cells]
-        made.add_row(*texts, style="bold" if number == bold else "")
-    return made
+        rows_table.add_row(*texts, style="bold" if number == bold else "")
+    return rows_table

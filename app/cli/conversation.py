@@ -226,10 +226,10 @@ class Conversation:
             echo(f"{name:<15} {'default' if value is None else value}", err=True)
 
     def _show(self) -> None:
-        asked = sum(message["role"] == "user" for message in self._messages)
+        questions = sum(message["role"] == "user" for message in self._messages)
         echo(f"{'model':<15} {self._model}", err=True)
         echo(f"{'system':<15} {self._system or 'none'}", err=True)
-        echo(f"{'questions':<15} {asked}", err=True)
+        echo(f"{'questions':<15} {questions}", err=True)
         for document in self._attached:
             echo(f"{'attached':<15} {document.name}", err=True)
         self._show_options()
@@ -266,8 +266,8 @@ class Conversation:
         for name, value in saved.options.items():
             if name in OPTIONS:
                 self._options[name] = OPTIONS[name].convert(value, None, None)
-        asked = sum(message["role"] == "user" for message in self._messages)
-        words = f"{asked} question{'' if asked == 1 else 's'} loaded."
+        questions = sum(message["role"] == "user" for message in self._messages)
+        words = f"{questions} question{'' if questions == 1 else 's'} loaded."
         if saved.model != self._model:
             words += f" {saved.model} answered them; {self._model} goes on."
         echo(words, dim=True, err=True)
@@ -383,7 +383,7 @@ def _path(argument: str) -> Path:
 def _saved(path: Path) -> Saved | None:
     """Read a conversation from a file; None if it is not one."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Saved)
+        saved = msgspec.json.decode(path.read_bytes(), type=Saved)
     except (OSError, ValueError, RecursionError):
         return None
-    return found if all({"role", "content"} <= message.keys() for message in found.messages) else None
+    return saved if all({"role", "content"} <= message.keys() for message in saved.messages) else None

@@ -85,8 +85,8 @@ def get_converter(client: "Client", *, ask: bool) -> None:
     if ask:
         click.confirm("Get llama.cpp's converter?", abort=True, err=True)
     with bar() as show:
-        made = finish(client, client.fetch_converter(), ConverterFetched, show)
-    echo(f"llama.cpp's converter is ready: {size(made.bytes)} in {made.path}", err=True)
+        fetched = finish(client, client.fetch_converter(), ConverterFetched, show)
+    echo(f"llama.cpp's converter is ready: {size(fetched.bytes)} in {fetched.path}", err=True)
 
 
 def with_converter(client: "Client", work: Callable[[], T], *, ask: bool) -> T:

@@ -96,13 +96,13 @@ def install_version(version: str, models: tuple[str, ...], *, use_now: bool, for
         wheel = Path(version) if version.endswith(".whl") else _built(version, Path(work))
         if not wheel.is_file():
             raise EngineVersionRefused(f"there is no file {wheel}")
-        found = _services().install_engine(_store(), wheel, models, _print_compared, force=force)
+        installed = _services().install_engine(_store(), wheel, models, _print_compared, force=force)
         if use_now:
-            _store().use(found)
+            _store().use(installed)
     echo(
-        f"{found} is in use from the next load of a model on."
+        f"{installed} is in use from the next load of a model on."
         if use_now
-        else f"{found} is installed. `tessera engine use {found}` uses it."
+        else f"{installed} is installed. `tessera engine use {installed}` uses it."
     )
 
 

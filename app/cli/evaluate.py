@@ -61,13 +61,13 @@ def command(
     sandbox = why is None and not without_sandbox
     if not yes:
         how = " in a sandbox without network and without your files" if sandbox else " WITHOUT a sandbox"
-        asked = _CONSENT.format(
+        question = _CONSENT.format(
             model=model, how=how, seconds=human_eval.TIME_LIMIT_S, memory=size(human_eval.MEMORY_LIMIT_BYTES)
         )
         if not sys.stdin.isatty():
-            raise click.UsageError(f"{asked} Say so with --yes.")
-        click.confirm(asked, abort=True, err=True)
-    made: list[Evaluation] = []
+            raise click.UsageError(f"{question} Say so with --yes.")
+        click.confirm(question, abort=True, err=True)
+    evaluations: list[Evaluation] = []
 
     def show(result: "Solved") -> None:
         if not quiet and not as_json:
@@ -80,13 +80,13 @@ def command(
             for name in (model, against) if against else (model,):
                 if not quiet and not as_json:
                     echo(f"{name}: {len(chosen)} problems", err=True)
-                made.append(human_eval.evaluate(client, name, chosen, sandbox=sandbox, on_result=show))
+                evaluations.append(human_eval.evaluate(client, name, chosen, sandbox=sandbox, on_result=show))
     except (ApiError, ServerUnreachable, NoDataset) as error:
         raise click.ClickException(str(error)) from error
-    click.echo(json.dumps(_as_json(made)) if as_json else _table(made))
+    click.echo(json.dumps(_as_json(evaluations)) if as_json else _table(evaluations))
 
 
-def _as_json(made: "list[Evaluation]") -> dict[str, object]:
+def _as_json(evaluations: "list[Evaluation]") -> dict[str, object]:
     from quantize.intervals import paired, wilson
 
     payload: dict[str, object] = {
@@ -98,27 +98,31 @@ def _as_json(made: "list[Evaluation]") -> dict[str, object]:
                 "interval_95": wilson(one.num_passed, len(one.results)),
                 "results": [{"name": r.name, "passed": r.passed, "reason": r.reason} for r in one.results],
             }
-            for one in made
+            for one in evaluations
         ]
     }
-    if len(made) > 1:
-        change, low, high = paired(*([r.passed for r in one.results] for one in made))
+    if len(evaluations) > 1:
+        change, low, high = paired(*([r.passed for r in one.results] for one in evaluations))
         payload["difference"] = {"value": change, "interval_95": (low, high)}
     return payload
 
 
-def _table(made: "list[Evaluation]") -> str:
+def _table(evaluations: "list[Evaluation]") -> str:
     from quantize.intervals import paired, share_text
 
-    lines = [f"{one.model}: {share_text(one.num_passed, len(one.results))} solved at the first try" for one in made]
-    if len(made) > 1:
-        first, second = ([r.passed for r in one.results] for one in made)
+    lines = [
+        f"{one.model}: {share_text(one.num_passed, len(one.results))} solved at the first try"
+        for one in evaluations
+    ]
+    if len(evaluations) > 1:
+        first, second = ([r.passed for r in one.results] for one in evaluations)
         change, low, high = paired(first, second)
         only = sum(a and not b for a, b in zip(first, second, strict=True))
         other = sum(b and not a for a, b in zip(first, second, strict=True))
         verdict = "too close to call" if low <= 0 <= high else "a real difference"
         lines.append(
-            f"{made[1].model} less {made[0].model}: {change:+.0%} ({low:+.0%} to {high:+.0%}), {verdict}; "
+            f"{evaluations[1].model} less {evaluations[0].model}: {change:+.0%} "
+            f"({low:+.0%} to {high:+.0%}), {verdict}; "
         )
         lines[-1] += f"only the first solved {only}, only the second {other}"
     return "\n".join(lines)

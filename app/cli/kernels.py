@@ -30,8 +30,8 @@ def list_packs(*, as_json: bool) -> None:
         echo("No kernel pack is installed. `tessera doctor` says whether one would help here.")
     for pack in packs if not as_json else ():
         state = "in use" if pack.in_use else "kept for rollback" if pack.previous else "not used"
-        found = pack.manifest
-        echo(f"{found.name} {found.version} ({pack.folder.name}), {found.num_bytes >> 20} MiB: {state}")
+        manifest = pack.manifest
+        echo(f"{manifest.name} {manifest.version} ({pack.folder.name}), {manifest.num_bytes >> 20} MiB: {state}")
 
 
 @command.command("install")
@@ -127,12 +127,12 @@ def _print_devices(trial: "PackTrial") -> None:
 def _described(pack: "Pack", trial: "PackTrial | None" = None) -> dict[str, Any]:
     from devices.as_json import to_json
 
-    found: dict[str, Any] = {"in_use": pack.in_use, "previous": pack.previous, "digest": pack.folder.name}
-    found |= {"name": pack.manifest.name, "version": pack.manifest.version, "backend": pack.manifest.backend}
-    found |= {"platform": pack.manifest.platform, "bytes": pack.manifest.num_bytes, "built": pack.manifest.built}
+    facts: dict[str, Any] = {"in_use": pack.in_use, "previous": pack.previous, "digest": pack.folder.name}
+    facts |= {"name": pack.manifest.name, "version": pack.manifest.version, "backend": pack.manifest.backend}
+    facts |= {"platform": pack.manifest.platform, "bytes": pack.manifest.num_bytes, "built": pack.manifest.built}
     if trial is not None:
-        found |= {"in_use": True, "devices": to_json(list(trial.devices))}
-    return found
+        facts |= {"in_use": True, "devices": to_json(list(trial.devices))}
+    return facts
 
 
 def _store() -> "PackStore":

@@ -14,16 +14,16 @@ def command(name: str | None, *, as_json: bool) -> None:
     """Packages, libraries, data and fonts with their licences; with NAME the whole text of one."""
     from app.licences import components, own_licence
 
-    found = [each for each in components() if name is None or each.name.casefold() == name.casefold()]
-    if name is not None and not found:
+    matches = [each for each in components() if name is None or each.name.casefold() == name.casefold()]
+    if name is not None and not matches:
         if name.casefold() == "tessera":
             echo(own_licence())
             return
         raise click.ClickException(f"No part is named {shown_text(name)}; `tessera licences` lists all.")
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode(matches), indent=2).decode())
     elif name is not None:
-        echo(shown_text(found[0].text) or "Its package contains no licence text.")
+        echo(shown_text(matches[0].text) or "Its package contains no licence text.")
     else:
-        for each in found:
+        for each in matches:
             echo(f"{each.name} {each.version}".strip() + f": {shown_text(each.licence)}")

@@ -86,8 +86,8 @@ class _Documents:
 
     def list_collections(self) -> list[dict[str, Any]]:
         """The collections of documents that can be searched, with their sizes and whether they are up to date."""
-        found = [self._client.collection(key) for key in self._allowed.values()]
-        return [{"name": c.name, "documents": c.documents, "pages": c.pages, "state": c.state} for c in found]
+        collections = [self._client.collection(key) for key in self._allowed.values()]
+        return [{"name": c.name, "documents": c.documents, "pages": c.pages, "state": c.state} for c in collections]
 
     def search(self, question: str, collection: str = "", limit: int = 5) -> dict[str, Any]:
         """Search the documents by words and meaning. Returns passages with their file, page and text.

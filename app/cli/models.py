@@ -99,19 +99,19 @@ def engine_args_command(model: str, changes: tuple[str, ...], reset: bool, as_js
     if reset and changes:
         raise click.UsageError("NAME=VALUE and --reset exclude each other.")
     with connected() as client:
-        found = client.engine_args(model)
+        stored = client.engine_args(model)
         if reset or changes:
-            wanted = NO_ARGS if reset else _changed(found.engine_args, changes)
-            found = client.set_engine_args(model, wanted)
+            wanted = NO_ARGS if reset else _changed(stored.engine_args, changes)
+            stored = client.set_engine_args(model, wanted)
     if as_json:
-        click.echo(json.dumps(msgspec.to_builtins(found)))
+        click.echo(json.dumps(msgspec.to_builtins(stored)))
         return
-    for name, value in given(found.engine_args).items():
+    for name, value in given(stored.engine_args).items():
         click.echo(f"{name:<20}{json.dumps(value)}")
-    if not given(found.engine_args):
-        echo(f"{found.id} has no engine arguments: Tessera and the file decide.")
-    if found.needed_bytes is not None:
-        echo(f"Its next load needs {size(found.needed_bytes)}.")
+    if not given(stored.engine_args):
+        echo(f"{stored.id} has no engine arguments: Tessera and the file decide.")
+    if stored.needed_bytes is not None:
+        echo(f"Its next load needs {size(stored.needed_bytes)}.")
 
 
 def _changed(before: "EngineArgs", changes: tuple[str, ...]) -> "EngineArgs":

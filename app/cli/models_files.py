@@ -26,9 +26,13 @@ def import_command(path: Path, as_json: bool) -> None:
     from engine.api.jobs import ModelMade
 
     with this_computers_server() as client, bar() as show:
-        made = finish(client, client.import_model(str(path.expanduser().absolute())), ModelMade, show)
-    words = f"{made.model} is ready." if made.is_new else f"{made.model} has the same content: nothing was copied."
-    _print_result(as_json, {"model": made.model, "path": made.path, "is_new": made.is_new}, words)
+        imported = finish(client, client.import_model(str(path.expanduser().absolute())), ModelMade, show)
+    words = (
+        f"{imported.model} is ready."
+        if imported.is_new
+        else f"{imported.model} has the same content: nothing was copied."
+    )
+    _print_result(as_json, {"model": imported.model, "path": imported.path, "is_new": imported.is_new}, words)
 
 
 @click.command("convert")
@@ -60,12 +64,12 @@ def convert_command(folder: Path, out: Path | None, float_type: "FloatType", yes
             with bar() as show:
                 return finish(client, client.convert(request), ConvertedFile, show)
 
-        made = with_converter(client, converted, ask=not yes)
+        model = with_converter(client, converted, ask=not yes)
     if not as_json:
-        for note in made.notes:
+        for note in model.notes:
             echo(note, err=True)
-    facts = {"model": made.model, "path": made.path, "type": made.type, "notes": made.notes}
-    _print_result(as_json, facts, f"{made.model} is ready: {made.path}")
+    facts = {"model": model.model, "path": model.path, "type": model.type, "notes": model.notes}
+    _print_result(as_json, facts, f"{model.model} is ready: {model.path}")
 
 
 @click.command("link")
@@ -80,13 +84,13 @@ def link_command(where: str | None, as_json: bool) -> None:
     from engine.services import EngineFacade
 
     if where is None:
-        found = EngineFacade().foreign_folders()
+        folders = EngineFacade().foreign_folders()
         if as_json:
-            click.echo(json.dumps({"folders": [{"app": f.app, "path": str(f.path)} for f in found]}))
+            click.echo(json.dumps({"folders": [{"app": f.app, "path": str(f.path)} for f in folders]}))
             return
-        for folder in found:
+        for folder in folders:
             echo(f"{folder.app:<13}{folder.path}")
-        if not found:
+        if not folders:
             echo("No models of other applications were found. Name a folder: tessera models link PATH")
         return
     path = Path(where).expanduser()
@@ -111,15 +115,15 @@ def verify_command(model: str, as_json: bool) -> None:
     from engine.api.library import Verification
 
     with this_computers_server() as client, bar() as show:
-        found = finish(client, client.verify(model), Verification, show)
+        verification = finish(client, client.verify(model), Verification, show)
     if as_json:
-        click.echo(msgspec.json.encode(found).decode())
+        click.echo(msgspec.json.encode(verification).decode())
     else:
         words = {"hub": "as the hub promised", "owner": "as its owner recorded", "earlier": "as last time"}
-        for check in found.files:
-            verdict = words.get(found.basis, "recorded") if check.ok else check.problem
+        for check in verification.files:
+            verdict = words.get(verification.basis, "recorded") if check.ok else check.problem
             echo(f"{check.path}\n  sha256 {check.sha256}: {verdict}")
-    if not found.ok:
+    if not verification.ok:
         raise SystemExit(_BROKEN_EXIT)
 
 
@@ -150,9 +154,9 @@ def alias_command(alias: str | None, model: str | None, remove: bool, as_json: b
     from engine.services import EngineFacade
 
     if alias is None:
-        found = EngineFacade().model_settings.aliases()
-        lines = "\n".join(f"{name:<32}{of}" for name, of in sorted(found.items()))
-        _print_result(as_json, {"aliases": found}, lines or "There are no aliases.")
+        aliases = EngineFacade().model_settings.aliases()
+        lines = "\n".join(f"{name:<32}{of}" for name, of in sorted(aliases.items()))
+        _print_result(as_json, {"aliases": aliases}, lines or "There are no aliases.")
         return
     if remove == (model is not None):
         raise click.UsageError(

@@ -119,7 +119,7 @@ def pull_command(
     show = _json_line if as_json else ProgressBar()
     try:
         with this_computers_server() as client:
-            made = finish(client, _resume_or_start(client, request), ModelMade, show, on_interrupt="pause")
+            pulled = finish(client, _resume_or_start(client, request), ModelMade, show, on_interrupt="pause")
     except Interrupted as stopped:
         if stopped.state == "paused":
             raise click.ClickException("Paused. Run the same command to continue.") from None
@@ -128,9 +128,9 @@ def pull_command(
         if isinstance(show, ProgressBar):
             show.close()
     if as_json:
-        click.echo(json.dumps({"model": made.model, "path": made.path, "size_bytes": made.size_bytes}))
+        click.echo(json.dumps({"model": pulled.model, "path": pulled.path, "size_bytes": pulled.size_bytes}))
     else:
-        echo(f"{made.model} is ready. Try: tessera chat {made.model}")
+        echo(f"{pulled.model} is ready. Try: tessera chat {pulled.model}")
 
 
 def _resume_or_start(client: "Client", request: "PullRequest") -> "Job":

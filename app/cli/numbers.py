@@ -13,9 +13,9 @@ class Numbers(click.ParamType[tuple[int, ...]]):
         if isinstance(value, tuple):
             return value
         try:
-            found = tuple(int(part) for part in str(value).split(","))
+            numbers = tuple(int(part) for part in str(value).split(","))
         except ValueError:
             self.fail(f"{value!r} is not a list of numbers such as 512,2048", param, ctx)
-        if not found or min(found) < 1 or max(found) > 1 << 20:
+        if not numbers or min(numbers) < 1 or max(numbers) > 1 << 20:
             self.fail(f"{value!r} has numbers out of range", param, ctx)
-        return found
+        return numbers

@@ -103,9 +103,9 @@ def providers_command(as_json: bool) -> None:
     """Show every execution provider, whether it works here, and what is missing if not."""
     from engine.services import EngineFacade
 
-    found = EngineFacade().onnx_providers()
+    reports = EngineFacade().onnx_providers()
     if as_json:
-        click.echo(json.dumps({"providers": [report.as_json() for report in found]}))
+        click.echo(json.dumps({"providers": [report.as_json() for report in reports]}))
         return
-    for report in found:
+    for report in reports:
         echo(f"{report.title:<22}{report.state:<14}{report.detail}")

@@ -25,10 +25,10 @@ def command(name: str) -> None:
         )
     with client:
         try:
-            made = client.make_key(KeyRequest(name=name))
+            key = client.make_key(KeyRequest(name=name))
         except ApiError as error:
             raise click.ClickException(f"{error} Choose another: tessera phone --name NAME") from error
-        link = f"{client.url}/chat#key={quote(made.key)}"
+        link = f"{client.url}/chat#key={quote(key.key)}"
     segno.make(link, error="m", micro=False).terminal(compact=True)
     echo(link)
     echo(f"Anyone with this link may run models here. To revoke it: tessera keys remove {name}")

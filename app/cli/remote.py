@@ -70,18 +70,18 @@ def _with_key(request: RemoteRequest, fingerprint: str) -> RemoteRequest:
 def list_remotes() -> None:
     """List the computers and their last known state."""
     with connected() as client:
-        found = client.remotes()
-    if not found.remotes:
+        remotes = client.remotes()
+    if not remotes.remotes:
         echo("There are none. On the other computer: tessera worker. Here: tessera remote add NAME USER@HOST")
         return
     rows = []
-    for row in found.remotes:
+    for row in remotes.remotes:
         devices = ", ".join(f"{d.description} ({size(d.free_bytes)} free)" for d in row.devices)
         address = f"{row.user}@{row.host}:{row.port}"
         rows.append((row.name, address, row.state, devices, _way(row), row.use, ", ".join(row.models)))
     heads = ("name", "address", "state", "devices", "connection", "used", "models")
     console().print(table(heads, rows, cut="devices"))
-    for row in found.remotes:
+    for row in remotes.remotes:
         if row.reason:
             echo(f"{row.name}: {row.reason}")
 

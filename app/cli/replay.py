@@ -35,20 +35,20 @@ def command(file: Path, *, explain: bool, model: str, old_model: str, as_json: b
         receipt = msgspec.json.decode(file.read_bytes(), type=Receipt)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise click.ClickException(f"{file} is no receipt: {error}.") from None
-    asked = ReplayRequest(receipt=receipt, explain=explain, model=model, old_model=old_model)
+    request = ReplayRequest(receipt=receipt, explain=explain, model=model, old_model=old_model)
     with connected() as client:
-        found = client.replay(asked)
+        replay = client.replay(request)
     if as_json:
-        click.echo(msgspec.json.encode(found).decode())
+        click.echo(msgspec.json.encode(replay).decode())
     else:
-        echo(shown_text(found.text))
-        echo("The same answer." if found.same else "Another answer.", err=True, bold=True)
-        for exchange in found.exchanged:
+        echo(shown_text(replay.text))
+        echo("The same answer." if replay.same else "Another answer.", err=True, bold=True)
+        for exchange in replay.exchanged:
             echo(shown_text(sentence(exchange)), err=True)
-        if not explain and found.changed:
-            why = "" if found.same else " `tessera replay --explain` tries what it does."
-            echo(f"Not as it was: {shown_text(', '.join(found.changed))}.{why}", err=True)
-    sys.exit(0 if found.same else 1)
+        if not explain and replay.changed:
+            why = "" if replay.same else " `tessera replay --explain` tries what it does."
+            echo(f"Not as it was: {shown_text(', '.join(replay.changed))}.{why}", err=True)
+    sys.exit(0 if replay.same else 1)
 
 
 def sentence(exchange: "Exchange") -> str:

@@ -23,20 +23,20 @@ def command() -> None:
 def install(options: tuple[str, ...]) -> None:
     """Install and start it. OPTIONS after `--` are those of `tessera serve`, such as `-- --port 8000`."""
     try:
-        found = os_service.manager(own_command("serve", *options), env=given_environment())
-        os_service.install(found)
+        manager = os_service.manager(own_command("serve", *options), env=given_environment())
+        os_service.install(manager)
     except (os_service.ServiceFailed, OSError) as error:
         raise click.ClickException(shown_text(str(error))) from error
-    echo(f"Installed with {found.name}: {found.path}")
+    echo(f"Installed with {manager.name}: {manager.path}")
     _, left_out = os_service.passed_variables(os.environ)
-    if found.variables:
-        echo(f"It starts with these variables of this shell: {', '.join(found.variables)}")
+    if manager.variables:
+        echo(f"It starts with these variables of this shell: {', '.join(manager.variables)}")
     if left_out:
         echo(f"Skipped, because they may be secrets: {', '.join(left_out)}")
-    for note in found.notes:
+    for note in manager.notes:
         echo(note)
-    if not found.tried:
-        echo(f"This has not been tested with {found.name} yet; `tessera service status` says whether it runs.")
+    if not manager.tried:
+        echo(f"This has not been tested with {manager.name} yet; `tessera service status` says whether it runs.")
 
 
 @command.command("status")

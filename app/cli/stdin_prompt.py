@@ -51,14 +51,14 @@ def _piped() -> str:
         return ""
     if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
         return ""
-    found: list[bytes] = []
+    parts: list[bytes] = []
     begun, ended = threading.Event(), threading.Event()
 
     def read() -> None:
         size = 0
         try:
             while size <= _MAX_BYTES and (part := os.read(descriptor, 1 << 16)):
-                found.append(part)
+                parts.append(part)
                 size += len(part)
                 begun.set()
         except OSError:
@@ -72,4 +72,4 @@ def _piped() -> str:
         echo(f"Nothing came on standard input within {_FIRST_BYTE_S:.0f} s: asking without it.", err=True)
         return ""
     ended.wait()
-    return _text(b"".join(found)).rstrip("\n")
+    return _text(b"".join(parts)).rstrip("\n")

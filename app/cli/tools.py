@@ -112,12 +112,12 @@ def test_command(name: str) -> None:
     from app.tools.mcp_server import probe, short_name
 
     try:
-        found = next((server for server in ServerList().read() if server.name == name), None)
+        known_server = next((server for server in ServerList().read() if server.name == name), None)
     except BadMcpConfig as error:
         raise click.ClickException(str(error)) from error
-    if found is None:
+    if known_server is None:
         raise click.ClickException(f"There is no server {name!r}; tessera tools list shows them.")
-    probed = probe(found, Path.cwd())
+    probed = probe(known_server, Path.cwd())
     if probed.problem:
         raise click.ClickException(shown_text(probed.problem))
     for spec in probed.specs:
@@ -175,7 +175,7 @@ def ask_person(request: "ConsentRequest") -> "ToolDecision":
 
 
 def _pair(text: str) -> tuple[str, str]:
-    name, found, value = text.partition("=")
-    if not found or not name:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
         raise click.BadParameter(f"{text!r} is not NAME=VALUE.", param_hint="--env")
     return name, value

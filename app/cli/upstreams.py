@@ -51,19 +51,19 @@ def key(name: str, *, remove: bool) -> None:
 def list_upstreams() -> None:
     """List servers, their models, and the rules."""
     with connected() as client:
-        found = client.upstreams(check=True)
-    if not found.upstreams:
+        upstreams = client.upstreams(check=True)
+    if not upstreams.upstreams:
         echo("There are none. Add one: tessera upstreams add NAME URL")
         return
     rows = []
-    for row in found.upstreams:
+    for row in upstreams.upstreams:
         models = ", ".join(f"{m.name}{'' if m.allowed else ' (no rule)'}" for m in row.models[:6])
         more = f", and {len(row.models) - 6} more" if len(row.models) > 6 else ""  # noqa: PLR2004 - as above
         rows.append((row.name, row.url, row.kind, _state(row), row.key or "none", models + more))
     console().print(table(("name", "address", "kind", "state", "key", "models"), rows, cut="models"))
-    for number, rule in enumerate(found.rules, 1):
+    for number, rule in enumerate(upstreams.rules, 1):
         echo(f"rule {number}: {_describe(rule)}")
-    if not found.rules:
+    if not upstreams.rules:
         echo("No rules: nothing is sent to any of them.")
 
 

@@ -137,8 +137,8 @@ class HttpTransport:
 
     def _target(self, path: str, query: Mapping[str, Any]) -> str:
         fields = {k: str(v).lower() if isinstance(v, bool) else "" if v is None else v for k, v in query.items()}
-        asked = f"{path}{'&' if '?' in path else '?'}{_query(fields)}" if fields else path
-        return quote(f"{self._prefix}{asked}", safe=_PLAIN, errors="replace")
+        target = f"{path}{'&' if '?' in path else '?'}{_query(fields)}" if fields else path
+        return quote(f"{self._prefix}{target}", safe=_PLAIN, errors="replace")
 
     def _connection(self, connect_s: float, read_s: float) -> http.client.HTTPConnection:
         while True:
@@ -152,24 +152,24 @@ class HttpTransport:
             self._drop(reusable)
         if self._tls:
             context = ssl.create_default_context()
-            made: http.client.HTTPConnection = http.client.HTTPSConnection(
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
                 self._host, self._port, timeout=connect_s, context=context
             )
         else:
-            made = http.client.HTTPConnection(self._host, self._port, timeout=connect_s)
-        made.connect()
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=connect_s)
+        connection.connect()
         with self._lock:
-            self._sockets.add(made.sock)
+            self._sockets.add(connection.sock)
         if self.closed:
-            self._drop(made)
+            self._drop(connection)
             raise Closed("the connection was closed")
         if self._secret is not None:
             try:
-                self._prove(made, self._secret, min(read_s, PROOF_S))
+                self._prove(connection, self._secret, min(read_s, PROOF_S))
             except BaseException:
-                self._drop(made)
+                self._drop(connection)
                 raise
-        return made
+        return connection
 
     def _prove(self, connection: http.client.HTTPConnection, secret: str, read_s: float) -> None:
         """Verify that the server knows the secret. Raises: Impostor; Failed: no response."""
@@ -336,10 +336,10 @@ def _encoded(body: Body) -> bytes:
 
 def _decoded(raw: bytes, kind: type[T], path: str) -> T:
     try:
-        found: T = _decoder(kind).decode(raw)
+        value: T = _decoder(kind).decode(raw)
     except (ValueError, RecursionError) as error:
         raise UnexpectedAnswer(path, str(error)) from error
-    return found
+    return value
 
 
 def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:

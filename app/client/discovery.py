@@ -31,8 +31,8 @@ def chosen_server(kind: type[C], paths: Paths | None = None) -> C | None:
 def server_here(kind: type[C], paths: Paths | None = None) -> C | None:
     """Client of the server on this computer, whatever `tessera connect` chose; None if none runs."""
     try:
-        found = json.loads((paths or user_paths()).server_file.read_text())
-        client = kind(str(found["url"]), str(found["token"]), int(found["pid"]), local=True)
+        record = json.loads((paths or user_paths()).server_file.read_text())
+        client = kind(str(record["url"]), str(record["token"]), int(record["pid"]), local=True)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     # If the process is gone or is another program, any user's program may now use its port.

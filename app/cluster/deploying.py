@@ -86,15 +86,15 @@ def _remember_on_head(model: str) -> None:
 
 def deployed() -> dict[str, dict[str, Any]]:
     """All deployed models: state, reason, and number of replicas per state."""
-    found = {}
+    deployments = {}
     for name, application in serve.status().applications.items():
         (of,) = application.deployments.values() or (None,)
-        found[name] = {
+        deployments[name] = {
             "state": str(application.status.value),
             "reason": application.message or (of.message if of else ""),
             "replicas": {str(getattr(s, "value", s)): n for s, n in of.replica_states.items()} if of else {},
         }
-    return found
+    return deployments
 
 
 def nodes() -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ class CompactedContext:
 def in_force(path: Sequence[Message], folds: Iterable[Summary]) -> list[Summary]:
     """The folds of this branch that no later fold took in, oldest first."""
     places = {message.id: place for place, message in enumerate(path)}
-    found = [
+    summaries = [
         fold
         for fold in folds
         if fold.inside_id is None
@@ -46,7 +46,7 @@ def in_force(path: Sequence[Message], folds: Iterable[Summary]) -> list[Summary]
         and places[fold.first_id] <= places[fold.last_id]
     ]
     apart: list[Summary] = []
-    for fold in sorted(found, key=lambda fold: places[fold.first_id]):
+    for fold in sorted(summaries, key=lambda fold: places[fold.first_id]):
         if not apart or places[fold.first_id] > places[apart[-1].last_id]:
             apart.append(fold)
     return apart
@@ -114,12 +114,12 @@ def next_part(
 def _neighbours(path: Sequence[Message], closed: list[Summary]) -> list[Summary]:
     """The older half of the folds, as far as they follow each other without a message between them."""
     ids = [message.id for message in path]
-    found = [closed[0]]
+    neighbours = [closed[0]]
     for fold in closed[1 : max(2, (len(closed) + 1) // 2)]:
-        if ids.index(found[-1].last_id) + 1 != ids.index(fold.first_id):
+        if ids.index(neighbours[-1].last_id) + 1 != ids.index(fold.first_id):
             break
-        found.append(fold)
-    return found
+        neighbours.append(fold)
+    return neighbours
 
 
 def _turns(path: Sequence[Message], taken: set[int]) -> list[list[Message]]:

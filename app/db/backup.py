@@ -19,8 +19,8 @@ def folder(path: Path) -> Path:
 
 def backups(path: Path) -> list[Path]:
     """Copies of the database at `path`, newest first."""
-    found = [file for file in folder(path).glob(f"{path.stem}-*.db") if file.is_file()]
-    return sorted(found, key=lambda file: (file.stat().st_mtime, file.name), reverse=True)
+    files = [file for file in folder(path).glob(f"{path.stem}-*.db") if file.is_file()]
+    return sorted(files, key=lambda file: (file.stat().st_mtime, file.name), reverse=True)
 
 
 def back_up(connection: apsw.Connection, path: Path, label: str) -> Path:
@@ -50,12 +50,12 @@ def back_up_daily(connection: apsw.Connection, path: Path, keep: int, today: str
     today = time.strftime("%Y%m%d") if today is None else today
     if (folder(path) / f"{path.stem}-{today}.db").exists():
         return None
-    made = back_up(connection, path, today)
+    backup = back_up(connection, path, today)
     daily = [file for file in backups(path) if _DAILY.fullmatch(file.stem.removeprefix(f"{path.stem}-"))]
     for old in sorted(daily, key=lambda file: file.name, reverse=True)[keep:]:
-        if old != made:
+        if old != backup:
             old.unlink(missing_ok=True)
-    return made
+    return backup
 
 
 def restore(backup: Path, connection: apsw.Connection) -> None:
@@ -81,10 +81,10 @@ def chat_texts(path: Path) -> list[str]:
     try:
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
         try:
-            found = [messages.of_conversation(connection, c.id) for c in conversations.listing(connection)]
+            chats = [messages.of_conversation(connection, c.id) for c in conversations.listing(connection)]
         finally:
             connection.close()
     except apsw.Error as error:
         raise StoreUnreadable(path, str(error)) from error
-    texts = ["\n\n".join(m.content for m in messages if m.role != "tool" and m.content) for messages in found]
+    texts = ["\n\n".join(m.content for m in messages if m.role != "tool" and m.content) for messages in chats]
     return [t for t in texts if t]

@@ -55,7 +55,7 @@ def remove_memory(connection: apsw.Connection, memory_id: int) -> None:
 
 def checked(text: object) -> str:
     """A fact on one line. Raises: MemoryRefused: no text, or too long."""
-    found = " ".join(text.split()) if isinstance(text, str) else ""
-    if not found or len(found) > MAX_MEMORY_CHARS:
+    words = " ".join(text.split()) if isinstance(text, str) else ""
+    if not words or len(words) > MAX_MEMORY_CHARS:
         raise MemoryRefused(f"A fact is text of 1 to {MAX_MEMORY_CHARS} characters.")
-    return found
+    return words

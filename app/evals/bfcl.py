@@ -28,7 +28,7 @@ _TYPES: Final = {"dict": "object", "float": "number", "tuple": "array", "list": 
 
 def cases(wheel: Path, per_category: int = PER_CATEGORY) -> list[Case]:
     """A fixed sample at equal distances; the same for every run with the same `per_category`."""
-    made = []
+    all_cases = []
     for category, name in CATEGORIES.items():
         rows = _lines(wheel, f"{_DATA}/BFCL_v4_{name}.json")
         answers = {}
@@ -39,7 +39,7 @@ def cases(wheel: Path, per_category: int = PER_CATEGORY) -> list[Case]:
         for i in range(chosen):
             row = rows[i * len(rows) // chosen]
             check = _nothing if category == "irrelevance" else _judge(row["function"], answers[row["id"]])
-            made.append(
+            all_cases.append(
                 Case(
                     name=row["id"],
                     category=category,
@@ -48,7 +48,7 @@ def cases(wheel: Path, per_category: int = PER_CATEGORY) -> list[Case]:
                     check=check,
                 )
             )
-    return made
+    return all_cases
 
 
 def _lines(wheel: Path, name: str) -> list[dict[str, Any]]:
@@ -75,9 +75,9 @@ def _schema(schema: Any) -> Any:
     return made
 
 
-def _nothing(text: str, made: Calls) -> str | None:
+def _nothing(text: str, called: Calls) -> str | None:
     del text
-    return f"called {[name for name, _ in made]} though none of the functions helps" if made else None
+    return f"called {[name for name, _ in called]} though none of the functions helps" if called else None
 
 
 def _judge(functions: Sequence[Mapping[str, Any]], wanted: Sequence[Mapping[str, Any]]) -> Check:

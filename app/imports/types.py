@@ -56,20 +56,20 @@ class Branches:
     def shown(self, key: str | None) -> str | None:
         """The nearest visible message at a node or above it."""
         walked: list[str] = []
-        found: str | None = None
+        visible: str | None = None
         while key is not None and key in self.rows:
             if key in self._known:
-                found = self._known[key]
+                visible = self._known[key]
                 break
             self._known[key] = None  # until it is known: a cycle shows nothing
             walked.append(key)
             parent, message = self.rows[key]
             if message is not None:
-                found = key
+                visible = key
                 break
             key = parent
-        self._known |= dict.fromkeys(walked, found)
-        return found
+        self._known |= dict.fromkeys(walked, visible)
+        return visible
 
     def ordered(self) -> tuple[Message, ...]:
         """All messages, each after its parent. In a cycle, the first node gets no parent."""

@@ -29,7 +29,7 @@ def add_chats(connection: apsw.Connection, chats: Sequence[Chat], progress: Prog
 
 
 def _add(connection: apsw.Connection, chat: Chat) -> int:
-    made = conversations.create(
+    conversation = conversations.create(
         connection,
         title=" ".join(chat.title.split())[:_LONGEST_TITLE],
         system_prompt=chat.system_prompt,
@@ -39,7 +39,7 @@ def _add(connection: apsw.Connection, chat: Chat) -> int:
     for message in chat.messages:
         written = messages.add(
             connection,
-            made.id,
+            conversation.id,
             ids.get(message.parent) if message.parent is not None else None,
             message.role,
             message.text,
@@ -52,5 +52,5 @@ def _add(connection: apsw.Connection, chat: Chat) -> int:
         )
         ids[message.key] = written.id
     if chat.leaf in ids:
-        conversations.update(connection, made.id, leaf_id=ids[chat.leaf])
-    return made.id
+        conversations.update(connection, conversation.id, leaf_id=ids[chat.leaf])
+    return conversation.id

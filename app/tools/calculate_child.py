@@ -195,12 +195,12 @@ class _Walker:
     def _each(self, item: ast.expr, one: ast.comprehension) -> list[Any]:
         if not isinstance(one.target, ast.Name):
             raise Refused("a comprehension has one plain name")
-        found = []
+        values = []
         for value in self.of(one.iter):
             self.names[one.target.id] = value
             if all(self.of(test) for test in one.ifs):
-                found.append(self.of(item))
-        return found
+                values.append(self.of(item))
+        return values
 
     def _named(self, name: str) -> Any:
         for table in (self.names, _CONSTANTS, UNITS):

@@ -69,16 +69,16 @@ def parse_servers(text: str, source: object = "The text") -> list[McpServerConfi
     Raises: BadMcpConfig.
     """
     try:
-        found = json.loads(text)
+        config = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadMcpConfig(source, f"it is not JSON ({error})") from None
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise BadMcpConfig(source, "it is not an object")
-    table = next((found[key] for key in _TABLES if key in found), None)
-    if table is None and isinstance(found.get("mcp"), dict):
-        table = found["mcp"].get("servers")
-    if table is None and found and all(_is_entry(value) for value in found.values()):
-        table = found
+    table = next((config[key] for key in _TABLES if key in config), None)
+    if table is None and isinstance(config.get("mcp"), dict):
+        table = config["mcp"].get("servers")
+    if table is None and config and all(_is_entry(value) for value in config.values()):
+        table = config
     if not isinstance(table, dict):
         raise BadMcpConfig(source, 'it has no "mcpServers"')
     return [_server(str(name), entry, source) for name, entry in table.items()]
@@ -117,7 +117,7 @@ def _server(name: str, entry: Any, source: object) -> McpServerConfig:
     try:
         command = entry.get("command")
         argv = (str(command), *map(str, entry.get("args") or ())) if command is not None else ()
-        made = McpServerConfig(
+        server = McpServerConfig(
             name,
             argv,
             {str(key): str(value) for key, value in (entry.get("env") or {}).items()},
@@ -127,7 +127,7 @@ def _server(name: str, entry: Any, source: object) -> McpServerConfig:
         )
     except (ValueError, TypeError, AttributeError) as error:
         raise BadMcpConfig(source, f"{name}: {error!r}") from error
-    return check_server(made, source)
+    return check_server(server, source)
 
 
 def read_mcp_config(path: Path) -> list[McpServerConfig]:

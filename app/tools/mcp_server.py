@@ -213,18 +213,18 @@ def _reason(error: BaseException) -> str:
 async def _tools(session: "ClientSession") -> list[Any]:
     import anyio
 
-    found: list[Any] = []
+    tools: list[Any] = []
     cursor: str | None = None
     with anyio.fail_after(START_LIMIT_S):
         for _ in range(_MAX_PAGES):
             from mcp import types
 
             page = await session.list_tools(params=types.PaginatedRequestParams(cursor=cursor))
-            found += page.tools
+            tools += page.tools
             cursor = page.next_cursor
-            if not cursor or len(found) > _MAX_TOOLS:
+            if not cursor or len(tools) > _MAX_TOOLS:
                 break
-    return found
+    return tools
 
 
 async def _call(session: "ClientSession", name: str, arguments: dict[str, Any], limit_s: float) -> ToolOutcome:

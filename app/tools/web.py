@@ -70,17 +70,17 @@ class WebRefused(Exception):
 def resolved(host: str, port: int) -> list[str]:
     """All addresses of a host. Raises: WebRefused."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise WebRefused(f"{host} has no address.") from error
-    return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
+    return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in addresses))
 
 
 def own_networks() -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
     """The networks of this computer: its neighbours may have public IPv6 addresses."""
     import psutil
 
-    found: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
+    networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
     for entries in psutil.net_if_addrs().values():
         for entry in entries:
             if entry.family in {socket.AF_INET, socket.AF_INET6}:
@@ -91,32 +91,32 @@ def own_networks() -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
                     prefix = own if mask is None else int(mask).bit_count()
                     # A tunnel for everything has a mask of zero: then only its own address is meant.
                     prefix = prefix if prefix >= widest else own
-                    found.append(ipaddress.ip_network(f"{address}/{prefix}", strict=False))
-    return found
+                    networks.append(ipaddress.ip_network(f"{address}/{prefix}", strict=False))
+    return networks
 
 
 def is_foreign(address: str) -> bool:
     """Return whether an IP address is public, and neither this computer's nor in one of its networks."""
-    found = ipaddress.ip_address(address)
-    return is_public(address) and not any(found in network for network in own_networks())
+    ip = ipaddress.ip_address(address)
+    return is_public(address) and not any(ip in network for network in own_networks())
 
 
 def is_public(address: str) -> bool:
     """Return whether an IP address belongs to the public internet, also inside IPv6 forms of IPv4 addresses."""
-    found = ipaddress.ip_address(address)
-    if any(found in network for network in _NOT_PUBLIC):
+    ip = ipaddress.ip_address(address)
+    if any(ip in network for network in _NOT_PUBLIC):
         return False
-    if isinstance(found, ipaddress.IPv6Address) and found.is_site_local:
+    if isinstance(ip, ipaddress.IPv6Address) and ip.is_site_local:
         return False
-    if isinstance(found, ipaddress.IPv6Address):
-        inner = found.ipv4_mapped or found.sixtofour
-        if found.teredo is not None:
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ip.ipv4_mapped or ip.sixtofour
+        if ip.teredo is not None:
             return False
-        if found in _TRANSLATED:
-            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+        if ip in _TRANSLATED:
+            inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(str(inner))
-    return found.is_global and not found.is_multicast and not found.is_reserved and not found.is_unspecified
+    return ip.is_global and not ip.is_multicast and not ip.is_reserved and not ip.is_unspecified
 
 
 def web_url(text: object) -> httpx2.URL:
@@ -161,17 +161,17 @@ class Pages:
 
     def _within(self, ends: float, host: str, port: int) -> list[str]:
         """The addresses of a host. Raises: WebRefused: none, or the resolver takes too long."""
-        found: queue.SimpleQueue[list[str] | WebRefused] = queue.SimpleQueue()
+        results: queue.SimpleQueue[list[str] | WebRefused] = queue.SimpleQueue()
 
         def look_up() -> None:
             try:
-                found.put(self._resolve(host, port))
+                results.put(self._resolve(host, port))
             except WebRefused as error:
-                found.put(error)
+                results.put(error)
 
         threading.Thread(target=look_up, name="resolve-page", daemon=True).start()
         try:
-            answer = found.get(timeout=max(0.1, ends - time.monotonic()))
+            answer = results.get(timeout=max(0.1, ends - time.monotonic()))
         except queue.Empty:
             raise WebRefused(_TOO_SLOW) from None
         if isinstance(answer, WebRefused):
@@ -195,9 +195,9 @@ class Pages:
         try:
             if is_tls:
                 context = httpx2.create_ssl_context()
-                made = context.wrap_socket(sockets[0], server_hostname=host, do_handshake_on_connect=False)
-                sockets.append(made)
-                made.do_handshake()
+                wrapped = context.wrap_socket(sockets[0], server_hostname=host, do_handshake_on_connect=False)
+                sockets.append(wrapped)
+                wrapped.do_handshake()
             asking = http.client.HTTPConnection(host, port)
             asking.sock = sockets[-1]
             named = url.raw_host.decode("ascii") + (f":{url.port}" if url.port else "")
@@ -222,12 +222,14 @@ def _connected(addresses: Sequence[str], port: int, ends: float) -> socket.socke
     """A connection to the first of these addresses that answers. Raises: OSError."""
     for address in addresses[:_MAX_ADDRESSES]:
         try:
-            made = socket.create_connection((address, port), max(0.1, min(_CONNECT_S, ends - time.monotonic())))
+            connection = socket.create_connection(
+                (address, port), max(0.1, min(_CONNECT_S, ends - time.monotonic()))
+            )
         except OSError as error:
             failed = error
             continue
-        made.settimeout(_READ_S)
-        return made
+        connection.settimeout(_READ_S)
+        return connection
     raise failed
 
 
@@ -267,11 +269,11 @@ def _bounded(chunks: Iterable[bytes], headers: Mapping[str, str], limit: int, en
 
 def _in_utf8(body: bytes, content_type: str) -> bytes:
     """The body in UTF-8 if only the header names its encoding; readers look into the body alone."""
-    found = re.search(r"charset\s*=\s*[\"']?([\w.:-]{1,40})", content_type, re.IGNORECASE)
-    if found is None or b"charset" in body[:4096].lower():
+    match = re.search(r"charset\s*=\s*[\"']?([\w.:-]{1,40})", content_type, re.IGNORECASE)
+    if match is None or b"charset" in body[:4096].lower():
         return body
     try:
-        name = codecs.lookup(found[1]).name
+        name = codecs.lookup(match[1]).name
         # Not every codec is an encoding of pages, and some (punycode) take a time that grows with the square.
         return body.decode(name, "replace").encode() if _PAGE_ENCODING.match(name) else body
     except (LookupError, ValueError):
@@ -322,12 +324,12 @@ def searched(address: str, query: str) -> list[WebSource]:
                 )
             if answer.status_code != http.client.OK:
                 raise WebRefused(f"SearXNG at {named} answered with status {answer.status_code}.")
-            found = json.loads(_bounded(answer.iter_raw(), dict(answer.headers), MAX_RESULTS_BYTES, ends))
+            reply = json.loads(_bounded(answer.iter_raw(), dict(answer.headers), MAX_RESULTS_BYTES, ends))
     except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
         raise WebRefused(f"SearXNG at {named} could not be reached: {error}") from error
     except (ValueError, RecursionError) as error:
         raise WebRefused(f"SearXNG at {named} answered with no JSON.") from error
-    rows = found.get("results") if isinstance(found, dict) else None
+    rows = reply.get("results") if isinstance(reply, dict) else None
     return list(_results(rows if isinstance(rows, list) else []))[:MAX_RESULTS]
 
 
@@ -388,11 +390,11 @@ class Web:
         query = arguments.get("query")
         if not isinstance(query, str) or not query.strip() or len(query) > _MAX_QUERY_CHARS:
             raise WebRefused(f"query must be text of at most {_MAX_QUERY_CHARS} characters.")
-        found = searched(self._searxng, query.strip())
-        if not found:
+        sources = searched(self._searxng, query.strip())
+        if not sources:
             return ToolOutcome("Nothing was found.")
-        lines = [f"{n}. {each.title}\n{each.url}\n{each.excerpt}".rstrip() for n, each in enumerate(found, 1)]
-        return ToolOutcome(_marked("Results of the search", "\n\n".join(lines)), sources=tuple(found))
+        lines = [f"{n}. {each.title}\n{each.url}\n{each.excerpt}".rstrip() for n, each in enumerate(sources, 1)]
+        return ToolOutcome(_marked("Results of the search", "\n\n".join(lines)), sources=tuple(sources))
 
     def _read(self, arguments: dict[str, Any]) -> ToolOutcome:
         first = arguments.get("first", 0)

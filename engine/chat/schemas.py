@@ -191,8 +191,8 @@ class _Closing:
         """A definition with its parts merged, each once; True if it is missing or being merged."""
         if pointer not in self._merged_definitions:
             self._merged_definitions[pointer] = True
-            found = dict(self._definitions()).get(pointer, True)
-            self._merged_definitions[pointer] = self._merged(found)
+            definition = dict(self._definitions()).get(pointer, True)
+            self._merged_definitions[pointer] = self._merged(definition)
         return self._merged_definitions[pointer]
 
     def _collect_references(self, node: Schema, *, alone: bool) -> None:
@@ -209,13 +209,13 @@ class _Closing:
     @staticmethod
     def _parts(node: dict[str, Any], *, alone: bool) -> list[tuple[Schema, bool]]:
         """The direct subschemas except definitions, and whether each describes the whole of its value."""
-        found: list[tuple[Schema, bool]] = []
+        parts: list[tuple[Schema, bool]] = []
         rules = node.keys() & _MEMBER_RULES
         # If other parts may describe the same members, their values are not described here alone.
         single = alone and not _has_other_parts(node, node.get("properties"))
         for key in ("properties", "patternProperties"):
             if isinstance(node.get(key), dict):
-                found += [(part, single) for part in node[key].values()]
+                parts += [(part, single) for part in node[key].values()]
         for key in (
             "additionalProperties",
             "unevaluatedProperties",
@@ -224,19 +224,19 @@ class _Closing:
             "unevaluatedItems",
         ):
             value = node.get(key)
-            found += [(part, single) for part in (value if isinstance(value, list) else [value])]
+            parts += [(part, single) for part in (value if isinstance(value, list) else [value])]
         if isinstance(node.get("prefixItems"), list):
-            found += [(part, single) for part in node["prefixItems"]]
+            parts += [(part, single) for part in node["prefixItems"]]
         for key in ("anyOf", "oneOf", "allOf"):
             if isinstance(node.get(key), list):
                 # A value that matches two branches violates oneOf; closed branches would accept it.
                 whole = alone and rules == {key} and (key == "anyOf" or (key == "allOf" and len(node[key]) == 1))
-                found += [(part, whole) for part in node[key]]
-        found += [(node.get(key), False) for key in ("if", "then", "else", "not", "contains", "propertyNames")]
+                parts += [(part, whole) for part in node[key]]
+        parts += [(node.get(key), False) for key in ("if", "then", "else", "not", "contains", "propertyNames")]
         for key in ("dependentSchemas", "dependencies"):
             if isinstance(node.get(key), dict):
-                found += [(part, False) for part in node[key].values()]
-        return found
+                parts += [(part, False) for part in node[key].values()]
+        return parts
 
     def _close(self, node: Schema, *, alone: bool) -> Schema:
         if not isinstance(node, dict):
@@ -333,8 +333,10 @@ def _tidy_beside_references(out: dict[str, Any], root: Schema) -> None:
             del out[key]
     kinds = types_of(out)
     for branches in listed:
-        found = [resolved(branch, root) for branch in branches]
-        if kinds and all(isinstance(part, dict) and types_of(part) and types_of(part) <= kinds for part in found):
+        resolved_branches = [resolved(branch, root) for branch in branches]
+        if kinds and all(
+            isinstance(part, dict) and types_of(part) and types_of(part) <= kinds for part in resolved_branches
+        ):
             out.pop("type", None)
 
 

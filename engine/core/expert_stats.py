@@ -40,9 +40,9 @@ class ExpertUse(msgspec.Struct, frozen=True, kw_only=True):
     def hit_rate(self, part: float) -> float:
         """Fraction of expert requests that a cache of the most used `part` (0 to 1) of all experts would serve."""
         whole, rest = divmod(min(1.0, max(0.0, part)) * RANKS, 1)
-        found = sum(self.ranks[: int(whole)])
-        found += rest * self.ranks[int(whole)] if rest else 0.0
-        return found / sum(self.ranks)
+        hits = sum(self.ranks[: int(whole)])
+        hits += rest * self.ranks[int(whole)] if rest else 0.0
+        return hits / sum(self.ranks)
 
 
 def use_store(folder: Path, model: Path) -> JsonStore[ExpertUse]:

@@ -167,10 +167,10 @@ class JsonStore(Generic[T]):
         It has the inode too: two files may have the same size and clock tick.
         """
         try:
-            found = self.path.stat() if self.path is not None else None
+            status = self.path.stat() if self.path is not None else None
         except OSError:
             return None
-        return (found.st_mtime_ns, found.st_size, found.st_ino) if found is not None else None
+        return (status.st_mtime_ns, status.st_size, status.st_ino) if status is not None else None
 
     def _load(self, path: Path) -> None:
         try:

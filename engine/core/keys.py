@@ -58,14 +58,14 @@ class KeyStore:
     def add(self, name: str, scopes: tuple[Scope, ...]) -> str:
         """Create a key and return it; it cannot be shown again. Raises: InputFault, BadKeyFile."""
         key = _PREFIX + secrets.token_urlsafe(32)
-        made = ApiKey(name=name, sha256=digest(key), scopes=scopes or ("chat",), created_at=time.time())
+        api_key = ApiKey(name=name, sha256=digest(key), scopes=scopes or ("chat",), created_at=time.time())
         with self._store.locked():
             keys = self._read()
             if not name or len(name) > 100 or any(known.name == name for known in keys):  # noqa: PLR2004
                 raise InputFault(f"A key needs a name of its own, up to 100 characters; {name!r} is not.", "name")
             if len(keys) >= MAX_KEYS:
                 raise InputFault(f"There are already {MAX_KEYS} keys.", "name")
-            self._store.put([*keys, made])
+            self._store.put([*keys, api_key])
         return key
 
     def remove(self, name: str) -> bool:

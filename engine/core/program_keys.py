@@ -31,15 +31,15 @@ class ProgramKeys:
 
     def make(self, program: str) -> str:
         """Return the program's key; create it if it has none."""
-        made = _PREFIX + secrets.token_urlsafe(32)
-        return self._store.change(lambda keys: keys if program in keys else {**keys, program: made})[program]
+        new_key = _PREFIX + secrets.token_urlsafe(32)
+        return self._store.change(lambda keys: keys if program in keys else {**keys, program: new_key})[program]
 
     def remove(self, program: str) -> bool:
         """Revoke the program's key; False if it has none."""
         with self._store.locked():
-            found = program in self._store.get()
+            existed = program in self._store.get()
             self._store.change(lambda keys: with_row(keys, program, None))
-            return found
+            return existed
 
     def knows(self, key: str) -> bool:
         """Whether the key belongs to one of the programs."""

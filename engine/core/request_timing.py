@@ -69,8 +69,8 @@ class Clock:
     def finished(self, route: str, tools_s: float = 0.0) -> TimeSpent:
         """Return all parts and the unexplained rest. Sending overlaps with decoding; nothing is counted twice."""
         total = time.monotonic() - self.began
-        known = self.load_s + self.queue_s + self.prefill_s + self.decode_s
-        network = min(self.network_s, max(0.0, total - known))
+        accounted_s = self.load_s + self.queue_s + self.prefill_s + self.decode_s
+        network = min(self.network_s, max(0.0, total - accounted_s))
         return TimeSpent(
             id=self.id,
             route=route,
@@ -83,7 +83,7 @@ class Clock:
             decode_s=self.decode_s,
             tools_s=tools_s,
             network_s=network,
-            other_s=max(0.0, total - known - network),
+            other_s=max(0.0, total - accounted_s - network),
         )
 
 

@@ -61,11 +61,11 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
 
     def facts(self) -> dict[str, dict[str, Any]]:
         """Return the parameters as responses and model lists show them: value, source, and link."""
-        told = {}
+        facts_by_name = {}
         for name, source in self.sources.items():
             link = {"link": self.links[name]} if name in self.links else {}
-            told[name] = {"value": getattr(self.params, name), "source": source, **link}
-        return told
+            facts_by_name[name] = {"value": getattr(self.params, name), "source": source, **link}
+        return facts_by_name
 
 
 def choose(given: Mapping[str, Any], layers: Iterable[Layer] = (), source: Source = "request") -> Chosen:
@@ -144,9 +144,9 @@ def families() -> tuple[Family, ...]:
 
 def of_card(architecture: str, names: Iterable[str]) -> tuple[Layer, Layer] | None:
     """Return the model card's values, without and with reasoning; None if the family is not in the table."""
-    known = "\n".join(names)
+    all_names = "\n".join(names)
     for family in families():
-        if architecture in family.architectures and re.search(family.name, known, re.IGNORECASE):
+        if architecture in family.architectures and re.search(family.name, all_names, re.IGNORECASE):
             plain = Layer(source="model_card", values=family.values, link=family.source)
             if family.thinking is None:
                 return plain, plain

@@ -44,8 +44,8 @@ def process_age_s() -> float:
     if sys.platform != "linux":
         return 0.0
     try:
-        told = Path("/proc/self/stat").read_text("ascii", "replace")
-        ticks = int(told.rpartition(")")[2].split()[19])  # field 22 of proc(5), `starttime`
+        stat = Path("/proc/self/stat").read_text("ascii", "replace")
+        ticks = int(stat.rpartition(")")[2].split()[19])  # field 22 of proc(5), `starttime`
     except (OSError, ValueError, IndexError):
         return 0.0
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))

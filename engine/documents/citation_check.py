@@ -74,16 +74,16 @@ class Sentence(msgspec.Struct, frozen=True):
 
 def sentences(text: str) -> list[Sentence]:
     """The sentences of an answer that contain a claim."""
-    found, at = [], 0
+    result, at = [], 0
     for end in [*(m for m in _END.finditer(text)), None]:
         stop = end.start() if end else len(text)
         piece = text[at:stop]
         bare = _REFERENCE.sub("", piece).strip()
         if len([w for w in WORD.findall(bare) if w.lower() not in STOP]) >= _LEAST_WORDS:
             lead = len(piece) - len(piece.lstrip())
-            found.append(Sentence(at + lead, at + len(piece.rstrip()), bare))
+            result.append(Sentence(at + lead, at + len(piece.rstrip()), bare))
         at = end.end() if end else stop
-    return found
+    return result
 
 
 class Window(NamedTuple):
@@ -96,13 +96,13 @@ class Window(NamedTuple):
 
 def windows(passages: Sequence[str]) -> list[Window]:
     """Sentence windows of the passages to compare with, each with its passage number (from 1)."""
-    found: list[Window] = []
+    result: list[Window] = []
     for number, passage in enumerate(passages, 1):
         pieces = [piece.strip() for piece in _END.split(passage.replace("\n", " ")) if piece and piece.strip()]
         for i in range(max(len(pieces) - 1, 1)):
             parts = tuple(pieces[i : i + _WINDOW])
-            found.append(Window(number, " ".join(parts), parts))
-    return found
+            result.append(Window(number, " ".join(parts), parts))
+    return result
 
 
 def check(
@@ -164,8 +164,8 @@ def _verdict(
         )
 
     # The best window that has everything decides; of equal ones, one that supports the sentence.
-    found = [(both[at], verdict(at)) for at in ranked[:_LOOKED_AT]]
-    whole = [(score, v) for score, v in found if v.carried or v.doubt] or found
+    verdicts = [(both[at], verdict(at)) for at in ranked[:_LOOKED_AT]]
+    whole = [(score, v) for score, v in verdicts if v.carried or v.doubt] or verdicts
     return next((v for score, v in whole if v.carried and score >= whole[0][0] - _EQUAL), whole[0][1])
 
 
@@ -176,27 +176,27 @@ def _content(text: str, stems: Callable[[str], list[str]]) -> list[str]:
 
 def _exact(text: str) -> dict[str, str]:
     """Numbers and codes of a text by the form that is compared; names and acronyms too."""
-    found: dict[str, str] = {}
+    exact: dict[str, str] = {}
     for match in _TOKEN.finditer(text):
         token = match.group()
         if token.lower() in _COUNTS:
-            found[_COUNTS[token.lower()]] = token
+            exact[_COUNTS[token.lower()]] = token
         elif _CODE.search(token) or (
             token[0].isupper() and match.start() and token.lower() not in STOP and len(token) > 1
         ):
-            found[token.casefold()] = token
-    return found
+            exact[token.casefold()] = token
+    return exact
 
 
 def _forms(text: str) -> set[str]:
     """All forms in which a token of a text may be named: as it is, and the parts of a compound."""
-    found: set[str] = set()
+    forms: set[str] = set()
     for match in _TOKEN.finditer(text):
         token = match.group().casefold()
-        found.update(part.casefold() for part in _HUMPS.findall(match.group()))
-        found |= {token, _COUNTS.get(token, token), *(part for part in _PARTS.split(token) if part)}
-        found |= {token.removesuffix("'s"), token.removesuffix("s"), token.lstrip("-/"), *token.split("-")}
-    return found
+        forms.update(part.casefold() for part in _HUMPS.findall(match.group()))
+        forms |= {token, _COUNTS.get(token, token), *(part for part in _PARTS.split(token) if part)}
+        forms |= {token.removesuffix("'s"), token.removesuffix("s"), token.lstrip("-/"), *token.split("-")}
+    return forms
 
 
 def _missing(text: str, window: str) -> tuple[str, ...]:
@@ -283,11 +283,11 @@ def _bound_elsewhere(clause: str, window: Window, stems: Callable[[str], list[st
 def _next_to_others(source: str, numbers: Collection[str], stems: Callable[[str], list[str]]) -> set[str]:
     """The stems of the two words on each side of numbers that are not in `numbers`, as in "0.9 (the default)"."""
     tokens = [match.group() for match in _TOKEN.finditer(source)]
-    found: set[str] = set()
+    neighbours: set[str] = set()
     for place, token in enumerate(tokens):
         if token[0].isdigit() and token.casefold() not in numbers:
-            found.update(_content(" ".join(tokens[max(place - 2, 0) : place + 3]), stems))
-    return found
+            neighbours.update(_content(" ".join(tokens[max(place - 2, 0) : place + 3]), stems))
+    return neighbours
 
 
 def _alike(other: set[str], own: Sequence[set[str]]) -> bool:

@@ -69,11 +69,11 @@ class Definitions:
         Raises: NoCollection.
         """
         every = self.all()
-        found = next((d for d in every if d.id == key), None)
-        found = found or next((d for d in every if d.is_named and d.name.casefold() == key.casefold()), None)
-        if found is None:
+        config = next((d for d in every if d.id == key), None)
+        config = config or next((d for d in every if d.is_named and d.name.casefold() == key.casefold()), None)
+        if config is None:
             raise NoCollection(key, tuple(d.name for d in every if not d.open))
-        return found
+        return config
 
     def add(self, name: str, prefix: str = NAMED, **fields: object) -> CollectionConfig:
         """Add a collection. Raises: InputFault: the name is empty, too long or taken."""
@@ -90,11 +90,11 @@ class Definitions:
             if prefix == NAMED and any(d.is_named and d.name.casefold() == name.casefold() for d in every):
                 raise InputFault(because("collection_there", name=name), "name")
             new_id = f"{prefix}_{secrets.token_hex(ID_BYTES)}"
-            made = msgspec.convert(
+            config = msgspec.convert(
                 {"id": new_id, "name": name, "created_at": time.time(), **fields}, learned(CollectionConfig)
             )
-            self._store.put((*every, made))
-            return made
+            self._store.put((*every, config))
+            return config
 
     def change(self, key: str, change: Callable[[CollectionConfig], CollectionConfig]) -> CollectionConfig:
         """Replace a configuration. Raises: NoCollection."""

@@ -33,12 +33,12 @@ class Stemmer:
 
     def stems(self, text: str) -> list[str]:
         """The stem of every word, in order."""
-        found = self._tokenize(text.encode("utf-8", "replace"), apsw.FTS5_TOKENIZE_DOCUMENT, None)
-        return [token for entry in found for token in entry[2:]]
+        tokens = self._tokenize(text.encode("utf-8", "replace"), apsw.FTS5_TOKENIZE_DOCUMENT, None)
+        return [token for entry in tokens for token in entry[2:]]
 
     def telling(self, text: str) -> dict[str, str]:
         """Content words of a text with their stems, in order; all words if it has only stop words."""
         words = dict.fromkeys(word for word in WORD.findall(text) if len(word) > 1 or word.isdecimal())
-        kept = [word for word in words if word.lower() not in STOP] or list(words)
-        stemmed = ((word, self.stems(word)) for word in kept)
+        content_words = [word for word in words if word.lower() not in STOP] or list(words)
+        stemmed = ((word, self.stems(word)) for word in content_words)
         return {word: stems[0] for word, stems in stemmed if stems}

@@ -215,9 +215,9 @@ def _long(block: Block) -> Iterator[Block]:
         window = text[start : start + MOST_CHARS]
         cut = -1
         for mark in ("\n", ". ", "? ", "! ", "; ", " "):
-            found = window.rfind(mark, TARGET_CHARS // 2)
-            if found > 0:
-                cut = found + len(mark)
+            cut_at = window.rfind(mark, TARGET_CHARS // 2)
+            if cut_at > 0:
+                cut = cut_at + len(mark)
                 break
         cut = cut if cut > 0 else MOST_CHARS
         piece = window[:cut]

@@ -249,11 +249,11 @@ def evidence(store: Store, question: str, hits: Sequence[Passage]) -> RelevanceE
     cosines = [hit.cosine for hit in hits if hit.cosine is not None]
     cosine = max(cosines) if cosines else None
     if not hits:
-        found = False
+        bears = False
     elif cosine is None:
-        found = best >= _WORDS_ALONE
+        bears = best >= _WORDS_ALONE
     else:
-        found = _BIAS + _BY_COVERAGE * best + _BY_COSINE * cosine > 0
+        bears = _BIAS + _BY_COVERAGE * best + _BY_COSINE * cosine > 0
     return RelevanceEstimate(
-        coverage=round(best, 4), cosine=None if cosine is None else round(cosine, 4), found=found
+        coverage=round(best, 4), cosine=None if cosine is None else round(cosine, 4), found=bears
     )

@@ -176,12 +176,12 @@ class Store:
         """
         document_id = ticket.document_id
         with self.lock, self._db:
-            found = self._db.execute(
+            row = self._db.execute(
                 "SELECT title, next_page FROM document WHERE id=? AND version=?", (document_id, ticket.version)
             ).get
-            if found is None:
+            if row is None:
                 return False
-            title, next_page = found
+            title, next_page = row
             if next_page == 0:
                 self._clear(document_id)
             for page in pages:
@@ -243,10 +243,10 @@ class Store:
         """Delete documents, each in a separate transaction."""
         for path in paths:
             with self.lock, self._db:
-                found = self._db.execute("SELECT id FROM document WHERE path=?", (path,)).get
-                if found is not None:
-                    self._clear(found)
-                    self._db.execute("DELETE FROM document WHERE id=?", (found,))
+                document_id = self._db.execute("SELECT id FROM document WHERE path=?", (path,)).get
+                if document_id is not None:
+                    self._clear(document_id)
+                    self._db.execute("DELETE FROM document WHERE id=?", (document_id,))
 
     def forget_spare(self) -> None:
         """Forget the vectors of removed passages."""

@@ -52,8 +52,8 @@ class Walk:
             if not path.exists() and not drive_is_here(path):
                 self.offline.append(source)
                 continue
-            found = self._file(path) if path.is_file() else None
-            every = iter((found,)) if found else self._below(path, ())
+            scanned = self._file(path) if path.is_file() else None
+            every = iter((scanned,)) if scanned else self._below(path, ())
             for file in every:
                 if file.path not in seen:
                     seen.add(file.path)
@@ -96,9 +96,9 @@ class Walk:
                 if entry.name.lower() not in SKIPPED_FOLDERS:
                     yield from self._below(Path(entry.path), rules)
             elif entry.is_file(follow_symlinks=False):
-                found = self._file(Path(entry.path))
-                if found:
-                    yield found
+                scanned = self._file(Path(entry.path))
+                if scanned:
+                    yield scanned
 
     def _is_text(self, path: Path) -> bool:
         """Return whether the path is UTF-8. Other paths can be neither stored nor sent, and count as `unseen`."""

@@ -20,7 +20,7 @@ _STEPS: Final[dict[State, str]] = {
 
 def findings(registry: RemoteRegistry) -> tuple[Finding, ...]:
     """One finding for each unusable worker, from its stored state; no worker is contacted."""
-    found = []
+    rows = []
     for remote in registry.remotes:
         seen = registry.seen(remote.name)
         if seen.state == "ok":
@@ -30,7 +30,7 @@ def findings(registry: RemoteRegistry) -> tuple[Finding, ...]:
         if seen.state == "slow":
             title = f"The connection to {remote.name} is slow"
         names = {"name": remote.name, "host": remote.host, "user": remote.user, "port": remote.port}
-        found.append(
+        rows.append(
             Finding(
                 f"remote_{seen.state}",
                 "advice" if usable else "warning",
@@ -39,4 +39,4 @@ def findings(registry: RemoteRegistry) -> tuple[Finding, ...]:
                 _STEPS[seen.state].format(**names),
             )
         )
-    return tuple(found)
+    return tuple(rows)

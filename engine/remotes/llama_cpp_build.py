@@ -17,11 +17,11 @@ def kernel_name() -> str:
         return ""
     try:
         library = ctypes.CDLL(str(ggml_library(folder)))
-        found = []
+        names = []
         for name in ("ggml_version", "ggml_commit"):
             function = getattr(library, name)
             function.restype = ctypes.c_char_p
-            found.append((function() or b"").decode("ascii", "replace"))
+            names.append((function() or b"").decode("ascii", "replace"))
     except (OSError, AttributeError):
         return ""
-    return " ".join(found)
+    return " ".join(names)

@@ -32,11 +32,11 @@ class RemoteRegistry:
 
     def get(self, name: str) -> Remote:
         """One worker. Raises: InputFault."""
-        found = next((r for r in self.remotes if r.name == name), None)
-        if found is None:
-            known = tuple(r.name for r in self.remotes) or ("none",)
-            raise InputFault(because("no_such_remote", name=name, known=known), "name")
-        return found
+        remote = next((r for r in self.remotes if r.name == name), None)
+        if remote is None:
+            names = tuple(r.name for r in self.remotes) or ("none",)
+            raise InputFault(because("no_such_remote", name=name, known=names), "name")
+        return remote
 
     def seen(self, name: str) -> Seen:
         """Result of the last check."""
@@ -46,34 +46,34 @@ class RemoteRegistry:
         """Add or change a worker. Raises: InputFault."""
         check_names(remote.name, remote.user, remote.host)
         with self._store.locked():
-            kept = self._store.get()
-            others = tuple(r for r in kept.remotes if r.name != remote.name)
+            stored = self._store.get()
+            others = tuple(r for r in stored.remotes if r.name != remote.name)
             if len(others) >= MOST:
                 raise InputFault(f"There are already {MOST} remotes.", "name")
-            seen = {n: s for n, s in kept.seen.items() if n != remote.name}
+            seen = {n: s for n, s in stored.seen.items() if n != remote.name}
             self._store.put(SavedRemotes(remotes=(*others, remote), seen=seen))
 
     def remove(self, name: str) -> None:
         """Remove a worker and its key. Raises: InputFault."""
         with self._store.locked():
             self.get(name)
-            kept = self._store.get()
+            stored = self._store.get()
             self._store.put(
                 SavedRemotes(
-                    remotes=tuple(r for r in kept.remotes if r.name != name),
-                    seen={n: s for n, s in kept.seen.items() if n != name},
+                    remotes=tuple(r for r in stored.remotes if r.name != name),
+                    seen={n: s for n, s in stored.seen.items() if n != name},
                 )
             )
 
     def saw(self, name: str, seen: Seen) -> None:
         """Store the result of a check; keep previous facts and link if it has none."""
         with self._store.locked():
-            kept = self._store.get()
-            if not any(r.name == name for r in kept.remotes):
+            stored = self._store.get()
+            if not any(r.name == name for r in stored.remotes):
                 return
-            before = kept.seen.get(name, Seen())
+            before = stored.seen.get(name, Seen())
             seen = msgspec.structs.replace(seen, facts=seen.facts or before.facts, link=seen.link or before.link)
-            self._store.put(msgspec.structs.replace(kept, seen={**kept.seen, name: seen}))
+            self._store.put(msgspec.structs.replace(stored, seen={**stored.seen, name: seen}))
 
     def devices(self) -> tuple[Device, ...]:
         """The workers' devices, as those of a machine. A worker that was never reached has none."""

@@ -17,11 +17,11 @@ class BufferLog:
 
     def read(self, line: str) -> None:
         """Parse one line of the log."""
-        found = BUFFER.search(line)
-        if found is None:
+        match = BUFFER.search(line)
+        if match is None:
             return
-        key, size = (found[1], found[2]), round(float(found[3]) * MIB)
-        self._kinds[key] = size if found[2] in REPLACED else self._kinds.get(key, 0) + size
+        key, size = (match[1], match[2]), round(float(match[3]) * MIB)
+        self._kinds[key] = size if match[2] in REPLACED else self._kinds.get(key, 0) + size
 
     def bytes(self) -> Mapping[str, int]:
         """Return the bytes of each buffer so far."""

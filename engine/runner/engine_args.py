@@ -127,8 +127,8 @@ class BadEngineArg(ValueError):
 
 def given(args: EngineArgs) -> dict[str, object]:
     """Return the arguments that were set, by the names of the flags."""
-    found: dict[str, object] = msgspec.to_builtins(args)
-    return found
+    fields: dict[str, object] = msgspec.to_builtins(args)
+    return fields
 
 
 def meaning(args: EngineArgs) -> tuple[tuple[str, str], ...]:
@@ -146,12 +146,12 @@ def overrides(args: EngineArgs, cpu_expert_layers: int = 0) -> tuple[Override, .
 
     Raises: BadEngineArg.
     """
-    found = [_override(text) for text in args.override_tensor]
+    parsed = [_override(text) for text in args.override_tensor]
     count = cpu_expert_layers if args.n_cpu_moe is None else args.n_cpu_moe
-    found += [Override(rf"blk\.{layer}{EXPERTS}", CPU_BUFFER) for layer in range(count)]
+    parsed += [Override(rf"blk\.{layer}{EXPERTS}", CPU_BUFFER) for layer in range(count)]
     if args.cpu_moe:
-        found.append(Override(EXPERTS, CPU_BUFFER))
-    return tuple(found)
+        parsed.append(Override(EXPERTS, CPU_BUFFER))
+    return tuple(parsed)
 
 
 def _override(text: str) -> Override:

@@ -22,7 +22,7 @@ READERS: Final = 8
 
 def stacks(tensors: Iterable[TensorInfo], experts: int) -> Mapping[int, tuple[TensorInfo, ...]]:
     """Return layer → its tensors of `experts` matrices; empty if the model's routing is not supported."""
-    found: dict[int, list[TensorInfo]] = {}
+    by_layer: dict[int, list[TensorInfo]] = {}
     for tensor in tensors:
         if _SECOND.search(tensor.name):
             return {}
@@ -31,8 +31,8 @@ def stacks(tensors: Iterable[TensorInfo], experts: int) -> Mapping[int, tuple[Te
             continue
         if experts <= 0 or len(tensor.shape) != _DIMS or tensor.shape[-1] != experts or tensor.nbytes % experts:
             return {}
-        found.setdefault(int(match[1]), []).append(tensor)
-    return {layer: tuple(found[layer]) for layer in sorted(found)}
+        by_layer.setdefault(int(match[1]), []).append(tensor)
+    return {layer: tuple(by_layer[layer]) for layer in sorted(by_layer)}
 
 
 def held_bytes(layer: Iterable[TensorInfo], experts: int) -> int:

@@ -27,17 +27,17 @@ class QuickTexts:
 
         self._from, self._to = graphs.INPUT, graphs.OUTPUT
         try:
-            made = graphs.quick_encoder(path)
+            encoder = graphs.quick_encoder(path)
             ort = onnxruntime()
             options = ort.SessionOptions()
             options.intra_op_num_threads = 1
             # The graph already has its fused operators. The only other fusion, SkipLayerNormalization, takes ten
             # times as long as the two operators that it replaces (log-archive.md, "Documents").
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-            self._session = ort.InferenceSession(made.graph, options, providers=["CPUExecutionProvider"])
+            self._session = ort.InferenceSession(encoder.graph, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # an unsupported file, or an ONNX Runtime error, which has no narrower class
             raise NotQuick(reason(error)) from error
-        self._encoder = replace(made, graph=b"")  # the session has its own copy
+        self._encoder = replace(encoder, graph=b"")  # the session has its own copy
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="quick")
 
     def one(self, tokens: list[int]) -> Any:

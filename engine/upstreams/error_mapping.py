@@ -46,8 +46,8 @@ def _overflow(words: str, fields: dict[str, object]) -> ContextOverflow | None:
         prompt, context = fields.get(asked), fields.get(has)
         if isinstance(prompt, int) and isinstance(context, int):
             return ContextOverflow(prompt, context)
-    found = next((m for m in (form.search(words) for form in _LONG) if m), None)
-    return ContextOverflow(int(found["asked"]), int(found["has"])) if found else None
+    match = next((m for m in (form.search(words) for form in _LONG) if m), None)
+    return ContextOverflow(int(match["asked"]), int(match["has"])) if match else None
 
 
 def _parse_error(body: bytes) -> tuple[str, dict[str, object]]:

@@ -120,13 +120,13 @@ class ExternalRunner(UpstreamRunner):
         await self._ready(kind, program.kind, on_progress)
         self._model = kind.model_name(settings)
         listed = UpstreamModel(name=self._model, n_ctx=settings.n_ctx)
-        known = await asyncio.to_thread(kind.facts, settings)
+        facts = await asyncio.to_thread(kind.facts, settings)
         self.facts = msgspec.structs.replace(
             facts_of(listed, kind.speaks, settings),
             description=f"{self._model} ({self._title})",
             backend=program.kind,
             n_parallel=settings.n_parallel,
-            **known,
+            **facts,
         )
         return self.facts
 

@@ -274,8 +274,8 @@ class HttpClient:
         except (OSError, ValueError) as error:
             raise UpstreamUnreachable(self._name, self._url, _reason(error)) from error
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            known: socket.socket = transport.get_extra_info("socket")
-            known.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNSEEN_MS)
+            opened: socket.socket = transport.get_extra_info("socket")
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNSEEN_MS)
         return connection
 
     def close(self) -> None:

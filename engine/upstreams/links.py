@@ -23,18 +23,18 @@ class UpstreamLinks:
         from engine.upstreams.link import UpstreamLink
 
         upstream = self.registry.get(name)
-        known = self._links.get(name)
-        if known is None or known.upstream != upstream:
-            if known is not None:
-                known.close()
-            known = self._links[name] = UpstreamLink(upstream, self.registry)
-        return known
+        link = self._links.get(name)
+        if link is None or link.upstream != upstream:
+            if link is not None:
+                link.close()
+            link = self._links[name] = UpstreamLink(upstream, self.registry)
+        return link
 
     async def look(self, name: str | None = None) -> dict[str, Health]:
         """Check the health of one upstream, or of all."""
         names = [name] if name is not None else [u.name for u in self.registry.saved.upstreams]
-        found = await asyncio.gather(*(self.link(n).look() for n in names))
-        return dict(zip(names, found, strict=True))
+        states = await asyncio.gather(*(self.link(n).look() for n in names))
+        return dict(zip(names, states, strict=True))
 
     def runner(self, path: str) -> "UpstreamRunner":
         """A runner for a model of an upstream. Raises: InputFault: the upstream was removed."""

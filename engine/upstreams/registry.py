@@ -48,11 +48,11 @@ class UpstreamRegistry:
 
     def get(self, name: str) -> Upstream:
         """One upstream. Raises: InputFault."""
-        found = next((u for u in self.saved.upstreams if u.name == name), None)
-        if found is None:
-            known = ", ".join(u.name for u in self.saved.upstreams) or "none"
-            raise InputFault(f"There is no upstream named {name!r}; there are: {known}.", "name")
-        return found
+        upstream = next((u for u in self.saved.upstreams if u.name == name), None)
+        if upstream is None:
+            names = ", ".join(u.name for u in self.saved.upstreams) or "none"
+            raise InputFault(f"There is no upstream named {name!r}; there are: {names}.", "name")
+        return upstream
 
     def add(self, name: str, url: str, kind: Kind | None = None) -> Upstream:
         """Add an upstream, or change its address; its key does not follow it to another origin.
@@ -120,8 +120,8 @@ class UpstreamRegistry:
 
     def health(self, name: str) -> Health:
         """Result of the last check. Its models may come from an earlier process."""
-        found = self._health.get(name)
-        return found or Health(models=self.saved.models.get(name, ()))
+        health = self._health.get(name)
+        return health or Health(models=self.saved.models.get(name, ()))
 
     def saw(self, name: str, health: Health) -> None:
         """Store the result of a check. A failed one leaves the known models unchanged."""
@@ -197,8 +197,8 @@ class UpstreamRegistry:
         owner = self._owner(name)
         if owner is None:
             return None
-        found = self.model(owner, name.removeprefix(f"{owner}/"))
-        return None if found is None else self._entry(self.get(owner), found)
+        model = self.model(owner, name.removeprefix(f"{owner}/"))
+        return None if model is None else self._entry(self.get(owner), model)
 
     def _entry(self, upstream: Upstream, model: UpstreamModel) -> ModelEntry:
         health = self.health(upstream.name)

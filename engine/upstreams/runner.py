@@ -119,8 +119,8 @@ class UpstreamRunner:
     async def count(self, request: ForwardedChat) -> int:
         """Tokens of a conversation. Raises: InputFault: this kind of server does not count."""
         if self.facts is not None and self.facts.forwards == "tessera":
-            asked = {"model": self._model, "messages": request.body["messages"]}
-            answer = await self._link.post("/v1/messages/count_tokens", asked)
+            body = {"model": self._model, "messages": request.body["messages"]}
+            answer = await self._link.post("/v1/messages/count_tokens", body)
             return int(answer["input_tokens"])
         chat = {"messages": request.body["messages"]}
         if self.facts is not None and server_kind(self.facts.forwards).counts_rendered:
@@ -164,8 +164,8 @@ class UpstreamRunner:
             )
             rows = [[float(r["relevance_score"])] for r in sorted(answer["results"], key=lambda r: r["index"])]
         else:
-            asked = {"model": self._model, "input": inputs, "encoding_format": "float"}
-            answer = await self._link.post("/v1/embeddings", asked)
+            body = {"model": self._model, "input": inputs, "encoding_format": "float"}
+            answer = await self._link.post("/v1/embeddings", body)
             rows = [r["embedding"] for r in sorted(answer["data"], key=lambda r: r["index"])]
         vectors = [struct.pack(f"<{len(row)}f", *row) for row in rows]
         counted = int((answer.get("usage") or {}).get("prompt_tokens") or 0)

@@ -57,11 +57,11 @@ class Certificate(msgspec.Struct, frozen=True):
 
     def by_category(self) -> dict[str, tuple[int, int]]:
         """Map each category to (passed, total), in the order of the suite."""
-        found: dict[str, tuple[int, int]] = {}
+        categories: dict[str, tuple[int, int]] = {}
         for result in self.results:
-            passed, total = found.get(result.category, (0, 0))
-            found[result.category] = (passed + result.passed, total + 1)
-        return found
+            passed, total = categories.get(result.category, (0, 0))
+            categories[result.category] = (passed + result.passed, total + 1)
+        return categories
 
 
 def certify(
@@ -101,8 +101,8 @@ def template_has_tools(client: Client, model: str) -> bool:
     Raises: ApiError, ServerUnreachable.
     """
     tool = {"type": "function", "function": {"name": "noop", "parameters": {"type": "object", "properties": {}}}}
-    asked = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "tools": [tool], "max_tokens": 1}
-    answer = client.post("/v1/chat/completions", _Answer, asked)
+    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "tools": [tool], "max_tokens": 1}
+    answer = client.post("/v1/chat/completions", _Answer, body)
     return not any("has no tools" in note for note in answer.tessera.notes)
 
 
@@ -145,10 +145,10 @@ class CertificateStore:
     def load(self, model: str, suite_name: str = OWN) -> Certificate | None:
         """The model's result, if it belongs to the current suite version."""
         try:
-            found = msgspec.json.decode(self._path(model, suite_name).read_bytes(), type=learned(Certificate))
+            certificate = msgspec.json.decode(self._path(model, suite_name).read_bytes(), type=learned(Certificate))
         except (OSError, ValueError, RecursionError):
             return None
-        return found if (found.model, found.suite_version) == (model, SUITE_VERSION) else None
+        return certificate if (certificate.model, certificate.suite_version) == (model, SUITE_VERSION) else None
 
     def _path(self, model: str, suite_name: str) -> Path:
         ending = ".json" if suite_name == OWN else f".{suite_name}.json"

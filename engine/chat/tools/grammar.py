@@ -153,29 +153,33 @@ def _tagged(form: TaggedCalls, tool: ToolDefinition, index: int, rules: list[str
 
 def _choices(schema: Any, root: dict[str, Any], depth: int = 0) -> list[str]:
     """The alternatives of a parameter whose texts are all listed; empty if any other text is allowed."""
-    found = referred(schema, root)
+    referred_schema = referred(schema, root)
     if depth > _MAX_UNIONS:
         return []
-    allowed = [found["const"]] if "const" in found else found.get("enum")
+    allowed = [referred_schema["const"]] if "const" in referred_schema else referred_schema.get("enum")
     if isinstance(allowed, list):
         texts = [value if isinstance(value, str) else json.dumps(value) for value in allowed]
         return [_client_literal(text) for text in texts] if all(texts) else []
-    branches = found.get("anyOf", found.get("oneOf"))
+    branches = referred_schema.get("anyOf", referred_schema.get("oneOf"))
     if isinstance(branches, list):
         each = [_choices(branch, root, depth + 1) for branch in branches]
         return [choice for choices in each for choice in choices] if all(each) else []
-    if not depth or "string" in allowed_types(found, root):
+    if not depth or "string" in allowed_types(referred_schema, root):
         return []
     defs = {key: value for key, value in root.items() if key in {"$defs", "definitions"}}
-    return [f"%json {embedded({**found, **defs})}"]
+    return [f"%json {embedded({**referred_schema, **defs})}"]
 
 
 def _text_value(schema: Any, root: dict[str, Any]) -> str:
     """The terminal of a text parameter with a pattern or a length; empty if neither can be enforced."""
     if allowed_types(schema, root) != {"string"}:
         return ""
-    found = referred(schema, root)
-    pattern, least, most = found.get("pattern"), found.get("minLength", 0), found.get("maxLength")
+    referred_schema = referred(schema, root)
+    pattern, least, most = (
+        referred_schema.get("pattern"),
+        referred_schema.get("minLength", 0),
+        referred_schema.get("maxLength"),
+    )
     parts = [f"/{whole}/"] if isinstance(pattern, str) and (whole := _whole_text(pattern)) else []
     if isinstance(least, int) and least <= _MAX_LENGTH and (most is None or isinstance(most, int)):
         bounded = most is not None and most <= _MAX_LENGTH

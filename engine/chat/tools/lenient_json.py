@@ -255,11 +255,11 @@ class LenientJson:
             return self._escape(text, at)
         if text[at] != "\\":
             self._drop_half()
-        found = _STRING_STOP.search(text, at)
-        end = found.start() if found else len(text)
+        match = _STRING_STOP.search(text, at)
+        end = match.start() if match else len(text)
         if end > at:
             self._write(text[at:end])
-        if found is None:
+        if match is None:
             return end
         char = text[end]
         if char == self._quote:

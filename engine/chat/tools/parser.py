@@ -180,11 +180,11 @@ class AnswerParser:
 
     def _up_to_mark(self, marks: Marks, kind: type[TextDelta | ReasoningDelta]) -> str | None:
         """Emit the text before the next marker; return the marker once it is complete."""
-        found = marks.search(self._buffer)
-        at = len(self._buffer) if found is None else found.at
+        match = marks.search(self._buffer)
+        at = len(self._buffer) if match is None else match.at
         self._emit(self._buffer[:at], kind)
         self._buffer = self._buffer[at:]
-        return None if found is None else found.mark
+        return None if match is None else match.mark
 
     def _marker(self, mark: str) -> None:
         if self._reasoning and mark == self._reasoning.start:
@@ -270,16 +270,16 @@ class AnswerParser:
         self._mode = _Mode.HELD
 
     def _hold(self) -> bool:
-        found = self._marks.closing.search(self._buffer)
-        at = len(self._buffer) if found is None else found.at
+        match = self._marks.closing.search(self._buffer)
+        at = len(self._buffer) if match is None else match.at
         self._held.append(self._buffer[:at])
         self._buffer = self._buffer[at:]
-        if found is None or found.mark is None:
+        if match is None or match.mark is None:
             return False
         self._emit("".join(self._held), self._held_as)
         self._held = []
         if self._held_as is ReasoningDelta:
-            self._reasoning_over(found.mark)
+            self._reasoning_over(match.mark)
         else:
             self._mode = _Mode.TEXT
         return True
@@ -333,11 +333,11 @@ class AnswerParser:
 
     def _foreign(self) -> bool:
         """Skip a message to a tool that the request does not offer, such as a publisher's own interpreter."""
-        found = self._marks.closing.search(self._buffer)
-        at = len(self._buffer) if found is None else found.at
+        match = self._marks.closing.search(self._buffer)
+        at = len(self._buffer) if match is None else match.at
         self._junk += self._buffer[:at]
         self._buffer = self._buffer[at:]
-        if found is None or found.mark is None:
+        if match is None or match.mark is None:
             return False
         self._leave()
         return True
@@ -369,9 +369,9 @@ class AnswerParser:
         if self._junk:
             return self._more_junk()
         if self._buffer[0] in _FILLER:
-            found = self._marks.section.search(self._buffer)
+            match = self._marks.section.search(self._buffer)
             fill = len(self._buffer) - len(self._buffer.lstrip(_FILLER + " \t\r\n"))
-            self._buffer = self._buffer[fill if found is None else min(fill, found.at) :]
+            self._buffer = self._buffer[fill if match is None else min(fill, match.at) :]
             return True
         forms = self._dialect.forms
         if self._buffer[0] == "{":
@@ -409,8 +409,8 @@ class AnswerParser:
         return True
 
     def _more_junk(self) -> bool:
-        found = self._marks.section.search(self._buffer[1:])
-        end = len(self._buffer) if found is None else found.at + 1
+        match = self._marks.section.search(self._buffer[1:])
+        end = len(self._buffer) if match is None else match.at + 1
         self._junk += self._buffer[:end]
         self._buffer = self._buffer[end:]
         return True

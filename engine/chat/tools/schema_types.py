@@ -12,8 +12,8 @@ _WORDS: Final = {"true": True, "false": False, "null": None, "none": None}
 
 def properties(schema: dict[str, Any]) -> dict[str, Any]:
     """The named parameters of a schema."""
-    found = schema.get("properties")
-    return found if isinstance(found, dict) else {}
+    members = schema.get("properties")
+    return members if isinstance(members, dict) else {}
 
 
 def referred(schema: Any, root: dict[str, Any]) -> dict[str, Any]:

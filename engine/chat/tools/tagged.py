@@ -60,22 +60,22 @@ class TaggedPayload:
 
     def _header(self) -> bool:
         marks = (self._form.name_end, self._form.key_open, *self._stops)
-        found = earliest(self._held, marks)
-        if (len(self._held) if found is None else found.at) > MAX_HEADER_CHARS:
+        mark = earliest(self._held, marks)
+        if (len(self._held) if mark is None else mark.at) > MAX_HEADER_CHARS:
             raise NotACall(self._held)
-        if found is None or found.mark is None:
+        if mark is None or mark.mark is None:
             return False
-        header = self._held[: found.at]
-        if self._form.name_end == "\n" and found.mark == "\n" and not header.strip():
+        header = self._held[: mark.at]
+        if self._form.name_end == "\n" and mark.mark == "\n" and not header.strip():
             self._held = self._held[1:]
             return True
         if not self._begin(header):
             self._sink.malformed(header)
-            self._remaining = self._held[found.at :]
+            self._remaining = self._held[mark.at :]
             self._stage = self._over
             return False
-        consumed = found.mark == self._form.name_end
-        self._held = self._held[found.at + (len(found.mark) if consumed else 0) :]
+        consumed = mark.mark == self._form.name_end
+        self._held = self._held[mark.at + (len(mark.mark) if consumed else 0) :]
         self._stage = self._between
         return True
 
@@ -91,15 +91,15 @@ class TaggedPayload:
         return True
 
     def _between(self) -> bool:
-        found = earliest(self._held, (self._form.key_open, *self._stops))
-        if found is None or found.mark is None:
+        mark = earliest(self._held, (self._form.key_open, *self._stops))
+        if mark is None or mark.mark is None:
             return False
-        if found.mark == self._form.key_open and not self._is_stop(found.at):
-            self._held = self._held[found.at + len(found.mark) :]
+        if mark.mark == self._form.key_open and not self._is_stop(mark.at):
+            self._held = self._held[mark.at + len(mark.mark) :]
             self._stage = self._in_key
             return True
-        skip = len(found.mark) if found.mark == self._form.end else 0
-        self._remaining = self._held[found.at + skip :]
+        skip = len(mark.mark) if mark.mark == self._form.end else 0
+        self._remaining = self._held[mark.at + skip :]
         self._held = ""
         self._close()
         self._stage = self._over
@@ -110,14 +110,14 @@ class TaggedPayload:
         return any(self._held.startswith(stop, at) for stop in self._stops)
 
     def _in_key(self) -> bool:
-        found = earliest(self._held, (self._form.key_close,))
-        if found is None or found.mark is None:
+        mark = earliest(self._held, (self._form.key_close,))
+        if mark is None or mark.mark is None:
             return False
-        header = self._held[: found.at]
+        header = self._held[: mark.at]
         match = self._form.key.search(header) if self._form.key else None
         self._key = match["key"] if match else header.strip().strip("\"'")
         self._types = self._kinds(match)
-        self._held = self._held[found.at + len(found.mark) :]
+        self._held = self._held[mark.at + len(mark.mark) :]
         self._stage = self._before_value if self._form.value_open else self._in_value
         self._sink.write(("," if self._count else "") + json.dumps(self._key, ensure_ascii=False) + ":")
         self._count += 1
@@ -150,14 +150,14 @@ class TaggedPayload:
         if not self._value and not self._past_cdata():
             return False
         close = self._form.value_close.replace("{key}", self._key)
-        found = earliest(self._held, (close,))
-        if found is None:
+        mark = earliest(self._held, (close,))
+        if mark is None:
             text, self._held = self._held, ""
-        elif found.mark is None:
-            text, self._held = self._held[: found.at], self._held[found.at :]
+        elif mark.mark is None:
+            text, self._held = self._held[: mark.at], self._held[mark.at :]
         else:
-            self._take_value(self._held[: found.at], last=True)
-            self._held = self._held[found.at + len(close) :]
+            self._take_value(self._held[: mark.at], last=True)
+            self._held = self._held[mark.at + len(close) :]
             self._stage = self._between
             return True
         if self._form.newlines and text.endswith("\n"):

@@ -63,11 +63,11 @@ def relations(archive: Any, name: str) -> dict[str, tuple[str, str]]:
     """The related parts by id, as (part, kind); those of the package for "". Raises: KeyError: there is no list."""
     folder, _, leaf = name.rpartition("/")
     raw = read_member(archive, f"{folder}/_rels/{leaf}.rels".lstrip("/"))
-    found = {}
+    targets = {}
     for relation in etree.fromstring(raw, XML):
         target = relation.get("Target") or ""
         parts = [] if target.startswith("/") or not folder else folder.split("/")
         for part in target.strip("/").split("/"):
             parts = parts[:-1] if part == ".." else parts if part == "." else [*parts, part]
-        found[relation.get("Id") or ""] = ("/".join(parts), (relation.get("Type") or "").rsplit("/", 1)[-1])
-    return found
+        targets[relation.get("Id") or ""] = ("/".join(parts), (relation.get("Type") or "").rsplit("/", 1)[-1])
+    return targets

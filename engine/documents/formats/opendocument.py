@@ -49,14 +49,14 @@ def _margins(archive: Any) -> tuple[list[Block], list[Block]]:
         styles = etree.fromstring(read_member(archive, "styles.xml"), XML)
     except (KeyError, etree.LxmlError):  # the rest of the text is still useful
         return [], []
-    found: dict[str, dict[str, None]] = {"header": {}, "footer": {}}
+    margins: dict[str, dict[str, None]] = {"header": {}, "footer": {}}
     for element in styles.iter():
         kind = local(element).removesuffix("-left").removesuffix("-first")
-        if kind in found:
+        if kind in margins:
             text = " ".join(block.text for block in _blocks(element))
             if any(char.isalpha() for char in text):
-                found[kind][text] = None
-    return [Block("text", text) for text in found["header"]], [Block("text", text) for text in found["footer"]]
+                margins[kind][text] = None
+    return [Block("text", text) for text in margins["header"]], [Block("text", text) for text in margins["footer"]]
 
 
 def _blocks(parent: Any) -> Iterator[Block]:
@@ -123,8 +123,8 @@ def _cells(row: Any) -> Iterator[str]:
 
 def _number(element: Any, name: str, default: int) -> int:
     """A numeric attribute by its local name, at most 50."""
-    found = next((value for key, value in element.items() if key.rpartition("}")[2] == name), "")
-    return min(int(found), _MAX_REPEATED) if found.isdecimal() else default
+    digits = next((value for key, value in element.items() if key.rpartition("}")[2] == name), "")
+    return min(int(digits), _MAX_REPEATED) if digits.isdecimal() else default
 
 
 def unread(path: Path) -> Iterator[Page]:

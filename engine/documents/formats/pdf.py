@@ -177,10 +177,10 @@ def read_image(pixels: Any) -> tuple[Block, ...]:
     """Lines of text from top to bottom. pixels: (height, width, 3) uint8 in BGR order."""
     # The orientation classifier turns some upright lines, which loses them. So it is used only if the page cannot
     # be read well without it.
-    found = _read(pixels, turned=False)
-    if found and _sureness(found) < _SURE:
-        found = max(found, _read(pixels, turned=True), key=_sureness)
-    lines = _lines([(box, text) for box, text, _ in found])
+    blocks = _read(pixels, turned=False)
+    if blocks and _sureness(blocks) < _SURE:
+        blocks = max(blocks, _read(pixels, turned=True), key=_sureness)
+    lines = _lines([(box, text) for box, text, _ in blocks])
     return (Block("text", "\n".join(lines)),) if lines else ()
 
 

@@ -128,9 +128,9 @@ class _Text:
             self._flush()
             self._out.append(_ESCAPED.get(sign, sign.decode("ascii", "replace")))
             return
-        found = text if code is None else bytes((int(code, 16),))
-        self._bytes += found[self._skip :]
-        self._skip = max(self._skip - len(found), 0)
+        data = text if code is None else bytes((int(code, 16),))
+        self._bytes += data[self._skip :]
+        self._skip = max(self._skip - len(data), 0)
 
     def _flush(self) -> None:
         """Decode the collected bytes: a character of an East Asian text has two."""

@@ -104,16 +104,16 @@ def _code(lines: list[str]) -> Iterator[Block]:
     held: list[str] = []
     began, size = 1, 0
     for number, line in enumerate(lines, 1):
-        found = _DEFINITION.match(line)
-        ends = bool(found) or not line.strip()
+        match = _DEFINITION.match(line)
+        ends = bool(match) or not line.strip()
         if held and (
-            (found and size > PART_CHARS // 6) or (len(held) >= _CODE_LINES and ends) or size > PART_CHARS // 2
+            (match and size > PART_CHARS // 6) or (len(held) >= _CODE_LINES and ends) or size > PART_CHARS // 2
         ):
             if "".join(held).strip():
                 yield Block("code", "\n".join(held).strip("\n"), line=began)
             held, size = [], 0
-        if found:
-            yield from _named(held, began, found.group(1), number)
+        if match:
+            yield from _named(held, began, match.group(1), number)
             if held:
                 held, size = [], 0
         if not held:

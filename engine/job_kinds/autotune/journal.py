@@ -41,15 +41,15 @@ class Journal:
         self._begun: dict[tuple[TunableSettings, TrialSize], int] = {}
         for line in self._lines():
             try:
-                found = msgspec.json.decode(line, type=learned(_Head | _Begun | _Ended))
+                record = msgspec.json.decode(line, type=learned(_Head | _Begun | _Ended))
             except (ValueError, RecursionError):
                 continue
-            if isinstance(found, _Head):
-                self.model = found.model
-            elif isinstance(found, _Ended):
-                self._ended[found.trial.knobs, found.trial.budget] = found.trial.outcome
+            if isinstance(record, _Head):
+                self.model = record.model
+            elif isinstance(record, _Ended):
+                self._ended[record.trial.knobs, record.trial.budget] = record.trial.outcome
             else:
-                key = found.knobs, found.budget
+                key = record.knobs, record.budget
                 self._begun[key] = self._begun.get(key, 0) + 1
 
     def _lines(self) -> list[bytes]:
@@ -60,10 +60,10 @@ class Journal:
 
     def recorded(self, knobs: TunableSettings, budget: TrialSize) -> TrialOutcome | None:
         """The recorded result of a trial; a failure if it was started repeatedly and never finished."""
-        found = self._ended.get((knobs, budget))
-        if found is None and self._begun.get((knobs, budget), 0) >= TRIES:
+        outcome = self._ended.get((knobs, budget))
+        if outcome is None and self._begun.get((knobs, budget), 0) >= TRIES:
             return TrialOutcome(failure="it ended the whole search twice")
-        return found
+        return outcome
 
     def begin(self, knobs: TunableSettings, budget: TrialSize) -> None:
         """Record the start of a trial."""

@@ -61,12 +61,12 @@ async def trial(
     try:
         with admit(wanted):
             async with asyncio.timeout(limit_s):
-                found = await _measured(wanted, budget, energy if budget.joules else None)
+                outcome = await _measured(wanted, budget, energy if budget.joules else None)
     except TimeoutError:
         return TrialOutcome(failure=f"no end after {limit_s:.0f} s", cost_s=time.monotonic() - started)
     except TesseraError as error:
         return TrialOutcome(failure=str(error), cost_s=time.monotonic() - started)
-    return msgspec.structs.replace(found, cost_s=time.monotonic() - started)
+    return msgspec.structs.replace(outcome, cost_s=time.monotonic() - started)
 
 
 def trial_settings(settings: LoadSettings, budget: TrialSize) -> LoadSettings:
@@ -314,41 +314,41 @@ def _trials_for(journal: Journal, goal: Goal) -> tuple[TuneTrial, ...]:
 async def _draft_length(tuner: Tuner, knobs: TunableSettings, goal: Goal) -> tuple[int, TunedSetting] | None:
     """The longest draft length that pays on repetitive text; None if the time is over."""
     budget = TrialSize(prompt=3 * COPIED_TOKENS, answer=48, repeats=2, copying=True, joules=goal == "energy")
-    found: dict[int, TrialOutcome] = {}
+    outcomes: dict[int, TrialOutcome] = {}
     try:
         for length in DRAFTS:
             outcome = await tuner.measure(msgspec.structs.replace(knobs, max_draft=length), budget)
             if outcome.failure is None:
-                found[length] = outcome
+                outcomes[length] = outcome
     except OutOfTime:
         return None
-    if len(found) < 2:
+    if len(outcomes) < 2:
         return None
-    first, second, *_ = _by_cost(found, goal)
+    first, second, *_ = _by_cost(outcomes, goal)
     by_energy = goal == "energy"
     choice = TunedSetting(
         name="longest guess",
         value=str(first),
-        turn_s=found[first].turn_s(0),
+        turn_s=outcomes[first].turn_s(0),
         against=str(second),
-        against_turn_s=found[second].turn_s(0),
+        against_turn_s=outcomes[second].turn_s(0),
         of="an answer that repeats",
-        turn_j=found[first].turn_j() if by_energy else None,
-        against_turn_j=found[second].turn_j() if by_energy else None,
+        turn_j=outcomes[first].turn_j() if by_energy else None,
+        against_turn_j=outcomes[second].turn_j() if by_energy else None,
     )
     return first, choice
 
 
-def _by_cost(found: dict[int, TrialOutcome], goal: Goal) -> list[int]:
+def _by_cost(outcomes: dict[int, TrialOutcome], goal: Goal) -> list[int]:
     """Draft lengths, best first. The first of DRAFTS is in use; only clearly fewer joules replace it."""
-    lengths = sorted(found, key=lambda n: (cost(found[n], 0, goal), n))
-    in_use = found.get(DRAFTS[0])
+    lengths = sorted(outcomes, key=lambda n: (cost(outcomes[n], 0, goal), n))
+    in_use = outcomes.get(DRAFTS[0])
     if goal == "speed" or in_use is None:
         return lengths
-    slowest_s, deviation = MAX_SLOWDOWN * in_use.turn_s(0), noise(found.values())
+    slowest_s, deviation = MAX_SLOWDOWN * in_use.turn_s(0), noise(outcomes.values())
 
     def counted(length: int) -> tuple[bool, float]:
-        mine = found[length]
+        mine = outcomes[length]
         share = 1.0 if mine is in_use else worth(mine, in_use, deviation)
         return mine.turn_s(0) > slowest_s, mine.turn_j() / share
 

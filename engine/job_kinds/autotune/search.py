@@ -99,7 +99,7 @@ class Search:
 
     def choices(self, best: TunableSettings) -> tuple[TunedSetting, ...]:
         """For each dimension, the value of `best` and the next best value of the first round."""
-        found = []
+        settings = []
         for dim in self._dims:
             by_level: dict[str, TunableSettings] = {}
             for knobs in self._short:
@@ -110,8 +110,8 @@ class Search:
             others = sorted((self._price(k), words) for words, k in by_level.items() if words != mine)
             if mine in by_level:
                 against = others[0][1] if others else None
-                found.append(self._choice(dim.name, mine, by_level[mine], against, by_level.get(against or "")))
-        return tuple(found)
+                settings.append(self._choice(dim.name, mine, by_level[mine], against, by_level.get(against or "")))
+        return tuple(settings)
 
     def _price(self, knobs: TunableSettings) -> tuple[float, float]:
         return self._short_cost(knobs), self._short[knobs].turn_s(self._prompt)
@@ -143,34 +143,34 @@ class Search:
 
     def _noise(self, number: int) -> float:
         """Noise of a round, or of all rounds if the round has few points."""
-        found = [self.results[k] for k, n in self._rounds.items() if n == number]
-        return noise(found if len(found) >= MIN_SURVIVORS else self.results.values())
+        outcomes = [self.results[k] for k, n in self._rounds.items() if n == number]
+        return noise(outcomes if len(outcomes) >= MIN_SURVIVORS else self.results.values())
 
-    def _cost(self, knobs: TunableSettings, known: Mapping[TunableSettings, TrialOutcome]) -> float:
-        """Seconds or joules per request, as in `known`; infinite for a failed point.
+    def _cost(self, knobs: TunableSettings, outcomes: Mapping[TunableSettings, TrialOutcome]) -> float:
+        """Seconds or joules per request, as in `outcomes`; infinite for a failed point.
 
         When minimizing joules, it is also infinite for a point that takes too long.
         """
-        outcome = known.get(knobs)
+        outcome = outcomes.get(knobs)
         if outcome is None:
             return math.inf
         if self._goal == "energy":
-            in_use = known[self._base].turn_s(self._prompt) if self._base in known else math.inf
+            in_use = outcomes[self._base].turn_s(self._prompt) if self._base in outcomes else math.inf
             if not math.isfinite(in_use):
-                in_use = min(o.turn_s(self._prompt) for o in known.values())
+                in_use = min(o.turn_s(self._prompt) for o in outcomes.values())
             if outcome.turn_s(self._prompt) > MAX_SLOWDOWN * in_use:
                 return math.inf
         return cost(outcome, self._prompt, self._goal)
 
     def _counted(self, knobs: TunableSettings) -> float:
         """The cost including the handicap against the settings in use."""
-        found = self._cost(knobs, self.results)
+        cost = self._cost(knobs, self.results)
         if knobs == self._base:
-            return found
+            return cost
         lossy = knobs.kv_type != self._base.kv_type and knobs.kv_type not in ("f16", "bf16", "f32")
         mine = self.results[knobs]
         against = self.results.get(self._base, mine)
-        return found / worth(mine, against, self._noise(self._rounds[knobs]), lossy=lossy)
+        return cost / worth(mine, against, self._noise(self._rounds[knobs]), lossy=lossy)
 
     async def _search(self, budget: TrialSize) -> None:
         """Measure the settings in use, each single change, then combinations of the changes that helped."""
@@ -192,7 +192,7 @@ class Search:
     async def _combine(self, helped: Sequence[Sequence[Level | None]], budget: TrialSize) -> None:
         """Combine changes that helped alone; the most promising products of their gains come first."""
         base_cost = self._short_cost(self._base)
-        made: dict[TunableSettings, float] = {}
+        costs: dict[TunableSettings, float] = {}
         for levels in itertools.islice(itertools.product(*helped), 20_000):
             chosen = [level for level in levels if level is not None]
             if len(chosen) < 2:
@@ -203,8 +203,8 @@ class Search:
                 alone = self._short_cost(changed(self._base, level))
                 promise *= alone / base_cost if math.isfinite(alone) and math.isfinite(base_cost) else 1.0
             if valid(knobs) and knobs not in self._short:
-                made[knobs] = min(promise, made.get(knobs, math.inf))
-        for knobs in sorted(made, key=lambda k: made[k])[:MOST_COMBINATIONS]:
+                costs[knobs] = min(promise, costs.get(knobs, math.inf))
+        for knobs in sorted(costs, key=lambda k: costs[k])[:MOST_COMBINATIONS]:
             await self._try(knobs, budget)
 
     async def _refine(self, budget: TrialSize) -> None:
@@ -224,10 +224,10 @@ class Search:
         """The best quarter of the last round (at least three points), and the settings in use."""
         last = max(self._rounds.values(), default=0)
         alive = [k for k in self.ranked() if self._rounds[k] == last]
-        kept = alive[: max(MIN_SURVIVORS, math.ceil(len(alive) / ETA))]
-        if self._base not in kept and math.isfinite(self._cost(self._base, self.results)):
-            kept.append(self._base)
-        return kept
+        survivors = alive[: max(MIN_SURVIVORS, math.ceil(len(alive) / ETA))]
+        if self._base not in survivors and math.isfinite(self._cost(self._base, self.results)):
+            survivors.append(self._base)
+        return survivors
 
     async def _round(self, number: int, points: Sequence[TunableSettings], budget: TrialSize) -> None:
         for knobs in points:

@@ -53,7 +53,7 @@ def dimensions(
 
     `tiles`: Tessera's own CPU kernels were built.
     """
-    found = [
+    all_dimensions = [
         Dimension(name="device", levels=_devices(base, machine, n_layers)),
         Dimension(name="experts on the processor", levels=_experts(base, n_layers) if experts else ()),
         Dimension(name="threads", levels=tuple({"n_threads": n} for n in thread_counts(machine))),
@@ -64,7 +64,7 @@ def dimensions(
         Dimension(name="batch", levels=tuple({"n_batch": n} for n in BATCHES if prompt_tokens > min(BATCHES))),
         Dimension(name="mmap", levels=({"use_mmap": True}, {"use_mmap": False})),
     ]
-    return tuple(d for d in found if len(d.levels) > 1)
+    return tuple(d for d in all_dimensions if len(d.levels) > 1)
 
 
 def attention(base: TunableSettings) -> tuple[Level, ...]:
@@ -88,13 +88,13 @@ def valid(knobs: TunableSettings) -> bool:
 
 def changed(knobs: TunableSettings, level: Level) -> TunableSettings:
     """`knobs` at a level. If the level requires another setting to be valid, that one changes too."""
-    made: TunableSettings = msgspec.structs.replace(knobs, **level)
-    if made.devices != knobs.devices:
-        made = msgspec.structs.replace(made, tensor_split=(), cpu_expert_layers=0)
-    if made.n_ubatch > made.n_batch:
-        follows = {"n_batch": made.n_ubatch} if "n_ubatch" in level else {"n_ubatch": made.n_batch}
-        made = msgspec.structs.replace(made, **follows)
-    return made
+    new_knobs: TunableSettings = msgspec.structs.replace(knobs, **level)
+    if new_knobs.devices != knobs.devices:
+        new_knobs = msgspec.structs.replace(new_knobs, tensor_split=(), cpu_expert_layers=0)
+    if new_knobs.n_ubatch > new_knobs.n_batch:
+        follows = {"n_batch": new_knobs.n_ubatch} if "n_ubatch" in level else {"n_ubatch": new_knobs.n_batch}
+        new_knobs = msgspec.structs.replace(new_knobs, **follows)
+    return new_knobs
 
 
 def thread_counts(machine: Machine) -> tuple[int, ...]:

@@ -40,8 +40,8 @@ class PriceStore:
 
     def newest(self, machine_key: str, *, gpu: bool) -> TypePrices | None:
         """The newest prices of the CPU, or of any GPU."""
-        found = [p for p in self.all() if p.machine_key == machine_key and bool(p.devices) == gpu]
-        return max(found, key=lambda p: p.measured_at, default=None)
+        prices = [p for p in self.all() if p.machine_key == machine_key and bool(p.devices) == gpu]
+        return max(prices, key=lambda p: p.measured_at, default=None)
 
     def put(self, prices: TypePrices) -> None:
         """Store prices; they replace older ones of the same device."""
@@ -66,7 +66,7 @@ async def measure_prices(
 
     Raises: StandInFailed, BadModelFile, RunnerDied.
     """
-    found: dict[str, float] = {}
+    ratios_by_type: dict[str, float] = {}
     unit_ns: list[float] = []
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         async with _loaded(Path(folder), UNIT, threads, devices, probe) as unit:
@@ -80,9 +80,9 @@ async def measure_prices(
                         mine, other = [1e9 / (await m.timed(16)).decode_tok_s for m in (meter, unit)]
                         unit_ns.append(other)
                         ratios.append(mine / other)
-                found[name] = statistics.median(ratios)
+                ratios_by_type[name] = statistics.median(ratios)
     unit_s = statistics.median(unit_ns) / weights(probe)
-    priced = {name: ratio * unit_s for name, ratio in found.items()} | {UNIT: unit_s}
+    priced = {name: ratio * unit_s for name, ratio in ratios_by_type.items()} | {UNIT: unit_s}
     return TypePrices(
         machine_key=machine_key, devices=devices, threads=threads, ns_per_weight=priced, measured_at=time.time()
     )
@@ -117,5 +117,5 @@ def planner_speeds(prices: TypePrices | None) -> Mapping[str, float]:
     """Time per weight by type for `quantize.plan.plan`; empty if the unit type was not measured."""
     if prices is None or UNIT not in prices.ns_per_weight:
         return {}
-    known = GgmlType.__members__
-    return {name: ns for name, ns in prices.ns_per_weight.items() if name in known and ns > 0}
+    types = GgmlType.__members__
+    return {name: ns for name, ns in prices.ns_per_weight.items() if name in types and ns > 0}

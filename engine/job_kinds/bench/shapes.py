@@ -46,19 +46,19 @@ SHAPES: Final = {
 
 def tensors(d: Dimensions) -> list[tuple[str, tuple[int, ...]]]:
     """Names and ggml shapes (row length first) of all tensors."""
-    found: list[tuple[str, tuple[int, ...]]] = [
+    shapes: list[tuple[str, tuple[int, ...]]] = [
         ("token_embd.weight", (d.embd, d.vocab)),
         ("output_norm.weight", (d.embd,)),
     ]
     if not d.tied:
-        found.append(("output.weight", (d.embd, d.vocab)))
+        shapes.append(("output.weight", (d.embd, d.vocab)))
     q, kv = d.heads * d.head_dim, d.kv_heads * d.head_dim
     for i in range(d.layers):
         p = f"blk.{i}."
-        found += [(p + "attn_norm.weight", (d.embd,)), (p + "ffn_norm.weight", (d.embd,))]
+        shapes += [(p + "attn_norm.weight", (d.embd,)), (p + "ffn_norm.weight", (d.embd,))]
         if d.arch == "qwen3":
-            found += [(p + "attn_q_norm.weight", (d.head_dim,)), (p + "attn_k_norm.weight", (d.head_dim,))]
-        found += [
+            shapes += [(p + "attn_q_norm.weight", (d.head_dim,)), (p + "attn_k_norm.weight", (d.head_dim,))]
+        shapes += [
             (p + "attn_q.weight", (d.embd, q)),
             (p + "attn_k.weight", (d.embd, kv)),
             (p + "attn_v.weight", (d.embd, kv)),
@@ -67,7 +67,7 @@ def tensors(d: Dimensions) -> list[tuple[str, tuple[int, ...]]]:
             (p + "ffn_up.weight", (d.embd, d.ffn)),
             (p + "ffn_down.weight", (d.ffn, d.embd)),
         ]
-    return found
+    return shapes
 
 
 def metadata(name: str, d: Dimensions) -> dict[str, MetaValue]:

@@ -71,8 +71,8 @@ async def _measured(candidate: Candidate, limit_s: float, step: Callable[[Reason
             rows = await _two_depths(meter, first, largest, limit_s)
     finally:
         await runner.end()
-    found = [(length, timed.prefill_tok_s, timed.decode_tok_s) for length, timed in rows]
-    return forecast.measured_at(found, ANSWER, time.time())
+    speeds = [(length, timed.prefill_tok_s, timed.decode_tok_s) for length, timed in rows]
+    return forecast.measured_at(speeds, ANSWER, time.time())
 
 
 async def _two_depths(meter: Meter, first: Timed, largest: int, limit_s: float) -> list[tuple[int, Timed]]:

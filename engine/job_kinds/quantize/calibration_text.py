@@ -76,16 +76,16 @@ def texts_of(options: QuantizeOptions) -> Iterator[QuantizeOptions]:
         yield options
         return
     with TemporaryDirectory(prefix="calibration-") as scratch:
-        found = gather([folder], Path(scratch))
-        if found.held_out is None and options.own_text is None:
+        files = gather([folder], Path(scratch))
+        if files.held_out is None and options.own_text is None:
             least = _LEAST_HELD_OUT_CHARS * _HELD_OUT_EVERY
             raise InputFault(
-                f"{folder.name} has {found.characters:,} characters of text; some {least:,} are needed to fit a "
+                f"{folder.name} has {files.characters:,} characters of text; some {least:,} are needed to fit a "
                 "file to it and to judge it by a part.",
                 "calibration",
             )
-        own = options.own_text or str(found.held_out)
-        yield msgspec.structs.replace(options, calibration=str(found.calibration), own_text=own)
+        own = options.own_text or str(files.held_out)
+        yield msgspec.structs.replace(options, calibration=str(files.calibration), own_text=own)
 
 
 def _written(path: Path, pieces: list[str]) -> Path:
@@ -128,5 +128,5 @@ def _files(folder: Path) -> list[Path]:
 
     Git itself is not called, because the settings of an untrusted repository can name programs that it would run.
     """
-    found = [Path(file.path) for file in Walk([str(folder)]).files()]
-    return found[:: max(1, -(-len(found) // _MOST_FILES))]
+    files = [Path(file.path) for file in Walk([str(folder)]).files()]
+    return files[:: max(1, -(-len(files) // _MOST_FILES))]

@@ -63,8 +63,8 @@ def register(registry: JobRegistry, open_catalogue: Callable[[], Catalogue]) -> 
 def _fetched(catalogue: Catalogue, control: JobContext) -> dict[str, Any]:
     from engine.library.converter.environment import install
 
-    made = install(catalogue.paths.converter, control)
-    return {"path": str(made.folder), "bytes": made.num_bytes}
+    installed = install(catalogue.paths.converter, control)
+    return {"path": str(installed.folder), "bytes": installed.num_bytes}
 
 
 def _gguf(catalogue: Catalogue, task: ToGguf, control: JobContext) -> dict[str, Any]:

@@ -124,8 +124,8 @@ def _tokens(task: Task) -> int:
 
 def _key(task: Task) -> str:
     """Cache key of a response: everything it depends on except the file."""
-    asked = (msgspec.json.encode(task.query), task.completion.encode(), repr(task.stops).encode())
-    return hash_of(b"\0".join((kernel_name().encode(), *asked))).hexdigest()[:32]
+    parts = (msgspec.json.encode(task.query), task.completion.encode(), repr(task.stops).encode())
+    return hash_of(b"\0".join((kernel_name().encode(), *parts))).hexdigest()[:32]
 
 
 class SavedAnswers:

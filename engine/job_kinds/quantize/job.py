@@ -53,8 +53,8 @@ def options_of(params: dict[str, Any]) -> QuantizeOptions:
     """The options of a job, including one recorded by an earlier version: `source`, and locks as lists."""
     if "source" in params:
         locks = [dict(zip(("pattern", "type", "at_least"), lock, strict=True)) for lock in params.get("locks", ())]
-        known = {k: v for k, v in params.items() if k not in {"source", "plan_only"}}
-        params = {**known, "model": params["source"], "locks": locks}
+        fields = {k: v for k, v in params.items() if k not in {"source", "plan_only"}}
+        params = {**fields, "model": params["source"], "locks": locks}
     return msgspec.convert(params, learned(QuantizeOptions))
 
 
@@ -124,10 +124,10 @@ def make(
     if report.out is None:
         return Quantized(model="", path="", report=report)
     if options.out is None:
-        made = catalogue.add(out, Origin(kind="built")).id
+        model_id = catalogue.add(out, Origin(kind="built")).id
     else:  # files made from a library model are added too, wherever they are stored
-        made = "" if Path(options.model).is_absolute() else catalogue.add(out).id
-    return Quantized(model=made, path=str(out), report=report)
+        model_id = "" if Path(options.model).is_absolute() else catalogue.add(out).id
+    return Quantized(model=model_id, path=str(out), report=report)
 
 
 def make_from_hub(
@@ -144,7 +144,7 @@ def make_from_hub(
         if source is None:
             task = PullTask(model=name.repo, quant=name.label, revision=name.revision, original=name.label is None)
             source = pull(catalogue, task, control)
-        made = make(
+        quantized = make(
             catalogue,
             msgspec.structs.replace(options, model=source.id),
             control,
@@ -155,9 +155,9 @@ def make_from_hub(
         if source is not None and not options.keep_source:
             Trash(catalogue).delete(source)
         raise
-    if made.path and not options.keep_source:
+    if quantized.path and not options.keep_source:
         Trash(catalogue).delete(source)
-    return made
+    return quantized
 
 
 def original_here(catalogue: Catalogue, name: HubName) -> ModelEntry | None:

@@ -197,8 +197,10 @@ def make_room(out: Path, paths: Paths) -> None:
 
 def measured_speeds(paths: Paths, machine: MachineState, device: DeviceKind = "cpu") -> dict[str, float]:
     """Measured time per weight by type on this device; empty if not measured, then a table is used."""
-    found = PriceStore(paths.state / "type_prices.json").newest(machine_key(machine.settled()), gpu=device != "cpu")
-    return dict(planner_speeds(found))
+    prices = PriceStore(paths.state / "type_prices.json").newest(
+        machine_key(machine.settled()), gpu=device != "cpu"
+    )
+    return dict(planner_speeds(prices))
 
 
 def gpu_layers_for(source: Path, options: QuantizeOptions, resources: Resources) -> int:

@@ -39,16 +39,16 @@ def sizes(log: str) -> dict[str, Any]:
     Without allocation its lines about buffers show 0 for weights and caches. The summary line of each cache, the
     output buffer and the graph's compute buffers are real. Of repeated reservations the last counts.
     """
-    found: dict[str, Any] = {"kv_bytes": 0, "recurrent_bytes": 0, "output_bytes": 0, "compute_bytes": {}}
+    result: dict[str, Any] = {"kv_bytes": 0, "recurrent_bytes": 0, "output_bytes": 0, "compute_bytes": {}}
     for kind, mib in CACHE.findall(log):
         key = "recurrent_bytes" if "recurrent" in kind else "kv_bytes"
-        found[key] += round(float(mib) * MIB)
+        result[key] += round(float(mib) * MIB)
     for device, kind, mib in BUFFER.findall(log):
         if kind == "compute":
-            found["compute_bytes"][device] = round(float(mib) * MIB)
+            result["compute_bytes"][device] = round(float(mib) * MIB)
         else:
-            found["output_bytes"] = round(float(mib) * MIB)
-    return found
+            result["output_bytes"] = round(float(mib) * MIB)
+    return result
 
 
 def stand_ins(settings: LoadSettings) -> list[str]:

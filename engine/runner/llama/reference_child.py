@@ -65,12 +65,12 @@ def main() -> int:
     target = Path(sys.argv[2])
     try:
         settings = msgspec.json.decode(sys.argv[1].encode(), type=learned(LoadSettings))
-        found = compute(start_backends(), reference_settings(settings))
-        write_atomically(target, msgspec.msgpack.encode(found), durable=False)
+        reference = compute(start_backends(), reference_settings(settings))
+        write_atomically(target, msgspec.msgpack.encode(reference), durable=False)
     except (KernelsMissing, llama_model.LoadFailed, msgspec.DecodeError, ValueError, OSError) as error:
         write_answer({"error": str(error)})
         return 0
-    write_answer({"rows": found.rows, "seconds": time.monotonic() - started})
+    write_answer({"rows": reference.rows, "seconds": time.monotonic() - started})
     return 0
 
 

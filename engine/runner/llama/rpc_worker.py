@@ -18,9 +18,9 @@ def main(*arguments: str) -> int:
     """Serve until killed."""
     try:
         if arguments == ("describe",):
-            found = describe(start_backends())
+            description = describe(start_backends())
             held = process_memory(os.getpid())
-            write_answer({"devices": found, "held_bytes": held.rss_bytes if held else 0})
+            write_answer({"devices": description, "held_bytes": held.rss_bytes if held else 0})
             return 0
         port, threads, *options = arguments
         if options:

@@ -24,9 +24,9 @@ from engine.runner.protocol import LoadSettings
 
 def check(settings: LoadSettings, reference: Path) -> dict[str, Any]:
     """Return the comparison or an error. Structs are checked first: with wrong ones any call may write anywhere."""
-    found = problems(load_api())
-    if found:
-        return {"error": f"its structs are not those it is called with: {'; '.join(found)}"}
+    mismatches = problems(load_api())
+    if mismatches:
+        return {"error": f"its structs are not those it is called with: {'; '.join(mismatches)}"}
     expected = read_reference(reference)
     if expected is None:
         return {"error": "the shipped version's reference cannot be read"}

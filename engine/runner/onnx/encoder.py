@@ -197,8 +197,8 @@ class Encoder:
             if types:
                 kinds[i, : len(types)] = types
         feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": kinds}
-        found = self._session.run([self._output], {k: v for k, v in feeds.items() if k in self._inputs})[0]
-        values = np.asarray(found, np.float32)
+        output = self._session.run([self._output], {k: v for k, v in feeds.items() if k in self._inputs})[0]
+        values = np.asarray(output, np.float32)
         if values.ndim == _PAIR:
             return values[:, :1] if self.ranks else values
         if self._pooling == "cls" or self.ranks:

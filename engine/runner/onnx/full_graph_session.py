@@ -83,5 +83,5 @@ def compiled_at(folder: Path | None, key: object, choice: ProviderChoice, name: 
         return None
     library = Path(choice.library).stat()
     facts = (key, library.st_size, library.st_mtime_ns)
-    found = hashlib.sha256(repr(facts).encode()).hexdigest()[:20]
-    return folder / "qnn" / found / f"{name}_ctx.onnx"
+    digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:20]
+    return folder / "qnn" / digest / f"{name}_ctx.onnx"

@@ -170,13 +170,13 @@ def read_facts(folder: Path) -> FixedFacts:
     """Return the folder's facts. Raises: LoadFailed."""
     try:
         with (folder / FACTS).open("rb") as file:
-            found = msgspec.json.decode(file.read(_MAX_FACTS_BYTES), type=learned(FixedFacts))
+            facts = msgspec.json.decode(file.read(_MAX_FACTS_BYTES), type=learned(FixedFacts))
     except (OSError, ValueError, RecursionError) as error:
         raise LoadFailed(f"{FACTS} cannot be read: {error}") from error
-    sizes = (found.piece, found.past, found.layers, found.embd, found.vocab, found.kv_heads, found.head_dim)
-    if min(sizes) < 1 or max(sizes) > 1 << 24 or not 0 <= found.begin < found.vocab:
+    sizes = (facts.piece, facts.past, facts.layers, facts.embd, facts.vocab, facts.kv_heads, facts.head_dim)
+    if min(sizes) < 1 or max(sizes) > 1 << 24 or not 0 <= facts.begin < facts.vocab:
         raise LoadFailed(f"{FACTS} has impossible sizes {sizes}")
-    return found
+    return facts
 
 
 class FixedDecoder:
@@ -235,12 +235,12 @@ class FixedDecoder:
             "positions": np.minimum(np.arange(past, past + width), f.past - 1).astype(np.int32),
             **self._cache,
         }
-        found = dict(zip(self._names[graph], self._sessions[graph].run(self._names[graph], feeds), strict=True))
+        outputs = dict(zip(self._names[graph], self._sessions[graph].run(self._names[graph], feeds), strict=True))
         for layer in range(f.layers):
-            self._cache[f"past.{layer}.key"][..., past : past + n] = found[f"new.{layer}.key"][..., :n]
-            self._cache[f"past.{layer}.value"][:, :, past : past + n] = found[f"new.{layer}.value"][:, :, :n]
+            self._cache[f"past.{layer}.key"][..., past : past + n] = outputs[f"new.{layer}.key"][..., :n]
+            self._cache[f"past.{layer}.value"][:, :, past : past + n] = outputs[f"new.{layer}.value"][:, :, :n]
         self.length += n
-        return found
+        return outputs
 
 
 def _mapped(path: Path, kind: Any, shape: tuple[int, ...]) -> Any:

@@ -62,10 +62,10 @@ def refusal(
     exceeded = context_exceeded(request_id, len(tokens), n_ctx)
     if exceeded is not None:
         return exceeded
-    found = problem(request, tokens, n_vocab) or _missing(request, adapters) or _unending(request)
-    if found is None:
+    complaint = problem(request, tokens, n_vocab) or _missing(request, adapters) or _unending(request)
+    if complaint is None:
         return None
-    param, text = found
+    param, text = complaint
     return Fault(id=request_id, code="invalid_request", message=text, param=param)
 
 

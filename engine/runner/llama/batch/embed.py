@@ -180,9 +180,9 @@ class Embedder:
         end = api.llama_vocab_eos(vocab)
         end = [end if end >= 0 else api.llama_vocab_sep(vocab)] if api.llama_vocab_get_add_eos(vocab) else []
         between = [api.llama_vocab_sep(vocab)] if api.llama_vocab_get_add_sep(vocab) else []
-        asked = vocabulary.tokenize(query, add_special=False, parse_special=False, limit=limit)
+        query_tokens = vocabulary.tokenize(query, add_special=False, parse_special=False, limit=limit)
         text_tokens = vocabulary.tokenize(item, add_special=False, parse_special=False, limit=limit)
-        return [*begin, *asked, *end, *between, *text_tokens, *end]
+        return [*begin, *query_tokens, *end, *between, *text_tokens, *end]
 
     def _input(self, job: _Job, index: int) -> list[int]:
         """Return an input's tokens. Inputs are tokenized when needed, so a step waits only for its own texts.
@@ -433,9 +433,9 @@ class QuickChoice:
 
 def _fastest(work: Callable[[], Any]) -> tuple[Any, float]:
     """Return the result and the least CPU time of some rounds, after one warm-up."""
-    found, seconds = work(), []
+    result, seconds = work(), []
     for _ in range(ROUNDS):
         began = time.process_time()
-        found = work()
+        result = work()
         seconds.append(time.process_time() - began)
-    return found, min(seconds)
+    return result, min(seconds)

@@ -238,9 +238,9 @@ class FullVocabSampler:
     def sample(self, row: Any, best: int) -> int | None:
         """Return the token sampled from a row (n_vocab,) float32 whose most likely token is `best`, or None."""
         number = self._random.getrandbits(64) / 2**64
-        found = _token_at(row, row[best], self._temperature, number)
-        self.behind += found is not None
-        return found
+        token = _token_at(row, row[best], self._temperature, number)
+        self.behind += token is not None
+        return token
 
 
 def mersenne_twister(seed: int) -> random.Random:

@@ -109,21 +109,23 @@ class KvOffload:
         state = self._store.load(entry)
         return None if state is None else Restorable(entry, length, state)
 
-    def restore(self, found: Restorable, target: CachedSequence) -> bool:
+    def restore(self, restorable: Restorable, target: CachedSequence) -> bool:
         """Restore the usable tokens of a stored prefix to an empty sequence; after False it is empty.
 
         llama.cpp refuses it if the free cells are too scattered.
         """
-        entry, context = found.entry, self._loaded.context
+        entry, context = restorable.entry, self._loaded.context
         if self._cells.reserves and len(entry.tokens) > self._cells.total - self._cells.used:
             return False
-        if not self._api.llama_state_seq_set_data(context, pointer(found.state), entry.state_bytes, target.seq_id):
+        if not self._api.llama_state_seq_set_data(
+            context, pointer(restorable.state), entry.state_bytes, target.seq_id
+        ):
             self._cells.drop(target)
             return False
         target.tokens, target.shared = entry.tokens.tolist(), 0
         target.num_steady = 0  # the caller sets it if the sequence is in the first cells
-        self._rewinding.adopt(target, ((at, copied(entry.mark(found.state, at))) for at, _ in entry.marks))
-        if not self._rewinding.rewind(target, target, found.length):
+        self._rewinding.adopt(target, ((at, copied(entry.mark(restorable.state, at))) for at, _ in entry.marks))
+        if not self._rewinding.rewind(target, target, restorable.length):
             self._cells.drop(target)
         return True
 

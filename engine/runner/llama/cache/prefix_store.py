@@ -272,7 +272,7 @@ class PrefixFiles:
 
     def scan(self) -> list[StoredPrefix]:
         """Return the entries of earlier processes, least recently used first; deletes unusable files."""
-        found = []
+        prefixes = []
         for path in self.folder.glob("*.kv"):
             header = None
             with contextlib.suppress(OSError), path.open("rb") as file:
@@ -290,10 +290,10 @@ class PrefixFiles:
                 num_steady=header.num_steady,
             )
             if path == self._path(entry):
-                found.append((path.stat().st_mtime, entry))
+                prefixes.append((path.stat().st_mtime, entry))
             else:
                 path.unlink(missing_ok=True)
-        return [entry for _, entry in sorted(found, key=lambda pair: pair[0])]
+        return [entry for _, entry in sorted(prefixes, key=lambda pair: pair[0])]
 
     def write(self, entry: StoredPrefix) -> bool:
         """Start writing an entry that is in memory; False if too much is waiting already."""

@@ -332,15 +332,15 @@ class ExpertStream:
         self._counts.asked += len(wanted)
         self._counts.there += len(wanted) - len(missing)
         if missing:
-            found = (self._coming.get((row, expert)) or self._absent_job((row, expert)) for expert in missing)
-            self._readers.wait_for([job for job in found if job is not None])
+            jobs = (self._coming.get((row, expert)) or self._absent_job((row, expert)) for expert in missing)
+            self._readers.wait_for([job for job in jobs if job is not None])
             self._counts.waited_s += time.monotonic() - begun
 
     def _prefetch(self, row: int, experts: Iterable[int]) -> None:
         """Read the probable experts of the next layer while this one is computed, in this order."""
         absent = (e for e in experts if (row, e) not in self._coming)
-        found = (self._absent_job((row, expert), prefetch=True) for expert in absent)
-        self._prefetched = [job for job in found if job is not None]
+        jobs = (self._absent_job((row, expert), prefetch=True) for expert in absent)
+        self._prefetched = [job for job in jobs if job is not None]
         self._readers.ahead(self._prefetched)
 
     def _cancel_prefetches(self) -> None:
@@ -348,11 +348,11 @@ class ExpertStream:
         row, wanted = self._needed
         if not self._prefetched:
             return
-        asked = {(row, expert) for expert in wanted}
-        for job in self._readers.cancel(lambda r: r.prefetch and r.expert not in asked):
+        wanted_keys = {(row, expert) for expert in wanted}
+        for job in self._readers.cancel(lambda r: r.prefetch and r.expert not in wanted_keys):
             self._forget(job)
         begun = [job.expert for job in self._prefetched if job.begun]
-        self._predictor.note(len(begun), sum(expert in asked for expert in begun))
+        self._predictor.note(len(begun), sum(expert in wanted_keys for expert in begun))
         self._prefetched = []
 
     def _forget(self, job: ReadJob) -> None:
@@ -435,9 +435,9 @@ class ExpertStream:
         flat = score.ravel()
         some = np.argpartition(flat, min(_RANKED, flat.size - 1))[:_RANKED]
         some = some[np.isfinite(flat[some])]
-        found = some[np.argsort(-flat[some])].tolist()
+        ranked = some[np.argsort(-flat[some])].tolist()
         width = score.shape[1]
-        self._ranked = [(float(flat[at]), at // width, at % width) for at in found]
+        self._ranked = [(float(flat[at]), at // width, at % width) for at in ranked]
 
     def _best(self) -> list[ReadJob]:
         """Return jobs for the most used experts of earlier use, most used first, as many as fit."""

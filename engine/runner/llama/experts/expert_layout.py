@@ -43,8 +43,8 @@ class Span:
     @property
     def edges(self) -> tuple[int, ...]:
         """Offsets of the first and last pages if they are shared with a neighbour."""
-        found = [*range(self.begin, self.inner_begin, PAGE), *range(self.inner_end, self.end, PAGE)]
-        return tuple(dict.fromkeys(found))
+        offsets = [*range(self.begin, self.inner_begin, PAGE), *range(self.inner_end, self.end, PAGE)]
+        return tuple(dict.fromkeys(offsets))
 
     def at(self, offset: int) -> int:
         """Return the address of a byte of the file."""
@@ -118,8 +118,8 @@ class Parts:
 
 
 def _state(descriptor: int) -> tuple[int, int]:
-    found = os.fstat(descriptor)
-    return found.st_size, found.st_mtime_ns
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns
 
 
 def find(model: GgufModel, parts: Parts, experts: int, trunk: int) -> dict[int, tuple[Stack, ...]]:

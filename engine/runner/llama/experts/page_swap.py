@@ -144,10 +144,10 @@ class Pages:
 
     def _anonymous(self, address: int | None, size: int) -> int:
         flags = _PRIVATE | _ANONYMOUS | _NORESERVE | (_FIXED if address is not None else 0)
-        found = self._libc.mmap(address, size, _READ | _WRITE, flags, -1, 0)
-        _checked(found)
-        self._libc.madvise(found, size, _NOHUGEPAGE)  # huge pages would be split at the first move
-        return int(found)
+        mapped = self._libc.mmap(address, size, _READ | _WRITE, flags, -1, 0)
+        _checked(mapped)
+        self._libc.madvise(mapped, size, _NOHUGEPAGE)  # huge pages would be split at the first move
+        return int(mapped)
 
     def _map(self, span: Span, offset: int, size: int) -> None:
         descriptor = self._parts.plain[span.part]

@@ -98,12 +98,12 @@ class Batch:
 
     def spans(self) -> dict[int, tuple[int, int, int]]:
         """Return sequence → first position, first row, and number of its consecutive rows."""
-        found: dict[int, tuple[int, int, int]] = {}
+        spans_by_sequence: dict[int, tuple[int, int, int]] = {}
         row = 0
         for seq_id, tokens in self.runs():
-            found[seq_id] = (int(self._positions[row]), row, len(tokens))
+            spans_by_sequence[seq_id] = (int(self._positions[row]), row, len(tokens))
             row += len(tokens)
-        return found
+        return spans_by_sequence
 
     def decode(self) -> int:
         """Run the batch to its end. 0: done; 1: no space in the cache; 2: aborted; below 0: see llama.h.

@@ -39,11 +39,11 @@ def fastest_file(api: Any, settings: LoadSettings) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="tessera-", ignore_cleanup_errors=True) as folder:
         copy = Path(folder) / "bf16.gguf"
         try:
-            made = write_bfloat16(Path(settings.path), copy)
+            written = write_bfloat16(Path(settings.path), copy)
         except (TesseraError, OSError, ValueError) as error:
             sys.stderr.write(f"no copy in BF16, the file is loaded as it is: {error}\n")
-            made = False
-        yield str(copy) if made else settings.path
+            written = False
+        yield str(copy) if written else settings.path
 
 
 def _suits(api: Any, settings: LoadSettings) -> bool:

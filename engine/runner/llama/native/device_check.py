@@ -100,8 +100,8 @@ def prompts(loaded: LoadedModel, vocabulary: LlamaVocabulary) -> list[list[int]]
     """Return the token sequences to compute, as long as the context permits."""
     room = min(loaded.n_ctx, loaded.n_batch)
     most = max(1, min(PROMPT_TOKENS + STEPS + SMALL_BATCH, room))
-    found = [vocabulary.tokenize(text, add_special=True, parse_special=False)[:most] for text in TEXTS]
-    return [tokens for tokens in found if tokens] or [[0]]
+    token_lists = [vocabulary.tokenize(text, add_special=True, parse_special=False)[:most] for text in TEXTS]
+    return [tokens for tokens in token_lists if tokens] or [[0]]
 
 
 def token_key(sequences: list[list[int]]) -> str:
@@ -143,12 +143,12 @@ def _batches(total: int, *, single: bool = False) -> list[tuple[int, int]]:
         steps = min(STEPS + SMALL_BATCH, total - 1)
         return [(total - steps, 1)] + [(1, 1)] * steps
     prompt = max(1, total - STEPS - SMALL_BATCH)
-    found = [(prompt, min(prompt, PROMPT_OUTPUTS))]
+    batches = [(prompt, min(prompt, PROMPT_OUTPUTS))]
     steps = min(STEPS, total - prompt)
-    found += [(1, 1)] * steps
+    batches += [(1, 1)] * steps
     if total > prompt + steps:
-        found.append((total - prompt - steps, total - prompt - steps))
-    return found
+        batches.append((total - prompt - steps, total - prompt - steps))
+    return batches
 
 
 def log_softmax(row: Any) -> Any:
@@ -253,26 +253,26 @@ def unsteadiness(loaded: LoadedModel, tokens: list[int]) -> float:
     return largest
 
 
-def is_wrong(found: DeviceCheck, expected: Reference, floor: float = WRONG_KLD_MEAN) -> bool:
+def is_wrong(check: DeviceCheck, expected: Reference, floor: float = WRONG_KLD_MEAN) -> bool:
     """Whether the device's results differ from the CPU's, by more than `floor` nats in the mean. NaN is wrong."""
     return not (
-        found.kld_mean <= max(floor, NOISE_FACTOR * expected.noise_kld_mean)
-        and found.kld_max <= max(WRONG_KLD_ROW, NOISE_FACTOR * expected.noise_kld_max)
-        and found.top_changed_frac <= WRONG_TOP_FRAC
+        check.kld_mean <= max(floor, NOISE_FACTOR * expected.noise_kld_mean)
+        and check.kld_max <= max(WRONG_KLD_ROW, NOISE_FACTOR * expected.noise_kld_max)
+        and check.top_changed_frac <= WRONG_TOP_FRAC
     )
 
 
-def is_doubtful(found: DeviceCheck, floor: float = WRONG_KLD_MEAN) -> bool:
+def is_doubtful(check: DeviceCheck, floor: float = WRONG_KLD_MEAN) -> bool:
     """Whether only the model's own noise explains the total difference, so that it may hide a fault."""
-    return not (found.kld_mean <= floor / DOUBT and found.kld_max <= WRONG_KLD_ROW / DOUBT)
+    return not (check.kld_mean <= floor / DOUBT and check.kld_max <= WRONG_KLD_ROW / DOUBT)
 
 
 def read_reference(path: Path) -> Reference | None:
     """Return a stored reference; None if there is no readable one."""
     try:
-        found = msgspec.msgpack.decode(path.read_bytes(), type=learned(Reference))
+        reference = msgspec.msgpack.decode(path.read_bytes(), type=learned(Reference))
     except (OSError, ValueError, RecursionError):
         return None
-    size = 4 * found.rows * found.width
-    sound = found.version == VERSION and len(found.token_ids) == size == len(found.logprobs)
-    return found if sound else None
+    size = 4 * reference.rows * reference.width
+    sound = reference.version == VERSION and len(reference.token_ids) == size == len(reference.logprobs)
+    return reference if sound else None

@@ -39,17 +39,17 @@ def checked(
     """
     name = ", ".join(loaded.settings.devices)
     try:
-        found = compare(expected, loaded, vocabulary)
+        check = compare(expected, loaded, vocabulary)
         unsteady = unsteadiness(loaded, prompts(loaded, vocabulary)[0])
     except ValueError as error:
         raise DeviceWrong(f"on {name}, {error}", None) from error
-    if is_wrong(found, expected, floor):
-        raise DeviceWrong(f"{name} computes something else than the CPU ({found.kld_mean:.2g} nats)", found)
+    if is_wrong(check, expected, floor):
+        raise DeviceWrong(f"{name} computes something else than the CPU ({check.kld_mean:.2g} nats)", check)
     if not unsteady <= UNSTEADY_KLD:
-        raise DeviceWrong(f"{name} gives other numbers for the same tokens ({unsteady:.2g} nats apart)", found)
-    if not whole and is_doubtful(found, floor) and (wrong := wrong_operations(loaded, vocabulary)):
-        raise DeviceWrong(f"{name} computes something else than the CPU: {wrong}", found)
-    return found
+        raise DeviceWrong(f"{name} gives other numbers for the same tokens ({unsteady:.2g} nats apart)", check)
+    if not whole and is_doubtful(check, floor) and (wrong := wrong_operations(loaded, vocabulary)):
+        raise DeviceWrong(f"{name} computes something else than the CPU: {wrong}", check)
+    return check
 
 
 def wrong_operations(loaded: LoadedModel, vocabulary: LlamaVocabulary, seconds: float = OPERATIONS_S) -> str:

@@ -84,12 +84,12 @@ def _buffer_types(api: Any) -> dict[str, int]:
     lib.ggml_backend_dev_buffer_type.argtypes = [ctypes.c_void_p]
     lib.ggml_backend_buft_name.restype = ctypes.c_char_p
     lib.ggml_backend_buft_name.argtypes = [ctypes.c_void_p]
-    found: dict[str, int] = {}
+    types: dict[str, int] = {}
     for index in range(lib.ggml_backend_dev_count()):
         buffer = lib.ggml_backend_dev_buffer_type(lib.ggml_backend_dev_get(index))
         if buffer:
-            found.setdefault(lib.ggml_backend_buft_name(buffer).decode(), buffer)
-    return found
+            types.setdefault(lib.ggml_backend_buft_name(buffer).decode(), buffer)
+    return types
 
 
 def apply_to_context(params: Any, settings: LoadSettings) -> None:

@@ -123,13 +123,13 @@ class OperationCheck:
 
     def operations(self) -> list[Operation]:
         """Return all compared operations, the worst first."""
-        found = [
+        operations = [
             Operation(
                 kind=kind, weights=weights, rows=rows, count=count, error=error, wrong=not error <= _max_error(kind)
             )
             for (kind, weights, rows), (count, error) in self._found.items()
         ]
-        return sorted(found, key=lambda o: (not o.wrong, -np.nan_to_num(o.error, nan=np.inf)))
+        return sorted(operations, key=lambda o: (not o.wrong, -np.nan_to_num(o.error, nan=np.inf)))
 
     def compare(self, loaded: LoadedModel, tokens: list[int], seconds: float = float("inf")) -> list[Operation]:
         """Compare the nodes of a prompt and of single tokens in a context with this callback, half the time each.
@@ -199,12 +199,12 @@ class OperationCheck:
         """Return the bytes of the node's result as the CPU computes it."""
         lib = self._lib
         room = (MAX_SRC + 2) * lib.ggml_tensor_overhead() + lib.ggml_graph_overhead()
-        made = lib.ggml_init(InitParams(room, None, True))
+        context = lib.ggml_init(InitParams(room, None, True))
         try:
             keep: list[Any] = []
 
             def copy(tensor: Tensor) -> Any:
-                pointer = lib.ggml_new_tensor_4d(made, tensor.type, *tensor.ne)
+                pointer = lib.ggml_new_tensor_4d(context, tensor.type, *tensor.ne)
                 twin, data = pointer.contents, self._read(tensor)
                 for i in range(MAX_DIMS):
                     twin.nb[i] = tensor.nb[i]
@@ -221,13 +221,13 @@ class OperationCheck:
             for i, source in enumerate(sources):
                 if source is not None:
                     twin.src[i] = source
-            graph = lib.ggml_new_graph(made)
+            graph = lib.ggml_new_graph(context)
             lib.ggml_graph_add_node(graph, result)
             if lib.ggml_backend_graph_compute(self._cpu, graph) != 0:
                 raise ValueError(f"the CPU does not compute {self._kind(node)}")
             return data
         finally:
-            lib.ggml_free(made)
+            lib.ggml_free(context)
 
     @staticmethod
     def _values(node: Tensor, data: Any) -> Any:

@@ -82,8 +82,8 @@ def _served(lib: Any) -> list[int]:
     lib.ggml_backend_dev_get.restype = ctypes.c_void_p
     lib.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
     lib.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
-    found = [lib.ggml_backend_dev_get(i) for i in range(lib.ggml_backend_dev_count())]
-    kinds = [(device, lib.ggml_backend_dev_type(device)) for device in found]
+    devices = [lib.ggml_backend_dev_get(i) for i in range(lib.ggml_backend_dev_count())]
+    kinds = [(device, lib.ggml_backend_dev_type(device)) for device in devices]
     return [device for device, kind in kinds if kind in _GPUS] or [d for d, kind in kinds if kind == _CPU]
 
 

@@ -93,7 +93,7 @@ class Scenarios:
 
     def _together(self, texts: list[list[int]]) -> list[list[Any]]:
         """The rows of each text, all in one cache: one begins after the other, the last two at once."""
-        found: list[list[Any]] = [[] for _ in texts]
+        rows: list[list[Any]] = [[] for _ in texts]
         at = [0] * len(texts)
         for step in range(len(texts) + STEPS):
             for seq, text in enumerate(texts):
@@ -105,9 +105,9 @@ class Scenarios:
                     at[seq] += 1
             present = [seq for seq, _ in self._batch.runs()]
             for seq, row in zip(present, self._decoded() if present else (), strict=True):
-                found[seq].append(row)
+                rows[seq].append(row)
         self._clear()
-        return found
+        return rows
 
     def _second(self, _end: float) -> float | None:
         """The same prompt again after single steps, which may have rewritten weights or left something over."""

@@ -40,7 +40,7 @@ _ALIGNMENT: Final = 8
 
 def problems(api: Any) -> list[str]:
     """Return the mismatches as text; empty if bindings and library match."""
-    found: list[str] = []
+    messages: list[str] = []
     for name, fields, defaults in (
         ("llama_model_params", MODEL_FIELDS, MODEL_DEFAULTS),
         ("llama_context_params", CONTEXT_FIELDS, CONTEXT_DEFAULTS),
@@ -48,25 +48,25 @@ def problems(api: Any) -> list[str]:
         struct = getattr(api, name, None)
         make = f"{name.removesuffix('_params')}_default_params"
         if struct is None or not hasattr(api, make):
-            found.append(f"it has no {name} or no {make}")
+            messages.append(f"it has no {name} or no {make}")
             continue
         declared = {field[0] for field in struct._fields_}
         missing = [field for field in fields if field not in declared]
         if missing:
-            found.append(f"its {name} has no {', '.join(missing)}, which is set here")
+            messages.append(f"its {name} has no {', '.join(missing)}, which is set here")
         written = written_bytes(getattr(api._lib, make))  # noqa: SLF001 - the one shared handle
         size = ctypes.sizeof(struct)
         if written is not None and not size - _ALIGNMENT < written <= size:
-            found.append(f"its library writes {written} bytes of {name}, its bindings describe {size}")
+            messages.append(f"its library writes {written} bytes of {name}, its bindings describe {size}")
             continue  # reading the fields would report the same again
         values = getattr(api, make)()
         wrong = {field: getattr(values, field) for field in defaults if field in declared}
-        found += [
+        messages += [
             f"{name}.{field} reads {wrong[field]} where the default is {defaults[field]}"
             for field in wrong
             if wrong[field] != defaults[field]
         ]
-    return found
+    return messages
 
 
 def written_bytes(function: Any) -> int | None:

@@ -52,13 +52,13 @@ def check_layout(lib: Any) -> None:
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
     size = lib.ggml_tensor_overhead()
-    made = lib.ggml_init(InitParams(1 << 16, None, True))
+    context = lib.ggml_init(InitParams(1 << 16, None, True))
     try:
-        tensor = lib.ggml_new_tensor_4d(made, F16, 3, 5, 7, 2).contents
+        tensor = lib.ggml_new_tensor_4d(context, F16, 3, 5, 7, 2).contents
         lib.ggml_set_name(ctypes.byref(tensor), b"probe")
         seen = (tensor.type, tuple(tensor.ne), tensor.nb[1], tensor.op, tensor.name, tensor.data)
     finally:
-        lib.ggml_free(made)
+        lib.ggml_free(context)
     right = (F16, (3, 5, 7, 2), 6, 0, b"probe", None)
     if size != OBJECT_BYTES + ctypes.sizeof(Tensor) or seen != right:
         raise KernelsMissing("ggml's tensors are laid out otherwise than is known here")

@@ -200,8 +200,8 @@ def _alternatives(pieces: Iterator[bytes]) -> tuple[re.Pattern[bytes], int] | No
 def _cut(named: tuple[re.Pattern[bytes], int], data: bytes, begin: int) -> int | None:
     """Return the first position from `begin` on at which a named token starts, with no overlap or space before."""
     pattern, longest = named
-    while (found := pattern.search(data, begin)) is not None:
-        at = found.start()
+    while (match := pattern.search(data, begin)) is not None:
+        at = match.start()
         # A token that absorbs the space before it would not find it in the previous part.
         if not data[at - 1 : at].isspace() and not any(
             (across := pattern.match(data, start)) is not None and across.end() > at

@@ -43,7 +43,7 @@ class ModelDrafter(abc.ABC):
 
     def _draft(self, length: int, read: Callable[[int], bool], *, forced: bool) -> list[int]:
         """Return a draft from the current logits; `read` decodes a token for the next logits, or returns False."""
-        found: list[int] = []
+        draft: list[int] = []
         started = time.monotonic()
         while True:
             row = self._logits.rows(1)[0]
@@ -52,11 +52,11 @@ class ModelDrafter(abc.ABC):
                 break
             if not forced and not MIN_PROBABILITY * float(np.exp(row - row[token]).sum()) <= 1:
                 break
-            found.append(token)
-            if len(found) == length or not read(token):
+            draft.append(token)
+            if len(draft) == length or not read(token):
                 break
-        seconds = (time.monotonic() - started) / max(len(found), 1)
+        seconds = (time.monotonic() - started) / max(len(draft), 1)
         self.draft_token_s = (
             seconds if not self.draft_token_s else (1 - NEWEST) * self.draft_token_s + NEWEST * seconds
         )
-        return found
+        return draft

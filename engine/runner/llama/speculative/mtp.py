@@ -128,9 +128,9 @@ class MtpHead(ModelDrafter):
         slot.waiting.append((tokens[-1], slot.hidden))
         if not self._read(slot, len(slot.waiting)):
             return []
-        found = self._draft(length, lambda token: self._go_on(slot, token), forced=forced)
+        draft = self._draft(length, lambda token: self._go_on(slot, token), forced=forced)
         self._cut(slot, position + 1)  # draft tokens are decoded again, with hidden rows of the target
-        return found
+        return draft
 
     def _go_on(self, slot: _Slot, token: int) -> bool:
         """Decode a draft token, with the head's own hidden row of the previous position."""

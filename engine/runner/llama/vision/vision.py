@@ -150,10 +150,12 @@ class Vision:
         check_image(data)
         buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
         options = self._api.mtmd_helper_init_opt_default()
-        made = self._api.mtmd_helper_bitmap_init_from_buf_wrapper(self._context, buffer, len(data), False, options)
-        if not made.bitmap:
+        bitmap = self._api.mtmd_helper_bitmap_init_from_buf_wrapper(
+            self._context, buffer, len(data), False, options
+        )
+        if not bitmap.bitmap:
             raise ImageRefused("the image is damaged and cannot be decoded")
-        return made.bitmap
+        return bitmap.bitmap
 
     def _tokenize(self, request: GenerationRequest, media: Media, bitmaps: list[Any]) -> int:
         assert isinstance(request.prompt, str)

@@ -28,12 +28,12 @@ class BadSound(ValueError):
 
 def read_sound(data: bytes) -> Samples:
     """Return the samples of a WAV file, or of any file that an installed ffmpeg reads. Raises: BadSound."""
-    found = _wave(data) if data[:4] in (b"RIFF", b"RF64") and data[8:12] == b"WAVE" else _by_ffmpeg(data)
-    if not len(found):
+    samples = _wave(data) if data[:4] in (b"RIFF", b"RF64") and data[8:12] == b"WAVE" else _by_ffmpeg(data)
+    if not len(samples):
         raise BadSound("it holds no sound")
-    if len(found) > MAX_SECONDS * RATE:
+    if len(samples) > MAX_SECONDS * RATE:
         raise BadSound(f"it is longer than {MAX_SECONDS // 60} minutes")
-    return found
+    return samples
 
 
 def _wave(data: bytes) -> Samples:

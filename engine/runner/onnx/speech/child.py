@@ -56,13 +56,13 @@ def read_facts(folder: Path) -> SpeechShape:
     """Return the folder's facts. Raises: BadSpeechModel."""
     try:
         with (folder / FACTS).open("rb") as file:
-            found = msgspec.json.decode(file.read(_MAX_FACTS_BYTES), type=learned(SpeechShape))
+            facts = msgspec.json.decode(file.read(_MAX_FACTS_BYTES), type=learned(SpeechShape))
     except (OSError, ValueError, RecursionError) as error:
         raise BadSpeechModel(f"{FACTS} cannot be read: {error}") from error
-    sizes = (found.samples, found.tokens, found.layers, found.embd, found.heads, found.vocab)
-    if min(sizes) < 1 or max(sizes) > 1 << 24 or frames_of(found.samples) != (found.first, found.frames):
+    sizes = (facts.samples, facts.tokens, facts.layers, facts.embd, facts.heads, facts.vocab)
+    if min(sizes) < 1 or max(sizes) > 1 << 24 or frames_of(facts.samples) != (facts.first, facts.frames):
         raise BadSpeechModel(f"{FACTS} has impossible sizes {sizes}")
-    return found
+    return facts
 
 
 class FixedMoonshine:
@@ -162,11 +162,11 @@ class FixedMoonshine:
 
     def _empty(self) -> dict[str, Any]:
         s = self.shape
-        found: dict[str, Any] = {}
+        inputs: dict[str, Any] = {}
         for layer in range(s.layers):
-            found[f"past.{layer}.key"] = np.zeros((1, s.heads, s.head_dim, s.tokens), np.float32)
-            found[f"past.{layer}.value"] = np.zeros((1, s.heads, s.tokens, s.head_dim), np.float32)
-        return found
+            inputs[f"past.{layer}.key"] = np.zeros((1, s.heads, s.head_dim, s.tokens), np.float32)
+            inputs[f"past.{layer}.value"] = np.zeros((1, s.heads, s.tokens, s.head_dim), np.float32)
+        return inputs
 
 
 # Finds speech with Silero's detector, and splits it into segments that a transcriber can take.
@@ -197,7 +197,7 @@ class VoiceDetector:
         """Return the probability of speech in each window."""
         state: Any = np.zeros((2, 1, 128), np.float32)
         before = np.zeros(_CONTEXT, np.float32)
-        found = []
+        values = []
         for start in range(0, len(samples), WINDOW):
             window = samples[start : start + WINDOW]
             window = np.pad(window, (0, WINDOW - len(window)))
@@ -206,8 +206,8 @@ class VoiceDetector:
                 given["sr"] = np.array(RATE, np.int64)
             (chance, state) = self._session.run(None, given)
             before = window[-_CONTEXT:]
-            found.append(float(chance[0, 0]))
-        return found
+            values.append(float(chance[0, 0]))
+        return values
 
 
 def speech(probabilities: list[float], num_samples: int, longest_s: float = LONGEST_S) -> list[tuple[int, int]]:
@@ -215,7 +215,7 @@ def speech(probabilities: list[float], num_samples: int, longest_s: float = LONG
 
     A longer segment is split where speech is least likely in its last third.
     """
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     begun: int | None = None
     quiet = 0
     for index, chance in enumerate([*probabilities, *[0.0] * (round(_PAUSE_S * RATE / WINDOW) + 1)]):
@@ -225,10 +225,10 @@ def speech(probabilities: list[float], num_samples: int, longest_s: float = LONG
             continue
         quiet = 0 if chance >= _ENDS else quiet + 1
         if quiet * WINDOW >= _PAUSE_S * RATE:
-            found += _cut(probabilities, begun, index + 1 - quiet, longest_s)
+            spans += _cut(probabilities, begun, index + 1 - quiet, longest_s)
             begun = None
     around = int(_AROUND_S * RATE)
-    pieces = [(first * WINDOW, last * WINDOW) for first, last in found]
+    pieces = [(first * WINDOW, last * WINDOW) for first, last in spans]
     pieces = [(first, last) for first, last in pieces if last - first >= _SHORTEST_S * RATE]
     out: list[tuple[int, int]] = []
     for first, last in pieces:

@@ -52,17 +52,17 @@ def read_weights(folder: Path) -> dict[str, Floats]:
 
     Raises: BadSpeechModel: these are not the files of a Moonshine model. Any exception of ONNX Runtime.
     """
-    found: dict[str, Floats] = {}
-    _take(_unpacked(folder / "encoder_model.ort"), "encoder", found)
+    weights: dict[str, Floats] = {}
+    _take(_unpacked(folder / "encoder_model.ort"), "encoder", weights)
     decoder = _unpacked(folder / "decoder_model_merged.ort")
     branches = {a.name: a.g for node in decoder.node if node.op_type == "If" for a in node.attribute}
     if "else_branch" not in branches:
         raise BadSpeechModel("the decoder has no branch for a first token")
-    _take(branches["else_branch"], "decoder", found)
-    if "embedding.codes" not in found:
+    _take(branches["else_branch"], "decoder", weights)
+    if "embedding.codes" not in weights:
         raise BadSpeechModel("the decoder has no embedding")
-    codes, scale, zero = (found.pop(f"embedding.{n}") for n in ("codes", "scale", "zero"))
-    return {**found, "embedding": _floats(codes, scale, zero)}
+    codes, scale, zero = (weights.pop(f"embedding.{n}") for n in ("codes", "scale", "zero"))
+    return {**weights, "embedding": _floats(codes, scale, zero)}
 
 
 def _unpacked(path: Path) -> Any:
@@ -79,7 +79,7 @@ def _unpacked(path: Path) -> Any:
         return onnx.load(Path(work) / "model.onnx").graph
 
 
-def _take(graph: Any, side: str, found: dict[str, Floats]) -> None:
+def _take(graph: Any, side: str, weights: dict[str, Floats]) -> None:
     from onnx import numpy_helper
 
     stored = {one.name: one for one in graph.initializer}
@@ -91,10 +91,10 @@ def _take(graph: Any, side: str, found: dict[str, Floats]) -> None:
 
     for node in graph.node:
         for name, matrix in _of_node(node, side, value):
-            found[name] = np.ascontiguousarray(matrix, np.float32)
+            weights[name] = np.ascontiguousarray(matrix, np.float32)
     for name in stored:
         if side == "encoder" and (match := re.fullmatch(r"(conv[123])\.(weight|bias)", name)):
-            found[match[1] + ("" if match[2] == "weight" else ".bias")] = value(name)
+            weights[match[1] + ("" if match[2] == "weight" else ".bias")] = value(name)
 
 
 def _of_node(node: Any, side: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -124,8 +124,8 @@ def _of_node(node: Any, side: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _floats(codes: Any, scale: Any, zero: Any) -> Floats:
-    found: Floats = (codes.astype(np.float32) - np.asarray(zero, np.float32)) * np.asarray(scale, np.float32)
-    return found
+    values: Floats = (codes.astype(np.float32) - np.asarray(zero, np.float32)) * np.asarray(scale, np.float32)
+    return values
 
 
 if __name__ == "__main__":
