@@ -479,7 +479,7 @@ class Pool:
         runner's errors.
         """
         request = msgspec.structs.replace(request, owner=request_owner.get())
-        if not model.ready and self._models.get(model.id) is not model:  # unloaded since it was acquired
+        if self._models.get(model.id) is not model:  # unloaded since it was acquired, or about to end
             aside = request.priority == "side"
             model = await self.acquire(model.id, loads=not aside, only=HERE if aside else None)
         if self.hooks.admits is not None:

@@ -264,6 +264,25 @@ def test_a_cancelled_unload_still_ends_the_runner(tmp_path):
     assert run(scenario()) == [False]
 
 
+def test_a_request_whose_model_is_being_unloaded_gets_the_next_load(tmp_path):
+    async def scenario():
+        from engine.core.types import Delta, GenerationRequest
+
+        pool = FreePool(Source(), starter(tmp_path))
+        try:
+            model = await pool.acquire("a")
+            unloading = asyncio.create_task(pool.unload("a"))
+            await asyncio.sleep(0)
+            assert model.ready  # its runner has not ended yet
+            events = [e async for e in pool.generate(model, GenerationRequest(prompt="x", max_tokens=2))]
+            await unloading
+            return "".join(e.text for e in events if isinstance(e, Delta))
+        finally:
+            await pool.close()
+
+    assert run(scenario()) == ["fake fake "]
+
+
 def test_a_stream_tells_the_load_and_its_place_while_it_waits(tmp_path, monkeypatch):
     monkeypatch.setattr(sse, "EARLY_HEADERS_S", 0.05)
     monkeypatch.setattr(sse, "PING_S", 0.05)
