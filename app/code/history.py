@@ -127,6 +127,11 @@ class Sessions:
                 return msgspec.convert(json.loads(record), learned(SessionRecord))
         raise NoSuchSession
 
+    def last(self) -> SessionRecord | None:
+        """The session that was saved last. Raises: as `all` and `load`."""
+        known = self.all()
+        return self.load(known[0].session_id) if known else None
+
     def save(self, session: SessionRecord) -> None:
         """Add or replace a session. Raises: apsw.Error, OSError."""
         first = session.turns[0].question if session.turns else ""

@@ -587,3 +587,43 @@ def test_edits_of_the_agent_are_decided_in_the_file(page, qtbot, server, project
     page.files.source.accepted.emit(list(page.files.source.hunks))
     qtbot.waitUntil(lambda: page.files._pending == {})
     assert (project / "new.py").exists()
+
+
+def test_a_second_click_on_apply_writes_nothing_that_was_not_chosen(page, qtbot, server, project):
+    ask(page, qtbot, server, "types @greet.py", TWO)
+    page.review.hunks.item(1).setCheckState(Qt.CheckState.Unchecked)
+    page.review.hunks.item(2).setCheckState(Qt.CheckState.Unchecked)
+    chosen = page.review.chosen
+    with qtbot.waitSignal(page.controller.written):
+        page.review.apply.click()
+    page.controller.apply(chosen)  # the list shows the edits of before until the next moment
+    qtbot.waitUntil(lambda: not page.controller.busy and page.review.hunks.count() == 2)
+    assert page.review.chosen == []
+    assert (project / "greet.py").read_text() == GREET.replace("(name)", "(name: str) -> str")
+
+
+def test_a_line_of_the_view_is_a_line_of_the_file(page, qtbot, project):
+    (project / "odd.py").write_bytes("a = 'x\u2028y\u2029z\rw'\nb = 2\n".encode())
+    page.files.open("odd.py")
+    qtbot.waitUntil(lambda: page.files.source.path == "odd.py")
+    assert page.files.source.blockCount() == 3
+    cursor = page.files.source.textCursor()
+    cursor.setPosition(page.files.source.document().findBlockByNumber(1).position())
+    page.files.source.setTextCursor(cursor)
+    assert page.files.source.line == 2
+
+
+def test_a_damaged_history_does_not_keep_the_project_closed(page, qtbot, server, project, services):
+    asked_again(page, qtbot, server, "What does @greet.py do?", "It greets.")
+    damaged = page.controller._project.state / "sessions.db"
+    page.controller.close_project()
+    damaged.write_bytes(b"no database at all" * 100)
+    later = CodePage(services)
+    later.show()
+    qtbot.waitUntil(lambda: later.controller.has_project and "not a database" in later.banner.text)
+    ask(later, qtbot, server, "And now?", "It works.")
+    assert later.transcript.last_answer == "It works."
+    qtbot.waitUntil(lambda: not later.controller.busy)
+    later.controller.close_project()
+    later.close()
+    later.deleteLater()

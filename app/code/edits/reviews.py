@@ -107,16 +107,20 @@ class EditReviews:
         self.proposal = NO_EDITS
         self._written: dict[str, tuple[InlineHunk, ...]] = {}
         self._before: dict[str, str | None] = {}  # texts before the agent's edits
+        self._last_sha: dict[str, str | None] = {}  # of the files as they were written last
         self._undo: list[ParsedEdits | None] = []  # what was pending before each applied group
         self.is_by_agent = False
 
     def note_written(self, changes: tuple[FileChange, ...]) -> None:
         """Note an applied group; called for each one, also those that are applied here."""
         self._undo = [*self._undo, None][-_MAX_UNDO:]
-        if self.is_by_agent:
-            for change in changes:
+        for change in changes:
+            # Lines that a person wrote since the last edit are not the agent's.
+            is_known = change.path in self._before and change.before_sha == self._last_sha.get(change.path)
+            if self.is_by_agent and not is_known:
                 text = None if change.before is None else change.before.decode("utf-8", "surrogateescape")
-                self._before.setdefault(change.path, text)
+                self._before[change.path] = text
+            self._last_sha[change.path] = change.after_sha
 
     def clear(self) -> None:
         """Forget all pending edits. Changes no file."""
@@ -168,8 +172,21 @@ class EditReviews:
                 found[file.path] = file.before is None
         return found
 
-    def apply(self, chosen: Collection[int], label: str, *, allow_uncommitted: bool = False) -> tuple[str, ...]:
-        """Write the chosen edits of the answer; the others stay pending. Raises: as `EditSession.apply`."""
+    def apply(
+        self,
+        chosen: Collection[int],
+        label: str,
+        *,
+        allow_uncommitted: bool = False,
+        shown: Proposal | None = None,
+    ) -> tuple[str, ...]:
+        """Write the chosen edits of the answer; the others stay pending.
+
+        Writes nothing if the ids are those of an earlier proposal that was `shown`, as after a second click.
+        Raises: as `EditSession.apply`.
+        """
+        if shown is not None and shown is not self.proposal:
+            return ()
         before = remaining(self.proposal, ())
         written = self._edits.apply(self.proposal, chosen, label=label, allow_uncommitted=allow_uncommitted)
         if written and self._undo:
@@ -185,12 +202,18 @@ class EditReviews:
         self._propose(replace(left, hunks=hunks))
         return written
 
+    def still_pending(self, hunks: Sequence[InlineHunk]) -> tuple[int, ...]:
+        """Ids of those edits of the answer that are still as they were shown: ids change with each decision."""
+        now = {hunk for file in self.proposal.files for hunk in proposed_hunks(file)}
+        return tuple(hunk.number for hunk in hunks if hunk in now)
+
     def dismiss(self, rejected: Collection[int]) -> tuple[tuple[int, Hunk], ...]:
         """Reject edits of the answer; return them for `offer_again`."""
-        every = remaining(self.proposal, ()).hunks
-        left = remaining(self.proposal, rejected)
-        self._propose(left)
-        return tuple((place, hunk) for place, hunk in enumerate(every) if hunk not in left.hunks)
+        numbers = sorted(hunk_id for file in self.proposal.files for hunk_id in file.hunk_ids)
+        every = zip(numbers, remaining(self.proposal, ()).hunks, strict=True)
+        dismissed = tuple((place, hunk) for place, (number, hunk) in enumerate(every) if number in rejected)
+        self._propose(remaining(self.proposal, rejected))
+        return dismissed
 
     def offer_again(self, rejected: Sequence[tuple[int, Hunk]]) -> None:
         """Offer rejected edits again."""

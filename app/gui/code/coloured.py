@@ -16,6 +16,9 @@ _SUFFIX_LANGUAGES = {
     "md": "markdown",
 }
 
+# Qt would begin another line at these characters.
+_BREAKS = dict.fromkeys(map(ord, "\r\u2028\u2029\ufdd0\ufdd1"), "�")
+
 Coloured = tuple[tuple[str, str | None], ...]
 
 
@@ -47,4 +50,4 @@ def write_line(cursor: QTextCursor, theme: Theme, number: str, line: Coloured) -
         shape = QTextCharFormat()
         name = theme.tokens.syntax.get(colour or "")
         shape.setForeground(QColor(name) if name else theme.tokens.colour("text"))
-        cursor.insertText(text, shape)
+        cursor.insertText(text.translate(_BREAKS), shape)

@@ -18,7 +18,7 @@ from app.code.context.items import Context, ContextItem
 from app.code.edits.journal import FileChange
 from app.code.edits.reviews import NO_EDITS, EditReviews, InlineHunk
 from app.code.edits.session import Proposal
-from app.code.errors import FileMissing
+from app.code.errors import FileMissing, NoSuchSession
 from app.code.history import RecentProject, RecentProjects, SessionLog, SessionRecord, Sessions
 from app.code.project import Project
 from app.gui.app_context import AppContext
@@ -68,6 +68,7 @@ class CodeController(QObject):
         self._project: Project | None = None
         self._talk: Conversation | None = None
         self._reviews: EditReviews | None = None
+        self._shown = NO_EDITS  # ids of edits are those of this proposal
         self.attempted: tuple[int, ...] = ()  # the edits that were applied last, or could not be
         self._assembling: Job | None = None  # assembles the context of a request
         self._stream: StreamJob | None = None
@@ -98,10 +99,7 @@ class CodeController(QObject):
         return self._project is not None
 
     def open_folder(self, folder: Path, *, resume: bool = False) -> None:
-        """Open a project and update its index. `resume` goes on with its last session.
-
-        Closes the previous project.
-        """
+        """Open a project in the place of the earlier one; `resume` goes on with its last session."""
         self.stop()
         old = self._project
         self._project = self._talk = self._reviews = self.context = None
@@ -116,8 +114,10 @@ class CodeController(QObject):
                 paths, can_undo = project.index.database.paths(), project.edits.can_undo
             with suppress(OSError):
                 self.recent.note(project.workspace.root)
-            earlier = project.sessions.all() if resume else ()
-            return project, paths, can_undo, project.sessions.load(earlier[0].session_id) if earlier else None
+            last = None
+            with suppress(apsw.Error, ValueError, NoSuchSession):  # a damaged history; its list tells the reason
+                last = project.sessions.last() if resume else None
+            return project, paths, can_undo, last
 
         def done(result: tuple[Project, list[str], bool, SessionRecord | None]) -> None:
             self._project, paths, can_undo, session = result
@@ -171,8 +171,7 @@ class CodeController(QObject):
 
     def new_session(self) -> None:
         """Begin a session that knows nothing of the earlier ones."""
-        if not self.busy:
-            self._begin_session(SessionRecord())
+        self.continue_session(SessionRecord())
 
     def continue_session(self, session: SessionRecord) -> None:
         """Go on with an earlier session: the model knows what was said in it."""
@@ -328,6 +327,7 @@ class CodeController(QObject):
                 return reviews.proposal
 
         def done(proposal: Proposal) -> None:
+            self._shown = proposal
             self.proposed.emit(proposal)
             self.refresh_pending()
 
@@ -345,10 +345,11 @@ class CodeController(QObject):
                 return project.index.database.paths(), reviews.paths, project.edits.can_undo
 
         def done(result: tuple[list[str], dict[str, bool], bool]) -> None:
+            paths, pending, can_undo = result
             if reviews is self._reviews:
-                paths, pending, can_undo = result
                 self.undo_changed.emit(can_undo)
-                self.pending_changed.emit(reviews.proposal, pending)
+                self._shown = reviews.proposal
+                self.pending_changed.emit(self._shown, pending)
                 self.files_changed.emit(paths)
 
         self._services.background.run(work, done, self.failed.emit, self)
@@ -377,16 +378,17 @@ class CodeController(QObject):
         project, reviews, label = self._project, self._reviews, self.question[:80]
         if project is None or reviews is None or not chosen or self.busy:
             return
-        self.attempted = tuple(chosen)
+        shown, self.attempted = self._shown, tuple(chosen)
 
         def write() -> tuple[str, ...]:
-            return reviews.apply(chosen, label, allow_uncommitted=allow_uncommitted)
+            return reviews.apply(chosen, label, allow_uncommitted=allow_uncommitted, shown=shown)
 
         self._write(project, write, self.written)
 
     def accept(self, hunks: Sequence[InlineHunk]) -> None:
         """Accept pending edits of one file: write those of the answer, keep those of the agent."""
-        self.apply([hunk.number for hunk in hunks if not hunk.is_written])
+        if self._reviews is not None:
+            self.apply(self._reviews.still_pending(hunks))
         written = [hunk for hunk in hunks if hunk.is_written]
         if written:
             self._decide(lambda reviews: reviews.keep(written), lambda _: None)
@@ -395,9 +397,8 @@ class CodeController(QObject):
         """Reject pending edits of one file: drop those of the answer, take back those of the agent."""
         project, reviews = self._project, self._reviews
         written = [hunk for hunk in hunks if hunk.is_written]
-        numbers = [hunk.number for hunk in hunks if not hunk.is_written]
-        if numbers:
-            self._decide(lambda reviews: reviews.dismiss(numbers), self.rejected.emit)
+        if len(written) < len(hunks):
+            self._decide(lambda reviews: reviews.dismiss(reviews.still_pending(hunks)), self.rejected.emit)
         if written and project is not None and reviews is not None and not self.busy:
             self._write(project, lambda: reviews.take_back(written), self.written)
 
@@ -429,9 +430,8 @@ class CodeController(QObject):
 
         def write() -> tuple[str, ...]:
             undone = reviews.undo()
-            for path in dict.fromkeys(undone):
-                with suppress(ValueError):  # of an earlier session
-                    self.session.changed_files.remove(path)
+            for path in set(undone) & set(self.session.changed_files):  # others are of an earlier session
+                self.session.changed_files.remove(path)
             return undone
 
         self._write(project, write, self.taken_back)

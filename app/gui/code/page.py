@@ -480,11 +480,15 @@ class CodePage(QWidget):
         self.files.source.setFocus()
 
     def _on_rejected(self, rejected: tuple[tuple[int, Hunk], ...]) -> None:
+        if not rejected:
+            return
         words = self.tr("Edit rejected") if len(rejected) == 1 else self.tr("{n} edits rejected")
         undo = (self.tr("Undo"), partial(self.controller.offer_again, rejected))
         self.banner.notify(words.format(n=len(rejected)), "ok", undo)
 
     def _on_written(self, paths: tuple[str, ...]) -> None:
+        if not paths:
+            return
         undo = (self.tr("Undo"), self.controller.undo)
         self.banner.notify(self.tr("Written: %1").replace("%1", ", ".join(paths)), "ok", undo)
 
@@ -522,6 +526,7 @@ class CodePage(QWidget):
             self.banner.notify(error_message(error), "warn", anyway)
             return
         self.transcript.end()
+        self.folder.setVisible(self.controller.has_project)
         self.banner.notify(error_message(error), "bad")
 
     def _on_busy(self, *, busy: bool) -> None:

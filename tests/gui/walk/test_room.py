@@ -12,9 +12,9 @@ def walk(open_window):
     return open_window()
 
 
-def open_project(walk):
+def open_project(walk, *, is_reopened=False):
     walk.go("Code")
-    if not walk.comes(f"{CODE}.controller.has_project", 1):  # reopened after a start
+    if not is_reopened:  # as it is by itself after a start
         walk.click("Open folder", f"{CODE}.empty")
         walk.choose_file(ROOT / "devices")
     walk.until(f"{CODE}.controller.has_project and {CODE}.composer.ready")
@@ -49,7 +49,7 @@ def test_sides_that_were_pulled_stay_so(walk):
     walk.close()
     walk.start()
     walk.until("chat.composer.ready")
-    open_project(walk)
+    open_project(walk, is_reopened=True)
     walk.settle()
     walk.until(f"all(abs(now - then) <= 2 for now, then in zip({split}.sizes(), {pulled}, strict=True))")
 

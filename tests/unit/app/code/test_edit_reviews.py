@@ -151,6 +151,35 @@ def test_lines_that_a_person_wrote_after_the_agent_are_never_taken_back(reviews,
     assert (root / "one.txt").read_text().endswith("mine\n")
 
 
+def test_lines_of_a_person_between_two_edits_of_the_agent_stay(reviews, root):
+    by_agent(reviews, block("one.txt", "line 3", "LINE 3"))
+    (root / "one.txt").write_text((root / "one.txt").read_text() + "mine\n")
+    by_agent(reviews, block("one.txt", "line 5", "LINE 5"))
+    (shown,) = hunks(reviews, root)
+    reviews.take_back([shown])
+    assert (root / "one.txt").read_text() == BEFORE.replace("line 3\n", "LINE 3\n") + "mine\n"
+
+
+def test_a_second_click_decides_about_no_other_edit(reviews, root):
+    """Ids change with each decision: what was shown is compared, not its id."""
+    offer(
+        reviews,
+        block("one.txt", "line 3", "LINE 3") + block("one.txt", "line 5", "LINE 5") + block("new.txt", "", "fresh"),
+    )
+    shown = hunks(reviews, root)[0]
+    assert reviews.still_pending([shown]) == (shown.number,)
+    rejected = reviews.dismiss([shown.number])
+    assert [(place, hunk.search) for place, hunk in rejected] == [(0, ("line 3",))]
+    (fifth,) = hunks(reviews, root)
+    assert fifth.number == shown.number
+    assert reviews.still_pending([shown]) == ()
+    stale = reviews.proposal
+    reviews.apply([fifth.number], "test", shown=stale)
+    assert reviews.still_pending([fifth]) == ()
+    assert reviews.apply([fifth.number], "test", shown=stale) == ()
+    assert (root / "one.txt").read_text() == BEFORE.replace("line 5", "LINE 5")
+
+
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 @pytest.mark.parametrize("seed", range(8))
 def test_any_order_of_decisions_leaves_exactly_what_was_accepted(reviews, root, seed, ending):
