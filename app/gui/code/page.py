@@ -224,6 +224,7 @@ class CodePage(QWidget):
         """Open a project; `resume` goes on with its last session."""
         self.folder.show()
         self.folder.setText(self.tr("Reading %1").replace("%1", folder.name))
+        self.history.show_sessions((), "")
         self.controller.open_folder(folder, resume=resume)
 
     def _reopen(self, folder: str) -> None:

@@ -209,7 +209,7 @@ def test_a_file_is_opened_in_the_editor_at_its_line(walk, projects, editor):
 def test_recent_projects_are_opened_and_missing_ones_are_removed(walk, projects):
     lighthouse, harbour = projects
     open_by_dialog(walk, harbour, CODE)
-    assert walk.ask(f"{CODE}.history.list.count()") == 0, "the history is the project's own"
+    walk.until(f"{CODE}.history.list.count() == 0")  # the history is the project's own
     walk.click("Recent projects", CODE)
     walk.until("spot('Search recent projects')")
     walk.picture("recent-projects")
