@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from PySide6.QtCore import QCoreApplication, Qt
+from PySide6.QtCore import QCoreApplication, QSize, Qt
 from PySide6.QtGui import QKeySequence
 from PySide6.QtWidgets import QDialog, QGridLayout, QWidget
 
-from app.gui.widgets.basics import button, label, row, stack
+from app.gui.widgets.basics import SCROLL_BAR, button, label, row, scrolled, stack
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,12 @@ SHORTCUTS: tuple[Shortcut, ...] = (
     Shortcut("next", "Ctrl+PgDown", "Next chat"),
     Shortcut("previous", "Ctrl+PgUp", "Previous chat"),
     Shortcut("list", "Ctrl+B", "Show or hide the list of chats"),
+    Shortcut("", "F2", "Rename the selected chat"),
+    Shortcut("", "Del", "Delete what is selected in a list"),
+    Shortcut("", "F7", "Next change of a file"),
+    Shortcut("", "Shift+F7", "Previous change of a file"),
+    Shortcut("", "Ctrl+Return", "Accept the change"),
+    Shortcut("", "Ctrl+Backspace", "Reject the change"),
     Shortcut("larger", "Ctrl++", "Larger text"),
     Shortcut("smaller", "Ctrl+-", "Smaller text"),
     Shortcut("normal", "Ctrl+0", "Normal text size"),
@@ -75,6 +81,11 @@ class ShortcutSheet(QDialog):
             grid.addWidget(label(words_of(shortcut)), number, 0)
             grid.addWidget(label(shown_keys(shortcut, num_pages), "chip"), number, 1, Qt.AlignmentFlag.AlignRight)
         close = button(self.tr("Close"), self.close)
-        self.setLayout(
-            stack(label(self.tr("Shortcuts"), "title"), grid, row(1, close), spacing=16, margins=(24, 24, 24, 24))
-        )
+        area = scrolled(grid, self.tr("Shortcuts"))
+        grid.setContentsMargins(24, 0, 24, 0)
+        head = row(label(self.tr("Shortcuts"), "title"), margins=(24, 24, 24, 8))
+        self.setLayout(stack(head, area, row(1, close, margins=(24, 8, 24, 24)), spacing=0))
+        free = parent.screen().availableGeometry()
+        beside = self.sizeHint().height() - area.sizeHint().height()
+        wanted = grid.totalSizeHint() + QSize(SCROLL_BAR, beside)
+        self.resize(wanted.boundedTo(free.size() - QSize(48, 64)))

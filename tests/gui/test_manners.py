@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QEvent, QMimeData, QObject, QPointF, Qt, QUrl
-from PySide6.QtGui import QDropEvent, QGuiApplication
+from PySide6.QtGui import QAction, QDropEvent, QGuiApplication, QShortcut
 from PySide6.QtNetwork import QLocalSocket
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import (
@@ -151,6 +151,12 @@ def test_every_shortcut_of_the_table_works(qtbot, desktop):
     bound = {action.shortcut().toString() for action in window.actions()}
     assert {s.keys for s in SHORTCUTS if s.name} <= bound
     assert {f"Ctrl+{n + 1}" for n in range(len(window.destination_names[:9]))} <= bound
+    for name in window.page_names:
+        window.page(name)
+    everywhere = {action.shortcut().toString() for action in window.findChildren(QAction)}
+    everywhere |= {shortcut.key().toString() for shortcut in window.findChildren(QShortcut)}
+    listed = {s.keys for s in SHORTCUTS} | {f"Ctrl+{n + 1}" for n in range(len(window.destination_names))}
+    assert everywhere - listed - {""} == set(), "the list of shortcuts is complete"
     by_keys = {action.shortcut().toString(): action for action in window.actions()}
     by_keys["Ctrl+3"].trigger()
     assert window.destination_names == ["chat", "code", "models", "server", "system", "settings"]
