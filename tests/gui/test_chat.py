@@ -316,6 +316,27 @@ def test_a_full_disk_keeps_the_text_in_the_editor(qtbot, services, page, monkeyp
     assert not page.controller.busy
 
 
+def test_typing_does_not_count_the_whole_branch_with_every_key(qtbot, page, monkeypatch):
+    """In a chat of 2,000 messages each key took 10 ms, measured with tests/bench/gui_latency.py."""
+    ask(qtbot, page, "first")
+    first = page.controller.conversation.id
+    counted, count = [], page._context.refresh
+    monkeypatch.setattr(page._context, "refresh", lambda: counted.append(1) or count())
+    qtbot.keyClicks(page.composer.editor, "the tide comes in")
+    assert counted == []
+    shown = page.composer.meter.accessibleName()
+    page.composer.set_text("x" * 4000)
+    assert counted == []
+    assert page.composer.meter.accessibleName() != shown, "the meter follows the draft all the same"
+    assert page.composer.meter.level == "bad"
+    page.new_chat()
+    page.composer.set_text("short")
+    assert page.composer.meter.level == "ok", "another branch is counted"
+    page.open(first)
+    qtbot.waitUntil(lambda: page.controller.conversation.id == first)
+    assert counted
+
+
 def test_the_context_warns_before_it_overflows_and_offers_a_choice(qtbot, page, server):
     server.pieces = ["word " * 400]
     for n in range(3):

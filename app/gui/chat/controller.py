@@ -522,6 +522,8 @@ class ContextWatch(QObject):
         controller.compactor.changed.connect(self.refresh)
         controller.compactor.noticed.connect(banner.notify)
         self._warned: tuple[int, int | None, str] | None = None
+        self._counted: tuple[int, int | None] | None = None  # the branch that `_used` is of
+        self._used, self._alone, self._overflowed = 0, True, False
 
     def n_ctx(self) -> int:
         """Context length of the selected model; 0 if unknown."""
@@ -529,25 +531,39 @@ class ContextWatch(QObject):
         return choice.n_ctx if choice else 0
 
     def refresh(self) -> None:
-        """Update the meter and show a warning if needed."""
+        """Count the branch's tokens, update the meter and show a warning if needed."""
         path = self._controller.tree.path()
         last = next((message for message in reversed(path) if used_tokens(message)), None)
         used = used_tokens(last) if last is not None else 0
         folds = self._controller.compactor.folds
         if not used or (last is not None and any(fold.created_s > last.created_s for fold in folds)):
             used = self._controller.compactor.estimate(path)
+        self._counted, self._used, self._alone = self._branch(), used, not path
+        self._overflowed = bool(path) and path[-1].facts.error_code == "context_length_exceeded"
+        self._show()
+
+    def refresh_draft(self) -> None:
+        """The same after the draft changed: with every key, so that the branch is not counted again."""
+        if self._counted == self._branch():
+            self._show()
+        else:
+            self.refresh()
+
+    def _branch(self) -> tuple[int, int | None]:
+        return (self._controller.conversation.id, self._controller.tree.leaf_id)
+
+    def _show(self) -> None:
         warn = self._services.settings.now.integer("chat.context_warn_percent") / 100
         meter = self._composer.meter
-        meter.show_counts(used, self._composer.draft_tokens(), self.n_ctx(), warn)
-        overflow = path and path[-1].facts.error_code == "context_length_exceeded"
-        if meter.level != "ok" and not self._controller.busy and not overflow:
-            self._warn(used, meter.level, alone=not path)
+        meter.show_counts(self._used, self._composer.draft_tokens(), self.n_ctx(), warn)
+        if meter.level != "ok" and not self._controller.busy and not self._overflowed:
+            self._warn(self._used, meter.level, alone=self._alone)
 
     def _fold(self) -> None:
         self._controller.compactor.fold_more(self._controller.conversation, self._controller.tree.path())
 
     def _warn(self, used: int, level: str, *, alone: bool) -> None:
-        here = (self._controller.conversation.id, self._controller.tree.leaf_id, level)
+        here = (*self._branch(), level)
         if self._warned == here:
             return
         self._warned = here

@@ -351,7 +351,7 @@ class ChatPage(QSplitter):
 
     def _on_draft(self, text: str) -> None:
         del text
-        self._context.refresh()
+        self._context.refresh_draft()
 
     # -- conversation events
 
