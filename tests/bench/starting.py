@@ -1,6 +1,7 @@
 """From the start of a process to the first token: ours against llama-server of the same commit, turn by turn.
 
     python tests/bench/starting.py MODEL.gguf --tools FOLDER [--rounds 5]
+    python tests/bench/starting.py --only starts     `--help`, server and window: processor seconds, recorded
 
 FOLDER holds llama-server, see against_llama_server.py. Every round begins with folders nobody has used (the file
 itself stays in the page cache, our program is compiled as an installed one is). Seconds on the wall, and of
@@ -23,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.bench.clients import complete
+from tests.bench.recording import record
 from tests.bench.rival import LlamaServer
 from tests.support.servers import RunningServer
 
@@ -113,14 +115,63 @@ def resident(model: Path, folder: Path) -> float:
         server.stop()
 
 
+def start(command: list[str], home: Path, until: bytes = b"") -> float:
+    """Processor seconds of a command until it ends, or until it writes `until`."""
+    env = {**os.environ, "TESSERA_HOME": str(home), "PYTHONPATH": str(ROOT), "QT_QPA_PLATFORM": "offscreen"}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        if until:
+            for line in process.stdout:
+                if until in line:
+                    break
+            used = psutil.Process(process.pid).cpu_times()
+            process.terminate()
+            return used.user + used.system
+        process.stdout.read()
+        _, _, usage = os.wait4(process.pid, 0)
+        process.returncode = 0
+        return usage.ru_utime + usage.ru_stime
+
+
+def starts(rounds: int) -> None:
+    """Record the starts of the three programs, without a model. The first round compiles and does not count."""
+    from tests.bench.gui_latency import START
+
+    seconds: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        os.environ.update(PYTHONDONTWRITEBYTECODE="", PYTHONPYCACHEPREFIX=f"{name}/compiled")
+        program = [sys.executable, "-m", "app"]
+        for i in range(rounds + 1):
+            home = Path(name) / str(i)
+            measured = {
+                "--help": start([*program, "--help"], home),
+                "server": start([*program, "serve", "--port", "0"], home, b"serves at"),
+                "window": start([sys.executable, "-c", START.format(root=str(ROOT))], home),
+            }
+            for what, used in measured.items() if i else ():
+                seconds.setdefault(what, []).append(used)
+    for what, values in seconds.items():
+        median = round(statistics.median(values), 3)
+        print(f"{what}: {median} processor seconds ({min(values):.3f} to {max(values):.3f})")
+        spread = (round(min(values), 3), round(max(values), 3))
+        record("starting", "Processor time of a start", median, "s", n=rounds, interval=spread, program=what)
+
+
 def main() -> None:
     """Run the comparison."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--tools", type=Path, required=True)
+    parser.add_argument("model", type=Path, nargs="?")
+    parser.add_argument("--tools", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", choices=["servers", "terminal"], help="half of the comparison")
+    parser.add_argument("--only", choices=["servers", "terminal", "starts"], help="a part of it")
     options = parser.parse_args()
+    if options.only == "starts":
+        starts(options.rounds)
+        return
+    if options.model is None or options.tools is None:
+        parser.error("give MODEL.gguf and --tools FOLDER")
     model = options.model.resolve()
     wall: dict[str, list[float]] = {}
     cpu: dict[str, list[float]] = {}
