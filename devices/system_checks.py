@@ -23,6 +23,7 @@ SHORT_WATCHDOG_KERNEL = (7, 0)
 SHORT_WATCHDOG_MS = 2000
 DRI_DEBUG = "/sys/kernel/debug/dri"
 BAD_MES_FIRMWARE = 0x83
+GOOD_NPU_FIRMWARE = (1, 1, 2, 65)
 ROCM_VERSION = "/opt/rocm/.info/version"
 GOOD_ROCM = (7, 14)
 GFX_OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
@@ -44,6 +45,7 @@ def machine_findings(host: Host, machine: Machine) -> tuple[Finding, ...]:
         findings += _kernel(host, words, machine)
         findings += _watchdog(host, words, machine)
         findings += _firmware(host, machine)
+        findings += _npu_firmware(host, machine)
         findings += _rocm(host, machine)
         findings += _display(host, machine)
         findings += _variables(host, machine)
@@ -211,6 +213,25 @@ def _firmware(host: Host, machine: Machine) -> list[Finding]:
             f"{distribution(host).install('linux-firmware')} (20260110 or newer) and reboot; "
             "on Debian remove amdgpu-dkms-firmware",
             gpu.id,
+        )
+    ]
+
+
+def _npu_firmware(host: Host, machine: Machine) -> list[Finding]:
+    """Firmware of an AMD NPU that loads, but is older than what FastFlowLM's authors ask for. Source: FLM#536."""
+    npu = next((d for d in machine.devices if d.driver == "amdxdna" and d.state != "failed"), None)
+    version = tuple(int(part) for part in re.findall(r"\d{1,6}", (npu and npu.driver_version) or "", re.ASCII)[:4])
+    if npu is None or len(version) < len(GOOD_NPU_FIRMWARE) or version >= GOOD_NPU_FIRMWARE:
+        return []
+    good = ".".join(map(str, GOOD_NPU_FIRMWARE))
+    return [
+        Finding(
+            "npu_firmware_old",
+            "advice",
+            f"The NPU's firmware {npu.driver_version} is older than {good}",
+            f"Language models on it were reported to work from {good} on, with the driver of kernel 7.0 or newer.",
+            f"{distribution(host).install('linux-firmware')} and reboot",
+            npu.id,
         )
     ]
 

@@ -214,3 +214,18 @@ def test_kernels_for_prompts_are_no_gpus():
     tiles = BackendReport("tiles", "libggml-tiles.so", "usable", devices=(device,))
     found = merged(replace(recorded, backends=(*recorded.backends, tiles)))
     assert {d.kind for d in found.devices for r in d.runtimes if r.backend == "tiles"} == {"cpu"}
+
+
+@pytest.mark.parametrize(
+    ("version", "severity"), [("1.1.2.64", "advice"), ("1.1.2.65", None), ("1.2.0.1", None), ("1.0.0.166", None)]
+)
+def test_firmware_of_an_npu_below_the_reported_one_is_named(version, severity):
+    """Constructed from a recording with 1.1.2.65; 1.0 is a device that failed, which has its own finding."""
+    base = "sh-flow-z13-linux-gtt96"
+    path = next(name for name in RECORDINGS[base]["files"] if name.endswith("/fw_version"))
+    found = constructed({path: version}, base=base)
+    finding = found.get("npu_firmware_old")
+    assert (finding.severity if finding else None) == severity
+    if finding:
+        assert "1.1.2.65" in finding.title
+        assert "linux-firmware" in finding.fix
