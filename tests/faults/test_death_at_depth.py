@@ -22,7 +22,10 @@ from tests.support.fakes.free_pool import FreePool
 from tests.support.machines.machines import reports
 from tests.support.models.shapes import scaled, write_shape
 
-TOKENS = 24_000
+# A depth at which drivers did die takes minutes: TESSERA_TEST_DEPTH=60000 runs these tests there.
+DEPTH = int(os.environ.get("TESSERA_TEST_DEPTH", "8192"))
+TOKENS = max(24_000, DEPTH + 4096)
+CONTEXT = max(32_768, -(-TOKENS // 8192) * 8192 + 8192)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +40,7 @@ def paths(tmp_path):
 
 
 def settings_for(path, paths, **changes):
-    usual = {"n_ctx": 32768, "kv_cells": 32768, "n_parallel": 1, "n_threads": 1, "n_threads_batch": 1}
+    usual = {"n_ctx": CONTEXT, "kv_cells": CONTEXT, "n_parallel": 1, "n_threads": 1, "n_threads_batch": 1}
     stored = {"cache_dir": str(paths.cache / "prefixes"), "cache_disk_bytes": 1 << 30}
     return LoadSettings(path=path, **{**usual, **stored, **changes})
 
@@ -81,7 +84,7 @@ def asked(path, paths, deaths):
 
         runner.load = seen
         if len(loads) < deaths:
-            killers.append(asyncio.create_task(killed_at(runner, 8192, paths.cache)))
+            killers.append(asyncio.create_task(killed_at(runner, DEPTH, paths.cache)))
         return runner
 
     async def scenario():

@@ -276,6 +276,7 @@ def test_a_request_whose_model_is_being_unloaded_gets_the_next_load(tmp_path):
             assert model.ready  # its runner has not ended yet
             events = [e async for e in pool.generate(model, GenerationRequest(prompt="x", max_tokens=2))]
             await unloading
+            assert [m is not model for m in pool.loaded] == [True]  # the runner that was about to end got nothing
             return "".join(e.text for e in events if isinstance(e, Delta))
         finally:
             await pool.close()

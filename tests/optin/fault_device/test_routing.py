@@ -21,7 +21,7 @@ from devices.kernel_packs.abi import headers_hash, installed_abi
 from devices.kernel_packs.manifest import Manifest, PackFile, this_platform
 from devices.kernel_packs.store import PackStore
 from tests.optin.fault_device.plugin import build
-from tests.support.servers import RunningServer
+from tests.support.servers import RunningServer, wait_for
 
 QUESTION = {"model": "spark", "messages": [{"role": "user", "content": "What is a token?"}], "temperature": 0}
 
@@ -114,3 +114,42 @@ def test_a_wrong_device_is_routed_away_and_told(home, right_answer, fault, devic
 def test_a_device_that_fails_leaves_the_answer_to_the_processor(home, right_answer, fault):
     answer, _, _ = ask(home, fault)
     assert answer["choices"][0]["message"]["content"] == right_answer
+
+
+def test_a_device_that_becomes_wrong_while_it_serves_is_found_in_its_answers(home, right_answer):
+    """The checks at the load pass; from the 25,000th product on, all are wrong: found, quarantined, told."""
+    (home / "state").mkdir()
+    (home / "state" / "canary.json").write_text(json.dumps({"version": 1, "data": {"computing_s": 1e5}}))
+    env = {"GGML_FAULT_DEVICE": "mode=rotate;op=MUL_MAT;after=25000", "TESSERA_FAULT_RULES": str(home / "rules")}
+    server = RunningServer(home, env=env)
+    headers = {"Authorization": f"Bearer {server.token}"}
+    long = {**QUESTION, "max_tokens": 256, "ignore_eos": True}
+
+    def asked(**changes):
+        answer = httpx2.post(f"{server.url}/v1/chat/completions", json={**QUESTION, **changes}, timeout=120)
+        assert answer.status_code == 200, answer.text + server.log[-3000:]
+        return answer.json()
+
+    def get(path):
+        return httpx2.get(f"{server.url}/tessera/v1/{path}", headers=headers, timeout=30).json()
+
+    try:
+        assert asked()["choices"][0]["message"]["content"] == right_answer
+        assert get("models/spark/placement")["placement"]["device"] == "vulkan:fault0"
+        tokens = 0
+        while not get("canary")["found"]:
+            assert tokens < 20 * 256, get("canary")
+            tokens += asked(**long)["usage"]["completion_tokens"]
+            compared = get("canary")["answers"]
+            wait_for(lambda before=compared: get("canary")["answers"] > before or not get("canary")["waiting"])
+        print(f"found after {tokens} tokens: {get('canary')['found']}")
+        placed = get("models/spark/placement")["placement"]
+        assert placed["device"] == "cpu"
+        assert any("computed wrongly on this computer" in reason for reason in placed["reasons"])
+        answer = asked()
+        assert answer["choices"][0]["message"]["content"] == right_answer
+        assert "may be wrong" in " ".join(answer["tessera"]["notes"])
+        (rule,) = json.loads((home / "rules" / "found_here.json").read_text())
+        assert rule["when"]["architectures"] == "llama"
+    finally:
+        server.stop()
