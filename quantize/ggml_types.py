@@ -213,6 +213,9 @@ PRICED: Final = _by_size([t for t in GgmlType if t.traits.priced])
 ANCHORS: Final = tuple(sorted((t for t in GgmlType if t.traits.anchor), key=lambda t: -t.traits.block_values))
 # Types that are measured for every goal. The rest of MEASURED is so small that only small files use it.
 USUAL: Final = tuple(t for t in MEASURED if t.traits.error is not None)
+# The type that the quick test of a model rounds all weights to: its blocks of 32 fit the rows of every model, and
+# ggml rounds to it at the speed of memory.
+TEST_TYPE: Final = GgmlType.Q4_0
 # Types measured for rows that fit no larger block.
 SMALL_BLOCKS: Final = tuple(
     t

@@ -113,7 +113,10 @@ class SizeTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvidenceRef(msgspec.Struct, frozen=True, kw_only=True):
-    """Hashes of the measurements behind a plan's KL divergences, so that the plan can be rebuilt."""
+    """Hashes of the measurements behind a plan's KL divergences, so that the plan can be rebuilt.
+
+    `quick_test`: the divergences come from other models, scaled by a quick test of this one.
+    """
 
     tier: Tier
     has_imatrix: bool
@@ -121,6 +124,7 @@ class EvidenceRef(msgspec.Struct, frozen=True, kw_only=True):
     sensitivity_sha256: str = ""
     gptq: bool = msgspec.field(default=False, name="crafted")
     note: str = ""
+    quick_test: bool = False
 
 
 class TensorPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,6 +237,13 @@ class FileReport(msgspec.Struct, frozen=True, kw_only=True):
     perplexity: Interval
     reference_perplexity: float
     ratio: Interval | None = None
+
+
+class QuickLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean KL divergence (nats per token) with every quantizable weight rounded to `TEST_TYPE`."""
+
+    kld: float
+    tokens: int
 
 
 # Bundled texts: one for calibration, one held out for evaluation.

@@ -130,6 +130,11 @@ _SAME_NAME = (
     help="GPU layers while measuring and comparing; 0: none. Default: as when loading.",
 )
 @click.option("--verify/--no-verify", default=None, help="Compare with the llama.cpp preset on held-out text.")
+@click.option(
+    "--quick-test",
+    is_flag=True,
+    help="First measure for some seconds how sensitive the model is: narrows the expected loss.",
+)
 @click.option("--plan-only", is_flag=True, help="Show the plan and its costs; write nothing.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @click.option(
@@ -157,6 +162,8 @@ def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
         click.confirm(_CONSENT, abort=True, err=True)
     request = _request(source, given)
     request.check()
+    if given["quick_test"]:
+        _quick_test(request.model, quiet=as_json)
     with (
         closing(EngineFacade()) as services,
         calibration_options(given["calibration"], services, ask=not given["yes"]) as texts,
@@ -187,6 +194,20 @@ def _print_use(made: Path) -> None:
         echo(f"  use it: tessera chat {listed}")
     else:
         echo(f"  use it: tessera models link {shlex.quote(str(made))}")
+
+
+def _quick_test(model: str, *, quiet: bool) -> None:
+    """Let the server measure what rounding all weights to 4 bits loses; plans use the result."""
+    from app.cli.job_line import finish, this_computers_server
+    from engine.api.jobs import Measured
+    from engine.api.measuring import QuickTestRequest
+
+    line = _Line(enabled=not quiet and sys.stderr.isatty())
+    try:
+        with this_computers_server() as client:
+            finish(client, client.quick_test(QuickTestRequest(model=model)), Measured, line.update)
+    finally:
+        line.clear()
 
 
 def _create_on_server(request: "QuantizeOptions", *, quiet: bool, ask: bool) -> "QuantizeReport":
@@ -251,8 +272,8 @@ def _request(source: str, given: dict[str, Any]) -> "QuantizeOptions":
         raise click.UsageError("--time cannot be combined with --tier, --rounding and --type.")
     if given["delete_source"] and not given["download"]:
         raise click.UsageError("--delete-source deletes what --download fetched: give both.")
-    if given["download"] and (given["plan_only"] or given["cluster"]):
-        raise click.UsageError("--download cannot be combined with --plan-only and --cluster.")
+    if given["download"] and (given["plan_only"] or given["cluster"] or given["quick_test"]):
+        raise click.UsageError("--download cannot be combined with --plan-only, --cluster and --quick-test.")
     path = Path(source).expanduser()
     return QuantizeOptions(
         model=str(path.absolute()) if path.exists() and not given["download"] else source,

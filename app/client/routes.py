@@ -54,7 +54,14 @@ from engine.api.machine import (
     PowerLimits,
     PowerState,
 )
-from engine.api.measuring import BenchRequest, BenchResults, CompareRequest, Shapes, TuneRequest
+from engine.api.measuring import (
+    BenchRequest,
+    BenchResults,
+    CompareRequest,
+    QuickTestRequest,
+    Shapes,
+    TuneRequest,
+)
 from engine.api.models import (
     Alias,
     AliasRequest,
@@ -149,6 +156,10 @@ class JobRoutes(Transport):
     def quantize_plan(self, request: QuantizeOptions) -> QuantizeSketch:
         """Predict the plan of a quantization; writes nothing."""
         return self.post(f"{OURS}/quantize/plan", QuantizeSketch, request)
+
+    def quick_test(self, request: QuickTestRequest) -> Job:
+        """Start measuring what rounding all of a model's weights to 4 bits loses."""
+        return self.post(f"{OURS}/quantize/quick-test", Job, request)
 
     def quantize(self, request: QuantizeOptions) -> Job:
         """Start quantizing a model."""

@@ -8,6 +8,7 @@ from devices.msgspec_lock import learned
 from engine.job_kinds.quantize.options import Quantized
 from engine.jobs.job_types import ENDED, Fault, Job, JobKind, JobState, ModelMade, Progress
 from engine.placement.measurements import Comparison, Point, Report, TunableSettings, TuneReport, TypePrices
+from quantize.types import QuickLoss
 
 __all__ = [
     "ENDED",
@@ -22,6 +23,7 @@ __all__ = [
     "Point",
     "Progress",
     "Quantized",
+    "QuickLoss",
     "Report",
     "TunableSettings",
     "TuneReport",
@@ -39,12 +41,13 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a `measure` job: a measurement, a settings search, costs of types, or a comparison of places."""
+    """Result of a `measure` job: a measurement, a settings search, type costs, a comparison, or a quick test."""
 
     report: Report | None = None
     reports: tuple[TuneReport, ...] = ()
     prices: TypePrices | None = None
     comparison: Comparison | None = None
+    quick_loss: QuickLoss | None = None
 
 
 class BenchPartial(msgspec.Struct, frozen=True, kw_only=True):

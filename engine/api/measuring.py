@@ -15,6 +15,7 @@ __all__ = [
     "Concurrency",
     "Goal",
     "Point",
+    "QuickTestRequest",
     "Report",
     "Shapes",
     "Spread",
@@ -61,6 +62,12 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
     """POST /tessera/v1/bench/places: the model to measure on every place that could run it."""
 
     model: Annotated[str, Meta(max_length=4096)]
+
+
+class QuickTestRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /tessera/v1/quantize/quick-test: a model of the library, or the path of a GGUF file."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
 class BenchResult(Report, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from quantize.measure.hessians import tokens_for_width
 from quantize.measure.probe_groups import probes
 from quantize.plan.llama_cpp_preset_rules import TensorRole
 from quantize.plan.llama_cpp_presets import role_of
+from quantize.plan.priors import loss_range
 from quantize.plan.speed import is_fast
 from quantize.tensor_rules import allows_quantization
 from quantize.types import ModelSpec, QuantPlan, Rounding, SizeTarget, TensorSpec, Tier
@@ -111,6 +112,7 @@ def forecast(shape: JobShape, plan: QuantPlan, rates: Rates) -> Forecast:
     packed = file_bytes if shape.rounding != Rounding.STOCK else 0
     compares = bool(shape.verify_tokens)
     resident = source_bytes if shape.tier != "instant" or compares else 0
+    low, high = loss_range(plan.damage, plan.evidence)
     untimed = any(_rate_name(p, shape) not in {p, *rates} for p in phases)
     return Forecast(
         seconds=sum(phases.values()),
@@ -118,6 +120,8 @@ def forecast(shape: JobShape, plan: QuantPlan, rates: Rates) -> Forecast:
         disk_bytes=(2 if compares else 1) * file_bytes + packed + (source_bytes if _smooths(shape) else 0),
         memory_bytes=resident + (2 << 30 if shape.tier != "instant" else 256 << 20),
         kld=plan.damage,
+        kld_low=low,
+        kld_high=high,
         gpu_untimed=untimed,
     )
 

@@ -12,8 +12,10 @@ from quantize.child import answer_of
 from quantize.files.gguf_split import model_files
 from quantize.files.measurement_folder import file_sha256, identity_of, read_json, write_json
 from quantize.gptq.exact import ExactRequest, ExactTypes
+from quantize.job.forecast import effort_of
 from quantize.job.request import QuantizeRequest
 from quantize.measure.kv_cache import LONGEST, USUAL, KvCacheLoss, KvRequest, kv_damage, with_damage
+from quantize.measure.quick_loss import cached_quick_loss
 from quantize.measurements import CancelCheck, Measured, MeasureRequest, OnProgress
 from quantize.plan.plan import PlanInput
 from quantize.plan.priors import prior_damage
@@ -30,19 +32,25 @@ def plan_input(
     exact: Mapping[str, tuple[str, ...]],
 ) -> PlanInput:
     """The input for a plan; unmeasured values (None) come from priors, `exact` from `exact_types_of`."""
+    gptq = rounding == Rounding.GPTQ
+    tested = cached_quick_loss(request.source, request.cache_dir) if measured is None else None
     reference = EvidenceRef(
         tier=request.tier,
         # A plan before measuring assumes the importance matrix that measuring will produce.
         has_imatrix=imatrix is not None or request.tier != "instant",
         imatrix_sha256=file_sha256(imatrix) if imatrix else "",
         sensitivity_sha256=measured.evidence.sha256 if measured else "",
-        gptq=rounding == Rounding.GPTQ,
+        gptq=gptq,
+        quick_test=tested is not None,
     )
     evidence = measured.evidence if measured else None
+    # Measured on ggml's rounding, so GPTQ is expected to lose less.
+    prior = {} if evidence else prior_damage(spec, tested.kld if tested else None)
+    gain = effort_of(request.tier).kld_factor / effort_of("instant").kld_factor if gptq else 1.0
     return PlanInput(
         model=spec,
-        damage=evidence.damage(rounding) if evidence else prior_damage(spec),
-        stock_damage=evidence.damage(Rounding.STOCK) if evidence else None,
+        damage=evidence.damage(rounding) if evidence else _scaled(prior, gain),
+        stock_damage=evidence.damage(Rounding.STOCK) if evidence else prior,
         evidence=reference,
         header_bytes=header_bytes,
         kv=request.kv,
@@ -53,6 +61,10 @@ def plan_input(
         # A plan that follows another names the tensors that ggml rounds.
         exact={n: types for n, types in exact.items() if not request.plan or n not in request.plan.plain},
     )
+
+
+def _scaled(damage: dict[str, dict[str, float]], factor: float) -> dict[str, dict[str, float]]:
+    return {name: {qtype: factor * kld for qtype, kld in row.items()} for name, row in damage.items()}
 
 
 def exact_types_of(

@@ -40,7 +40,7 @@ def summary(report: QuantizeReport) -> list[str]:
         listed = ", ".join(f"{kld:.5f} up to {n} tokens" for n, kld in by_context.items())
         lines.append(f"cache with {what.upper()}: KL divergence {listed}")
     time = f"decoding {plan.decode_cost:.2f}x the time of {TIME_UNIT.name}"
-    lines.append(f"predicted KL divergence {plan.damage:.5f}, {time}")
+    lines.append(f"{_predicted(report)}, {time}")
     if report.ours is not None:
         lines.append(_measured(report))
     if report.own is not None:
@@ -84,6 +84,14 @@ def exact_counts(plan: QuantPlan) -> dict[str, int]:
     """The number of tensors that lose nothing, by the name of their grid; the most frequent first."""
     counts = Counter(GRIDS[t.exact] for t in plan.tensors if t.exact)
     return dict(counts.most_common())
+
+
+def _predicted(report: QuantizeReport) -> str:
+    evidence = report.plan.evidence
+    if evidence.sensitivity_sha256 or not report.forecast.kld_high:
+        return f"predicted KL divergence {report.plan.damage:.5f}"
+    basis = "a quick test of this model" if evidence.quick_test else "other models: --quick-test narrows it"
+    return f"expected KL divergence {report.forecast.kld_low:.2g} to {report.forecast.kld_high:.2g}, from {basis}"
 
 
 def _measured(report: QuantizeReport) -> str:

@@ -60,7 +60,8 @@ class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """Expected cost and result of a job.
 
-    `phases` are its seconds by phase, in order; `kld` is the predicted mean KL divergence in nats per token.
+    `phases` are its seconds by phase, in order; `kld` is the predicted mean KL divergence in nats per token, and
+    `kld_low` to `kld_high` the range it is expected in.
     `gpu_untimed` means that layers run on the GPU but no earlier job measured its speed; the seconds are then the
     CPU's.
     """
@@ -70,6 +71,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     disk_bytes: int
     memory_bytes: int
     kld: float
+    kld_low: float = 0.0
+    kld_high: float = 0.0
     gpu_untimed: bool = False
 
 

@@ -10,6 +10,7 @@ from quantize.gptq.tensors import TensorsRequest, round_tensors
 from quantize.job.write_model import WriteRequest, write_model
 from quantize.measure.collect_hessians import MomentsRequest, collect_moments, survey
 from quantize.measure.kv_cache import KvRequest, measure_kv
+from quantize.measure.quick_loss import QuickLossRequest, measure_quick_loss
 from quantize.measure.rounding_error import ErrorsRequest, measure_errors
 from quantize.measure.sensitivity import AlphaRequest, measure_swaps
 from quantize.measure.smoothing import SmoothRequest, smooth
@@ -27,6 +28,7 @@ _MEASURING: dict[str, TaskKind] = {
     "round": (TensorsRequest, round_tensors),
     "verify": (VerifyRequest, verify_files),
     "alpha": (AlphaRequest, measure_swaps),
+    "quick_loss": (QuickLossRequest, measure_quick_loss),
     "kv": (KvRequest, measure_kv),
     "write": (WriteRequest, write_model),
 }

@@ -191,6 +191,11 @@ class ReferenceModel:
         """Names of the weights used in multiplications or lookups, in order of use."""
         return tuple(self._weights)
 
+    def overwrite(self, name: str, data: npt.NDArray[np.uint8]) -> None:
+        """Replace a weight with other bytes of the same type, for good."""
+        for address in self._weights[name]:
+            write_bytes(tensor_at(address), data)
+
     @contextmanager
     def swapped(self, values: dict[str, npt.NDArray[np.uint8]]) -> Iterator[None]:
         """Replace weights with other bytes of the same type within the `with` block; restores them exactly."""

@@ -2,11 +2,11 @@
 
 import math
 
-from quantize.ggml_types import GgmlType
+from quantize.ggml_types import TEST_TYPE, GgmlType
 from quantize.plan.llama_cpp_preset_rules import TensorRole
 from quantize.plan.llama_cpp_presets import layer_of, role_of
 from quantize.tensor_rules import allows_quantization
-from quantize.types import ModelSpec, TensorSpec
+from quantize.types import EvidenceRef, ModelSpec, TensorSpec
 
 # KL divergence per unit of relative error, by role. Measured: sensitivity by in-place swaps on a trained model of
 # eight layers. The sum over a role's layers matters, so each layer gets its share (log-archive.md, plan).
@@ -26,16 +26,37 @@ _ALPHA_OF_ROLE = {
 # because its errors go directly into the head.
 _FIRST_LAYERS_WEIGHT, _LAST_LAYER_WEIGHT = 1.5, 1.2
 
+# How sensitive a model is as a whole differs more than anything else: its loss was 1.1 to 53 times the sum of
+# alpha times error. Measured: tests/bench/results/loss_range.jsonl, ten sizes of three models; Llama 3 8B's
+# published losses are 3 times the sum. The middle of the range, and the factor to each of its ends:
+TYPICAL_SCALE = 8.7
+UNKNOWN_FACTOR = 6.5
+# After the quick test (`quantize.measure.quick_loss`). Same measurement: the loss of a file is 0.87 times what the
+# quick test predicts (geometric mean), and within a factor of two in 28 of 30 cases with the model left out.
+_OF_QUICK_TEST = 0.87
+TESTED_FACTOR = 2.0
 
-def prior_damage(model: ModelSpec) -> dict[str, dict[str, float]]:
-    """Expected KL divergence (nats per token) by tensor and type, for the tier that measures nothing."""
+
+def prior_damage(model: ModelSpec, quick_kld: float | None = None) -> dict[str, dict[str, float]]:
+    """Expected KL divergence (nats per token) by tensor and type, for the tier that measures nothing.
+
+    `quick_kld` is the result of the quick test of this model; without it, the model counts as a typical one.
+    """
     tied = all(t.name != "output.weight" for t in model.tensors)
     errors = {t.name: t.traits.error for t in GgmlType if t.traits.error is not None}
+    alphas = {t.name: _alpha(model, t, tied=tied) for t in model.tensors if allows_quantization(t)}
+    scale = TYPICAL_SCALE
+    if quick_kld and alphas:
+        scale = _OF_QUICK_TEST * quick_kld / (sum(alphas.values()) * errors[TEST_TYPE.name])
     return {
-        t.name: {qtype: _alpha(model, t, tied=tied) * error for qtype, error in errors.items()}
-        for t in model.tensors
-        if allows_quantization(t)
+        name: {qtype: scale * alpha * error for qtype, error in errors.items()} for name, alpha in alphas.items()
     }
+
+
+def loss_range(damage: float, evidence: EvidenceRef) -> tuple[float, float]:
+    """The expected loss of a plan as (low, high); equal if this model's sensitivity was measured."""
+    factor = TESTED_FACTOR if evidence.quick_test else UNKNOWN_FACTOR
+    return (damage, damage) if evidence.sensitivity_sha256 else (damage / factor, damage * factor)
 
 
 def _alpha(model: ModelSpec, tensor: TensorSpec, *, tied: bool) -> float:

@@ -93,6 +93,7 @@ NOT_RUN = {
     r"tessera onnx .*": "minutes, or other libraries: integration/test_onnx_fixed.py",
     r"python3 installers/build\.py .*": "a build: optin/installers",
     r"tessera quantize SOURCE .*": "minutes: e2e/test_quantize.py",
+    r"tessera quantize my-model .*": "a quick test: e2e/test_quantize.py",
     r"tessera quantize owner/name .*": "the hub: unit/engine/library/test_fit_from_hub.py",
     r"tessera kernels (install|verify|rollback|remove).*": "a pack: integration/test_kernel_packs.py",
     r"tessera engine (install|use|verify|rollback|remove) ?[\d.]*": "a build: integration/test_engine_versions.py",

@@ -36,14 +36,32 @@ def test_a_plan_tells_what_would_come_out(server):
     assert report["plan"]["best_stock"]
 
 
-def test_a_plan_changes_nothing_in_the_library(tmp_path):
+def test_a_plan_changes_nothing_and_a_quick_test_narrows_its_range(tmp_path):
     server = RunningServer(tmp_path)
     try:
         before = sorted((tmp_path / "models").rglob("*"))
         with manage(server) as client:
-            for wish in (WISH, {"model": WISH["model"], "fit": True}):
-                assert client.post("/tessera/v1/quantize/plan", json=wish).status_code == 200
-        assert sorted((tmp_path / "models").rglob("*")) == before
+            for wish in ({"model": WISH["model"], "fit": True}, WISH):
+                wide = client.post("/tessera/v1/quantize/plan", json=wish)
+                assert wide.status_code == 200
+            assert sorted((tmp_path / "models").rglob("*")) == before
+            evidence, forecast = wide.json()["plan"]["evidence"], wide.json()["forecast"]
+            assert not evidence.get("quick_test", False)
+            assert forecast["kld_low"] < forecast["kld"] < forecast["kld_high"]
+
+            started = client.post("/tessera/v1/quantize/quick-test", json={"model": "spark"})
+            ended = wait_for_end(client, started.json()["id"])
+            assert ended["state"] == "done", ended
+            found = ended["result"]["quick_loss"]
+            # Measured with llama.cpp's own rounding and another text: 0.03 to 0.05.
+            assert 0.005 < found["kld"] < 0.2
+            narrow = client.post("/tessera/v1/quantize/plan", json=WISH).json()
+            assert narrow["plan"]["evidence"]["quick_test"]
+            low, high = narrow["forecast"]["kld_low"], narrow["forecast"]["kld_high"]
+            assert high / low == pytest.approx(4.0)
+            assert low < 0.026 < high, "measured at this size: tests/bench/results/loss_range.jsonl"
+            missing = client.post("/tessera/v1/quantize/quick-test", json={"model": "no-such-model"})
+            assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
     finally:
         server.stop()
 

@@ -189,6 +189,32 @@ def test_a_guess_is_a_range_without_praise_and_a_measurement_replaces_it(qtbot, 
     qtbot.waitUntil(lambda: "Estimated loss: " in texts(fit))
 
 
+def test_a_quick_test_of_the_model_narrows_the_range(qtbot, fit, server):
+    tested = {}
+
+    def plan(body):
+        found = sketch(body["budget_bytes"], damage=0.02)
+        evidence = msgspec.structs.replace(found.plan.evidence, quick_test=bool(tested))
+        factor = 2.0 if tested else 6.5
+        forecast = msgspec.structs.replace(found.forecast, kld_low=0.02 / factor, kld_high=0.02 * factor)
+        plan = msgspec.structs.replace(found.plan, evidence=evidence)
+        return msgspec.structs.replace(found, plan=plan, forecast=forecast)
+
+    server.routes["POST", "/tessera/v1/quantize/plan"] = plan
+    running = job(JobKind.MEASURE, title="Quick test of Spark")
+    server.routes["POST", "/tessera/v1/quantize/quick-test"] = lambda _body: (202, running)
+    fit._forecast()
+    qtbot.waitUntil(lambda: "Estimated loss: 0.0031 to 0.1300" in texts(fit))
+    press(fit.chips, "Test this model")
+    qtbot.waitUntil(lambda: ("POST", "/tessera/v1/quantize/quick-test", {"model": "spark"}) in server.requests)
+    tested["spark"] = True
+    done = msgspec.structs.replace(running, state="done", updated_at=time.time() + 1)
+    fit._jobs._on_jobs([done])
+    qtbot.waitUntil(lambda: "Estimated loss: 0.0100 to 0.0400" in texts(fit))
+    assert "From a quick test of this model" in texts(fit)
+    assert "Test this model" not in texts(fit)
+
+
 def test_after_a_job_the_whole_curve_rests_on_what_was_measured(qtbot, fit, server):
     qtbot.waitUntil(lambda: len(fit._ours) >= 10)
     before = set(fit._ours)

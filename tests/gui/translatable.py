@@ -13,7 +13,8 @@ from app.gui.formatted import JOBS, source
 from app.gui.job_card import _QUANTIZE_STEPS
 from app.gui.library.hub_tab import _SIZES, _SORTS, _TASKS
 from app.gui.library.model_card import _CAN
-from app.gui.quantize.page import _CACHE_NAMES, _GATES, _LOSS_WORDS, _TEXTS, _TIERS
+from app.gui.quantize.loss_chips import _LOSS_WORDS
+from app.gui.quantize.page import _CACHE_NAMES, _GATES, _TEXTS, _TIERS
 from app.gui.quantize.report import _MEASURES
 from app.gui.reasons import SYSTEM_TEXTS
 from app.gui.server.page import SNIPPETS

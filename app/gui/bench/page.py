@@ -251,7 +251,8 @@ class BenchPage(Page):
 
     def _on_job(self, job: Job) -> None:
         """Follow this page's job, or one started elsewhere: only one runs at a time."""
-        if job.kind is not JobKind.MEASURE or (self._job not in {None, job.id}):
+        elsewhere = job.params.get("what") == "quick_test"
+        if job.kind is not JobKind.MEASURE or elsewhere or (self._job not in {None, job.id}):
             return
         if job.ended or job.state == "paused":
             if self._job == job.id:

@@ -15,10 +15,11 @@ from app.gui.job_card import JobList
 from app.gui.jobs import Jobs
 from app.gui.library.sources import repository_of_original, unfit
 from app.gui.quantize.converter_prompt import NEEDED, ForeignFamily
+from app.gui.quantize.loss_chips import LossChips
 from app.gui.quantize.report import PlanView, grid_words, report_card
 from app.gui.quantize.size_loss_plot import size_words
 from app.gui.reasons import error_message, failure_of
-from app.gui.widgets.basics import Banner, EmptyState, Page, button, card, clear, label, row, set_kind
+from app.gui.widgets.basics import Banner, EmptyState, Page, button, card, clear, label, row
 from app.gui.widgets.flow import Flow, FlowLayout
 from app.gui.widgets.popups import ComboBox
 from engine.api.jobs import Job, JobKind, Quantized, result_of
@@ -93,11 +94,6 @@ _DELAY_MS = 250
 _STEPS = 1000
 _START_FRACTION = 0.35  # the slider starts near 4 to 5 bits
 _SWEEP = 9
-# Quality loss in words. Measured: log-archive.md (bundled model), tensors at 8, 5, 4 and 3 bits.
-_LOSS_WORDS = ((0.004, "hardly any", "chip-ok"), (0.02, "small", "chip-ok"), (0.06, "noticeable", "chip-warn"))
-# A loss estimated from other models was up to this many times too low. Measured: a model of 163 M parameters at
-# 123 MiB, 0.0016 estimated and 0.0668 measured. `Measured` plans are of the model itself and have no such range.
-_GUESS_FACTOR = 42
 _SAME_SIZE = 0.01  # a plan whose size differs by less is the measured file
 _TIERS = (
     ("instant", "Instant", "Estimates the loss from similar models. Takes seconds."),
@@ -128,10 +124,10 @@ class FitPage(Page):
         self._sweeps = 0
         self._stock: tuple[PresetPlan, ...] = ()
         self._measured: dict[int, float] = {}  # of this model: file bytes to measured loss
-        theme = services.theme
-        self.banner = Banner(theme, self)
+        self.banner = Banner(services.theme, self)
         self._foreign = ForeignFamily(services, jobs, self.banner, self)
         self._foreign.converted.connect(self.choose)
+        self._loss = LossChips(services, jobs, self.banner, self._request_curve, self)
         self.model = ComboBox()
         self.model.setAccessibleName(self.tr("Model"))
         self.model.setMinimumWidth(220)
@@ -158,7 +154,7 @@ class FitPage(Page):
         self.chips = Flow()
         self.start = button(self.tr("Make it fit"), self._start, "primary")
         self.start.setEnabled(False)
-        self.plan_view = PlanView(theme)
+        self.plan_view = PlanView(services.theme)
         self._report = QVBoxLayout()
         self.aim = Aim()
         self.aim.changed.connect(self._on_aim)
@@ -342,26 +338,9 @@ class FitPage(Page):
 
     def _show_chips(self, plan: QuantPlan, forecast: PlanForecast, gpu_layers: int) -> None:
         self.chips.clear()
-        measured_loss = self._measured_loss(plan.file_bytes)
-        guessed = measured_loss is None and not plan.evidence.sensitivity_sha256
-        if guessed:  # a word such as "hardly any" would promise more than is known
-            words = self.tr("Estimated loss: {low} to {high}").format(
-                low=formatted.decimal(plan.damage, 4), high=formatted.decimal(plan.damage * _GUESS_FACTOR, 2)
-            )
-            self.chips.add(label(words, "chip"))
-            prior = label(self.tr("From other models, not from this one"), "chip-warn")
-            prior.setToolTip(
-                self.tr("Balanced and Best measure this model. The report then has the measured loss.")
-            )
-            self.chips.add(prior)
-        else:
-            loss = plan.damage if measured_loss is None else measured_loss
-            name, kind = next(((w, k) for limit, w, k in _LOSS_WORDS if loss <= limit), ("large", "chip-bad"))
-            text = self.tr("Loss of quality: {name} ({n})")
-            if measured_loss is not None:
-                text = self.tr("Measured loss of quality: {name} ({n})")
-            chip = label(text.format(name=self.tr(name), n=formatted.decimal(loss, 4)))
-            set_kind(chip, kind)
+        model, loss = self._chosen, self._measured_loss(plan.file_bytes)
+        is_gguf = model is not None and model.format == "gguf"
+        for chip in self._loss.chips(plan, forecast, loss, model.id if model else "", is_gguf=is_gguf):
             self.chips.add(chip)
         measured = [self.tr("Measures with {n} layers on the GPU").format(n=gpu_layers)] if gpu_layers else []
         for text in [*grid_words(plan), *self._consequences(plan, forecast), *measured]:

@@ -46,6 +46,10 @@ from engine.placement.results import Results, machine_key, shape_key, tuned_of
 from engine.placement.shape import ModelShape
 from engine.placement.types import NO_OVERRIDES
 from engine.runner.protocol import LoadSettings
+from quantize.measure.quick_loss import QuickLossRequest, quick_loss
+from quantize.measurements import OnProgress
+from quantize.measurements import Progress as RoundingProgress
+from quantize.types import CALIBRATION, QuickLoss
 
 log = logging.getLogger(__name__)
 # KV cells in addition to the prompt of a tuned request: its response and the chat template.
@@ -68,6 +72,12 @@ class CompareOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     limit_s: float = LIMIT_S
+
+
+class QuickTestOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """One quick test of how much the model in a GGUF file loses by rounding."""
+
+    model: str
 
 
 class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,6 +239,18 @@ class BenchService:
             )
         return Comparison(model=model, places=tuple(places), before=before, after=self._place(model))
 
+    def quick_test(
+        self, options: QuickTestOptions, on_progress: OnProgress, cancelled: Callable[[], bool]
+    ) -> QuickLoss:
+        """Measure what rounding all weights to 4 bits loses; plans of this model then use the result.
+
+        Raises: NotEnoughMemory, Cancelled, ChildDied, InputFault: not a GGUF file.
+        """
+        with opened(Subject(model=options.model), self._paths, self._open, lambda _: None) as subject:
+            request = QuickLossRequest(source=subject.path, text=CALIBRATION, threads=usable_cores())
+            with self._admitted(msgspec.structs.replace(subject.settings, n_ctx=512, kv_cells=512, n_parallel=1)):
+                return quick_loss(request, self._paths.cache / "quantize", on_progress, cancelled)
+
     def _place(self, model: str) -> str:
         """Where the model would run now."""
         with opened(Subject(model=model), self._paths, self._open, lambda _: None) as subject:
@@ -285,7 +307,8 @@ def _owner(subject: Opened) -> str:
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """The parameters of a job of kind `measure`."""
 
-    what: Literal["bench", "tune", "prices", "compare"]
+    what: Literal["bench", "tune", "prices", "compare", "quick_test"]
+    quick_test: QuickTestOptions | None = None
     bench: BenchOptions | None = None
     tune: TuneOptions | None = None
     compare: CompareOptions | None = None
@@ -300,6 +323,8 @@ def register(registry: JobRegistry, bench_service: BenchService) -> None:
 
 def run(bench_service: BenchService, task: Task, control: JobContext) -> dict[str, Any]:
     """Run a job. A paused search continues from its record. Raises: Paused, Cancelled."""
+    if task.quick_test is not None:
+        return _quick_test(bench_service, task.quick_test, control)
     if task.what == "tune" and task.tune is not None:
 
         def tried(now: str | Reason, count: int) -> None:
@@ -335,8 +360,23 @@ def run(bench_service: BenchService, task: Task, control: JobContext) -> dict[st
         except Paused:  # what was measured is stored; the rest is measured at the next idle time
             raise Cancelled from None
 
+    return {"prices": _prices(bench_service, control)}
+
+
+def _quick_test(bench_service: BenchService, options: QuickTestOptions, control: JobContext) -> dict[str, Any]:
+    def tested(now: RoundingProgress) -> None:
+        control.report("testing", round(now.done), round(now.total), "tensors", now.detail)
+
+    try:
+        return {"quick_loss": bench_service.quick_test(options, tested, lambda: control.stopping)}
+    except Cancelled:
+        control.check()  # a pause, not a cancellation
+        raise
+
+
+def _prices(bench_service: BenchService, control: JobContext) -> TypePrices:
     def priced(name: str, done: int, total: int) -> None:
         control.check()
         control.report("pricing types", done, total, "types", name)
 
-    return {"prices": bench_service.price_types(priced)}
+    return bench_service.price_types(priced)

@@ -12,6 +12,7 @@ from engine.api.measuring import (
     BenchResult,
     BenchResults,
     CompareRequest,
+    QuickTestRequest,
     Shapes,
     SubjectRequest,
     TuneRequest,
@@ -19,7 +20,15 @@ from engine.api.measuring import (
 from engine.core.errors import InputFault
 from engine.job_kinds.bench.shapes import SHAPES
 from engine.job_kinds.measure.target import Subject
-from engine.job_kinds.measure.work import BenchOptions, BenchService, CompareOptions, Task, TuneOptions
+from engine.job_kinds.measure.work import (
+    BenchOptions,
+    BenchService,
+    CompareOptions,
+    QuickTestOptions,
+    Task,
+    TuneOptions,
+)
+from engine.job_kinds.quantize.job import source_of
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
 
@@ -72,6 +81,20 @@ async def compare(request: Request, body: CompareRequest) -> Job:
     await asyncio.to_thread(service.unmeasured, entry.id)  # errors belong to this request, not to the job
     options = CompareOptions(model=entry.id)
     return _start(request, f"Compare devices for {entry.id}", Task(what="compare", compare=options))
+
+
+@router.post("/quantize/quick-test", status_code=202)
+async def quick_test(request: Request, body: QuickTestRequest) -> Job:
+    """Start measuring what rounding all of a model's weights to 4 bits loses; plans of it then use the result.
+
+    Takes seconds for small models and about a minute per 8 billion parameters; the model is read once.
+    """
+    catalogue = await server_state(request).models.catalogue()
+    source = await asyncio.to_thread(source_of, catalogue, body.model)
+    if source.path.is_dir():
+        raise InputFault(f"{source.title} is a folder. The quick test needs a GGUF file.", "model")
+    options = QuickTestOptions(model=str(source.path))
+    return _start(request, f"Quick test of {source.title}", Task(what="quick_test", quick_test=options))
 
 
 @router.post("/autotune", status_code=202)
