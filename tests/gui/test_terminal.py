@@ -75,7 +75,11 @@ def test_a_command_is_followed_and_a_line_is_written_over(panel, qtbot):
     panel.append(f"{ESC}[31mred{ESC}[0m\n")
     assert panel.output.toPlainText() == "$ make all\n199 %\nred\n"
     red = panel.output.document().findBlockByNumber(2).begin().fragment()
-    assert red.charFormat().foreground().color() == panel._theme.tokens.colour("bad")
+    before = panel._theme.tokens.colour("bad")
+    assert red.charFormat().foreground().color() == before
+    panel._theme.set("dark", 100)
+    red = panel.output.document().findBlockByNumber(2).begin().fragment()
+    assert red.charFormat().foreground().color() == panel._theme.tokens.colour("bad") != before
     with qtbot.waitSignal(panel.stop_pressed):
         panel.stop.click()
     panel.end(None, 2.5)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from PySide6.QtCore import Qt, QTimer, Signal
-from PySide6.QtGui import QColor, QHideEvent, QShowEvent, QTextCharFormat, QTextCursor
+from PySide6.QtGui import QHideEvent, QShowEvent, QTextCharFormat, QTextCursor, QTextFormat
 from PySide6.QtWidgets import QPlainTextEdit, QWidget
 
 from app.gui import formatted
@@ -18,6 +18,7 @@ MAX_CHARS = 400_000
 _MAX_LINE_CHARS = 20_000
 _MAX_SEQUENCE_CHARS = 4096  # a longer escape sequence is none
 _TICK_MS = 500
+_COLOUR = QTextFormat.Property.UserProperty + 1  # the name of the text's colour
 # Colours of the terminal as names of the theme's colours; black and white are the text's own.
 _COLOURS = ("text", "bad", "ok", "warn", "link", "accent", "link", "text")
 _BRIGHT = ("muted", *_COLOURS[1:])
@@ -154,6 +155,7 @@ class TerminalPanel(QWidget):
             Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
         )
         theme.dress(self.output, "mono")
+        theme.changed.connect(self._repaint)
         self._timer = QTimer(self)
         self._timer.setInterval(_TICK_MS)
         self._timer.timeout.connect(self._show_time)
@@ -234,11 +236,33 @@ class TerminalPanel(QWidget):
 
     def _write(self, text: str, style: Style) -> None:
         shape = QTextCharFormat()
-        shape.setForeground(QColor(self._theme.tokens.colour(style.colour or "text")))
+        shape.setForeground(self._theme.tokens.colour(style.colour or "text"))
+        shape.setProperty(_COLOUR, style.colour or "text")
         if style.bold:
             shape.setFontWeight(700)
         shape.setFontUnderline(style.underlined)
         self._end().insertText(text, shape)
+
+    def _repaint(self) -> None:
+        """Show the output in the colours of another theme."""
+        document = self.output.document()
+        parts = []
+        block = document.begin()
+        while block.isValid():
+            at = block.begin()
+            while not at.atEnd():
+                fragment = at.fragment()
+                name = fragment.charFormat().property(_COLOUR)
+                parts.append((fragment.position(), fragment.length(), str(name or "text")))
+                at += 1
+            block = block.next()
+        cursor = QTextCursor(document)
+        for first, length, name in parts:
+            cursor.setPosition(first)
+            cursor.setPosition(first + length, QTextCursor.MoveMode.KeepAnchor)
+            shape = QTextCharFormat()
+            shape.setForeground(self._theme.tokens.colour(name))
+            cursor.mergeCharFormat(shape)
 
     def _end(self) -> QTextCursor:
         cursor = QTextCursor(self.output.document())
