@@ -130,9 +130,10 @@ class ContextGrowth:
         model.facts = msgspec.structs.replace(model.facts, n_ctx=resized.n_ctx)
         model.limit_growth()
         await self._admission.resized(model.id, after)
+        way = "file" if through_disk else "memory" if resized.state_bytes else "reserve"
         log.info(
             "resized model=%s n_ctx=%d before=%d through=%s state_bytes=%d ms=%d",
-            model.id, resized.n_ctx, before.n_ctx, "file" if through_disk else "memory", resized.state_bytes,
+            model.id, resized.n_ctx, before.n_ctx, way, resized.state_bytes,
             resized.seconds * 1000,
         )  # fmt: skip
 

@@ -48,8 +48,9 @@ def run(path: str, n_ctx: int, kv_type: str, ubatch: int, start: int) -> None:
     )  # fmt: skip
     isa = frozenset(inventory(RealHost()).devices[0].isa)
     shape = read_shape(path)
-    formulas = estimate(shape, settings, isa)
-    asked = estimate(shape, settings, isa, dry_run=dry_run(settings))
+    usual = msgspec.structs.replace(settings, n_parallel=4)  # so many sequences only fill the cells
+    formulas = estimate(shape, usual, isa)
+    asked = estimate(shape, usual, isa, dry_run=dry_run(usual))
     api = start_backends((), None, ())
     small = msgspec.structs.replace(settings, n_ctx=start, kv_cells=start, max_ctx=n_ctx) if start else settings
     loaded = llama_model.load(api, small, lambda _: True)

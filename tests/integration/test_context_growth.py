@@ -73,15 +73,16 @@ def grown_by(runner, sizes):
     return asks, done
 
 
-async def conversation(runner, resized=None):
+async def conversation(runner, resized=None, *, through_disk=False):
     """Two turns, the second longer than the context; another stream runs concurrently.
 
-    `resized`: the context is resized between the turns, with the result in this list.
+    `resized`: the context is resized between the turns, with the result in this list; copies are in a file with
+    `through_disk`.
     """
     first = await answered(runner, asked(text(FIRST)))
     other = asyncio.create_task(answered(runner, asked(text(40, seed=5), max_tokens=120)))
     if resized is not None:
-        resized.append(await runner.resize(1024, 1024))
+        resized.append(await runner.resize(1024, 1024, through_disk=through_disk))
     second = await answered(runner, asked([*text(FIRST), *first.ids, *text(LONG, seed=9)]))
     return first, second, await other, await runner.stats()
 
@@ -103,7 +104,7 @@ def test_a_conversation_grows_out_of_its_context(model, name, reserved):
 
     async def copying(runner):
         done = []
-        return (*await conversation(runner, done), [], done)
+        return (*await conversation(runner, done, through_disk=name == "Gemma 3"), [], done)
 
     if reserved:
         first, second, other, stats, asks, done = with_runner(path, growing)
