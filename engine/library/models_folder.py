@@ -321,4 +321,5 @@ def _journal(target: Path) -> set[str]:
 
 def _is_inside(folder: Path, path: Path) -> bool:
     """Whether a file lies in the folder, also when links of its folders are followed."""
-    return ".." not in path.parts and path.parent.resolve().is_relative_to(folder.resolve())
+    within = path.is_relative_to(folder) and ".." not in path.relative_to(folder).parts
+    return within and path.parent.resolve().is_relative_to(folder.resolve())

@@ -297,6 +297,14 @@ def test_a_strangers_journal_deletes_and_writes_nothing_elsewhere(library, paths
     assert sorted(p.name for p in (parent / "outside").iterdir()) == ["victim"]
 
 
+def test_a_folder_that_is_named_in_a_roundabout_way_is_moved_to(library, paths):
+    source, target = paths.models, paths.models.parent / "other" / ".." / "new"
+    names = {path.name for path in source.rglob("*.gguf")}
+    task = check(paths, target, Settings().kept.append)
+    move(library, task, JobContext(), Settings().switch)
+    assert names <= {path.name for path in target.resolve().rglob("*.gguf")}
+
+
 def test_a_journal_that_is_a_link_is_not_written_through(library, paths):
     target, victim = paths.models.parent / "stick", paths.models.parent / "victim"
     target.mkdir()
