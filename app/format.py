@@ -34,6 +34,11 @@ def size(num_bytes: float | None, number: Number = plain, tr: Translate = as_it_
     return f"{number(num_bytes, 0)} B"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with an English noun: `1 page`, `2 pages`. For the terminal; the window translates whole texts."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def duration(seconds: float | None, number: Number = plain, tr: Translate = as_it_is) -> str:
     """Format a duration: `40 s`, `3 min`, `1 h 20 min`; empty for None."""
     if seconds is None:

@@ -9,6 +9,7 @@ import click
 
 from app.cli.echo import echo
 from app.db.backup import chat_texts
+from app.format import counted
 from engine.services import EngineFacade
 
 _CHATS = "chats"
@@ -41,7 +42,8 @@ def calibration_options(names: tuple[str, ...], services: EngineFacade, *, ask: 
             )
     with TemporaryDirectory(prefix="calibration-") as scratch:
         text = services.own_text(paths, Path(scratch), chats)
-        echo(f"{text.characters:,} characters of {text.files} files and {len(chats)} chats", err=True)
+        sources = f"{counted(text.files, 'file')} and {counted(len(chats), 'chat')}"
+        echo(f"{text.characters:,} characters of {sources}", err=True)
         if text.held_out is None:
             echo("too little text to hold some out: the gain on it cannot be measured", err=True)
             yield {"calibration": str(text.calibration)}

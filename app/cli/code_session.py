@@ -38,6 +38,7 @@ from app.code.diff_rows import file_change, file_diff
 from app.code.edits.session import Proposal
 from app.code.edits.types import Applied
 from app.code.errors import GitFailed, UncommittedChanges
+from app.format import counted
 from app.tools.consent import Consent, ConsentRequest, Decision
 from app.tools.loop import ToolCallEvent, ToolResultEvent
 from app.tools.mcp_config import BadMcpConfig, read_mcp_config
@@ -104,7 +105,7 @@ class CodeSession:
         done = self._project.index.refresh()
         if done.num_parsed:
             seconds = time.monotonic() - begun
-            echo(f"{done.num_files} files, {done.num_parsed} indexed in {seconds:.1f} s", err=True)
+            echo(f"{counted(done.num_files, 'file')}, {done.num_parsed} indexed in {seconds:.1f} s", err=True)
 
     def ask(self, question: str, excluded: frozenset[str] = frozenset()) -> None:
         """Answer a prompt and show the edits it proposes."""
@@ -295,7 +296,10 @@ class CodeSession:
         self._is_back = True
         paths = (*restored.written, *restored.deleted)
         self._project.index.update(paths)
-        echo(f"restored: {len(restored.written)} files written, {len(restored.deleted)} deleted.", err=True)
+        echo(
+            f"restored: {counted(len(restored.written), 'file')} written, {len(restored.deleted)} deleted.",
+            err=True,
+        )
         for path in restored.left:
             echo(f"not restored, because it was never saved: {shown_text(path)}", err=True)
         echo("/agent goes on from here; /agent TASK with something new to do.", err=True)

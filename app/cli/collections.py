@@ -254,12 +254,14 @@ def _state(collection: "Collection") -> str:
 
 
 def _amount(collection: "Collection") -> str:
-    from app.format import size
+    from app.format import counted, size
 
-    return f"{collection.documents} documents, {collection.pages} pages, {size(collection.index_bytes)}"
+    documents, pages = counted(collection.documents, "document"), counted(collection.pages, "page")
+    return f"{documents}, {pages}, {size(collection.index_bytes)}"
 
 
 def _print_collection(collection: "Collection") -> None:
+    from app.format import counted
     from app.tools.types import shown_text
 
     echo(f"{collection.name}: {_amount(collection)} on disk, {_state(collection)}")
@@ -273,15 +275,14 @@ def _print_collection(collection: "Collection") -> None:
         echo(shown_text(f"  {problem}"))
     if collection.scanned_pages:
         install = "" if collection.ocr_installed else "pip install 'tessera[ocr]', then "
+        scans = counted(collection.scanned_pages, "page")
         echo(
-            f"  Scans without text, which no search finds: {collection.scanned_pages} pages. OCR reads them: "
+            f"  Scans without text, which no search finds: {scans}. OCR reads them: "
             f"{install}tessera collections add {collection.name!r} --ocr"
         )
     if collection.failed or collection.unread_pages:
-        echo(
-            f"  Not read: {collection.failed} documents, {collection.unread_pages} pages; see: "
-            f"tessera collections unread {collection.name!r}"
-        )
+        unread = f"{counted(collection.failed, 'document')}, {counted(collection.unread_pages, 'page')}"
+        echo(f"  Not read: {unread}; see: tessera collections unread {collection.name!r}")
 
 
 def _passages(answer: "SearchAnswer") -> None:

@@ -5,6 +5,7 @@ import click
 from app.cli.echo import echo
 from app.client import Client
 from app.client.remote_server import RemoteServer, parts_of
+from app.format import counted
 from engine.services import is_plain_text
 
 
@@ -27,7 +28,7 @@ def command(url: str | None, *, off: bool) -> None:
         models = client.chat_models()
         manages = client.trusted()
     where = remote.choose(address, key)
-    echo(f"Connected to {address}: {len(models)} models. Back: tessera connect --off")
+    echo(f"Connected to {address}: {counted(len(models), 'model')}. Back: tessera connect --off")
     if where == "file":
         echo("There is no keyring here, so the key is stored in a file that only this user can read.")
     if not manages:

@@ -7,6 +7,7 @@ import click
 from app.cli.connection import connected
 from app.cli.console import console, table
 from app.cli.echo import echo
+from app.format import counted
 from engine.api.upstreams import Kind, UpstreamRequest, UpstreamRow, UpstreamRule
 
 KINDS = get_args(Kind)
@@ -120,7 +121,7 @@ def _print_row(row: UpstreamRow) -> None:
 
 def _state(row: UpstreamRow) -> str:
     if row.state == "ok":
-        return f"ok, {len(row.models)} models, {row.latency_ms:.1f} ms"
+        return f"ok, {counted(len(row.models), 'model')}, {row.latency_ms:.1f} ms"
     return f"{row.state}: {row.reason}" if row.reason else row.state
 
 

@@ -213,7 +213,7 @@ def test_the_terminal_makes_searches_and_removes(server, sea, tmp_path):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert "1 documents, 1 pages" in run("add", "notes", str(tmp_path))
+    assert "1 document, 1 page, " in run("add", "notes", str(tmp_path))
     assert "leaves at seven" in run("search", "notes", "when does the ferry leave")
     assert "broken.pdf" in run("unread", "Sea")
     assert "notes" in run("list")
