@@ -54,6 +54,9 @@ SHORTCUTS: tuple[Shortcut, ...] = (
 )
 
 
+_SHEET_WIDTH = 66  # letters
+
+
 def native_keys(keys: str) -> str:
     """`Ctrl+N` in the notation of this system and language."""
     return QKeySequence(keys).toString(QKeySequence.SequenceFormat.NativeText)
@@ -78,10 +81,11 @@ class ShortcutSheet(QDialog):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(self.tr("Shortcuts"))
         grid = QGridLayout()
+        grid.setColumnStretch(0, 1)
         grid.setHorizontalSpacing(48)
         grid.setVerticalSpacing(8)
         for number, shortcut in enumerate(SHORTCUTS):
-            grid.addWidget(label(words_of(shortcut)), number, 0)
+            grid.addWidget(label(words_of(shortcut), wrap=True), number, 0)
             grid.addWidget(label(shown_keys(shortcut, num_pages), "chip"), number, 1, Qt.AlignmentFlag.AlignRight)
         close = button(self.tr("Close"), self.close)
         area = scrolled(grid, self.tr("Shortcuts"))
@@ -89,6 +93,7 @@ class ShortcutSheet(QDialog):
         head = row(label(self.tr("Shortcuts"), "title"), margins=(24, 24, 24, 8))
         self.setLayout(stack(head, area, row(1, close, margins=(24, 8, 24, 24)), spacing=0))
         free = parent.screen().availableGeometry()
+        most = free.size() - QSize(48, 64)
+        width = min(_SHEET_WIDTH * self.fontMetrics().averageCharWidth(), most.width())
         beside = self.sizeHint().height() - area.sizeHint().height()
-        wanted = grid.totalSizeHint() + QSize(SCROLL_BAR, beside)
-        self.resize(wanted.boundedTo(free.size() - QSize(48, 64)))
+        self.resize(width, min(grid.totalHeightForWidth(width - SCROLL_BAR) + beside, most.height()))

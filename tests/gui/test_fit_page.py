@@ -218,7 +218,7 @@ def test_a_quick_test_of_the_model_narrows_the_range(qtbot, fit, server):
 def test_after_a_job_the_whole_curve_rests_on_what_was_measured(qtbot, fit, server):
     qtbot.waitUntil(lambda: len(fit._ours) >= 10)
     before = set(fit._ours)
-    assert "From other models, not from this one" in texts(fit)
+    qtbot.waitUntil(lambda: "From other models, not from this one" in texts(fit))
 
     def measured(body):
         found = sketch(body["budget_bytes"], damage=0.004)

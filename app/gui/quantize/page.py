@@ -169,8 +169,9 @@ class FitPage(Page):
     def _build(self) -> None:
         theme = self._services.theme
         choose = Flow()
-        for control in (self.model, self.aim, self.tier, self.text, self.gate):
-            choose.add(control)
+        named = {"Model": self.model, "Target": self.aim, "How thorough": self.tier, "Calibration text": self.text}
+        for words, control in (named | {"Quality gate": self.gate}).items():
+            choose.add_named(self.tr(words), control)
         size = row(self._smallest, self.slider, self._largest, spacing=12)
         size.setStretch(1, 1)
         go = row(self.size_words, 1, self.start)

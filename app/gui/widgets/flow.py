@@ -3,6 +3,8 @@
 from PySide6.QtCore import QMargins, QPoint, QRect, QSize, Qt
 from PySide6.QtWidgets import QLabel, QLayout, QLayoutItem, QSizePolicy, QWidget
 
+from app.gui.widgets.basics import label, stack
+
 
 class FlowLayout(QLayout):
     """Places items left to right and wraps them like words. `centred` centres each line."""
@@ -109,6 +111,12 @@ class Flow(QWidget):
         policy = QSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Minimum)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
+
+    def add_named(self, words: str, control: QWidget) -> None:
+        """Add a control below its name."""
+        made = QWidget()
+        made.setLayout(stack(label(words, "small"), control, spacing=2))
+        self.add(made)
 
     def add(self, widget: QWidget) -> None:
         """Add a widget at the end."""
