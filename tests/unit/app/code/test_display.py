@@ -22,6 +22,7 @@ def shown(text, size=10_000):
         (BLOCK, SHOWN),
         ("Hi.\n\n" + BLOCK + "\nBye.", "Hi.\n\n" + SHOWN + "\nBye."),
         (BLOCK.replace("a.py\n", "a.py\n```python\n") + "```\nBye.\n", SHOWN + "Bye.\n"),
+        (BLOCK.replace("a.py\n", "a.py\n```python\n") + "```\n\n```\nx\n```\n", SHOWN + "\n```\nx\n```\n"),
         ("```python\nx = 1\n```\n", "```python\nx = 1\n```\n"),
         (
             "```\na.py\n<<<<<<< SEARCH\no\n=======\nn\n>>>>>>> REPLACE\n```\n",

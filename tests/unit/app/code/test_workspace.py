@@ -125,6 +125,14 @@ def test_a_missing_file_is_missing_and_nothing_else(project, path):
     assert not Workspace(project).exists(path)
 
 
+def test_folders_that_are_missing_are_counted(project):
+    workspace = Workspace(project)
+    counts = {
+        path: workspace.num_missing_folders(path) for path in ("b.py", "src/b.py", "src/new/b.py", "x/y/b.py")
+    }
+    assert counts == {"b.py": 0, "src/b.py": 0, "src/new/b.py": 1, "x/y/b.py": 2}
+
+
 def test_new_folders_are_made_only_below_the_project(project):
     workspace = Workspace(project)
     workspace.write("deep/er/file.txt", "x")

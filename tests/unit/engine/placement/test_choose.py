@@ -132,6 +132,9 @@ def test_layers_are_split_when_not_all_fit(shape, path):
         shape, path, machine, PlacementLimits(device="igpu", n_gpu_layers=placement.settings.n_gpu_layers + 1)
     )
     assert not more.fits
+    for wished, layers in ((0, 0), (-1, 7)):
+        asked = placed(shape, path, HALO, PlacementLimits(device="igpu", n_gpu_layers=wished))
+        assert asked.settings.n_gpu_layers == layers
 
 
 def two_at_once():
