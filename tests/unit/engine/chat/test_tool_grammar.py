@@ -136,3 +136,15 @@ def test_text_parameters_of_tag_dialects_keep_to_their_schema(key, value):
 def test_every_tag_dialect_has_a_grammar_of_such_parameters(name):
     source = tool_grammar(BY_NAME[name], [ToolDefinition(name="f", parameters=TEXTS)], parallel=True).whole
     ConstraintCompiler(BytesAndWords()).compile(Constraint(kind="lark", source=source))
+
+
+def test_a_number_or_id_that_a_dialect_asks_for_is_made_up_by_the_model():
+    patterns = {"{index}": "/[0-9]{1,3}/", "{id}": "/[A-Za-z0-9]{8,10}/"}
+    met = set()
+    for dialect in BY_NAME.values():
+        form = dialect.forms[0]
+        layout = getattr(form, "spelling", "") + getattr(form, "name_spelling", "")
+        for hole in (hole for hole in patterns if hole in layout):
+            assert patterns[hole] in tool_grammar(dialect, TOOLS, parallel=False).whole, (dialect.name, hole)
+            met.add(hole)
+    assert met == patterns.keys()
