@@ -9,7 +9,7 @@ import pytest
 
 from engine.core.errors import InputFault
 from engine.placement.history import PlacementHistory
-from engine.placement.model_settings import ModelSettingsStore, open_model_settings
+from engine.placement.model_settings import ModelSettingsStore, Preset, open_model_settings
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
 from engine.placement.types import LoadOptions, ModelSettings, PlacementLimits
@@ -197,3 +197,16 @@ def test_options_of_a_model_come_before_those_of_the_server():
     server = PlacementLimits(n_parallel=8, type_k="q8_0", mode="quiet")
     found = server.with_options(ModelSettings(n_parallel=2, n_ctx=512, device="cpu"))
     assert found == PlacementLimits(n_parallel=2, n_ctx=512, type_k="q8_0", mode="quiet")
+
+
+@pytest.mark.parametrize(
+    ("options", "stop", "max_tokens"),
+    [
+        ({}, (), None),
+        ({"stop": "END", "num_predict": 9}, ("END",), 9),
+        ({"stop": ["a", "b"], "num_predict": -1}, ("a", "b"), None),
+    ],
+)
+def test_an_alias_bounds_an_answer_as_ollama_would(options, stop, max_tokens):
+    preset = Preset(options=options)
+    assert (preset.stop, preset.max_tokens) == (stop, max_tokens)
