@@ -175,6 +175,9 @@ def test_what_they_keep_is_in_the_prediction(path):
     without = placed(shape, path, engine_args=EngineArgs(tiles=False))
     more = tile_bytes(shape, with_them.settings)
     assert more > with_them.settings.n_ubatch * shape.feed_forward
+    products = replaced(with_them.settings, tiles=tuple(set(with_them.settings.tiles) - {ATTENTION}))
+    one, two = (tile_bytes(shape, replaced(products, n_threads=threads)) for threads in (1, 2))
+    assert two > one, "a panel for each thread"
     assert with_them.need.total_bytes - without.need.total_bytes == more
     assert tile_bytes(shape, without.settings) == 0
 
