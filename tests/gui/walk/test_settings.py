@@ -125,6 +125,8 @@ def test_how_models_are_loaded(walk):
         is_kept(walk, name, kept)
     walk.choose("KV cache type", "q8_0", SETTINGS)
     is_kept(walk, "models.cache_type", "q8_0")
+    walk.click("Compare answers with the processor", SETTINGS)
+    is_kept(walk, "models.compare_answers", value=False)
 
 
 def test_how_it_serves_and_what_it_reaches(walk):
