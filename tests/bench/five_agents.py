@@ -73,7 +73,8 @@ class Agent(threading.Thread):
 
 def agents(url: str, token: str) -> list[Agent]:
     """Run all of them."""
-    headers = {"authorization": f"Bearer {token}"} if token else {}
+    headers = {"connection": "close"}  # llama-server drops idle connections while a client reuses them
+    headers |= {"authorization": f"Bearer {token}"} if token else {}
     with httpx2.Client(base_url=url, headers=headers, timeout=3600) as client:
         if token:
             client.post(f"/tessera/v1/models/{NAME}/load", json={"n_ctx": CELLS}).raise_for_status()
