@@ -212,6 +212,7 @@ def test_unknown_architectures_come_with_the_list_of_known_ones(tmp_path, folder
     assert "Gemma3ForCausalLM" in caught.value.supported
 
 
+@pytest.mark.native
 def test_floats_of_a_folder_that_states_a_quantization_are_taken_as_they_are(tmp_path, folder):
     plain = run(folder, tmp_path / "plain.gguf")
     edit_config(folder, quantization_config={"quant_method": "gptq"})
