@@ -214,6 +214,8 @@ _FALLBACKS: Final = {
     "wrong_operations": "{operations} on {devices} is wrong with this driver: {change}",
     "canary_differs": "results of {devices} up to {tokens} tokens into a text differ from the processor's by {nats:.2g} nats",
     "canary_differs_own": "results of Tessera's kernels up to {tokens} tokens into a text differ from llama.cpp's by {nats:.2g} nats",
+    "found_here_title": "Answers of a model with {load} were computed wrongly on this computer",
+    "found_here_advice": "update the driver or Tessera; `tessera engine faults --forget {rule}` uses it again",
     "canary_note": "Earlier answers of this model may be wrong: {why}. `tessera engine faults` says what is no longer used. Ask again what matters.",
     "wrong_results": "wrong results with {what}: {change}",
     "wrong_results_of": "wrong results with {what} ({operations} is wrong with this driver): {change}",

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +26,7 @@ from devices.llama_cpp_versions.folder import chosen_version
 from devices.types import Device, Machine
 from engine.core.json_store import JsonStore
 from engine.core.types import DeviceCheck
+from engine.message_catalog.reasons import Reason, because
 from engine.placement.device_checks import describe
 from engine.placement.fallbacks import UNQUANTIZED, as_in_file, without_tiles
 from engine.placement.history import FALLBACK_FIELDS
@@ -35,16 +36,22 @@ from engine.placement.types import CanaryCounts
 from engine.runner.protocol import LoadSettings
 
 OWN_KERNELS: Final = "own-kernels:"
-SOURCE: Final = "found on this computer"
+SOURCE: Final = "this computer"
 
 
 def quarantine(
-    resources: Resources, model_id: str, settings: LoadSettings, shape: ModelShape, reason: str, check: DeviceCheck
+    resources: Resources,
+    model_id: str,
+    settings: LoadSettings,
+    shape: ModelShape,
+    reason: Reason,
+    check: DeviceCheck,
+    say: Callable[[Reason], str],
 ) -> str:
     """Use these settings no more; return the name of the rule that says so, for `forget`. Blocks.
 
-    On a GPU the chip is not used with this backend, driver, build and shape of batch. On the processor alone
-    Tessera's own kernels are left out, then repacked weights.
+    `say` words a reason. On a GPU the chip is not used with this backend, driver, build and shape of batch. On the
+    processor alone Tessera's own kernels are left out, then repacked weights.
     """
     machine = resources.machine.now()
     if not settings.devices:
@@ -53,8 +60,8 @@ def quarantine(
         changes = {field: getattr(changed.settings, field) for field in fields}
         resources.history.remember(model_id, {**resources.history.remembered(model_id), **changes})
         return f"{OWN_KERNELS}{model_id}"
-    resources.checks.record(settings, shape, machine, check, reason)
-    rule = found_rule(resources.fault_rules.now(), machine, settings, shape)
+    resources.checks.record(settings, shape, machine, check, say(reason))
+    rule = found_rule(resources.fault_rules.now(), machine, settings, shape, say)
     if rule is not None:
         add_found(rule, resources.fault_rules.folder)
     return rule.id if rule is not None else ""
@@ -87,7 +94,9 @@ def canary_account(state: Path | None) -> JsonStore[CanaryAccount]:
     return JsonStore(state / "canary.json" if state else None, CanaryAccount, CanaryAccount, durable=False)
 
 
-def found_rule(rules: Rules, machine: Machine, settings: LoadSettings, shape: ModelShape) -> Rule | None:
+def found_rule(
+    rules: Rules, machine: Machine, settings: LoadSettings, shape: ModelShape, say: Callable[[Reason], str]
+) -> Rule | None:
     """The rule for these settings, which lasts until driver, kernel or engine change; None if no GPU computes."""
     place = _place(machine, settings.devices[0])
     if place is None:
@@ -109,13 +118,12 @@ def found_rule(rules: Rules, machine: Machine, settings: LoadSettings, shape: Mo
     )
     key = hashlib.sha256(msgspec.json.encode(when)).hexdigest()[:12]
     name = f"{FOUND}{key}"
-    advice = f"update the driver or Tessera; `tessera engine faults --forget {name}` uses it again"
     return Rule(
         id=name,
-        title=f"Answers of a model with {describe(settings)} were computed wrongly on this computer",
+        title=say(because("found_here_title", load=describe(settings))),
         effect="wrong answers",
         when=when,
-        then=Then(avoid=True, advice=advice),
+        then=Then(avoid=True, advice=say(because("found_here_advice", rule=name))),
         sources=(SOURCE,),
     )
 

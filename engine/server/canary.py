@@ -266,7 +266,7 @@ class Canary:
         try:
             shape = await asyncio.to_thread(read_shape, settings.path)
             rule = await asyncio.to_thread(
-                quarantine, self._placer.resources, model_id, settings, shape, sentence(why), check
+                quarantine, self._placer.resources, model_id, settings, shape, why, check, sentence
             )
         except (TesseraError, OSError) as error:
             log.warning("model=%s keeps its settings: %s", model_id, error)

@@ -9,6 +9,7 @@ from devices.doctor import diagnose
 from devices.types import Runtime
 from engine.core.types import DeviceCheck
 from engine.message_catalog import sentence, sentences
+from engine.message_catalog.reasons import because
 from engine.placement import engine_versions, fault_workarounds
 from engine.placement.fallbacks import next_fallback, with_variables
 from engine.placement.fault_workarounds import not_bad
@@ -176,6 +177,9 @@ def test_the_step_is_named_as_the_card_shows_it():
     assert with_variables(("B=2", "A=1"), {"A": ""}) == ("A=", "B=2")
 
 
+WHY = because("canary_differs", devices=("Vulkan0",), tokens=700, nats=2.0)
+
+
 def test_what_was_found_wrong_here_is_not_used_until_driver_or_settings_change(placed, path, tmp_path, monkeypatch):
     monkeypatch.setenv("TESSERA_FAULT_RULES", str(tmp_path / "rules"))
     machine = with_rocm(HALO)
@@ -184,9 +188,9 @@ def test_what_was_found_wrong_here_is_not_used_until_driver_or_settings_change(p
     resources = open_resources(home_paths(tmp_path))
     shape = read_shape(path)
     check = DeviceCheck(rows=4, kld_mean=2.0, kld_max=5.0, top_changed_frac=0.0, logprob_difference=0.0)
-    rule = found_rule(fault_rules.load(), machine, before.settings, shape)
+    rule = found_rule(fault_rules.load(), machine, before.settings, shape, sentence)
     monkeypatch.setattr(resources.machine.__class__, "now", lambda _self: machine)
-    assert quarantine(resources, "m", before.settings, shape, "rows differ", check) == rule.id
+    assert quarantine(resources, "m", before.settings, shape, WHY, check, sentence) == rule.id
     assert fault_rules.found_here() == (rule,)
     after = placed(machine)
     assert (after.backend, after.settings.devices) != (before.backend, before.settings.devices)
@@ -209,9 +213,9 @@ def test_on_the_processor_our_kernels_are_left_out_one_after_the_other(path, tmp
     resources = open_resources(home_paths(tmp_path))
     check = DeviceCheck(rows=4, kld_mean=2.0, kld_max=5.0, top_changed_frac=0.0, logprob_difference=0.0)
     settings = LoadSettings(path=path, tiles=("q8_0",), repack=True)
-    rule = quarantine(resources, "m", settings, read_shape(path), "rows differ", check)
+    rule = quarantine(resources, "m", settings, read_shape(path), WHY, check, sentence)
     assert resources.history.remembered("m") == {"tiles": ()}
-    quarantine(resources, "m", replace(settings, tiles=()), read_shape(path), "rows differ", check)
+    quarantine(resources, "m", replace(settings, tiles=()), read_shape(path), WHY, check, sentence)
     assert resources.history.remembered("m") == {"tiles": (), "repack": False}
     assert forget(resources, rule)
     assert resources.history.remembered("m") == {}
