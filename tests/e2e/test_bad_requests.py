@@ -29,7 +29,7 @@ def still_well(server):
 NUMBERS = {
     "temperature": [-1, 2**31, math.nan, math.inf, "x"],
     "top_p": [-1, 0, 2, math.nan, "x"],
-    "top_k": [-1, 2**63, "x", 0.5],
+    "top_k": [-2, 2**63, "x", 0.5],
     "min_p": [-1, 2, math.nan, "x"],
     "max_tokens": [-2, 2**31, 2**63, "x", 1.5],
     "max_completion_tokens": [-2, 2**63, "x"],

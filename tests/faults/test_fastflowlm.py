@@ -105,7 +105,7 @@ def test_its_models_are_listed_with_what_they_are_and_their_memory_is_set_aside(
     assert not any(m["id"].startswith("flm:whisper") for m in listed)
     placed = httpx2.get(f"{server.url}/tessera/v1/models/flm:qwen3.5:2b/placement", headers=head, timeout=60).json()
     assert (
-        "its list gives 3.2 GB of memory, which are reserved; it does not give the size of the cache"
+        "its list gives 3.0 GiB of memory, which are reserved; it does not give the size of the cache"
         in placed["placement"]["reasons"]
     )
     ask(server, "hello", model="flm:qwen3.5:2b")

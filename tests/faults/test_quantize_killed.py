@@ -34,14 +34,14 @@ pytestmark = [
 JOB = """
 import sys, time
 from quantize.measurements import decode
-from quantize.job import effort
+from quantize.job import forecast
 from quantize.job.execute import quantize
 from quantize.job.request import QuantizeRequest
 def tell(progress):
     if progress.phase == sys.argv[2] and (progress.total > 1 or progress.phase == "survey"):
         print("there", flush=True)
         time.sleep(600)
-effort.MEASURED = tuple(t for t in effort.MEASURED if t.name in sys.argv[3:])
+forecast.MEASURED = tuple(t for t in forecast.MEASURED if t.name in sys.argv[3:])
 quantize(decode(sys.argv[1], QuantizeRequest), tell, lambda: False)
 """
 # In the order in which a job comes to them: each run goes on where the one before was killed.
