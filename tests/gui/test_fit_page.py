@@ -267,7 +267,7 @@ def test_a_task_is_chosen_asked_for_and_taken_back(qtbot, fit, server, tmp_path)
     mine.write_text("")
     fit.gate.findChild(QFileDialog).fileSelected.emit(str(mine))
     qtbot.waitUntil(lambda: asked(str(mine)))
-    assert fit.gate.box.currentText() == "Quality gate: mine.jsonl"
+    assert fit.gate.box.currentText() == "mine.jsonl"
     fit.gate.box.setCurrentIndex(0)
     fit.gate.box.activated.emit(0)
     assert fit._request().gate is None
@@ -285,7 +285,7 @@ def test_text_of_ones_own_is_chosen_asked_for_and_taken_back(qtbot, fit, server,
     choose(1)
     fit.text.findChild(QFileDialog).fileSelected.emit(str(tmp_path))
     qtbot.waitUntil(lambda: any((body or {}).get("calibration") == str(tmp_path) for *_, body in server.requests))
-    assert fit.text.box.currentText() == f"Calibrate on {tmp_path.name} too"
+    assert fit.text.box.currentText() == f"{tmp_path.name} too"
     choose(0)
     assert fit._request().calibration is None
 

@@ -451,10 +451,10 @@ class FitPage(Page):
 
 
 _TEXTS: tuple[tuple[str | None, str, str], ...] = (
-    (None, "Calibrate on general text", "Books, code and conversations in many languages, included with Tessera."),
+    (None, "General text", "Books, code and conversations in many languages, included with Tessera."),
     (
         PATH,
-        "Calibrate on my own text too…",
+        "My own text too…",
         (
             "Half of the calibration text comes from your folder, which is read on this computer only. "
             "Afterwards you see the gain on your text."
@@ -477,19 +477,19 @@ class OwnTextChoice(PathChoice):
 
     def words(self, name: str) -> str:
         """The row text, with the folder's name."""
-        return self.tr("Calibrate on {name} too").format(name=name)
+        return self.tr("{name} too").format(name=name)
 
 
 _GATES: tuple[tuple[str | None, str, str], ...] = (
-    (None, "No quality gate", "The file is compared with the original only on text."),
+    (None, "No gate", "The file is compared with the original only on text."),
     (
         "certify",
-        "Quality gate: tool calls",
+        "Tool calls",
         "Runs about 30 tool calls on both files and discards the new one if it is clearly worse.",
     ),
     (
         "evaluate",
-        "Quality gate: programs",
+        "Programs",
         (
             "Both models write fifty programs, which run here in a sandbox without network and without access to "
             "your files."
@@ -497,7 +497,7 @@ _GATES: tuple[tuple[str | None, str, str], ...] = (
     ),
     (
         PATH,
-        "Quality gate: my own tasks…",
+        "My own tasks…",
         "A text file with one task per line, as JSON: prompt, and answer or regex.",
     ),
 )
@@ -518,7 +518,7 @@ class GateChoice(PathChoice):
 
     def words(self, name: str) -> str:
         """The row text, with the file's name."""
-        return self.tr("Quality gate: {name}").format(name=name)
+        return name
 
 
 _CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -535,8 +535,8 @@ class Aim(QWidget):
         super().__init__()
         self.kind = ComboBox()
         self.kind.setAccessibleName(self.tr("Target"))
-        self.kind.addItem(self.tr("Target: file size"))
-        self.kind.addItem(self.tr("Target: context length"))
+        self.kind.addItem(self.tr("File size"))
+        self.kind.addItem(self.tr("Context length"))
         self.context = ComboBox()
         self.context.setAccessibleName(self.tr("Context length in tokens"))
         for n_ctx in _CONTEXTS:

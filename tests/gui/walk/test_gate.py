@@ -11,7 +11,7 @@ pytestmark = pytest.mark.timeout(900)  # a model is made and asked, on a crowded
 FIT, LIBRARY = "window.page('fit')", "window.page('library')"
 SIZE = re.compile(r"([\d.,]+) ([KMG]i?B)\b")
 BITS = re.compile(r"([\d.]+) bits")
-OWN = "Quality gate: my own tasks…"
+OWN = "My own tasks…"
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_a_file_of_tasks_with_a_fault_says_its_line(walk, tmp_path):
     walk.until(f"'commands.jsonl, line 1' in {FIT}.banner.text")
     walk.until(f"not {FIT}.start.isEnabled()")
     walk.picture("gate-refused")
-    walk.choose("Quality gate", "No quality gate", FIT)
+    walk.choose("Quality gate", "No gate", FIT)
     walk.until(f"{FIT}.start.isEnabled()")
 
 
@@ -55,7 +55,7 @@ def test_the_new_file_is_asked_the_tasks_and_the_card_says_what_came_out(walk, t
     asked = ("tar", "grep", "ls", "cp", "ssh")
     lines = [{"prompt": f"How do I use {c}?", "regex": f"^# {c}", "max_tokens": 12} for c in asked]
     walk.go("Make it fit")
-    walk.choose("Quality gate", "Quality gate: commands.jsonl", FIT)
+    walk.choose("Quality gate", "commands.jsonl", FIT)
     walk.choose_file(tasks(tmp_path, *map(json.dumps, lines)))
     walk.until(f"{FIT}.start.isEnabled() and 'bits' in {FIT}.size_words.text()")
     walk.promised = walk.ask(f"{FIT}.size_words.text()")
@@ -107,8 +107,8 @@ def test_a_model_is_fitted_to_a_folder_of_ones_own_and_the_card_says_what_is_gai
     small_file(tmp_path / "small.gguf", 1, NARROW).rename(walk.home / "models" / "small.gguf")
     walk.go("Library")
     walk.click("Make small fit", LIBRARY)
-    walk.choose("Quality gate", "No quality gate", FIT)
-    walk.choose("Calibration text", "Calibrate on my own text too…", FIT)
+    walk.choose("Quality gate", "No gate", FIT)
+    walk.choose("Calibration text", "My own text too…", FIT)
     walk.choose_file(own)
     walk.until(f"'characters of text' in {FIT}.banner.text and not {FIT}.start.isEnabled()")
     for n in range(60):
