@@ -46,12 +46,12 @@ def quarantine(
     shape: ModelShape,
     reason: Reason,
     check: DeviceCheck,
-    say: Callable[[Reason], str],
+    sentence_of: Callable[[Reason], str],
 ) -> str:
     """Use these settings no more; return the name of the rule that says so, for `forget`. Blocks.
 
-    `say` words a reason. On a GPU the chip is not used with this backend, driver, build and shape of batch. On the
-    processor alone Tessera's own kernels are left out, then repacked weights.
+    `sentence_of` words a reason. On a GPU the chip is not used with this backend, driver, build and shape of batch.
+    On the processor alone Tessera's own kernels are left out, then repacked weights.
     """
     machine = resources.machine.now()
     if not settings.devices:
@@ -60,8 +60,8 @@ def quarantine(
         changes = {field: getattr(changed.settings, field) for field in fields}
         resources.history.remember(model_id, {**resources.history.remembered(model_id), **changes})
         return f"{OWN_KERNELS}{model_id}"
-    resources.checks.record(settings, shape, machine, check, say(reason))
-    rule = found_rule(resources.fault_rules.now(), machine, settings, shape, say)
+    resources.checks.record(settings, shape, machine, check, sentence_of(reason))
+    rule = found_rule(resources.fault_rules.now(), machine, settings, shape, sentence_of)
     if rule is not None:
         add_found(rule, resources.fault_rules.folder)
     return rule.id if rule is not None else ""
@@ -95,7 +95,7 @@ def canary_account(state: Path | None) -> JsonStore[CanaryAccount]:
 
 
 def found_rule(
-    rules: Rules, machine: Machine, settings: LoadSettings, shape: ModelShape, say: Callable[[Reason], str]
+    rules: Rules, machine: Machine, settings: LoadSettings, shape: ModelShape, sentence_of: Callable[[Reason], str]
 ) -> Rule | None:
     """The rule for these settings, which lasts until driver, kernel or engine change; None if no GPU computes."""
     place = _place(machine, settings.devices[0])
@@ -120,10 +120,10 @@ def found_rule(
     name = f"{FOUND}{key}"
     return Rule(
         id=name,
-        title=say(because("found_here_title", load=describe(settings))),
+        title=sentence_of(because("found_here_title", load=describe(settings))),
         effect="wrong answers",
         when=when,
-        then=Then(avoid=True, advice=say(because("found_here_advice", rule=name))),
+        then=Then(avoid=True, advice=sentence_of(because("found_here_advice", rule=name))),
         sources=(SOURCE,),
     )
 

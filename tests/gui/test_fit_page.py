@@ -1,6 +1,7 @@
 """Make it fit: the forecast while the slider moves, the job, its report."""
 
 import itertools
+import threading
 import time
 
 import msgspec
@@ -70,6 +71,32 @@ def test_a_model_that_is_quantized_already_leads_to_its_original(qtbot, fit, ser
     assert wanted.args == ["org/Half-GGUF"]
     fit.choose("spark")
     qtbot.waitUntil(lambda: fit.start.isEnabled() and not fit.banner.isVisible())
+
+
+def test_a_late_forecast_of_the_model_before_hides_no_message(qtbot, fit, server):
+    details = msgspec.structs.replace(SPARK.details, type_bytes={"Q4_K": 5_000_000})
+    half = msgspec.structs.replace(
+        SPARK, id="half", name="Half", details=details, origin=Origin(kind="hub", repo="org/Half-GGUF")
+    )
+    server.routes["GET", "/tessera/v1/models"] = Models(models=(SPARK, half))
+    fit._refresh()
+    qtbot.waitUntil(lambda: fit.model.count() == 2)
+    asked, release = threading.Event(), threading.Event()
+
+    def late(body):
+        asked.set()
+        release.wait(10)
+        return sketch(body["budget_bytes"])
+
+    server.routes["POST", "/tessera/v1/quantize/plan"] = late
+    fit._forecast()
+    qtbot.waitUntil(asked.is_set)
+    fit.choose("half")
+    qtbot.waitUntil(lambda: "already quantized to Q4_K" in fit.banner.text)
+    release.set()
+    qtbot.wait(200)
+    assert fit.banner.isVisible()
+    assert not fit.start.isEnabled()
 
 
 def test_without_any_model_the_page_leads_to_the_hub(qtbot, fit, server):

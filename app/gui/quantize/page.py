@@ -246,6 +246,8 @@ class FitPage(Page):
         return next((model for model in self._models if model.id == self.model.currentData()), None)
 
     def _on_model(self) -> None:
+        self._delay.stop()
+        self._asked += 1  # an answer about the model before comes too late
         self._range = (0, 0)
         self._ours, self._current, self._stock, self._measured = {}, {}, (), {}
         self.start.setEnabled(False)
