@@ -48,7 +48,7 @@ class _Tab(QAccessibleWidget):
 
 
 def _accessible(_: str, made: QObject) -> QAccessibleInterface | None:
-    """What screen readers are told about a widget of the navigation; None for all others."""
+    """The accessible interface of a widget of the navigation; None for all others."""
     role = QAccessible.Role
     if isinstance(made, TabButton):
         made.accessible = _Tab(made, role.PageTab)

@@ -92,5 +92,5 @@ class ShortcutSheet(QDialog):
         free = parent.screen().availableGeometry()
         most = free.size() - QSize(48, 64)
         width = min(_SHEET_WIDTH * self.fontMetrics().averageCharWidth(), most.width())
-        beside = self.sizeHint().height() - area.sizeHint().height()
-        self.resize(width, min(grid.totalHeightForWidth(width - SCROLL_BAR) + beside, most.height()))
+        frame = self.sizeHint().height() - area.sizeHint().height()
+        self.resize(width, min(grid.totalHeightForWidth(width - SCROLL_BAR) + frame, most.height()))

@@ -270,6 +270,14 @@ class RowsRecorded(msgspec.Struct, frozen=True, kw_only=True, tag="rows_recorded
     recording_s: float = 0.0
 
 
+class Recompute(msgspec.Struct, frozen=True, kw_only=True):
+    """The request to the child that computes recorded rows again, with at most `threads`."""
+
+    settings: LoadSettings
+    recorded: RowsRecorded
+    threads: int
+
+
 class RowVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Mean distance of recorded rows from those of the CPU, in nats, and the largest of one row.
 

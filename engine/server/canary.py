@@ -37,7 +37,7 @@ from engine.placement.types import WrongAnswers
 from engine.pool.loaded_model import LoadedModel, Runner
 from engine.pool.pool import Pool
 from engine.runner.process import RunnerProcess, runner_environment
-from engine.runner.protocol import LoadSettings, RowsRecorded, RowVerdict
+from engine.runner.protocol import LoadSettings, Recompute, RowsRecorded, RowVerdict
 
 log = logging.getLogger(__name__)
 # Maximum share of the time that models computed.
@@ -198,8 +198,7 @@ class Canary:
     async def _verdict(self, settings: LoadSettings, recorded: RowsRecorded, limit_s: float) -> RowVerdict | None:
         """The child's verdict; None if it failed, took too long, or had to make way for a request."""
         threads = max(1, (os.cpu_count() or 2) // 2)
-        work = {"settings": settings, "recorded": recorded, "threads": threads}
-        body = msgspec.msgpack.encode(work)
+        body = msgspec.msgpack.encode(Recompute(settings=settings, recorded=recorded, threads=threads))
         process = await asyncio.create_subprocess_exec(
             *child_command("engine.runner.llama.recompute_child", str(os.getpid())),
             stdin=asyncio.subprocess.PIPE,

@@ -4,11 +4,11 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -20,6 +20,8 @@ from devices.msgspec_lock import learned
 from quantize.errors import CannotRead, DiskFull, SourceChanged
 from quantize.files.gguf_split import model_files
 from quantize.measurements import MeasureRequest
+
+T = TypeVar("T")
 
 _HASH_CHUNK = 1 << 22
 _FULL_BYTES = 1 << 20
@@ -196,6 +198,28 @@ def identity_of(path: Path) -> str:
 
 def _remembered(path: Path, cache_dir: Path) -> Path:
     return cache_dir / "hashes" / sha256(identity_of(path).encode()).hexdigest()
+
+
+def _result_file(what: str, source: Path, cache_dir: Path) -> Path:
+    identity = " ".join(map(identity_of, model_files(source)))
+    return cache_dir / "hashes" / f"{what}-{sha256(identity.encode()).hexdigest()}"
+
+
+def cached_result(what: str, source: Path, cache_dir: Path, kind: type[T]) -> T | None:
+    """An earlier result about a model, valid for its files' paths, sizes and times; None without one.
+
+    Raises: CannotRead.
+    """
+    found = read_json(_result_file(what, source, cache_dir))
+    return None if found is None else msgspec.convert(found, learned(kind))
+
+
+def cache_result(what: str, source: Path, cache_dir: Path, result: object) -> None:
+    """Store a result for `cached_result`; if that fails, it is computed again next time."""
+    with suppress(OSError):
+        path = _result_file(what, source, cache_dir)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, result)
 
 
 def model_sha256(path: Path, cache_dir: Path | None = None) -> str:

@@ -1,16 +1,12 @@
 """The input of a job's plan: expected losses, KV cache types, and the types that lose nothing."""
 
 from collections.abc import Mapping
-from contextlib import suppress
-from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 
-from devices.msgspec_lock import learned
 from quantize.child import answer_of
-from quantize.files.gguf_split import model_files
-from quantize.files.measurement_folder import file_sha256, identity_of, read_json, write_json
+from quantize.files.measurement_folder import cache_result, cached_result, file_sha256
 from quantize.gptq.exact import ExactRequest, ExactTypes
 from quantize.job.forecast import effort_of
 from quantize.job.request import QuantizeRequest
@@ -78,15 +74,10 @@ def exact_types_of(
     """
     if request.rounding == Rounding.STOCK and request.plan is None:
         return {}
-    identity = " ".join(map(identity_of, model_files(source)))
-    cache_file = request.cache_dir / "hashes" / f"exact-{sha256(identity.encode()).hexdigest()}"
-    found = read_json(cache_file)
-    if found is not None:
-        return msgspec.convert(found, learned(ExactTypes)).types
-    exact = answer_of(ExactTypes, "exact", ExactRequest(source=source), on_progress, cancelled)
-    with suppress(OSError):  # the tensors are tested again next time
-        cache_file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(cache_file, exact)
+    exact = cached_result("exact", source, request.cache_dir, ExactTypes)
+    if exact is None:
+        exact = answer_of(ExactTypes, "exact", ExactRequest(source=source), on_progress, cancelled)
+        cache_result("exact", source, request.cache_dir, exact)
     return exact.types
 
 

@@ -154,16 +154,28 @@ def _spoiled(
     folder: WorkFolder, source: SourceWeights, name: str, group: SharedInputGroup, measure: MeasureRequest
 ) -> npt.NDArray[np.uint8]:
     """A tensor's bytes in its own type after quantizing to the anchor type and back."""
-    qtype, threads = anchor_of(group, measure), measure.threads
-    matrices, _, width = source.shape(name)
     seen = folder.diagonals(group)
+    importance = seen[0] if seen is not None and not group.tied else None
+    return requantized(source, name, anchor_of(group, measure), importance, threads=measure.threads)
+
+
+def requantized(
+    source: SourceWeights,
+    name: str,
+    qtype: str,
+    importance: npt.NDArray[np.float32] | None = None,
+    *,
+    threads: int,
+) -> npt.NDArray[np.uint8]:
+    """A tensor's bytes in its own type after quantizing to `qtype` and back.
+
+    `importance` has a row for each matrix of the tensor, or one for all: (rows, row_values).
+    """
+    matrices, _, width = source.shape(name)
     parts = []
     for matrix in range(matrices):
-        importance = None
-        if seen is not None and not group.tied:
-            importance = seen[0][min(matrix, len(seen[0]) - 1)]
-        weights = source.rows(name, matrix)
-        blocks = quantize_rows(weights, qtype, importance, threads=threads)
+        weight = None if importance is None else importance[min(matrix, len(importance) - 1)]
+        blocks = quantize_rows(source.rows(name, matrix), qtype, weight, threads=threads)
         values = dequantize_rows(blocks, qtype, width, threads=threads)
         parts.append(quantize_rows(values, source.source_qtype(name), threads=threads))
     return np.concatenate(parts)

@@ -49,18 +49,18 @@ class _Source(QPushButton):
     def sizeHint(self) -> QSize:
         """The width of the whole text."""
         width = self.fontMetrics().horizontalAdvance(self._words)
-        return QSize(width + self._beside, super().sizeHint().height())
+        return QSize(width + self._padding, super().sizeHint().height())
 
     @property
-    def _beside(self) -> int:
-        """Pixels beside the text."""
+    def _padding(self) -> int:
+        """Pixels of the button that are not text."""
         shown = self.fontMetrics().horizontalAdvance(self.text().replace("&&", "&"))
         return super().sizeHint().width() - shown
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Show what fits."""
         super().resizeEvent(event)
-        self._show(self.width() - self._beside)
+        self._show(self.width() - self._padding)
 
     def _show(self, width: int) -> None:
         shown = self.fontMetrics().elidedText(self._words, Qt.TextElideMode.ElideRight, width)

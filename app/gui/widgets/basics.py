@@ -439,8 +439,8 @@ class Banner(QFrame):
             return
         unit, body = self._theme.tokens.unit, self._theme.tokens.body
         words = self._text.fontMetrics().horizontalAdvance(self._text.text()) + unit
-        beside = layout.totalSizeHint().width() - self._text.sizeHint().width()
-        width = min(self._over.width() - 4 * unit, _TOAST_WIDTH * body, words + beside)
+        frame = layout.totalSizeHint().width() - self._text.sizeHint().width()
+        width = min(self._over.width() - 4 * unit, _TOAST_WIDTH * body, words + frame)
         height = max(layout.totalHeightForWidth(width), layout.totalMinimumSize().height())
         top = 2 * unit if self._at_top else self._over.height() - height - 2 * unit
         self.setGeometry((self._over.width() - width) // 2, max(0, top), width, height)

@@ -50,7 +50,7 @@ def window_state() -> QSettings:
 
 
 class SidePanel(QFrame):
-    """Options beside a page, wider for larger text."""
+    """Options at the side of a page, wider for larger text."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()

@@ -17,17 +17,9 @@ from engine.runner.llama.native.model import LoadFailed
 from engine.runner.llama.native.row_check import judged
 from engine.runner.llama.reference_child import reference_settings
 from engine.runner.orphans import die_with_parent
-from engine.runner.protocol import LoadSettings, RowsRecorded
+from engine.runner.protocol import Recompute
 
 LOWEST_PRIORITY: Final = 19
-
-
-class Recompute(msgspec.Struct, frozen=True, kw_only=True):
-    """What to compute, with at most `threads`."""
-
-    settings: LoadSettings
-    recorded: RowsRecorded
-    threads: int
 
 
 def main() -> int:
