@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from devices.host import Host
     from devices.llama_cpp_versions.store import VersionStore
     from engine.api.hub import Proposal
-    from engine.api.machine import ComparedDevice, FitReport, ModelPlacement  # noqa: TC004 - for annotations of other modules
+    from engine.api.machine import ComparedDevice, FitReport, Placement  # noqa: TC004 - for annotations of other modules
     from engine.core.keys import KeyStore
     from engine.core.program_keys import ProgramKeys
     from engine.core.sampling import Chosen  # noqa: TC004 - for annotations of other modules
@@ -53,10 +53,10 @@ __all__ = [
     "EngineFacade",
     "FitReport",
     "ModelEntry",
-    "ModelPlacement",
     "Option",
     "OwnBuild",
     "Paths",
+    "Placement",
     "RepoHit",
     "RepoPlan",
     "__version__",
@@ -169,10 +169,10 @@ class EngineFacade:
 
         `check`: only those that the hub has now, with the size of the usual file. Raises: as `search`.
         """
-        from engine.api.hub import Proposal
+        from msgspec.structs import replace
+
         from engine.library.default_model import memory_bytes
         from engine.library.recommended_models import propose
-        from engine.message_catalog import sentence
 
         sizes: dict[str, int] = {}
         while True:
@@ -182,17 +182,7 @@ class EngineFacade:
             if not new:
                 break
             sizes.update((starter.id, self._hub_bytes(starter.repo)) for starter in new)
-        return tuple(
-            Proposal(
-                starter=each.starter,
-                reason=sentence(each.reason),
-                reason_detail=each.reason,
-                expected_bytes=each.starter.expected_bytes,
-                download_bytes=sizes.get(each.starter.id, 0),
-                want=each.want,
-            )
-            for each in found
-        )
+        return tuple(replace(each, download_bytes=sizes.get(each.starter.id, 0)) for each in found)
 
     @staticmethod
     def recommended_on() -> str:
@@ -281,13 +271,12 @@ class EngineFacade:
 
     def fit(
         self, model: str, machine: "Host | None" = None, projector: str | None = None, **overrides: Any
-    ) -> "tuple[FitReport, ModelPlacement]":
+    ) -> "tuple[FitReport, Placement]":
         """Memory need and placement of a model, a file or a repository, on this machine or a recorded one.
 
         `overrides` as in engine.placement.types.
         Raises: ModelNotFound, the errors of HubClient and of reading the file.
         """
-        from engine.api.placing import fit_report, model_placement
         from engine.placement.load_settings import open_context
         from engine.placement.model_argument import find
         from engine.placement.placer import Placer
@@ -299,7 +288,7 @@ class EngineFacade:
         exact = os.path.isfile(settings.path) and machine is None  # noqa: PTH113 - pathlib is not imported here
         given = {"max_ctx": open_context(asked=overrides.get("n_ctx") is not None), **overrides}
         placement = placer.judge_shape(model, shape, settings, PlacementLimits(**given), exact=exact)
-        return fit_report(placer.report(model, placement, shape)), model_placement(placement)
+        return placer.report(model, placement, shape), placement
 
     def measured(self, model: str | None = None) -> "list[Report]":
         """Benchmarks of this machine, oldest first."""

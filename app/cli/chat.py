@@ -207,7 +207,7 @@ def _pin_to_device(client: "Client", model: str, device: str | None) -> None:
     client.pin(model, device)
     placed = client.placement(model).placement
     for reason in placed.reasons if device is not None else ():
-        echo(reason, dim=True, err=True)
+        echo(str(reason), dim=True, err=True)
     for note in client.load(model).notes:
         echo(note, fg="yellow", err=True)
 

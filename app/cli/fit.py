@@ -11,7 +11,7 @@ from app.cli.settings_defaults import obey_offline
 from quantize.kv_cache_types import CACHE_TYPES
 
 if TYPE_CHECKING:
-    from engine.services import FitReport, ModelPlacement
+    from engine.services import FitReport, Placement
 
 
 _PARTS = {"prefixes": "cached prompts", "kv": "context (kv)"}
@@ -74,23 +74,23 @@ def command(
     raise SystemExit(0 if report.fits else 1)
 
 
-def _as_json(report: "FitReport", placement: "ModelPlacement", *, explain: bool) -> dict[str, object]:
-    import msgspec
+def _as_json(report: "FitReport", placement: "Placement", *, explain: bool) -> dict[str, object]:
+    from engine.api.sentences import with_sentences
 
-    built: dict[str, object] = msgspec.to_builtins(report)
+    built: dict[str, object] = with_sentences(report)
     built["needed_bytes"] = {d: report.need.device_bytes(d) for d in report.need.devices}
-    built["placement"] = placed = msgspec.to_builtins(placement)
+    built["placement"] = placed = with_sentences(placement)
     if not explain:
         del placed["changes"]
     return built
 
 
-def _explain(placement: "ModelPlacement") -> None:
+def _explain(placement: "Placement") -> None:
     from app.cli.console import console, table
     from app.format import setting
 
     rows = [
-        (change.step, change.field, setting(change.old), setting(change.new), change.reason)
+        (change.step, change.field, setting(change.old), setting(change.new), str(change.reason or ""))
         for change in placement.changes
     ]
     out = console()
@@ -98,9 +98,10 @@ def _explain(placement: "ModelPlacement") -> None:
     out.print(table(("step", "setting", "before", "after", "because"), rows, cut="because"))
 
 
-def _print(report: "FitReport", placement: "ModelPlacement") -> None:
+def _print(report: "FitReport", placement: "Placement") -> None:
     from app.cli.console import console, escape, table
     from app.format import size
+    from engine.api.sentences import command
 
     out = console()
     need = report.need
@@ -108,7 +109,7 @@ def _print(report: "FitReport", placement: "ModelPlacement") -> None:
     basis = {"measured": "measured here", "prior": "estimated"}.get(placement.basis, placement.basis)
     speed = f", about {placement.decode_tok_s:.0f} tok/s ({escape(basis)})" if placement.decode_tok_s else ""
     out.print(f"[bold]{escape(report.model)}[/bold] {verdict} on {escape(placement.device_name)}{speed}")
-    parallel = placement.settings.n_parallel if placement.settings is not None else 1
+    parallel = placement.settings.n_parallel
     requests = f"{parallel} request{'' if parallel == 1 else 's'} at once"
     out.print(f"context {need.n_ctx} tokens, {requests}, cache {need.type_k}/{need.type_v}\n")
     rows = []
@@ -128,10 +129,11 @@ def _print(report: "FitReport", placement: "ModelPlacement") -> None:
     elif report.largest_context:
         out.print(f"Largest context that fits: {report.largest_context} tokens")
     for reason in (*placement.reasons, *([placement.energy] if placement.energy else [])):
-        out.print(f"- {escape(reason)}")
+        out.print(f"- {escape(str(reason))}")
     for way in report.fit_options[:3]:
-        out.print(f"To make it fit: {escape(way.text)}: {size(way.needed_bytes)} ({escape(way.flags)})")
+        change, flags = escape(str(way.change)), escape(command(way.change))
+        out.print(f"To make it fit: {change}: {size(way.needed_bytes)} ({flags})")
     if not report.fits and not report.fit_options:
         out.print("No option makes it fit here: it needs a computer with more memory.")
     for note in report.notes:
-        out.print(f"Note: {escape(note)}")
+        out.print(f"Note: {escape(str(note))}")

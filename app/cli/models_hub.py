@@ -65,16 +65,15 @@ def search_command(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def starters_command(check: bool, as_json: bool) -> None:
     """Propose three models that fit this machine."""
-    import msgspec
-
     from app.format import size
+    from engine.api.sentences import with_sentences
     from engine.services import EngineFacade
 
     if check:
         obey_offline()
     proposals = EngineFacade().starters(check=check)
     if as_json:
-        click.echo(json.dumps({"proposals": msgspec.to_builtins(proposals)}))
+        click.echo(json.dumps({"proposals": with_sentences(proposals)}))
         return
     for proposal in proposals:
         starter = proposal.starter

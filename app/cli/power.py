@@ -24,6 +24,7 @@ def command(
 
     from app.cli.connection import connected
     from engine.api.machine import PowerLimits
+    from engine.api.sentences import encoded
 
     given = {"mode": mode, "cap_w": cap_w, "battery_percent": battery_percent}
     chosen = {name: value for name, value in given.items() if value is not None}
@@ -33,7 +34,7 @@ def command(
             before = PowerLimits() if free else now.limits
             now = client.set_power(msgspec.convert({**msgspec.to_builtins(before), **chosen}, PowerLimits))
     if as_json:
-        click.echo(msgspec.json.encode(now).decode())
+        click.echo(encoded(now).decode())
         return
     drawn = f"{now.power_w:.1f} W now" if now.power_w is not None else "not measured: no meter here"
     saver = ", the system saves power" if now.saver else ""
@@ -45,4 +46,4 @@ def command(
         spent = f"{now.spent_percent:.1f} % spent" if now.spent_percent is not None else "not counted"
         echo(f"at most {now.limits.battery_percent:g} % of the battery: {spent}")
     for note in now.notes:
-        echo(note)
+        echo(str(note))

@@ -1,7 +1,7 @@
 """Translates the reasons and errors of the server for the window, with localized numbers."""
 
 import re
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -46,7 +46,7 @@ class _Translated(Wording):
         """The sentence of a reason; titles of Tessera's own fault rules are translated too."""
         if isinstance(title := reason.values.get("title"), str):
             values = {**reason.values, "title": QCoreApplication.translate("faults", title)}
-            reason = Reason(reason.kind, values)
+            reason = replace(reason, values=values)
         return super().sentence(reason)
 
     def amount(self, num_bytes: int, form: str) -> str:
@@ -84,19 +84,12 @@ _DOCUMENT_TEXTS = {
 _TRANSLATED = _Translated()
 
 
-def translated(reason: object, english: str) -> str:
-    """The translated sentence of a reason (also in JSON form), or `english` if its kind is unknown."""
+def translated(reason: object, english: str = "") -> str:
+    """The translated sentence of a reason (also in JSON form); `english` if its kind is unknown."""
     try:
         return formatted.without_ticks(_TRANSLATED.sentence(msgspec.convert(reason, learned(Reason))))
     except (LookupError, TypeError, ValueError):
         return formatted.without_ticks(english)
-
-
-def all_translated(reasons: Sequence[Reason], english: Sequence[str]) -> list[str]:
-    """Translate several reasons. Returns `english` if the server is too old to send them as facts."""
-    if len(reasons) != len(english):
-        return [formatted.without_ticks(each) for each in english]
-    return [translated(*both) for both in zip(reasons, english, strict=True)]
 
 
 # Server errors in the window's language.

@@ -85,7 +85,7 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
     `state` is "reading" (`files_done` of `files` are read), "embedding" (keyword search already covers everything)
     or "ready". `embedded` of `chunks` have a vector. `sent_to` lists other servers that receive its text.
     `scanned_pages` of the `unread_pages` are pictures of text, which OCR could read if `ocr_installed`.
-    `problems` lists the reasons why the index is incomplete; `problem_details` is the same as structured data.
+    `problems` lists the reasons why the index is incomplete.
     """
 
     id: str
@@ -113,8 +113,7 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
     index_bytes: int = 0
     embedded_by: str = ""
     sent_to: tuple[SentTo, ...] = ()
-    problems: tuple[str, ...] = ()
-    problem_details: tuple[Reason, ...] = ()
+    problems: tuple[Reason, ...] = msgspec.field(default=(), name="problem_details")
 
 
 class Collections(msgspec.Struct, frozen=True, kw_only=True):

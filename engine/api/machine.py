@@ -26,8 +26,17 @@ from devices.types import (
 from engine.api.models import Applies
 from engine.core.types import DeviceCheck
 from engine.message_catalog.reasons import Reason
-from engine.placement.types import CanaryCounts, MemoryEstimate, OptionKind, Streaming, Value, WrongAnswers
-from engine.runner.protocol import LoadSettings
+from engine.placement.types import (
+    Alternative,
+    CanaryCounts,
+    FitOption,
+    FitReport,
+    MemoryEstimate,
+    Placement,
+    SettingChange,
+    Streaming,
+    WrongAnswers,
+)
 
 __all__ = [
     "Alternative",
@@ -49,9 +58,9 @@ __all__ = [
     "Memory",
     "MemoryEstimate",
     "Meter",
-    "ModelPlacement",
     "PinRequest",
     "Pinned",
+    "Placement",
     "PlacementAnswer",
     "Pool",
     "ProcessMemory",
@@ -119,60 +128,6 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
     audits: tuple[Audit, ...] = ()
 
 
-class Alternative(msgspec.Struct, frozen=True, kw_only=True):
-    """A rejected placement: its expected speed and the reason; `reason_detail` is the same as structured data."""
-
-    device: str
-    backend: str
-    n_gpu_layers: int
-    decode_tok_s: float | None
-    reason: str
-    reason_detail: Reason | None = None
-
-
-class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of one field of `settings` by a placement step; `reason` is the sentence for `reason_detail`."""
-
-    step: str
-    field: str
-    old: Value
-    new: Value
-    reason: str = ""
-    reason_detail: Reason | None = None
-
-
-class ModelPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """Placement of a model; `engine.placement.types.Placement` explains the fields.
-
-    Some fields of `settings` are repeated at the top level. `reasons` and `energy` are English sentences;
-    `reason_details` and `energy_detail` are the same as kinds with values, for programs and other languages.
-    """
-
-    device: str
-    backend: str
-    device_name: str = ""
-    n_layers: int = 0
-    settings: LoadSettings | None = None
-    need: MemoryEstimate | None = None
-    fits: bool = True
-    decode_tok_s: float | None = None
-    basis: Literal["measured", "prior", "unknown"] = "unknown"
-    measured_on: Literal["stand-in", "model"] | None = None
-    tokens_per_joule: float | None = None
-    energy: str = ""
-    energy_detail: Reason | None = None
-    streaming: Streaming | None = None
-    reasons: tuple[str, ...] = ()
-    reason_details: tuple[Reason, ...] = ()
-    alternatives: tuple[Alternative, ...] = ()
-    changes: tuple[SettingChange, ...] = ()
-    n_ctx: int = 0
-    n_gpu_layers: int = 0
-    n_threads: int = 0
-    type_k: str = ""
-    type_v: str = ""
-
-
 class ComparedDevice(msgspec.Struct, frozen=True, kw_only=True):
     """One compute method of a device compared with the CPU. `state`: right, wrong, failed (no load) or skipped."""
 
@@ -184,46 +139,15 @@ class ComparedDevice(msgspec.Struct, frozen=True, kw_only=True):
     check: DeviceCheck | None = None
 
 
-class FitOption(msgspec.Struct, frozen=True, kw_only=True):
-    """An option that needs less memory: its text, its command-line flags and the memory that the load then needs.
-
-    `detail` is the text as structured data.
-    """
-
-    kind: OptionKind
-    text: str
-    flags: str
-    needed_bytes: int
-    saved_bytes: int
-    cost: float
-    detail: Reason | None = None
-
-
-class FitReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Fit report: needed and available memory per device, and options if it does not fit.
-
-    `note_details` is `notes` as structured data.
-    """
-
-    model: str
-    fits: bool
-    need: MemoryEstimate
-    available_bytes: dict[str, int]
-    largest_context: int
-    fit_options: tuple[FitOption, ...] = ()
-    notes: tuple[str, ...] = ()
-    note_details: tuple[Reason, ...] = ()
-
-
 class PlacementAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """GET /tessera/v1/models/{id}/placement: planned placement, its fit report, current placement and pin.
 
     `comparing`: id of the running job that measures the places for this model.
     """
 
-    placement: ModelPlacement
+    placement: Placement
     fit: FitReport | None = None
-    loaded: ModelPlacement | None = None
+    loaded: Placement | None = None
     pinned: str | None = None
     comparing: str | None = None
 
@@ -261,7 +185,7 @@ class PowerState(msgspec.Struct, frozen=True, kw_only=True):
     """GET /tessera/v1/power: the requested limits and their effect.
 
     `saver` is True while the system's power-saver profile is active, as mode "quiet" requires. `notes` list the
-    limits that cannot be enforced, with reasons; `note_details` is the same as structured data.
+    limits that cannot be enforced, with reasons.
     `threads` and `duty_frac` are the current limits of the runners. `spent_percent` is the battery used since the
     limits were set.
     """
@@ -275,5 +199,4 @@ class PowerState(msgspec.Struct, frozen=True, kw_only=True):
     duty_frac: float = 1.0
     battery_percent: float | None = None
     spent_percent: float | None = None
-    notes: tuple[str, ...] = ()
-    note_details: tuple[Reason, ...] = ()
+    notes: tuple[Reason, ...] = msgspec.field(default=(), name="note_details")

@@ -4,17 +4,14 @@ import tomllib
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from devices.msgspec_lock import learned
-from engine.library.hub.types import JobName, Starter
-from engine.message_catalog.reasons import Reason, because
+from engine.library.hub.types import JobName, Proposal, Recommended, Starter, Want
+from engine.message_catalog.reasons import because
 
-Recommended = Literal["", "reading_speed", "quickest", "smallest"]
-
-Want = Literal["", "fast", "balanced", "pictures"]
 _WANTS: tuple[tuple[Want, JobName], ...] = (("fast", "tiny"), ("balanced", "chat"), ("pictures", "vision"))
 
 _PROPOSALS = 3
@@ -32,14 +29,6 @@ _USES: dict[JobName, str] = {
     "vision": "starter_vision",
     "tiny": "starter_tiny",
 }
-
-
-class Proposal(msgspec.Struct, frozen=True, kw_only=True):
-    """A recommended model that fits, the reason, and what people want it for ("": any other purpose)."""
-
-    starter: Starter
-    reason: Reason
-    want: Want = ""
 
 
 @cache
@@ -81,11 +70,11 @@ def propose(
         candidates = [starter for starter in fitting if starter.job == job]
         if candidates:
             chosen = _sized(candidates, memory_bytes, speed)
-            picked.append(Proposal(starter=chosen, reason=_reason(chosen, memory_bytes), want=want))
+            picked.append(_proposal(chosen, memory_bytes, want))
     names = {proposal.starter.id for proposal in picked}
     for starter in sorted(fitting, key=lambda s: -s.parameters):
         if len(picked) < _PROPOSALS and starter.id not in names:
-            picked.append(Proposal(starter=starter, reason=_reason(starter, memory_bytes)))
+            picked.append(_proposal(starter, memory_bytes))
     return tuple(picked[:_PROPOSALS])
 
 
@@ -114,8 +103,9 @@ def recommend(offered: Sequence[tuple[Starter, float]]) -> tuple[str, Recommende
     return min(talkers, key=lambda pair: pair[0].expected_bytes)[0].id, "smallest"
 
 
-def _reason(starter: Starter, memory_bytes: int) -> Reason:
+def _proposal(starter: Starter, memory_bytes: int, want: Want = "") -> Proposal:
     use, share = because(_USES[starter.job]), starter.expected_bytes / memory_bytes
+    reason = because("starter_fits", use=use, share=share)
     if starter.active:
-        return because("starter_fits_sparse", use=use, share=share, active_b=starter.active / 1e9)
-    return because("starter_fits", use=use, share=share)
+        reason = because("starter_fits_sparse", use=use, share=share, active_b=starter.active / 1e9)
+    return Proposal(starter=starter, reason=reason, want=want, expected_bytes=starter.expected_bytes)

@@ -33,8 +33,13 @@ class Wording(string.Formatter):
         self._translated = translated
 
     def sentence(self, reason: Reason) -> str:
-        """The sentence of a reason."""
-        return self.vformat(self._translated(TEMPLATES[reason.kind]), (), reason.values)
+        """The sentence of a reason. The text of its server is used if this version does not know the kind."""
+        try:
+            return self.vformat(self._translated(TEMPLATES[reason.kind]), (), reason.values)
+        except LookupError:
+            if isinstance(reason.text, str):
+                return reason.text
+            raise
 
     def amount(self, num_bytes: int, form: str) -> str:
         """Bytes in one of the forms in AMOUNTS."""
@@ -66,7 +71,7 @@ def sentences(reasons: Iterable[Reason]) -> tuple[str, ...]:
 
 def command(reason: Reason) -> str:
     """The command-line text for an option of engine.placement."""
-    return _ENGLISH.vformat(COMMANDS[reason.kind], (), reason.values)
+    return _ENGLISH.vformat(COMMANDS.get(reason.kind, ""), (), reason.values)
 
 
 def with_command(option: Reason) -> Reason:

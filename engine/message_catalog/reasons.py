@@ -2,13 +2,19 @@
 
 from dataclasses import dataclass, field
 
+from msgspec import UNSET, UnsetType
+
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One fact of a decision. `kind` names its sentence, `values` fill its fields and may be reasons."""
+    """One fact of a decision. `kind` names its sentence, `values` fill its fields and may be reasons.
+
+    `text` is the sentence in English if the fact came from a server.
+    """
 
     kind: str
     values: dict[str, "str | int | float | Reason | tuple[str | Reason, ...] | None"] = field(default_factory=dict)
+    text: str | UnsetType = field(default=UNSET, compare=False, repr=False)
 
     def __str__(self) -> str:
         from engine.message_catalog import sentence

@@ -105,7 +105,7 @@ class FitOption(msgspec.Struct, frozen=True, kw_only=True):
     """A trade-off that needs less memory: the change, and the need after it."""
 
     kind: OptionKind
-    change: Reason
+    change: Reason = msgspec.field(name="detail")
     needed_bytes: int
     saved_bytes: int
     cost: float
@@ -120,7 +120,7 @@ class FitReport(msgspec.Struct, frozen=True, kw_only=True):
     available_bytes: dict[str, int]
     largest_context: int
     fit_options: tuple[FitOption, ...] = ()
-    notes: tuple[Reason, ...] = ()
+    notes: tuple[Reason, ...] = msgspec.field(default=(), name="note_details")
 
 
 About = TypeVar("About")
@@ -139,7 +139,7 @@ class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
     field: str
     old: Value
     new: Value
-    reason: Reason | None = None
+    reason: Reason | None = msgspec.field(default=None, name="reason_detail")
 
 
 def name_of(step: Callable[..., object]) -> str:
@@ -272,7 +272,7 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     n_gpu_layers: int
     decode_tok_s: float | None
-    reason: Reason
+    reason: Reason = msgspec.field(name="reason_detail")
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
@@ -294,9 +294,9 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     basis: Literal["measured", "prior", "unknown"] = "unknown"
     measured_on: Literal["stand-in", "model"] | None = None
     tokens_per_joule: float | None = None
-    energy: Reason | None = None
+    energy: Reason | None = msgspec.field(default=None, name="energy_detail")
     streaming: Streaming | None = None
-    reasons: tuple[Reason, ...] = ()
+    reasons: tuple[Reason, ...] = msgspec.field(default=(), name="reason_details")
     alternatives: tuple[Alternative, ...] = ()
     changes: tuple[SettingChange, ...] = ()
 

@@ -21,8 +21,8 @@ from msgspec import inspect as inspection
 from starlette.responses import Response
 
 from devices.msgspec_lock import learned
+from engine.api.sentences import described, encoded
 from engine.core.errors import InputFault
-from engine.core.sendable import encoded
 
 T = TypeVar("T")
 REF: Final = "#/components/schemas/{name}"
@@ -103,7 +103,8 @@ def _unknown(kind: inspection.Type, value: Any, path: str = "") -> Iterator[str]
 
 def components(kinds: Iterable[type[msgspec.Struct]]) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
     """References to the structs and their schemas, for the OpenAPI page."""
-    return msgspec.json.schema_components(list(kinds), ref_template=REF)
+    references, schemas = msgspec.json.schema_components(list(kinds), ref_template=REF)
+    return references, described(schemas)
 
 
 def _fault(words: str) -> InputFault:

@@ -18,7 +18,6 @@ from engine.core.types import GenerationRequest
 from engine.energy.budget import BatteryBudget
 from engine.energy.energy_accounting import JouleLedger
 from engine.energy.power_cap import CapController, RunnerLimits
-from engine.message_catalog import sentences
 from engine.message_catalog.reasons import because
 from engine.pool.loaded_model import LoadedModel
 from engine.pool.pool import Pool
@@ -148,6 +147,5 @@ class PowerService:
             duty_frac=controller.pace.duty if controller is not None else 1.0,
             battery_percent=round(100 * charge, 1) if charge is not None else None,
             spent_percent=budget.spent_percent if budget is not None else None,
-            notes=sentences(notes),
-            note_details=tuple(notes),
+            notes=tuple(notes),
         )

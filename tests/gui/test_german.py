@@ -12,6 +12,7 @@ from app.gui.application import install_language, texts_of
 from engine.message_catalog import AMOUNTS, CHECKS, TEMPLATES, sentence
 from engine.message_catalog.reasons import Reason, because
 from tests.gui.translatable import ROOT, every_text
+from tests.gui.wire import fact, placement
 
 FIELD = re.compile(r"\{\{?\w+\}?\}|\{\w+(?=:)|%\d")
 
@@ -72,22 +73,12 @@ def said(page):
 
 def test_a_dispatch_card_gives_its_reasons_in_german(qtbot, german):
     from app.gui.devices.page import placement_card
-    from engine.api.machine import Alternative, ModelPlacement, PlacementAnswer
+    from engine.api.machine import Alternative, PlacementAnswer
 
     lost = because("slower", decode_tok_s=4.25, prefill_tok_s=1234.0)
-    why = (because("measured_on_model", tok_s=42.04, tokens=128), because("from_a_newer_server"))
-    other = Alternative(
-        device="gpu0", backend="vulkan", n_gpu_layers=9, decode_tok_s=9.0, reason=sentence(lost), reason_detail=lost
-    )
-    placed = ModelPlacement(
-        device="cpu",
-        backend="cpu",
-        reasons=("42.0 tok/s", "It is known to the server alone."),
-        reason_details=why,
-        alternatives=(other,),
-        energy_detail=because("energy_not_yet"),
-        energy="energy not measured yet",
-    )
+    why = (because("measured_on_model", tok_s=42.04, tokens=128), fact("It is known to the server alone."))
+    other = Alternative(device="gpu0", backend="vulkan", n_gpu_layers=9, decode_tok_s=9.0, reason=lost)
+    placed = placement(why, alternatives=(other,), energy=because("energy_not_yet"))
     card = placement_card("m", "M", PlacementAnswer(placement=placed), lambda *_: None, print)
     qtbot.addWidget(card)
     shown = "\n".join(said(card))
@@ -199,7 +190,7 @@ def literals(node):
 
 @pytest.mark.parametrize("language", ["en", "de"])
 def test_code_in_a_text_stands_in_quotation_marks_without_backticks(qapp, request, language):
-    from app.gui.reasons import all_translated, translated
+    from app.gui.reasons import translated
 
     before = QLocale()
     QLocale.setDefault(QLocale(QLocale.Language.English))
@@ -209,7 +200,7 @@ def test_code_in_a_text_stands_in_quotation_marks_without_backticks(qapp, reques
     opening, closing = ("„", "“") if language == "de" else ("“", "”")
     assert f"{opening}vllm{closing}" in translated(missing, "")
     assert translated(None, "run `tessera doctor`") == f"run {opening}tessera doctor{closing}"
-    assert all_translated([], ["`a` and `b`"]) == [f"{opening}a{closing} and {opening}b{closing}"]
+    assert translated(fact("`a` and `b`")) == f"{opening}a{closing} and {opening}b{closing}"
     ticked = [kind for kind, text in TEMPLATES.items() if text.count("`") % 2 or "``" in text]
     assert ticked == [], "a backtick without its partner would be shown"
     QLocale.setDefault(before)

@@ -21,7 +21,7 @@ from engine.api.hub import (
 )
 from engine.api.jobs import JobKind, Quantized
 from engine.api.library import FileCheck, Linked, Model, Models, Origin, Removed, Tensor, Tensors, Verification
-from engine.api.machine import ModelPlacement, PlacementAnswer
+from engine.api.machine import PlacementAnswer
 from engine.api.models import EffectiveValue, ModelLoadSettings
 from engine.api.quantizing import QuantizeOptions
 from engine.message_catalog.reasons import because
@@ -30,11 +30,13 @@ from tests.gui.hands import press, texts
 from tests.gui.wire import (
     DOWNLOADING,
     SPARK,
+    fact,
     failed,
     hit,
     hub_option,
     hub_plan,
     job,
+    placement,
     pulling,
     quantize_report,
     starter,
@@ -49,7 +51,7 @@ def library(qtbot, services, server, qapp):
     server.routes["GET", "/tessera/v1/jobs/events"] = Events([])
     first = starter("small")
     server.routes["GET", "/tessera/v1/hub/starters"] = Starters(
-        proposals=(Proposal(starter=first, expected_bytes=5 << 30, reason="It fits."),)
+        proposals=(Proposal(starter=first, expected_bytes=5 << 30, reason=fact("It fits.")),)
     )
     services.models.start()
     jobs = Jobs(server.api, services.background, services.models, qapp)
@@ -310,7 +312,7 @@ def test_a_check_tells_what_it_found(qtbot, library, ok, basis, told):
 def test_the_8_bit_cache_that_makes_room_for_32k_is_one_press_away(qtbot, services, server):
     loss = {"more": "32k", "tokens": "16k", "taken_gib": 1.5, "free_gib": 2.0, "loss": 0.00006}
     offer = because("context_8_bit", **loss)
-    placed = ModelPlacement(device="cpu", backend="cpu", n_ctx=16384, reasons=("",), reason_details=(offer,))
+    placed = placement((offer,), load={"n_ctx": 16384})
     server.routes["GET", "/tessera/v1/models/spark/load-settings"] = ModelLoadSettings(
         id="spark", context_train=65536
     )
@@ -323,7 +325,7 @@ def test_the_8_bit_cache_that_makes_room_for_32k_is_one_press_away(qtbot, servic
     assert "32k of context instead of 16k" in texts(dialog)
     assert "0.00006 nats per token" in texts(dialog)
     assert dialog.choices.type_k is None
-    plain = msgspec.structs.replace(placed, reasons=(), reason_details=(), n_ctx=32768)
+    plain = placement(load={"n_ctx": 32768})
     server.routes["GET", "/tessera/v1/models/spark/placement"] = PlacementAnswer(placement=plain)
     press(dialog, "Use an 8-bit cache")
     assert dialog.choices.type_k == "q8_0"
@@ -335,7 +337,7 @@ def test_settings_that_wait_for_the_last_answer_are_marked(qtbot, library, serve
     path = "/tessera/v1/models/spark/load-settings"
     server.routes["GET", path] = ModelLoadSettings(id="spark", context_train=65536)
     server.routes["PUT", path] = ModelLoadSettings(id="spark", context_train=65536, applies=applies)
-    placed = ModelPlacement(device="cpu", backend="cpu", n_ctx=32768)
+    placed = placement(load={"n_ctx": 32768})
     server.routes["GET", "/tessera/v1/models/spark/placement"] = PlacementAnswer(placement=placed)
     library._open_settings("spark", "Spark")
     dialog = library.window().findChild(LoadDialog)

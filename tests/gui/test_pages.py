@@ -35,7 +35,6 @@ from engine.api.machine import (
     LiveDevice,
     LiveDevices,
     Memory,
-    ModelPlacement,
     Pinned,
     PlacementAnswer,
     Pool,
@@ -48,7 +47,7 @@ from engine.api.requests import Key, Keys, NewKey, Program, RecentActivity, Requ
 from engine.api.stats import ModelUse, Stats, Work, WorkSamples
 from tests.gui.fake_server import Events, machine
 from tests.gui.hands import press, texts
-from tests.gui.wire import starter
+from tests.gui.wire import fact, placement, starter
 
 MACHINE = machine(
     memory=SystemMemory(total_bytes=24 << 30),
@@ -78,12 +77,12 @@ def test_devices_show_state_reason_fix_and_who_holds_the_memory(qtbot, show, ser
     server.routes["GET", "/tessera/v1/ledger"] = LEDGER
     server.routes["GET", "/tessera/v1/loaded"] = LoadedModels(models=(LoadedModel(id="spark", state="loaded"),))
     slower = Alternative(
-        device="gpu0", backend="vulkan", n_gpu_layers=9, decode_tok_s=9.0, reason="expected to be slower"
+        device="gpu0", backend="vulkan", n_gpu_layers=9, decode_tok_s=9.0, reason=fact("expected to be slower")
     )
-    unable = Alternative(device="npu", backend="npu", n_gpu_layers=0, decode_tok_s=None, reason="no kernels for it")
-    placed = ModelPlacement(
-        backend="cpu", device="cpu", n_threads=2, reasons=("It is the only device.",), alternatives=(slower, unable)
+    unable = Alternative(
+        device="npu", backend="npu", n_gpu_layers=0, decode_tok_s=None, reason=fact("no kernels for it")
     )
+    placed = placement((fact("It is the only device."),), alternatives=(slower, unable))
     server.routes["GET", "/tessera/v1/models/spark/placement"] = PlacementAnswer(placement=placed)
     live = LiveDevice(device="cpu", busy_frac=0.42, temperature_c=61.2)
     server.routes["GET", "/tessera/v1/devices/live"] = LiveDevices(devices=(live,))
@@ -111,7 +110,7 @@ def test_devices_show_state_reason_fix_and_who_holds_the_memory(qtbot, show, ser
 
 def test_a_pinned_model_says_so_and_can_be_let_go(qtbot):
     wanted = []
-    placed = ModelPlacement(device="cpu", backend="cpu", n_threads=1, reasons=("one",))
+    placed = placement((fact("one"),), load={"n_threads": 1})
     answer = PlacementAnswer(placement=placed, pinned="cpu")
     made = placement_card("spark", "Spark", answer, lambda model, device: wanted.append((model, device)), print)
     qtbot.addWidget(made)
@@ -125,7 +124,7 @@ def test_a_pinned_model_says_so_and_can_be_let_go(qtbot):
 
 def test_a_running_comparison_of_devices_is_shown_and_can_be_stopped(qtbot):
     stopped = []
-    placed = ModelPlacement(device="cpu", backend="cpu", n_threads=1, reasons=("one",))
+    placed = placement((fact("one"),), load={"n_threads": 1})
     answer = PlacementAnswer(placement=placed, comparing="measure-1")
     made = placement_card("spark", "Spark", answer, lambda *_: None, stopped.append)
     qtbot.addWidget(made)
@@ -137,8 +136,8 @@ def test_a_running_comparison_of_devices_is_shown_and_can_be_stopped(qtbot):
 
 
 def test_the_card_shows_which_step_set_what(qtbot):
-    change = SettingChange(step="requested", field="type_k", old="f16", new="q8_0", reason="it was requested")
-    placed = ModelPlacement(device="cpu", backend="cpu", reasons=("one",), changes=(change,))
+    change = SettingChange(step="requested", field="type_k", old="f16", new="q8_0", reason=fact("it was requested"))
+    placed = placement((fact("one"),), changes=(change,))
     made = placement_card("spark", "Spark", PlacementAnswer(placement=placed), lambda *_: None, print)
     qtbot.addWidget(made)
     made.show()

@@ -7,6 +7,7 @@ import msgspec
 from app.gui.devices.page import DevicesPage
 from engine.api.machine import PowerLimits, PowerState
 from tests.gui.hands import press, texts
+from tests.gui.wire import fact
 
 
 class Desk:
@@ -48,7 +49,7 @@ def test_a_cap_and_a_mode_are_set_and_taken_back(qtbot, show, services, server):
 
 
 def test_what_is_being_typed_stays_and_nonsense_is_not_sent(qtbot, show, services, server):
-    desk = Desk(server, notes=("A cap cannot be held: there is no meter.",))
+    desk = Desk(server, notes=(fact("A cap cannot be held: there is no meter."),))
     page = show(DevicesPage(services, SimpleNamespace(by_id={})))
     card = page.power
     qtbot.waitUntil(card.isVisible)

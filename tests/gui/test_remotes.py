@@ -7,10 +7,11 @@ from app.gui.devices.page import placement_card
 from app.gui.server.page import ServerPage
 from app.gui.server.workers_card import _host_and_port
 from engine.api.chat import ModelList
-from engine.api.machine import ModelPlacement, PlacementAnswer
+from engine.api.machine import PlacementAnswer
 from engine.api.remotes import RemoteDevice, RemoteRow, Remotes
 from engine.api.requests import NewKey
 from tests.gui.hands import press, texts
+from tests.gui.wire import fact, placement
 
 SHOWN = "SHA256:NRFenoZxgl5+eRTPPWQwoxf36IPF+sbL2n06mEWEuZo"
 DESK = RemoteRow(
@@ -128,8 +129,8 @@ def test_an_address_for_ssh_may_name_its_port(place, host, port):
 
 def test_a_model_is_pinned_to_a_device_by_the_name_the_server_knows(qtbot):
     wanted = []
-    here = ModelPlacement(device="cpu", backend="cpu", n_threads=1, reasons=("one",))
-    there = ModelPlacement(device="remote:desk/CPU", backend="rpc", n_threads=1, reasons=("it is faster",))
+    here = placement((fact("one"),))
+    there = placement((fact("it is faster"),), device="remote:desk/CPU", backend="rpc")
     for placed in (here, there):
         answer = PlacementAnswer(placement=placed)
         made = placement_card("spark", "Spark", answer, lambda _, device: wanted.append(device), print)

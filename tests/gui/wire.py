@@ -5,6 +5,7 @@ import time
 from engine.api.hub import Option, QuantVariant, RepoHit, RepoPlan, Repository, Starter
 from engine.api.jobs import Fault, Job, JobKind, Progress
 from engine.api.library import Details, Model, ModelFile, Origin
+from engine.api.machine import MemoryEstimate, Placement, Reason
 from engine.api.measuring import BenchResult, Point, Spread
 from engine.api.quantizing import (
     FileReport,
@@ -15,6 +16,7 @@ from engine.api.quantizing import (
     QuantPlan,
     TensorPlan,
 )
+from engine.runner.protocol import LoadSettings
 from quantize.types import EvidenceRef, Interval, SizeTarget
 
 SPARK = Model(
@@ -163,3 +165,16 @@ def hub_plan(*options):
 
 def hub_option(label, size_bytes, **facts):
     return Option(choice=QuantVariant(label=label, format="gguf", files=()), size_bytes=size_bytes, **facts)
+
+
+def fact(text):
+    """A fact of a kind that only its server knows."""
+    return Reason("known_to_the_server", text=text)
+
+
+def placement(reasons=(), *, device="cpu", backend="cpu", load=(), **fields):
+    """A placement with the given reasons and, in `load`, settings."""
+    need = MemoryEstimate(n_ctx=0, kv_cells=0, n_sequences=1, type_k="f16", type_v="f16", n_gpu_layers=0, parts=())
+    settings = LoadSettings(path="", **dict(load))
+    known = {"device_name": "", "n_layers": 0, "need": need, "fits": True, "reasons": reasons}
+    return Placement(device=device, backend=backend, settings=settings, **known | fields)

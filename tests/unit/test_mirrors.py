@@ -12,11 +12,7 @@ SHARE = 0.6
 REASONS = {
     "the other has sentences in the place of facts, or figures that the first computes": """
         engine.ComparedDevice engine.Row
-        engine.Alternative engine.Alternative
         engine.Model engine.ModelEntry
-        engine.SettingChange engine.SettingChange
-        engine.FitReport engine.FitReport
-        engine.ModelPlacement engine.Placement
         engine.Reservation devices.Reservation
         engine.UpstreamRow engine.Health
     """,
@@ -59,7 +55,6 @@ REASONS = {
         engine.LoadSettings engine.LoadOptions
         engine.Stats engine.ModelStats
         engine.Stats engine.Work
-        engine._Plan engine.ModelPlacement
         engine._Plan engine.TunableSettings
         engine._Plan engine.LoadSettings
         quantize.PlanFile quantize.LossMeasurements

@@ -7,6 +7,7 @@ from app.client import ApiError, Routes
 from devices.errors import InputFault
 from engine.api.chat import REMOTE
 from engine.api.models import LoadOptions, LoadRequest
+from engine.api.sentences import command
 
 # Context length for an agent, if it fits. Source: openclaw PR 123701 raised its default to it.
 AGENT_CONTEXT: Final = 65_536
@@ -113,7 +114,7 @@ def _trade_offs(client: Routes, model: str, least: int) -> list[str]:
         return []
     options = report.fit_options if report is not None else ()
     return [
-        f"{option.text} ({option.flags})" if option.flags else option.text
+        f"{option.change} ({flags})" if (flags := command(option.change)) else str(option.change)
         for option in options
         if option.kind != "context"
     ][:_MOST_OPTIONS]

@@ -11,7 +11,7 @@ from app.gui.widgets.basics import IconButton, row
 from app.gui.widgets.popups import ComboBox
 from app.gui.widgets.search_popup import Entry, SearchPopup
 from engine.api.library import Model
-from engine.api.machine import ModelPlacement
+from engine.api.machine import Placement
 
 
 class _ModelBox(ComboBox):
@@ -136,7 +136,7 @@ class ModelPicker(QObject):
         super().__init__(parent)
         self._services, self._parent = services, parent
         self._files: dict[str, Model] = {}
-        self._placements: dict[str, ModelPlacement] = {}
+        self._placements: dict[str, Placement] = {}
         self._busy: set[str] = set()
         self._palette: SearchPopup | None = None
 
@@ -167,14 +167,14 @@ class ModelPicker(QObject):
     def _request_placement(self, model: str) -> None:
         api = self._services.api
 
-        def ask() -> ModelPlacement | None:
+        def ask() -> Placement | None:
             try:
                 answer = api.placement(model)
             except ApiError:  # too large for this computer: listed without a speed
                 return None
             return answer.loaded or answer.placement
 
-        def show(found: ModelPlacement | None) -> None:
+        def show(found: Placement | None) -> None:
             if found is not None:
                 self._placements[model] = found
                 self._show()

@@ -15,7 +15,7 @@ from app.gui.app_context import AppContext
 from app.gui.devices.facts import KINDS, backend_words, device_facts, gpu_words, live_facts, pool_shares, summary
 from app.gui.devices.power_card import PowerCard
 from app.gui.jobs import Jobs
-from app.gui.reasons import all_translated, error_message, translated
+from app.gui.reasons import error_message, translated
 from app.gui.widgets.basics import Banner, LabelKind, Page, button, card, clear, label, row, stack
 from app.gui.widgets.memory_bar import MemoryUse
 from engine.api.machine import (
@@ -26,8 +26,8 @@ from engine.api.machine import (
     LedgerState,
     LiveDevices,
     Machine,
-    ModelPlacement,
     Pinned,
+    Placement,
     PlacementAnswer,
     Pool,
     PowerState,
@@ -282,8 +282,8 @@ def placement_card(model: str, title: str, answer: PlacementAnswer, pin: Pin, st
     facts = _facts(placement)
     if facts:
         column.addWidget(label(facts, "small", wrap=True))
-    for reason in all_translated(placement.reason_details, placement.reasons):
-        column.addWidget(label(f"• {_sentence(reason)}", "", wrap=True))
+    for reason in placement.reasons:
+        column.addWidget(label(f"• {_sentence(translated(reason))}", "", wrap=True))
     if answer.comparing is not None:
         words = _tr("Measuring which device is fastest. A new request stops it.")
         stops = _button(_tr("Stop measuring"), model, partial(stop, answer.comparing), "link")
@@ -297,7 +297,7 @@ def placement_card(model: str, title: str, answer: PlacementAnswer, pin: Pin, st
     return card(column)
 
 
-def pin_name(placement: ModelPlacement | Alternative) -> str:
+def pin_name(placement: Placement | Alternative) -> str:
     """The server's name for this device and backend. A remote device has no backend suffix."""
     return placement.device if placement.backend == _ELSEWHERE else f"{placement.device}/{placement.backend}"
 
@@ -306,7 +306,7 @@ def _alternative(model: str, item: Alternative, pin: Pin) -> QHBoxLayout:
     line = _where(item)
     if item.decode_tok_s:
         line += " · " + _tr("about {n} tokens/s").format(n=formatted.whole(item.decode_tok_s))
-    reason = translated(item.reason_detail, item.reason)
+    reason = translated(item.reason)
     text = label(f"{line}: {reason}" if reason else line, "small", wrap=True)
     made = row(text)
     made.setStretch(0, 1)
@@ -315,12 +315,12 @@ def _alternative(model: str, item: Alternative, pin: Pin) -> QHBoxLayout:
     return made
 
 
-def _changes(model: str, placement: ModelPlacement) -> QWidget:
+def _changes(model: str, placement: Placement) -> QWidget:
     """A button that shows which step changed which setting."""
     rows = QWidget()
     lines = []
     for change in placement.changes:
-        reason = translated(change.reason_detail, change.reason)
+        reason = translated(change.reason)
         values = f"{change.field}: {setting(change.old)} → {setting(change.new)}"
         lines.append(label(f"{values} ({change.step}: {reason})", "small", wrap=True))
     rows.setLayout(stack(*lines, spacing=2))
@@ -341,34 +341,32 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _where(placement: ModelPlacement | Alternative) -> str:
+def _where(placement: Placement | Alternative) -> str:
     backend, device = placement.backend, placement.device
     if backend == device or not device:
         return _tr("Processor") if backend == "cpu" else backend
     return f"{backend} · {device}"
 
 
-def _facts(placement: ModelPlacement) -> str:
+def _facts(placement: Placement) -> str:
     parts: list[str] = []
-    if placement.n_ctx:
-        parts.append(_tr("context {n}").format(n=formatted.whole(placement.n_ctx)))
-    layers, threads = placement.n_gpu_layers, placement.n_threads
+    settings = placement.settings
+    if settings.n_ctx:
+        parts.append(_tr("context {n}").format(n=formatted.whole(settings.n_ctx)))
+    layers, threads = settings.n_gpu_layers, settings.n_threads
     if layers:
         parts.append(_tr("{n} layers on the GPU").format(n=layers))
     if threads:
         parts.append(_tr("1 thread") if threads == 1 else _tr("{n} threads").format(n=threads))
-    if placement.type_k:
-        parts.append(
-            _tr("KV cache {k}/{v}").format(
-                k=placement.type_k.upper(), v=(placement.type_v or placement.type_k).upper()
-            )
-        )
+    if settings.type_k:
+        key_type, value_type = settings.type_k.upper(), (settings.type_v or settings.type_k).upper()
+        parts.append(_tr("KV cache {k}/{v}").format(k=key_type, v=value_type))
     if placement.decode_tok_s:
         parts.append(_tr("about {n} tokens/s expected").format(n=formatted.whole(placement.decode_tok_s)))
     if placement.tokens_per_joule:
         parts.append(_tr("{n} tokens per joule").format(n=formatted.decimal(placement.tokens_per_joule)))
     elif placement.energy:
-        parts.append(translated(placement.energy_detail, placement.energy))
+        parts.append(translated(placement.energy))
     return " · ".join(parts)
 
 

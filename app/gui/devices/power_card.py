@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QFrame, QLineEdit, QWidget
 
 from app.gui import formatted
 from app.gui.app_context import AppContext
-from app.gui.reasons import all_translated
+from app.gui.reasons import translated
 from app.gui.widgets.basics import Banner, button, label, line_field, row, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import ComboBox
@@ -60,7 +60,7 @@ class PowerCard(QFrame):
             for field, value in ((self.cap, state.limits.cap_w), (self.battery, state.limits.battery_percent)):
                 field.setText("" if value is None else field.locale().toString(value, "g", 6))
         self._now.setText(_now(state))
-        self._notes.setText("\n".join(all_translated(state.note_details, state.notes)))
+        self._notes.setText("\n".join(map(translated, state.notes)))
         self._notes.setVisible(bool(state.notes))
         self._refresh_button()
 

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QFileDialog, QFrame, QHBoxLayout, QVBoxLayout
 
 from app.gui import formatted
 from app.gui.app_context import AppContext
-from app.gui.reasons import all_translated, error_message
+from app.gui.reasons import error_message, translated
 from app.gui.widgets.basics import Banner, EmptyState, Page, button, card, clear, label, row, when_released
 from engine.api.chat import REMOTE
 from engine.api.collections import Collection, CollectionChange, CollectionRequest
@@ -157,7 +157,7 @@ class DocumentsPage(Page):
         again.setAccessibleName(self.tr("Read {name} again").format(name=found.name))
         ocr = button(self.tr("Use OCR"), lambda: self._change(partial(self._read_scans, found.id)))
         ocr.setVisible(bool(found.scanned_pages) and not found.ocr)
-        problems = map(formatted.sentence, all_translated(found.problem_details, found.problems))
+        problems = (formatted.sentence(translated(problem)) for problem in found.problems)
         sent = [
             self.tr("Its text is sent to {server}, where {model} runs").format(server=to.server, model=to.model)
             for to in found.sent_to

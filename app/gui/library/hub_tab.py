@@ -144,11 +144,7 @@ class HubTab(QWidget):
             text = stack(
                 name_row(formatted.model_name(starter.repo), proposal),
                 label(facts, "small", wrap=True),
-                label(
-                    recommendation(proposal) or translated(proposal.reason_detail, proposal.reason),
-                    "small",
-                    wrap=True,
-                ),
+                label(recommendation(proposal) or translated(proposal.reason), "small", wrap=True),
                 spacing=4,
             )
             line = row(sizes, get)

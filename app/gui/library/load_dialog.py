@@ -217,9 +217,9 @@ class LoadDialog(QDialog):
         self.layers.setEnabled(placed.device != "cpu" or self.layers.value() > 0)
         if self.own_context.isChecked():
             self._showing = True
-            self.context.setValue(round(8 * math.log2(max(placed.n_ctx, _SMALLEST) / _SMALLEST)))
+            self.context.setValue(round(8 * math.log2(max(placed.settings.n_ctx, _SMALLEST) / _SMALLEST)))
             self._showing = False
-            self._context_words.setText(self.tr("{n} tokens").format(n=formatted.whole(placed.n_ctx)))
+            self._context_words.setText(self.tr("{n} tokens").format(n=formatted.whole(placed.settings.n_ctx)))
         if placed.need is not None:
             free = sum((fit.available_bytes if fit else {}).values()) or placed.need.total_bytes
             shares = [
@@ -231,10 +231,10 @@ class LoadDialog(QDialog):
             parts.append(self.tr("about {n} tokens/s").format(n=formatted.speed(placed.decode_tok_s)))
         if fit is not None and not fit.fits:
             parts.append(self.tr("does not fit the memory that is free now"))
-        offer = next((reason for reason in placed.reason_details if reason.kind == "context_8_bit"), None)
+        offer = next((reason for reason in placed.reasons if reason.kind == "context_8_bit"), None)
         self.eight_bit.setVisible(offer is not None)
         if offer is not None:
-            parts.append(translated(offer, ""))
+            parts.append(translated(offer))
         self._verdict.setText(" · ".join(parts))
         QTimer.singleShot(0, self, self._fit)  # new widgets have no height before the next event loop iteration
 

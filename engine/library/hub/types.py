@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from engine.library.types import Details
+from engine.message_catalog.reasons import Reason
 
 JobName = Literal["tiny", "chat", "coding", "fim", "edit", "embedding", "rerank", "vision"]
 # A usual 4-bit recipe. Source: assets/models/spark-f16.md and published Q4_K_M files agree on 4.8 bits per weight.
@@ -172,3 +173,26 @@ class Starter(msgspec.Struct, frozen=True, kw_only=True):
     def bytes_per_token(self) -> int:
         """Weight bytes read per token at the same recipe."""
         return int((self.active or self.parameters) * min(self.native_bits, _USUAL_BITS) / 8)
+
+
+Recommended = Literal["", "reading_speed", "quickest", "smallest"]
+Want = Literal["", "fast", "balanced", "pictures"]
+
+
+class Proposal(msgspec.Struct, frozen=True, kw_only=True):
+    """A recommended model that fits, with a reason and its expected speed and memory on this computer.
+
+    `expected_tok_s` is None if unknown. `want` is what people choose it for: fast answers, a balance of speed and
+    quality, or pictures ("": any other purpose). `download_bytes` is the size of the usual file on the hub, if that
+    was asked for.
+    At most one proposal is `recommended`: the largest chat model that generates at reading speed, else the fastest,
+    or the smallest if no speed is known.
+    """
+
+    starter: Starter
+    reason: Reason | None = msgspec.field(default=None, name="reason_detail")
+    expected_bytes: int = 0
+    expected_tok_s: float | None = None
+    recommended: Recommended = ""
+    want: Want = ""
+    download_bytes: int = 0

@@ -26,7 +26,7 @@ from engine.documents.reader_process import ocr_installed
 from engine.documents.registry import NONE, Collections, EmbeddingDeferred, EmbeddingModel, OpenCollection
 from engine.documents.search import RelevanceEstimate, Ways, evidence, find, spread, widened
 from engine.library.embedding_prompts import RetrievalPrompts, retrieval_prompts
-from engine.message_catalog import sentence, sentences
+from engine.message_catalog import sentence
 from engine.message_catalog.reasons import because
 from engine.pool.pool import HERE, Pool
 from engine.server.documents.questions import interleaved, parts_of
@@ -448,7 +448,6 @@ class CollectionService:
                 "index_bytes": live.store.size_bytes(),
                 "embedded_by": live.store.fact("embedding_model") if counts.embedded else "",
                 "sent_to": [SentTo(model=model, server=server) for model, server in definition.agreed.items()],
-                "problems": sentences(problems),
                 "problem_details": tuple(problems),
             },
             learned(Collection),

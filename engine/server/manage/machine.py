@@ -10,7 +10,6 @@ from devices.doctor import build_summary, diagnose
 from devices.memory_ledger import Reservation
 from devices.types import Machine
 from engine.api import machine as api
-from engine.api.placing import fit_report, model_placement
 from engine.core.errors import InputFault
 from engine.jobs.jobs import JobKind, JobRegistry
 from engine.placement.model_settings import check_kv_type
@@ -105,9 +104,9 @@ async def placement(
     model = state.pool.get(entry.id)
     loaded = model.placement if model is not None and model.ready else None
     return api.PlacementAnswer(
-        placement=model_placement(placed),
-        fit=fit_report(report),
-        loaded=model_placement(loaded) if loaded else None,
+        placement=placed,
+        fit=report,
+        loaded=loaded,
         pinned=placer.resources.settings.get(entry.id).device,
         comparing=_comparison_of(state.jobs, entry.id),
     )

@@ -8,7 +8,11 @@ import sys, threading
 from app.client.chat_client import _decoded
 from engine.api.machine import PlacementAnswer
 sys.setswitchinterval(1e-7)
-raw = b'{"placement": {"device": "cpu", "backend": "cpu", "reason_details": [{"kind": "quiet"}]}}'
+need = b'{"n_ctx": 1, "kv_cells": 1, "n_sequences": 1, "type_k": "", "type_v": "", "n_gpu_layers": 0, "parts": []}'
+raw = (
+    b'{"placement": {"device": "cpu", "device_name": "", "backend": "cpu", "n_layers": 1, "settings": {"path": ""},'
+    b' "fits": true, "reason_details": [{"kind": "quiet"}], "need": ' + need + b"}}"
+)
 go = threading.Barrier(3)
 def ask():
     go.wait()

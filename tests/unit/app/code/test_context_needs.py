@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from app.code.integrations.context_needs import ContextNeed, ContextTooSmall, load_for
+from engine.message_catalog.reasons import because
 
 NEED = ContextNeed(least=32_768, opening=24_071, source="a test")
 
@@ -21,12 +22,12 @@ class Server:
 
     def placement(self, model, choices=None):
         options = (
-            ("kv", "use KV cache type q8_0 instead of f16", "--kv q8_0"),
-            ("context", "use a context of 4096 tokens instead of 32768", "--ctx 4096"),
-            ("unload", "stop other, which holds 9.1 GiB", "tessera models unload other"),
+            ("kv", because("option_kv", kv_type="q8_0", before="f16")),
+            ("context", because("option_context", n_ctx=4096, before=32768)),
+            ("unload", because("option_unload", model="other", held_gib=9.1)),
         )
         asked = choices is not None and choices.n_ctx == NEED.least
-        found = [SimpleNamespace(kind=k, text=t, flags=f) for k, t, f in options] if asked else []
+        found = [SimpleNamespace(kind=kind, change=change) for kind, change in options] if asked else []
         return SimpleNamespace(fit=SimpleNamespace(largest_context=self.fits[model], fit_options=found))
 
     def load_settings(self, model):
@@ -44,7 +45,7 @@ def test_a_plan_names_smaller_caches_models_to_close_and_other_models():
         load_for(server, "big", "Claude Code", NEED)
     assert refused.value.plan == [
         "use KV cache type q8_0 instead of f16 (--kv q8_0)",
-        "stop other, which holds 9.1 GiB (tessera models unload other)",
+        "unload other, which uses 9.1 GiB (tessera models unload other)",
         "use another model: --model small",
     ]
     assert "big has 8,192 here: more does not fit now" in str(refused.value)

@@ -1,6 +1,7 @@
 """The structs of engine.api are what routes take and return, what the OpenAPI page shows, and light to import."""
 
 import ast
+import json
 import subprocess
 import sys
 import typing
@@ -13,13 +14,25 @@ from msgspec import json as msgspec_json
 import engine
 from engine.api import library, machine, measuring, quantizing, requests
 from engine.api.jobs import Job, JobKind
+from engine.api.machine import (
+    Alternative,
+    FitOption,
+    FitReport,
+    MemoryEstimate,
+    Placement,
+    PlacementAnswer,
+    SettingChange,
+)
+from engine.api.sentences import encoded
 from engine.core.errors import InputFault, ModelNotLoaded
 from engine.core.paths import user_paths
 from engine.core.types import SamplingParams
 from engine.documents.errors import NotAgreed
+from engine.message_catalog.reasons import because
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
 from engine.remotes import errors as remotes
+from engine.runner.protocol import LoadSettings
 from engine.server import errors, msgspec_routes
 from engine.server.all_routes import every_route
 from engine.server.auth import Access
@@ -207,3 +220,38 @@ def test_the_contract_is_light():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_facts_are_sent_with_their_sentences_and_the_page_describes_both(page):
+    change = because("option_kv", kv_type="q8_0", before="f16")
+    kept = FitOption(kind="kv", change=change, needed_bytes=1, saved_bytes=2, cost=0.5)
+    need = MemoryEstimate(n_ctx=8, kv_cells=8, n_sequences=1, type_k="f16", type_v="f16", n_gpu_layers=0, parts=())
+    reasons = (because("quiet"), because("option_parallel"))
+    placed = Placement(
+        device="cpu", device_name="EPYC", backend="cpu", n_layers=1, settings=LoadSettings(path="", n_ctx=8),
+        need=need, fits=True, reasons=reasons,
+        changes=(SettingChange(step="s", field="f", old=1, new=2, reason=reasons[0]),),
+        alternatives=(Alternative(device="g", backend="g", n_gpu_layers=1, decode_tok_s=None, reason=reasons[1]),),
+    )  # fmt: skip
+    report = FitReport(
+        model="m", fits=True, need=need, available_bytes={}, largest_context=8, fit_options=(kept,), notes=reasons
+    )
+    answer = PlacementAnswer(placement=placed, fit=report)
+    sent = json.loads(encoded(answer))
+    assert msgspec_json.decode(encoded(answer), type=PlacementAnswer) == answer
+    assert sent["placement"]["reasons"] == [row["text"] for row in sent["placement"]["reason_details"]]
+    assert sent["placement"]["reasons"] == sent["fit"]["notes"] == [str(reason) for reason in reasons]
+    assert sent["placement"]["changes"][0]["reason"] == str(reasons[0])
+    assert sent["placement"]["alternatives"][0]["reason"] == "answer one request at a time"
+    assert (sent["placement"]["energy"], sent["placement"]["n_ctx"], sent["loaded"]) == ("", 8, None)
+    (option,) = sent["fit"]["fit_options"]
+    assert (option["text"], option["flags"]) == ("use KV cache type q8_0 instead of f16", "--kv q8_0")
+    shown = page["components"]["schemas"]
+    for name, part in (("Placement", sent["placement"]), ("FitReport", sent["fit"]), ("FitOption", option)):
+        assert set(part) == set(shown[name]["properties"])
+    assert shown["Placement"]["properties"]["reasons"] == {"type": "array", "items": {"type": "string"}}
+
+
+def test_an_answer_without_facts_is_sent_as_it_is():
+    key = requests.KeyRequest(name="x\udc80")
+    assert json.loads(encoded(key))["name"] == "x\ufffd"
