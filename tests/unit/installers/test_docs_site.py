@@ -23,7 +23,14 @@ def named(entry) -> set[str]:
 def test_every_page_has_its_place():
     pages = named(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
     there = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
-    assert pages == {page for page in there if not page.startswith("adr/")} | {"index.md"}
+    assert pages == {page for page in there - {"README.md"} if not page.startswith("adr/")} | {"index.md"}
+
+
+def test_the_list_of_pages_for_forges_leads_to_each_page_of_the_site():
+    """Parts of the API reference, integrations and developer pages are reached through their overviews."""
+    listed = set(TARGET.findall((DOCS / "README.md").read_text(encoding="utf-8")))
+    top = {page.name for page in DOCS.glob("*.md")} - {"README.md"}
+    assert top - {target for target, _ in listed} == set()
 
 
 @pytest.mark.parametrize("name", PAGES)
