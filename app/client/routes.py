@@ -60,6 +60,7 @@ from engine.api.measuring import (
     CompareRequest,
     QuickTestRequest,
     Shapes,
+    SpeedCurve,
     TuneRequest,
 )
 from engine.api.models import (
@@ -427,6 +428,10 @@ class Routes(ChatRoutes, JobRoutes):
     def bench_results(self) -> BenchResults:
         """Benchmark results of this machine, newest first."""
         return self.get(f"{OURS}/bench", BenchResults)
+
+    def speed_curve(self, model: str) -> SpeedCurve:
+        """A model's speed over prompt lengths: forecast, measured points, and what is expected of both."""
+        return self.get(f"{OURS}/bench/curve", SpeedCurve, model=model)
 
     def bench_shapes(self) -> Shapes:
         """Model shapes that can be measured without a file."""

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from engine.placement.measurements import Concurrency, Goal, Point, Report, Spread
+from engine.placement.measurements import Concurrency, Goal, Point, Report, SpeedAtLength, SpeedCurve, Spread
 
 __all__ = [
     "BenchRequest",
@@ -18,6 +18,8 @@ __all__ = [
     "QuickTestRequest",
     "Report",
     "Shapes",
+    "SpeedAtLength",
+    "SpeedCurve",
     "Spread",
     "TuneRequest",
 ]

@@ -96,6 +96,30 @@ class PlaceSpeed(msgspec.Struct, frozen=True, kw_only=True):
     took_s: float
 
 
+class SpeedAtLength(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens/s of reading a prompt of `length` tokens, and of writing after it."""
+
+    length: int
+    prefill_tok_s: float
+    decode_tok_s: float
+
+
+class SpeedCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """Speeds of one model over the length of its prompt, where it would run now.
+
+    `forecast` is by the rule alone: half of such forecasts are off by less than `usual_error`, nine in ten by less
+    than `rare_error`. `expected` is what `measured` and earlier answers make of it, the same without them.
+    `measured` are points of this model, or of another of its family moved to this one's size (`of_family`).
+    """
+
+    forecast: tuple[SpeedAtLength, ...] = ()
+    expected: tuple[SpeedAtLength, ...] = ()
+    measured: tuple[SpeedAtLength, ...] = ()
+    of_family: bool = False
+    usual_error: float = 0.0
+    rare_error: float = 0.0
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """All places of one model, and where it runs by forecasts (`before`) and by what was measured (`after`)."""
 

@@ -13,7 +13,7 @@ from engine.core.errors import BadModelFile, fact_of
 from engine.message_catalog.reasons import because
 from engine.onnx.folder import OnnxFolder
 from engine.placement import llama_server, onnx, openvino, rpc_layers
-from engine.placement.candidates import Candidate, is_comparable
+from engine.placement.candidates import Candidate, forecast_for, is_comparable
 from engine.placement.cpu_choices import disk_gbs
 from engine.placement.dry_run import DryRunFailed, dry_run
 from engine.placement.estimate import (
@@ -27,11 +27,12 @@ from engine.placement.estimate import (
 from engine.placement.external import external_report, kind_of, place_external
 from engine.placement.fit_report import audit_key, fit_report, load_need
 from engine.placement.load_settings import refused
+from engine.placement.measurements import SpeedCurve
 from engine.placement.npu_rule import busy_igpu
 from engine.placement.resources import Resources
 from engine.placement.results import machine_key, shape_key
 from engine.placement.shape import ModelShape, model_shape
-from engine.placement.speed import effective_gbs, weights_read
+from engine.placement.speed import effective_gbs, speed_curve, weights_read
 from engine.placement.steps import (
     STEPS,
     Load,
@@ -246,6 +247,19 @@ class Placer:
         found = [c for c in load.candidates if is_comparable(c)]
         missing = [c for c in found if c.forecast and self.history.measured_speed(c.forecast.key) is None]
         return sorted(missing, key=lambda c: c.speed.turn_s) if len(found) > 1 else []
+
+    def speed_curve(
+        self, model_id: str, settings: LoadSettings, overrides: PlacementLimits = NO_OVERRIDES
+    ) -> SpeedCurve:
+        """Speeds over prompt lengths at the place of `choose`; empty where no rule forecasts them.
+
+        Raises: BadModelFile.
+        """
+        settings = self.choose(model_id, settings, overrides).settings
+        if settings.external is not None or onnx.is_folder(settings.path):
+            return SpeedCurve()
+        rule = forecast_for(read_shape(settings.path), settings, self.machine_now())
+        return speed_curve(rule, self.history, model_id) if rule is not None else SpeedCurve()
 
     def pin(self, model_id: str, device: str | None) -> None:
         """Store the user's device (None: no choice) and delete the stored fallback of the earlier one."""

@@ -22,6 +22,7 @@ from engine.placement.chip_speeds import (
 )
 from engine.placement.estimate import gpu_layer_start, kv_layer_bytes, on_gpu, padded
 from engine.placement.history import MeasuredSpeed, ModelUsage, PlacementHistory, SpeedPoint, seconds_at
+from engine.placement.measurements import SpeedAtLength, SpeedCurve
 from engine.placement.results import build, digest
 from engine.placement.shape import BLOCK, ModelShape
 from engine.runner.protocol import LoadSettings
@@ -71,6 +72,15 @@ TURN_PROMPT: Final = 1000
 TURN_ANSWER: Final = 250
 # Tokens before each generated one if a model's use is not known yet.
 USUAL_DEPTH: Final = 1024
+# Points of a curve over prompt lengths, and the shortest prompt of one.
+CURVE_STEPS: Final = 16
+SHORTEST_PROMPT: Final = 64
+# Points whose forecast differs by more than this were measured with another model.
+SAME_MODEL: Final = 0.02
+# Errors of forecasts of answers, of models and chips that the constants were not fitted to: half are smaller than
+# the first, nine in ten smaller than the second.
+USUAL_ERROR: Final = 0.15
+RARE_ERROR: Final = 0.6
 # Layers on several GPUs wait for each other: a guess.
 SPLIT_EFFICIENCY: Final = 0.95
 # A mixture that uses at most this many experts per token has few and large ones, like gpt-oss.
@@ -274,25 +284,27 @@ def expected(rule: Forecast, memory: PlacementHistory, owner: str) -> Speed:
     On a CPU, whose speed varies most with its memory and its neighbours, the rule is corrected by what answers of
     other models took.
     """
-    settings = rule.settings
-    depth = expected_depth(settings, memory.use(owner))
-    prompt_depth = max(depth - TURN_PROMPT / 2, TURN_PROMPT / 2)
+    depth = expected_depth(rule.settings, memory.use(owner))
+    return _expected_at(rule, memory, owner, max(depth - TURN_PROMPT / 2, TURN_PROMPT / 2), depth)
+
+
+def _expected_at(rule: Forecast, memory: PlacementHistory, owner: str, prompt_depth: float, depth: float) -> Speed:
+    """The same for prompt tokens after `prompt_depth` others, and generated ones after `depth` others."""
     found = memory.measured_speed(rule.key) if memory.knows_speeds else None
     if found is not None:
         prompt, decode = (
             seconds_at(found.prompt, prompt_depth, rule.prompt_s),
             seconds_at(found.decode, depth, rule.decode_s),
         )
-        return _answered(
-            Speed(1 / prompt if prompt else 0.0, 1 / decode if decode else 0.0, True), rule, memory, owner
-        )
+        speed = Speed(1 / prompt if prompt else 0.0, 1 / decode if decode else 0.0, True)
+        return _answered(speed, rule, memory, owner, depth)
     forecast = msgspec.structs.replace(rule, memory=memory)
     prompt, decode = forecast.prompt_s(prompt_depth), forecast.decode_s(depth)
     speed = Speed(1 / prompt if prompt else 0.0, 1 / decode if decode else 0.0, forecast.is_measured)
-    return _answered(speed, rule, memory, owner)
+    return _answered(speed, rule, memory, owner, depth)
 
 
-def _answered(speed: Speed, rule: Forecast, memory: PlacementHistory, owner: str) -> Speed:
+def _answered(speed: Speed, rule: Forecast, memory: PlacementHistory, owner: str, depth: float) -> Speed:
     """The speed as answers of this model, or of others on the CPU, were on the only device of this place."""
     device, backend, _ = rule.devices[0]
     if len(rule.devices) > 1 or 0 < rule.settings.n_gpu_layers <= len(rule.shape.layers):
@@ -302,9 +314,44 @@ def _answered(speed: Speed, rule: Forecast, memory: PlacementHistory, owner: str
     factor = own if own is not None else others
     if factor is None:
         return speed
-    seconds = rule.decode_s(expected_depth(rule.settings, memory.use(owner)))
+    seconds = rule.decode_s(depth)
     decode_tok_s = factor / seconds if seconds else 0.0
     return msgspec.structs.replace(speed, decode_tok_s=decode_tok_s, measured=own is not None)
+
+
+def speed_curve(rule: Forecast, memory: PlacementHistory, owner: str) -> SpeedCurve:
+    """Forecast, expectation and measured points over prompt lengths up to the context of `rule`.
+
+    A prompt takes what its middle takes, as in `Forecast.measured_at`.
+    """
+    context = max(1, rule.settings.n_ctx)
+    found = memory.measured_speed(rule.key)
+    points = list(zip(found.prompt, found.decode, strict=False)) if found is not None else []
+    even = {max(1, context * i // CURVE_STEPS) for i in range(1, CURVE_STEPS + 1)}
+    lengths = sorted(even | {min(SHORTEST_PROMPT, context)} | {round(2 * read.depth) for read, _ in points})
+    forecast, now = [], []
+    for length in lengths:
+        prompt, decode = rule.prompt_s(length / 2), rule.decode_s(length)
+        if prompt <= 0 or decode <= 0:
+            return SpeedCurve()
+        forecast.append(SpeedAtLength(length, 1 / prompt, 1 / decode))
+        speed = _expected_at(rule, memory, owner, length / 2, length)
+        now.append(SpeedAtLength(length, speed.prefill_tok_s, speed.decode_tok_s))
+    measured, of_family = [], False
+    for read, written in points:
+        read_s, written_s = rule.prompt_s(read.depth), rule.decode_s(written.depth)
+        of_family = of_family or abs(written_s / written.forecast_s - 1) > SAME_MODEL
+        prefill_tok_s = read.forecast_s / (read.measured_s * read_s)
+        decode_tok_s = written.forecast_s / (written.measured_s * written_s)
+        measured.append(SpeedAtLength(round(2 * read.depth), prefill_tok_s, decode_tok_s))
+    return SpeedCurve(
+        forecast=tuple(forecast),
+        expected=tuple(now),
+        measured=tuple(measured),
+        of_family=of_family,
+        usual_error=USUAL_ERROR,
+        rare_error=RARE_ERROR,
+    )
 
 
 def _rates(shape: ModelShape, settings: LoadSettings, device: Device, backend: str) -> Rates:

@@ -36,6 +36,7 @@ from engine.placement.load_settings import (
 from engine.placement.resources import Resources
 from engine.placement.results import Tuned, machine_key, pinned_elsewhere, shape_key, tuned_settings
 from engine.placement.shape import ModelShape
+from engine.placement.speed import RARE_ERROR, USUAL_ERROR
 from engine.placement.types import (
     Fallback,
     MemoryEstimate,
@@ -56,10 +57,6 @@ PREFIX_DIVISOR: Final = 4
 # A small model reads a prompt again in less time, so it keeps less: this many bytes per byte of its weights.
 PREFIX_PER_WEIGHT: Final = 2
 PREFIX_LEAST: Final = 64 << 20
-# Errors of forecasts of answers, of models and chips that the constants were not fitted to: half are smaller than
-# the first, nine in ten smaller than the second.
-USUAL_ERROR: Final = 0.15
-RARE_ERROR: Final = 0.6
 
 
 def by_formula(_settings: LoadSettings) -> None:

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFileDialog
 from app.gui.bench.page import BenchPage
 from app.gui.jobs import Jobs
 from engine.api.jobs import BenchPartial, JobKind, Measured, Progress, TunableSettings, TuneReport
-from engine.api.measuring import BenchRequest, BenchResults, Shapes, TuneRequest
+from engine.api.measuring import BenchRequest, BenchResults, Shapes, SpeedAtLength, SpeedCurve, TuneRequest
 from engine.api.stats import DeviceUsage, Usage, UsageSamples
 from tests.gui.fake_server import Events
 from tests.gui.wire import bench_result, failed, job, point
@@ -59,6 +59,34 @@ def test_stored_results_are_drawn_and_compared(page):
     page.table.clearSelection()
     assert page.decode.lines == {}
     assert not page.csv.isEnabled()
+
+
+CURVE = SpeedCurve(
+    forecast=(SpeedAtLength(64, 1000.0, 100.0), SpeedAtLength(512, 500.0, 50.0)), usual_error=0.15, rare_error=0.6,
+    expected=(SpeedAtLength(64, 1000.0, 100.0), SpeedAtLength(512, 500.0, 50.0)),
+)  # fmt: skip
+
+
+def test_the_forecast_of_the_chosen_model_is_drawn_and_replaced_by_what_was_measured(qtbot, page, server):
+    server.routes["GET", "/tessera/v1/bench/curve"] = CURVE
+    page.refresh()
+    qtbot.waitUntil(lambda: "Forecast" in page.decode.lines)
+    assert page.decode.lines["Forecast"] == [(64.0, 100.0), (512.0, 50.0)]
+    assert page.prefill.lines["Forecast"] == [(64.0, 1000.0), (512.0, 500.0)]
+    assert "Expected since measuring" not in page.decode.lines
+    assert "less than 15 %, one in ten by more than 60 %" in page.off.text()
+    assert ("Forecast: 100 tokens/s at 64 tokens") in [text for _, _, text in page.decode.chart.points]
+    lower = (SpeedAtLength(64, 900.0, 80.0), SpeedAtLength(512, 450.0, 40.0))
+    server.routes["GET", "/tessera/v1/bench/curve"] = msgspec.structs.replace(
+        CURVE, expected=lower, measured=lower[:1]
+    )
+    page.refresh()
+    qtbot.waitUntil(lambda: "Expected since measuring" in page.decode.lines)
+    assert page.decode.lines["Measured points"] == [(64.0, 80.0)]
+    assert "writing 80 tokens/s measured, 100 forecast; reading 900 measured, 1000 forecast" in page.off.text()
+    page.model.setCurrentIndex(1)  # a shape: nothing forecasts it, and its own result is shown
+    assert [name.partition(",")[0] for name in page.decode.lines] == ["qwen3-8b Q4_K_M"]
+    assert not page.off.isVisible()
 
 
 def test_how_busy_the_machine_is(qtbot, page):

@@ -249,6 +249,17 @@ class Camera:
         bar = self.window.page("devices").verticalScrollBar()
         bar.setValue(bar.maximum())
 
+    def bench(self):
+        """A measured model, over the forecast of it."""
+        self.window.show_page("bench")
+        page = self.window.page("bench")
+        self.wait(page.start.isEnabled)
+        self.wait(lambda: len(page.decode.lines) == 1)
+        page.lengths.setText("128, 512, 2048")
+        page.repeats.setValue(1)
+        page.start.click()
+        self.wait(lambda: len(page.decode.lines) == 4 and page.start.isEnabled())
+
     def shortcuts(self):
         self.window.show_page("chat")
         self.window.show_shortcuts()

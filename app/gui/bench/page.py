@@ -2,12 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
-import pyqtgraph
-from PySide6.QtCore import QCoreApplication, Qt
-from PySide6.QtGui import QPainter, QPixmap
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QFileDialog,
@@ -22,16 +20,23 @@ from PySide6.QtWidgets import (
 
 from app.gui import formatted
 from app.gui.app_context import AppContext
+from app.gui.bench.plots import BusyPlot, SpeedPlot, plots_image
 from app.gui.jobs import Jobs
 from app.gui.reasons import failure_of
-from app.gui.theme import Theme
 from app.gui.widgets.basics import Banner, EmptyState, Page, button, card, label, row, stack
-from app.gui.widgets.chart import Chart, ChartKey, value_words
+from app.gui.widgets.chart import value_words
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import ComboBox, entries_of
 from engine.api.jobs import BenchPartial, Job, JobKind, Measured, TuneReport, partial_of, result_of
-from engine.api.measuring import BenchRequest, BenchResult, BenchResults, Goal, Point, Shapes, TuneRequest
-from engine.api.stats import Usage
+from engine.api.measuring import (
+    BenchRequest,
+    BenchResult,
+    BenchResults,
+    Goal,
+    Shapes,
+    SpeedCurve,
+    TuneRequest,
+)
 from engine.placement.results import to_csv
 from quantize.plan.llama_cpp_preset_rules import STAND_IN_MIXES
 
@@ -56,6 +61,8 @@ class BenchPage(Page):
         self._live: BenchPartial | None = None
         self._results: tuple[BenchResult, ...] = ()
         self._shapes: tuple[str, ...] = ()
+        self._subject: tuple[str, str] = ("", "")  # whose curve and results are shown
+        self._curve = SpeedCurve()
         self.banner = Banner(services.theme, self)
         self._build_controls()
         self._build_plots()
@@ -112,7 +119,8 @@ class BenchPage(Page):
         self.decode = SpeedPlot(theme, self.tr("Writing, tokens/s"), "decode_tok_s")
         self.prefill = SpeedPlot(theme, self.tr("Reading, tokens/s"), "prefill_tok_s")
         self.busy = BusyPlot(theme, self.tr("Load of the computer, %"))
-        self._speeds = card(self.decode, self.prefill)
+        self.off = label("", "small", wrap=True)
+        self._speeds = card(self.off, self.decode, self.prefill)
         self._speeds.hide()  # until there are results to plot
         self._nothing = EmptyState(
             self.tr("Nothing measured yet"),
@@ -173,6 +181,7 @@ class BenchPage(Page):
             self._list_models()
 
         self._services.ask(self.banner, api.bench_shapes, show_shapes)
+        self._request_curve()
         self._services.ask(self.banner, api.bench_results, self._show_results)
 
     def _list_models(self) -> None:
@@ -199,6 +208,56 @@ class BenchPage(Page):
         self.start.setEnabled(free)
         self.tune.setEnabled(free)
         self.save_energy.setEnabled(free)
+        subject = self.model.currentData() or ("", "")
+        if subject != self._subject:
+            self._subject = subject
+            self._show_curve(SpeedCurve())
+            self._select_newest()
+            self._request_curve()
+
+    def _request_curve(self) -> None:
+        """Request the chosen model's forecast and its measured points. A shape without a file has none."""
+        subject = self._subject
+        kind, name = subject
+
+        def show(curve: SpeedCurve) -> None:
+            if subject == self._subject:
+                self._show_curve(curve)
+
+        if kind == "model":
+            ask = self._services.background.run
+            ask(lambda: self._services.api.speed_curve(name), show, lambda _: show(SpeedCurve()), self)
+
+    def _show_curve(self, curve: SpeedCurve) -> None:
+        self._curve = curve
+        for plot in (self.decode, self.prefill):
+            plot.show_curve(curve)
+        self.off.setText(self._forecast_words(curve))
+        self.off.setVisible(bool(curve.forecast))
+        self._draw()
+
+    def _forecast_words(self, curve: SpeedCurve) -> str:
+        """How far off the forecast was where something was measured, or may be where nothing was."""
+        if not curve.measured:
+            text = self.tr(
+                "These are forecasts: half of them are off by less than {half} %, one in ten by more than {rare} %."
+                " Measure shows what is true on this computer."
+            )
+            half, rare = 100 * curve.usual_error, 100 * curve.rare_error
+            return text.format(half=formatted.whole(half), rare=formatted.whole(rare))
+        first = curve.measured[0]
+        near = next(point for point in curve.forecast if point.length == first.length)
+        text = self.tr(
+            "After {n} tokens: writing {decode} tokens/s measured, {decode_forecast} forecast; reading {prefill} "
+            "measured, {prefill_forecast} forecast."
+        )
+        return text.format(
+            n=formatted.whole(first.length),
+            decode=value_words(first.decode_tok_s),
+            decode_forecast=value_words(near.decode_tok_s),
+            prefill=value_words(first.prefill_tok_s),
+            prefill_forecast=value_words(near.prefill_tok_s),
+        )
 
     def _show_utilization(self) -> None:
         self._services.background.run(
@@ -282,7 +341,13 @@ class BenchPage(Page):
         found = result_of(job, Measured)
         if found is not None and found.reports:
             self.banner.notify("\n".join(map(self._tuned, found.reports)), "ok")
-        self._services.ask(self.banner, self._services.api.bench_results, self._show_results)
+
+        def show(answer: BenchResults) -> None:
+            self._show_results(answer)
+            self._select_newest()
+
+        self._services.ask(self.banner, self._services.api.bench_results, show)
+        self._request_curve()
 
     def _tuned(self, report: TuneReport) -> str:
         best = report.best
@@ -332,8 +397,19 @@ class BenchPage(Page):
         head = self.table.horizontalHeader().sizeHint().height()
         self.table.setFixedHeight(head + lines * self.table.verticalHeader().defaultSectionSize() + 2)
         if self._results and not self.table.selectedItems():
-            self.table.selectRow(0)
+            self._select_newest()
         self._draw()
+
+    def _select_newest(self) -> None:
+        """Select the newest result of the chosen model or shape."""
+        kind, name = self._subject
+        start = f"{name} " if kind == "shape" else None  # its quantization follows
+        found = (r.model.startswith(start) if start else r.model == name for r in self._results)
+        newest = next((line for line, fits in enumerate(found) if fits), None)
+        if newest is None:
+            self.table.clearSelection()
+        else:
+            self.table.selectRow(newest)
 
     @property
     def selected(self) -> list[BenchResult]:
@@ -345,7 +421,7 @@ class BenchPage(Page):
         shown = [(self._name(result), result.points) for result in self.selected]
         if self._live is not None:
             shown.insert(0, (self.tr("now: {model}").format(model=self._live.model), self._live.points))
-        drawn = any(points for _, points in shown)
+        drawn = bool(self._curve.forecast) or any(points for _, points in shown)
         self._nothing.setVisible(not drawn)
         self._speeds.setVisible(drawn)
         for plot in (self.decode, self.prefill):
@@ -380,153 +456,6 @@ class BenchPage(Page):
             self.banner.notify(self.tr("Saved as {path}.").format(path=path), "ok")
         else:
             self.banner.notify(self.tr("{path} could not be written.").format(path=path), "bad")
-
-
-# Plots of the bench page: speed over prompt length, and the computer's utilization meanwhile.
-
-_SECONDS = 120
-_SYMBOLS = ("o", "s", "t", "d", "+", "x")
-
-
-class _Titled(QWidget):
-    """A chart below its title and legend."""
-
-    def __init__(self, theme: Theme, title: str) -> None:
-        super().__init__()
-        self._theme = theme
-        self.chart = Chart(theme, title)
-        self.key = ChartKey(theme)
-        self.key.hide()
-        self.setLayout(stack(label(title, "small"), self.key, self.chart, spacing=4))
-        theme.changed.connect(self._draw)
-
-    def _draw(self) -> None:
-        raise NotImplementedError
-
-
-class SpeedPlot(_Titled):
-    """One line per result: `field` of its points (decode_tok_s or prefill_tok_s), with the repeats' spread."""
-
-    def __init__(self, theme: Theme, title: str, field: str) -> None:
-        super().__init__(theme, title)
-        self._field = field
-        self._shown: Sequence[tuple[str, Sequence[Point]]] = ()
-        self.chart.setMinimumHeight(200)
-        self.chart.name_axes(bottom=self.tr("tokens in the prompt"))
-        self.lines: dict[str, list[tuple[float, float]]] = {}
-        self._draw()
-
-    def show_results(self, results: Sequence[tuple[str, Sequence[Point]]]) -> None:
-        """Show the points of each result under the given name. A result without points is not drawn."""
-        self._shown = results
-        self._draw()
-
-    def _draw(self) -> None:
-        chart = self.chart
-        chart.clear()
-        chart.points = []
-        self.lines = {}
-        entries = []
-        top = 0.0
-        for number, (name, points) in enumerate(self._shown):
-            rows = [(p.length, getattr(p, self._field)) for p in sorted(points, key=lambda p: p.length)]
-            if not rows:
-                continue
-            xs, ys = [float(x) for x, _ in rows], [s.median for _, s in rows]
-            colour = chart.series_colour(number)
-            chart.line(xs, ys, colour, symbol=_SYMBOLS[number % len(_SYMBOLS)])
-            low = [y - s.low for y, (_, s) in zip(ys, rows, strict=True)]
-            high = [s.high - y for y, (_, s) in zip(ys, rows, strict=True)]
-            chart.addItem(_bars(xs, ys, low, high, pyqtgraph.mkPen(colour, width=1)))
-            self.lines[name] = list(zip(xs, ys, strict=True))
-            entries.append((name, colour))
-            text = self.tr("{name}: {speed} tokens/s at {n} tokens")
-            chart.points += [
-                (x, y, text.format(name=name, speed=value_words(y), n=formatted.whole(x)))
-                for x, y in self.lines[name]
-            ]
-            top = max(top, *(y + h for y, h in zip(ys, high, strict=True)))
-        self.key.show_names(entries)
-        chart.setYRange(0, max(top * 1.1, 1.0), padding=0)
-
-
-def _bars(xs: list[float], ys: list[float], low: list[float], high: list[float], pen: Any) -> Any:
-    """Error bars that show the spread of the repeats."""
-    import numpy as np
-
-    return pyqtgraph.ErrorBarItem(
-        x=np.asarray(xs), y=np.asarray(ys), bottom=np.asarray(low), top=np.asarray(high), pen=pen
-    )
-
-
-class BusyPlot(_Titled):
-    """CPU, GPU and NPU utilization over the last two minutes, in percent."""
-
-    def __init__(self, theme: Theme, title: str) -> None:
-        super().__init__(theme, title)
-        self.chart.setFixedHeight(112)
-        self.chart.setYRange(0, 100, padding=0.02)
-        self.chart.getPlotItem().getAxis("left").setTicks([[(0, "0"), (50, "50"), (100, "100")]])
-        ago = QCoreApplication.translate("TimePlot", "{n} min ago")
-        now = QCoreApplication.translate("TimePlot", "now")
-        clock = self.chart.getPlotItem().getAxis("bottom")
-        clock.setTicks([[(-_SECONDS / 2, ago.format(n=_SECONDS // 120)), (0.0, now)]])
-        clock.setStyle(hideOverlappingLabels=False)  # otherwise the label at the edge is omitted
-        self.chart.getPlotItem().setContentsMargins(0, 8, 16, 4)
-        self.chart.setXRange(-_SECONDS, 0, padding=0)
-        self.series: dict[str, list[float]] = {}
-        self._samples: Sequence[Usage] = ()
-        self._draw()
-
-    def show_samples(self, samples: Sequence[Usage]) -> None:
-        """Show the server's samples, oldest first."""
-        self._samples = samples
-        self._draw()
-
-    def _draw(self) -> None:
-        chart = self.chart
-        chart.clear()
-        chart.points = []
-        found: dict[str, list[tuple[float, float]]] = {}
-        newest = self._samples[-1].at if self._samples else 0.0
-        for sample in self._samples:
-            at = sample.at - newest
-            found.setdefault(self.tr("Processor"), []).append((at, 100 * sample.cpu_frac))
-            for device in sample.devices:
-                if device.busy_frac is not None:
-                    name = f"{device.kind.upper()} {device.device}"
-                    found.setdefault(name, []).append((at, 100 * device.busy_frac))
-        entries = []
-        text = self.tr("{name}, {n} s ago: {busy} %")
-        for number, (name, points) in enumerate(found.items()):
-            colour = chart.series_colour(number)
-            chart.line([x for x, _ in points], [y for _, y in points], colour)
-            chart.points += [
-                (x, y, text.format(name=name, n=formatted.whole(-x), busy=formatted.whole(y))) for x, y in points
-            ]
-            entries.append((name, colour))
-        self.key.show_names(entries)
-        self.series = {name: [y for _, y in points] for name, points in found.items()}
-
-
-# Exports results: an image of the plots, llama-bench's columns as CSV, or all data as JSON.
-
-
-def plots_image(widgets: Sequence[QWidget]) -> QPixmap:
-    """An image of the widgets below each other, as currently drawn."""
-    ratio = widgets[0].devicePixelRatioF()
-    width = max(w.width() for w in widgets)
-    height = sum(w.height() for w in widgets)
-    made = QPixmap(round(width * ratio), round(height * ratio))
-    made.setDevicePixelRatio(ratio)
-    made.fill()
-    painter = QPainter(made)
-    top = 0
-    for widget in widgets:
-        painter.drawPixmap(0, top, widget.grab())
-        top += widget.height()
-    painter.end()
-    return made
 
 
 def write_results(path: Path, results: Sequence[BenchResult]) -> None:

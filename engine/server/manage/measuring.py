@@ -14,6 +14,7 @@ from engine.api.measuring import (
     CompareRequest,
     QuickTestRequest,
     Shapes,
+    SpeedCurve,
     SubjectRequest,
     TuneRequest,
 )
@@ -49,6 +50,18 @@ async def results(
 async def shapes() -> Shapes:
     """Model shapes that can be measured without a file."""
     return Shapes(shapes=tuple(SHAPES))
+
+
+@router.get("/bench/curve")
+async def curve(request: Request, model: Annotated[str, Query(min_length=1, max_length=4096)]) -> SpeedCurve:
+    """The model's speed over the length of its prompt: forecast, measured points, and what is expected of both.
+
+    Empty lists: nothing forecasts it, such as for models of another server or on several devices.
+    """
+    state = server_state(request)
+    entry, settings = await state.models.unplaced(model)
+    overrides = state.models.overrides_for(entry)
+    return await asyncio.to_thread(state.placer.speed_curve, entry.id, settings, overrides)
 
 
 @router.post("/bench", status_code=202)

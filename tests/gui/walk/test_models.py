@@ -141,10 +141,13 @@ def test_what_was_measured_is_saved_and_the_fastest_settings_are_found(walk):
     walk.until(f"{MEASURE}.mix.isVisible()")
     walk.choose("Quantization of the simulated model", walk.ask(f"{MEASURE}.mix.itemText(1)"))
     walk.choose("Model or shape to measure", "Spark (demo)")
+    walk.until(f"'Forecast' in {MEASURE}.decode.lines and 'These are forecasts' in says({MEASURE})")
     walk.fill("Prompt lengths in tokens", "64", MEASURE)
     walk.fill("Repeats", "1", MEASURE)
     walk.click("Measure", f"{MEASURE}.start")
     walk.until(f"{MEASURE}.table.rowCount() == 1 and {MEASURE}.csv.isVisible()", 300)
+    walk.until(f"'Measured points' in {MEASURE}.decode.lines and 'After 64 tokens' in says({MEASURE})")
+    assert [length for length, _ in walk.ask(f"{MEASURE}.decode.lines['Measured points']")] == [64.0]
     for button, ending in (("Save image", "png"), ("Save CSV", "csv"), ("Save JSON", "json")):
         file = walk.home / f"kept.{ending}"
         walk.click(button, MEASURE)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from engine.placement.chip_speeds import chip_speeds, rates
 from engine.placement.history import PlacementHistory, SpeedPoint, seconds_at
-from engine.placement.speed import Forecast, expected
+from engine.placement.speed import Forecast, expected, speed_curve
 from engine.runner.protocol import LoadSettings
 from tests.bench import depth_speeds
 from tests.support.machines.opened_machines import opened
@@ -120,3 +120,35 @@ def test_a_measured_place_is_stored_with_chip_driver_and_family(tmp_path):
     ):
         assert not expected(other, again, "").measured
     assert expected(rule(n_ctx=4096, n_ubatch=256), again, "").measured
+
+
+def test_a_curve_has_the_forecast_the_points_and_what_follows_from_both():
+    igpu = opened("sh-framework-desktop-linux").device("igpu")
+    at = LoadSettings(path="m", n_ctx=65_536, n_gpu_layers=-1, devices=("x",))
+
+    def rule(model="8B"):
+        return Forecast(MODELS[model], at, ((igpu, "vulkan", 1.0),), None)
+
+    history = PlacementHistory(None)
+    before = speed_curve(rule(), history, "m")
+    assert before.expected == before.forecast
+    assert not before.measured
+    assert [before.forecast[0].length, before.forecast[-1].length] == [64, 65_536]
+    for pick in ("prefill_tok_s", "decode_tok_s"):
+        speeds = [getattr(point, pick) for point in before.forecast]
+        assert speeds == sorted(speeds, reverse=True)
+    history.record_measured(rule().key, rule().measured_at([(512, 500.0, 10.0), (8000, 300.0, 8.0)], 32, 1.0))
+    after = speed_curve(rule(), history, "m")
+    assert len({point.length for point in after.forecast} & {512, 8000}) == 2
+    assert [tuple(map(pytest.approx, p)) for p in ((512, 500.0, 10.0), (8000, 300.0, 8.0))] == [
+        (p.length, p.prefill_tok_s, p.decode_tok_s) for p in after.measured
+    ]
+    assert not after.of_family
+    for point in after.measured:
+        expected_there = next(p for p in after.expected if p.length == point.length)
+        assert expected_there.prefill_tok_s == pytest.approx(point.prefill_tok_s, rel=0.01)
+        assert expected_there.decode_tok_s == pytest.approx(point.decode_tok_s, rel=0.01)
+    # Answers after such prompts move the whole curve, as they move the number on the card.
+    history.record_correction(igpu.id, "vulkan", "m", 0.5)
+    answered = speed_curve(rule(), history, "m")
+    assert answered.expected[0].decode_tok_s == pytest.approx(after.forecast[0].decode_tok_s / 2)
