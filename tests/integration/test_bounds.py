@@ -125,7 +125,7 @@ REFUSED = {
     "upstream": ("engine.upstreams.registry.MOST", upstreams),
     "remote computer": ("engine.remotes.registry.MOST", remotes),
     "remembered fact": ("app.db.memories.MAX_MEMORIES", facts),
-    "job that has not ended": ("engine.jobs.jobs.MAX_JOBS", jobs),
+    "unfinished job": ("engine.jobs.jobs.MAX_JOBS", jobs),
 }
 OF_A_KEY = {
     "uploaded file": ("engine.server.openai.files.MAX_FILES_OF_A_KEY", files),
