@@ -26,8 +26,7 @@ from engine.placement.cpu_choices import (
     tile_attention,
     why_measured,
 )
-from engine.placement.estimate import gpu_layer_start, kv_layer_bytes, layer_bytes, layer_counts, overdraft
-from engine.placement.fit_report import need_on
+from engine.placement.estimate import gpu_layer_start, kv_layer_bytes, layer_bytes, layer_counts, need_on, overdraft
 from engine.placement.history import AttentionSpeed, PlacementHistory, attention_key
 from engine.placement.results import machine_key
 from engine.placement.shape import ModelShape

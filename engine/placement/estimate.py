@@ -10,13 +10,15 @@ from pathlib import Path
 import msgspec
 
 from devices.backends.cpu_kernels import ATTENTION
+from devices.backends.openvino import BACKEND
 from devices.errors import PoolExceeded, TesseraError
 from devices.memory_ledger import DeviceBytes, Ledger
 from devices.types import Machine
 from engine.core.errors import BadModelFile, exhausted
 from engine.message_catalog.reasons import because
+from engine.placement import openvino
 from engine.placement.shape import BLOCK, ModelShape, model_shape
-from engine.placement.types import WORKERS, Basis, DryRun, MemoryEstimate, MemoryPart, PartName
+from engine.placement.types import CPU, WORKERS, Basis, DryRun, MemoryEstimate, MemoryPart, PartName
 from engine.runner.engine_args import overrides
 from engine.runner.expert_tensors import stacks
 from engine.runner.load_limits import (
@@ -52,7 +54,6 @@ def is_repacked(tensor: TensorInfo, isa: frozenset[str], *, as_head: bool = Fals
     return any(rows % multiple == 0 and needs <= isa for multiple, needs in tensor.ggml_type.traits.repack)
 
 
-CPU = "cpu"
 CELL_PADDING = 256
 # Memory that serving adds to a loaded runner: samplers, token lists, the prefix trie of a full context, and the
 # heaps of the tokenizer threads. Measured: log-archive.md, memory (5 to 7 MB, and about 150 bytes per token of
@@ -516,6 +517,27 @@ def need_at(
     if settings.draft_path is None:
         return need
     return with_draft(need, estimate(draft_shape(settings.draft_path), draft_settings(settings), isa, gpu=gpu))
+
+
+def audit_key(shape: ModelShape, backend: str) -> str:
+    """Key of loads whose predictions have similar errors."""
+    return f"{shape.architecture}|{backend}"
+
+
+def need_on(
+    shape: ModelShape,
+    settings: LoadSettings,
+    machine: Machine,
+    ledger: Ledger,
+    gpu: str | None,
+    backend: str,
+    run: DryRun | None = None,
+) -> MemoryEstimate:
+    """Memory need of a load whose layers are all on this machine: those on a GPU go to `gpu`."""
+    measured = (settings, run) if run else None
+    correction = ledger.audits.correction(audit_key(shape, backend))
+    need = need_at(shape, settings, machine.isa, gpu, measured, correction)
+    return openvino.need(need) if backend == BACKEND else shared_out(need, shape, settings, machine, gpu)
 
 
 def largest_context(settings: LoadSettings, limit: int, fits: Callable[[LoadSettings], bool]) -> int:

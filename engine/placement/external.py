@@ -23,9 +23,9 @@ from engine.core.json_store import JsonStore, with_row
 from engine.core.paths import Paths
 from engine.message_catalog.reasons import Reason, because
 from engine.placement import fastflowlm, llama_server
-from engine.placement.estimate import CPU, overdraft
+from engine.placement.estimate import overdraft
 from engine.placement.fit_report import claim
-from engine.placement.types import FitReport, MemoryEstimate, MemoryPart, PartName, Placement
+from engine.placement.types import CPU, FitReport, MemoryEstimate, MemoryPart, PartName, Placement
 from engine.runner.protocol import ExternalProgram, LoadSettings
 from quantize.files.safetensors_file import safe_member
 

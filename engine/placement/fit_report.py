@@ -4,14 +4,13 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from devices.backends.openvino import BACKEND
 from devices.errors import PoolExceeded
 from devices.memory_ledger import Ledger
 from devices.types import Machine
 from engine.core.errors import NotEnoughMemory
 from engine.message_catalog.reasons import Reason, because
-from engine.placement import openvino, rpc_layers
-from engine.placement.estimate import largest_context, ledger_amounts, need_at, overdraft, shared_out
+from engine.placement import rpc_layers
+from engine.placement.estimate import largest_context, ledger_amounts, need_at, need_on, overdraft
 from engine.placement.shape import ModelShape
 from engine.placement.types import WORKERS, DryRun, FitOption, FitReport, MemoryEstimate
 from engine.remotes.registry import RemoteRegistry
@@ -19,11 +18,6 @@ from engine.runner.expert_tensors import least_bytes, stacks
 from engine.runner.protocol import LoadSettings
 
 NUM_OPTIONS = 3
-
-
-def audit_key(shape: ModelShape, backend: str) -> str:
-    """Key of loads whose predictions have similar errors."""
-    return f"{shape.architecture}|{backend}"
 
 
 def load_need(
@@ -38,22 +32,6 @@ def load_need(
     if settings.remotes and remotes is not None:
         return rpc_layers.need(shape, settings, machine, remotes, run)
     return need_on(shape, settings, machine, ledger, *offload_target(settings, machine), run)
-
-
-def need_on(
-    shape: ModelShape,
-    settings: LoadSettings,
-    machine: Machine,
-    ledger: Ledger,
-    gpu: str | None,
-    backend: str,
-    run: DryRun | None = None,
-) -> MemoryEstimate:
-    """Memory need of a load whose layers are all on this machine: those on a GPU go to `gpu`."""
-    measured = (settings, run) if run else None
-    correction = ledger.audits.correction(audit_key(shape, backend))
-    need = need_at(shape, settings, machine.isa, gpu, measured, correction)
-    return openvino.need(need) if backend == BACKEND else shared_out(need, shape, settings, machine, gpu)
 
 
 def offload_target(settings: LoadSettings, machine: Machine) -> tuple[str | None, str]:

@@ -24,7 +24,7 @@ from engine.core.errors import (
 from engine.core.types import DeviceCheck
 from engine.message_catalog.reasons import because
 from engine.placement import onnx
-from engine.placement.estimate import exact_parts, ledger_amounts
+from engine.placement.estimate import audit_key, exact_parts, ledger_amounts
 from engine.placement.external import admit_external, kind_of
 from engine.placement.fallbacks import (
     FLASH_ATTENTION,
@@ -35,7 +35,7 @@ from engine.placement.fallbacks import (
     without_tiles,
 )
 from engine.placement.fault_workarounds import not_bad
-from engine.placement.fit_report import audit_key, claim, fit_report, offload_target
+from engine.placement.fit_report import claim, fit_report, offload_target
 from engine.placement.history import FALLBACK_FIELDS
 from engine.placement.placer import ENOUGH_TOKENS, LARGE_READ_BYTES, Placer, deterministic_owner, read_shape
 from engine.placement.shape import ModelShape

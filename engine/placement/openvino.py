@@ -12,9 +12,8 @@ import msgspec
 from devices.backends.openvino import BACKEND, NPU
 from devices.types import Device, Machine, Runtime
 from engine.message_catalog.reasons import Reason, because
-from engine.placement.estimate import CPU
 from engine.placement.shape import ModelShape
-from engine.placement.types import MemoryEstimate, MemoryPart
+from engine.placement.types import CPU, MemoryEstimate, MemoryPart
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import GgmlType
 

@@ -17,6 +17,7 @@ from engine.placement.candidates import Candidate, forecast_for, is_comparable
 from engine.placement.cpu_choices import disk_gbs
 from engine.placement.dry_run import DryRunFailed, dry_run
 from engine.placement.estimate import (
+    audit_key,
     exact_parts,
     kv_layer_bytes,
     largest_context,
@@ -25,7 +26,7 @@ from engine.placement.estimate import (
     overdraft,
 )
 from engine.placement.external import external_report, kind_of, place_external
-from engine.placement.fit_report import audit_key, fit_report, load_need
+from engine.placement.fit_report import fit_report, load_need
 from engine.placement.load_settings import refused
 from engine.placement.measurements import SpeedCurve
 from engine.placement.npu_rule import busy_igpu

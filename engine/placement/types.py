@@ -27,6 +27,7 @@ PartName = Literal[
 ]
 
 
+CPU: Final = "cpu"
 # Device name of layers that workers on other machines hold (engine_args.rpc): they use no memory of this machine.
 WORKERS: Final = "workers"
 
