@@ -1,16 +1,16 @@
 """Reports which kernels each GPU uses, or why it uses none and how to fix that on this machine."""
 
-from typing import NamedTuple
+import re
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
 from devices import install_hints
 from devices.backends.libraries import WITHOUT_DEVICE
-from devices.distribution import Distribution, distribution
+from devices.distribution import Distribution, Family, distribution
 from devices.host import Host
 from devices.kernel_packs import bundled
 from devices.types import BackendReport, Device, Machine
-from devices.vulkan_driver import LOADER, driver_problem, install_driver
 
 # Debian and Ubuntu have the Vulkan headers (1.4) that ggml needs from this release on. Source: their package lists.
 _FIRST_WITH_HEADERS = {"debian": (13,), "ubuntu": (25, 4)}
@@ -116,3 +116,114 @@ def build_hint(system: Distribution, machine: Machine) -> str:
     if tools is None:
         return install_hints.missing_backend("vulkan", machine.system, machine.arch)
     return f"Install what builds them: `{system.install(tools)}`, then start again with `python3 start.py`."
+
+
+# Why no Vulkan device was found on Linux, and the command that fixes it on this distribution.
+
+LOADER: Final = "libvulkan.so.1"
+DRIVER_LISTS: Final = ("/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d")
+DRIVER_LISTS_NIXOS: Final = ("/run/opengl-driver/share/vulkan/icd.d",)
+# Name of the file that lists a vendor's Vulkan driver.
+_DRIVER_FILES: Final = {"AMD": "radeon|amd", "Intel": "intel", "NVIDIA": "nvidia|nouveau", "Qualcomm": "freedreno"}
+# The packages with the driver and the loader. Source: the distributions' package lists, November 2026
+# (Debian's looked up, the others from their documentation).
+_PACKAGES: Final[dict[Family, dict[str, str]]] = {
+    "debian": {"": "mesa-vulkan-drivers", "NVIDIA": "nvidia-driver"},
+    "fedora": {"": "mesa-vulkan-drivers vulkan-loader", "NVIDIA": "akmod-nvidia"},
+    "arch": {
+        "AMD": "vulkan-radeon vulkan-icd-loader",
+        "Intel": "vulkan-intel vulkan-icd-loader",
+        "NVIDIA": "nvidia-utils",
+        "Qualcomm": "vulkan-freedreno vulkan-icd-loader",
+    },
+    "suse": {
+        "AMD": "libvulkan_radeon libvulkan1",
+        "Intel": "libvulkan_intel libvulkan1",
+        "NVIDIA": "nvidia-driver-G06-kmp-default nvidia-gl-G06",
+    },
+}  # fmt: skip
+# Commands that print the version of the package with Mesa's Vulkan driver.
+_VERSION_COMMANDS: Final[dict[Family, tuple[str, ...]]] = {
+    "debian": ("dpkg-query", "-W", "-f", "${Version}", "mesa-vulkan-drivers"),
+    "fedora": ("rpm", "-q", "--qf", "%{VERSION}", "mesa-vulkan-drivers"),
+}
+_ARCH_PACKAGES: Final = {"AMD": "vulkan-radeon", "Intel": "vulkan-intel"}
+_SUSE_PACKAGES: Final = {"AMD": "libvulkan_radeon", "Intel": "libvulkan_intel"}
+COMMAND_S: Final = 5.0
+# The first Mesa whose Vulkan driver supports a chip: RADV by AMD's name, ANV by Intel's generation.
+# Source: Mesa's release notes (25.0 for RDNA 4); the others are from memory and on the safe side, since the
+# releases to tell apart are years earlier or later (Debian 12 has 22.3, Debian 13 has 25.0).
+MESA_FOR_ARCH: Final[dict[str, tuple[int, int]]] = {
+    "gfx1100": (22, 3), "gfx1101": (22, 3), "gfx1102": (22, 3), "gfx1103": (22, 3),
+    "gfx1150": (24, 1), "gfx1151": (24, 1), "gfx1152": (25, 0), "gfx1153": (25, 0),
+    "gfx1200": (25, 0), "gfx1201": (25, 0),
+    "xe-lpg": (23, 2), "xe-lpg+": (24, 1), "xe2-lpg": (24, 2), "xe2-hpg": (24, 2), "xe3-lpg": (25, 1),
+}  # fmt: skip
+BACKPORTS: Final = {"13": "trixie-backports"}
+
+
+def driver_problem(host: Host, system: Distribution, devices: tuple[Device, ...]) -> tuple[str, str] | None:
+    """Why these GPUs have no Vulkan and the step that fixes it; None if either is unknown."""
+    if not devices or not system.id:
+        return None
+    listed = driver_files(host)
+    for device in devices:
+        pattern = _DRIVER_FILES.get(device.vendor, r".")
+        if not any(re.search(pattern, name) for name in listed):
+            return f"no Vulkan driver for {device.vendor} is installed", install_driver(system, device.vendor)
+    for device in devices:
+        needed = MESA_FOR_ARCH.get(device.arch or "")
+        have = mesa_version(host, system, device.vendor) if needed else None
+        if needed and have and have < needed:
+            words = f"Mesa {have[0]}.{have[1]} does not know {device.name}: {needed[0]}.{needed[1]} or newer does"
+            return words, newer_mesa(system, needed)
+    return None
+
+
+def driver_files(host: Host) -> tuple[str, ...]:
+    """The names of the files that list Vulkan drivers."""
+    return tuple(
+        name
+        for folder in (*DRIVER_LISTS, *DRIVER_LISTS_NIXOS)
+        for name in host.listdir(folder)
+        if name.endswith(".json") and not name.startswith("lvp_")
+    )
+
+
+def install_driver(system: Distribution, vendor: str) -> str:
+    """How this distribution installs the vendor's Vulkan driver."""
+    if system.family == "nixos":
+        return "Set `hardware.graphics.enable = true;` in the system's configuration and rebuild it."
+    if system.id == "ubuntu" and vendor == "NVIDIA":
+        return "Install NVIDIA's driver: `sudo ubuntu-drivers install`, then restart."
+    packages = _PACKAGES.get(system.family, {})
+    named = packages.get(vendor) or packages.get("")
+    if named is None:
+        return (
+            "Install a Vulkan driver: Mesa's for AMD and Intel (`mesa-vulkan-drivers`, elsewhere `vulkan-radeon` "
+            "or `vulkan-intel`), or NVIDIA's own, with the Vulkan loader."
+        )
+    restart = ", then restart" if system.image_based or vendor == "NVIDIA" else ""
+    return f"Install it: `{system.install(named)}`{restart}."
+
+
+def mesa_version(host: Host, system: Distribution, vendor: str) -> tuple[int, int] | None:
+    """Version of the installed Mesa Vulkan driver; None if unknown."""
+    command = _VERSION_COMMANDS.get(system.family, ())
+    if system.family == "arch" and vendor in _ARCH_PACKAGES:
+        command = ("pacman", "-Q", _ARCH_PACKAGES[vendor])
+    if system.family == "suse" and vendor in _SUSE_PACKAGES:
+        command = ("rpm", "-q", "--qf", "%{VERSION}", _SUSE_PACKAGES[vendor])
+    if not command or vendor not in {"AMD", "Intel"}:
+        return None
+    done = host.run(command, COMMAND_S)
+    match = re.search(r"(?:^|[\s:])(\d{2})\.(\d{1,2})\.", done.stdout) if done.returncode == 0 else None
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def newer_mesa(system: Distribution, needed: tuple[int, int]) -> str:
+    """How to get a newer Mesa."""
+    suite = BACKPORTS.get(system.version) if system.id == "debian" else None
+    if suite:
+        return f"Install the newer one of the backports: `sudo apt install -t {suite} mesa-vulkan-drivers`."
+    return f"Upgrade {system.name} to a release with Mesa {needed[0]}.{needed[1]} or newer."

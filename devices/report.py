@@ -9,13 +9,15 @@ from msgspec.structs import replace
 from devices import fault_rules
 from devices.as_json import backend_reports
 from devices.backends import libraries
+from devices.backends.backend_probe import ProbeSpec, trial_command
 from devices.backends.backend_probe import try_backends as try_all
 from devices.backends.libraries import BACKENDS
+from devices.child_command import child_command
 from devices.detect import detailed
 from devices.gpu_advice import advised
 from devices.host import Host
 from devices.kernel_packs import bundled
-from devices.kernel_packs.trials import installed_trials
+from devices.kernel_packs.folder import installed_libraries
 from devices.llama_cpp_versions.folder import chosen_version
 from devices.merge import merged
 from devices.recording import RecordedHost
@@ -64,3 +66,14 @@ def recorded_report(host: RecordedHost) -> Machine:
     machine = detailed(host)
     reports = advised(host, machine, backend_reports(host.backends), live=False)
     return merged(replace(machine, backends=reports)) if reports else machine
+
+
+def installed_trials(folder: Path | None, *, onnx: bool) -> tuple[ProbeSpec, ...]:
+    """The tests for the installed libraries; `onnx`: ONNX Runtime is installed."""
+    trials = [
+        ProbeSpec(name, paths[0].name, trial_command(name, folder, paths), paths)
+        for name, paths in installed_libraries(folder).items()
+    ]
+    if onnx:
+        trials.append(ProbeSpec("onnx", "onnxruntime", child_command("devices.backends.onnx_child")))
+    return tuple(trials)

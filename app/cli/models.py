@@ -24,7 +24,7 @@ from app.cli.models_hub import pull_command, search_command, starters_command
 from quantize.kv_cache_types import CACHE_TYPES
 
 if TYPE_CHECKING:
-    from engine.api.engine_args import EngineArgs
+    from engine.api.models import EngineArgs
     from engine.services import Chosen, ModelEntry
 
 _WORDS = {
@@ -94,7 +94,7 @@ def engine_args_command(model: str, changes: tuple[str, ...], reset: bool, as_js
 
     from app.cli.connection import connected
     from app.format import size
-    from engine.api.engine_args import NO_ARGS, given
+    from engine.api.models import NO_ARGS, given
 
     if reset and changes:
         raise click.UsageError("NAME=VALUE and --reset exclude each other.")
@@ -118,7 +118,7 @@ def _changed(before: "EngineArgs", changes: tuple[str, ...]) -> "EngineArgs":
     """Apply the changes of the command line to the engine arguments."""
     import msgspec
 
-    from engine.api.engine_args import BadEngineArg, EngineArgs, from_text, given
+    from engine.api.models import BadEngineArg, EngineArgs, from_text, given
 
     pairs = dict(change.partition("=")[::2] for change in changes)
     missing = next((name for name, value in pairs.items() if not value and f"{name}=" not in changes), None)

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from engine.placement.types import LoadOptions
-from engine.runner.engine_args import NO_ARGS, EngineArgs
+from engine.runner.engine_args import NO_ARGS, BadEngineArg, EngineArgs, from_text, given
 
 __all__ = [
     "Alias",
@@ -219,3 +219,6 @@ class Aliases(msgspec.Struct, frozen=True, kw_only=True):
     """GET /tessera/v1/aliases: alias to model."""
 
     aliases: dict[str, str]
+
+
+__all__ = ["NO_ARGS", "BadEngineArg", "EngineArgs", "from_text", "given"]

@@ -4,19 +4,13 @@ import string
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from engine.message_catalog.bench import BENCH
-from engine.message_catalog.dispatch import CHECKS, DISPATCH
+from engine.message_catalog.dispatch import CHECKS, COMMANDS, DISPATCH, FIT, OPTIONS
 from engine.message_catalog.documents import DOCUMENTS
-from engine.message_catalog.energy import ENERGY
-from engine.message_catalog.errors import ERRORS
-from engine.message_catalog.fit import COMMANDS, FIT, OPTIONS
+from engine.message_catalog.errors import ERRORS, SERVER
 from engine.message_catalog.library import LIBRARY
-from engine.message_catalog.providers import PROVIDERS
 from engine.message_catalog.reasons import Reason
-from engine.message_catalog.remotes import REMOTES
-from engine.message_catalog.runner import RUNNER
-from engine.message_catalog.server import SERVER
-from engine.message_catalog.upstreams import UPSTREAMS
+from engine.message_catalog.runner import BENCH, ENERGY, PROVIDERS, RUNNER
+from engine.message_catalog.upstreams import REMOTES, UPSTREAMS
 
 TEMPLATES: Final = {
     **DISPATCH, **CHECKS, **FIT, **OPTIONS, **RUNNER, **PROVIDERS, **LIBRARY, **DOCUMENTS, **REMOTES, **UPSTREAMS,

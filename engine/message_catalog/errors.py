@@ -1,4 +1,4 @@
-"""Sentences of errors: what happened, the numbers, and what to do next."""
+"""Sentences of errors, of models and of the server: what happened, the numbers, and what to do next."""
 
 from typing import Final
 
@@ -40,4 +40,23 @@ ERRORS: Final = {
     "mib": "{mib} MiB",
     "part_missing": "This needs the part {part!r} of Tessera, which is not installed here. Install it with: pip install 'tessera[{part}]' (python3 start.py installs all parts).",
     "out_of_resources": "The system has no more {what} at the moment; try again later.",
+}
+
+
+# Errors of the server itself, its chat templates and its files.
+SERVER: Final = {
+    "too_many_wrong_keys": "Too many wrong keys from this address; try again in {seconds} s.",
+    "key_not_valid": "This key is not valid here.",
+    "key_without_manage": "This key may run models; this route needs a key with the scope manage.",
+    "needs_management": "This route needs the local management token, or a key with the scope manage.",
+    "needs_key": "This server needs an API key.",
+    "server_stopping": "The server is stopping; try again when it is back.",
+    "no_model_at_all": "There is no model here; get one with `tessera models pull`.",
+    "no_fim_model": "No model here was trained to fill gaps in code; get one with `tessera models pull qwen2.5-coder-0.5b`.",
+    "template_refuses": "The model's chat template refuses this conversation: {why}",
+    "template_failed": 'The model\'s chat template failed: {why}. Send "chat_template": "chatml" to use the built-in template instead, or fix the template in the file.',
+    "template_failed_at": 'The model\'s chat template failed (line {line}): {why}. Send "chat_template": "chatml" to use the built-in template instead, or fix the template in the file.',
+    "templates_wait": "{count} requests with their own templates are already waiting.",
+    "renderer_ended": "The process that renders chat templates ended ({code}).",
+    "state_file_damaged": "{path} cannot be read: {why}.",
 }

@@ -20,7 +20,7 @@ from engine.server.anthropic import routes as anthropic
 from engine.server.auth import OPEN_PATHS, manages
 from engine.server.body import write_schemas
 from engine.server.error_shape import HANDLERS, engine_error, shape_of_path
-from engine.server.llama_server import fim, resumable_streams, tokens
+from engine.server.llama_server import fim
 from engine.server.llama_server import routes as llama_server
 from engine.server.lmstudio import routes as lmstudio
 from engine.server.manage import collections as manage_collections
@@ -31,10 +31,7 @@ from engine.server.manage import library as manage_library
 from engine.server.manage import machine as manage_machine
 from engine.server.manage import measuring as manage_measuring
 from engine.server.manage import models as manage_models
-from engine.server.manage import power as manage_power
 from engine.server.manage import quantizing as manage_quantizing
-from engine.server.manage import recent as manage_recent
-from engine.server.manage import remotes as manage_remotes
 from engine.server.manage import replay as manage_replay
 from engine.server.manage import stats as manage_stats
 from engine.server.manage import upstreams as manage_upstreams
@@ -63,7 +60,7 @@ def every_route(state: ServerState) -> FastAPI:
     app.add_middleware(ErrorMiddleware)
     for early in (models, chat, completions):
         app.include_router(early.router.documented())
-    for module in (llama_server, resumable_streams, audio, fim, embeddings, tokens, lmstudio, unsupported):
+    for module in (llama_server, audio, fim, embeddings, lmstudio, unsupported):
         app.include_router(module.router)
     for module in (responses, compaction, conversations, anthropic, ollama, ollama_models):
         app.include_router(module.router)
@@ -71,12 +68,8 @@ def every_route(state: ServerState) -> FastAPI:
         app.include_router(managed.router)
     for module in (manage_collections, manage_replay, files, vector_stores):
         app.include_router(module.router)
-    for also in (manage_quantizing, manage_measuring, manage_recent):
+    for also in (manage_quantizing, manage_measuring, manage_converting, manage_upstreams):
         app.include_router(also.router)
-    app.include_router(manage_converting.router)
-    app.include_router(manage_upstreams.router)
-    app.include_router(manage_remotes.router)
-    app.include_router(manage_power.router)
     for raised, handler in HANDLERS.items():
         app.add_exception_handler(raised, handler)
     app.add_exception_handler(RequestValidationError, _invalid)

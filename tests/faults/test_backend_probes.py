@@ -12,7 +12,7 @@ from devices.backends.libraries import library_folder
 from devices.child import PATIENCE
 from devices.detect import detailed
 from devices.host_real import RealHost
-from devices.kernel_packs.trials import installed_trials
+from devices.report import installed_trials
 from tests.support.servers import runs, wait_for
 
 LIMIT_S = 2.0

@@ -19,9 +19,8 @@ import engine.server.all_routes  # noqa: F401 - every body is known
 from engine.server.anthropic.routes import CountRequest, MessagesRequest
 from engine.server.body import Body
 from engine.server.llama_server.fim import FimCompletionRequest, InfillRequest
-from engine.server.llama_server.resumable_streams import LookupRequest
+from engine.server.llama_server.routes import DetokenizeRequest, LookupRequest, TokenizeRequest
 from engine.server.llama_server.schemas import NativeRequest
-from engine.server.llama_server.tokens import DetokenizeRequest, TokenizeRequest
 from engine.server.ollama.schemas import ChatBody, EmbedBody, GenerateBody, OldEmbedBody, ShowBody
 from engine.server.openai.embeddings import EmbeddingRequest, NativeEmbeddingRequest, RerankRequest
 from engine.server.openai.schemas import ChatRequest, CompletionRequest

@@ -1,22 +1,28 @@
-"""llama-server's routes besides OpenAI's: completion, properties, slots, chat template, token counts."""
+"""llama-server's routes besides OpenAI's: completion, properties, slots, chat template, tokens, resumable streams.
+
+/tokenize and /detokenize also have vLLM's format, with `prompt`.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
+from pydantic import Field
 from starlette.responses import Response
 
 from engine.chat.query import ChatQuery
 from engine.core.errors import EnvironmentFault, InputFault
+from engine.core.ownership import request_owner
 from engine.core.sampling import choose, only_explicit
 from engine.core.types import Event, GenerationRequest
 from engine.core.version import __version__
 from engine.pool.loaded_model import LoadedModel
-from engine.server.body import ignored_header, openapi_body, parse
+from engine.pool.pool import HERE
+from engine.server.body import Body, ignored_header, openapi_body, parse
 from engine.server.chosen_model import chosen_model
 from engine.server.llama_server.schemas import NativeRequest, PromptPart, TemplateRequest
 from engine.server.llama_server.stream import CompletionAnswer, limited, sse
@@ -209,3 +215,100 @@ class NoSlot(EnvironmentFault):
 
     def __init__(self) -> None:
         super().__init__("No slot is free.")
+
+
+class TokenizeRequest(Body):
+    """POST /tokenize. Without `model`: the most recently used. `priority` "side" never uses another server."""
+
+    model: str | None = None
+    content: str | None = None
+    prompt: str | None = None
+    add_special: bool | None = None
+    add_special_tokens: bool | None = None
+    parse_special: bool = True
+    with_pieces: bool = False
+    priority: Literal["interactive", "side"] | None = None
+
+
+class DetokenizeRequest(Body):
+    """POST /detokenize. Without `model`: the most recently used one."""
+
+    model: str | None = None
+    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=1 << 22)]
+
+
+@router.post("/tokenize", openapi_extra=openapi_body(TokenizeRequest))
+@router.post("/v1/tokenize", openapi_extra=openapi_body(TokenizeRequest), include_in_schema=False)
+async def tokenize(request: Request) -> Response:
+    """Text to token ids."""
+    body = await parse(request, TokenizeRequest)
+    text = body.content if body.content is not None else body.prompt
+    if text is None:
+        raise InputFault("content: the text to tokenize is missing.", "content")
+    only = HERE if body.priority == "side" else None
+    model = await chosen_model(server_state(request), body.model, only)
+    assert model.runner is not None
+    assert model.facts is not None
+    # By default, llama-server adds no BOS and vLLM does.
+    special = body.add_special if body.add_special is not None else body.add_special_tokens
+    special = special if special is not None else body.prompt is not None
+    tokens = await model.runner.tokenize(text, add_special=special, parse_special=body.parse_special)
+    answer: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": model.facts.largest_ctx}
+    if body.with_pieces:
+        pieces = await model.runner.detokenize(tokens)
+        answer["tokens"] = [{"id": t, "piece": _piece(p)} for t, p in zip(tokens, pieces, strict=True)]
+    return JSONResponse(answer, headers=ignored_header(body.ignored()))
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    """Text, or the byte values if it is not complete UTF-8."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+@router.post("/detokenize", openapi_extra=openapi_body(DetokenizeRequest))
+@router.post("/v1/detokenize", openapi_extra=openapi_body(DetokenizeRequest), include_in_schema=False)
+async def detokenize(request: Request) -> Response:
+    """Token ids to text."""
+    body = await parse(request, DetokenizeRequest)
+    model = await chosen_model(server_state(request), body.model)
+    assert model.runner is not None
+    text = b"".join(await model.runner.detokenize(body.tokens)).decode("utf-8", "replace")
+    return JSONResponse({"content": text, "prompt": text}, headers=ignored_header(body.ignored()))
+
+
+Named = Annotated[str, Query(min_length=1)]
+Offset = Annotated[int, Query(alias="from", ge=0, lt=1 << 62)]
+
+
+class LookupRequest(Body):
+    """POST /v1/streams/lookup. A name also matches the streams named `name::model`."""
+
+    conversation_ids: Annotated[list[str], Field(max_length=1024)]
+
+
+@router.get("/v1/stream")
+async def read_stream(request: Request, conv_id: Named, start: Offset = 0) -> Response:
+    """The stream of this `X-Conversation-Id` from byte `from` on, existing and future data."""
+    stream = server_state(request).streams.find(request_owner.get(), conv_id)
+    stream.check(start)
+    return EventStream(stream.read(start), SHAPE, ping=b"")
+
+
+@router.delete("/v1/stream", status_code=204, response_class=Response)
+async def stop_stream(request: Request, conv_id: Named) -> None:
+    """Stop and delete a conversation's stream."""
+    await server_state(request).streams.stop(request_owner.get(), conv_id)
+
+
+@router.post("/v1/streams/lookup", openapi_extra=openapi_body(LookupRequest))
+async def look_up(request: Request) -> Response:
+    """The state of these conversations' streams. Clients see only streams of their own key."""
+    body = await parse(request, LookupRequest)
+    state, owner = server_state(request), request_owner.get()
+    rows: list[dict[str, Any]] = []
+    for name in dict.fromkeys(body.conversation_ids):
+        rows += state.streams.look(owner, name) if name else []
+    return JSONResponse(rows, headers=ignored_header(body.ignored()))

@@ -1,4 +1,4 @@
-"""/tessera/v1/devices, /ledger, /models/{id}/placement and /pin: hardware, memory and model placement."""
+"""/tessera/v1/devices, /ledger, /power, /models/{id}/placement and /pin: hardware, memory, power and placement."""
 
 import asyncio
 from typing import Annotated
@@ -10,6 +10,7 @@ from devices.doctor import build_summary, diagnose
 from devices.memory_ledger import Reservation
 from devices.types import Machine
 from engine.api import machine as api
+from engine.api.machine import PowerLimits, PowerState
 from engine.core.errors import InputFault
 from engine.jobs.jobs import JobKind, JobRegistry
 from engine.placement.model_settings import check_kv_type
@@ -162,3 +163,17 @@ def _reservation(reservation: Reservation) -> api.Reservation:
         pid=reservation.pid,
         parts=dict(reservation.parts),
     )
+
+
+@router.get("/power")
+async def power(request: Request) -> PowerState:
+    """The power limits and, if a meter is available, the current power."""
+    return server_state(request).power.state()
+
+
+@router.put("/power")
+async def set_power(request: Request, body: PowerLimits) -> PowerState:
+    """Replace the limits; omitted fields are unlimited. The limits are stored for the next start."""
+    service = server_state(request).power
+    service.set(body)
+    return service.state()

@@ -1,4 +1,4 @@
-"""GET /tessera/v1/stats: speed, queue, memory and cache over time."""
+"""GET /tessera/v1/stats and /requests: speed, queue, memory and cache over time, and the latest requests."""
 
 import asyncio
 import time
@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from devices.errors import TesseraError
 from engine.api.models import LoadedModel
+from engine.api.requests import RecentActivity
 from engine.api.stats import ModelStats, RequestTimes, Stats, UsageSamples, WorkSamples
 from engine.core.request_timing import MAX_ENTRIES
 from engine.core.sendable import encoded
@@ -134,3 +135,9 @@ def _model(
         prompt_tok_s=prompt_tok_s,
         experts=stats.experts,
     )
+
+
+@router.get("/requests")
+async def recent_activity(request: Request) -> RecentActivity:
+    """The latest requests that ran a model, and the connected programs; newest first, in memory only."""
+    return server_state(request).recent.snapshot()

@@ -26,8 +26,14 @@ from engine.server.body import ignored_header, openapi_body, parse, parse_or
 from engine.server.documents.service import CollectionService
 from engine.server.ids import new_id
 from engine.server.openai.files import Files, files_of
-from engine.server.openai.vector_store_filters import fits
-from engine.server.openai.vector_store_schemas import BatchRequest, FileRequest, StoreRequest, StoreSearch, Wanted
+from engine.server.openai.vector_store_schemas import (
+    BatchRequest,
+    FileRequest,
+    StoreRequest,
+    StoreSearch,
+    Wanted,
+    fits,
+)
 from engine.server.paging import Order, PageSize, page
 from engine.server.state import server_state
 

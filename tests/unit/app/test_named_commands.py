@@ -7,7 +7,7 @@ import click
 from click.testing import CliRunner
 
 from app.cli.main import COMMANDS, GROUPS, cli
-from engine.message_catalog.fit import COMMANDS as WAYS
+from engine.message_catalog.dispatch import COMMANDS as WAYS
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = [p for package in ("app", "devices", "engine", "quantize") for p in (ROOT / package).rglob("*.py")]
