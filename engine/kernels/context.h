@@ -43,6 +43,7 @@ bool is_rewritten(const ggml_tensor * weights);
 
 // Products and attention. False: no memory for them.
 bool multiply(Context & context, ggml_tensor * out);
+bool multiply_experts(Context & context, ggml_tensor * out);
 bool attend(Context & context, const ggml_tensor * out);
 
 // This attention is one that `attend` computes.

@@ -19,6 +19,9 @@ namespace {
 // threads meet. Measured: docs/log.md, "attention of our own".
 constexpr int64_t FEW_POSITIONS = 8, MANY_CELLS = 512;
 
+// Columns that a mixture's experts must have on average. Measured: adr/0025.
+constexpr int64_t LEAST_OF_EXPERT = 1;
+
 std::atomic<uint64_t> taken{0};
 std::atomic<bool> attending{false};
 
@@ -66,6 +69,7 @@ ggml_status compute(ggml_backend_t backend, ggml_cgraph * graph) {
         ggml_tensor * node = ggml_graph_node(graph, i);
         const bool ours = node->flags & GGML_TENSOR_FLAG_COMPUTE;
         if (ours && ((node->op == GGML_OP_MUL_MAT && !tiles::multiply(context, node)) ||
+                     (node->op == GGML_OP_MUL_MAT_ID && !tiles::multiply_experts(context, node)) ||
                      (node->op == GGML_OP_FLASH_ATTN_EXT && !tiles::attend(context, node)))) {
             return GGML_STATUS_ALLOC_FAILED;
         }
@@ -113,6 +117,23 @@ ggml_backend_buffer_t device_buffer_at(ggml_backend_dev_t, void * memory, size_t
     return ggml_backend_cpu_buffer_from_ptr(memory, size);
 }
 
+bool can_multiply(const ggml_tensor * op) {
+    const ggml_tensor * weights = op->src[0], * values = op->src[1], * chosen = op->src[2];
+    if (!(taken.load() >> weights->type & 1)) {
+        return false;
+    }
+    const tiles::Format * format = kernels()->format(weights->type, tiles::is_rewritten(weights));
+    if (!format || weights->ne[0] % (format->group * tiles::BLOCK) || values->type != GGML_TYPE_F32 ||
+        !ggml_is_contiguous(weights) || !ggml_is_contiguous(values) || !ggml_is_contiguous(op)) {
+        return false;
+    }
+    if (op->op == GGML_OP_MUL_MAT) {
+        return ggml_is_matrix(weights) && ggml_nrows(values) >= format->least_columns;
+    }
+    return weights->ne[3] == 1 && values->ne[3] == 1 && chosen->type == GGML_TYPE_I32 && ggml_is_matrix(chosen) &&
+           chosen->ne[1] >= format->least_columns && ggml_nelements(chosen) >= LEAST_OF_EXPERT * weights->ne[2];
+}
+
 bool device_computes(ggml_backend_dev_t, const ggml_tensor * op) {
     switch (op->op) {
         case GGML_OP_NONE:
@@ -122,22 +143,14 @@ bool device_computes(ggml_backend_dev_t, const ggml_tensor * op) {
         case GGML_OP_TRANSPOSE:
             return true;
         case GGML_OP_MUL_MAT:
-            break;
+        case GGML_OP_MUL_MAT_ID:
+            return can_multiply(op);
         case GGML_OP_FLASH_ATTN_EXT:
             return attending.load() && tiles::can_attend(op) &&
                    (op->src[0]->ne[1] >= FEW_POSITIONS || op->src[1]->ne[1] >= MANY_CELLS);
         default:
             return false;
     }
-    const ggml_tensor * weights = op->src[0];
-    const ggml_tensor * values = op->src[1];
-    if (!(taken.load() >> weights->type & 1)) {
-        return false;
-    }
-    const tiles::Format * format = kernels()->format(weights->type, tiles::is_rewritten(weights));
-    return format && weights->ne[0] % (format->group * tiles::BLOCK) == 0 && values->type == GGML_TYPE_F32 &&
-           ggml_is_matrix(weights) && ggml_is_contiguous(weights) && ggml_is_contiguous(values) &&
-           ggml_is_contiguous(op) && ggml_nrows(values) >= format->least_columns;
 }
 
 bool device_reads(ggml_backend_dev_t, ggml_backend_buffer_type_t type) {

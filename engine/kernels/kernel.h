@@ -58,6 +58,7 @@ struct Panel {
     const uint8_t * bytes;
     const float * scale;
     const float * least;
+    int64_t first;      // its first row
     int64_t block;      // where the chunk begins
     int count;          // blocks of the chunk
     int64_t rows;       // of the panel that exist
@@ -89,13 +90,13 @@ INLINE static void multiply_groups(Ints (&dots)[VECTORS][N], int count, const ui
 }
 
 template <int N, Weight KIND>
-static void tile(const Product & product, const Panel & panel, int64_t column, float * out) {
+static void tile(const Product & product, const Panel & panel, int64_t column) {
     const Columns & columns = product.columns;
     const int zero = product.format->zero;
     Floats sum[VECTORS][N];
     for (int j = 0; j < N; j++) {
         for (int v = 0; v < VECTORS; v++) {
-            sum[v][j] = panel.block ? load_rows(out + j * product.rows, panel.rows, v) : none();
+            sum[v][j] = panel.block ? load_rows(product.out_of(column + j) + panel.first, panel.rows, v) : none();
         }
     }
     const int8_t * q = columns.q + column * columns.values + panel.block * BLOCK;
@@ -147,25 +148,25 @@ static void tile(const Product & product, const Panel & panel, int64_t column, f
     }
     for (int j = 0; j < N; j++) {
         for (int v = 0; v < VECTORS; v++) {
-            store_rows(out + j * product.rows, panel.rows, v, sum[v][j]);
+            store_rows(product.out_of(column + j) + panel.first, panel.rows, v, sum[v][j]);
         }
     }
 }
 
 template <int N, Weight KIND>
-static void rest(const Product & product, const Panel & panel, int64_t column, int64_t left, float * out) {
+static void rest(const Product & product, const Panel & panel, int64_t column, int64_t left) {
     if (left == N) {
-        tile<N, KIND>(product, panel, column, out);
+        tile<N, KIND>(product, panel, column);
     } else if constexpr (N > 1) {
-        rest<N - 1, KIND>(product, panel, column, left, out);
+        rest<N - 1, KIND>(product, panel, column, left);
     }
 }
 
 template <Weight KIND>
-static void tiles_of(const Product & product, const Panel & panel, int64_t first, int64_t from, int64_t to) {
+static void tiles_of(const Product & product, const Panel & panel, int64_t from, int64_t to) {
     for (int64_t column = from; column < to; column += COLS) {
         const int64_t left = to - column < COLS ? to - column : COLS;
-        rest<COLS, KIND>(product, panel, column, left, product.out + column * product.rows + first);
+        rest<COLS, KIND>(product, panel, column, left);
     }
 }
 
@@ -190,16 +191,16 @@ static void part(const Product & product, int64_t first, int64_t from, int64_t t
             }
             format.decode(of, count, ROWS, memory + 4 * row, scale + row, least + row);
         }
-        const Panel panel = {memory, scale, least, block, count, rows};
+        const Panel panel = {memory, scale, least, first, block, count, rows};
         switch (format.weight) {
             case Weight::ZERO:
-                tiles_of<Weight::ZERO>(product, panel, first, from, to);
+                tiles_of<Weight::ZERO>(product, panel, from, to);
                 break;
             case Weight::LEAST:
-                tiles_of<Weight::LEAST>(product, panel, first, from, to);
+                tiles_of<Weight::LEAST>(product, panel, from, to);
                 break;
             case Weight::HALVES:
-                tiles_of<Weight::HALVES>(product, panel, first, from, to);
+                tiles_of<Weight::HALVES>(product, panel, from, to);
                 break;
         }
     }

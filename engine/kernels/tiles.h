@@ -57,7 +57,10 @@ struct Product {
     size_t row_bytes;
     int64_t rows;
     Columns columns;
+    const int64_t * places;   // of each column in `out`; null: its own
     float * out;              // a column of `rows` values after the other
+
+    INLINE float * out_of(int64_t column) const { return out + (places ? places[column] : column) * rows; }
 };
 
 constexpr int ATTEND_CELLS = 64;      // cells of a tile: a bit each in one word

@@ -133,8 +133,9 @@ def answers_long_chats(use: ModelUsage | None) -> bool:
 
 # llama.cpp multiplies Q4_1 and Q5_1 row by row: Tessera's kernels take 0.21 to 0.22 of the prompt time for these;
 # 0.39 and 0.5 where llama.cpp has its own tiles, with fewer operations per byte; 0.56 and 0.64 for repacked types
-# (Q4_0, Q4_K). Measured: the log, "tiles for prompts", "rewritten weights by our kernels". Every product then
-# is a separate step, after which threads synchronize: too expensive for a small share of the weights.
+# (Q4_0, Q4_K); 0.27 to 0.37 for mixtures, whose experts llama.cpp multiplies row by row. Measured: the log, "tiles
+# for prompts", "rewritten weights by our kernels"; adr/0025. Every product then is a separate step, after which
+# threads synchronize: too expensive for a small share of the weights.
 LEAST_SHARE: Final = 0.1
 _MATRIX: Final = 2
 # Measured: log-archive.md, "attention of our own".
@@ -157,7 +158,8 @@ def prompt_tiles(settings: LoadSettings, shape: ModelShape, isa: frozenset[str])
     for tensor in weights:
         traits = tensor.ggml_type.traits
         reads = traits.tiles_of_copy == (settings.repack and is_repacked(tensor, isa))
-        if traits.tiles and traits.tiles <= isa and len(tensor.shape) == _MATRIX and reads:
+        multiplied = len(tensor.shape) == _MATRIX or "_exps" in tensor.name
+        if traits.tiles and traits.tiles <= isa and multiplied and reads:
             values[tensor.ggml_type] = values.get(tensor.ggml_type, 0) + tensor.num_values
     if not values or sum(values.values()) < LEAST_SHARE * sum(tensor.num_values for tensor in weights):
         return None

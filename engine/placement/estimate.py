@@ -65,6 +65,8 @@ PROCESS_BYTES = 50 << 20
 VOCABULARY_TOKEN_BYTES = 700
 # Bytes that one thread of Tessera's kernels decodes at once. Source: engine/kernels/tiles.h, PANEL_BYTES.
 TILE_PANEL_BYTES = 80 << 10
+# Bytes of 32 values of a column with two scales and two sums. Source: engine/kernels/multiply.cpp, `work_for`.
+TILE_BLOCK_BYTES = 48
 # Cells per attention tile, rows per strip, strips that share a tile. Source: engine/kernels/tiles.h.
 TILE_CELLS, TILE_STRIP, TILE_STRIPS = 64, 48, 4
 # A projector takes the size of its file, plus a fifth for the graph of one image. A prior, not measured.
@@ -293,13 +295,17 @@ def work_bytes(shape: ModelShape, settings: LoadSettings) -> int:
 def tile_bytes(shape: ModelShape, settings: LoadSettings) -> int:
     """Bytes that Tessera's own kernels hold: the maximum over their operations.
 
-    A product: one ubatch in 8 bits with scales and sums, and one panel per thread. Attention: per thread one tile
-    of cells, four strips of queries and their results. Source: engine/kernels, `multiply`, `strip_floats`.
+    A product: one ubatch in 8 bits with scales and sums, and one panel per thread; of a mixture a column for each
+    expert of a token. Attention: per thread one tile of cells, four strips of queries and their results. Source:
+    engine/kernels, `work_for`, `strip_floats`.
     """
     threads, found = max(1, settings.n_threads), 0
-    if set(settings.tiles) - {ATTENTION}:
+    types = set(settings.tiles) - {ATTENTION}
+    if types:
         widest = max(shape.feed_forward, shape.embedding, shape.attention)
-        found = settings.n_ubatch * widest * 44 // 32 + threads * TILE_PANEL_BYTES
+        experts = (t for t in shape.tensors if "_exps" in t.name and t.ggml_type.name in types)
+        gathered = shape.experts_used * max((t.shape[0] for t in experts), default=0)
+        found = settings.n_ubatch * max(widest, gathered) * TILE_BLOCK_BYTES // 32 + threads * TILE_PANEL_BYTES
     if ATTENTION in settings.tiles:
         width = 2 * (shape.attention or shape.embedding) // shape.heads
         floats = TILE_CELLS * (width + 2 * TILE_STRIP) + TILE_STRIPS * TILE_STRIP * (width + 3)

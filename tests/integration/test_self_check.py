@@ -6,6 +6,7 @@ import shutil
 
 import httpx2
 import pytest
+from msgspec.structs import replace as replaced
 
 from engine.core.errors import SelfCheckFailed
 from engine.placement.memory_admission import MemoryAdmission
@@ -13,12 +14,12 @@ from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
 from engine.runner.llama.native.llama_api import start_backends
 from engine.runner.llama.native.model import load
-from engine.runner.llama.native.self_check import LARGEST_DIFFERENCE, self_check
+from engine.runner.llama.native.self_check import LARGEST_DIFFERENCE, NUM_TOKENS, num_tokens, self_check
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import read_gguf
 from tests.support.fakes.scripted import home_paths
-from tests.support.models.shapes import SHAPES, write_shape
+from tests.support.models.shapes import SHAPES, Q, scaled, write_shape
 from tests.support.runner_calls import collect, with_runner
 from tests.support.servers import RunningServer
 
@@ -52,6 +53,20 @@ def test_sound_models_pass_by_far(tmp_path, shape, kv):
     try:
         assert self_check(loaded, LlamaVocabulary(api, loaded.vocab)) < LARGEST_DIFFERENCE / 3
         assert api.llama_memory_seq_pos_max(loaded.memory, 0) == -1  # the check leaves nothing behind
+    finally:
+        loaded.close()
+
+
+def test_a_mixtures_kernels_of_our_own_are_among_those_compared(tmp_path):
+    path = write_shape(tmp_path / "model.gguf", scaled("qwen3moe", layers=1, experts=(64, 4, 64), qtype=Q.Q8_0))
+    api = start_backends()
+    settings = LoadSettings(path=str(path), n_ctx=512, n_threads=1)
+    loaded = load(api, settings, lambda _fraction: True)
+    try:
+        assert num_tokens(loaded) == NUM_TOKENS
+        loaded.settings = replaced(settings, tiles=("Q8_0",))
+        assert num_tokens(loaded) == 64 // 4
+        assert self_check(loaded, LlamaVocabulary(api, loaded.vocab)) < LARGEST_DIFFERENCE / 3
     finally:
         loaded.close()
 

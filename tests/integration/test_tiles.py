@@ -34,16 +34,19 @@ def multiplied(*arguments):
     return json.loads(run.stdout)
 
 
+def of_kind(kind, *more):
+    name = kind.removesuffix(COPY)
+    length = SUPERBLOCKS_LENGTH if kind in COPIES or GgmlType[name].traits.block_values > SMALL_BLOCK else LENGTH
+    sizes = (COPIED_ROWS, length, COLUMNS, "copy") if kind in COPIES else (ROWS, length, COLUMNS)
+    return multiplied(name, *sizes, *more)
+
+
 @pytest.mark.parametrize("older", [False, True], ids=["best", "avx2"])
 @pytest.mark.parametrize("kind", ["Q4_0", *(t for t in TILED if not GgmlType[t].traits.tiles_of_copy), *COPIES])
 def test_products_are_right_and_do_not_depend_on_threads_or_neighbours(kind, older, monkeypatch):
     if older:
         monkeypatch.setenv("TESSERA_TILES", "avx2")
-    name = kind.removesuffix(COPY)
-    length = SUPERBLOCKS_LENGTH if kind in COPIES or GgmlType[name].traits.block_values > SMALL_BLOCK else LENGTH
-    found = multiplied(
-        name, *((COPIED_ROWS, length, COLUMNS, "copy") if kind in COPIES else (ROWS, length, COLUMNS))
-    )
+    found = of_kind(kind)
     assert not found["untold"]  # it supports only enabled operations
     if not found["known"]:
         assert kind in ("Q8_0", "IQ4_XS")  # values this wide overflow the older instructions
@@ -54,6 +57,26 @@ def test_products_are_right_and_do_not_depend_on_threads_or_neighbours(kind, old
     assert found["same_by_threads"]
     assert found["same_beside_fewer"]
     assert found["not_numbers"] == [1, 2]
+
+
+# One type of each kind of weight; the others differ in decoding only, which the products above check.
+@pytest.mark.parametrize(
+    ("kind", "older"),
+    [("Q8_0", False), ("Q5_K", True), ("Q6_K", False), ("Q4_0 rewritten", True), ("Q4_K rewritten", False)],
+)
+def test_products_of_a_mixture_are_right_whoever_chooses_which_expert(kind, older, monkeypatch):
+    if older:
+        monkeypatch.setenv("TESSERA_TILES", "avx2")
+    found = of_kind(kind, "experts")
+    assert found.pop("error") < LARGEST_ERROR.get(kind, 1e-6)
+    assert found == {
+        "known": True,
+        "untold": False,
+        "taken": True,
+        "few": False,
+        "same_by_threads": True,
+        "same_beside_fewer": True,
+    }
 
 
 def test_weights_as_the_file_has_them_are_left_to_llama_cpp_where_we_read_the_copy():
@@ -117,11 +140,13 @@ def test_attention_that_is_left_to_llama_cpp(attended, name):
     assert attended[name] == {"taken": False}
 
 
-def test_every_architecture_attends_as_exactly_as_with_llama_cpps_kernels(tmp_path):
+def test_every_architecture_and_mixture_is_as_exact_as_with_llama_cpps_kernels(tmp_path):
     command = [sys.executable, "-m", "tests.support.models.attended_models", str(tmp_path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     found = [json.loads(line) for line in run.stdout.splitlines()]
+    *found, mixture, copied = found
     assert len(found) > ARCHITECTURES_THAT_GENERATE
     assert [name for name, *_, used in found if not used] == ["Mamba", "Mamba 2", "RWKV 7"]  # no attention
-    assert [line for line in found if not line[1] < 1.5 * line[2] + 0.01] == []
+    assert mixture[-1], "its experts are multiplied by Tessera's kernels; those of a copy may give the same bits"
+    assert [line for line in (*found, mixture, copied) if not line[1] < 1.5 * line[2] + 0.01] == []

@@ -73,18 +73,20 @@ def spec_of_dimensions(
     Raises: InputFault: unknown preset or type.
     """
     tensors = shapes.tensors(d)
-    plain = tuple(TensorSpec(n, s, "F32" if len(s) == 1 else "F16") for n, s in tensors)
+    in_floats = {n for n, s in tensors if len(s) == 1 or n.endswith(shapes.ROUTER)}
+    plain = tuple(TensorSpec(n, s, "F32" if n in in_floats else "F16") for n, s in tensors)
     model = ModelSpec(
         architecture=d.arch,
         num_layers=d.layers,
         num_heads=d.heads,
         num_kv_heads=d.kv_heads,
+        num_experts=d.experts[0] if d.experts else 0,
         tensors=plain,
     )
     if uniform or (mix in GgmlType.__members__ and mix not in MIXES):
         if mix not in GgmlType.__members__:
             raise InputFault(f"There is no type {mix!r}, such as Q4_K.", "type")
-        types = {t.name: GgmlType[mix] if len(t.shape) > 1 else GgmlType.F32 for t in plain}
+        types = {t.name: GgmlType.F32 if t.name in in_floats else GgmlType[mix] for t in plain}
     else:
         try:
             types = stock_types(model, mix, has_imatrix=True)

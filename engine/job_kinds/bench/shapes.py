@@ -11,10 +11,12 @@ from quantize.files.gguf_file import ValueType
 from quantize.files.gguf_write import MetaValue, array, scalar
 
 CONTEXT: Final = 40960
+# A mixture's router stays in 32 bits in every file.
+ROUTER: Final = "ffn_gate_inp.weight"
 
 
 class Dimensions(msgspec.Struct, frozen=True):
-    """A dense transformer's dimensions."""
+    """A transformer's dimensions. `experts` of a mixture: count, used for a token, width of each."""
 
     arch: str
     layers: int
@@ -25,6 +27,7 @@ class Dimensions(msgspec.Struct, frozen=True):
     ffn: int
     vocab: int
     tied: bool
+    experts: tuple[int, int, int] | None = None
 
 
 SHAPES: Final = {
@@ -37,6 +40,7 @@ SHAPES: Final = {
     "qwen3-8b": Dimensions("qwen3", 36, 4096, 32, 8, 128, 12288, 151936, tied=False),
     "qwen3-14b": Dimensions("qwen3", 40, 5120, 40, 8, 128, 17408, 151936, tied=False),
     "qwen3-32b": Dimensions("qwen3", 64, 5120, 64, 8, 128, 25600, 151936, tied=False),
+    "qwen3-30b-a3b": Dimensions("qwen3moe", 48, 2048, 32, 4, 128, 6144, 151936, tied=False, experts=(128, 8, 768)),
     "llama3.2-1b": Dimensions("llama", 16, 2048, 32, 8, 64, 8192, 128256, tied=True),
     "llama3.2-3b": Dimensions("llama", 28, 3072, 24, 8, 128, 8192, 128256, tied=True),
     "llama3.1-8b": Dimensions("llama", 32, 4096, 32, 8, 128, 14336, 128256, tied=False),
@@ -56,23 +60,38 @@ def tensors(d: Dimensions) -> list[tuple[str, tuple[int, ...]]]:
     for i in range(d.layers):
         p = f"blk.{i}."
         shapes += [(p + "attn_norm.weight", (d.embd,)), (p + "ffn_norm.weight", (d.embd,))]
-        if d.arch == "qwen3":
+        if d.arch in {"qwen3", "qwen3moe"}:
             shapes += [(p + "attn_q_norm.weight", (d.head_dim,)), (p + "attn_k_norm.weight", (d.head_dim,))]
         shapes += [
             (p + "attn_q.weight", (d.embd, q)),
             (p + "attn_k.weight", (d.embd, kv)),
             (p + "attn_v.weight", (d.embd, kv)),
             (p + "attn_output.weight", (q, d.embd)),
-            (p + "ffn_gate.weight", (d.embd, d.ffn)),
-            (p + "ffn_up.weight", (d.embd, d.ffn)),
-            (p + "ffn_down.weight", (d.ffn, d.embd)),
         ]
+        if d.experts is None:
+            shapes += [
+                (p + "ffn_gate.weight", (d.embd, d.ffn)),
+                (p + "ffn_up.weight", (d.embd, d.ffn)),
+                (p + "ffn_down.weight", (d.ffn, d.embd)),
+            ]
+        else:
+            count, _, width = d.experts
+            shapes += [
+                (p + ROUTER, (d.embd, count)),
+                (p + "ffn_gate_exps.weight", (d.embd, width, count)),
+                (p + "ffn_up_exps.weight", (d.embd, width, count)),
+                (p + "ffn_down_exps.weight", (width, d.embd, count)),
+            ]
     return shapes
 
 
 def metadata(name: str, d: Dimensions) -> dict[str, MetaValue]:
     """A header that llama.cpp loads: dimensions, and a byte-level vocabulary padded with numbered tokens."""
     a = d.arch
+    mixture: dict[str, MetaValue] = {}
+    if d.experts is not None:
+        names = ("expert_count", "expert_used_count", "expert_feed_forward_length")
+        mixture = {f"{a}.{name}": scalar(count) for name, count in zip(names, d.experts, strict=True)}
     return {
         "general.architecture": scalar(a),
         "general.name": scalar(f"{name} shape, random weights"),
@@ -88,7 +107,8 @@ def metadata(name: str, d: Dimensions) -> dict[str, MetaValue]:
         f"{a}.rope.freq_base": scalar(1e6),
         f"{a}.rope.dimension_count": scalar(d.head_dim),
         f"{a}.vocab_size": scalar(d.vocab),
-        **vocabulary("qwen2" if a == "qwen3" else "llama-bpe", d.vocab),
+        **mixture,
+        **vocabulary("qwen2" if a.startswith("qwen3") else "llama-bpe", d.vocab),
     }
 
 

@@ -5,7 +5,8 @@
 Prints one JSON line per architecture: how much the logits differ from plain attention with a 32-bit cache, with
 Tessera's kernels and with llama.cpp's fused attention, and whether these two differ in any bit (which proves that
 Tessera's kernels were used). The difference is the largest root mean square divided by the spread, over a prompt
-and over tokens after 600 others.
+and over tokens after 600 others. Then one line per type of a mixture's weights: the same with Tessera's kernels for
+its products, and llama.cpp's attention.
 """
 
 import ctypes
@@ -19,7 +20,9 @@ import numpy as np
 from devices.backends.cpu_kernels import take, tiles_library
 from engine.runner.llama.native.llama_api import library_folder, start_backends
 from engine.runner.llama.native.self_check import difference
+from quantize.ggml_types import GgmlType
 from tests.support.models.architectures import ARCHITECTURES, write_architecture
+from tests.support.models.shapes import Q, scaled, write_shape
 
 PROMPT, DEPTH, STEPS, CELLS = 150, 600, 3, 1024
 
@@ -52,6 +55,18 @@ def off(exact: np.ndarray, rows: np.ndarray) -> float:
     return max(difference(one, other) for one, other in zip(exact, rows, strict=True))
 
 
+def compare(api: Any, library: Path, name: str, path: Path, types: tuple[int, ...], *, attention: bool) -> None:
+    """Print how far Tessera's kernels and llama.cpp's are off, and whether they differ at all."""
+    print(name, file=sys.stderr, flush=True)
+    model = api.llama_model_load_from_file(str(path).encode(), api.llama_model_default_params())
+    take(library, (), attention=False)
+    exact, theirs = logits(api, model, fused=False), logits(api, model, fused=True)
+    take(library, types, attention=attention)
+    ours = logits(api, model, fused=True)
+    print(json.dumps([name, off(exact, ours), off(exact, theirs), not np.array_equal(theirs, ours)]), flush=True)
+    api.llama_model_free(model)
+
+
 def main() -> None:
     """Check all architectures that generate from tokens alone."""
     api = start_backends(tiles=("attention",))
@@ -61,16 +76,10 @@ def main() -> None:
         if architecture.encoder or architecture.arch == "t5":
             continue
         path = write_architecture(Path(sys.argv[1]) / "m.gguf", architecture)
-        print(name, file=sys.stderr, flush=True)
-        model = api.llama_model_load_from_file(str(path).encode(), api.llama_model_default_params())
-        take(library, (), attention=False)
-        exact, theirs = logits(api, model, fused=False), logits(api, model, fused=True)
-        take(library, (), attention=True)
-        ours = logits(api, model, fused=True)
-        print(
-            json.dumps([name, off(exact, ours), off(exact, theirs), not np.array_equal(theirs, ours)]), flush=True
-        )
-        api.llama_model_free(model)
+        compare(api, library, name, path, (), attention=True)
+    for kind in (Q.Q8_0, Q.Q4_0):  # the file's blocks, and llama.cpp's copy
+        path = write_shape(Path(sys.argv[1]) / "m.gguf", scaled("qwen3moe", layers=2, qtype=kind))
+        compare(api, library, kind.name, path, (GgmlType[kind.name],), attention=False)
 
 
 if __name__ == "__main__":

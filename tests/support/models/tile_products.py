@@ -1,8 +1,9 @@
 """Random matrix products by Tessera's prompt kernels, compared with numpy, in a separate process.
 
-    python -m tests.support.models.tile_products TYPE ROWS LENGTH COLUMNS [copy]
+    python -m tests.support.models.tile_products TYPE ROWS LENGTH COLUMNS [copy] [experts]
 
-`copy`: the weights have llama.cpp's repacked layout.
+`copy`: the weights have llama.cpp's repacked layout. `experts`: they are a mixture's, and each column is a token
+that chooses some of them.
 Prints a JSON object. A loaded backend stays in the process, so tests run this as a child process.
 """
 
@@ -20,6 +21,7 @@ from engine.runner.llama.native.llama_api import ggml, library_folder, load_api
 
 TWO_HALVES = frozenset({"Q4_1", "Q5_1", "Q4_K", "Q5_K"})  # blocks that start with two 16-bit numbers
 SCALE_AT = {"Q3_K": 108, "Q6_K": 208}  # scale's offset in a block; 0 for other types
+EXPERTS, CHOSEN = 6, 3
 
 
 class InitParams(ctypes.Structure):
@@ -32,7 +34,8 @@ def opened() -> tuple[Any, Any]:
     """Ggml's functions and the device of Tessera's backend."""
     lib = ggml(load_api())
     for name in (
-        "backend_load", "backend_reg_dev_get", "backend_dev_init", "init", "new_tensor_2d", "mul_mat", "new_graph",
+        "backend_load", "backend_reg_dev_get", "backend_dev_init", "init", "new_tensor_2d",
+        "new_tensor_3d", "view_2d", "mul_mat", "mul_mat_id", "new_graph",
         "backend_alloc_ctx_tensors", "backend_reg_get_proc_address", "backend_dev_backend_reg",
     ):  # fmt: skip
         getattr(lib, f"ggml_{name}").restype = ctypes.c_void_p
@@ -118,6 +121,77 @@ class Product:
         return self._result.copy()
 
 
+class Mixture(Product):
+    """One product of a mixture: weights (experts * rows, length), columns (tokens, 1 or CHOSEN, length)."""
+
+    def __init__(
+        self, lib: Any, device: Any, weights: np.ndarray, kind: GGMLQuantizationType, chosen: np.ndarray, *,
+        each: int, copy: bool,
+    ) -> None:  # fmt: skip
+        self._lib, self._device, tokens = lib, device, len(chosen)
+        values, width = gguf.GGML_QUANT_SIZES[kind]
+        rows, length = len(weights) // EXPERTS, ctypes.c_int64(weights.shape[1] * values // width)
+        context = ctypes.c_void_p(lib.ggml_init(InitParams(1 << 20, None, True)))
+        apart = ctypes.c_void_p(lib.ggml_init(InitParams(1 << 20, None, True))) if copy else context
+        new, count = lib.ggml_new_tensor_3d, ctypes.c_int64(tokens)
+        left = ctypes.c_void_p(
+            new(apart, ctypes.c_int(kind), length, ctypes.c_int64(rows), ctypes.c_int64(EXPERTS))
+        )
+        if copy:
+            lib.ggml_backend_alloc_ctx_tensors_from_buft(apart, rewriting_buffers(lib))
+        self._right = ctypes.c_void_p(new(context, ctypes.c_int(0), length, ctypes.c_int64(each), count))
+        # llama.cpp's choice is the beginning of each row of sorted experts.
+        whole = ctypes.c_void_p(lib.ggml_new_tensor_2d(context, ctypes.c_int(26), ctypes.c_int64(EXPERTS), count))
+        ids = ctypes.c_void_p(
+            lib.ggml_view_2d(
+                context, whole, ctypes.c_int64(CHOSEN), count, ctypes.c_size_t(4 * EXPERTS), ctypes.c_size_t(0)
+            )
+        )
+        self._out = ctypes.c_void_p(lib.ggml_mul_mat_id(context, left, self._right, ids))
+        self._graph = ctypes.c_void_p(lib.ggml_new_graph(context))
+        lib.ggml_build_forward_expand(self._graph, self._out)
+        self._backend = ctypes.c_void_p(lib.ggml_backend_dev_init(device, None))
+        self._result = np.empty((tokens, CHOSEN, rows), np.float32)
+        lib.ggml_backend_alloc_ctx_tensors(context, self._backend)
+        self._set(left, weights)
+        self._set(whole, chosen.astype(np.int32))
+
+
+def mixture_report(kind: GGMLQuantizationType, rows: int, length: int, count: int, *, copy: bool) -> dict[str, Any]:
+    """Compare products of a mixture with numpy's, of one column for all experts of a token and of one for each.
+
+    The last expert is chosen by no token, the one before by one.
+    """
+    lib, device = opened()
+    path = tiles_library(library_folder())
+    assert path is not None
+    rng = np.random.default_rng(rows)
+    weights = random_blocks(rng, kind, EXPERTS * rows, length)
+    chosen = np.argsort(rng.random((count, EXPERTS - 2)))
+    chosen = np.hstack([chosen, np.full((count, 2), EXPERTS - 1)])
+    chosen[4, 1] = EXPERTS - 2
+    floats = gguf.quants.dequantize(weights, kind).reshape(EXPERTS, rows, length).astype(np.float64)
+    found: dict[str, Any] = {"error": 0.0, "same_by_threads": True, "same_beside_fewer": True}
+    for each in (1, CHOSEN):
+        columns = rng.standard_normal((count, each, length)).astype(np.float32)
+        product = Mixture(lib, device, weights, kind, chosen, each=each, copy=copy)
+        found["untold"] = product.is_taken
+        if not take(path, [kind]):
+            return {"known": False, "untold": found["untold"]}
+        found |= {"known": True, "taken": product.is_taken}
+        few = Mixture(lib, device, weights, kind, chosen[:1], each=each, copy=copy)
+        found["few"] = few.is_taken
+        result = product.by(columns, 1)
+        rounded = np.broadcast_to(in_8_bits(columns), (count, CHOSEN, length))
+        expected = np.einsum("tcrl,tcl->tcr", floats[chosen[:, :CHOSEN]], rounded)
+        found["error"] = max(found["error"], float(np.abs(result - expected).max() / np.abs(expected).max()))
+        found["same_by_threads"] &= bool(np.array_equal(result, product.by(columns, 3)))
+        fewer = Mixture(lib, device, weights, kind, chosen[3:], each=each, copy=copy).by(columns[3:], 2)
+        found["same_beside_fewer"] &= bool(np.array_equal(result[3:], fewer))
+        take(path, [])
+    return found
+
+
 def in_8_bits(columns: np.ndarray) -> np.ndarray:
     """Columns rounded like the kernels do: blocks of 32, the largest magnitude becomes 127."""
     blocks = columns.reshape(-1, 32).astype(np.float32)
@@ -163,4 +237,5 @@ def report(kind: GGMLQuantizationType, rows: int, length: int, count: int, *, co
 
 if __name__ == "__main__":
     sizes = map(int, sys.argv[2:5])
-    print(json.dumps(report(GGMLQuantizationType[sys.argv[1]], *sizes, copy="copy" in sys.argv)))
+    compared = mixture_report if "experts" in sys.argv else report
+    print(json.dumps(compared(GGMLQuantizationType[sys.argv[1]], *sizes, copy="copy" in sys.argv)))

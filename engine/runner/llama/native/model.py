@@ -394,14 +394,15 @@ def _reservations(loaded: LoadedModel, settings: LoadSettings, cells: int) -> It
 
 def _short_rope(loaded: LoadedModel) -> int:
     """Return the context up to which llama.cpp uses a LongRoPE model's factors for short texts; 0: it has none."""
-    scaling = f"{_metadata_value(loaded, 'general.architecture')}.rope.scaling"
-    if _metadata_value(loaded, f"{scaling}.type") not in {"", "longrope"}:
+    scaling = f"{metadata_value(loaded, 'general.architecture')}.rope.scaling"
+    if metadata_value(loaded, f"{scaling}.type") not in {"", "longrope"}:
         return 0
-    found = _metadata_value(loaded, f"{scaling}.original_context_length")
+    found = metadata_value(loaded, f"{scaling}.original_context_length")
     return int(found) if found.isdecimal() else 0
 
 
-def _metadata_value(loaded: LoadedModel, key: str) -> str:
+def metadata_value(loaded: LoadedModel, key: str) -> str:
+    """Return one value of the file's metadata as text; empty if it has none."""
     value = ctypes.create_string_buffer(256)
     loaded.api.llama_model_meta_val_str(loaded.model, key.encode(), value, len(value))
     return value.value.decode("utf-8", "replace")

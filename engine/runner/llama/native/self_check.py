@@ -10,13 +10,15 @@ from typing import Any, Final
 
 import numpy as np
 
+from devices.backends.cpu_kernels import ATTENTION
 from engine.runner.llama.native.batch import Batch, Logits
-from engine.runner.llama.native.model import LoadedModel, LoadFailed
+from engine.runner.llama.native.model import LoadedModel, LoadFailed, metadata_value
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 
 TEXT: Final = "One, two, three, four, five, six, seven"
-# Enough for Tessera's own kernels to be among those compared. Source: engine/kernels/ggml-tiles.cpp.
-NUM_TOKENS: Final = 8
+# Enough for Tessera's own kernels to be among those compared. Those of a mixture need a token for each expert on
+# average. Source: engine/kernels/ggml-tiles.cpp.
+NUM_TOKENS, MOST_TOKENS = 8, 32
 # Below this size one thread checks in less than 0.1 s and waits for no other thread: on a busy machine two threads
 # with hundreds of barriers per step took ten times as long. Measured: log-archive.md, engine.
 ONE_THREAD_BYTES: Final = 256 << 20
@@ -52,7 +54,9 @@ def _compare(loaded: LoadedModel, vocabulary: LlamaVocabulary) -> float:
     """Return the difference of the two shapes. Raises: SelfCheckFailed."""
     batch, logits = Batch(loaded), Logits(loaded)
     tokens = vocabulary.tokenize(TEXT, add_special=True, parse_special=False)[:NUM_TOKENS]
-    tokens = [*tokens, *([0] * (2 - len(tokens)))][: max(1, min(NUM_TOKENS, loaded.n_ubatch // 2))]
+    tokens = [*tokens, *([0] * (2 - len(tokens)))]
+    count = max(1, min(num_tokens(loaded), loaded.n_ubatch // 2))
+    tokens = (tokens * (MOST_TOKENS // NUM_TOKENS) if count > NUM_TOKENS else tokens)[:count]
     batch.add_prompt(tokens, 0, 0, last=True)
     together = _row(batch, logits)
     before = len(tokens) - 1
@@ -67,6 +71,16 @@ def _compare(loaded: LoadedModel, vocabulary: LlamaVocabulary) -> float:
     if worst > LARGEST_DIFFERENCE:
         raise SelfCheckFailed(f"the same prompt gives other results in another batch (difference {worst:.2f})")
     return worst
+
+
+def num_tokens(loaded: LoadedModel) -> int:
+    """Return how many tokens the check decodes."""
+    name = metadata_value(loaded, "general.architecture")
+    counts = [metadata_value(loaded, f"{name}.{key}") for key in ("expert_count", "expert_used_count")]
+    if not set(loaded.settings.tiles) - {ATTENTION} or not all(count.isdecimal() for count in counts):
+        return NUM_TOKENS
+    experts, used = map(int, counts)
+    return min(MOST_TOKENS, max(NUM_TOKENS, -(-experts // max(1, used))))
 
 
 def _row(batch: Batch, logits: Logits) -> Any:

@@ -136,11 +136,28 @@ def test_a_few_weights_of_many_are_not_worth_it(path):
     assert chosen(of_types(shape, GgmlType.Q2_K, GgmlType.Q8_0, every=4)) == ("Q8_0",)
 
 
-def test_experts_are_not_taken_for_a_weight_of_the_whole_prompt(mixture):
+def test_experts_are_multiplied_too_and_their_columns_are_in_the_prediction(mixture):
     experts = tuple(
-        replaced(t, ggml_type=GgmlType.Q8_0 if "_exps" in t.name else GgmlType.Q6_K) for t in mixture.tensors
+        replaced(t, ggml_type=GgmlType.Q8_0 if "_exps" in t.name else GgmlType.Q2_K) for t in mixture.tensors
     )
-    assert chosen(replaced(mixture, tensors=experts)) is None
+    shape = replaced(mixture, tensors=experts)
+    assert chosen(shape) == ("Q8_0",)
+    assert chosen(shape, OLDER) is None
+    settings = LoadSettings(path="m.gguf", n_ubatch=512, tiles=("Q8_0",))
+    width = max(tensor.shape[0] for tensor in experts if "_exps" in tensor.name)
+    assert tile_bytes(shape, settings) > 512 * shape.experts_used * width
+    others = replaced(settings, tiles=("Q4_K",))
+    assert tile_bytes(shape, others) < tile_bytes(shape, settings)
+
+
+def test_other_stacks_of_matrices_keep_llama_cpps_kernels(mixture):
+    stacks = tuple(
+        replaced(t, name=t.name.replace("ffn_up_exps", "attn_k_b"), ggml_type=GgmlType.Q8_0)
+        if "ffn_up_exps" in t.name
+        else replaced(t, ggml_type=GgmlType.Q2_K)
+        for t in mixture.tensors
+    )
+    assert chosen(replaced(mixture, tensors=stacks)) is None
 
 
 def test_where_they_were_not_built_nothing_changes(path, monkeypatch):

@@ -4,6 +4,7 @@ import asyncio
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -50,12 +51,13 @@ def report(**changes):
 
 @pytest.mark.parametrize("name", shapes.SHAPES)
 def test_every_shape_has_the_parameters_its_name_says(name):
-    size = name.rsplit("-", 1)[1]
+    size = next(part for part in name.split("-") if re.fullmatch(r"[\d.]+[bm]", part))
     said = float(size.removesuffix("b")) if size.endswith("b") else float(size.removesuffix("m")) / 1000
     _, slots = dummy_model.spec_of_shape(name, "Q4_K_M")
     billions = sum(_count(slot.shape) for slot in slots) / 1e9
     assert billions == pytest.approx(said, rel=0.27)
     assert len({slot.qtype for slot in slots}) > 2
+    assert {slot.qtype.name for slot in slots if slot.name.endswith(shapes.ROUTER)} <= {"F32"}
 
 
 def _count(shape):
