@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    help="Find the fastest settings for MODEL (an id or a GGUF file) on this machine, or those of most tokens per "
-    "joule. They are used from then on."
+    help="Find the fastest settings for MODEL (an id or a GGUF file) on this machine, or those with the most "
+    "tokens per joule. Later loads use them."
 )
 @click.argument("model", required=False)
 @click.option(

@@ -33,11 +33,15 @@ if TYPE_CHECKING:
 )
 @click.option("--parallel", type=Numbers(), default="1,4", show_default=True, help="Sequences at once.")
 @click.option(
-    "--tokens", type=click.IntRange(1, 4096), default=32, show_default=True, help="Generated behind each prompt."
+    "--tokens",
+    type=click.IntRange(1, 4096),
+    default=32,
+    show_default=True,
+    help="Tokens generated after each prompt.",
 )
 @click.option("--repeats", type=click.IntRange(1, 50), default=3, show_default=True)
 @click.option("--threads", type=click.IntRange(1, 1024), help="Default: what dispatch or autotune chose.")
-@click.option("--types", "prices", is_flag=True, help="Measure what each quantization type costs here instead.")
+@click.option("--types", "prices", is_flag=True, help="Measure the cost of each quantization type here instead.")
 @click.option("--places", is_flag=True, help="Measure MODEL on each device that can run it, to use the fastest.")
 @click.option("--history", is_flag=True, help="Show earlier measurements of MODEL, or all.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

@@ -15,7 +15,7 @@ _MIB = 1 << 20
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Show, limit and empty what can be computed again."""
+    """Show, limit and clear the caches."""
     if ctx.invoked_subcommand is None:
         _show(as_json=as_json)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     "suite_name",
     type=click.Choice(["own", "bfcl"]),
     default="own",
-    help="bfcl: a fixed sample of Berkeley's function-calling set, judged by its own answers.  [default: own]",
+    help="bfcl: a fixed sample of Berkeley's function-calling set, judged by its own answers.",
 )
 @click.option("--cases", type=click.IntRange(1, 200), help="Cases of each of bfcl's four kinds.  [default: 25]")
 @click.option(

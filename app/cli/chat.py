@@ -22,8 +22,8 @@ _FILES = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command(
-    help="Chat with MODEL (default: the setting chat.model, else a loaded model, else one you got, else the one "
-    "that comes along). With a PROMPT: answer it once, with text piped in below it, and leave."
+    help="Chat with MODEL (default: the setting chat.model, else a loaded one, else a downloaded one, else the "
+    "included one). With a PROMPT: answer it once, together with piped text, and exit."
 )
 @click.argument("model", required=False)
 @click.argument("words", nargs=-1, metavar="[PROMPT]")
@@ -40,7 +40,7 @@ _FILES = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--max-tokens",
     type=click.IntRange(1),
-    help="Tokens an answer may have.  [default: the setting chat.max_tokens]",
+    help="Maximum tokens of an answer.  [default: the setting chat.max_tokens]",
 )
 @click.option("--temperature", "-t", type=click.FloatRange(0, 5), help="0: always the most likely token.")
 @click.option(
@@ -49,23 +49,27 @@ _FILES = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="The same seed gives the same answer if no other request runs (exceptions: docs/api.md).",
 )
 @click.option(
-    "--lora", multiple=True, metavar="NAME[=SCALE]", help="LoRA adapter the server loaded with the model."
+    "--lora", multiple=True, metavar="NAME[=SCALE]", help="LoRA adapter that the server loaded with the model."
 )
 @click.option(
     "--device",
     metavar="DEVICE",
-    help="Keep MODEL on this device from now on, such as cpu or openvino:NPU; 'auto': Tessera chooses again.",
+    help="Run MODEL on this device from now on, such as cpu or openvino:NPU; 'auto': Tessera chooses again.",
 )
-@click.option("--draft", help="Smaller model of the same vocabulary that drafts tokens for MODEL; 'none': no more.")
+@click.option(
+    "--draft", help="Smaller model with the same vocabulary that drafts tokens for MODEL; 'none' stops it."
+)
 @click.option(
     "--loop-guard/--no-loop-guard",
     default=True,
-    help="End an answer that repeats the same passage again and again, or turns into noise.",
+    help="End an answer that repeats the same passage, or turns into noise.",
 )
 @click.option(
     "--tools", multiple=True, metavar="NAME", help="Let the model use these tools, or 'all'; `tessera tools list`."
 )
-@click.option("--deterministic", is_flag=True, help="The same tokens whatever else the server does; slower.")
+@click.option(
+    "--deterministic", is_flag=True, help="Give the same tokens whatever else the server computes; slower."
+)
 @click.option(
     "--receipt",
     type=click.Path(path_type=Path, dir_okay=False, writable=True),

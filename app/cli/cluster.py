@@ -53,7 +53,7 @@ def _need_ray() -> None:
 @click.option("--door", default=DOOR_PORT, show_default=True, type=click.IntRange(1, 65535), help="On loopback.")
 @click.option("--memory", type=Size(), help="For models on this computer; default: the memory that is free now.")
 def up(host: str, port: int, door: int, memory: int | None) -> None:
-    """Start a cluster whose head is this computer; stays until Ctrl+C or `tessera cluster down`."""
+    """Start a cluster with this computer as its head, until Ctrl+C or `tessera cluster down`."""
     store = cluster_file(user_paths())
     cluster = ClusterFile(
         address=f"{host}:{port}", token=secrets.token_hex(32), door=f"http://127.0.0.1:{door}", pid=os.getpid()
@@ -79,7 +79,7 @@ def up(host: str, port: int, door: int, memory: int | None) -> None:
 @click.argument("address")
 @click.option("--memory", type=Size(), help="For models on this computer; default: the memory that is free now.")
 def join(address: str, memory: int | None) -> None:
-    """Give this computer to a cluster; stays until Ctrl+C. ADDRESS is HOST:PORT, as `cluster up` said."""
+    """Add this computer to a cluster until Ctrl+C. ADDRESS is HOST:PORT, as `cluster up` printed it."""
     store = cluster_file(user_paths())
     cluster = store.get()
     if cluster.address != address or not cluster.token:
@@ -100,7 +100,13 @@ def join(address: str, memory: int | None) -> None:
 
 @command.command("deploy")
 @click.argument("model")
-@click.option("--most", default=1, show_default=True, type=click.IntRange(1, 1000), help="Replicas, one a node.")
+@click.option(
+    "--most",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 1000),
+    help="Maximum number of replicas, one per node.",
+)
 @click.option("--least", default=1, show_default=True, type=click.IntRange(1, 1000))
 @click.option("--parallel", default=4, show_default=True, type=click.IntRange(1, 128))
 @click.option("--ctx", default=None, type=click.IntRange(16, 1 << 24))

@@ -16,15 +16,15 @@ _LEAST_PARAMETERS: Final = 400_000_000
 @click.command(help="Ask about and edit the project in FOLDER (default: here) with a local model.")
 @click.argument("folder", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--model", "-m", help="Model to use (default: a loaded one, else the best for tools).")
-@click.option("--prompt", "-p", help="Ask this once and leave; '-' reads standard input.")
+@click.option("--prompt", "-p", help="Ask this once and exit; '-' reads standard input.")
 @click.option("--agent", "as_agent", is_flag=True, help="Let the model work with tools; you approve every action.")
 @click.option(
-    "--replay", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Do a recorded session again."
+    "--replay", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Repeat a recorded session."
 )
-@click.option("--apply", "apply_edits", is_flag=True, help="With --prompt: apply the edits that have a place.")
+@click.option("--apply", "apply_edits", is_flag=True, help="With --prompt: apply the edits whose place was found.")
 @click.option("--allow-uncommitted", is_flag=True, help="Also write files with uncommitted changes.")
 @click.option("--steps", type=click.IntRange(1, 500), default=30, show_default=True, help="Step limit of an agent.")
-@click.option("--max-tokens", type=click.IntRange(1), help="Tokens an answer may have.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Maximum tokens of an answer.")
 @click.option("--temperature", "-t", type=click.FloatRange(0, 5), default=0.2, show_default=True)
 @click.option("--embed", "embed_model", help="Also search by meaning with this model (default: a loaded one).")
 @click.option(

@@ -30,11 +30,11 @@ def command() -> None:
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @click.option("--no-follow", is_flag=True, help="Read the files once, without watching for changes.")
 @click.option("--ocr", is_flag=True, help="Also read scanned pages and images with OCR (needs the extra ocr).")
-@click.option("--open", "is_open", is_flag=True, help="Let everyone ask it who may chat with this server.")
-@click.option("--embedding-model", default="", help="Model that finds by meaning; none does without.")
+@click.option("--open", "is_open", is_flag=True, help="Let everyone who may chat with this server ask it.")
+@click.option("--embedding-model", default="", help="Model for search by meaning; none turns it off.")
 @click.option("--reranker", default="", help="Model that reranks the results; none turns reranking off.")
-@click.option("--allow-remote", is_flag=True, help="Agree that the text is sent to the server of a named model.")
-@click.option("--no-wait", is_flag=True, help="Leave the reading to the running server.")
+@click.option("--allow-remote", is_flag=True, help="Allow sending the text to the server of a named model.")
+@click.option("--no-wait", is_flag=True, help="Return at once; the running server reads the files.")
 def add(
     name: str,
     paths: tuple[Path, ...],
@@ -143,7 +143,7 @@ def unread(name: str) -> None:
 @click.option("--ways", default="both", show_default=True, type=click.Choice(["both", "words", "meaning"]))
 @click.option("--json", "as_json", is_flag=True, help="Write the server's answer as JSON.")
 def search(name: str, question: str, limit: int, ways: str, *, as_json: bool) -> None:
-    """Find the passages that bear on a QUESTION."""
+    """Find the passages that are relevant to a QUESTION."""
     import msgspec
 
     from engine.api.collections import SearchRequest
@@ -161,9 +161,9 @@ def search(name: str, question: str, limit: int, ways: str, *, as_json: bool) ->
 @click.argument("name")
 @click.argument("question")
 @click.option("--model", "-m", default="default", help="Model that answers.")
-@click.option("--only", is_flag=True, help="Say that the documents do not say it if no passage fits.")
+@click.option("--only", is_flag=True, help="Answer only from the documents: refuse if no passage fits.")
 def ask(name: str, question: str, model: str, *, only: bool) -> None:
-    """Ask a model a QUESTION about a collection; the answer tells its passages."""
+    """Ask a model a QUESTION about a collection; the answer cites its passages."""
     from app.cli.conversation import print_grounds
     from app.tools.types import shown_text
 
@@ -195,7 +195,7 @@ def refresh(name: str) -> None:
 @click.argument("name")
 @click.option("--source", type=click.Path(path_type=Path), help="Only this file or folder of it.")
 def remove(name: str, source: Path | None) -> None:
-    """Forget a collection and its index. The files stay."""
+    """Delete a collection and its index. The files stay."""
     from engine.api.collections import CollectionChange
 
     with connected() as client:

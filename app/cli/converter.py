@@ -19,14 +19,14 @@ NEEDED = "converter_needed"
 
 @click.group("converter")
 def converter_command() -> None:
-    """llama.cpp's own converter, for families that Tessera's does not know: fetched when wanted, run confined."""
+    """llama.cpp's own converter, for families that Tessera's does not know: downloaded on request, confined."""
 
 
 @converter_command.command("show")
 @click.option("--architectures", is_flag=True, help="List the architectures it knows.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show_command(architectures: bool, as_json: bool) -> None:
-    """Whether it is here, how much disk it takes, and what getting it takes."""
+    """Show whether it is installed, its disk space, and the size of its download."""
     import msgspec
 
     from app.cli.job_line import this_computers_server

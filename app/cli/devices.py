@@ -17,7 +17,7 @@ KIND_NAMES = {"cpu": "CPU", "igpu": "integrated GPU", "dgpu": "GPU", "npu": "NPU
 
 @click.command("devices")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
-@click.option("--no-try", is_flag=True, help="Read files only; try no backend library.")
+@click.option("--no-try", is_flag=True, help="Only read system files; load no backend library.")
 @click.option("--fresh", is_flag=True, help="Try every backend again instead of using cached results.")
 @click.option("--record", type=click.Path(path_type=Path, dir_okay=False), help="Write a redacted recording.")
 @click.option("--from", "replay", type=click.Path(path_type=Path, dir_okay=False), help="Replay a recording.")

@@ -16,7 +16,7 @@ MARKS = {"error": "[red]error[/red]", "warning": "[yellow]warning[/yellow]", "ad
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @click.option("--from", "replay", type=click.Path(path_type=Path, dir_okay=False), help="Examine a recording.")
 def command(as_json: bool, replay: Path | None) -> None:
-    """Find what keeps models from running well here, worst first. Exits with 1 if something is broken."""
+    """Find problems that keep models from running well, worst first. Exits with 1 if something is broken."""
     from devices.as_json import to_json
     from devices.doctor import build_summary, diagnose, meter_summary
     from devices.errors import BadRecording

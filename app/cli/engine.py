@@ -86,9 +86,9 @@ def list_versions(*, as_json: bool) -> None:
 def install_version(version: str, models: tuple[str, ...], *, use_now: bool, force: bool) -> None:
     """Install VERSION: a number, which is built here from the package index, or the file of a wheel.
 
-    In processes of their own: its structs are compared with what it is called with, then its numbers with those of
-    the shipped version, on the bundled model and on --model. One that fails is removed again. A version with which
-    a GPU of this computer is known to fail (tessera engine faults) is not installed without --force.
+    Child processes compare its structs with those that Tessera uses, and then its results with those of the
+    included version, on the bundled model and on --model. If a check fails, it is removed again. A version with
+    which a GPU of this computer is known to fail (tessera engine faults) is not installed without --force.
     """
     with _refusals(version), tempfile.TemporaryDirectory(prefix="tessera-wheel-") as work:
         if not force and (fault := _services().engine_fault(version)):
@@ -116,9 +116,9 @@ def install_version(version: str, models: tuple[str, ...], *, use_now: bool, for
 def fault_rules(*, all_rules: bool, update: Path | None, forget: str | None, as_json: bool) -> None:
     """List known faults of engines, chips and drivers, those of this computer's GPUs first.
 
-    Tessera avoids what they name, or uses other settings; the card of a model and `tessera doctor` say so. What the
-    check of a device or a comparison of answers found wrong on this computer follows; --json has its numbers for a
-    report, but no texts. --forget uses it again. --update takes newer rules from a file: its minisign signature
+    Tessera avoids them or uses other settings; the card of a model and `tessera doctor` say so. Faults found here,
+    by the check of a device or the comparison of answers, follow; --json has their numbers for a report,
+    but no texts. --forget deletes such a rule. --update reads newer rules from a file: its minisign signature
     (FILE.minisig) must match a key in kernels.keys.
     """
     import msgspec

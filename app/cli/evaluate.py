@@ -18,7 +18,7 @@ _CONSENT = (
 )
 
 
-@click.command(help="Let MODEL solve HumanEval's programming problems and show the share it solves.")
+@click.command(help="Let MODEL solve HumanEval's programming problems, and show the share that it solves.")
 @click.argument("model")
 @click.option(
     "--against", metavar="OTHER", help="Solve them with OTHER too and show the difference, with its interval."
@@ -30,9 +30,7 @@ _CONSENT = (
     "--data", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The wheel with the problems."
 )
 @click.option("--yes", "-y", is_flag=True, help="Run what the model writes without asking.")
-@click.option(
-    "--without-sandbox", is_flag=True, help="Run it even where there is no sandbox. It can read your files."
-)
+@click.option("--without-sandbox", is_flag=True, help="Run it even without a sandbox. It can then read your files.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--quiet", "-q", is_flag=True, help="Only the totals.")
 def command(

@@ -10,7 +10,7 @@ from app.cli.echo import echo
 
 @click.command(
     "fim-bench",
-    help="Measure keystroke-to-suggestion latency of MODEL (default: one that can fill gaps) while typing.",
+    help="Measure MODEL's latency from keystroke to suggestion (default: a model for fill-in-the-middle).",
 )
 @click.argument("model", required=False)
 @click.option("--file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Text to type.")

@@ -27,7 +27,10 @@ _BASES = {"formula": "the file", "probe": "a trial on this machine", "prior": "a
 @click.option("--layers", type=click.IntRange(0, 10000), help="Layers on the GPU.")
 @click.option("--projector", type=click.Path(exists=True, dir_okay=False), help="Vision projector to load with it.")
 @click.option(
-    "--from", "replay", type=click.Path(path_type=Path, dir_okay=False), help="Judge for a recorded machine."
+    "--from",
+    "replay",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Use a recorded machine instead of this one.",
 )
 @click.option("--explain", is_flag=True, help="Show which step set which setting, and why.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.group(help="Kernel packs: backends such as Vulkan, installed in addition to the included libraries.")
 def command() -> None:
-    """The Vulkan pack comes along and is installed once a GPU is seen; others are files or at your address."""
+    """The Vulkan pack is included and installed when a GPU is found; others are files or at your address."""
 
 
 @command.command("list")

@@ -20,7 +20,7 @@ def command() -> None:
 @click.argument("name")
 @click.option("--manage", is_flag=True, help="May also load, download and delete models.")
 def add(name: str, *, manage: bool) -> None:
-    """Make a key. It is shown this once."""
+    """Create a key. It is shown only once."""
     echo(EngineFacade().keys.add(name, ("chat", "manage") if manage else ("chat",)))
     echo("Keep it now: only its hash is stored.", err=True)
 

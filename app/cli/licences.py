@@ -11,7 +11,7 @@ from app.tools.types import shown_text
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def command(name: str | None, *, as_json: bool) -> None:
-    """Packages, libraries, data and fonts with their licences; with NAME the whole text of one."""
+    """List packages, libraries, data and fonts with their licences; with NAME, print the text of one."""
     from app.licences import components, own_licence
 
     matches = [each for each in components() if name is None or each.name.casefold() == name.casefold()]

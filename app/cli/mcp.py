@@ -33,7 +33,7 @@ _INSTRUCTIONS: Final = (
 @click.option("--http", "port", type=click.IntRange(0, 65535), help="Serve HTTP on this port of this computer.")
 @click.option("--model", "-m", default="default", help="Model that answers `ask`.")
 def command(names: tuple[str, ...], port: int | None, model: str) -> None:
-    """Let other programs (MCP clients) search and read the COLLECTIONs named, and no others.
+    """Let other programs (MCP clients) search and read the named COLLECTIONs, and no others.
 
     Nothing can be changed. Without --http, the client starts this command and talks to it over stdin and stdout.
     """

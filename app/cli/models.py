@@ -38,11 +38,13 @@ _WORDS = {
 
 @click.command("sampling")
 @click.argument("model")
-@click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Keep a value for MODEL (repeatable).")
+@click.option(
+    "--set", "changes", multiple=True, metavar="NAME=VALUE", help="Save a default for MODEL (repeatable)."
+)
 @click.option("--reset", is_flag=True, help="Follow the model's recommendation again.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def sampling_command(model: str, changes: tuple[str, ...], reset: bool, as_json: bool) -> None:
-    """Show or set what MODEL samples with where a request leaves it open."""
+    """Show or set MODEL's sampling defaults for requests that name none."""
     from engine.services import EngineFacade
 
     if reset and changes:
@@ -83,12 +85,12 @@ def _change(text: str) -> tuple[str, float | int]:
 @click.command("engine-args")
 @click.argument("model")
 @click.argument("changes", nargs=-1, metavar="[NAME=VALUE]...")
-@click.option("--reset", is_flag=True, help="Leave everything to Tessera again.")
+@click.option("--reset", is_flag=True, help="Remove all of them.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def engine_args_command(model: str, changes: tuple[str, ...], reset: bool, as_json: bool) -> None:
-    """Show or set MODEL's raw arguments of llama.cpp, by the names of its flags.
+    """Show or set MODEL's raw llama.cpp arguments, by the names of its flags.
 
-    An empty value takes one back. llama.cpp tries them before they are kept.
+    An empty value removes one. llama.cpp tries them before they are saved.
     """
     import msgspec
 
@@ -186,7 +188,7 @@ def loaded_command(as_json: bool) -> None:
 @click.option(
     "--ttl", "ttl_s", type=click.FloatRange(0, 1e9), help="Seconds until it is unloaded when idle; 0: never."
 )
-@click.option("--pin/--no-pin", "pinned", default=None, help="Let it stay until it is unloaded by hand.")
+@click.option("--pin/--no-pin", "pinned", default=None, help="Never unload it automatically.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def load_command(
     model: str, ctx: int | None, kv: str | None, ttl_s: float | None, pinned: bool | None, as_json: bool

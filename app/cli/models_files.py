@@ -45,12 +45,12 @@ def import_command(path: Path, as_json: bool) -> None:
     default="auto",
     help="Type of the weights. auto keeps 16-bit weights and converts F32 to F16.",
 )
-@click.option("--yes", "-y", is_flag=True, help="Get llama.cpp's converter without asking if it is needed.")
+@click.option("--yes", "-y", is_flag=True, help="Download llama.cpp's converter without asking if it is needed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def convert_command(folder: Path, out: Path | None, float_type: "FloatType", yes: bool, as_json: bool) -> None:
     """Convert the Hugging Face FOLDER (safetensors) to a GGUF file and add it to the library.
 
-    Tessera's own converter knows the usual families; for others it offers llama.cpp's, which is fetched once.
+    Tessera's own converter knows the usual families; for others it offers llama.cpp's, downloaded once.
     """
     from app.cli.converter import with_converter
     from app.cli.job_line import finish, this_computers_server
@@ -76,9 +76,9 @@ def convert_command(folder: Path, out: Path | None, float_type: "FloatType", yes
 @click.argument("where", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def link_command(where: str | None, as_json: bool) -> None:
-    """Use models where they lie, without copying.
+    """Use models in place, without copying.
 
-    WHERE is a file, a folder, or lmstudio, ollama, llama.cpp, jan, huggingface. Without it: what could be linked.
+    WHERE: a file, a folder, lmstudio, ollama, llama.cpp, jan, huggingface. Without it: list what could be linked.
     """
     from app.cli.job_line import this_computers_server
     from engine.services import EngineFacade
@@ -132,7 +132,7 @@ def verify_command(model: str, as_json: bool) -> None:
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def rename_command(model: str, name: str, as_json: bool) -> None:
-    """Show MODEL to people as NAME ("" is its own again); its id stays."""
+    """Change the displayed name of MODEL to NAME ("" restores the original); its id stays."""
     from app.cli.job_line import this_computers_server
 
     with this_computers_server() as client:
@@ -146,9 +146,9 @@ def rename_command(model: str, name: str, as_json: bool) -> None:
 @click.option("--remove", is_flag=True, help="Remove ALIAS.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def alias_command(alias: str | None, model: str | None, remove: bool, as_json: bool) -> None:
-    """Let ALIAS (a name, or a pattern such as claude-*) stand for MODEL. Without both: show the aliases.
+    """Make ALIAS (a name, or a pattern such as claude-*) another name of MODEL. Without both: show the aliases.
 
-    Programs that were made for another server find their model then, such as gpt-4o.
+    So programs for other servers find the model that they name, such as gpt-4o.
     """
     from app.cli.job_line import this_computers_server
     from engine.services import EngineFacade
@@ -224,7 +224,7 @@ def move_folder_command(folder: Path, as_json: bool) -> None:
 @click.command("remove")
 @click.argument("model", required=False)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-@click.option("--undo", metavar="TICKET", help="Bring a removed model back.")
+@click.option("--undo", metavar="TICKET", help="Restore a removed model.")
 @click.option("--trash", "show_trash", is_flag=True, help="Show what can be restored.")
 @click.option("--empty-trash", is_flag=True, help="Delete removed models permanently.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

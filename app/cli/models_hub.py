@@ -96,7 +96,7 @@ def starters_command(check: bool, as_json: bool) -> None:
 def pull_command(
     model: str, label: str | None, plan_only: bool, revision: str | None, no_vision: bool, yes: bool, as_json: bool
 ) -> None:
-    """Fetch MODEL: owner/name, owner/name:Q4_K_M, owner/name/file.gguf, or its address."""
+    """Download MODEL: owner/name, owner/name:Q4_K_M, owner/name/file.gguf, or its address."""
     from contextlib import closing
 
     from app.cli.job_line import Interrupted, finish, this_computers_server

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.group("onnx")
 def command() -> None:
-    """ONNX Runtime: convert models for it, and see what it can run on here."""
+    """Convert models for ONNX Runtime, and show which devices it can use."""
 
 
 @command.command("convert")
@@ -23,13 +23,11 @@ def command() -> None:
 @click.argument("out", required=False, type=click.Path(path_type=Path, file_okay=False))
 @click.option("--all-logits", is_flag=True, help="Logits of every position, to verify drafts; prompts cost more.")
 @click.option("--exact", is_flag=True, help="Activations in 32 bits instead of 8: slower, closer to the formula.")
+@click.option("--fixed", is_flag=True, help="Quantized graphs with fixed shapes, for Qualcomm's NPU compiler.")
+@click.option("--context", type=click.IntRange(64, 8192), default=512, help="With --fixed: context in tokens.")
+@click.option("--bits", type=click.Choice(["8", "4"]), default="8", help="With --fixed: bits per weight.")
 @click.option(
-    "--fixed", is_flag=True, help="Quantized graphs of fixed shapes, as Qualcomm's NPU compiler wants them."
-)
-@click.option("--context", type=click.IntRange(64, 8192), default=512, help="With --fixed: tokens that fit.")
-@click.option("--bits", type=click.Choice(["8", "4"]), default="8", help="With --fixed: bits of a weight.")
-@click.option(
-    "--seconds", type=click.FloatRange(2, 30), default=12, help="With --fixed and speech: sound that fits at once."
+    "--seconds", type=click.FloatRange(2, 30), default=12, help="With --fixed and speech: longest audio in seconds."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def convert_command(
@@ -45,8 +43,8 @@ def convert_command(
 ) -> None:
     """Convert SOURCE (a GGUF file or a model of the library) to a folder that ONNX Runtime runs.
 
-    Llama, Qwen2 and Qwen3. Q4_0, Q8_0 and 16-bit weights are kept exactly, Q6_K too; others become 8 bits, and that
-    is said. Without OUT the folder joins the library. Converting a file again takes the folder that is there.
+    For Llama, Qwen2 and Qwen3. Q4_0, Q6_K, Q8_0 and 16-bit weights stay exact; others become 8 bits, which is
+    reported. Without OUT the folder joins the library; if the file was converted before, that folder is used.
     SOURCE `speech` with --fixed converts the installed speech model.
     """
     import msgspec

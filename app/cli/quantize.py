@@ -103,7 +103,7 @@ _SAME_NAME = (
     "--plan",
     "plan_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Use an exported plan instead of a size. The result is measured here before it is kept.",
+    help="Use an exported plan instead of a size. The result is measured here before it is saved.",
 )
 @click.option(
     "--plan-key",
@@ -133,7 +133,7 @@ _SAME_NAME = (
 @click.option(
     "--quick-test",
     is_flag=True,
-    help="First measure for some seconds how sensitive the model is: narrows the expected loss.",
+    help="First measure the model's sensitivity for some seconds, which narrows the expected loss.",
 )
 @click.option("--plan-only", is_flag=True, help="Show the plan and its costs; write nothing.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
@@ -145,7 +145,7 @@ _SAME_NAME = (
 @click.option(
     "--cluster",
     is_flag=True,
-    help="Round with every computer of this one's cluster (tessera cluster): the same bytes.",
+    help="Round on all computers of this cluster (tessera cluster), with the same result.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:

@@ -23,13 +23,13 @@ def command() -> None:
 @click.option("--ssh-port", default=22, show_default=True, type=click.IntRange(1, 65535))
 @click.option("--port", default=50052, show_default=True, type=click.IntRange(1, 65535), help="The worker's.")
 @click.option("--identity", default="", help="A private key's file; else the agent and your usual keys.")
-@click.option("--host-key", default="", help="The fingerprint the host is known to have (SHA256:…).")
+@click.option("--host-key", default="", help="The host's known fingerprint (SHA256:…).")
 @click.option(
     "--use",
     type=click.Choice(["unfit", "faster", "pinned"]),
     default="unfit",
     show_default=True,
-    help="For models that do not fit here; also where it is faster; or only for models pinned to it.",
+    help="unfit: models that do not fit here; faster: also if it is faster; pinned: only models pinned to it.",
 )
 def add(name: str, where: str, ssh_port: int, port: int, identity: str, host_key: str, use: str) -> None:
     """Add a computer, such as: tessera remote add desk you@desk-pc."""

@@ -28,14 +28,14 @@ _OLD_LOGS = 3
     type=click.IntRange(0, 65535),
     help="Port; 0 picks one.",
 )
-@click.option("--api-key", "api_keys", multiple=True, envvar="TESSERA_API_KEY", help="Key clients must send.")
-@click.option("--allow-host", "hosts", multiple=True, help="Further host name this server answers to.")
+@click.option("--api-key", "api_keys", multiple=True, envvar="TESSERA_API_KEY", help="Key that clients must send.")
+@click.option("--allow-host", "hosts", multiple=True, help="Additional host name of this server.")
 @click.option("--allow-origin", "origins", multiple=True, help="Web page origin that may use this server.")
 @click.option(
     "--containers/--no-containers",
     default=True,
     show_default=True,
-    help="Answer under the names containers use, such as host.docker.internal.",
+    help="Accept the host names that containers use, such as host.docker.internal.",
 )
 @click.option("--apps/--no-apps", default=True, show_default=True, help="Pages of installed apps and editors.")
 @click.option(
@@ -85,8 +85,10 @@ _OLD_LOGS = 3
 @click.option(
     "--lora", "lora", multiple=True, metavar="MODEL=FILE", help="LoRA adapter (GGUF) loaded with a model."
 )
-@click.option("--draft", help="Small model that drafts tokens for all models of its vocabulary.")
-@click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate (PEM); with it only TLS is spoken.")
+@click.option("--draft", help="Small model that drafts tokens for all models with its vocabulary.")
+@click.option(
+    "--tls-cert", type=click.Path(path_type=Path), help="Certificate (PEM); the server then accepts only TLS."
+)
 @click.option("--tls-key", type=click.Path(path_type=Path), help="The certificate's private key (PEM).")
 @click.option("--private", "parent", type=int, hidden=True, help="Serve only the process with this id.")
 @click.pass_context

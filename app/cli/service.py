@@ -13,7 +13,7 @@ from app.tools.types import shown_text
 from devices.child_command import own_command
 
 
-@click.group(help="Keep the server running: started at log-in, started again when it ends.")
+@click.group(help="Run the server as a service: started at login, restarted if it ends.")
 def command() -> None:
     """Uses the system's own manager of services, as this user."""
 

@@ -64,7 +64,7 @@ def get_command(name: str) -> None:
 @click.argument("name")
 @click.argument("value")
 def set_command(name: str, value: str) -> None:
-    """Set NAME to VALUE. A window that is open takes it at its next start."""
+    """Set NAME to VALUE. An open window uses it after its next start."""
     _store(name, value)
 
 

@@ -43,12 +43,18 @@ def list_command(as_json: bool) -> None:
 @command.command("add", context_settings={"ignore_unknown_options": True})
 @click.argument("name", required=False)
 @click.argument("where", nargs=-1, type=click.UNPROCESSED)
-@click.option("--env", "values", multiple=True, metavar="NAME=VALUE", help="Variable, or header of an address.")
 @click.option(
-    "--from", "file", type=click.File("r"), help="JSON as other clients keep it; '-' reads standard input."
+    "--env",
+    "values",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Environment variable, or HTTP header for an address.",
 )
 @click.option(
-    "--timeout", "call_s", type=click.FloatRange(1, 3600), help="Seconds a call may take.  [default: 120]"
+    "--from", "file", type=click.File("r"), help="JSON in the format of other clients; '-' reads standard input."
+)
+@click.option(
+    "--timeout", "call_s", type=click.FloatRange(1, 3600), help="Time limit of a call, in seconds.  [default: 120]"
 )
 def add_command(
     name: str | None,

@@ -40,9 +40,9 @@ def add(name: str, url: str, kind: str | None, *, ask_key: bool, use_all: bool) 
 
 @command.command("key")
 @click.argument("name")
-@click.option("--remove", is_flag=True, help="Forget the key.")
+@click.option("--remove", is_flag=True, help="Delete the key.")
 def key(name: str, *, remove: bool) -> None:
-    """Give a server another key. It is asked for, so that it is in no history."""
+    """Set another key for a server. The command asks for it, so it is in no shell history."""
     given = None if remove else click.prompt("Key", hide_input=True)
     with connected() as client:
         _print_row(client.set_upstream_key(name, given))
@@ -91,7 +91,7 @@ def remove(name: str) -> None:
 @command.command("route")
 @click.argument("model")
 @click.argument("name")
-@click.option("--as", "as_model", default=None, help="What the model is called there.")
+@click.option("--as", "as_model", default=None, help="Name of the model there.")
 @click.option("--queue", type=click.IntRange(0, 10_000), default=None, help="Only when more than N wait here.")
 @click.option("--unfit", is_flag=True, help="Only when the model does not fit here.")
 def route(model: str, name: str, as_model: str | None, queue: int | None, *, unfit: bool) -> None:

@@ -20,9 +20,9 @@ WRONG_EXIT = 1
 def command(ctx: click.Context, models: tuple[str, ...], *, as_json: bool) -> None:
     """Compare every usable GPU and NPU with the CPU, on MODELS or on all installed ones.
 
-    Each backend is tried with and without flash attention, with a quantized cache and with some layers left on the
-    CPU. What computes wrongly is not used from then on, until driver, kernels or settings change. Ends with 1 where
-    something is wrong.
+    Each backend is tried with and without flash attention, with a quantized cache and with some layers on the
+    CPU. Whatever computes wrong results is not used until driver, kernels or settings change. Exits with 1 if any
+    result is wrong.
     """
     from contextlib import closing
 

@@ -16,7 +16,7 @@ from app.format import size
 PORT = 50052
 
 
-@click.command(help="Serve this computer's GPU, or processor, to a model on another one (through an SSH tunnel).")
+@click.command(help="Offer this computer's GPU, or CPU, to a model on another computer (through an SSH tunnel).")
 @click.option("--port", default=PORT, show_default=True, type=click.IntRange(1, 65535))
 @click.option("--threads", default=os.cpu_count() or 1, show_default="all", type=click.IntRange(1, 512))
 @click.option("--memory", type=Size(), help="Maximum main memory to offer, such as 8G.")
