@@ -1,6 +1,7 @@
 """The content words of a query or a sentence, with the same stemming as the full-text index."""
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import apsw
@@ -28,8 +29,8 @@ STOP: Final = frozenset(_STOP_WORDS.split())
 class Stemmer:
     """Stems words as FTS5 does. It uses the connection that it was created with, so hold that connection's lock."""
 
-    def __init__(self, connection: apsw.Connection) -> None:
-        self._tokenize = connection.fts5_tokenizer(TOKENIZER[0], list(TOKENIZER[1:]))
+    def __init__(self, connection: apsw.Connection, tokenizer: Sequence[str] = TOKENIZER) -> None:
+        self._tokenize = connection.fts5_tokenizer(tokenizer[0], list(tokenizer[1:]))
 
     def stems(self, text: str) -> list[str]:
         """The stem of every word, in order."""

@@ -57,17 +57,11 @@ def _terms(store: Store, question: str) -> list[str]:
     """The content words, rarest first; in large collections common words only if there are no others."""
     words = store.stemmer.telling(question)
     total = max(store.connection.execute("SELECT count(*) FROM chunk").get, 1)
-    counts = document_counts(store, words.values())
+    counts = store.chunk_counts(words.values())
     rows = [(counts[stem], word) for word, stem in words.items() if counts[stem]]
     rows.sort()
     rare = [word for count, word in rows if count / total <= _COMMON_FRACTION or count < _MANY]
     return (rare or [word for _, word in rows[:3]])[:_MAX_TERMS]
-
-
-def document_counts(store: Store, stems: Any) -> dict[str, int]:
-    """The number of passages that contain each stem. Hold the store's lock."""
-    ask = store.connection.execute
-    return {s: int(ask("SELECT coalesce(sum(doc), 0) FROM term WHERE term=?", (s,)).get) for s in stems}
 
 
 def find(
@@ -239,7 +233,7 @@ def evidence(store: Store, question: str, hits: Sequence[Passage]) -> RelevanceE
         # All parts of `autovacuum_moon_phase` count: parts that are in no passage are the strongest signal.
         stems = {stem for word in store.stemmer.telling(question) for stem in store.stemmer.stems(word)}
         total = max(int(store.connection.execute("SELECT count(*) FROM chunk").get), 1)
-        counts = document_counts(store, stems)
+        counts = store.chunk_counts(stems)
         weights = {stem: _rarity(total, count) for stem, count in counts.items()}
         whole = sum(weights.values()) or 1.0
         texts = [f"{hit.title} {hit.heading} {hit.text}" for hit in hits[:_LOOKED_AT]]

@@ -5,7 +5,6 @@ a killed process leaves an index of complete pages.
 """
 
 import hashlib
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ import apsw
 import msgspec
 
 from devices.msgspec_lock import learned
-from engine.core.index_database import open_index
+from engine.core.index_database import VECTOR_TABLES, IndexStore, open_index
 from engine.documents.errors import CollectionUnusable
 from engine.documents.query_terms import TOKENIZER, Stemmer
 from engine.documents.types import NEEDS_OCR, NO_OCR_HERE, DocumentRow, PageRead, Passage
@@ -36,10 +35,7 @@ CREATE INDEX chunk_page ON chunk(document_id, page);
 CREATE VIRTUAL TABLE full_text USING fts5(title, heading, body, content='', contentless_delete=1,
   tokenize="{" ".join(TOKENIZER)}");
 CREATE VIRTUAL TABLE term USING fts5vocab(full_text, row);
-CREATE TABLE vector(id INTEGER PRIMARY KEY AUTOINCREMENT, chunk_id INTEGER NOT NULL UNIQUE
-  REFERENCES chunk(id) ON DELETE CASCADE, vector BLOB NOT NULL);
-CREATE TABLE fact(name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-"""
+{VECTOR_TABLES}"""
 # Vectors of removed passages by content hash, until the pass over the files ends: a renamed folder has the same
 # texts in other places. In memory, so nothing of a deleted file stays on disk.
 _SPARE: Final = "CREATE TEMP TABLE spare(digest BLOB PRIMARY KEY, vector BLOB NOT NULL) WITHOUT ROWID"
@@ -82,7 +78,7 @@ _CHUNK: Final = (
 )
 
 
-class Store:
+class Store(IndexStore):
     """Typed access to the tables. One connection under one lock; safe from any thread.
 
     The file is opened on first use, and again after `rest`, so an idle index holds no file descriptors. `on_open`
@@ -90,8 +86,8 @@ class Store:
     """
 
     def __init__(self, path: Path, on_open: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
         self.path = path
-        self.lock = threading.RLock()
         self.used_at = 0.0
         self._on_open = on_open
         self._opened: tuple[apsw.Connection, Stemmer] | None = None
@@ -253,42 +249,11 @@ class Store:
         with self.lock:
             self._db.execute("DELETE FROM spare")
 
-    def set_fact(self, name: str, value: str) -> None:
-        """Store a metadata value of the index."""
-        with self.lock, self._db:
-            self._db.execute("INSERT OR REPLACE INTO fact VALUES(?, ?)", (name, value))
-
-    def add_vectors(self, model: str, vectors: Sequence[tuple[int, bytes]]) -> None:
-        """Store vectors that `model` computed; passages deleted in the meantime are skipped."""
-        with self.lock, self._db:
-            if self.fact("embedding_model") != model:
-                return
-            self._db.executemany(
-                "INSERT OR REPLACE INTO vector(chunk_id, vector)"
-                " SELECT ?1, ?2 WHERE EXISTS (SELECT 1 FROM chunk WHERE id=?1)",
-                vectors,
-            )
-
-    def use_model(self, model: str, passage_prefix: str = "") -> bool:
-        """Set the model and passage prefix of all vectors from now on.
-
-        Returns True if either changed; the old vectors are then deleted.
-        """
-        made_by = {"embedding_model": model, "passage_prefix": passage_prefix}
-        with self.lock, self._db:
-            if all(self.fact(name) == value for name, value in made_by.items()):
-                return False
-            self._db.execute("DELETE FROM vector")
-            self._db.execute("DELETE FROM spare")
-            self._db.executemany("INSERT OR REPLACE INTO fact VALUES(?, ?)", made_by.items())
-        return True
+    def _delete_vectors(self) -> None:
+        super()._delete_vectors()
+        self._db.execute("DELETE FROM spare")
 
     # ------------------------------------------------------------------ queries
-
-    def fact(self, name: str) -> str:
-        """A metadata value of the index; empty if there is none."""
-        with self.lock:
-            return str(self._db.execute("SELECT value FROM fact WHERE name=?", (name,)).get or "")
 
     def indexed_files(self) -> dict[str, tuple[int, int, str]]:
         """Path to (size in bytes, mtime_ns, state) of every document."""
@@ -369,7 +334,7 @@ class Store:
                 (NEEDS_OCR, NO_OCR_HERE),
             ).get
             chunks = self._db.execute("SELECT count(*) FROM chunk").get
-            embedded = self._db.execute("SELECT count(*) FROM vector").get
+            embedded = self.num_vectors()
         return Counts(
             documents=documents,
             failed=failed,

@@ -1,11 +1,11 @@
-"""Vectors of passages: one byte per dimension on disk and in memory, searched exhaustively."""
+"""Vectors of chunks: one byte per dimension on disk and in memory, searched exhaustively."""
 
 import threading
 from typing import Any, Final
 
 import numpy as np
 
-from engine.documents.store import Store
+from engine.core.index_database import IndexStore
 
 # Rows per batch: their float32 copy has about 25 MB at 384 dimensions.
 _BLOCK: Final = 16_384
@@ -29,9 +29,9 @@ def above(cosine: Any, floor: float) -> Any:
 
 
 class Vectors:
-    """The vectors of a collection in memory, loaded incrementally. Safe from any thread."""
+    """The vectors of an index in memory, loaded incrementally. Safe from any thread."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: IndexStore) -> None:
         self._store = store
         self._lock = threading.Lock()
         self._drop()
@@ -50,7 +50,7 @@ class Vectors:
             self._drop()
 
     def nearest(self, question: Any, limit: int, floor: float = 0.0) -> list[tuple[int, float]]:
-        """Ids of the passages nearest to a unit vector, with their cosines rescaled from `floor`, best first."""
+        """Ids of the chunks nearest to a unit vector, with their cosines rescaled from `floor`, best first."""
         with self._lock:
             self._load()
             if not self._count or self._rows.shape[1] != len(question):
@@ -70,7 +70,7 @@ class Vectors:
         with self._store.lock:
             db = self._store.connection
             made_by = self._store.fact("embedding_model"), self._store.fact("passage_prefix")
-            there = int(db.execute("SELECT count(*) FROM vector").get)
+            there = self._store.num_vectors()
             if made_by != self._made_by or self._count - there > _STALE * max(there, 1000):
                 self._drop()
                 self._made_by = made_by

@@ -2,8 +2,9 @@
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Final, NamedTuple
 
 import msgspec
 from pathspec import GitIgnoreSpec
@@ -15,8 +16,73 @@ from engine.documents.file_types import SKIPPED_FOLDERS, kind_of
 # Far more files than users have documents; limits the damage of a mistaken "/".
 MAX_FILES = 500_000
 _MAX_RULES_BYTES = 1 << 20
+_IGNORE_FILES: Final = (".gitignore", ".ignore", ".tesseraignore")
 # Errors that are about the file and not temporary.
 _GONE = (FileNotFoundError, NotADirectoryError, PermissionError)
+
+
+class _Level(NamedTuple):
+    prefix: str
+    spec: GitIgnoreSpec
+
+
+class IgnoreRules:
+    """Ignore files from a folder down to one below it; the deepest file with a matching rule decides.
+
+    `strict`: an ignore file that exists and cannot be read now is an OSError; else it has no rules.
+    """
+
+    def __init__(self, levels: tuple[_Level, ...] = (), *, strict: bool = False) -> None:
+        self._levels = levels
+        self._strict = strict
+
+    @classmethod
+    def at_root(cls, root: Path, always: Iterable[str] = (), *, strict: bool = False) -> "IgnoreRules":
+        """The patterns that always hold, then git's exclude file, then the root's ignore files."""
+        patterns = (list(always), _patterns(root / ".git" / "info" / "exclude", strict=strict))
+        levels = tuple(_Level("", GitIgnoreSpec.from_lines(lines)) for lines in patterns if lines)
+        return cls(levels, strict=strict).below(root, "")
+
+    def below(self, folder: Path, prefix: str) -> "IgnoreRules":
+        """Add the ignore files in `folder`; `prefix` is its path with a trailing slash, or empty."""
+        lines = [line for name in _IGNORE_FILES for line in _patterns(folder / name, strict=self._strict)]
+        if not lines:
+            return self
+        level = _Level(prefix, GitIgnoreSpec.from_lines(lines))
+        return IgnoreRules((*self._levels, level), strict=self._strict)
+
+    def ignored(self, path: str) -> bool:
+        """Return True if a path below the root is ignored; paths of folders end in a slash."""
+        for level in reversed(self._levels):
+            verdict = level.spec.check_file(path[len(level.prefix) :]).include
+            if verdict is not None:
+                return verdict
+        return False
+
+    def ignores(self, root: Path, path: str) -> bool:
+        """Return True if a file, or a folder on the way to it, is ignored. These are the rules at the root."""
+        rules, prefix = self, ""
+        *folders, name = path.split("/")
+        for folder in folders:
+            prefix += folder + "/"
+            if rules.ignored(prefix):
+                return True
+            rules = rules.below(root / prefix, prefix)
+        return rules.ignored(prefix + name)
+
+
+def _patterns(file: Path, *, strict: bool) -> list[str]:
+    try:
+        if not stat.S_ISREG(file.lstat().st_mode):  # reading a pipe would block
+            return []
+        with file.open("rb") as opened:
+            return opened.read(_MAX_RULES_BYTES).decode("utf-8", "replace").splitlines()
+    except _GONE:
+        return []
+    except OSError:
+        if strict:
+            raise
+        return []
 
 
 class ScannedFile(msgspec.Struct, frozen=True):
@@ -44,7 +110,7 @@ class Walk:
     def files(self) -> Iterator[ScannedFile]:
         """Every readable file, once. Deleted or forbidden files yield nothing; links are not followed.
 
-        Hidden files and folders and those in .gitignore are skipped, unless they are sources themselves.
+        Hidden files and folders and those of ignore files are skipped, unless they are sources themselves.
         """
         seen: set[str] = set()
         for source in self._sources:
@@ -53,7 +119,7 @@ class Walk:
                 self.offline.append(source)
                 continue
             scanned = self._file(path) if path.is_file() else None
-            every = iter((scanned,)) if scanned else self._below(path, ())
+            every = iter((scanned,)) if scanned else self._below(path, "", IgnoreRules())
             for file in every:
                 if file.path not in seen:
                     seen.add(file.path)
@@ -76,13 +142,13 @@ class Walk:
             return None
         return ScannedFile(str(path), kind, state.st_size, state.st_mtime_ns) if kind else None
 
-    def _below(self, folder: Path, rules: tuple[tuple[Path, GitIgnoreSpec], ...]) -> Iterator[ScannedFile]:
+    def _below(self, folder: Path, prefix: str, rules: IgnoreRules) -> Iterator[ScannedFile]:
         if not self._is_text(folder):
             return
         try:
             with os.scandir(folder) as listed:
                 entries = sorted(listed, key=lambda entry: entry.name)
-            rules = _with_rules(folder, rules)
+            rules = rules.below(folder, prefix) if prefix else IgnoreRules.at_root(folder, strict=True)
         except OSError as error:
             self._note(folder, error)
             return
@@ -90,11 +156,12 @@ class Walk:
             if entry.name.startswith(".") or entry.is_symlink():
                 continue
             is_folder = entry.is_dir(follow_symlinks=False)
-            if _ignored(entry.path, rules, is_folder=is_folder):
+            path = f"{prefix}{entry.name}/" if is_folder else prefix + entry.name
+            if rules.ignored(path):
                 continue
             if is_folder:
                 if entry.name.lower() not in SKIPPED_FOLDERS:
-                    yield from self._below(Path(entry.path), rules)
+                    yield from self._below(Path(entry.path), path, rules)
             elif entry.is_file(follow_symlinks=False):
                 scanned = self._file(Path(entry.path))
                 if scanned:
@@ -118,40 +185,18 @@ def is_below(path: str, source: str) -> bool:
 
 
 def is_wanted(path: str, source: str) -> bool:
-    """Return whether `Walk.files` would yield this file of a source: not hidden, not excluded by a rule."""
+    """Return whether `Walk.files` would yield this file of a source: not hidden, not excluded by a rule.
+
+    Raises: OSError: an ignore file exists and cannot be read now.
+    """
     if path == source:
         return True
-    rules: tuple[tuple[Path, GitIgnoreSpec], ...] = ()
     folder = Path(source)
-    parts = Path(path).relative_to(folder).parts
-    for number, part in enumerate(parts):
-        is_folder = number < len(parts) - 1
-        rules = _with_rules(folder, rules)
-        folder /= part
-        if part.startswith(".") or folder.is_symlink() or (is_folder and part.lower() in SKIPPED_FOLDERS):
+    relative = Path(path).relative_to(folder)
+    for name in relative.parts:
+        folder /= name
+        if name.startswith(".") or folder.is_symlink():
             return False
-        if _ignored(str(folder), rules, is_folder=is_folder):
-            return False
-    return True
-
-
-def _with_rules(
-    folder: Path, rules: tuple[tuple[Path, GitIgnoreSpec], ...]
-) -> tuple[tuple[Path, GitIgnoreSpec], ...]:
-    """The rules including those of a folder. Raises: OSError: its .gitignore exists and cannot be read now."""
-    path = folder / ".gitignore"
-    try:
-        state = path.stat()
-        if not stat.S_ISREG(state.st_mode) or state.st_size > _MAX_RULES_BYTES:  # reading a pipe would block
-            return rules
-        return (*rules, (folder, GitIgnoreSpec.from_lines(path.read_text("utf-8", "replace").splitlines())))
-    except (*_GONE, IsADirectoryError, ValueError):
-        return rules
-
-
-def _ignored(path: str, rules: Sequence[tuple[Path, GitIgnoreSpec]], *, is_folder: bool) -> bool:
-    for folder, spec in rules:
-        relative = os.path.relpath(path, folder).replace(os.sep, "/")
-        if spec.match_file(relative + ("/" if is_folder else "")):
-            return True
-    return False
+    if any(name.lower() in SKIPPED_FOLDERS for name in relative.parts[:-1]):
+        return False
+    return not IgnoreRules.at_root(Path(source), strict=True).ignores(Path(source), relative.as_posix())

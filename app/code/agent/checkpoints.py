@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from app.code.errors import FileMissing, PathRefused
-from app.code.index.walk import IgnoreRules
+from app.code.index.walk import rules_of
 from app.code.workspace import Workspace
 
 # A larger file is not stored. A tree of more files is a disk, not a project.
@@ -174,7 +174,7 @@ class Checkpoints:
 
 def _scan(root: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Every folder, file and link that is not ignored, with its status; at most 200,000."""
-    pending = [(root, "", IgnoreRules.at_root(root), 0)]
+    pending = [(root, "", rules_of(root), 0)]
     count = 0
     while pending and count < _MAX_FILES:
         folder, prefix, rules, depth = pending.pop()

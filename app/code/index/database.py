@@ -10,11 +10,14 @@ import apsw
 from app.code.errors import IndexUnusable
 from app.code.index.walk import FoundFile
 from app.code.index.worker import ParsedFile
-from engine.core.index_database import open_index
+from engine.core.index_database import VECTOR_TABLES, IndexStore, open_index
+from engine.documents.query_terms import Stemmer
 
 # Increase it when the tables or their contents change; an older index is rebuilt.
-_VERSION = 2
-_SCHEMA = """
+_VERSION = 3
+# The tokenizer of the full text, and of questions.
+_TOKENIZER = ("porter", "unicode61", "remove_diacritics", "0")
+_SCHEMA = f"""
 CREATE TABLE file(id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE, size_bytes INTEGER NOT NULL,
   mtime_ns INTEGER NOT NULL, language TEXT NOT NULL, num_lines INTEGER NOT NULL, problem TEXT);
 CREATE TABLE symbol(file_id INTEGER NOT NULL REFERENCES file(id) ON DELETE CASCADE, name TEXT NOT NULL,
@@ -22,13 +25,13 @@ CREATE TABLE symbol(file_id INTEGER NOT NULL REFERENCES file(id) ON DELETE CASCA
   signature TEXT NOT NULL);
 CREATE INDEX symbol_name ON symbol(name COLLATE NOCASE);
 CREATE INDEX symbol_file ON symbol(file_id);
-CREATE TABLE chunk(id INTEGER PRIMARY KEY, file_id INTEGER NOT NULL REFERENCES file(id) ON DELETE CASCADE,
-  first INTEGER NOT NULL, last INTEGER NOT NULL);
+CREATE TABLE chunk(id INTEGER PRIMARY KEY AUTOINCREMENT,
+  file_id INTEGER NOT NULL REFERENCES file(id) ON DELETE CASCADE, first INTEGER NOT NULL, last INTEGER NOT NULL);
 CREATE INDEX chunk_file ON chunk(file_id);
 CREATE VIRTUAL TABLE chunk_text USING fts5(path, names, body, words, content='', contentless_delete=1,
-  tokenize="porter unicode61 remove_diacritics 0");
+  tokenize="{" ".join(_TOKENIZER)}");
 CREATE VIRTUAL TABLE term USING fts5vocab(chunk_text, row);
-"""
+{VECTOR_TABLES}"""
 # Column weights for bm25: the column of a word matters more than its frequency.
 _WEIGHTS = "4.0, 6.0, 1.0, 0.7"
 
@@ -62,19 +65,20 @@ def index_path(cache: Path, root: Path) -> Path:
     return cache / "code" / digest[:24] / "index.db"
 
 
-class IndexDatabase:
-    """Typed access to the tables. One connection; threads must not use it concurrently."""
+class IndexDatabase(IndexStore):
+    """Typed access to the tables. One connection; hold `lock` for all calls from several threads."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         try:
             self._db = open_index(path, _SCHEMA, _VERSION)
-            self._tokenize = self._db.fts5_tokenizer("porter", ["unicode61", "remove_diacritics", "0"])
+            self._stemmer = Stemmer(self._db, _TOKENIZER)
         except (OSError, apsw.Error) as error:
             raise IndexUnusable(path, str(error)) from error
 
     @property
     def connection(self) -> apsw.Connection:
-        """The connection, for additional tables in the same file; use it under the same lock."""
+        """The connection, for queries of other modules; hold `lock`."""
         return self._db
 
     def indexed_files(self) -> dict[str, tuple[int, int]]:
@@ -162,19 +166,12 @@ class IndexDatabase:
         return [SymbolHit(*row) for row in rows]
 
     def num_chunks(self) -> int:
-        """Approximate number of chunks; deleted ones may be included."""
-        return int(self._db.execute("SELECT coalesce(max(id), 0) FROM chunk").get)
+        """Number of chunks."""
+        return int(self._db.execute("SELECT count(*) FROM chunk").get)
 
     def match_counts(self, words: Sequence[str]) -> dict[str, int]:
         """For each word, the number of chunks that contain its rarest token, stemmed like the text."""
-        counts = {}
-        for word in words:
-            tokens = self._tokenize(word.encode(), apsw.FTS5_TOKENIZE_QUERY, None)
-            # Without locations, each entry is a tuple of the token and its synonyms.
-            own = [token for entry in tokens for token in entry[2:]]
-            found = [self._db.execute("SELECT coalesce(sum(doc), 0) FROM term WHERE term=?", (t,)).get for t in own]
-            counts[word] = min(found, default=0)
-        return counts
+        return {word: min(self.chunk_counts(self._stemmer.stems(word)).values(), default=0) for word in words}
 
     def search(self, match: str, limit: int) -> Iterator[ChunkHit]:
         """Yield the best chunks for an FTS5 expression."""

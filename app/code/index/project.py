@@ -37,7 +37,7 @@ class ProjectIndex:
     def __init__(self, workspace: Workspace, cache: Path, num_workers: int | None = None) -> None:
         self.workspace = workspace
         self.database = IndexDatabase(index_path(cache, workspace.root))
-        self.lock = threading.RLock()
+        self.lock = self.database.lock
         self._pool = ParserPool(workspace.root, num_workers)
 
     def refresh(self, on_progress: Callable[[int, int], None] | None = None) -> Refreshed:

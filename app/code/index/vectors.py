@@ -11,6 +11,7 @@ from app.client import ApiError
 from app.code.index.database import ChunkHit
 from app.code.index.project import ProjectIndex
 from devices.errors import TesseraError
+from engine.documents.vectors import Vectors, packed
 
 # Returns one vector per text; raises ApiError if the server cannot embed.
 Embed = Callable[[list[str]], Sequence[Sequence[float]]]
@@ -24,29 +25,23 @@ _LEAST_CHARS = 100
 _ABOUT_TEXTS = frozenset({400, 413, 422, 500})
 # If this many first texts of a batch are rejected at any length, the cause is not the texts.
 _ENOUGH = 3
-# Search compares all vectors: with 384 dimensions, this many take about 20 ms and 75 MB.
+# Search compares all vectors: with 384 dimensions, this many have 20 MB.
 MAX_VECTORS = 50_000
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS chunk_vector(chunk_id INTEGER PRIMARY KEY REFERENCES chunk(id) ON DELETE CASCADE,
-  model TEXT NOT NULL, vector BLOB NOT NULL)
-"""
 
 
 class VectorIndex:
-    """Vectors of one model for a project's chunks. Vectors of another model are replaced when they are found."""
+    """Vectors of one model for a project's chunks. Those of another model are deleted."""
 
     def __init__(self, index: ProjectIndex, model: str, embed: Embed) -> None:
         self._index = index
         self._model = model
         self._embed = embed
-        self._matrix: npt.NDArray[np.float32] | None = None
-        self._ids: list[int] = []
+        self._vectors = Vectors(index.database)
         self._max_chars = _CHUNK_CHARS
         self._refused: set[int] = set()
         # The reason why the last update or search used no vectors; empty if it used them.
         self.problem = ""
-        with index.lock:
-            index.database.connection.execute(_SCHEMA)
+        index.database.use_model(model)
 
     def update(self, limit_s: float) -> int:
         """Embed chunks without a vector, for at most `limit_s`; return how many are still missing.
@@ -62,36 +57,34 @@ class VectorIndex:
             if not missing:
                 break
             try:
-                self._store([chunk_id for chunk_id, _ in texts], self._several([text for _, text in texts]))
+                vectors = self._several([text for _, text in texts])
             except (ApiError, ValueError) as error:
                 self.problem = str(error)
                 break
+            pairs = list(zip([chunk_id for chunk_id, _ in texts], vectors, strict=True))
+            self._refused |= {chunk_id for chunk_id, vector in pairs if vector is None}
+            rows = [(chunk_id, packed(vector)) for chunk_id, vector in pairs if vector is not None]
+            if not self._index.database.add_vectors(self._model, rows):
+                break  # another program uses this index with another model
         return self._num_missing()
 
     def search(self, question: str, limit: int = 24) -> list[ChunkHit]:
         """The semantically nearest chunks, best first; empty if the server cannot embed (see `problem`)."""
-        with self._index.lock:
-            self._load()
-        if self._matrix is None or not self._ids:
+        if not self._index.database.num_vectors():
             return []
         try:
             vector = self._one(question)
         except (ApiError, ValueError) as error:
             self.problem = str(error)
             return []
-        if vector.shape[0] != self._matrix.shape[1]:
-            return []
-        scores = self._matrix @ vector
-        best = np.argsort(-scores)[:limit]
-        hits = []
+        near = dict(self._vectors.nearest(vector, limit))
         with self._index.lock:
-            for position in best:
-                rows = self._index.database.connection.execute(
-                    "SELECT path, first, last FROM chunk JOIN file ON file.id=file_id WHERE chunk.id=?",
-                    (self._ids[int(position)],),
-                )
-                hits += [ChunkHit(path, first, last, float(scores[position])) for path, first, last in rows]
-        return hits
+            rows = self._index.database.connection.execute(
+                "SELECT chunk.id, file.path, first, last FROM json_each(?) JOIN chunk ON chunk.id=json_each.value"
+                " JOIN file ON file.id=file_id ORDER BY json_each.key",
+                (json.dumps(list(near)),),
+            )
+            return [ChunkHit(path, first, last, near[chunk_id]) for chunk_id, path, first, last in rows]
 
     def _several(self, texts: list[str]) -> list[npt.NDArray[np.float32] | None]:
         """A unit vector per text; None for a text that the model rejects at any length."""
@@ -128,51 +121,20 @@ class VectorIndex:
                 self._max_chars = max(len(text), _CHUNK_CHARS // 2)
             return vector
 
-    def _store(self, chunk_ids: list[int], vectors: list[npt.NDArray[np.float32] | None]) -> None:
-        pairs = list(zip(chunk_ids, vectors, strict=True))
-        self._refused |= {chunk_id for chunk_id, vector in pairs if vector is None}
-        rows = [
-            (chunk_id, self._model, vector.astype("<f2").tobytes())
-            for chunk_id, vector in pairs
-            if vector is not None
-        ]
-        with self._index.lock:
-            self._index.database.connection.executemany(
-                "INSERT OR REPLACE INTO chunk_vector"
-                " SELECT ?1, ?2, ?3 WHERE EXISTS (SELECT 1 FROM chunk WHERE id=?1)",
-                rows,
-            )
-        self._matrix = None
-
     def _missing(self, count: int) -> list[tuple[int, str, int, int]]:
         rows = self._index.database.connection.execute(
             "SELECT chunk.id, path, first, last FROM chunk JOIN file ON file.id=file_id"
-            " LEFT JOIN chunk_vector ON chunk_id=chunk.id AND model=? WHERE chunk_id IS NULL AND chunk.id IN"
+            " LEFT JOIN vector ON chunk_id=chunk.id WHERE chunk_id IS NULL AND chunk.id IN"
             " (SELECT id FROM chunk ORDER BY id LIMIT ?) AND chunk.id NOT IN (SELECT value FROM json_each(?))"
             " LIMIT ?",
-            (self._model, MAX_VECTORS, json.dumps(sorted(self._refused)), count),
+            (MAX_VECTORS, json.dumps(sorted(self._refused)), count),
         )
         return list(rows)
 
     def _num_missing(self) -> int:
         with self._index.lock:
-            total, have = self._index.database.connection.execute(
-                "SELECT (SELECT count(*) FROM chunk), (SELECT count(*) FROM chunk_vector WHERE model=?)",
-                (self._model,),
-            ).get
-        return max(min(int(total), MAX_VECTORS) - int(have), 0)
-
-    def _load(self) -> None:
-        """Reload the matrix after a change; vectors of deleted files are deleted with them."""
-        connection = self._index.database.connection
-        have = connection.execute("SELECT count(*) FROM chunk_vector WHERE model=?", (self._model,)).get
-        if self._matrix is not None and have == len(self._ids):
-            return
-        rows = list(connection.execute("SELECT chunk_id, vector FROM chunk_vector WHERE model=?", (self._model,)))
-        self._ids = [chunk_id for chunk_id, _ in rows]
-        parts = [np.frombuffer(blob, dtype="<f2") for _, blob in rows]
-        same = bool(parts) and all(len(part) == len(parts[0]) for part in parts)
-        self._matrix = np.stack(parts).astype(np.float32) if same else None
+            total = int(self._index.database.connection.execute("SELECT count(*) FROM chunk").get)
+            return max(min(total, MAX_VECTORS) - self._index.database.num_vectors(), 0)
 
     def _text(self, path: str, first: int, last: int) -> str:
         try:

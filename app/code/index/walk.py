@@ -4,10 +4,10 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 
-from pathspec import GitIgnoreSpec
+from engine.documents.walk import IgnoreRules
 
 # Folders with generated content, anywhere in the tree. A project that commits one names it in .tesseraignore with a
 # leading "!".
@@ -23,13 +23,11 @@ _BINARY_SUFFIXES = (
     ".webp .whl .woff .woff2 .xls .xlsx .xz .zip .zst"
 )
 _BINARY = frozenset(_BINARY_SUFFIXES.split())
-IGNORE_FILES = (".gitignore", ".ignore", ".tesseraignore")
 # Larger text files are data and are not worth indexing.
 MAX_INDEXED_BYTES = 1 << 20
 # A larger folder tree is a disk, not a project.
 MAX_FILES = 200_000
 _MAX_DEPTH = 64
-_MAX_IGNORE_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -41,41 +39,9 @@ class FoundFile:
     mtime_ns: int
 
 
-@dataclass(frozen=True)
-class _Level:
-    prefix: str
-    spec: GitIgnoreSpec
-
-
-class IgnoreRules:
-    """Ignore files from the root down to one folder; the deepest file with a matching rule decides."""
-
-    def __init__(self, levels: tuple[_Level, ...]) -> None:
-        self._levels = levels
-
-    @classmethod
-    def at_root(cls, root: Path) -> "IgnoreRules":
-        """The built-in rules, then git's exclude file, then the root's ignore files."""
-        rules = cls((_Level("", GitIgnoreSpec.from_lines(_MADE_FOLDERS.split())),))
-        exclude = _patterns(root / ".git" / "info" / "exclude")
-        if exclude:
-            rules = cls((*rules._levels, _Level("", GitIgnoreSpec.from_lines(exclude))))
-        return rules.below(root, "")
-
-    def below(self, folder: Path, prefix: str) -> "IgnoreRules":
-        """Add the ignore files in `folder` to these rules; `prefix` is its path with a trailing slash, or empty."""
-        lines = [line for name in IGNORE_FILES for line in _patterns(folder / name)]
-        if not lines:
-            return self
-        return IgnoreRules((*self._levels, _Level(prefix, GitIgnoreSpec.from_lines(lines))))
-
-    def ignored(self, path: str) -> bool:
-        """Return True if a path is ignored; paths of folders end in a slash."""
-        for level in reversed(self._levels):
-            verdict = level.spec.check_file(path[len(level.prefix) :]).include
-            if verdict is not None:
-                return verdict
-        return False
+def rules_of(root: Path) -> IgnoreRules:
+    """The rules at the root of a project."""
+    return IgnoreRules.at_root(root, _MADE_FOLDERS.split())
 
 
 def walk(root: Path) -> Iterator[FoundFile]:
@@ -84,7 +50,7 @@ def walk(root: Path) -> Iterator[FoundFile]:
 
 
 def _walk(root: Path) -> Iterator[FoundFile]:
-    pending = [(root, "", IgnoreRules.at_root(root), 0)]
+    pending = [(root, "", rules_of(root), 0)]
     while pending:
         folder, prefix, rules, depth = pending.pop()
         if depth:
@@ -116,15 +82,8 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 def is_ignored(root: Path, path: str) -> bool:
     """Return True if one file (relative path) is ignored by the same rules."""
-    rules, folder, prefix = IgnoreRules.at_root(root), root, ""
-    *folders, name = path.split("/")
-    for part in folders:
-        prefix += part + "/"
-        folder = folder / part
-        if rules.ignored(prefix) or _is_environment(folder):
-            return True
-        rules = rules.below(folder, prefix)
-    return rules.ignored(prefix + name) or _is_binary_name(name)
+    folders = islice(accumulate(path.split("/")[:-1], lambda folder, name: folder / name, initial=root), 1, None)
+    return _is_binary_name(path) or any(map(_is_environment, folders)) or rules_of(root).ignores(root, path)
 
 
 def _is_environment(folder: Path) -> bool:
@@ -134,13 +93,3 @@ def _is_environment(folder: Path) -> bool:
 
 def _is_binary_name(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in _BINARY  # noqa: PTH122  # 20 times as fast
-
-
-def _patterns(file: Path) -> list[str]:
-    try:
-        if file.is_symlink() or not file.is_file():
-            return []
-        with file.open("rb") as opened:
-            return opened.read(_MAX_IGNORE_BYTES).decode("utf-8", "replace").splitlines()
-    except OSError:
-        return []

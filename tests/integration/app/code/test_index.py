@@ -1,5 +1,6 @@
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from app.code.index.walk import is_ignored, walk
 from app.code.index.worker import ParsedFile
 from app.code.workspace import Workspace
 from devices import child
+from engine.documents.walk import Walk, is_wanted
 
 
 def paths(root):
@@ -42,6 +44,12 @@ def test_ignores_are_those_of_git_nested_and_negated(project):
     assert not found & (gone | {"node_modules/left/pad.js", ".git/config", "env/lib/site.py"})
     for path in [*found, *gone]:
         assert is_ignored(project, path) == (path not in found), path
+    # A collection of the same folder follows the same files, and leaves out what it has no reader for.
+    listed = {Path(file.path).relative_to(project).as_posix() for file in Walk([str(project)]).files()}
+    assert {"src/keep.log", "src/only_here.txt", "src/shapes.py"} <= listed
+    assert not listed & gone
+    for path in [*listed, *gone - {"data.gguf"}]:
+        assert is_wanted(str(project / path), str(project)) == (path in listed), path
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="making links needs a privilege there")

@@ -60,6 +60,18 @@ def test_only_what_changed_is_embedded_again(index, project):
     assert "tool.sh" not in [hit.path for hit in vectors.search("sailing the boat")]
 
 
+def test_a_new_chunk_is_not_found_by_the_vector_of_a_deleted_one(index, project):
+    index.refresh()
+    (project / "last.sh").write_text("launch() {\n  echo launching a rocket\n}\n")
+    index.update(["last.sh"])
+    vectors = VectorIndex(index, "m", Meaning())
+    vectors.update(60)
+    assert "last.sh" in [hit.path for hit in vectors.search("launching a rocket")[:2]]
+    (project / "last.sh").write_text("sail() {\n  echo sailing the boat\n}\n")
+    index.update(["last.sh"])
+    assert "last.sh" not in [hit.path for hit in vectors.search("launching a rocket")]
+
+
 def test_a_time_limit_stops_between_batches_and_another_model_starts_anew(index):
     index.refresh()
     slow = VectorIndex(index, "m", Meaning())
