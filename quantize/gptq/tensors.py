@@ -13,7 +13,7 @@ from quantize.gptq.codebook_search import BlockHessian, in_octets
 from quantize.gptq.codebooks import LATTICES
 from quantize.gptq.exact import pack_exactly
 from quantize.gptq.hessian import Hessian, group_curvature
-from quantize.gptq.rows import EXPONENTS, gptq_rows, plain_rows
+from quantize.gptq.rows import POWERS, gptq_rows, plain_rows
 from quantize.measurements import RoundRequest, Step
 from quantize.native.blocks import quantize_rows
 from quantize.native.source_weights import SourceWeights
@@ -102,7 +102,7 @@ class Rounder:
             return quantize_rows(weights, qtype, None if stock is None else stock.mean(matrix))
         curvature, octets = self._curvature(self._groups[name], matrix, in_lattice=qtype in LATTICES)
         if rounding == Rounding.ROWS:
-            return plain_rows(weights, qtype, curvature, EXPONENTS).blocks
+            return plain_rows(weights, qtype, curvature, POWERS).blocks
         return gptq_rows(weights, (qtype,), curvature, octets=octets)[qtype].blocks
 
     def _curvature(

@@ -85,6 +85,17 @@ class GroupTap(Tap):
         return tuple(groups)
 
 
+def largest(values: Floats, count: int) -> Floats:
+    """The largest of every `count` neighbours (a power of two) in each row: (rows, width / count).
+
+    In halves, because numpy reduces short axes slowly: a fifth of the time of `max` for 32 values.
+    """
+    flat = np.ascontiguousarray(values).reshape(-1)
+    for _ in range(count.bit_length() - 1):
+        flat = np.maximum(flat[::2], flat[1::2])
+    return flat.reshape(len(values), -1)
+
+
 class HessianAccumulator:
     """Sums of x x^T over tokens for several groups and experts, added window by window from several contexts.
 
@@ -117,7 +128,7 @@ class HessianAccumulator:
             add_gram(self.sums[name][expert], rows)
             highest, block = np.abs(rows), 1
             for longer, sums in self.peaks[name].items():  # each is a multiple of the previous one
-                highest, block = highest.reshape(len(rows), -1, longer // block).max(axis=2), longer
+                highest, block = largest(highest, longer // block), longer
                 sums[expert] += np.einsum("tb,tb->b", highest, highest, dtype=np.float64)
             self.tokens[name][expert] += len(rows)
         with self._turn:

@@ -143,7 +143,7 @@ def _measure_group(
             total[name] = total.get(name, 0.0) + float(curvature.output_error(ordered).sum(dtype=np.float64))
             # llama.cpp's imatrix has no importance for a table that is also the head.
             stock = 0.0 if group.tied else 1.0
-            exponents = EXPONENTS if gptq else (stock,)
+            exponents = tuple(dict.fromkeys((stock, *EXPONENTS))) if gptq else (stock,)
             # Rounding by ggml takes most of the time, so each type is rounded only once for all purposes.
             tried = {q: choices(weights, q, curvature, exponents) for q in qtypes}
             rounded = {("stock", q): several[exponents.index(stock) % len(several)] for q, several in tried.items()}

@@ -6,6 +6,7 @@ channel makes its neighbours inaccurate. The method and the meaning of strength 
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from quantize.files.channel_scales import KEY, ChannelScales, read_channel_scale
 from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata, scalar
 from quantize.files.measurement_folder import WorkFolder, read_json
 from quantize.ggml_types import SCALES_JUDGE, GgmlType
+from quantize.measure.hessians import largest
 from quantize.measure.kl_divergence import kld_from, log_softmax
 from quantize.measurements import MeasureRequest, Step
 from quantize.native.blocks import dequantize_rows, quantize_rows
 from quantize.native.calibration import WINDOW, read_windows
 from quantize.native.encode import copied
+from quantize.native.eval_context import EvalContext, Tokens
 from quantize.native.graph import GgmlTensor, read_floats, tensor_at
 from quantize.native.graph_hooks import Tap
 from quantize.native.reference import ReferenceModel
@@ -31,6 +34,7 @@ from quantize.native.source_weights import SourceWeights, quantizable
 
 Floats = npt.NDArray[np.float32]
 _TOKENS = 4096  # for measuring the channels. Measured: log-archive.md, "Smoothing"
+_PEAK_STEP = 4  # every fourth window shows the blocks' largest values well enough to choose among five strengths
 # Fraction of the difference between channels that moves into the weights. Measured: log-archive.md, "Smoothing".
 _STRENGTHS = (0.0, 0.125, 0.25, 0.375, 0.5)
 _BLOCK = 32  # values with a shared step. Source: ggml-common.h, block_q8_0
@@ -38,7 +42,7 @@ _STEPS = 127
 _JUDGE = SCALES_JUDGE.name
 # of that type's error, remaining after GPTQ. Source: docs/dev/quantization.md, "GPTQ rounding"
 _LEFT_FRACTION = 0.37
-_ROWS = 128
+_ROWS = 64
 _LEAST = 1e-3  # minimum size of a channel, relative to the mean channel
 # Types whose values can be multiplied by a power of two.
 _EXACT: dict[GgmlType, np.dtype[Any]] = {GgmlType.F32: np.dtype("<f4"), GgmlType.F16: np.dtype("<f2")}
@@ -76,7 +80,7 @@ class Smoothed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Channels(Tap):
-    """Sums of squares of some weights' inputs, and of each block's largest value after scaling."""
+    """One window's sums of squares of some weights' inputs, and of each block's largest value after scaling."""
 
     def __init__(self, scales: dict[str, list[Floats]], widths: dict[str, int]) -> None:
         self.squares = {name: np.zeros(width) for name, width in widths.items()}
@@ -95,20 +99,25 @@ class _Channels(Tap):
         """End a window's graph after the last of them; the rest, including the head's product, is not needed."""
         return super().takes(address, node) and bool(self._left)
 
-    def ended(self) -> None:
-        """Reset for the next window."""
-        self._left = set(self.squares)
-
     def take(self, weight: str, node: GgmlTensor) -> None:
-        """Add one window's inputs."""
+        """Add the window's inputs."""
         self._left.discard(weight)
         values = read_floats(tensor_at(node.src[1]))
         rows = values.reshape(-1, values.shape[-1])
         self.tokens += len(rows) if weight == self._first else 0
         self.squares[weight] += np.einsum("tk,tk->k", rows, rows, dtype=np.float64)
         for at, scale in enumerate(self._scales.get(weight, ())):
-            highest = np.abs(rows / scale).reshape(len(rows), -1, _BLOCK).max(axis=2)
+            highest = largest(np.abs(rows / scale), _BLOCK)
             self.peaks[weight][at] += np.einsum("tb,tb->b", highest, highest, dtype=np.float64)
+
+    def add(self, other: "_Channels") -> None:
+        """Add another window's sums."""
+        self.tokens += other.tokens
+        for weight, squares in other.squares.items():
+            self.squares[weight] += squares
+        for weight, peaks in other.peaks.items():
+            for sums, more in zip(self.peaks[weight], peaks, strict=True):
+                np.add(sums, more, out=sums)
 
 
 def smooth(request: SmoothRequest, send: Step) -> Smoothed:
@@ -134,7 +143,7 @@ def _smooth(request: SmoothRequest, send: Step) -> Smoothed:
     measure = request.measure
     source = SourceWeights(measure.source)
     with ReferenceModel(
-        measure.source, window=WINDOW, threads=measure.threads, gpu_layers=measure.gpu_layers, max_contexts=1
+        measure.source, window=WINDOW, threads=measure.threads, gpu_layers=measure.gpu_layers
     ) as model:
         windows = read_windows(model, measure.calibration, _TOKENS, spread=True, cache_dir=measure.cache_dir)
         tap = SeamTap()
@@ -143,27 +152,33 @@ def _smooth(request: SmoothRequest, send: Step) -> Smoothed:
         if not seams:
             return Smoothed(changed=0, seams=len(seams))
         widths = {s.readers[0]: s.width for s in seams}
+        total = len(windows) + len(windows[::_PEAK_STEP]) + 2.0
 
-        total = 2.0 * len(windows) + 2.0
+        def watched(windows: npt.NDArray[np.int32], scales: dict[str, list[Floats]], first: int) -> _Channels:
+            def watch(context: EvalContext, _: int, window: Tokens) -> _Channels:
+                channels = _Channels(scales, widths)
+                context.run(window[None], np.ones(WINDOW, np.bool_), channels, drop_logits=True)
+                return channels
 
-        def watched(scales: dict[str, list[Floats]], first: int) -> _Channels:
-            channels = _Channels(scales, widths)
-            for index, window in enumerate(windows, first):
+            sums = _Channels(scales, widths)
+            for index, channels in enumerate(model.side_by_side(list(windows), watch), first):
                 send(index, total, "")
-                model.run(window[None], np.ones(WINDOW, np.bool_), channels, drop_logits=True)
-            return channels
+                sums.add(channels)
+            return sums
 
-        seen = watched({}, 0)
+        seen = watched(windows, {}, 0)
         squares = {name: sums / max(1, seen.tokens) for name, sums in seen.squares.items()}
         tried = {n: [_scale(s, strength) for strength in _STRENGTHS] for n, s in squares.items()}
-        seen = watched(tried, len(windows))
-        chosen: dict[str, Floats] = {}
-        for seam in seams:
+        seen = watched(windows[::_PEAK_STEP], tried, len(windows))
+
+        def best(seam: ScalePoint) -> Floats:
             name = seam.readers[0]
             peaks = [p / max(1, seen.tokens) for p in seen.peaks[name]]
-            best = _best(source, seam, squares[name], tried[name], peaks)
-            if best.max() != best.min():
-                chosen[name] = best
+            return _best(source, seam, squares[name], tried[name], peaks)
+
+        with ThreadPoolExecutor(max_workers=measure.threads) as pool:
+            found = zip(seams, pool.map(best, seams), strict=True)
+            chosen = {seam.readers[0]: scale for seam, scale in found if scale.max() != scale.min()}
         before = log_softmax(_answers(model, windows[0]))
     # A gate that is not proportional to both of its inputs shows only in the predictions.
     norms = [s for s in seams if len(source.info(s.maker).shape) == 1]
