@@ -14,6 +14,7 @@ _CHOICE: Final = {
     "fault_place": "a known fault: {title} ({source})",
     "fault_pinned": "you pinned {backend} in spite of a known fault: {title} ({source})",
     "fault_settings": "works round a known fault: {title} ({source})",
+    "lazy_table": "its table of {gib:.1f} GiB is read row by row from the file: a token needs only single rows of it",
     "own_head": "the MTP head in the file drafts tokens when that is faster",
     "speed_forecast": "the speed is a forecast: half of them are off by less than {half:.0%}, one in ten by more than {rare:.0%}; `tessera bench {model}` measures it",
     "speed_measured": "the speed was measured on this machine",

@@ -55,6 +55,7 @@ def is_repacked(tensor: TensorInfo, isa: frozenset[str], *, as_head: bool = Fals
 
 
 CELL_PADDING = 256
+PAGE_BYTES = 4096
 # Memory that serving adds to a loaded runner: samplers, token lists, the prefix trie of a full context, and the
 # heaps of the tokenizer threads. Measured: log-archive.md, memory (5 to 7 MB, and about 150 bytes per token of
 # context).
@@ -86,10 +87,19 @@ def kv_layer_bytes(shape: ModelShape, settings: LoadSettings) -> tuple[int, ...]
     found = []
     for layer in shape.layers:
         size = window if layer.sliding and not settings.engine_args.swa_full else cells
-        found.append(
-            size * (_row_bytes(layer.key_values, settings.type_k) + _row_bytes(layer.value_values, settings.type_v))
-        )
+        keys = _row_bytes(layer.key_values, settings.type_k) + _row_bytes(layer.index_values, settings.type_k)
+        found.append(size * (keys + _row_bytes(layer.value_values, settings.type_v)))
     return tuple(found)
+
+
+def touched_bytes(shape: ModelShape, settings: LoadSettings) -> int:
+    """Bytes of a lazily read table that a full context brings into memory: whole pages, for each row of a token."""
+    table = shape.lazy_table if settings.lazy_tables else None
+    if table is None:
+        return 0
+    rows = max(1, shape.embedding // table.shape[0])
+    pages = -(-table.nbytes // table.shape[1] // PAGE_BYTES)
+    return min(table.nbytes, max(settings.kv_cells, settings.n_ctx) * rows * pages * PAGE_BYTES)
 
 
 def _row_bytes(values: int, kv_type: str) -> int:
@@ -176,15 +186,15 @@ def _weights(
     """Weights by device, and bytes of file pages that stay in memory although they are no longer used.
 
     On the CPU, repacked weights are allocated memory and the rest are pages of the mapped file. For streamed
-    experts, only the cached part counts.
+    experts, only the cached part counts; of a table that is read row by row, what a full context touches.
     """
-    offloaded = mapped = own = 0
-    streamed = _streamed(shape, settings)
+    offloaded = own = 0
+    mapped, on_demand = touched_bytes(shape, settings), _on_demand(shape, settings)
     trunk, stale = len(shape.layers), 0
     there = on_gpu(shape, settings)
     for tensor in shape.tensors:
         match = BLOCK.match(tensor.name)
-        if tensor.name in streamed or (match and int(match[1]) >= trunk and not settings.mtp):
+        if tensor.name in on_demand or (match and int(match[1]) >= trunk and not settings.mtp):
             continue  # draft layers are not loaded
         if gpu and there(tensor):
             offloaded += tensor.nbytes
@@ -203,7 +213,9 @@ def _weights(
             elif settings.repack and is_repacked(embedding, isa, as_head=True):
                 own += embedding.nbytes
     parts = [MemoryPart(name="weights", device=CPU, num_bytes=mapped + own, mapped_bytes=mapped)]
-    parts += [MemoryPart(name="experts", device=CPU, num_bytes=settings.expert_bytes)] if streamed else []
+    parts += (
+        [MemoryPart(name="experts", device=CPU, num_bytes=settings.expert_bytes)] if settings.expert_bytes else []
+    )
     stale = _left(settings, stale, mapped)
     return ([*parts, MemoryPart(name="weights", device=gpu, num_bytes=offloaded)] if gpu else parts), stale
 
@@ -213,10 +225,12 @@ def _left(settings: LoadSettings, copied: int, mapped: int) -> int:
     return 0 if drops_copied(settings) and copied * COPIED_DIVISOR >= copied + mapped else copied
 
 
-def _streamed(shape: ModelShape, settings: LoadSettings) -> frozenset[str]:
+def _on_demand(shape: ModelShape, settings: LoadSettings) -> frozenset[str]:
     """Names of the weights that are read from disk on demand."""
     layers = stacks(shape.tensors, shape.experts) if settings.expert_bytes else {}
-    return frozenset(tensor.name for layer in layers.values() for tensor in layer)
+    table = shape.lazy_table if settings.lazy_tables else None
+    tables = frozenset({table.name}) if table is not None else frozenset()
+    return tables | {tensor.name for layer in layers.values() for tensor in layer}
 
 
 def on_gpu(shape: ModelShape, settings: LoadSettings) -> Callable[[TensorInfo], bool]:

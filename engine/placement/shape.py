@@ -27,7 +27,14 @@ DENSE_FIRST = frozenset({"cohere2moe", "laguna", "modern-bert", "smallthinker"})
 SWA_WITH_LAYERS = {"exaone4": 64}
 # gemma3n caches only its first 20 layers; gemma4's header gives its number. Source: models/gemma3n.cpp.
 CACHED_LAYERS = {"gemma3n": 20}
-DEFAULT_FULL_ATTENTION_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
+DEFAULT_FULL_ATTENTION_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4}
+# Architectures whose table of embeddings per layer llama.cpp can read row by row from the file, and the smallest
+# table for which that is done. Source: TENSOR_READ_LAZY in llama.cpp's models/*.cpp.
+LAZY_ARCHITECTURES: Final = frozenset({"gemma4", "qwen4exp"})
+LAZY_BYTES: Final = 1 << 30
+TABLE: Final = "per_layer_token_embd.weight"
+# Architectures whose full-attention layers also cache one key of an index. Source: llama-memory-hybrid-idx.cpp.
+INDEXED_ARCHITECTURES: Final = frozenset({"qwen4exp"})
 # Architectures whose own MTP heads llama.cpp runs, each tried here: GLM 4.5, GLM 4.7 Flash, DeepSeek V3, Qwen 3.5.
 MTP_ARCHITECTURES: Final = frozenset({"glm4moe", "deepseek2", "qwen35", "qwen35moe"})
 # Architectures whose recurrent states llama.cpp can roll back (llm_arch_supports_rs_rollback), each tried here.
@@ -35,10 +42,15 @@ ROLLBACK_ARCHITECTURES: Final = frozenset({"lfm2", "nemotron_h", "qwen35", "qwen
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
-    """One block: values added to K and to V per token, and bytes of state per sequence."""
+    """One block: values added to K and to V per token, and bytes of state per sequence.
+
+    `index_values` are those of the index that chooses which tokens attention reads: at most `most_read` (0: all).
+    """
 
     key_values: int = 0
     value_values: int = 0
+    index_values: int = 0
+    most_read: int = 0
     sliding: bool = False
     state_bytes: int = 0
 
@@ -65,6 +77,13 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     skipped_bytes: int = 0
     has_head: bool = False
     tied: bool = False
+
+    @property
+    def lazy_table(self) -> TensorInfo | None:
+        """The table that is better read row by row from the file than held in memory."""
+        if self.architecture not in LAZY_ARCHITECTURES:
+            return None
+        return next((t for t in self.tensors if t.name == TABLE and t.nbytes >= LAZY_BYTES), None)
 
     @property
     def rolls_back(self) -> bool:
@@ -149,15 +168,20 @@ def _layer(head: GgufFile, index: int, tensors: list[TensorInfo], window: int, t
     cached = any(name.startswith(CACHED) for name in names) or (not names and not recurrent)
     sliding = bool(window) and _is_sliding(head, index)
     keys, values = _widths(head, index, sliding=sliding) if cached and _has_cache(head, index, total) else (0, 0)
+    indexed = bool(keys) and head.architecture in INDEXED_ARCHITECTURES
     return Layer(
         key_values=keys,
         value_values=values,
+        index_values=(head.arch_int("attention.indexer.key_length") or 0) if indexed else 0,
+        most_read=(head.arch_int("attention.indexer.top_k") or 0) if indexed else 0,
         sliding=sliding,
         state_bytes=_state_bytes(head) if recurrent else 0,
     )
 
 
 def _has_cache(head: GgufFile, index: int, total: int) -> bool:
+    if isinstance(head.arch_value("attention.recurrent_layers"), tuple | LazyArray):
+        return index < total and not _per_layer(head, "attention.recurrent_layers", index)
     shared = head.arch_int("attention.shared_kv_layers") or 0
     limit = min(CACHED_LAYERS.get(head.architecture, total), total - shared)
     interval = head.arch_int("full_attention_interval") or DEFAULT_FULL_ATTENTION_INTERVAL.get(head.architecture)

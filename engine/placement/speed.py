@@ -144,6 +144,9 @@ def cache_read(shape: ModelShape, settings: LoadSettings, depth: float) -> float
     read = 0.0
     for layer, size in zip(shape.layers, kv_layer_bytes(shape, settings), strict=True):
         rows = min(depth, shape.sliding_window) if layer.sliding and shape.sliding_window else depth
+        if layer.most_read:
+            index = layer.index_values / (layer.key_values + layer.value_values + layer.index_values)
+            rows = index * rows + (1 - index) * min(rows, layer.most_read)
         read += size * min(1.0, rows / cells)
     return read
 
@@ -423,7 +426,8 @@ def attention_gmac(shape: ModelShape, depth: float) -> float:
     rows = 0.0
     for layer in shape.layers:
         if layer.key_values:
-            rows += min(depth, shape.sliding_window) if layer.sliding and shape.sliding_window else depth
+            own = min(depth, shape.sliding_window) if layer.sliding and shape.sliding_window else depth
+            rows += min(own, layer.most_read) if layer.most_read else own
     return 2 * (shape.attention or shape.embedding) * rows / 1e9
 
 

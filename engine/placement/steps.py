@@ -202,6 +202,14 @@ def speculation(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reaso
     return found, because("own_head") if found.mtp else because("state_copies", tokens=found.max_rollback)
 
 
+def lazy_tables(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+    """Read a large table of which a token needs single rows from the file instead of holding it in memory."""
+    table = load.shape.lazy_table
+    if table is None or settings.use_mlock or settings.engine_args.use_mlock:
+        return settings, None
+    return msgspec.structs.replace(settings, lazy_tables=True), because("lazy_table", gib=table.nbytes / (1 << 30))
+
+
 # ---- Where it runs
 
 
@@ -357,6 +365,7 @@ STEPS: Final[tuple[Step[Load], ...]] = (
     parallel_requests,
     cache_cells,
     speculation,
+    lazy_tables,
     device,
     other_machines,
     tuned_or_measured,

@@ -75,6 +75,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     copies of it.
     `tiles` names the computations of Tessera's own CPU kernels: weight types, in products with prompts, and
     `attention` (devices/backends/cpu_kernels.py).
+    `lazy_tables`: a table of embeddings per layer is read row by row from the file, not held in memory.
     From `deep_from` tokens on, prompts are read in pieces of at most `deep_rows` (0: no such limit). `variables`
     (NAME=VALUE) are set in the runner's environment, or removed without a value, before a backend is loaded.
     `engine_args` are additional llama.cpp arguments. `remotes` are workers with the last layers, one entry per
@@ -104,6 +105,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     flash_attn: str = "auto"
     use_mmap: bool = True
     use_mlock: bool = False
+    lazy_tables: bool = False
     repack: bool = True
     tiles: tuple[str, ...] = ()
     max_draft: int = 16

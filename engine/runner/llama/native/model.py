@@ -103,6 +103,8 @@ def _model_params(api: Any, settings: LoadSettings, on_progress: Callable[[float
         params.load_mode = api.LLAMA_LOAD_MODE_MLOCK if settings.use_mlock else api.LLAMA_LOAD_MODE_NONE
     elif settings.use_mlock:
         params.load_mode = api.LLAMA_LOAD_MODE_MMAP_MLOCK
+    if settings.lazy_tables and not settings.use_mlock and hasattr(params, "lazy_mode"):
+        params.lazy_mode = api.LLAMA_LAZY_MODE_ON
     params.use_extra_bufts = settings.repack
     params.load_mtp = settings.mtp
     last = -1.0

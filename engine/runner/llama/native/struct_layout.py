@@ -14,6 +14,8 @@ MODEL_FIELDS: Final = (
     "n_gpu_layers", "load_mode", "use_extra_bufts", "load_mtp", "progress_callback", "devices", "no_alloc",
     "split_mode", "main_gpu", "tensor_split", "check_tensors", "no_host", "tensor_buft_overrides", "kv_overrides",
 )  # fmt: skip
+# Fields that are set where the version has them: the first version with `lazy_mode` is 0.3.36.
+NEWER_FIELDS: Final = ("lazy_mode",)
 CONTEXT_FIELDS: Final = (
     "n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_threads", "n_threads_batch", "type_k", "type_v",
     "flash_attn_type", "kv_unified", "swa_full", "no_perf", "ctx_type", "ctx_other", "n_outputs_max", "n_rs_seq",

@@ -1,0 +1,93 @@
+"""Headers of published models, judged by the program and by a script that shares no code with it."""
+
+import pytest
+
+from devices.memory_ledger import Ledger
+from engine.message_catalog import sentence
+from engine.placement.dry_run import dry_run
+from engine.placement.estimate import estimate, kv_layer_bytes
+from engine.placement.history import PlacementHistory
+from engine.placement.speed import Forecast, cache_read, weights_read
+from engine.placement.steps import place
+from engine.placement.types import PlacementLimits
+from engine.runner.load_limits import sequences
+from engine.runner.protocol import LoadSettings
+from tests.bench.default_context import placed_on
+from tests.bench.recompute_shapes import recomputed
+from tests.support.machines.opened_machines import opened
+from tests.support.models import published_headers
+
+CONTEXT = 32_768
+
+
+def settings(path, shape, **changes):
+    given = {"n_ctx": CONTEXT, "kv_cells": CONTEXT, "n_parallel": 1, "repack": False, "max_draft": 0}
+    given["lazy_tables"] = shape.lazy_table is not None
+    return LoadSettings(path=str(path), **{**given, **changes})
+
+
+@pytest.fixture(scope="module")
+def headers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("headers")
+    found = {}
+    for number, name in enumerate(published_headers.FACTS):
+        path = folder / f"{number}.gguf"
+        found[name] = path, published_headers.shape(path, name)
+    return found
+
+
+@pytest.mark.parametrize("name", published_headers.FACTS)
+def test_bytes_and_cache_are_those_of_closed_formulas(headers, name):
+    path, shape = headers[name]
+    at = settings(path, shape)
+    wanted = recomputed(name, CONTEXT, sequences(at, keeps_state=shape.recurrent))
+    assert weights_read(shape) == pytest.approx(wanted["token_bytes"], rel=0.03)
+    assert sum(kv_layer_bytes(shape, at)) == pytest.approx(wanted["cache_bytes"], rel=0.03)
+    need = estimate(shape, at, frozenset())
+    assert need.part_bytes("weights") == pytest.approx(wanted["resident_bytes"], rel=0.03)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["Gemma 4 E4B", "Flash-Next"])
+def test_llama_cpp_itself_allocates_that_cache(headers, name):
+    """A dry run of the header: nothing of the 100 GB behind it exists."""
+    path, shape = headers[name]
+    at = settings(path, shape)
+    found = dry_run(at)
+    assert found.kv_bytes == sum(kv_layer_bytes(shape, at))
+    assert found.recurrent_bytes == pytest.approx(sum(layer.state_bytes for layer in shape.layers), rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "before"), [("Gemma 3n E4B", 0.65), ("Gemma 4 E4B", 0.65), ("Flash-Next", 0.12)])
+def test_tables_that_are_looked_up_slow_no_forecast_down(headers, name, before):
+    """`before`: the share of the right speed that was forecast when a table counted as read for every token."""
+    path, shape = headers[name]
+    at = settings(path, shape)
+    wanted = recomputed(name, CONTEXT)
+    assert wanted["token_bytes"] / wanted["token_bytes_with_table"] == pytest.approx(before, abs=0.03)
+    igpu = opened("sh-framework-desktop-linux").device("igpu")
+    rule = Forecast(shape, settings(path, shape, n_gpu_layers=-1, devices=("x",)), ((igpu, "vulkan", 1.0),), None)
+    assert rule.near == pytest.approx(weights_read(shape), rel=0.02)
+    assert cache_read(shape, at, 1000) < sum(kv_layer_bytes(shape, at))
+
+
+def test_sparse_attention_reads_its_index_and_few_tokens(headers):
+    path, shape = headers["Flash-Next"]
+    at = settings(path, shape)
+    near, far = cache_read(shape, at, 2048), cache_read(shape, at, 32_768)
+    assert near == pytest.approx(12 * 2 * 2048 * (1024 + 128), rel=0.01)
+    assert far == pytest.approx(12 * 2 * (2048 * 1024 + 32_768 * 128), rel=0.01)
+
+
+def test_a_large_table_stays_on_the_disk_unless_memory_is_locked(headers):
+    """On an integrated GPU llama.cpp would otherwise read all 27 GiB of it into memory."""
+    _, shape = headers["Flash-Next"]
+    found = placed_on(opened("sh-framework-desktop-linux"), shape)(PlacementLimits())
+    assert found.settings.lazy_tables
+    reason = next(change.reason for change in found.changes if change.field == "lazy_tables")
+    assert sentence(reason).startswith("its table of 26.8 GiB is read row by row")
+    assert headers["Gemma 3n E4B"][1].lazy_table is None, "llama.cpp does not mark its table"
+    machine = opened("sh-framework-desktop-linux")
+    locked = LoadSettings(path="m", use_mlock=True)
+    ledger = Ledger(lambda: machine)
+    assert not place(shape, locked, PlacementLimits(), machine, ledger, PlacementHistory(None)).settings.lazy_tables
