@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from devices.host import Host
     from devices.llama_cpp_versions.store import VersionStore
     from engine.api.hub import Proposal
-    from engine.api.machine import ComparedDevice, FitReport, Placement  # noqa: TC004 - for annotations of other modules
+    from engine.api.machine import FitReport, Placement  # noqa: TC004 - for annotations of other modules
     from engine.core.keys import KeyStore
     from engine.core.program_keys import ProgramKeys
     from engine.core.sampling import Chosen  # noqa: TC004 - for annotations of other modules
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from engine.library.trash import Removed
     from engine.library.types import ModelEntry  # noqa: TC004 - for annotations of other modules
     from engine.onnx.discovery import ProviderReport
-    from engine.placement.device_verification import Row
+    from engine.placement.device_verification import ComparedDevice  # noqa: TC004 - for annotations of other modules
     from engine.placement.engine_versions import Compared  # noqa: TC004 - for annotations of other modules
     from engine.placement.external import ProgramStore
     from engine.placement.measurements import Report
@@ -277,8 +277,8 @@ class EngineFacade:
         `overrides` as in engine.placement.types.
         Raises: ModelNotFound, the errors of HubClient and of reading the file.
         """
+        from engine.placement.hub_shape import find
         from engine.placement.load_settings import open_context
-        from engine.placement.model_argument import find
         from engine.placement.placer import Placer
         from engine.placement.resources import MachineState, open_resources
         from engine.placement.types import PlacementLimits
@@ -350,8 +350,7 @@ class EngineFacade:
         machine = resources.machine.full()
         if not any(comparable(d, r) for d in machine.devices for r in d.runtimes):
             raise EnvironmentFault("No GPU is usable here, and no other device; `tessera doctor` says why.")
-        rows = verify(str(path), machine, resources.checks, lambda row: on_row(_compared(row)))
-        return [_compared(row) for row in asyncio.run(rows)]
+        return asyncio.run(verify(str(path), machine, resources.checks, on_row))
 
     def shipped_engine(self) -> str:
         """The version of llama-cpp-python that ships with Tessera."""
@@ -471,12 +470,3 @@ class EngineFacade:
         """Close the library if it was opened here."""
         if self._given is None and "catalogue" in vars(self):
             self.catalogue.close()
-
-
-def _compared(row: "Row") -> "ComparedDevice":
-    from msgspec.structs import asdict
-
-    from engine.api.machine import ComparedDevice
-    from engine.message_catalog import sentence
-
-    return ComparedDevice(**asdict(row) | {"what": sentence(row.what), "reason": sentence(row.reason)})

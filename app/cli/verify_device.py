@@ -26,7 +26,7 @@ def command(ctx: click.Context, models: tuple[str, ...], *, as_json: bool) -> No
     """
     from contextlib import closing
 
-    from devices.as_json import to_json
+    from engine.api.sentences import with_sentences
     from engine.services import EngineFacade
 
     rows: dict[str, list[ComparedDevice]] = {}
@@ -36,12 +36,12 @@ def command(ctx: click.Context, models: tuple[str, ...], *, as_json: bool) -> No
                 echo(f"{name}:")
             rows[name] = services.verify_devices(path, lambda row: None if as_json else _print_row(row))
     if as_json:
-        click.echo(json.dumps({name: to_json(found) for name, found in rows.items()}, indent=2))
+        click.echo(json.dumps({name: with_sentences(found) for name, found in rows.items()}, indent=2))
     if any(row.state in {"wrong", "failed"} for found in rows.values() for row in found):
         ctx.exit(WRONG_EXIT)
 
 
 def _print_row(row: "ComparedDevice") -> None:
     right = row.check is not None and row.state == "right"
-    numbers = f"KL divergence {row.check.kld_mean:.1e}" if right and row.check else row.reason
+    numbers = f"KL divergence {row.check.kld_mean:.1e}" if right and row.check else str(row.reason or "")
     echo(f"  {row.device} ({row.backend}), {row.what}: {row.state}. {numbers}")

@@ -24,7 +24,6 @@ from devices.types import (
     SystemMemory,
 )
 from engine.api.models import Applies
-from engine.core.types import DeviceCheck
 from engine.message_catalog.reasons import Reason
 from engine.placement.types import (
     Alternative,
@@ -43,7 +42,6 @@ __all__ = [
     "Audit",
     "BackendReport",
     "CanaryState",
-    "ComparedDevice",
     "CoreCounts",
     "Device",
     "Evidence",
@@ -126,17 +124,6 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
     other_programs_bytes: int | None = None
     reservations: tuple[Reservation, ...] = ()
     audits: tuple[Audit, ...] = ()
-
-
-class ComparedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """One compute method of a device compared with the CPU. `state`: right, wrong, failed (no load) or skipped."""
-
-    device: str
-    backend: str
-    what: str
-    state: str
-    reason: str = ""
-    check: DeviceCheck | None = None
 
 
 class PlacementAnswer(msgspec.Struct, frozen=True, kw_only=True):

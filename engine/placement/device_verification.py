@@ -25,14 +25,14 @@ CONTEXT = 512
 CACHE_TYPES = ("f16", "q8_0")
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One combination on one device. `state`: right, wrong, failed (it did not load), or skipped."""
+class ComparedDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """One compute method of a device compared with the CPU. `state`: right, wrong, failed (no load) or skipped."""
 
     device: str
     backend: str
-    what: Reason
+    what: Reason = msgspec.field(name="what_detail")
     state: str
-    reason: Reason | None = None
+    reason: Reason | None = msgspec.field(default=None, name="reason_detail")
     check: DeviceCheck | None = None
 
 
@@ -57,13 +57,15 @@ def comparable(device: Device, runtime: Runtime) -> bool:
     return not own and runtime.state == "usable" and runtime.backend in BACKENDS
 
 
-async def verify(path: str, machine: Machine, checks: DeviceChecks, on_row: Callable[[Row], None]) -> list[Row]:
+async def verify(
+    path: str, machine: Machine, checks: DeviceChecks, on_row: Callable[[ComparedDevice], None]
+) -> list[ComparedDevice]:
     """Compare every combination on every usable device and record the results for placement. Raises: BadModelFile.
 
     on_row: called with each row when it is available.
     """
     shape = read_shape(path)
-    rows: list[Row] = []
+    rows: list[ComparedDevice] = []
     with tempfile.TemporaryDirectory() as folder:
         fresh = DeviceChecks(None, Path(folder))
         for device in machine.devices:
@@ -75,7 +77,7 @@ async def verify(path: str, machine: Machine, checks: DeviceChecks, on_row: Call
                     base = LoadSettings(path=path, n_ctx=CONTEXT)
                     tried = [(because("check_as_used"), openvino.settings_for(base, runtime, device))]
                 for what, settings in tried:
-                    row = Row(device=device.id, backend=runtime.backend, what=what, state="skipped")
+                    row = ComparedDevice(device=device.id, backend=runtime.backend, what=what, state="skipped")
                     row = await _compared(row, settings, shape, machine, fresh, checks)
                     rows.append(row)
                     on_row(row)
@@ -83,8 +85,13 @@ async def verify(path: str, machine: Machine, checks: DeviceChecks, on_row: Call
 
 
 async def _compared(
-    row: Row, settings: LoadSettings, shape: ModelShape, machine: Machine, fresh: DeviceChecks, checks: DeviceChecks
-) -> Row:
+    row: ComparedDevice,
+    settings: LoadSettings,
+    shape: ModelShape,
+    machine: Machine,
+    fresh: DeviceChecks,
+    checks: DeviceChecks,
+) -> ComparedDevice:
     to_load = await asyncio.to_thread(fresh.to_compare, settings, shape, machine)
     if to_load.reference_path is None:
         return msgspec.structs.replace(row, reason=because("no_reference"))

@@ -1,18 +1,28 @@
-"""Reads only the headers of a model on the hub: its shape, and whether it fits here."""
+"""Reads only the headers of a model on the hub: its shape, and whether it fits here.
+
+`find` resolves the model argument of `tessera fit`: a file, a model of the library, or a repository on the hub.
+"""
 
 from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
 
 from engine.core.errors import BadModelFile
 from engine.core.paths import Paths
+from engine.library.catalogue import Catalogue
 from engine.library.hub.client import HubClient
 from engine.library.hub.file_selection import choose, parse_hub_name
 from engine.library.hub.plan import FitEstimator, plan_repository
 from engine.library.hub.types import FitEstimate, RepoPlan
+from engine.library.lookup import require
 from engine.library.types import Details
 from engine.message_catalog.reasons import Reason, because
-from engine.placement.load_settings import default_context
-from engine.placement.placer import Placer
+from engine.placement.load_settings import default_context, load_settings, with_engine_args
+from engine.placement.model_settings import open_model_settings
+from engine.placement.placer import Placer, read_shape
 from engine.placement.shape import ModelShape, shape_of
+from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import GgufFile
 
@@ -70,3 +80,28 @@ def fit_estimator(placer: Placer, describe: Callable[[Reason], str] | None = Non
         )
 
     return estimate
+
+
+def find(
+    model: str, catalogue: Catalogue, placer: Placer, projector: str | None = None
+) -> tuple[ModelShape, LoadSettings]:
+    """Shape and settings; only the headers of a repository are read. `projector` is loaded with the model.
+
+    Raises: ModelNotFound, the errors of HubClient and of reading the file.
+    """
+    shape, settings = _resolve(model, catalogue, placer)
+    return shape, settings if projector is None else msgspec.structs.replace(settings, mmproj_path=projector)
+
+
+def _resolve(model: str, catalogue: Catalogue, placer: Placer) -> tuple[ModelShape, LoadSettings]:
+    if Path(model).is_file():
+        shape = read_shape(model)
+        return shape, LoadSettings(path=model, n_ctx=default_context(shape.context_train))
+    entry = catalogue.get(model)
+    if entry is None and "/" in model:
+        shape = hub_shape(model, catalogue.paths, fit_estimator(placer))
+        return shape, LoadSettings(path=model, n_ctx=default_context(shape.context_train))
+    entry = entry or require(catalogue, model)
+    args = open_model_settings(catalogue.paths).get(entry.id).engine_args
+    settings = with_engine_args(load_settings(entry), args) if args != NO_ARGS else load_settings(entry)
+    return read_shape(settings.path), settings

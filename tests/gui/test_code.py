@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QPushButton
 
 from app.code.diff_rows import aligned_rows
 from app.gui.code.page import CodePage
-from app.gui.code.side_by_side import diff_rows
+from app.gui.code.review_panel import diff_rows
 from app.gui.widgets.popups import Menu
 
 ANSWER = """Louder it is.

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QPushButton, QWidget
 from app.gui import formatted
 from app.gui.job_card import JobCard
 from app.gui.jobs import Jobs
-from app.gui.library.fit_from_hub import FitFromHub
+from app.gui.library.hub_tab import FitFromHub
 from app.gui.library.load_dialog import LoadDialog
 from app.gui.library.page import DetailsDialog, LibraryPage
 from engine.api.hub import (

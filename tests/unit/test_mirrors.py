@@ -11,7 +11,6 @@ SHARE = 0.6
 # Why two records may have the same fields, by package and name: modules move. A pair that is none any more leaves.
 REASONS = {
     "the other has sentences in the place of facts, or figures that the first computes": """
-        engine.ComparedDevice engine.Row
         engine.Model engine.ModelEntry
         engine.Reservation devices.Reservation
         engine.UpstreamRow engine.Health
