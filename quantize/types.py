@@ -246,6 +246,20 @@ class QuickLoss(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
+class TensorError(msgspec.Struct, frozen=True, kw_only=True):
+    """Relative squared error of some rows of a tensor against those of the original, and its standard error.
+
+    `tested` is the error of the same rows if they are rounded to `TEST_TYPE`. `finite` is false if a value is
+    NaN or infinite.
+    """
+
+    name: str
+    error: float
+    deviation: float
+    tested: float
+    finite: bool = True
+
+
 # Bundled texts: one for calibration, one held out for evaluation.
 
 _TEXTS = Path(__file__).resolve().parent.parent / "assets" / "text"

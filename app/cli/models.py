@@ -20,7 +20,7 @@ from app.cli.models_files import (
     rename_command,
     verify_command,
 )
-from app.cli.models_hub import pull_command, search_command, starters_command
+from app.cli.models_hub import compare_command, pull_command, search_command, starters_command
 from quantize.kv_cache_types import CACHE_TYPES
 
 if TYPE_CHECKING:
@@ -278,6 +278,7 @@ def show_command(model: str, as_json: bool) -> None:
 for sub in (
     search_command,
     starters_command,
+    compare_command,
     pull_command,
     import_command,
     convert_command,

@@ -1,4 +1,4 @@
-"""`tessera models search` and `tessera models pull`."""
+"""`tessera models search`, `starters`, `compare` and `pull`."""
 
 import json
 import sys
@@ -12,6 +12,7 @@ from app.cli.settings_defaults import obey_offline
 
 if TYPE_CHECKING:
     from app.client import Client
+    from engine.api.hub import UploadComparison
     from engine.api.jobs import Job, Progress
     from engine.api.library import PullRequest
     from engine.services import Option, OwnBuild, RepoHit, RepoPlan
@@ -83,6 +84,59 @@ def starters_command(check: bool, as_json: bool) -> None:
     unchecked = f"The list is of {EngineFacade.recommended_on()}; --check asks the hub."
     echo("\nChecked with the hub." if check else f"\n{unchecked}")
     echo("Get one: tessera models pull " + (proposals[0].starter.id if proposals else "qwen3-0.6b"))
+
+
+@click.command("compare")
+@click.argument("uploads", nargs=-1, required=True, metavar="UPLOAD...")
+@click.option("--original", default="", help="What to compare with: owner/name or owner/name:BF16.")
+@click.option("--more", type=click.IntRange(0, 20), default=0, help="Add so many other uploads of the same model.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def compare_command(uploads: tuple[str, ...], original: str, more: int, as_json: bool) -> None:
+    """Estimate what quantized files on the hub lose, before a download.
+
+    UPLOAD is owner/name for all its quantizations, owner/name:Q4_K_M, or owner/name/file.gguf. Some 1.5 % of the
+    files and of the original are read. Uploads of several repositories are compared if their model is the same.
+    """
+    import msgspec
+
+    from app.cli.job_line import finish, this_computers_server
+    from engine.api.hub import CompareUploadsRequest, UploadComparison
+
+    obey_offline()
+    show = ProgressBar()
+    try:
+        with this_computers_server() as client:
+            request = CompareUploadsRequest(uploads=uploads, original=original, more=more)
+            found = finish(client, client.compare_uploads(request), UploadComparison, show)
+    finally:
+        show.close()
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(found)))
+        return
+    _print_comparison(found)
+
+
+def _print_comparison(found: "UploadComparison") -> None:
+    from app.cli.console import console, table
+    from app.format import size
+
+    rows = []
+    for loss in found.uploads:
+        middle = f"{loss.kld:.4f}" if loss.kld is not None else ""
+        ends = f"{loss.low:.4f} to {loss.high:.4f}" if loss.kld is not None else ""
+        rows.append((loss.name, size(loss.size_bytes), f"{loss.bits_per_weight:.2f}", middle, ends, loss.problem))
+    out = console()
+    out.print(table(("upload", "size", "bits per weight", "expected loss", "between", ""), rows, cut=""))
+    echo(f"Expected loss in nats per token (KL divergence), compared with {found.original}.")
+    if found.common_factor > 1:
+        echo("How sensitive this model is to rounding is not known; this changes all values by the same factor.")
+        echo(
+            "Their order is more certain. If the original is in the library, a quick test of it narrows the range:"
+        )
+        echo("  tessera quantize NAME --quick-test --plan-only --bpw 4.5")
+    else:
+        echo(f"The quick test of {found.tested_by} told how sensitive this model is.")
+    out.print(f"Read {size(found.fetched_bytes)} of {size(found.total_bytes)}.", style="dim")
 
 
 @click.command("pull")

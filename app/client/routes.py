@@ -25,7 +25,7 @@ from engine.api.collections import (
 )
 from engine.api.collections import Removed as CollectionRemoved
 from engine.api.converting import ConverterRemoved, ConverterState, ConvertRequest, OnnxConvertRequest
-from engine.api.hub import RepoPlan, SearchResults, Starters, Updates
+from engine.api.hub import CompareUploadsRequest, RepoPlan, SearchResults, Starters, Updates
 from engine.api.jobs import Job, Jobs
 from engine.api.library import (
     Freed,
@@ -241,6 +241,10 @@ class Routes(ChatRoutes, JobRoutes):
     def plan_repository(self, repo: str) -> RepoPlan:
         """Memory that each quantization of a repository needs on this machine."""
         return self.get(f"{OURS}/hub/plan", RepoPlan, repo=repo)
+
+    def compare_uploads(self, request: CompareUploadsRequest) -> Job:
+        """Start estimating the loss of uploads of one model before a download."""
+        return self.post(f"{OURS}/hub/compare", Job, request)
 
     def updates(self) -> Updates:
         """Models with a newer version on the hub."""

@@ -1,6 +1,9 @@
 """/tessera/v1/hub: models to download, with their memory needs on this computer."""
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from engine.library.hub.types import (
     FitEstimate,
@@ -14,10 +17,13 @@ from engine.library.hub.types import (
     RepoPlan,
     Repository,
     Starter,
+    UploadComparison,
+    UploadLoss,
 )
 from engine.library.types import Details
 
 __all__ = [
+    "CompareUploadsRequest",
     "Details",
     "FitEstimate",
     "Folder",
@@ -35,7 +41,27 @@ __all__ = [
     "Starter",
     "Starters",
     "Updates",
+    "UploadComparison",
+    "UploadLoss",
 ]
+
+
+_HubName = Annotated[str, Meta(min_length=1, max_length=500)]
+
+
+class CompareUploadsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """POST /tessera/v1/hub/compare: uploads of one model, as owner/name, owner/name:Q4_K_M or owner/name/file.gguf.
+
+    Without a quantization, all of the repository. `original` names what to compare with, in the same forms; without
+    it, the most exact file of these repositories or of the one they were made from. `more` other uploads of the
+    same model are added, the most downloaded ones.
+    """
+
+    uploads: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=500)], ...], Meta(min_length=1, max_length=40)
+    ]
+    original: Annotated[str, Meta(max_length=500)] = ""
+    more: Annotated[int, Meta(ge=0, le=20)] = 0
 
 
 class SearchResults(msgspec.Struct, frozen=True, kw_only=True):

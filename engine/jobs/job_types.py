@@ -35,6 +35,7 @@ class JobKind(Enum):
     PULL = "pull", "Downloading {name}", "can pause"
     IMPORT = "import", "Importing {name}", "loses work"
     VERIFY = "verify", "Checking {name}"
+    COMPARE = "compare", "Comparing uploads of {name}"
     MOVE = "move", "Moving the models to {name}", "can pause"
     QUANTIZE = "quantize", "Making {name} fit", "loses work", "can pause"
     CONVERT = "convert", "Converting {name}", "loses work"

@@ -13,6 +13,7 @@ from engine.jobs.job_types import ModelMade
 from engine.jobs.jobs import JobContext, JobKind, JobRegistry, Work, params_of
 from engine.library.catalogue import Catalogue
 from engine.library.hashing import git_sha1_of, sha256_of
+from engine.library.hub.types import CompareTask
 from engine.library.importing import import_copy
 from engine.library.lookup import require
 from engine.library.recommended_models import starter_repo
@@ -79,6 +80,7 @@ def register(
 
     registry.register(JobKind.PULL, with_catalogue(fetch), _DOWNLOADS_AT_ONCE, read=params_of(PullTask))
     registry.register(JobKind.VERIFY, with_catalogue(hash_files), read=params_of(VerifyTask))
+    registry.register(JobKind.COMPARE, with_catalogue(_compare), read=params_of(CompareTask))
     registry.register(JobKind.IMPORT, with_catalogue(_import), read=params_of(ImportTask))
 
 
@@ -134,6 +136,14 @@ def update(catalogue: Catalogue, model: str, control: JobContext) -> ModelEntry:
     client = HubClient()
     control.report("planning", 0, 0)
     return Download(client, catalogue, newest(catalogue, client, entry)).run(control)
+
+
+def _compare(catalogue: Catalogue, task: CompareTask, control: JobContext) -> msgspec.Struct:
+    # These imports are for this job only: the hub client, numpy, ggml.
+    from engine.library.hub.client import HubClient
+    from engine.library.hub.expected_loss import compare
+
+    return compare(HubClient(), catalogue, task, control)
 
 
 def _import(catalogue: Catalogue, task: ImportTask, control: JobContext) -> ModelMade:

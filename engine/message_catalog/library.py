@@ -31,6 +31,13 @@ _HUB: Final = {
     "nothing_called_but": "{repo} has nothing called {wanted!r}. It offers: {choices}.",
     "unsafe_name": "the file name {name!r} is not safe on disk",
     "no_original": "{repo} has no original (F16, BF16, Q8_0 or safetensors) to make another file from",
+    "no_original_found": "no original of {repo} was found (BF16, F16, safetensors or Q8_0); name it with --original or "
+    "in the field original, as owner/name or owner/name:BF16",
+    "original_not_read": "{name} cannot be compared with: {why}",
+    "nothing_to_compare": "{repo} has no quantized GGUF file called {label!r}; it offers: {choices}",
+    "upload_of_other_model": "{tensor} is missing or has another shape than in {original}: it is not the same model",
+    "upload_of_other_weights": "its weights are not those of {original}",
+    "upload_damaged": "{tensor} holds values that are not finite: the file is damaged",
     "names_no_repository": "{text!r} names no repository; write owner/name or owner/name:Q4_K_M",
     "no_repository_name": "{text!r} is no repository name (owner/name)",
     "no_ranges": "{file}: the server does not support range requests, so the file cannot be inspected",

@@ -102,7 +102,7 @@ class Window:
         self.buffer = b""
         self.index = 0
         self._base = 0
-        self._chunk = first_chunk_bytes
+        self._chunk = self._first_chunk = first_chunk_bytes
         self._allowance = max_fetched_bytes
 
     def tell(self) -> int:
@@ -145,7 +145,7 @@ class Window:
         if beyond > 0:
             self._base, self.buffer, self.index = self._base + self.index, b"", 0
             if beyond > _CHUNK_BYTES:  # a jump, not a string that crosses the border of two chunks
-                self._chunk = _CHUNK_BYTES
+                self._chunk = self._first_chunk
 
     def u32(self) -> int:
         """The next four bytes, little-endian."""

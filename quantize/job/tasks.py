@@ -12,6 +12,7 @@ from quantize.measure.collect_hessians import MomentsRequest, collect_moments, s
 from quantize.measure.kv_cache import KvRequest, measure_kv
 from quantize.measure.quick_loss import QuickLossRequest, measure_quick_loss
 from quantize.measure.rounding_error import ErrorsRequest, measure_errors
+from quantize.measure.row_errors import RowErrorsRequest, measure_row_errors
 from quantize.measure.sensitivity import AlphaRequest, measure_swaps
 from quantize.measure.smoothing import SmoothRequest, smooth
 from quantize.measure.verify import verify_files
@@ -29,6 +30,7 @@ _MEASURING: dict[str, TaskKind] = {
     "verify": (VerifyRequest, verify_files),
     "alpha": (AlphaRequest, measure_swaps),
     "quick_loss": (QuickLossRequest, measure_quick_loss),
+    "row_errors": (RowErrorsRequest, measure_row_errors),
     "kv": (KvRequest, measure_kv),
     "write": (WriteRequest, write_model),
 }

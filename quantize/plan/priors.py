@@ -1,12 +1,13 @@
 """Expected KL divergence before anything is measured: by type, tensor role and depth."""
 
 import math
+from collections.abc import Iterable
 
-from quantize.ggml_types import TEST_TYPE, GgmlType
+from quantize.ggml_types import NEARLY_EXACT, TEST_TYPE, GgmlType
 from quantize.plan.llama_cpp_preset_rules import TensorRole
 from quantize.plan.llama_cpp_presets import layer_of, role_of
 from quantize.tensor_rules import allows_quantization
-from quantize.types import EvidenceRef, ModelSpec, TensorSpec
+from quantize.types import EvidenceRef, Interval, ModelSpec, Rounding, TensorError, TensorSpec
 
 # KL divergence per unit of relative error, by role. Measured: sensitivity by in-place swaps on a trained model of
 # eight layers. The sum over a role's layers matters, so each layer gets its share (log-archive.md, plan).
@@ -36,6 +37,17 @@ UNKNOWN_FACTOR = 6.5
 _OF_QUICK_TEST = 0.87
 TESTED_FACTOR = 2.0
 
+# The loss of a file from errors of sampled rows: the middle of the models' scales and the factor to its ends, as
+# above; the scale after a quick test; and the factor within which the files of one model lie.
+# Measured: tests/bench/results/hub_loss.jsonl, files of three models.
+_ROWS_SCALE, _ROWS_UNKNOWN = 8.7, 10.0
+_ROWS_OF_QUICK_TEST = 0.71
+_ROWS_FACTOR = 2.2
+# Inputs are rounded to 8 bits, as the weights of this type are.
+_INPUT_ERROR = NEARLY_EXACT.traits.error or 0.0
+# GPTQ reduces the error of outputs, not that of weights. Same measurement.
+_OF_GPTQ = 0.3
+
 
 def prior_damage(model: ModelSpec, quick_kld: float | None = None) -> dict[str, dict[str, float]]:
     """Expected KL divergence (nats per token) by tensor and type, for the tier that measures nothing.
@@ -57,6 +69,30 @@ def loss_range(damage: float, evidence: EvidenceRef) -> tuple[float, float]:
     """The expected loss of a plan as (low, high); equal if this model's sensitivity was measured."""
     factor = TESTED_FACTOR if evidence.quick_test else UNKNOWN_FACTOR
     return (damage, damage) if evidence.sensitivity_sha256 else (damage / factor, damage * factor)
+
+
+def rows_loss(
+    model: ModelSpec, errors: Iterable[TensorError], rounding: str = "", quick_kld: float | None = None
+) -> tuple[Interval, float]:
+    """Expected KL divergence of a file with these errors, and the factor that is common to all files of the model.
+
+    `rounding` is how Tessera rounded the file, if it did. `quick_kld` is the result of the model's quick test. The
+    order of two files of one model is more certain than their intervals: the common factor does not change it.
+    """
+    tied = all(t.name != "output.weight" for t in model.tensors)
+    alphas = {t.name: _alpha(model, t, tied=tied) for t in model.tensors if allows_quantization(t)}
+    counted = [error for error in errors if error.name in alphas]
+    tested = sum(alphas[e.name] * e.tested for e in counted)
+    gain = _OF_GPTQ if rounding == Rounding.GPTQ else 1.0
+    scale, common = _ROWS_SCALE, _ROWS_UNKNOWN
+    if quick_kld and tested:
+        scale, common = _ROWS_OF_QUICK_TEST * quick_kld / tested, 1.0
+    weighted = sum(alphas[e.name] * (gain * e.error + _INPUT_ERROR) for e in counted)
+    deviation = math.sqrt(sum((alphas[e.name] * gain * e.deviation) ** 2 for e in counted))
+    sampling = 2 * deviation / weighted if weighted else 0.0
+    factor = math.exp(math.hypot(math.log(common), math.log(_ROWS_FACTOR), math.log1p(sampling)))
+    middle = scale * weighted
+    return Interval(middle, middle / factor, middle * factor), common
 
 
 def _alpha(model: ModelSpec, tensor: TensorSpec, *, tied: bool) -> float:

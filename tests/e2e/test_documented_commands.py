@@ -85,6 +85,7 @@ NOT_RUN = {
     r"tessera phone": "makes a key for a server that others reach: e2e/test_connect.py",
     r"tessera connect http.*": "another computer: e2e/test_connect.py",
     r"tessera fit owner/name": "the hub: unit/app/test_fit_command.py",
+    r"tessera models compare .*": "the hub: integration/app/test_models_command.py",
     r"tessera models pull .*": "the hub: unit/engine/library/test_hub.py",
     r"tessera (bench|autotune) .*": "a measurement: e2e/test_measuring_routes.py",
     r"tessera doctor": "ends with 1 where something is missing: unit/devices/test_doctor.py",

@@ -81,17 +81,21 @@ class HubClient:
         task: str | None = None,
         architecture: str | None = None,
         parameters: str | None = None,
+        base: str | None = None,
         gguf_only: bool = True,
         sort: Literal["trending", "downloads", "likes", "lastModified"] = "trending",
         limit: int = 20,
     ) -> tuple[RepoHit, ...]:
         """Repositories that match. `parameters` uses the hub's syntax (`min:3B,max:9B`).
 
+        `base`: only those that name this repository as the one they were quantized from.
+
         Raises: HubUnreachable, Offline, RateLimited.
         """
+        quantized = f"base_model:quantized:{base}" if base else None
         query: dict[str, Any] = {
             "search": text,
-            "filter": [tag for tag in ("gguf" if gguf_only else None, architecture) if tag],
+            "filter": [tag for tag in ("gguf" if gguf_only else None, architecture, quantized) if tag],
             "pipeline_tag": task,
             "num_parameters": parameters,
             "sort": "trendingScore" if sort == "trending" else sort,

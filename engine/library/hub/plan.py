@@ -145,7 +145,7 @@ def plan_repository(
     """
     begin = time.monotonic()
     repository = listed(client, paths, repo, revision, refresh=refresh)
-    reader = _HeaderReader(client, paths, repository)
+    reader = HeaderReader(client, paths, repository)
     choices = choices_of(repository)
     ggufs = [choice for choice in choices if choice.format == "gguf"]
     headers = reader.headers(ggufs)
@@ -216,28 +216,37 @@ def about(client: HubClient, paths: Paths, repository: Repository) -> str:
     return text
 
 
-class _HeaderReader:
-    """Reads the headers of a repository's files with as few bytes as possible."""
+class HeaderReader:
+    """Reads the headers of a repository's files with as few bytes as possible.
 
-    def __init__(self, client: HubClient, paths: Paths, repository: Repository) -> None:
+    `arrays` are entries of a file that probably has the same vocabulary; the first one read, unless they are given.
+    """
+
+    def __init__(
+        self,
+        client: HubClient,
+        paths: Paths,
+        repository: Repository,
+        arrays: Mapping[str, Entry] | None = None,
+    ) -> None:
         self._client = client
         self._cache = paths.cache / "hub" / "headers"
         self._repository = repository
+        self.arrays = arrays or {}
         self.fetched_bytes = 0
 
     def headers(self, choices: list[QuantVariant]) -> dict[str, tuple[GgufFile, ...] | str]:
         """For each label, the headers of all its parts, or the reason why they could not be read."""
         result: dict[str, tuple[GgufFile, ...] | str] = {}
-        arrays: Mapping[str, Entry] = {}
         remaining = list(choices)
-        while remaining and not arrays:  # until one vocabulary is read
+        while remaining and not self.arrays:  # until one vocabulary is read
             choice = remaining.pop(0)
             found = self._choice(choice, {})
             result[choice.label] = found
             if not isinstance(found, str):
-                arrays = found[0].entries
+                self.arrays = found[0].entries
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            remaining_headers = pool.map(lambda choice: self._choice(choice, arrays), remaining)
+            remaining_headers = pool.map(lambda choice: self._choice(choice, self.arrays), remaining)
         result.update(zip([choice.label for choice in remaining], remaining_headers, strict=True))
         return result
 

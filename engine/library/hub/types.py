@@ -140,6 +140,55 @@ class RepoPlan(msgspec.Struct, frozen=True, kw_only=True):
         return next((option for option in self.options if option.best), None)
 
 
+class CompareTask(msgspec.Struct, frozen=True, kw_only=True):
+    """Estimate the loss of uploads of one model (see `parse_hub_name`), and of `more` other uploads of it.
+
+    Without a label, all quantizations of the repository. `original` names what to compare with; "" looks for it.
+    """
+
+    uploads: tuple[str, ...]
+    original: str = ""
+    more: int = 0
+
+
+class UploadLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """Expected loss of one upload: mean KL divergence from the original in nats per token, with its interval.
+
+    `problem` is the reason why there is none (an English sentence), `problem_detail` the same as facts.
+    """
+
+    repo: str
+    label: str
+    size_bytes: int
+    bits_per_weight: float = 0.0
+    kld: float | None = None
+    low: float = 0.0
+    high: float = 0.0
+    problem: str = ""
+    problem_detail: Reason | None = None
+
+    @property
+    def name(self) -> str:
+        """The name that downloads it."""
+        return f"{self.repo}:{self.label}"
+
+
+class UploadComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a `compare` job: uploads of one model, smallest first, compared with its original.
+
+    `tested_by` is a model of the library whose quick test told how sensitive the model is. Without one, a factor of
+    `common_factor` that is the same for all files is unknown; their order is more certain than their intervals.
+    `fetched_bytes` were read of files of `total_bytes`; results of earlier comparisons are not read again.
+    """
+
+    original: str
+    uploads: tuple[UploadLoss, ...]
+    common_factor: float = 1.0
+    tested_by: str = ""
+    fetched_bytes: int = 0
+    total_bytes: int = 0
+
+
 class Newer(msgspec.Struct, frozen=True, kw_only=True):
     """A model with a newer version: its commit on the hub, and the bytes to download."""
 

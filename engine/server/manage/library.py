@@ -11,7 +11,16 @@ import msgspec
 from fastapi import APIRouter, Request
 
 from devices.errors import TesseraError
-from engine.api.hub import Folder, Folders, Option, RepoPlan, SearchResults, Starters, Updates
+from engine.api.hub import (
+    CompareUploadsRequest,
+    Folder,
+    Folders,
+    Option,
+    RepoPlan,
+    SearchResults,
+    Starters,
+    Updates,
+)
 from engine.api.jobs import Job, JobKind
 from engine.api.library import (
     Freed,
@@ -36,6 +45,7 @@ from engine.core.sampling import choose
 from engine.library import importing, models_folder, recommended_models, trash
 from engine.library.catalogue import Catalogue
 from engine.library.errors import HubUnreachable, Offline, RateLimited
+from engine.library.hub.file_selection import parse_hub_name
 from engine.library.lookup import require
 from engine.library.types import ModelEntry
 from engine.message_catalog.reasons import because
@@ -234,6 +244,18 @@ async def plan(request: Request, repo: str, revision: str | None = None, *, refr
     services = await _services(request)
     found = await asyncio.to_thread(partial(services.plan, repo, revision, refresh=refresh))
     return msgspec.structs.replace(found, options=tuple(map(_without_template, found.options)))
+
+
+@router.post("/hub/compare", status_code=202)
+async def compare_uploads(request: Request, body: CompareUploadsRequest) -> Job:
+    """Start estimating the loss of uploads of one model, from samples of their rows; nothing is downloaded.
+
+    Reads some 1.5 % of the files and of the original by range requests.
+    """
+    title = parse_hub_name(body.uploads[0]).repo.rpartition("/")[2]
+    for name in (*body.uploads, *filter(None, [body.original])):
+        parse_hub_name(name)  # errors belong to this request, not to the job
+    return server_state(request).jobs.start(JobKind.COMPARE, title, body)
 
 
 @router.get("/hub/starters")

@@ -15,6 +15,7 @@ from engine.core.errors import InputFault
 from engine.library.hub.file_selection import HubName, parse_hub_name
 from engine.library.recommended_models import propose, starter_repo, starters
 from tests.support.fakes.fake_hub import FakeHub
+from tests.support.models.onnx_models import requantize
 from tests.support.servers import RunningServer
 
 SPARK = Path("assets/models/spark-f16.gguf")
@@ -250,3 +251,16 @@ def test_durations():
     seconds = (0, 4, 59.4, 59.6, 600, 3_590, 11_100, 7_199, None)
     words = ["1 s", "4 s", "59 s", "1 min", "10 min", "1 h 0 min", "3 h 5 min", "2 h 0 min", ""]
     assert [duration(s) for s in seconds] == words
+
+
+def test_uploads_are_compared_without_a_download(tessera, hub, tmp_path):
+    small = requantize(SPARK, tmp_path / "q4.gguf", "Q4_0").read_bytes()
+    hub.add("org/Uploads", {"spark-F16.gguf": SPARK.read_bytes(), "spark-Q4_0.gguf": small})
+    shown = tessera("compare", "org/Uploads")
+    assert "org/Uploads:Q4_0" in shown
+    assert "compared with org/Uploads:F16" in shown
+    found = json.loads(tessera("compare", "org/Uploads:Q4_0", "--json"))
+    assert found["fetched_bytes"] == 0  # the result is stored
+    assert found["uploads"][0]["low"] < found["uploads"][0]["kld"] < found["uploads"][0]["high"]
+    refused = CliRunner().invoke(cli_main.cli, ["models", "compare", "org/Spark-GGUF"])
+    assert refused.exit_code != 0

@@ -20,10 +20,12 @@ from engine.server.auth import Access
 from engine.server.build_server import create_app
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
-from tests.support.fakes.fake_hub import FakeHub
+from tests.support.fakes.fake_hub import FakeFile, FakeHub
 from tests.support.fakes.free_pool import FreePool
+from tests.support.models.onnx_models import requantize
 
 SPARK = Path("assets/models/spark-f16.gguf")
+FOLDER = Path("tests/data/spark-hf")
 MB = 1024 * 1024
 
 
@@ -246,3 +248,97 @@ def test_a_download_that_fails_says_why_in_its_job(server, hub):
     assert last["error"]["code"] == "nothing_to_download"
     assert last["error"]["facts"]["choices"] == ["Q4_K_M"]
     assert "It offers: Q4_K_M" in last["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def uploads(tmp_path_factory):
+    """The bundled model in two types, and once with weights that are not finite."""
+    folder = tmp_path_factory.mktemp("uploads")
+    files = {t: requantize(SPARK, folder / f"{t}.gguf", t).read_bytes() for t in ("Q8_0", "Q4_0")}
+    broken = bytearray(files["Q8_0"])
+    broken[-200_000:] = b"\x00\x7e" * 100_000  # scales of NaN in the last tensor
+    return {**files, "broken": bytes(broken)}
+
+
+def compared(server, **request):
+    answer = server.post("/tessera/v1/hub/compare", json=request)
+    assert answer.status_code == 202, answer.text
+    return follow(server, answer.json())[-1]
+
+
+def test_uploads_are_compared_by_a_sample_of_their_rows(server, hub, uploads):
+    hub.add("org/Spark", {"spark-F16.gguf": SPARK.read_bytes()})
+    base = {"license": "mit", "base_model": "org/Spark"}
+    files = {f"spark-{t}.gguf": uploads[t] for t in ("Q8_0", "Q4_0")}
+    hub.add("one/Spark-GGUF", files, card=base)
+    hub.add(
+        "two/Spark-GGUF",
+        {"spark-Q4_0.gguf": uploads["broken"]},
+        card=base,
+        tags=("gguf", "base_model:quantized:org/Spark"),
+    )
+    job = compared(server, uploads=["one/Spark-GGUF"], more=1)
+    result = job["result"]
+    assert result["original"] == "org/Spark:F16"
+    assert [(u["repo"], u["label"]) for u in result["uploads"]] == [
+        ("one/Spark-GGUF", "Q4_0"),
+        ("one/Spark-GGUF", "Q8_0"),
+        ("two/Spark-GGUF", "Q4_0"),
+    ]
+    small, large, broken = result["uploads"]
+    assert small["kld"] > 50 * large["kld"] > 0
+    assert small["low"] < small["kld"] < small["high"]
+    assert "damaged" in broken["problem"]
+    assert broken["kld"] is None
+    assert result["common_factor"] > 1
+    assert hub.sent_bytes < 0.03 * result["total_bytes"]
+    assert all("Range" in headers for _, path, headers in hub.requests if path.endswith(".gguf"))
+    hub.settle()
+    again = compared(server, uploads=["one/Spark-GGUF:Q4_0"])["result"]
+    assert again["uploads"] == [small]
+    assert hub.sent_bytes == 0
+
+
+def test_a_folder_of_safetensors_is_an_original(server, hub, uploads):
+    folder = {
+        path.name: FakeFile(path.read_bytes(), lfs=path.suffix == ".safetensors") for path in FOLDER.iterdir()
+    }
+    hub.add("org/Spark", folder)
+    hub.add("org/Half", {"spark-F16.gguf": SPARK.read_bytes()})
+    card = {"license": "mit", "base_model": "org/Spark"}
+    hub.add("one/Spark-GGUF", {"spark-Q4_0.gguf": uploads["Q4_0"]}, card=card)
+    hub.settle()
+    found = compared(server, uploads=["one/Spark-GGUF"])["result"]
+    assert found["original"] == "org/Spark:safetensors"
+    assert hub.sent_bytes < 0.05 * found["total_bytes"]  # two small files: the vocabulary alone is 1 %
+    same = compared(server, uploads=["one/Spark-GGUF"], original="org/Half")["result"]
+    assert found["uploads"] == same["uploads"]
+
+
+def test_what_cannot_be_compared_says_why(server, hub, uploads):
+    hub.add("one/Alone", {"spark-Q4_0.gguf": uploads["Q4_0"]})
+    hub.add("one/Spark", {"spark-Q4_0.gguf": uploads["Q4_0"]})
+    hub.add("org/Spark", {"spark-F16.gguf": SPARK.read_bytes()})
+    assert server.post("/tessera/v1/hub/compare", json={"uploads": ["nothing"]}).status_code == 400
+    no_original = compared(server, uploads=["one/Alone"])
+    assert "no original of one/Alone" in no_original["error"]["message"]
+    no_such = compared(server, uploads=["one/Spark:Q2_K"])
+    assert "'Q2_K'; it offers: Q4_0" in no_such["error"]["message"]
+    hub.faults.ignore_ranges = True
+    hub.settle()
+    no_ranges = compared(server, uploads=["one/Spark"], original="org/Spark")
+    assert "range requests" in no_ranges["error"]["message"]
+    assert hub.sent_bytes < SPARK.stat().st_size / 2  # until the connection was closed
+
+
+def test_a_comparison_can_be_cancelled(server, hub, uploads):
+    hub.add("one/Spark", {"spark-Q4_0.gguf": uploads["Q4_0"], "spark-F16.gguf": SPARK.read_bytes()})
+    server.get("/tessera/v1/hub/plan", params={"repo": "one/Spark"})  # the headers are stored
+    hub.faults.bytes_per_s = 20_000
+    job = server.post("/tessera/v1/hub/compare", json={"uploads": ["one/Spark"]}).json()
+    while not server.get(f"/tessera/v1/jobs/{job['id']}").json()["progress"]["done"]:
+        time.sleep(0.02)
+    server.post(f"/tessera/v1/jobs/{job['id']}/cancel")
+    assert wait_for(server, job, "cancelled")["result"] is None
+    hub.faults.bytes_per_s = 0
+    assert compared(server, uploads=["one/Spark"])["state"] == "done"

@@ -8,7 +8,9 @@ import pytest
 
 from quantize.convert.checkpoint import Checkpoint
 from quantize.convert.families import SUPPORTED, model_recipe
+from quantize.convert.row_numbers import CheckpointRows
 from quantize.errors import UnsupportedModel
+from quantize.files.safetensors_file import read_safetensors
 
 HIDDEN, FFN, HEADS, KV, HEAD, LAYERS, VOCAB = 64, 96, 4, 2, 16, 2, 40
 
@@ -73,6 +75,34 @@ def test_llama_interleaves_the_halves_of_each_head(tmp_path):
             assert np.array_equal(got[base + 2 * i + 1], stored[base + HEAD // 2 + i])
     v = source.rows("model.layers.0.self_attn.v_proj.weight", 0, KV * HEAD)
     assert np.array_equal(values(recipe, "blk.0.attn_v.weight"), v)
+
+
+def test_rows_are_found_by_headers_alone(tmp_path):
+    experts = {f"mlp.experts.{e}.{p}_proj.weight": s for e in range(12) for p, s in EXPERT.items()}
+    routed = {"num_experts": 12, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    dense = ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
+    for name, extra, more, skip in (
+        ("LlamaForCausalLM", {}, {}, []),
+        ("Qwen3MoeForCausalLM", routed, experts | {"mlp.gate.weight": (12, HIDDEN)}, dense),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        recipe = model_recipe(checkpoint(folder, name, extra, more, skip))
+        weights = folder / "model.safetensors"
+        raw = weights.read_bytes()
+        found = CheckpointRows(folder, [read_safetensors(weights)])
+        weights.unlink()  # only the headers count
+        assert found.shapes() == {tensor.name: tensor.shape for tensor in recipe.tensors}
+        for tensor in recipe.tensors:
+            if len(tensor.shape) > 1:
+                count = int(np.prod(tensor.shape[1:]))
+                picked = [row for row in (0, 3, 7, 8, 20, 2000) if row < count]
+                qtype, rows = found.find(tensor.name, picked)
+                assert (qtype, {row.part for row in rows}) == ("F32", {0})
+                got = [np.frombuffer(raw[row.offset :][: row.nbytes], np.float32) for row in rows]
+                weights.write_bytes(raw)
+                assert np.array_equal(got, values(recipe, tensor.name)[picked]), tensor.name
+                weights.unlink()
 
 
 def test_smollm3_is_llama_under_its_own_name(tmp_path):
