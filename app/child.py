@@ -11,6 +11,7 @@ CHILDREN: Final = frozenset(
         "app.tools.calculate_child",
         "app.gui.markdown.drawing_child",
         "app.latex_child",
+        "app.voice.microphone_child",
         "devices.backends.ggml_child",
         "devices.backends.onnx_child",
         "devices.backends.openvino_child",

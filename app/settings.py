@@ -148,6 +148,29 @@ SETTINGS: tuple[Setting, ...] = (
         minimum=1,
         maximum=90,
     ),
+    Setting(
+        "voice.enabled",
+        True,
+        "Dictation and reading aloud",
+        "Shows a microphone at the message and Read aloud at the answers. Nothing is recorded before you press the "
+        "microphone, and no recording is stored.",
+        "Voice",
+    ),
+    Setting(
+        "voice.language",
+        "automatic",
+        "Language of reading aloud",
+        "Automatic: the language of the answer. Dictation understands English only.",
+        "Voice",
+        choices=("automatic", "de", "en", "es", "fr", "it", "nl", "pl", "pt"),
+    ),
+    Setting(
+        "voice.device",
+        "",
+        "Microphone",
+        "Its name. Empty: the microphone that the system uses. While you dictate, you can choose it from a list.",
+        "Voice",
+    ),
     Setting("code.reopen", True, "Reopen the last project", "With its last session, on the Code page.", "Code"),
     Setting("code.editor", "", "Editor", "vscode, zed, desktop, or a command with {file} and {line}.", "Code"),
     Setting(

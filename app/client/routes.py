@@ -82,6 +82,7 @@ from engine.api.quantizing import QuantizeOptions, QuantizeSketch
 from engine.api.receipts import Replayed, ReplayRequest
 from engine.api.remotes import RemoteRequest, RemoteRow, Remotes
 from engine.api.requests import KeyRequest, Keys, NewKey, RecentActivity
+from engine.api.speech import SpeechRequest, SpeechState, SpokenText
 from engine.api.stats import Stats, UsageSamples, Work, WorkSamples
 from engine.api.upstreams import UpstreamKeyRequest, UpstreamRequest, UpstreamRow, UpstreamRule, Upstreams
 from engine.runner.engine_args import EngineArgs
@@ -117,6 +118,18 @@ class JobRoutes(Transport):
     def convert(self, request: ConvertRequest) -> Job:
         """Start converting a Hugging Face folder to a GGUF file."""
         return self.post(f"{OURS}/models/convert", Job, request)
+
+    def speech(self) -> SpeechState:
+        """The speech model and its languages."""
+        return self.get(f"{OURS}/speech", SpeechState)
+
+    def transcribe(self, sound: bytes) -> SpokenText:
+        """The words of a recording, a WAV file."""
+        return self.post(f"{OURS}/speech", SpokenText, SpeechRequest(sound=sound))
+
+    def fetch_speech_model(self) -> Job:
+        """Start downloading the speech model."""
+        return self.post(f"{OURS}/speech/model", Job)
 
     def converter(self) -> ConverterState:
         """State of llama.cpp's converter, and the cost of installing it."""

@@ -208,6 +208,8 @@ class MainWindow(QMainWindow):
             "again": self.chat.message_actions.answer_again,
             "edit": self.chat.message_actions.edit_last,
             "copy": self.chat.message_actions.copy_last,
+            "dictate": self._dictate,
+            "read": self.chat.message_actions.read_last,
             "next": lambda: self.chat.sidebar.step(1),
             "previous": lambda: self.chat.sidebar.step(-1),
             "list": self.chat.bar.fold_pressed.emit,
@@ -254,6 +256,10 @@ class MainWindow(QMainWindow):
     def new_temporary_chat(self) -> None:
         self.show_page("chat")
         self.chat.new_temporary_chat()
+
+    def _dictate(self) -> None:
+        self.show_page("chat")
+        self.chat.voice.dictation.toggle()
 
     def _find(self) -> None:
         self.show_page("chat")

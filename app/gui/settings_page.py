@@ -173,7 +173,7 @@ class SettingsPage(Page):
         return self._number_editor(setting, value)
 
     def _choice_label(self, setting: Setting, name: str) -> str:
-        if setting.name == "window.language" and len(name) == _CODE:
+        if setting.name.endswith(".language") and len(name) == _CODE:
             own_name = QLocale(name).nativeLanguageName().partition(" ")
             return own_name[-1] or own_name[0]
         return name if name in CACHE_TYPES else self.tr(name.capitalize())

@@ -39,6 +39,7 @@ class JobKind(Enum):
     MOVE = "move", "Moving the models to {name}", "can pause"
     QUANTIZE = "quantize", "Making {name} fit", "loses work", "can pause"
     CONVERT = "convert", "Converting {name}", "loses work"
+    FETCH = "fetch", "Downloading {name}"
     # A paused search for settings keeps its record; a benchmark starts again.
     MEASURE = "measure", "{name}", "loses work", "can pause"
 

@@ -87,6 +87,8 @@ _CONVERTER: Final = {
     "converter_failed": "llama.cpp's converter failed: {why}",
     "environment_not_made": "the environment could not be created",
     "not_fetched": "{what} could not be downloaded",
+    "speech_not_fetched": "the speech model could not be downloaded: {why}",
+    "no_installer": "this installation has no downloader for it; see the page Voice of the documentation",
     "packages": "packages",
     "source_archive": "llama.cpp's source archive",
     "exit_code": "exit code {code}",

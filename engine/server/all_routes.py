@@ -33,6 +33,7 @@ from engine.server.manage import measuring as manage_measuring
 from engine.server.manage import models as manage_models
 from engine.server.manage import quantizing as manage_quantizing
 from engine.server.manage import replay as manage_replay
+from engine.server.manage import speech as manage_speech
 from engine.server.manage import stats as manage_stats
 from engine.server.manage import upstreams as manage_upstreams
 from engine.server.middleware import ErrorMiddleware
@@ -70,6 +71,7 @@ def every_route(state: ServerState) -> FastAPI:
         app.include_router(module.router)
     for also in (manage_quantizing, manage_measuring, manage_converting, manage_upstreams):
         app.include_router(also.router)
+    app.include_router(manage_speech.router)
     for raised, handler in HANDLERS.items():
         app.add_exception_handler(raised, handler)
     app.add_exception_handler(RequestValidationError, _invalid)

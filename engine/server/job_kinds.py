@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.core.paths import Paths
+from engine.job_kinds import speech_model
 from engine.job_kinds.measure import work as measuring
 from engine.job_kinds.measure.work import BenchService
 from engine.job_kinds.quantize import convert as converting
@@ -39,6 +40,7 @@ def register(
         jobs, catalogue, placer.resources, partial(_gates, paths, placer, admission, named_tasks or {})
     )
     converting.register(jobs, catalogue)
+    speech_model.register(jobs)
     bench_service = BenchService(paths, placer, admission, catalogue)
     measuring.register(jobs, bench_service)
     return bench_service

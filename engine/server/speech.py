@@ -33,6 +33,7 @@ from quantize.onnx.request import SPEECH_FACTS as FACTS
 
 log = logging.getLogger(__name__)
 NAME: Final = "moonshine-tiny-en"
+LANGUAGES: Final = ("en",)
 FILES: Final = ("encoder_model.ort", "decoder_model_merged.ort", "tokenizer.bin", "silero_vad.onnx")
 # Subfolder for the output of `tessera onnx convert speech --fixed`, next to the model's files.
 BESIDE: Final = "npu"
@@ -81,12 +82,19 @@ class Speech:
         self, ledger: Ledger, choose: Callable[[OnnxFolder, str | None], ProviderChoice], cache: Path
     ) -> None:
         self._ledger = ledger
-        self._folder = installed_speech()
+        self.folder = installed_speech()
         self._choose = choose
         self._cache = cache
         self._child: BoundedChild | None = None
         self._turn = asyncio.Lock()
         self._going: asyncio.TimerHandle | None = None
+
+    def is_installed(self) -> bool:
+        """Whether a recording can be transcribed."""
+        return not self._missing() or (self.folder / FACTS).is_file()
+
+    def _missing(self) -> list[str]:
+        return [name for name in FILES if not (self.folder / name).is_file()]
 
     async def transcribe(self, sound: bytes) -> AsyncGenerator[SpeechSegments | Segment, None]:
         """Yields the detected segments of a recording, then the transcript of each segment.
@@ -118,11 +126,11 @@ class Speech:
             NoSpeechModel: No model is installed.
             SpeechFailed: The requested device cannot be used.
         """
-        missing = [name for name in FILES if not (self._folder / name).is_file()]
-        fixed = self._folder if (self._folder / FACTS).is_file() else self._folder / BESIDE
-        if missing and fixed != self._folder:
+        missing = self._missing()
+        fixed = self.folder if (self.folder / FACTS).is_file() else self.folder / BESIDE
+        if missing and fixed != self.folder:
             raise NoSpeechModel(
-                f"No speech model is installed here ({missing[0]} is missing from {self._folder}): "
+                f"No speech model is installed here ({missing[0]} is missing from {self.folder}): "
                 "`python3 start.py speech` fetches Moonshine, about 80 MiB.",
                 "model",
             )
@@ -133,14 +141,14 @@ class Speech:
                 raise SpeechFailed(
                     f"TESSERA_SPEECH_DEVICE is {pin}, but the speech model is not there yet: {hint}."
                 )
-            return self._folder, ""
+            return self.folder, ""
         try:
             choice = self._choose(OnnxFolder(path=fixed, kind="embedding", architecture=NAME, graphs=()), pin)
         except BadModelFile as error:
             raise SpeechFailed(f"The speech model cannot run on {pin}: {error.reason}") from error
         provider = choice.provider
         log.info("speech on %s: %s", provider or "the processor", "; ".join(sentences(choice.reasons)))
-        return (fixed, provider) if provider or missing else (self._folder, "")
+        return (fixed, provider) if provider or missing else (self.folder, "")
 
     async def _detect(self, child: BoundedChild, request: DetectSpeech) -> Answer:
         """Retry once, because a child that was killed while idle fails here too, not only one that crashes."""

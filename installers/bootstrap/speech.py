@@ -1,9 +1,13 @@
-"""The speech model, Moonshine tiny, and Silero's voice activity detector: files of two locked wheels, verified."""
+"""The speech model, Moonshine tiny, and Silero's voice activity detector: files of two locked wheels, verified.
+
+A server downloads them with: python -m installers.bootstrap.speech PYTHON LOCK FOLDER
+"""
 
 import contextlib
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
 import zipfile
 
@@ -48,11 +52,15 @@ def is_here(venv: str) -> bool:
 
 
 def fetch(python: str, lock: str, venv: str, wheels: "str | None" = None) -> str:
-    """Install the verified files; returns their folder.
+    """Install the verified files; returns their folder. Raises: RuntimeError: see `fetch_into`."""
+    return fetch_into(folder(venv), python, lock, wheels)
+
+
+def fetch_into(place: str, python: str, lock: str, wheels: "str | None" = None) -> str:
+    """Store the verified files in this folder and return it.
 
     Raises: RuntimeError: no index responded, or a file is not the pinned one; nothing is stored then.
     """
-    place = folder(venv)
     os.makedirs(place, exist_ok=True)
     work = tempfile.mkdtemp(prefix="fetch-", dir=place)
     try:
@@ -91,3 +99,11 @@ def _is_right(path: str, name: str) -> bool:
             with open(path, "rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest() == FILES[name][2]
     return False
+
+
+if __name__ == "__main__":
+    try:
+        fetch_into(sys.argv[3], sys.argv[1], sys.argv[2])
+    except RuntimeError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(1)

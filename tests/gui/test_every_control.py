@@ -14,6 +14,8 @@ READ = {
     ("chat/message_widget.py", "Message text"),
     ("chat/page.py", "Conversation"),
     ("chat/chat_transcript.py", "Result of the tool"),
+    ("chat/voice.py", "Level of the microphone"),
+    ("chat/voice.py", "The microphone is on. What you say becomes text in your message."),
     ("chat/welcome.py", "Welcome"),
     ("navigation.py", "Navigation"),
     ("navigation.py", "Pages"),
@@ -62,6 +64,11 @@ ALSO_CALLED = {
 CANNOT = {
     ("code/page.py", "Show all changes"): "the walks' models make no tool calls; see test_code",
     ("code/page.py", "Agent steps"): "the walks' models make no tool calls; pressed in test_code",
+    ("chat/voice.py", "Start dictation"): "offered after a download of 76 MiB; pressed in test_voice",
+    (
+        "chat/voice.py",
+        "Use the system's microphone",
+    ): "this machine may have no sound system; pressed in test_voice",
     ("devices/page.py", "Stop measuring"): "this machine has one place for models; pressed in test_pages",
     ("chat/option_fields.py", "Reasoning budget"): "the walks' models do not reason",
     ("chat/page.py", "Show in folder"): "opens a program of the desktop, which a bare X server has not",

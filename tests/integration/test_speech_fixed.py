@@ -7,53 +7,16 @@ from engine.runner.onnx.speech.audio import RATE
 from engine.runner.onnx.speech.child import FixedMoonshine
 from engine.runner.onnx.speech.moonshine import BadSpeechModel
 from quantize.errors import UnsupportedModel
-from quantize.onnx.speech import frames_of, layer_weights, rotary_rows, write_speech
-
-EMBD, VOCAB, LAYERS = 64, 40, 2
-
-
-def weights():
-    rng = np.random.default_rng(5)
-
-    def made(*shape, scale=None):
-        return (rng.normal(size=shape) * (scale or shape[0] ** -0.5)).astype(np.float32)
-
-    found = {
-        "conv1": made(EMBD, 1, 127, scale=0.3),
-        "conv2": made(2 * EMBD, EMBD, 7, scale=0.05),
-        "conv2.bias": made(2 * EMBD, scale=0.1),
-        "conv3": made(EMBD, 2 * EMBD, 3, scale=0.05),
-        "conv3.bias": made(EMBD, scale=0.1),
-        "embedding": made(VOCAB, EMBD, scale=1),
-        "head": made(EMBD, VOCAB),
-        "frequencies": (10000.0 ** -(np.arange(3) / 3)).astype(np.float32),
-        "groupnorm": np.ones(EMBD, np.float32),
-        "groupnorm.bias": np.zeros(EMBD, np.float32),
-        "encoder.norm": np.ones(EMBD, np.float32),
-        "decoder.norm": np.ones(EMBD, np.float32),
-    }
-    for name in layer_weights(LAYERS):
-        wide = 2 * EMBD
-        inner = 2 * wide if name.startswith("decoder") else wide
-        shapes = {"fc1": (EMBD, inner), "fc1.bias": (inner,), "fc2": (wide, EMBD), "fc2.bias": (EMBD,)}
-        found[name] = made(*shapes.get(".".join(name.split(".")[2:]), (EMBD, EMBD)))
-    for layer in range(LAYERS):
-        for side, norms in (
-            ("encoder", ("input_layernorm", "post_attention_layernorm")),
-            ("decoder", ("input_layernorm", "post_attention_layernorm", "final_layernorm")),
-        ):
-            found |= {f"{side}.{layer}.{norm}": np.ones(EMBD, np.float32) for norm in norms}
-    return found
+from quantize.onnx.speech import frames_of, rotary_rows, write_speech
+from tests.support.models.tiny_speech import EMBD, tiny_speech, weights
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     made = []
-    pieces = b"".join(bytes([3]) + f"{i:03}".encode() for i in range(VOCAB))
     for seconds in (1.0, 2.5):
         folder = tmp_path_factory.mktemp("speech")
-        write_speech(weights(), folder, seconds=seconds, tokens=20)
-        (folder / "tokenizer.bin").write_bytes(pieces)
+        tiny_speech(folder, seconds)
         made.append(folder)
     return made
 

@@ -150,6 +150,7 @@ class Composer(QFrame):
     failed = Signal(str)
     prompts_wanted = Signal()
     source_removed = Signal()
+    message_taken = Signal()  # the user sent the draft, or left it
 
     def __init__(self, theme: Theme, background: Background, *, queues: bool = False) -> None:
         """Create a composer. `queues`: a message that cannot be sent yet waits, and a long text is attached."""
@@ -188,12 +189,25 @@ class Composer(QFrame):
         self._hint = label(self.tr("Enter sends · Shift+Enter for a new line"), "small")
         self._hint.setMinimumWidth(1)  # otherwise the hint's width limits how narrow the composer can get
         self._tools = row(spacing=8)
+        self._voice = row(spacing=8)
+        self._signs = stack(spacing=4)
         self.setLayout(
             stack(
+                self._signs,
                 self._waiting,
                 self._chips,
                 self.editor,
-                row(self._attach, self._prompts, self._tools, self._hint, 1, self.meter, self._send, spacing=8),
+                row(
+                    self._attach,
+                    self._prompts,
+                    self._voice,
+                    self._tools,
+                    self._hint,
+                    1,
+                    self.meter,
+                    self._send,
+                    spacing=8,
+                ),
                 spacing=8,
                 margins=(16, 12, 12, 8),
             )
@@ -208,6 +222,12 @@ class Composer(QFrame):
     def add_tool(self, widget: QWidget) -> None:
         """Add a page's control next to the attach button."""
         self._tools.addWidget(widget)
+
+    def add_voice(self, button: QWidget | None, sign: QWidget) -> None:
+        """Add a button for voice, and a bar above the message that shows what goes on."""
+        if button is not None:
+            self._voice.addWidget(button)
+        self._signs.addWidget(sign)
 
     @property
     def text(self) -> str:
@@ -257,6 +277,7 @@ class Composer(QFrame):
         if not (text or self.attachments) or not (self._queues or self._free):
             return
         given = tuple(self.attachments)
+        self.message_taken.emit()
         self.clear()
         self.submit(text, given)
 
@@ -337,7 +358,8 @@ class Composer(QFrame):
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Hide the hint if there is too little space."""
         super().resizeEvent(event)
-        beside = self._hint.sizeHint().width() + self._tools.sizeHint().width() + _BESIDE_HINT
+        tools = self._tools.sizeHint().width() + self._voice.sizeHint().width()
+        beside = self._hint.sizeHint().width() + tools + _BESIDE_HINT
         self._hint.setVisible(self.width() > beside)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:

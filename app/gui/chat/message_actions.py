@@ -11,6 +11,7 @@ from app.gui.app_context import AppContext
 from app.gui.chat import chat_transactions
 from app.gui.chat.controller import ChatController
 from app.gui.chat.message_widget import MessageWidget
+from app.gui.chat.voice import ReadAloud
 from app.gui.reasons import error_message
 from app.gui.widgets.basics import Banner
 from engine.api.machine import CanaryState, WrongAnswers
@@ -32,11 +33,13 @@ class MessageActions(QObject):
         services: AppContext,
         controller: ChatController,
         banner: Banner,
+        reading: ReadAloud,
         parent: QObject,
     ) -> None:
         super().__init__(parent)
         self._services, self._controller = services, controller
         self._banner = banner
+        self._reading = reading
         self._waiting = 0  # id of the response to retry when the server is reachable again
 
     def follow(self, widget: MessageWidget) -> None:
@@ -50,6 +53,7 @@ class MessageActions(QObject):
         widget.fixed.connect(self._apply_remedy)
         widget.removed.connect(self._confirm_removal)
         widget.forked.connect(self._fork)
+        self._reading.follow(widget)
 
     def retry_waiting(self) -> None:
         """Retry the response that failed while the server was unreachable."""
@@ -74,6 +78,12 @@ class MessageActions(QObject):
         answers = [message for message in self._controller.tree.path() if message.role == "assistant"]
         if answers:
             QGuiApplication.clipboard().setText(answers[-1].content)
+
+    def read_last(self) -> None:
+        """Read the last answer aloud, or stop reading it."""
+        answers = [message for message in self._controller.tree.path() if message.role == "assistant"]
+        if answers:
+            self._reading.toggle(answers[-1].id, answers[-1].content)
 
     def _apply_remedy(self, message_id: int, remedy: str) -> None:
         chat = self._controller

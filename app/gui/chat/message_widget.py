@@ -61,6 +61,7 @@ class MessageWidget(ColumnItem):
     rewritten = Signal(int, str)  # a response, edited by the user
     removed = Signal(int)
     forked = Signal(int)
+    read_aloud = Signal(int, str)
 
     def __init__(
         self,
@@ -84,6 +85,7 @@ class MessageWidget(ColumnItem):
         self._reasoning: MarkdownView | None = None
         self._phase: PhaseLabel | None = None
         self._editor: MessageEditor | None = None
+        self._voice: IconButton | None = None
         unit = theme.tokens.unit
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, unit, 0, unit)
@@ -121,6 +123,13 @@ class MessageWidget(ColumnItem):
             self._phase.show_phase(phase)
         else:
             self._phase.begin(began, phase)
+
+    def show_voice(self, *, available: bool, is_read: bool) -> None:
+        """Show the button that reads the answer aloud, or stops while it is read."""
+        if self._voice is not None:
+            self._voice.setVisible(available)
+            self._voice.set_icon("stop" if is_read else "speaker", "accent" if is_read else "muted")
+            self._voice.set_words(self.tr("Stop reading aloud") if is_read else self.tr("Read aloud"))
 
     def set_title(self, title: str) -> None:
         """Set the model's name when it becomes known later."""
@@ -286,6 +295,12 @@ class MessageWidget(ColumnItem):
         actions = row(spacing=2)
         self._add_branch_switch(actions)
         actions.addWidget(self._copy_tool())
+        if message.content:
+            self._voice = self._tool(
+                "speaker", self.tr("Read aloud"), lambda: self.read_aloud.emit(message.id, message.content)
+            )
+            self._voice.hide()
+            actions.addWidget(self._voice)
         actions.addWidget(self._tool("refresh", self.tr("Answer again"), lambda: self.regenerate.emit(message.id)))
         if self._last and message.content:
             actions.addWidget(

@@ -26,6 +26,7 @@ from app.gui.chat.project_of_chat import Projects
 from app.gui.chat.prompt_library import PromptLibrary
 from app.gui.chat.sidebar import Sidebar
 from app.gui.chat.tools_side import ToolsSide
+from app.gui.chat.voice import Voice
 from app.gui.chat.welcome import Welcome
 from app.gui.close_guard import show_in_folder
 from app.gui.reasons import error_message
@@ -66,7 +67,8 @@ class ChatPage(QSplitter):
         self.bar = ModelBar(services)
         self._context = ContextWatch(services, self.controller, self.composer, self.banner, self)
         self.side = SideWork(services, self.controller, self.composer, self)
-        self.message_actions = MessageActions(services, self.controller, self.banner, self)
+        self.voice = Voice(services, self.composer, self.banner, self)
+        self.message_actions = MessageActions(services, self.controller, self.banner, self.voice.reading, self)
         again = self.message_actions.answer_again
         self.wrong_answers = WrongAnswersNotice(services, self.controller, self.banner, again, self)
         self.transcript = ChatTranscript(services, self.controller, self.message_actions)
@@ -108,9 +110,8 @@ class ChatPage(QSplitter):
         self._temporary.hide()
         self.bar.temporary_pressed.connect(self._on_temporary_pressed)
         self.sidebar.export_many_pressed.connect(self.import_export.export_many)
-        whole = stack(
-            self.bar, self._temporary, spacing=0
-        )  # above the panels, so that an opened panel does not move its button
+        # Above the panels, so that an opened panel does not move its button.
+        whole = stack(self.bar, self._temporary, spacing=0)
         whole.addLayout(self._columns, 1)
         main.setLayout(whole)
         self.addWidget(self.sidebar)
@@ -274,6 +275,7 @@ class ChatPage(QSplitter):
 
     def save_draft(self) -> None:
         """Save the draft. Messages that wait become part of it: they belong to this chat."""
+        self.voice.dictation.cancel()
         self.composer.take_back()
         self._drafts.save()
 
@@ -286,6 +288,11 @@ class ChatPage(QSplitter):
     def stop(self) -> None:
         """Stop the response."""
         self.controller.stop()
+
+    def stop_answer(self) -> None:
+        """Stop the dictation, else the reading, else the response."""
+        if not self.voice.stop():
+            self.controller.stop()
 
     def _toggle_tools(self) -> None:
         if self._options is not None:

@@ -102,7 +102,7 @@ async def transcriptions(request: Request) -> Response:
     headers = ignored_header(body.ignored())
     if body.stream:
         return EventStream(_stream(state, sound), SHAPE, headers=headers)
-    speech, segments = await while_connected(request, _whole(state, sound))
+    speech, segments = await while_connected(request, transcribed(state, sound))
     if body.response_format in ("text", "srt", "vtt"):
         text = {"text": _plain, "srt": _srt, "vtt": _vtt}[body.response_format](segments)
         return PlainTextResponse(text, headers=headers)
@@ -160,7 +160,8 @@ def _typed(name: str, value: str) -> object:
     return value
 
 
-async def _whole(state: ServerState, sound: bytes) -> tuple[SpeechSegments, list[Segment]]:
+async def transcribed(state: ServerState, sound: bytes) -> tuple[SpeechSegments, list[Segment]]:
+    """The whole transcript of a recording. Raises: see `Speech.transcribe`."""
     speech: SpeechSegments | None = None
     segments = []
     async with aclosing(state.speech.transcribe(sound)) as found:

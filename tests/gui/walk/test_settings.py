@@ -100,6 +100,17 @@ def test_how_it_chats(walk):
     walk.go("Settings")
 
 
+def test_how_it_speaks(walk):
+    walk.click("Voice", SETTINGS)
+    walk.choose("Language of reading aloud", "Deutsch", SETTINGS)
+    is_kept(walk, "voice.language", "de")
+    walk.fill("Microphone", "Desk", SETTINGS)
+    walk.key("Return")
+    is_kept(walk, "voice.device", "Desk")
+    walk.click("Dictation and reading aloud", SETTINGS)
+    is_kept(walk, "voice.enabled", value=False)
+
+
 def test_how_it_codes(walk):
     walk.click("Code", SETTINGS)
     walk.click("Reopen the last project", SETTINGS)

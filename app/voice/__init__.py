@@ -1,0 +1,1 @@
+"""Dictation and reading aloud, without Qt."""
