@@ -90,14 +90,14 @@ class GgmlType(IntEnum):
     F32 = Traits(0, 1, 4, file_type=0, is_float=True, openvino="native")
     F16 = Traits(1, 1, 2, file_type=1, is_float=True, openvino="native")
     Q4_0 = Traits(
-        2, 32, 18, error=0.00686, cpu_time=0.90, repack=((8, _AVX2), (4, _DOT)), amx=True, tiles=_VNNI,
+        2, 32, 18, error=0.00686, cpu_time=0.90, repack=((8, _AVX2), (4, _DOT)), amx=True, tiles=_AVX2,
         tiles_of_copy=True, measured=True, priced=True, anchor=True, openvino="native", grid="4 bits",
     )  # fmt: skip
     Q4_1 = Traits(3, 32, 20, error=0.00499, amx=True, tiles=_AVX2, openvino="rounded", grid="4 bits")
     Q5_0 = Traits(6, 32, 22, error=0.00168, tiles=_AVX2, grid="5 bits")
     Q5_1 = Traits(7, 32, 24, error=0.00116, tiles=_AVX2, openvino="rounded", grid="5 bits")
     Q8_0 = Traits(
-        8, 32, 34, error=2.94e-5, cpu_time=1.60, repack=((4, _DOT),), amx=True, tiles=_VNNI, measured=True,
+        8, 32, 34, error=2.94e-5, cpu_time=1.60, repack=((4, _DOT),), amx=True, tiles=_AVX2, measured=True,
         priced=True, openvino="kept", grid="8 bits",
     )  # fmt: skip
     Q8_1 = Traits(9, 32, 40, writable=False)
@@ -111,7 +111,7 @@ class GgmlType(IntEnum):
     )  # fmt: skip
     Q4_K = Traits(
         12, 256, 144, fallback="Q5_0", error=0.00511, cpu_time=1.00, repack=((8, _AVX2), (8, _DOT)), tiled=_VNNI,
-        tiles=_VNNI, tiles_of_copy=True, amx=True, measured=True, priced=True, openvino="rounded",
+        tiles=_AVX2, tiles_of_copy=True, amx=True, measured=True, priced=True, openvino="rounded",
     )  # fmt: skip
     Q5_K = Traits(
         13, 256, 176, fallback="Q5_1", error=0.00128, cpu_time=1.25, repack=((8, _DOT),), amx=True, tiles=_AVX2,
@@ -131,13 +131,25 @@ class GgmlType(IntEnum):
         priced=True,
     )  # fmt: skip
     IQ3_XXS = Traits(
-        18, 256, 98, fallback="IQ4_NL", imatrix="weights", error=0.0332, cpu_time=2.10, measured=True, priced=True
+        18,
+        256,
+        98,
+        fallback="IQ4_NL",
+        imatrix="weights",
+        error=0.0332,
+        cpu_time=2.10,
+        tiles=_AVX2,
+        measured=True,
+        priced=True,
     )
     IQ1_S = Traits(19, 256, 50, fallback="IQ4_NL", imatrix="always", cpu_time=1.70, gpu_time_of="IQ3_XXS")
     IQ4_NL = Traits(
-        20, 32, 18, error=0.0057, cpu_time=0.90, repack=((8, _AVX2), (4, _DOT)), measured=True, priced=True
+        20, 32, 18, error=0.0057, cpu_time=0.90, repack=((8, _AVX2), (4, _DOT)), tiles=_AVX2, tiles_of_copy=True,
+        measured=True, priced=True,
+    )  # fmt: skip
+    IQ3_S = Traits(
+        21, 256, 110, fallback="IQ4_NL", error=0.0189, cpu_time=2.50, tiles=_AVX2, measured=True, priced=True
     )
-    IQ3_S = Traits(21, 256, 110, fallback="IQ4_NL", error=0.0189, cpu_time=2.50, measured=True, priced=True)
     IQ2_S = Traits(
         22, 256, 82, fallback="IQ4_NL", imatrix="weights", cpu_time=1.80, gpu_time_of="IQ3_XXS", measured=True,
         priced=True,
@@ -149,7 +161,7 @@ class GgmlType(IntEnum):
         fallback="IQ4_NL",
         error=0.00581,
         cpu_time=1.25,
-        tiles=_VNNI,
+        tiles=_AVX2,
         amx=True,
         measured=True,
         priced=True,
@@ -164,7 +176,8 @@ class GgmlType(IntEnum):
     TQ1_0 = Traits(34, 256, 54, file_type=36, fallback="Q4_0")
     TQ2_0 = Traits(35, 256, 66, file_type=37, fallback="Q4_0", grid="three values", cpu_only=True)
     MXFP4 = Traits(
-        39, 32, 17, file_type=38, repack=((8, _AVX2), (4, _DOT)), measured=True, priced=True, if_fast=True,
+        39, 32, 17, file_type=38, repack=((8, _AVX2), (4, _DOT)), tiles=_AVX2, tiles_of_copy=True, measured=True,
+        priced=True, if_fast=True,
         openvino="kept", grid="MXFP4",
     )  # fmt: skip
     NVFP4 = Traits(40, 64, 36, file_type=39, measured=True, priced=True, if_fast=True)

@@ -11,7 +11,7 @@ BACKEND: Final = "tiles"
 # Name of attention in the list of operations, which otherwise contains weight types.
 ATTENTION: Final = "attention"
 # Measurements with an earlier version of the kernels do not apply to this one.
-VERSION: Final = 4
+VERSION: Final = 5
 
 
 def tiles_library(folder: Path | None) -> Path | None:

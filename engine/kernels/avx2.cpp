@@ -1,10 +1,15 @@
 // Tiles of 8 rows and 4 columns with AVX2. Eight products of bytes up to 31 by bytes up to 127 fit 16 bits, or four of
-// bytes up to 63, so those of four or two groups are added up there before they go into 32 bits. Wider bytes have no
-// kernel here.
+// bytes up to 63, so those of four or two groups are added up there before they go into 32 bits. Two products of wider
+// ones fit too once their zero is taken off: 128 * 127 * 2 at most.
 #include "tiles.h"
 
 #include <immintrin.h>
 #include <string.h>
+
+// Tables of values.
+#define GGML_COMMON_DECL_C
+#define GGML_COMMON_IMPL_C
+#include "ggml-common.h"
 
 namespace tiles {
 namespace {
@@ -72,6 +77,13 @@ inline Dots dot(Dots sum, Bytes weights, Bytes values) {
 
 inline Ints closed(Ints before, Dots sum) {
     return _mm256_add_epi32(before, _mm256_madd_epi16(sum, _mm256_set1_epi16(1)));
+}
+
+inline Bytes without_zero(Bytes weights, int zero) { return _mm256_sub_epi8(weights, _mm256_set1_epi8((char) zero)); }
+
+inline Ints dot_signed(Ints sum, Bytes weights, Bytes values) {
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(values, weights));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
 inline Bytes four_values(const int8_t * p) {

@@ -4,6 +4,11 @@
 #include <immintrin.h>
 #include <string.h>
 
+// Tables of values.
+#define GGML_COMMON_DECL_C
+#define GGML_COMMON_IMPL_C
+#include "ggml-common.h"
+
 namespace tiles {
 namespace {
 
@@ -59,6 +64,10 @@ inline Bytes load_bytes(const uint8_t * p) { return _mm512_load_si512(p); }
 inline Dots opened(Ints sum) { return sum; }
 inline Dots dot(Dots sum, Bytes weights, Bytes values) { return _mm512_dpbusd_epi32(sum, weights, values); }
 inline Ints closed(Ints, Dots sum) { return sum; }
+
+// No byte is too wide.
+inline Bytes without_zero(Bytes weights, int) { return weights; }
+inline Ints dot_signed(Ints sum, Bytes, Bytes) { return sum; }
 
 inline Bytes four_values(const int8_t * p) {
     int32_t four;

@@ -7,14 +7,23 @@ static inline __m256i nibbles(const uint8_t * p) {
     return _mm256_and_si256(apart, _mm256_set1_epi8(15));
 }
 
-// 16 in every byte whose bit is set.
-static inline __m256i fifth_bits(const uint8_t * p) {
-    uint32_t bits;
-    memcpy(&bits, p, sizeof(bits));
+// All ones in every byte whose bit is set.
+static inline __m256i spread_bits(uint32_t bits) {
     const __m256i spread = _mm256_set_epi64x(0x0303030303030303, 0x0202020202020202, 0x0101010101010101, 0);
     const __m256i mine = _mm256_set1_epi64x((long long) 0x8040201008040201);
     const __m256i bytes = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32((int) bits), spread), mine);
-    return _mm256_and_si256(_mm256_cmpeq_epi8(bytes, mine), _mm256_set1_epi8(16));
+    return _mm256_cmpeq_epi8(bytes, mine);
+}
+
+static inline uint32_t four_bytes(const uint8_t * p) {
+    uint32_t found;
+    memcpy(&found, p, sizeof(found));
+    return found;
+}
+
+// 16 in every byte whose bit is set.
+static inline __m256i fifth_bits(const uint8_t * p) {
+    return _mm256_and_si256(spread_bits(four_bytes(p)), _mm256_set1_epi8(16));
 }
 
 // Eight rows of eight fours each, written so that four values of a row lie beside those of the next row.
@@ -77,18 +86,29 @@ static inline __m256 small_numbers(uint32_t low, uint32_t high) {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_set_epi64x(0, (int64_t) ((uint64_t) high << 32 | low))));
 }
 
-// 8 bytes of each of eight rows: low nibbles to `bytes`, high ones `apart` behind them, fours of values of a row beside
-// those of the next. `flip` is exclusive-ored to each.
-static inline void put_interleaved(const uint8_t * q, int flip, uint8_t * bytes, size_t apart, int rows) {
-    const __m256i low = _mm256_set1_epi8(15), flipped = _mm256_set1_epi8((char) flip);
+// Bytes that nibbles stand for: themselves, 8 more modulo 16, the values of IQ4_NL and IQ4_XS plus 128, and those of
+// FP4 plus 12. Source: ggml-common.h, kvalues_iq4nl, kvalues_fp4.
+alignas(16) static const uint8_t PLAIN[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+alignas(16) static const uint8_t FLIPPED[16] = {8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7};
+alignas(16) static const uint8_t NONLINEAR[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+alignas(16) static const uint8_t FP4[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
+static inline __m256i meanings(const uint8_t * of) {
+    return _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *) of));
+}
+
+// 8 bytes of each of eight rows: what low nibbles stand for to `bytes`, high ones `apart` behind them, fours of values
+// of a row beside those of the next.
+static inline void put_interleaved(const uint8_t * q, __m256i meant, uint8_t * bytes, size_t apart, int rows) {
+    const __m256i low = _mm256_set1_epi8(15);
     const __m256 one = _mm256_castsi256_ps(_mm256_loadu_si256((const __m256i *) q));
     const __m256 other = _mm256_castsi256_ps(_mm256_loadu_si256((const __m256i *) (q + 32)));
     for (int half = 0; half < 2; half++, bytes += 4 * size_t(rows)) {
         const __m256 mixed = half ? _mm256_shuffle_ps(one, other, 0xdd) : _mm256_shuffle_ps(one, other, 0x88);
         const __m256i fours = _mm256_permute4x64_epi64(_mm256_castps_si256(mixed), 0xd8);
         const __m256i high = _mm256_and_si256(_mm256_srli_epi16(fours, 4), low);
-        _mm256_store_si256((__m256i *) bytes, _mm256_xor_si256(_mm256_and_si256(fours, low), flipped));
-        _mm256_store_si256((__m256i *) (bytes + apart), _mm256_xor_si256(high, flipped));
+        _mm256_store_si256((__m256i *) bytes, _mm256_shuffle_epi8(meant, _mm256_and_si256(fours, low)));
+        _mm256_store_si256((__m256i *) (bytes + apart), _mm256_shuffle_epi8(meant, high));
     }
 }
 
@@ -114,22 +134,47 @@ static void q4_k_rewritten(const uint8_t * const * of, int count, int rows, uint
         }
         for (int chunk = 0; chunk < 16; chunk++) {
             const size_t at = size_t(first + chunk / 4 * 2) * BLOCK + 8 * size_t(chunk % 4);
-            put_interleaved(p + 128 + 64 * chunk, 0, bytes + at * rows, size_t(BLOCK) * rows, rows);
+            put_interleaved(p + 128 + 64 * chunk, meanings(PLAIN), bytes + at * rows, size_t(BLOCK) * rows, rows);
         }
     }
 }
 
-// Blocks of eight rows in one: their scales, then 8 bytes of one row after the other, 8 less in every nibble.
-// Source: ggml-cpu/repack.cpp, make_block_q4_0x8.
+// Blocks of eight rows in one: their scales, then 8 bytes of one row after the other.
+static inline void put_rewritten(const uint8_t * q, const uint8_t * meant, uint8_t * bytes, int rows) {
+    for (int chunk = 0; chunk < 2; chunk++) {
+        put_interleaved(q + 64 * chunk, meanings(meant), bytes + 8 * size_t(chunk) * rows, size_t(BLOCK) / 2 * rows, rows);
+    }
+}
+
+// Nibbles are 8 less. Source: ggml-cpu/repack.cpp, make_block_q4_0x8.
 static void q4_0_rewritten(const uint8_t * const * of, int count, int rows, uint8_t * bytes, float * scale, float *) {
-    constexpr int SIZE = 8 * 18;
     const uint8_t * p = of[0];
-    for (int b = 0; b < count; b++, p += SIZE) {
+    for (int b = 0; b < count; b++, p += 8 * 18) {
         _mm256_store_ps(scale + b * rows, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) p)));
-        for (int chunk = 0; chunk < 2; chunk++) {
-            const size_t at = size_t(b) * BLOCK + 8 * size_t(chunk);
-            put_interleaved(p + 16 + 64 * chunk, 8, bytes + at * rows, size_t(BLOCK) / 2 * rows, rows);
-        }
+        put_rewritten(p + 16, FLIPPED, bytes + size_t(b) * BLOCK * rows, rows);
+    }
+}
+
+// Source: ggml-cpu/repack.cpp, make_block_iq4_nlx8.
+static void iq4_nl_rewritten(const uint8_t * const * of, int count, int rows, uint8_t * bytes, float * scale, float *) {
+    const uint8_t * p = of[0];
+    for (int b = 0; b < count; b++, p += 8 * 18) {
+        _mm256_store_ps(scale + b * rows, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) p)));
+        put_rewritten(p + 16, NONLINEAR, bytes + size_t(b) * BLOCK * rows, rows);
+    }
+}
+
+// Scales are powers of two, half of what their exponent says. Source: ggml-cpu/repack.cpp, make_block_mxfp4x8;
+// ggml-impl.h, ggml_e8m0_to_fp32_half.
+static void mxfp4_rewritten(const uint8_t * const * of, int count, int rows, uint8_t * bytes, float * scale, float *) {
+    const uint8_t * p = of[0];
+    for (int b = 0; b < count; b++, p += 8 * 17) {
+        const __m256i exponent = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *) p));
+        const __m256i usual = _mm256_slli_epi32(_mm256_sub_epi32(exponent, _mm256_set1_epi32(1)), 23);
+        const __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), exponent);
+        const __m256i is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(2), exponent);
+        _mm256_store_ps(scale + b * rows, _mm256_castsi256_ps(_mm256_blendv_epi8(usual, small, is_small)));
+        put_rewritten(p + 8, FP4, bytes + size_t(b) * BLOCK * rows, rows);
     }
 }
 
@@ -228,12 +273,10 @@ static void q3_k(const uint8_t * const * of, int count, int rows, uint8_t * byte
 }
 
 // Scale in 16 bits, the high two bits of the blocks' scales in 16, their low nibbles in 4 bytes, then nibbles that stand
-// for sixteen values, here 128 more than those. Source: ggml-common.h, kvalues_iq4nl.
+// for sixteen values.
 static void iq4_xs(const uint8_t * const * of, int count, int rows, uint8_t * bytes, float * scale, float *) {
     constexpr int BLOCKS = 8, SIZE = 136;
-    const __m256i meant = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(1, 24, 45, 63, 79, 93, 106, 118, (char) 129, (char) 141, (char) 153, (char) 166, (char) 181,
-                      (char) 197, (char) 217, (char) 241));
+    const __m256i meant = meanings(NONLINEAR);
     for (int first = 0; first < count; first += BLOCKS) {
         const size_t at = size_t(first / BLOCKS) * SIZE;
         const __m256 d = halves(of, at);
@@ -252,6 +295,66 @@ static void iq4_xs(const uint8_t * const * of, int count, int rows, uint8_t * by
     }
 }
 
+// Fours of magnitudes from a table, below zero where a sign's bit is set, plus `zero`.
+static inline __m256i signed_fours(const uint32_t * table, const uint8_t * index, uint32_t ninth, uint32_t signs, int zero) {
+    alignas(32) uint32_t fours[8];
+    for (int i = 0; i < 8; i++) {
+        fours[i] = table[index[i] | (ninth >> i & 1) << 8];
+    }
+    const __m256i below = spread_bits(signs), values = _mm256_load_si256((const __m256i *) fours);
+    return _mm256_add_epi8(_mm256_sub_epi8(_mm256_xor_si256(values, below), below), _mm256_set1_epi8((char) zero));
+}
+
+// Scale in 16 bits, an index for each four values, then for each block four times 7 signs, of which an even number is
+// set with the eighth, and a scale in 4 bits.
+static void iq3_xxs(const uint8_t * const * of, int count, int rows, uint8_t * bytes, float * scale, float *) {
+    constexpr int BLOCKS = 8, SIZE = 98;
+    for (int first = 0; first < count; first += BLOCKS) {
+        const size_t at = size_t(first / BLOCKS) * SIZE;
+        const __m256 d = _mm256_mul_ps(halves(of, at), _mm256_set1_ps(0.25f));
+        for (int b = 0; b < BLOCKS; b++) {
+            __m256i values[8];
+            alignas(32) int by[8];
+            for (int i = 0; i < 8; i++) {
+                const uint8_t * p = of[i] + at;
+                const uint32_t packed = four_bytes(p + 66 + 4 * b);
+                uint32_t signs = 0;
+                for (int j = 0; j < 4; j++) {
+                    const uint32_t seven = packed >> 7 * j & 127;
+                    signs |= (seven | (uint32_t) __builtin_parity(seven) << 7) << 8 * j;
+                }
+                values[i] = signed_fours(iq3xxs_grid, p + 2 + 8 * b, 0, signs, 64);
+                by[i] = 2 * int(packed >> 28) + 1;
+            }
+            put(values, bytes + size_t(first + b) * BLOCK * rows, rows);
+            const __m256 times = _mm256_cvtepi32_ps(_mm256_load_si256((const __m256i *) by));
+            _mm256_store_ps(scale + (first + b) * rows, _mm256_mul_ps(d, times));
+        }
+    }
+}
+
+// Scale in 16 bits, an index for each four values, the ninth bits of those of a block in a byte, a sign for each value, a
+// scale of a block in 4 bits.
+static void iq3_s(const uint8_t * const * of, int count, int rows, uint8_t * bytes, float * scale, float *) {
+    constexpr int BLOCKS = 8, SIZE = 110;
+    for (int first = 0; first < count; first += BLOCKS) {
+        const size_t at = size_t(first / BLOCKS) * SIZE;
+        const __m256 d = halves(of, at);
+        for (int b = 0; b < BLOCKS; b++) {
+            __m256i values[8];
+            alignas(32) int by[8];
+            for (int i = 0; i < 8; i++) {
+                const uint8_t * p = of[i] + at;
+                values[i] = signed_fours(iq3s_grid, p + 2 + 8 * b, p[66 + b], four_bytes(p + 74 + 4 * b), 16);
+                by[i] = 2 * (p[106 + b / 2] >> b % 2 * 4 & 15) + 1;
+            }
+            put(values, bytes + size_t(first + b) * BLOCK * rows, rows);
+            const __m256 times = _mm256_cvtepi32_ps(_mm256_load_si256((const __m256i *) by));
+            _mm256_store_ps(scale + (first + b) * rows, _mm256_mul_ps(d, times));
+        }
+    }
+}
+
 // ids: enum ggml_type
 static const Format FORMATS[] = {
     {2, 18, 1, Weight::ZERO, 8, 15, false, 8, q4_0},
@@ -262,7 +365,11 @@ static const Format FORMATS[] = {
     {11, 110, 8, Weight::HALVES, 4, 7, false, 5, q3_k},
     {13, 176, 8, Weight::LEAST, 0, 31, false, 4, q5_k},
     {14, 210, 8, Weight::HALVES, 32, 63, false, 8, q6_k},
+    {18, 98, 8, Weight::ZERO, 64, 126, false, 8, iq3_xxs},
+    {21, 110, 8, Weight::ZERO, 16, 31, false, 8, iq3_s},
     {23, 136, 8, Weight::ZERO, 128, 241, false, 4, iq4_xs},
     {2, 18, 1, Weight::ZERO, 8, 15, true, 6, q4_0_rewritten},
     {12, 144, 8, Weight::LEAST, 0, 15, true, 6, q4_k_rewritten},
+    {20, 18, 1, Weight::ZERO, 128, 241, true, 6, iq4_nl_rewritten},
+    {39, 17, 1, Weight::ZERO, 12, 24, true, 6, mxfp4_rewritten},
 };

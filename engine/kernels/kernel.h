@@ -1,7 +1,7 @@
 // The product of a panel of rows with columns, written once for all instruction sets. Included inside an unnamed
 // namespace after the file has defined: ROWS and COLS of a tile, AT_ONCE rows in each of its VECTORS, types of
 // vectors and their operations. `dot` adds products of four bytes, GROUPS (or GROUPS_OF_HALVES) times between `opened`
-// and `closed`, which bytes up to WIDEST (or WIDEST_OF_HALVES) allow.
+// and `closed`, which bytes up to WIDEST (or WIDEST_OF_HALVES) allow; `dot_signed` takes weights without their zero.
 
 static inline float as_half(float x) { return _cvtsh_ss(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)); }
 
@@ -89,6 +89,19 @@ INLINE static void multiply_groups(Ints (&dots)[VECTORS][N], int count, const ui
     }
 }
 
+// The same for weights with a sign.
+template <int N>
+INLINE static void multiply_signed(Ints (&dots)[VECTORS][N], int zero, const uint8_t *& bytes, const int8_t * q, int64_t next) {
+    for (int group = 0; group < BLOCK / 4; group++) {
+        for (int v = 0; v < VECTORS; v++, bytes += 4 * AT_ONCE) {
+            const Bytes w = without_zero(load_bytes(bytes), zero);
+            for (int j = 0; j < N; j++) {
+                dots[v][j] = dot_signed(dots[v][j], w, four_values(q + j * next + 4 * group));
+            }
+        }
+    }
+}
+
 template <int N, Weight KIND>
 static void tile(const Product & product, const Panel & panel, int64_t column) {
     const Columns & columns = product.columns;
@@ -133,7 +146,11 @@ static void tile(const Product & product, const Panel & panel, int64_t column) {
             }
             continue;
         }
-        multiply_groups<N, GROUPS>(dots, BLOCK / 4, bytes, q, columns.values);
+        if constexpr (KIND == Weight::SIGNED) {
+            multiply_signed<N>(dots, zero, bytes, q, columns.values);
+        } else {
+            multiply_groups<N, GROUPS>(dots, BLOCK / 4, bytes, q, columns.values);
+        }
         for (int v = 0; v < VECTORS; v++) {
             const Floats scale = load(panel.scale + b * ROWS + v * AT_ONCE);
             const Floats least = load(panel.least + b * ROWS + v * AT_ONCE);
@@ -194,7 +211,12 @@ static void part(const Product & product, int64_t first, int64_t from, int64_t t
         const Panel panel = {memory, scale, least, first, block, count, rows};
         switch (format.weight) {
             case Weight::ZERO:
-                tiles_of<Weight::ZERO>(product, panel, from, to);
+            case Weight::SIGNED:
+                if (format.widest > WIDEST) {
+                    tiles_of<Weight::SIGNED>(product, panel, from, to);
+                } else {
+                    tiles_of<Weight::ZERO>(product, panel, from, to);
+                }
                 break;
             case Weight::LEAST:
                 tiles_of<Weight::LEAST>(product, panel, from, to);
@@ -208,7 +230,7 @@ static void part(const Product & product, int64_t first, int64_t from, int64_t t
 
 static const Format * format_of(int ggml_type, bool rewritten) {
     for (const Format & format : FORMATS) {
-        const int most = format.weight == Weight::HALVES ? WIDEST_OF_HALVES : WIDEST;
+        const int most = format.weight == Weight::HALVES ? WIDEST_OF_HALVES : format.weight == Weight::ZERO ? 255 : WIDEST;
         if (format.ggml_type == ggml_type && format.rewritten == rewritten && format.widest <= most) {
             return &format;
         }

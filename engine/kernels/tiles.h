@@ -34,6 +34,7 @@ enum class Weight {
     ZERO,     // (byte - zero) * scale
     LEAST,    // byte * scale + least
     HALVES,   // (byte - zero) * scale in the first half of a block, (byte - zero) * least in the second
+    SIGNED,   // ZERO of a byte that is too wide for its instruction set's sums: in kernel.h only
 };
 
 // How blocks of one type become bytes from 0 to 255: `decode` takes `count` blocks of eight rows, and writes them to

@@ -69,6 +69,8 @@ def random_blocks(rng: np.random.Generator, kind: GGMLQuantizationType, rows: in
     scales = rng.uniform(0.005, 0.02, len(blocks)).astype(np.float16)
     at = SCALE_AT.get(kind.name, 0)
     blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
+    if kind == GGMLQuantizationType.MXFP4:  # its scales are exponents
+        blocks[:, 0] = rng.integers(118, 122, len(blocks))
     if kind.name in TWO_HALVES:
         blocks[:, 2:4] = rng.uniform(-0.1, 0.1, len(blocks)).astype(np.float16).view(np.uint8).reshape(-1, 2)
     return blocks.reshape(rows, -1)

@@ -75,7 +75,7 @@ def placed(shape, path, device="cpu", **changes):
     "kind",
     [
         GgmlType.Q4_0, GgmlType.Q4_1, GgmlType.Q5_0, GgmlType.Q5_1, GgmlType.Q8_0, GgmlType.Q3_K, GgmlType.Q5_K,
-        GgmlType.Q6_K, GgmlType.IQ4_XS,
+        GgmlType.Q6_K, GgmlType.IQ3_XXS, GgmlType.IQ3_S, GgmlType.IQ4_XS, GgmlType.IQ4_NL, GgmlType.MXFP4,
     ],
 )  # fmt: skip
 def test_types_that_llama_cpp_multiplies_slowly(path, kind):
@@ -85,7 +85,7 @@ def test_types_that_llama_cpp_multiplies_slowly(path, kind):
     assert any(why in reason for reason in sentences(found.reasons))
 
 
-@pytest.mark.parametrize("kind", [GgmlType.IQ4_NL, GgmlType.Q4_K, GgmlType.Q2_K, GgmlType.F16, GgmlType.BF16])
+@pytest.mark.parametrize("kind", [GgmlType.Q4_K, GgmlType.Q2_K, GgmlType.F16, GgmlType.BF16])
 def test_other_types_keep_llama_cpps_kernels(path, kind):
     found = placed(of_types(read_shape(path), kind), path)
     assert found.settings.tiles == (ATTENTION,)
@@ -94,11 +94,11 @@ def test_other_types_keep_llama_cpps_kernels(path, kind):
 
 
 def test_weights_that_llama_cpp_rewrote_are_read_so_and_no_other_way(path):
-    for kind in (GgmlType.Q4_0, GgmlType.Q4_K):
+    for kind in (GgmlType.Q4_0, GgmlType.IQ4_NL, GgmlType.MXFP4, GgmlType.Q4_K):
         shape = of_types(read_shape(path), kind)
         assert chosen(shape) == (kind.name,)
         assert chosen(shape, repack=False) is None
-        assert chosen(shape, OLDER) is None
+        assert chosen(shape, OLDER) == (kind.name,)
     few = placed(shape, path, n_threads=4)  # more do not copy the weights at all
     assert few.settings.repack
     assert few.settings.tiles == ("Q4_K", ATTENTION)
@@ -122,10 +122,10 @@ def test_with_it_attention_is_never_plain(path):
     assert older.settings.flash_attn == "off"
 
 
-def test_8_bits_need_vnni_and_matrix_units_do_it_themselves(path):
+def test_they_need_avx2_and_matrix_units_do_it_themselves(path):
     shape = of_types(read_shape(path), GgmlType.Q8_0, GgmlType.Q5_1)
     assert chosen(shape) == ("Q5_1", "Q8_0")
-    assert chosen(shape, OLDER) == ("Q5_1",)
+    assert chosen(shape, OLDER) == ("Q5_1", "Q8_0")
     assert chosen(shape, OLDER - {"avx2"}) is None
     assert chosen(shape, ISA | {"amx_int8"}) is None
 
@@ -142,7 +142,7 @@ def test_experts_are_multiplied_too_and_their_columns_are_in_the_prediction(mixt
     )
     shape = replaced(mixture, tensors=experts)
     assert chosen(shape) == ("Q8_0",)
-    assert chosen(shape, OLDER) is None
+    assert chosen(shape, OLDER - {"avx2"}) is None
     settings = LoadSettings(path="m.gguf", n_ubatch=512, tiles=("Q8_0",))
     width = max(tensor.shape[0] for tensor in experts if "_exps" in tensor.name)
     assert tile_bytes(shape, settings) > 512 * shape.experts_used * width
