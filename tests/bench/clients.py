@@ -4,6 +4,7 @@ import http.client
 import json
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -35,8 +36,10 @@ class Reply:
         return [b - a for a, b in pairs if b > sent and a < sent + other.first]
 
 
-def complete(url: str, model: str, prompt, tokens: int, **options) -> Reply:
-    """Stream one completion."""
+def complete(
+    url: str, model: str, prompt, tokens: int, *, clock: Callable[[], float] = time.perf_counter, **options
+) -> Reply:
+    """Stream one completion. `clock` is read at each line: seconds on the wall, or of the server's processor."""
     body = {
         "model": model,
         "prompt": prompt,
@@ -50,7 +53,7 @@ def complete(url: str, model: str, prompt, tokens: int, **options) -> Reply:
     reply, lines = Reply(), []
     address = urlsplit(url)
     connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=1200)
-    started = time.perf_counter()
+    started = clock()
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     response = connection.getresponse()
     if response.status != 200:
@@ -58,7 +61,7 @@ def complete(url: str, model: str, prompt, tokens: int, **options) -> Reply:
     # Lines are kept and read afterwards: a client that parses takes its share of the cores from both servers.
     while line := response.readline():
         if len(line) > 2:
-            lines.append((time.perf_counter() - started, line))
+            lines.append((clock() - started, line))
     connection.close()
     for arrival, line in lines:
         if not line.startswith(b"data: {"):
