@@ -52,12 +52,12 @@ class Span(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def holds(self, version: str) -> bool:
         """Whether it contains this version. `7.0` means every 7.0.x in `only`."""
-        found = numbers(version)
-        if not found:
+        parts = numbers(version)
+        if not parts:
             return False
         if self.only:
-            return any(found[: len(numbers(one))] == numbers(one) for one in self.only)
-        return (not self.first or found >= numbers(self.first)) and (not self.until or found < numbers(self.until))
+            return any(parts[: len(numbers(one))] == numbers(one) for one in self.only)
+        return (not self.first or parts >= numbers(self.first)) and (not self.until or parts < numbers(self.until))
 
 
 class Builds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -350,12 +350,12 @@ def of_compiler(rules: Rules, backend: str, built: Mapping[str, str]) -> list[Ru
 
 def on_machine(rules: Rules, machine: Machine, builds: tuple[int, int] | None) -> list[tuple[Device, str, Rule]]:
     """The rules that concern a GPU of this machine through one of its backends, whatever the model."""
-    found = []
+    matches = []
     for device in machine.devices:
         for backend in dict.fromkeys(r.backend for r in device.runtimes if device.kind in {"igpu", "dgpu"}):
             facts = gpu_facts(machine, device, backend, builds)
-            found += [(device, backend, rule) for rule in matching(rules.rules, facts, machine_only=True)]
-    return found
+            matches += [(device, backend, rule) for rule in matching(rules.rules, facts, machine_only=True)]
+    return matches
 
 
 # ---- The file
@@ -365,17 +365,17 @@ def parse(data: bytes) -> Rules:
     """The rules of a file. Raises: FaultRulesRefused: it cannot be read, or a rule asks for more than it may."""
     if len(data) > MAX_BYTES:
         raise FaultRulesRefused(f"it has {len(data)} bytes, at most {MAX_BYTES} are read")
-    found = _decoded(data, Rules)
-    if found.format != FORMAT:
-        raise FaultRulesRefused(f"it has format {found.format}, this program reads {FORMAT}; update Tessera")
-    if len(found.dates) <= 1:
+    rules = _decoded(data, Rules)
+    if rules.format != FORMAT:
+        raise FaultRulesRefused(f"it has format {rules.format}, this program reads {FORMAT}; update Tessera")
+    if len(rules.dates) <= 1:
         raise FaultRulesRefused("it says for fewer than two dates which build of llama.cpp they had")
-    names = [rule.id for rule in found.rules]
+    names = [rule.id for rule in rules.rules]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise FaultRulesRefused(f"two of its rules are named {twice}")
-    for rule in found.rules:
+    for rule in rules.rules:
         _check(rule)
-    return found
+    return rules
 
 
 def _check(rule: Rule) -> None:
@@ -407,15 +407,15 @@ def load(own: Path | None = None) -> Rules:
     An update that cannot be read, or is older than what came with the program, is ignored.
     """
     own = own or folder()
-    found = parse(SHIPPED.read_bytes())
+    rules = parse(SHIPPED.read_bytes())
     with contextlib.suppress(OSError, FaultRulesRefused):
         update = parse(_read(own / UPDATE))
-        found = update if update.issued > found.issued else found
+        rules = update if update.issued > rules.issued else rules
     with contextlib.suppress(OSError, FaultRulesRefused):
-        taken = {rule.id for rule in found.rules}
+        taken = {rule.id for rule in rules.rules}
         more = tuple(rule for rule in parse_rules(_read(own / LOCAL)) if rule.id not in taken)
-        found = msgspec.structs.replace(found, rules=(*found.rules, *more))
-    return found
+        rules = msgspec.structs.replace(rules, rules=(*rules.rules, *more))
+    return rules
 
 
 class CurrentRules:
@@ -452,10 +452,10 @@ def _changed(path: Path) -> tuple[int, int] | None:
 
 def parse_rules(data: bytes) -> tuple[Rule, ...]:
     """Rules alone, as they are stored for this computer. Raises: FaultRulesRefused."""
-    found = _decoded(data, tuple[Rule, ...])
-    for rule in found:
+    rules = _decoded(data, tuple[Rule, ...])
+    for rule in rules:
         _check(rule)
-    return found
+    return rules
 
 
 def found_here(own: Path | None = None) -> tuple[Rule, ...]:
@@ -495,11 +495,11 @@ def _decoded(data: bytes, kind: type[Decoded]) -> Decoded:
 
 def as_json(rule: Rule) -> dict[str, Any]:
     """The rule without the fields that have their defaults."""
-    found: dict[str, Any] = msgspec.to_builtins(rule)
+    built: dict[str, Any] = msgspec.to_builtins(rule)
     defaults = {"when": msgspec.to_builtins(When(backends=())), "then": msgspec.to_builtins(Then())}
     for part, usual in defaults.items():
-        found[part] = {key: value for key, value in found[part].items() if value != usual[key]}
-    return found
+        built[part] = {key: value for key, value in built[part].items() if value != usual[key]}
+    return built
 
 
 def update(data: bytes, own: Path | None = None) -> Rules:
@@ -538,26 +538,26 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 def decide(rules: Iterable[Rule], facts: Facts, *, other: Mapping[str, str] | None = None) -> Decision:
     """What to do with these facts; `other` gives the backend to use instead of one that is avoided."""
     rules, other = tuple(rules), INSTEAD if other is None else other
-    found: list[Rule] = []
+    obeyed: list[Rule] = []
     backend = facts.backend
     while True:
         here = matching(rules, msgspec.structs.replace(facts, backend=backend))
-        found += [rule for rule in here if rule not in found]
+        obeyed += [rule for rule in here if rule not in obeyed]
         if not any(rule.then.avoid for rule in here):
             break
         backend = other.get(backend, "cpu")
     return Decision(
         backend=backend,
-        rules=tuple(found),
+        rules=tuple(obeyed),
         then=together(here),
-        engine=tuple(rule.then.engine for rule in found if rule.then.engine),
-        advice=tuple(dict.fromkeys(rule.then.advice for rule in found if rule.then.advice)),
+        engine=tuple(rule.then.engine for rule in obeyed if rule.then.engine),
+        advice=tuple(dict.fromkeys(rule.then.advice for rule in obeyed if rule.then.advice)),
     )
 
 
 def together(rules: Iterable[Rule]) -> Then:
     """The settings of several rules: the smaller of two limits, and every variable."""
-    found = Then()
+    combined = Then()
     for rule in rules:
         then = rule.then
         changes: dict[str, Any] = {}
@@ -568,13 +568,13 @@ def together(rules: Iterable[Rule]) -> Then:
             if getattr(then, name):
                 changes[name] = getattr(then, name)
         if then.max_ubatch:
-            changes["max_ubatch"] = min(then.max_ubatch, found.max_ubatch or then.max_ubatch)
-            changes["depth"] = min(then.depth, found.depth) if found.max_ubatch else then.depth
-        changes["min_ubatch"] = max(then.min_ubatch, found.min_ubatch)
+            changes["max_ubatch"] = min(then.max_ubatch, combined.max_ubatch or then.max_ubatch)
+            changes["depth"] = min(then.depth, combined.depth) if combined.max_ubatch else then.depth
+        changes["min_ubatch"] = max(then.min_ubatch, combined.min_ubatch)
         if then.max_draft is not None:
             changes["max_draft"] = min(
-                then.max_draft, then.max_draft if found.max_draft is None else found.max_draft
+                then.max_draft, then.max_draft if combined.max_draft is None else combined.max_draft
             )
-        changes["environment"] = {**found.environment, **then.environment}
-        found = msgspec.structs.replace(found, **changes)
-    return found
+        changes["environment"] = {**combined.environment, **then.environment}
+        combined = msgspec.structs.replace(combined, **changes)
+    return combined

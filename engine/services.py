@@ -137,8 +137,8 @@ class EngineFacade:
 
         estimate = fit_estimator(self.placer, sentence)
         client = HubClient()
-        found = plan_repository(client, self.paths, repo, revision=revision, estimate=estimate, refresh=refresh)
-        return replace(found, about=about(client, self.paths, found.repository))
+        repo_plan = plan_repository(client, self.paths, repo, revision=revision, estimate=estimate, refresh=refresh)
+        return replace(repo_plan, about=about(client, self.paths, repo_plan.repository))
 
     def planned(self, model: str, label: str | None, revision: str | None) -> "tuple[RepoPlan, Option]":
         """The plan for the argument of `tessera models pull`, and the option that would be downloaded.
@@ -177,12 +177,12 @@ class EngineFacade:
         sizes: dict[str, int] = {}
         while True:
             gone = frozenset(name for name, size in sizes.items() if not size)
-            found = propose(memory_bytes(), self.placer.expected_tok_s, gone)
-            new = [each.starter for each in found if check and each.starter.id not in sizes]
+            proposals = propose(memory_bytes(), self.placer.expected_tok_s, gone)
+            new = [each.starter for each in proposals if check and each.starter.id not in sizes]
             if not new:
                 break
             sizes.update((starter.id, self._hub_bytes(starter.repo)) for starter in new)
-        return tuple(replace(each, download_bytes=sizes.get(each.starter.id, 0)) for each in found)
+        return tuple(replace(each, download_bytes=sizes.get(each.starter.id, 0)) for each in proposals)
 
     @staticmethod
     def recommended_on() -> str:
@@ -266,8 +266,8 @@ class EngineFacade:
         from engine.core.sampling import choose
         from engine.placement.load_settings import recommended_for
 
-        found = recommended_for(model, self.model_settings.get(model.id))
-        return choose({}, found.layers(None)), choose({}, found.plain)
+        recommended = recommended_for(model, self.model_settings.get(model.id))
+        return choose({}, recommended.layers(None)), choose({}, recommended.plain)
 
     def fit(
         self, model: str, machine: "Host | None" = None, projector: str | None = None, **overrides: Any
@@ -286,8 +286,8 @@ class EngineFacade:
         placer = Placer(open_resources(self.paths, MachineState(machine) if machine else None))
         shape, settings = find(model, self.catalogue, placer, projector)
         exact = os.path.isfile(settings.path) and machine is None  # noqa: PTH113 - pathlib is not imported here
-        given = {"max_ctx": open_context(asked=overrides.get("n_ctx") is not None), **overrides}
-        placement = placer.judge_shape(model, shape, settings, PlacementLimits(**given), exact=exact)
+        limits = {"max_ctx": open_context(asked=overrides.get("n_ctx") is not None), **overrides}
+        placement = placer.judge_shape(model, shape, settings, PlacementLimits(**limits), exact=exact)
         return placer.report(model, placement, shape), placement
 
     def measured(self, model: str | None = None) -> "list[Report]":
@@ -328,13 +328,13 @@ class EngineFacade:
         if not named:
             here = (e for e in self.models() if e.format == "gguf" and e.state == "online" and not e.problem)
             return {entry.id: entry.path for entry in here}
-        found = {name: self.catalogue.get(name) for name in named}
-        for name, entry in found.items():
+        entries = {name: self.catalogue.get(name) for name in named}
+        for name, entry in entries.items():
             if entry is None or entry.format != "gguf":
                 raise InputFault(
                     f"There is no GGUF model named {name!r} here; `tessera models list` shows all.", "model"
                 )
-        return {name: entry.path for name, entry in found.items() if entry is not None}
+        return {name: entry.path for name, entry in entries.items() if entry is not None}
 
     def verify_devices(self, path: "Path", on_row: "Callable[[ComparedDevice], None]") -> "list[ComparedDevice]":
         """Compare every usable GPU and NPU with the CPU on one model; wrong ones are no longer used.
@@ -384,8 +384,8 @@ class EngineFacade:
         resources = self.placer.resources
         rules = resources.fault_rules.now()
         builds = engine_builds(rules, chosen_version())
-        found = on_machine(rules, resources.machine.settled(), builds)
-        return rules, {rule.id: f"{device.name}, {backend}" for device, backend, rule in found}
+        matches = on_machine(rules, resources.machine.settled(), builds)
+        return rules, {rule.id: f"{device.name}, {backend}" for device, backend, rule in matches}
 
     def found_faults(self) -> "list[dict[str, Any]]":
         """What the checks of this computer's devices found wrong: device and settings, reason, operations, when."""
@@ -409,11 +409,11 @@ class EngineFacade:
         from engine.placement.engine_versions import faults_of
 
         resources = self.placer.resources
-        found = faults_of(version, resources.machine.settled(), resources.fault_rules.now())
-        if not found:
+        faults = faults_of(version, resources.machine.settled(), resources.fault_rules.now())
+        if not faults:
             return ""
-        device, backend, rule = found[0]
-        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        device, backend, rule = faults[0]
+        more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
         instead = f"; take {rule.then.engine}" if rule.then.engine else ""
         return f"on {device.name} with {backend}: {rule.title} ({rule.sources[0]}){more}{instead}"
 

@@ -332,12 +332,12 @@ class Collections:
 
     def _live_of(self, definition: CollectionConfig) -> OpenCollection:
         with self._lock:
-            found = self._live.get(definition.id)
-            if found is None:
+            live = self._live.get(definition.id)
+            if live is None:
                 folder = self.folder / definition.id
-                found = self._live[definition.id] = OpenCollection(definition, folder, self._close_surplus)
-            found.definition = definition
-            return found
+                live = self._live[definition.id] = OpenCollection(definition, folder, self._close_surplus)
+            live.definition = definition
+            return live
 
     def _close_surplus(self) -> None:
         """Close the least recently used indexes before another one is opened."""
@@ -359,16 +359,16 @@ class Collections:
 
     def add(self, name: str, prefix: str = NAMED, **fields: object) -> OpenCollection:
         """Add a collection and start reading its files. Raises: InputFault."""
-        made = self.definitions.add(name, prefix, **fields)
+        definition = self.definitions.add(name, prefix, **fields)
         self._begin()
-        self.refresh(made.id)
-        return self.live(made.id)
+        self.refresh(definition.id)
+        return self.live(definition.id)
 
     def change(self, key: str, change: Callable[[CollectionConfig], CollectionConfig]) -> OpenCollection:
         """Change the configuration of a collection. Raises: NoCollection."""
-        made = self.definitions.change(key, change)
-        self.refresh(made.id)
-        live = self.live(made.id)
+        changed = self.definitions.change(key, change)
+        self.refresh(changed.id)
+        live = self.live(changed.id)
         live.embedding_problem, live.pending = None, True  # a changed configuration may allow embedding
         return live
 
@@ -512,15 +512,15 @@ class Collections:
             return
         wanted = [p for p in mine if any(is_below(p, s) and is_wanted(p, s) for s in definition.sources)]
         walk = Walk(wanted, images=definition.ocr)
-        found = {f.path: f for f in walk.files()}
+        files = {f.path: f for f in walk.files()}
         # Handle removed files first. Their vectors are then free for the same text at another path: a moved file.
         for path in mine:
             if walk.hid(path):
                 self._mark_dirty(definition.id)
-            elif path not in found:
+            elif path not in files:
                 live.store.remove([path])
         for path in mine:
-            file = found.get(path)
+            file = files.get(path)
             if file is not None and not walk.hid(path):
                 read_file(live.store, file, self._reader_of_changed(file, live), self._interrupted(live))
         if not live.reading:
@@ -572,8 +572,8 @@ class Collections:
         if live.store.use_model(model.id, model.passage_prefix):
             live.embedded_to = 0
             return True
-        made = self.embedding.embed(model, [text for _, text in missing])
-        rows = [(chunk_id, packed(v)) for (chunk_id, _), v in zip(missing, made, strict=True)]
+        vectors = self.embedding.embed(model, [text for _, text in missing])
+        rows = [(chunk_id, packed(v)) for (chunk_id, _), v in zip(missing, vectors, strict=True)]
         live.store.add_vectors(model.id, rows)
         live.embedded_to = missing[-1][0]
         live.embedding_problem = None

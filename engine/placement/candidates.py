@@ -117,8 +117,8 @@ def forecast_for(shape: ModelShape, settings: LoadSettings, machine: Machine) ->
     if not settings.devices:
         return Forecast(shape, settings, ((cpu, "cpu", 1.0),), None)
     usable = ((d, r) for d in machine.devices for r in d.runtimes if r.device_name == settings.devices[0])
-    found = next(((d, r.backend) for d, r in usable if r.backend != BACKEND), None)
-    return Forecast(shape, settings, ((*found, 1.0),), cpu) if found is not None else None
+    place = next(((d, r.backend) for d, r in usable if r.backend != BACKEND), None)
+    return Forecast(shape, settings, ((*place, 1.0),), cpu) if place is not None else None
 
 
 def threads(machine: Machine, overrides: PlacementLimits, base: LoadSettings) -> int:
@@ -135,8 +135,8 @@ def threads(machine: Machine, overrides: PlacementLimits, base: LoadSettings) ->
 def cpu_threads(asked: PlacementQuery, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
     """Put all layers on the CPU, with one thread per fast core."""
     count = threads(asked.machine, asked.overrides, settings)
-    found = msgspec.structs.replace(settings, n_gpu_layers=0, devices=(), n_threads=count, n_threads_batch=count)
-    return found, because("one_thread") if count == 1 else because("threads", threads=count)
+    changed = msgspec.structs.replace(settings, n_gpu_layers=0, devices=(), n_threads=count, n_threads_batch=count)
+    return changed, because("one_thread") if count == 1 else because("threads", threads=count)
 
 
 def weights_of_the_file(asked: PlacementQuery, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
@@ -150,9 +150,9 @@ def own_kernels(asked: PlacementQuery, settings: LoadSettings) -> tuple[LoadSett
     if tiles_library(library_folder()) is None:
         return settings, None
     isa = asked.machine.isa
-    found = prompt_tiles(settings, asked.shape, isa) or settings
-    found = tile_attention(found, asked.shape, isa) or found
-    return found, next(iter(cpu_kernel_reasons(found)), None)
+    changed = prompt_tiles(settings, asked.shape, isa) or settings
+    changed = tile_attention(changed, asked.shape, isa) or changed
+    return changed, next(iter(cpu_kernel_reasons(changed)), None)
 
 
 # Steps that `on_cpu` runs before it checks whether the model fits.
@@ -207,14 +207,14 @@ def _streamed(asked: PlacementQuery, at: Callable[..., Candidate], settings: Loa
         return at(tried, "streamed experts", because("experts_too_large"))
 
     wide = msgspec.structs.replace(least, n_ubatch=least.n_batch)  # one ubatch of a prompt needs nearly all experts
-    found = next((tried for tried in map(by_use, (wide, least)) if tried.fits), None)
-    if found is None:
+    fitting = next((tried for tried in map(by_use, (wide, least)) if tried.fits), None)
+    if fitting is None:
         return None
     free = asked.ledger.available("cpu", asked.machine, asked.owner)
-    spare = free - found.need.device_bytes("cpu")
-    whole = by_use(streaming.with_spare(asked.shape, found.settings, spare))
-    found = whole if whole.fits else found  # if earlier loads used more than predicted, experts get less
-    speed, settings = found.speed, found.settings
+    spare = free - fitting.need.device_bytes("cpu")
+    whole = by_use(streaming.with_spare(asked.shape, fitting.settings, spare))
+    fitting = whole if whole.fits else fitting  # if earlier loads used more than predicted, experts get less
+    speed, settings = fitting.speed, fitting.settings
     cost = streaming.forecast(
         asked.shape,
         settings.expert_bytes,
@@ -224,7 +224,7 @@ def _streamed(asked: PlacementQuery, at: Callable[..., Candidate], settings: Loa
         measured=asked.disk_gbs is not None,
     )
     prefill = streaming.prompt_tok_s(asked.shape, cost, settings.n_ubatch, speed.prefill_tok_s)
-    return msgspec.structs.replace(found, speed=Speed(prefill, cost.decode_tok_s, speed.measured), streaming=cost)
+    return msgspec.structs.replace(fitting, speed=Speed(prefill, cost.decode_tok_s, speed.measured), streaming=cost)
 
 
 def attention_speed(asked: PlacementQuery, count: int) -> AttentionSpeed | None:
@@ -244,13 +244,13 @@ def on_gpus(asked: PlacementQuery) -> list[Candidate]:
         and runtime.backend in BACKENDS
         and runtime.backend != BACKEND
     ]
-    found = [_Offload(asked, (pair,)).best() for pair in usable]
+    candidates = [_Offload(asked, (pair,)).best() for pair in usable]
     for backend in dict.fromkeys(runtime.backend for _, runtime in usable):
         cards = [pair for pair in usable if pair[0].kind == "dgpu" and pair[1].backend == backend]
         if len({device.id for device, _ in cards}) > 1:
             cards.sort(key=lambda card: -asked.ledger.available(card[0].id, asked.machine, asked.owner))
-            found.append(_Offload(asked, tuple(cards)).best())
-    return found
+            candidates.append(_Offload(asked, tuple(cards)).best())
+    return candidates
 
 
 class _Offload:
@@ -286,11 +286,11 @@ class _Offload:
         Weights in RAM are copied to the GPU for each ubatch of a prompt. So both are also tried with a larger
         ubatch, whose memory may cost a layer.
         """
-        found = self._with_most_layers()
-        if found.settings.n_gpu_layers == self._total and found.fits:
-            return found
+        best = self._with_most_layers()
+        if best.settings.n_gpu_layers == self._total and best.fits:
+            return best
         usual, larger = self._base, min(HOST_UBATCH, self._base.n_batch)
-        tried = [found, *self._without_experts()]
+        tried = [best, *self._without_experts()]
         if larger > usual.n_ubatch and any(c.fits for c in tried):
             self._base = msgspec.structs.replace(usual, n_ubatch=larger)
             tried += [self._with_most_layers(), *self._without_experts()]
@@ -385,7 +385,7 @@ def through_openvino(asked: PlacementQuery) -> list[Candidate]:
     """OpenVINO devices that can run this model: pinned ones, or an NPU by its rule. All layers or none."""
     shape, machine = asked.shape, asked.machine
     count = threads(machine, asked.overrides, asked.settings)
-    found = []
+    candidates = []
     for device in machine.devices:
         for runtime in device.runtimes:
             if runtime.backend != BACKEND or runtime.state != "usable":
@@ -398,5 +398,5 @@ def through_openvino(asked: PlacementQuery) -> list[Candidate]:
             need = need_on(shape, settings, machine, asked.ledger, gpu, runtime.backend)
             rule = Forecast(shape, settings, ((device, BACKEND, 1.0),), None)
             speed = expected(rule, asked.memory, asked.owner)
-            found.append(Candidate(device, runtime, settings, need, asked.fits(need), speed))
-    return found
+            candidates.append(Candidate(device, runtime, settings, need, asked.fits(need), speed))
+    return candidates

@@ -84,12 +84,12 @@ def kv_layer_bytes(shape: ModelShape, settings: LoadSettings) -> tuple[int, ...]
     cells = padded(max(settings.kv_cells, settings.n_ctx))
     count = sequences(settings, keeps_state=shape.recurrent)
     window = padded(min(cells, shape.sliding_window * count + settings.n_ubatch))
-    found = []
+    sizes = []
     for layer in shape.layers:
         size = window if layer.sliding and not settings.engine_args.swa_full else cells
         keys = _row_bytes(layer.key_values, settings.type_k) + _row_bytes(layer.index_values, settings.type_k)
-        found.append(size * (keys + _row_bytes(layer.value_values, settings.type_v)))
-    return tuple(found)
+        sizes.append(size * (keys + _row_bytes(layer.value_values, settings.type_v)))
+    return tuple(sizes)
 
 
 def touched_bytes(shape: ModelShape, settings: LoadSettings) -> int:
@@ -313,18 +313,18 @@ def tile_bytes(shape: ModelShape, settings: LoadSettings) -> int:
     expert of a token. Attention: per thread one tile of cells, four strips of queries and their results. Source:
     engine/kernels, `work_for`, `strip_floats`.
     """
-    threads, found = max(1, settings.n_threads), 0
+    threads, num_bytes = max(1, settings.n_threads), 0
     types = set(settings.tiles) - {ATTENTION}
     if types:
         widest = max(shape.feed_forward, shape.embedding, shape.attention)
         experts = (t for t in shape.tensors if "_exps" in t.name and t.ggml_type.name in types)
         gathered = shape.experts_used * max((t.shape[0] for t in experts), default=0)
-        found = settings.n_ubatch * max(widest, gathered) * TILE_BLOCK_BYTES // 32 + threads * TILE_PANEL_BYTES
+        num_bytes = settings.n_ubatch * max(widest, gathered) * TILE_BLOCK_BYTES // 32 + threads * TILE_PANEL_BYTES
     if ATTENTION in settings.tiles:
         width = 2 * (shape.attention or shape.embedding) // shape.heads
         floats = TILE_CELLS * (width + 2 * TILE_STRIP) + TILE_STRIPS * TILE_STRIP * (width + 3)
-        found = max(found, 4 * threads * floats)
-    return found
+        num_bytes = max(num_bytes, 4 * threads * floats)
+    return num_bytes
 
 
 def is_host(buffer: str) -> bool:

@@ -178,16 +178,16 @@ class PlacementHistory:
     def __init__(self, path: Path | None) -> None:
         self._store = JsonStore(path, HistoryFile, HistoryFile, durable=False)
         self._lock = threading.Lock()
-        found = self._store.get()
-        self._speeds: dict[str, float] = _sound_rows(found.speeds, Annotated[float, msgspec.Meta(gt=0)])
-        self._corrections: dict[str, float] = _sound_rows(found.corrections, _Correction)
-        self._fallbacks: dict[str, dict[str, Any]] = _sound_rows(found.fallbacks, dict[str, Any])
-        self._uses: dict[str, ModelUsage] = _sound_rows(found.uses, ModelUsage)
-        self._energies: dict[str, float] = _sound_rows(found.energies, Annotated[float, msgspec.Meta(gt=0)])
-        self._attention: dict[str, AttentionSpeed] = _sound_rows(found.attention, AttentionSpeed)
-        self._disks: dict[str, float] = _sound_rows(found.disks, Annotated[float, msgspec.Meta(gt=0)])
-        self._measured: dict[str, MeasuredSpeed] = _sound_rows(found.measured, MeasuredSpeed)
-        self._deaths: dict[str, Death] = _sound_rows(found.deaths, Death)
+        stored = self._store.get()
+        self._speeds: dict[str, float] = _sound_rows(stored.speeds, Annotated[float, msgspec.Meta(gt=0)])
+        self._corrections: dict[str, float] = _sound_rows(stored.corrections, _Correction)
+        self._fallbacks: dict[str, dict[str, Any]] = _sound_rows(stored.fallbacks, dict[str, Any])
+        self._uses: dict[str, ModelUsage] = _sound_rows(stored.uses, ModelUsage)
+        self._energies: dict[str, float] = _sound_rows(stored.energies, Annotated[float, msgspec.Meta(gt=0)])
+        self._attention: dict[str, AttentionSpeed] = _sound_rows(stored.attention, AttentionSpeed)
+        self._disks: dict[str, float] = _sound_rows(stored.disks, Annotated[float, msgspec.Meta(gt=0)])
+        self._measured: dict[str, MeasuredSpeed] = _sound_rows(stored.measured, MeasuredSpeed)
+        self._deaths: dict[str, Death] = _sound_rows(stored.deaths, Death)
         self._unsaved = 0
         self._written = {name: dict(getattr(self, f"_{name}")) for name in _TABLES}
 
@@ -212,8 +212,8 @@ class PlacementHistory:
     def usual_correction(self, device: str, backend: str) -> float | None:
         """The median of all models' corrections there; None if none was measured."""
         start = f"{device}|{backend}|"
-        found = [value for key, value in self._corrections.items() if key.startswith(start)]
-        return statistics.median(found) if found else None
+        corrections = [value for key, value in self._corrections.items() if key.startswith(start)]
+        return statistics.median(corrections) if corrections else None
 
     def record_correction(self, device: str, backend: str, model: str, factor: float) -> None:
         """Store a measurement; a repeated one moves the stored value half way."""
@@ -274,8 +274,8 @@ class PlacementHistory:
 
     def attention(self, key: str) -> AttentionSpeed | None:
         """Cost of fused and plain attention here, by `attention_key`."""
-        found = self._attention.get(key)
-        return found if found is not None and found.points else None
+        line = self._attention.get(key)
+        return line if line is not None and line.points else None
 
     @property
     def knows_attention(self) -> bool:
@@ -290,8 +290,8 @@ class PlacementHistory:
 
     def measured_speed(self, key: str) -> MeasuredSpeed | None:
         """Speeds that were measured here, by a forecast's key."""
-        found = self._measured.get(key)
-        return found if found is not None and found.prompt and found.decode else None
+        speed = self._measured.get(key)
+        return speed if speed is not None and speed.prompt and speed.decode else None
 
     @property
     def knows_speeds(self) -> bool:
@@ -369,11 +369,11 @@ class PlacementHistory:
 
 def _sound_rows(table: Any, kind: Any) -> dict[str, Any]:
     """The rows of a table that have this type."""
-    found = {}
+    sound = {}
     for name, row in table.items() if isinstance(table, dict) else ():
         with contextlib.suppress(msgspec.ValidationError):
-            found[name] = msgspec.convert(row, learned(kind))
-    return found
+            sound[name] = msgspec.convert(row, learned(kind))
+    return sound
 
 
 def _tables(learnt: HistoryFile) -> dict[str, dict[str, Any]]:

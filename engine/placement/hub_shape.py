@@ -39,16 +39,16 @@ def hub_shape(name: str, paths: Paths, estimate: FitEstimator | None = None) -> 
 
 def hub_parts(name: str, paths: Paths, estimate: FitEstimator | None = None) -> tuple[GgufFile, ...]:
     """Headers of all parts of `owner/name[:quant]`. Raises: as `hub_shape`."""
-    found: dict[int, tuple[GgufFile, ...]] = {}
+    headers: dict[int, tuple[GgufFile, ...]] = {}
 
     def keep(parts: tuple[GgufFile, ...], details: Details) -> FitEstimate | None:
-        found[sum(part.file_bytes for part in parts)] = parts
+        headers[sum(part.file_bytes for part in parts)] = parts
         return estimate(parts, details) if estimate is not None else None
 
     wanted = parse_hub_name(name)
     plan: RepoPlan = plan_repository(HubClient(), paths, wanted.repo, revision=wanted.revision, estimate=keep)
     choice = choose(plan, wanted).choice
-    parts = found.get(sum(file.size_bytes for file in choice.files))
+    parts = headers.get(sum(file.size_bytes for file in choice.files))
     if parts is None:
         raise BadModelFile(name, because("headers_unreadable"))
     return parts

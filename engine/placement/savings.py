@@ -48,7 +48,7 @@ def fit_options(
     combined only if no single one is enough.
     """
     needed = estimate(settings).total_bytes
-    found = [
+    options = [
         *_caches(settings, estimate, fits, needed),
         *_parallel(settings, estimate, fits, needed),
         *_contexts(settings, estimate, fits, needed),
@@ -56,19 +56,19 @@ def fit_options(
         *_mixes(shape, settings, estimate, fits, name, on_disk=on_disk),
         *_unloads(estimate(settings), held),
     ]
-    return tuple(sorted(found, key=lambda way: way.cost))
+    return tuple(sorted(options, key=lambda way: way.cost))
 
 
 def _caches(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: int) -> list[FitOption]:
-    found = []
+    options = []
     for kv_type, cost in KV_COSTS.items():
         if settings.type_k in {kv_type, "q4_0"}:
             continue
         need = estimate(msgspec.structs.replace(settings, type_k=kv_type, type_v=kv_type, flash_attn="on"))
         if fits(need):
             change = because("option_kv", kv_type=kv_type, before=settings.type_k)
-            found.append(_way("kv", change, need, needed, cost))
-    return found
+            options.append(_way("kv", change, need, needed, cost))
+    return options
 
 
 def _parallel(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: int) -> list[FitOption]:
@@ -83,7 +83,7 @@ def _parallel(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: i
 
 def _contexts(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: int) -> list[FitOption]:
     """A shorter context alone, and with an 8-bit cache if that allows a longer one."""
-    found: list[FitOption] = []
+    options: list[FitOption] = []
     eight_bit = {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on", "n_parallel": 1, "kv_cells": 0}
     compact = msgspec.structs.replace(settings, **eight_bit)
     longest = 0
@@ -97,8 +97,8 @@ def _contexts(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: i
         change = because("option_context", n_ctx=n_ctx, before=settings.n_ctx)
         if base is compact:
             change = because("option_compact_context", **change.values)
-        found.append(_way("combined" if base is compact else "context", change, need, needed, cost + loss))
-    return found
+        options.append(_way("combined" if base is compact else "context", change, need, needed, cost + loss))
+    return options
 
 
 def _offload(
@@ -127,7 +127,7 @@ def _mixes(
 
     The best preset that fits, and a better one that fits with an 8-bit cache if both together lose less.
     """
-    found: list[FitOption] = []
+    options: list[FitOption] = []
     compact = msgspec.structs.replace(settings, type_k="q8_0", type_v="q8_0", flash_attn="on")
     smaller_cache = settings.type_k not in {"q8_0", "q4_0"}
     for base, extra in ((settings, 0.0), *(((compact, KV_COSTS["q8_0"]),) if smaller_cache else ())):
@@ -138,7 +138,7 @@ def _mixes(
             smaller, cost = _with_weights(need, saved), 1.0 + MIX_COSTS[mix] + extra
             if saved <= 0 or not fits(smaller):
                 continue
-            if found and cost >= found[0].cost:
+            if options and cost >= options[0].cost:
                 break
             budget = max(1, (shape.file_bytes - saved) // MIB)
             change = because("option_quantize", mix=mix, budget_mib=budget, model=name)
@@ -150,9 +150,9 @@ def _mixes(
                 if extra:
                     change = because("option_fetch_kv", mix=mix, budget_mib=budget, repository=repository)
             which: OptionKind = "combined" if extra else "quantization"
-            found.append(_way(which, change, smaller, estimate(settings).total_bytes, cost))
+            options.append(_way(which, change, smaller, estimate(settings).total_bytes, cost))
             break  # the best one that fits; smaller ones would lose quality for nothing
-    return found
+    return options
 
 
 def mix_savings(shape: ModelShape) -> dict[str, int]:
@@ -166,7 +166,7 @@ def mix_savings(shape: ModelShape) -> dict[str, int]:
         tensors=tuple(TensorSpec(t.name, t.shape, t.ggml_type.name) for t in shape.tensors),
     )
     current = sum(t.nbytes for t in shape.tensors)
-    found = {}
+    savings = {}
     for mix in MIX_COSTS:
         try:
             types = stock_types(spec, mix, has_imatrix=False)
@@ -177,8 +177,8 @@ def mix_savings(shape: ModelShape) -> dict[str, int]:
             ggml_type = types.get(tensor.name, tensor.ggml_type)
             block, width = BLOCK_SIZES[ggml_type]
             size += tensor.num_values // block * width
-        found[mix] = current - size
-    return found
+        savings[mix] = current - size
+    return savings
 
 
 def _with_weights(need: MemoryEstimate, saved: int) -> MemoryEstimate:

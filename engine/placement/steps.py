@@ -198,8 +198,8 @@ def cache_cells(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reaso
 
 def speculation(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
     """Enable the file's own MTP head, and copies of recurrent states that cannot be truncated."""
-    found = with_speculation(settings, load.shape)
-    return found, because("own_head") if found.mtp else because("state_copies", tokens=found.max_rollback)
+    changed = with_speculation(settings, load.shape)
+    return changed, because("own_head") if changed.mtp else because("state_copies", tokens=changed.max_rollback)
 
 
 def lazy_tables(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
@@ -216,10 +216,10 @@ def lazy_tables(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reaso
 def device(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
     """Choose the fastest place where the load fits: CPU, GPUs, OpenVINO; a pin takes precedence."""
     asked = load.question(settings)
-    found = choose_candidate(asked, load.dry_run)
-    load.placement, load.candidates = placement_of(asked, found, load.context), found.candidates
-    load.changes += found.chosen.changes
-    return found.chosen.settings, load.placement.reasons[0]
+    ranked = choose_candidate(asked, load.dry_run)
+    load.placement, load.candidates = placement_of(asked, ranked, load.context), ranked.candidates
+    load.changes += ranked.chosen.changes
+    return ranked.chosen.settings, load.placement.reasons[0]
 
 
 def other_machines(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
@@ -259,10 +259,10 @@ def tuned_or_measured(load: Load, settings: LoadSettings) -> tuple[LoadSettings,
 
 def _tuned(load: Load, settings: LoadSettings, tuned: Tuned) -> tuple[LoadSettings, Reason | None]:
     """The tuned settings if they fit now; otherwise the placement says why not."""
-    found = tuned_settings(tuned, settings, load.overrides)
-    moved = load.moved(found)
-    if found.devices and moved.device == "cpu":
-        load.add_reasons(because("tuned_elsewhere", device=found.devices[0]))
+    changed = tuned_settings(tuned, settings, load.overrides)
+    moved = load.moved(changed)
+    if changed.devices and moved.device == "cpu":
+        load.add_reasons(because("tuned_elsewhere", device=changed.devices[0]))
         return settings, None
     if overdraft(load.ledger, moved.need, load.owner) is not None:
         load.add_reasons(because("tuned_fits_not"))
@@ -275,7 +275,7 @@ def _tuned(load: Load, settings: LoadSettings, tuned: Tuned) -> tuple[LoadSettin
         basis="measured",
         measured_on="stand-in" if tuned.stand_in else "model",
     )
-    return found, tuned.reasons()[0]
+    return changed, tuned.reasons()[0]
 
 
 def sound_device(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
@@ -294,13 +294,13 @@ def sound_device(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reas
 
 def fault_workarounds(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
     """Work round known faults of this chip, driver and engine."""
-    found, rules = applied(load.stores.fault_rules.now(), load.shape, load.machine, settings)
-    if found == settings or settings.remotes:
+    changed, rules = applied(load.stores.fault_rules.now(), load.shape, load.machine, settings)
+    if changed == settings or settings.remotes:
         return settings, None
     reasons = [fault_reason("fault_settings", rule) for rule in rules]
-    load.placement = load.moved(found)
+    load.placement = load.moved(changed)
     load.add_reasons(*reasons)
-    return found, reasons[0]
+    return changed, reasons[0]
 
 
 def prefill_deaths(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
@@ -308,12 +308,12 @@ def prefill_deaths(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Re
     death = load.history.death(death_key(load.owner, settings, load.machine))
     if death is None or max(settings.n_ctx, settings.max_ctx) < death.depth or settings.remotes:
         return settings, None
-    found, reason = with_changes(settings, death.changes), because("died_reading", tokens=death.depth)
-    if found == settings:
+    changed, reason = with_changes(settings, death.changes), because("died_reading", tokens=death.depth)
+    if changed == settings:
         return settings, None
-    load.placement = load.moved(found)
+    load.placement = load.moved(changed)
     load.add_reasons(reason)
-    return found, reason
+    return changed, reason
 
 
 # ---- Final steps
@@ -324,13 +324,13 @@ def engine_arguments(load: Load, settings: LoadSettings) -> tuple[LoadSettings, 
     args = given(settings.engine_args)
     if not args:
         return settings, None
-    found, reason = decided(settings), _arguments(settings)
-    moved = load.moved(found)
-    if found.devices and moved.device == "cpu":
-        raise InputFault(because("engine_args_device", device=found.devices[0]), "engine_args.devices")
+    changed, reason = decided(settings), _arguments(settings)
+    moved = load.moved(changed)
+    if changed.devices and moved.device == "cpu":
+        raise InputFault(because("engine_args_device", device=changed.devices[0]), "engine_args.devices")
     load.placement = msgspec.structs.replace(moved, fits=overdraft(load.ledger, moved.need, load.owner) is None)
     load.add_reasons(reason)
-    return found, reason
+    return changed, reason
 
 
 def prefix_cache(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
@@ -344,10 +344,10 @@ def prefix_cache(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reas
     if not granted:
         return settings, None
     part = MemoryPart(name="prefixes", device="cpu", num_bytes=granted)
-    found = msgspec.structs.replace(settings, cache_ram_bytes=granted)
+    changed = msgspec.structs.replace(settings, cache_ram_bytes=granted)
     need = msgspec.structs.replace(need, parts=(*need.parts, part))
-    load.placement = msgspec.structs.replace(load.placed, settings=found, need=need)
-    return found, because("prefixes_by_room")
+    load.placement = msgspec.structs.replace(load.placed, settings=changed, need=need)
+    return changed, because("prefixes_by_room")
 
 
 def fallback_that_worked(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
@@ -398,29 +398,33 @@ def run(load: Load, last: Step[Load] = STEPS[-1]) -> Placement:
 
 def _take(load: Load, step: Step[Load], settings: LoadSettings) -> LoadSettings:
     noted = len(load.changes)
-    found, reason = step(load, settings)
-    if reason is not None and (found != settings or step is context):
+    changed, reason = step(load, settings)
+    if reason is not None and (changed != settings or step is context):
         load.reasons[name_of(step)] = reason
     if len(load.changes) == noted:  # otherwise the step was a list of steps, which recorded them
-        load.changes += changes_between(name_of(step), settings, found, reason)
-    if load.placement is not None and load.placement.settings != found and step not in STEPS[: STEPS.index(device)]:
-        load.placement = load.moved(found)
-    return found
+        load.changes += changes_between(name_of(step), settings, changed, reason)
+    if (
+        load.placement is not None
+        and load.placement.settings != changed
+        and step not in STEPS[: STEPS.index(device)]
+    ):
+        load.placement = load.moved(changed)
+    return changed
 
 
 def _before_dispatch(base: LoadSettings) -> list[SettingChange]:
     """The settings that were set before placement, and who set them."""
-    args, found = base.engine_args, []
+    args, changes = base.engine_args, []
     by_arguments = {name for name in SETTINGS if getattr(args, name) is not None}
     by_arguments |= {"engine_args"} | ({"n_ctx", "kv_cells"} if args.n_ctx is not None else set())
     for change in changes_between("defaults", LoadSettings(path=base.path), base, because("before_dispatch")):
         if change.field in by_arguments:
-            found.append(msgspec.structs.replace(change, step=name_of(engine_arguments), reason=_arguments(base)))
+            changes.append(msgspec.structs.replace(change, step=name_of(engine_arguments), reason=_arguments(base)))
         elif change.field == "draft_path":
-            found.append(msgspec.structs.replace(change, step="draft model", reason=because("asked_for")))
+            changes.append(msgspec.structs.replace(change, step="draft model", reason=because("asked_for")))
         else:
-            found.append(change)
-    return found
+            changes.append(change)
+    return changes
 
 
 def _arguments(settings: LoadSettings) -> Reason:

@@ -46,14 +46,14 @@ class Mention:
 
 def mentions_in(question: str) -> list[Mention]:
     """All mentions in order, without duplicates."""
-    found: dict[Mention, None] = {}
+    mentions: dict[Mention, None] = {}
     for match in _MENTION.finditer(question):
         word, quoted, plain, first, last = match.groups()
         target = quoted or plain
         kind: MentionKind = "diff" if word is None and target == "diff" else _KINDS[word]
         line = int(first) if first else None
-        found[Mention(kind, target, line, int(last) if last else line)] = None
-    return list(found)
+        mentions[Mention(kind, target, line, int(last) if last else line)] = None
+    return list(mentions)
 
 
 def without_mentions(question: str) -> str:
@@ -158,11 +158,11 @@ def _resolve(index: ProjectIndex, mention: Mention, git: Git | None) -> Iterator
     target = mention.target.removeprefix("./").rstrip("/")
     wanted = ("file", "folder", "symbol") if mention.kind == "any" else (mention.kind,)
     for kind in wanted:
-        found = False
+        resolved = False
         for item in _RESOLVERS[kind](index, target, mention):
-            found = True
+            resolved = True
             yield item
-        if found:
+        if resolved:
             return
 
 
@@ -404,10 +404,10 @@ def with_meaning(hits: Sequence[ChunkHit], near: Sequence[ChunkHit]) -> list[Chu
     """
     shown = {(hit.path, line) for hit in hits for line in range(hit.first, hit.last + 1)}
     new = [hit for hit in by_file(near) if (hit.path, hit.first) not in shown]
-    found = list(hits[:_WORDS_FIRST])
+    merged = list(hits[:_WORDS_FIRST])
     for by_words, by_meaning in zip_longest(hits[_WORDS_FIRST:], new):
-        found += [hit for hit in (by_meaning, by_words) if hit is not None]
-    return found
+        merged += [hit for hit in (by_meaning, by_words) if hit is not None]
+    return merged
 
 
 def path_weight(path: str) -> float:

@@ -88,9 +88,9 @@ class IndexDatabase(IndexStore):
     def store(self, files: Iterable[tuple[FoundFile, ParsedFile]]) -> None:
         """Insert or replace files in one transaction."""
         with self._db:
-            for found, parsed in files:
-                self._delete(found.path)
-                self._insert(found, parsed)
+            for file, parsed in files:
+                self._delete(file.path)
+                self._insert(file, parsed)
 
     def _insert(self, found: FoundFile, parsed: ParsedFile) -> None:
         execute, executemany = self._db.execute, self._db.executemany

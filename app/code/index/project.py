@@ -44,12 +44,12 @@ class ProjectIndex:
         """Update the whole index; `on_progress(done, total)` counts files that need parsing."""
         with self.lock:
             indexed = self.database.indexed_files()
-            found = {file.path: file for file in walk(self.workspace.root)}
-            gone = indexed.keys() - found.keys()
+            files = {file.path: file for file in walk(self.workspace.root)}
+            gone = indexed.keys() - files.keys()
             self.database.remove(gone)
-            changed = [f for p, f in found.items() if indexed.get(p) != (f.size_bytes, f.mtime_ns)]
+            changed = [f for p, f in files.items() if indexed.get(p) != (f.size_bytes, f.mtime_ns)]
             self._parse(changed, on_progress)
-            return Refreshed(num_files=len(found), num_parsed=len(changed), num_removed=len(gone))
+            return Refreshed(num_files=len(files), num_parsed=len(changed), num_removed=len(gone))
 
     def update(self, paths: Iterable[str]) -> Refreshed:
         """Update single files: after an edit, a save, or a file system event."""

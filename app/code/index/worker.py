@@ -66,7 +66,7 @@ def symbols_of(text: str, language: str) -> list[Symbol]:
     parse, query = loaded
     data = text.encode("utf-8", "replace")
     tree = parse(data)
-    found: dict[tuple[int, int], tuple[str, str, int, int, str]] = {}
+    definitions: dict[tuple[int, int], tuple[str, str, int, int, str]] = {}
     for _, captures in QueryCursor(query).matches(tree.root_node):  # type: ignore[attr-defined]  # untyped library
         (name,) = captures.pop("name")[:1]
         ((kind, nodes),) = captures.items()
@@ -76,10 +76,10 @@ def symbols_of(text: str, language: str) -> list[Symbol]:
         stop = data.find(b"\n", node.start_byte)
         signature = data[start : stop if stop >= 0 else None].decode("utf-8", "replace").strip()
         label = data[name.start_byte : name.end_byte].decode("utf-8", "replace")[:_NAME_CHARS]
-        found[node.start_byte, -node.end_byte] = (label, kind, line, end_line, signature[:_SIGNATURE_CHARS])
-        if len(found) >= _MAX_SYMBOLS:
+        definitions[node.start_byte, -node.end_byte] = (label, kind, line, end_line, signature[:_SIGNATURE_CHARS])
+        if len(definitions) >= _MAX_SYMBOLS:
             break
-    return _scoped(found)
+    return _scoped(definitions)
 
 
 def _scoped(found: dict[tuple[int, int], tuple[str, str, int, int, str]]) -> list[Symbol]:
@@ -99,17 +99,17 @@ def _scoped(found: dict[tuple[int, int], tuple[str, str, int, int, str]]) -> lis
 
 def _headings(text: str) -> list[Symbol]:
     lines = text.split("\n")
-    found: list[tuple[int, int, str]] = []
+    headings: list[tuple[int, int, str]] = []
     fenced = False
     for number, line in enumerate(lines, 1):
         if line.lstrip().startswith(("```", "~~~")):
             fenced = not fenced
         heading = None if fenced else _HEADING.match(line)
-        if heading and len(found) < _MAX_SYMBOLS:
-            found.append((number, len(heading.group(1)), heading.group(2)[:_NAME_CHARS]))
+        if heading and len(headings) < _MAX_SYMBOLS:
+            headings.append((number, len(heading.group(1)), heading.group(2)[:_NAME_CHARS]))
     result = []
-    for index, (number, depth, title) in enumerate(found):
-        after = (other for other, level, _ in found[index + 1 :] if level <= depth)
+    for index, (number, depth, title) in enumerate(headings):
+        after = (other for other, level, _ in headings[index + 1 :] if level <= depth)
         result.append(Symbol(title, "heading", "", number, next(after, len(lines) + 1) - 1, title))
     return result
 

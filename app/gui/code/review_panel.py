@@ -174,14 +174,14 @@ def changed_words(left: str, right: str) -> tuple[tuple[tuple[int, int], ...], t
     matcher = SequenceMatcher(None, old, new, autojunk=False)
     if matcher.ratio() < _ALIKE:
         return (), ()
-    found: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
+    spans: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
     for kind, a0, a1, b0, b1 in matcher.get_opcodes():
         if kind == "equal":
             continue
         for side, (words, first, last) in enumerate(((old, a0, a1), (new, b0, b1))):
             if last > first:
-                found[side].append((sum(map(len, words[:first])), sum(map(len, words[first:last]))))
-    return tuple(found[0]), tuple(found[1])
+                spans[side].append((sum(map(len, words[:first])), sum(map(len, words[first:last]))))
+    return tuple(spans[0]), tuple(spans[1])
 
 
 def diff_rows(path: str, before: str, after: str) -> list[DiffRow]:
@@ -277,7 +277,7 @@ class SideBySide(QWidget):
 
     def _backgrounds(self, pane: QPlainTextEdit, *, left: bool) -> list[QTextEdit.ExtraSelection]:
         """Backgrounds of changed lines. Lines without a counterpart are hatched grey."""
-        found = []
+        selections = []
         for position, shown in enumerate(self._rows):
             if not shown.changed:
                 continue
@@ -289,10 +289,10 @@ class SideBySide(QWidget):
             selection.cursor = QTextCursor(pane.document().findBlockByNumber(position))
             selection.format.setBackground(colour)
             selection.format.setProperty(QTextCharFormat.Property.FullWidthSelection, True)
-            found.append(selection)
+            selections.append(selection)
             for start, length in shown.left_words if left else shown.right_words:
-                found.append(self._word(pane, position, start, length, left=left))
-        return found
+                selections.append(self._word(pane, position, start, length, left=left))
+        return selections
 
     def _word(
         self, pane: QPlainTextEdit, line: int, start: int, length: int, *, left: bool

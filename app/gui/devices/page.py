@@ -135,7 +135,7 @@ class DevicesPage(Page):
     def _device_card(self, device: Device) -> QFrame:
         kind = self.tr(KINDS[device.kind])
         rows = self._state_rows(device.name or kind, device)
-        made = card(label(kind, "small"), rows, spacing=4)
+        device_card = card(label(kind, "small"), rows, spacing=4)
         facts = device_facts(device)
         if facts:
             rows.addWidget(label(facts, "small", wrap=True))
@@ -147,7 +147,7 @@ class DevicesPage(Page):
             bar.hide()
             rows.addLayout(row(bar, now, 1, spacing=12))
             self._live[device.id] = (now, bar)
-        return made
+        return device_card
 
     def _show_live(self, answer: LiveDevices) -> None:
         for sample in answer.devices:
@@ -308,11 +308,13 @@ def _alternative(model: str, item: Alternative, pin: Pin) -> QHBoxLayout:
         line += " · " + _tr("about {n} tokens/s").format(n=formatted.whole(item.decode_tok_s))
     reason = translated(item.reason)
     text = label(f"{line}: {reason}" if reason else line, "small", wrap=True)
-    made = row(text)
-    made.setStretch(0, 1)
+    shown = row(text)
+    shown.setStretch(0, 1)
     if item.decode_tok_s:  # without a speed, the model cannot run there
-        made.addWidget(_button(_tr("Pin"), f"{model}, {_where(item)}", partial(pin, model, pin_name(item)), "link"))
-    return made
+        shown.addWidget(
+            _button(_tr("Pin"), f"{model}, {_where(item)}", partial(pin, model, pin_name(item)), "link")
+        )
+    return shown
 
 
 def _changes(model: str, placement: Placement) -> QWidget:
@@ -326,15 +328,15 @@ def _changes(model: str, placement: Placement) -> QWidget:
     rows.setLayout(stack(*lines, spacing=2))
     rows.hide()
     shows = _button(_tr("Source of each setting"), model, lambda: rows.setVisible(rows.isHidden()), "link")
-    made = QWidget()
-    made.setLayout(stack(row(shows, 1), rows, spacing=4))
-    return made
+    box = QWidget()
+    box.setLayout(stack(row(shows, 1), rows, spacing=4))
+    return box
 
 
 def _button(text: str, what: str, run: Callable[[], object], kind: str = "") -> QPushButton:
-    made = button(text, run, kind)
-    made.setAccessibleName(f"{text}: {what}")
-    return made
+    widget = button(text, run, kind)
+    widget.setAccessibleName(f"{text}: {what}")
+    return widget
 
 
 def _sentence(text: str) -> str:

@@ -93,12 +93,12 @@ class HubTab(QWidget):
         self.search.setFocus()
 
     def _filter(self, name: str, entries: Sequence[tuple[str, str]]) -> ComboBox:
-        made = ComboBox()
-        made.setAccessibleName(name)
+        box = ComboBox()
+        box.setAccessibleName(name)
         for value, words_ in entries:
-            made.addItem(self.tr(words_), value)
-        made.activated.connect(lambda _: self._search())
-        return made
+            box.addItem(self.tr(words_), value)
+        box.activated.connect(lambda _: self._search())
+        return box
 
     def show_starters(self) -> None:
         """Show the recommended models. Makes no network request."""

@@ -170,8 +170,8 @@ class BenchService:
         forecast = forecast_for(shape, settings, machine)
         if forecast is not None:
             rows = [(p.length, p.prefill_tok_s.median, p.decode_tok_s.median) for p in report.points]
-            found = forecast.measured_at(rows, report.tokens, report.started_at)
-            self._placer.history.record_measured(forecast.key, found)
+            measured = forecast.measured_at(rows, report.tokens, report.started_at)
+            self._placer.history.record_measured(forecast.key, measured)
 
     def tune(self, options: TuneOptions, step: Step) -> list[TuneReport]:
         """Search for every length and store the results.
@@ -179,7 +179,7 @@ class BenchService:
         Raises: same as `bench`; NothingWorks; NoPowerMeter and NeverAtRest if energy is the goal.
         """
         placer = self._placer
-        found = []
+        reports = []
         energy = None
         if options.goal == "energy":
             energy = EnergyMeter(self._host, placer.machine_now())
@@ -213,8 +213,8 @@ class BenchService:
                     )
                 )
                 placer.tuned.put(tuned_of(report, where, which))
-                found.append(report)
-        return found
+                reports.append(report)
+        return reports
 
     def unmeasured(self, model: str) -> list[Candidate]:
         """Places that only forecasts compare for this model. Raises: InputFault, ModelNotFound, BadModelFile."""
@@ -237,20 +237,20 @@ class BenchService:
             try:
                 with self._admitted(compare_settings(candidate)):
                     limit_s = options.limit_s / len(missing)
-                    found = asyncio.run(measure_place(candidate, limit_s, step, control.check))
+                    measured = asyncio.run(measure_place(candidate, limit_s, step, control.check))
             except (NotEnoughMemory, BadModelFile, RunnerDied) as error:
                 log.info("model=%s not measured on %s: %s", model, candidate.device.name, error)
                 continue
             assert candidate.forecast is not None
-            self._placer.history.record_measured(candidate.forecast.key, found)
+            self._placer.history.record_measured(candidate.forecast.key, measured)
             places.append(
                 PlaceSpeed(
                     device=candidate.device.id,
                     backend=candidate.backend,
-                    prefill_tok_s=1 / found.prompt[0].measured_s,
-                    decode_tok_s=1 / found.decode[0].measured_s,
-                    forecast_prefill_tok_s=1 / found.prompt[0].forecast_s,
-                    forecast_decode_tok_s=1 / found.decode[0].forecast_s,
+                    prefill_tok_s=1 / measured.prompt[0].measured_s,
+                    decode_tok_s=1 / measured.decode[0].measured_s,
+                    forecast_prefill_tok_s=1 / measured.prompt[0].forecast_s,
+                    forecast_decode_tok_s=1 / measured.decode[0].forecast_s,
                     took_s=time.monotonic() - began,
                 )
             )

@@ -118,9 +118,9 @@ async def locate_model(request: Request, model: str, body: LocateRequest) -> Mod
     """Use a file at its new path as this model, which keeps its id, name and settings."""
     catalogue = await _catalogue(request)
     entry = await asyncio.to_thread(require, catalogue, model)
-    found = await asyncio.to_thread(catalogue.relocate, entry.id, whole_path(body.path, "path"))
+    moved = await asyncio.to_thread(catalogue.relocate, entry.id, whole_path(body.path, "path"))
     server_state(request).pool.forget_names()
-    return _model(found, with_template=False)
+    return _model(moved, with_template=False)
 
 
 @router.get("/models/{model}/tensors")
@@ -196,8 +196,8 @@ async def move_models_folder(request: Request, body: MoveRequest) -> Job:
 @router.get("/trash")
 async def list_trash(request: Request) -> Trash:
     """Removed models that can be restored."""
-    found = await asyncio.to_thread(trash.Trash(await _catalogue(request)).contents)
-    return Trash(trash=tuple(map(_removed, found)))
+    removed = await asyncio.to_thread(trash.Trash(await _catalogue(request)).contents)
+    return Trash(trash=tuple(map(_removed, removed)))
 
 
 @router.post("/trash/{ticket:path}/restore")
@@ -242,8 +242,8 @@ async def search(
 async def plan(request: Request, repo: str, revision: str | None = None, *, refresh: bool = False) -> RepoPlan:
     """Memory needs of each quantization of a repository, and the best one; reads only file headers."""
     services = await _services(request)
-    found = await asyncio.to_thread(partial(services.plan, repo, revision, refresh=refresh))
-    return msgspec.structs.replace(found, options=tuple(map(_without_template, found.options)))
+    repo_plan = await asyncio.to_thread(partial(services.plan, repo, revision, refresh=refresh))
+    return msgspec.structs.replace(repo_plan, options=tuple(map(_without_template, repo_plan.options)))
 
 
 @router.post("/hub/compare", status_code=202)
@@ -289,15 +289,15 @@ async def updates(request: Request) -> Updates:
     from engine.library.hub.newer import look_for_newer
 
     catalogue = await _catalogue(request)
-    found, problems = await asyncio.to_thread(lambda: look_for_newer(catalogue, HubClient()))
-    return Updates(updates=found, problems=problems)
+    newer, problems = await asyncio.to_thread(lambda: look_for_newer(catalogue, HubClient()))
+    return Updates(updates=newer, problems=problems)
 
 
 @router.get("/hub/folders")
 async def folders() -> Folders:
     """Folders of other applications whose models can be linked."""
-    found = await asyncio.to_thread(EngineFacade().foreign_folders)
-    return Folders(folders=tuple(Folder(app=folder.app, path=str(folder.path)) for folder in found))
+    foreign = await asyncio.to_thread(EngineFacade().foreign_folders)
+    return Folders(folders=tuple(Folder(app=folder.app, path=str(folder.path)) for folder in foreign))
 
 
 async def _services(request: Request) -> EngineFacade:

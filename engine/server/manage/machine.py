@@ -30,15 +30,15 @@ async def devices(request: Request, *, fresh: bool = False) -> api.Machine:
     machine = await asyncio.to_thread(placer.machine.full, fresh=fresh)
     pins = await asyncio.to_thread(placer.resources.settings.pins)
     findings = (*diagnose(machine), *gone_pins(machine, pins))
-    found = msgspec.structs.asdict(machine) | {"findings": findings}
-    return api.Machine(**found, build=build_summary(machine))
+    facts = msgspec.structs.asdict(machine) | {"findings": findings}
+    return api.Machine(**facts, build=build_summary(machine))
 
 
 @router.get("/devices/live")
 async def live(request: Request) -> api.LiveDevices:
     """Utilization, temperature and power of each device since the last call; null: not reported."""
-    found = await asyncio.to_thread(_placer(request).machine.live)
-    return api.LiveDevices(devices=tuple(found))
+    devices = await asyncio.to_thread(_placer(request).machine.live)
+    return api.LiveDevices(devices=tuple(devices))
 
 
 @router.post("/models/{name:path}/pin")
@@ -58,8 +58,8 @@ async def pin(request: Request, name: str, body: api.PinRequest) -> api.Pinned:
 @router.get("/canary")
 async def canary(request: Request) -> api.CanaryState:
     """How many results of answers were compared with the processor's, what that cost, and what was wrong."""
-    found = server_state(request).canary
-    return found.state() if found is not None else api.CanaryState(enabled=False)
+    canary_service = server_state(request).canary
+    return canary_service.state() if canary_service is not None else api.CanaryState(enabled=False)
 
 
 @router.get("/ledger")
@@ -97,9 +97,9 @@ async def placement(
         "type_k": kv,
         "device": device,
     }
-    given = {field: value for field, value in asked.items() if value is not None}
+    limits = {field: value for field, value in asked.items() if value is not None}
     usual = state.models.overrides_for(entry, saved=saved)
-    overrides = msgspec.structs.replace(usual, **given)
+    overrides = msgspec.structs.replace(usual, **limits)
     placed = await asyncio.to_thread(lambda: placer.choose(entry.id, settings, overrides, exact=True))
     report = await asyncio.to_thread(placer.report, entry.id, placed)
     model = state.pool.get(entry.id)

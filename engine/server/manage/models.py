@@ -62,8 +62,8 @@ async def set_model_sampling(request: Request, model: str, body: SamplingRequest
 
 def describe_sampling(models: ServedModels, entry: ModelEntry) -> ModelSampling:
     """The effective, recommended and user values of a model."""
-    found = models.recommended_for(entry)
-    usual, plain = found.layers(None), found.plain
+    recommended = models.recommended_for(entry)
+    usual, plain = recommended.layers(None), recommended.plain
     return ModelSampling(
         id=entry.id,
         user=models.user_settings.get(entry.id).sampling,
@@ -191,15 +191,15 @@ async def load(request: Request, model: str, body: LoadRequest) -> LoadedModel:
     if waiting is not None and waiting.pending and waiting.ready:
         return describe(waiting)  # it is reloaded after its last running response
     tokens = body.tokens
-    found = await while_connected(request, state.pool.acquire(model, min_ctx=tokens or 0))
-    limit = growth_limit(found.settings)
-    if tokens is not None and found.facts is not None and limit > found.facts.n_ctx:
-        await while_connected(request, state.pool.grow(found, min(tokens, limit), exact=True))
+    loaded = await while_connected(request, state.pool.acquire(model, min_ctx=tokens or 0))
+    limit = growth_limit(loaded.settings)
+    if tokens is not None and loaded.facts is not None and limit > loaded.facts.n_ctx:
+        await while_connected(request, state.pool.grow(loaded, min(tokens, limit), exact=True))
     if body.pinned is not None:
-        found.pinned = body.pinned
+        loaded.pinned = body.pinned
     if body.idle_s is not None:
-        found.ttl_s = body.idle_s or None
-    return describe(found)
+        loaded.ttl_s = body.idle_s or None
+    return describe(loaded)
 
 
 async def _store_options(state: ServerState, entry: ModelEntry, options: dict[str, int | str]) -> None:
@@ -233,8 +233,8 @@ async def set_load_settings(request: Request, model: str, body: LoadOptions) -> 
         loaded.pinned = body.keep_loaded
     applies = await state.pool.settings_changed(entry.id)
     unloaded = applies == "now" and loaded is not None and state.pool.get(entry.id) is None
-    found = _load_settings(state.models, entry)
-    return msgspec.structs.replace(found, unloaded=unloaded, applies=applies)
+    settings = _load_settings(state.models, entry)
+    return msgspec.structs.replace(settings, unloaded=unloaded, applies=applies)
 
 
 @router.put("/models/{model:path}/engine")
