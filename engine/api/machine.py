@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from devices import types
-from devices.memory_ledger import Audit
+from devices.memory_ledger import Audit, Reservation
 from devices.types import (
     BackendReport,
     CoreCounts,
@@ -101,19 +101,6 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None
     unloaded: bool = False
     applies: Applies = "at_load"
-
-
-class Reservation(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory reserved and used by one runner: bytes by pool (`drawn`), by device and by purpose (`parts`)."""
-
-    owner: str
-    drawn: dict[str, int] = {}
-    predicted_bytes: int = 0
-    devices: dict[str, int] = {}
-    measured: ProcessMemory | None = None
-    buffers: dict[str, int] = {}
-    pid: int | None = None
-    parts: dict[str, int] = {}
 
 
 class LedgerState(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from devices.memory_ledger import Reservation
 from engine.core import sendable
 from engine.message_catalog import command
 from engine.message_catalog.reasons import Reason
@@ -18,7 +19,14 @@ from engine.placement.types import FitOption, Placement
 __all__ = ["command", "described", "encoded", "with_sentences"]
 
 # More fields for clients: their types and values.
-_ADDED: Final[dict[type, dict[str, tuple[type, Callable[[Any], object]]]]] = {
+_ADDED: Final[dict[type, dict[str, tuple[Any, Callable[[Any], object]]]]] = {
+    Reservation: {
+        "predicted_bytes": (int, lambda held: held.predicted_bytes),
+        "devices": (
+            dict[str, int],
+            lambda held: {device: amount.total_bytes for device, amount in held.amounts.items()},
+        ),
+    },
     FitOption: {"text": (str, lambda option: str(option.change)), "flags": (str, lambda o: command(o.change))},
     Placement: {
         "n_ctx": (int, lambda placed: placed.settings.n_ctx),
@@ -33,7 +41,7 @@ _ADDED: Final[dict[type, dict[str, tuple[type, Callable[[Any], object]]]]] = {
 def encoded(answer: object) -> bytes:
     """An answer as JSON, with sentences."""
     kind: Any = type(answer)
-    return sendable.encoded(with_sentences(answer) if _may_have_facts(kind) else answer)
+    return sendable.encoded(with_sentences(answer) if _may_grow(kind) else answer)
 
 
 def with_sentences(answer: object) -> Any:
@@ -59,8 +67,10 @@ def described(schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def _may_have_facts(kind: Any) -> bool:
-    return Reason.__name__ in msgspec.json.schema_components([kind])[1]
+def _may_grow(kind: Any) -> bool:
+    """Whether answers of this type can hold something that `with_sentences` adds to."""
+    parts = msgspec.json.schema_components([kind])[1]
+    return not parts.keys().isdisjoint(part.__name__ for part in (Reason, *_ADDED))
 
 
 def _add(value: object, built: Any) -> None:

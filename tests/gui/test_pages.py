@@ -66,9 +66,12 @@ MACHINE = machine(
         Finding("half-speed", "advice", "Memory runs at half speed", detail="One channel.", fix="Move a module."),
     ),
 )  # fmt: skip
+RESERVED = Reservation(
+    owner="spark", key="llama|cpu", amounts={}, drawn={"ram": 4 << 30}, parts={"weights": 3 << 30, "kv": 1 << 30}
+)
 LEDGER = LedgerState(
     pools=(Pool(id="ram", kind="ram", capacity_bytes=24 << 30, free_bytes=10 << 30, reserve_bytes=0),),
-    reservations=(Reservation(owner="spark", drawn={"ram": 4 << 30}, parts={"weights": 3 << 30, "kv": 1 << 30}),),
+    reservations=(RESERVED,),
 )
 
 

@@ -12,7 +12,6 @@ SHARE = 0.6
 REASONS = {
     "the other has sentences in the place of facts, or figures that the first computes": """
         engine.Model engine.ModelEntry
-        engine.Reservation devices.Reservation
         engine.UpstreamRow engine.Health
     """,
     "a request has bounds, optional fields and no state; what is stored of it has the state": """

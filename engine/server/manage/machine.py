@@ -7,7 +7,6 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 
 from devices.doctor import build_summary, diagnose
-from devices.memory_ledger import Reservation
 from devices.types import Machine
 from engine.api import machine as api
 from engine.api.machine import PowerLimits, PowerState
@@ -140,7 +139,7 @@ def _ledger(placer: Placer) -> api.LedgerState:
         pools=registry.pools(machine),
         available_bytes={d.id: registry.available(d.id, machine) for d in machine.devices if d.kind != "npu"},
         other_programs_bytes=_others(machine, ours),
-        reservations=tuple(_reservation(r) for r in held),
+        reservations=tuple(held),
         audits=audits,
     )
 
@@ -150,19 +149,6 @@ def _others(machine: Machine, ours: int) -> int | None:
     if ram.total_bytes is None or ram.available_bytes is None:
         return None
     return max(0, ram.total_bytes - ram.available_bytes - ours)
-
-
-def _reservation(reservation: Reservation) -> api.Reservation:
-    return api.Reservation(
-        owner=reservation.owner,
-        drawn=dict(reservation.drawn),
-        predicted_bytes=reservation.predicted_bytes,
-        devices={device: amount.total_bytes for device, amount in reservation.amounts.items()},
-        measured=reservation.measured,
-        buffers=dict(reservation.buffers),
-        pid=reservation.pid,
-        parts=dict(reservation.parts),
-    )
 
 
 @router.get("/power")

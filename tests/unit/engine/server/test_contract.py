@@ -12,12 +12,14 @@ import pytest
 from msgspec import json as msgspec_json
 
 import engine
+from devices.memory_ledger import DeviceBytes, Reservation
 from engine.api import library, machine, measuring, quantizing, requests
 from engine.api.jobs import Job, JobKind
 from engine.api.machine import (
     Alternative,
     FitOption,
     FitReport,
+    LedgerState,
     MemoryEstimate,
     Placement,
     PlacementAnswer,
@@ -250,6 +252,15 @@ def test_facts_are_sent_with_their_sentences_and_the_page_describes_both(page):
     for name, part in (("Placement", sent["placement"]), ("FitReport", sent["fit"]), ("FitOption", option)):
         assert set(part) == set(shown[name]["properties"])
     assert shown["Placement"]["properties"]["reasons"] == {"type": "array", "items": {"type": "string"}}
+
+
+def test_a_reservation_is_sent_with_its_sums():
+    amounts = {"cpu": DeviceBytes(3, 4)}
+    state = LedgerState(reservations=(Reservation(owner="m", key="k", amounts=amounts, drawn={"ram": 7}),))
+    (sent,) = json.loads(encoded(state))["reservations"]
+    assert (sent["predicted_bytes"], sent["devices"], sent["drawn"]) == (7, {"cpu": 7}, {"ram": 7})
+    (read,) = msgspec_json.decode(encoded(state), type=LedgerState).reservations
+    assert (read.predicted_bytes, read.amounts) == (7, amounts)
 
 
 def test_an_answer_without_facts_is_sent_as_it_is():
