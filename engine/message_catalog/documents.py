@@ -45,6 +45,7 @@ UNREADABLE_DOCUMENTS: Final = (
     "it is locked (DRM)",
     "it is not RTF",
     "it has neither the headers nor the text of a mail",
+    "its parts are nested more than 30 deep",
     "it is no e-book: its list of chapters is empty",
     "it is no e-book: its list of chapters is missing",
     "it contains no HTML ({why})",

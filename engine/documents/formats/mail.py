@@ -4,6 +4,7 @@ import contextlib
 import email
 import email.policy
 import mailbox
+import re
 from collections.abc import Iterator
 from email.message import EmailMessage
 from pathlib import Path
@@ -16,11 +17,17 @@ from engine.documents.types import BadDocument, Block, Page
 _SHOWN = ("From", "To", "Cc", "Date", "Subject")
 # Python's parser of addresses takes a minute for 30,000 of them.
 _LONGEST_HEADER = 4000
+# Python's parser compares each line with the boundaries of all parts around it, and calls itself for each.
+DEEPEST = 30
+_TOO_DEEP = "its parts are nested more than 30 deep"
+_BOUNDARY = re.compile(
+    rb'boundary=(?:"([^"\r\n]+)"|([^";\s]+))|^--([^\r\n]+?)[ \t]*\r?$', re.IGNORECASE | re.MULTILINE
+)
 
 
 def eml(path: Path) -> Iterator[Page]:
     """One message as a page."""
-    yield _page(1, email.message_from_bytes(path.read_bytes(), policy=email.policy.default))
+    yield _page(1, _parsed(path.read_bytes()))
 
 
 def mbox(path: Path, first: int = 1) -> Iterator[Page]:
@@ -31,7 +38,7 @@ def mbox(path: Path, first: int = 1) -> Iterator[Page]:
             if number < first:
                 continue
             try:
-                yield _page(number, email.message_from_bytes(box.get_bytes(key), policy=email.policy.default))
+                yield _page(number, _parsed(box.get_bytes(key)))
             except MemoryError:
                 raise
             except Exception as error:
@@ -39,6 +46,35 @@ def mbox(path: Path, first: int = 1) -> Iterator[Page]:
                 yield Page(number, label=f"message {number}", problem=f"the message is damaged ({why})")
     finally:
         box.close()
+
+
+def _parsed(raw: bytes) -> EmailMessage:
+    """Raises: BadDocument: its parts are nested too deeply."""
+    if _is_too_deep(raw):
+        raise BadDocument(_TOO_DEEP)
+    try:
+        return email.message_from_bytes(raw, policy=email.policy.default)
+    except RecursionError:  # messages within messages have no boundaries
+        raise BadDocument(_TOO_DEEP) from None
+
+
+def _is_too_deep(raw: bytes) -> bool:
+    """Whether more parts are open at the same time than are read: by their boundaries, in one pass."""
+    known: set[bytes] = set()
+    around: list[bytes] = []
+    for quoted, plain, line in _BOUNDARY.findall(raw):
+        if quoted or plain:
+            known.add(quoted or plain)
+            continue
+        ends = line not in known and line.endswith(b"--")
+        name = line[:-2] if ends else line
+        if name in around:  # whatever is still open within it ends here
+            del around[around.index(name) :]
+        if name in known and not ends:
+            around.append(name)
+        if len(around) > DEEPEST:
+            return True
+    return False
 
 
 def _page(number: int, message: EmailMessage) -> Page:

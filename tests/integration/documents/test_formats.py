@@ -193,6 +193,21 @@ def test_plain_formats(reader, tmp_path, name, content, expected):
     assert expected in text_of(pages[0])
 
 
+def nested_mail(depth, lines=1):
+    """A mail whose text is in the innermost of so many parts."""
+    opened = (f'Content-Type: multipart/mixed; boundary="b{n}"\n\n--b{n}\n' for n in range(depth))
+    closed = (f"\n--b{n}--\n" for n in reversed(range(depth)))
+    text = "Content-Type: text/plain\n\nThe tide comes at noon.\n" + "and again\n" * lines
+    return "".join(["From: a@b\nSubject: x\n", *opened, text, *closed]).encode()
+
+
+def test_a_mail_forwarded_many_times_is_read(reader, tmp_path):
+    (tmp_path / "forwarded.eml").write_bytes(nested_mail(30, 100))
+    pages, problem = read(reader, tmp_path / "forwarded.eml")
+    assert not problem
+    assert "The tide comes at noon." in text_of(pages[0])
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
@@ -202,6 +217,9 @@ def test_plain_formats(reader, tmp_path, name, content, expected):
         ("head.csv", b"\n;;\n", "there is no text in it"),
         ("app.min.js", b"var a=1;" * 200, "it is generated: its lines have more than 400 characters on average"),
         ("nothing.eml", b"", "it has neither the headers nor the text of a mail"),
+        ("parts.eml", nested_mail(31), "its parts are nested more than 30 deep"),
+        ("letters.eml", b"Subject: x\nContent-Type: message/rfc822\n\n" * 3000,
+         "its parts are nested more than 30 deep"),
         ("locked.docx", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 600,
          "it is encrypted, or in a format of Office before 2007"),
         ("other.rtf", b"plain", "it is not RTF"),
