@@ -6,6 +6,7 @@ from devices.backends.libraries import BACKENDS, WITHOUT_DEVICE
 from devices.backends.openvino import BACKEND
 from devices.isa import ggml_cpu_variant
 from devices.llama_cpp_versions.folder import chosen_version
+from devices.merge import heap_bytes
 from devices.power import READ_RAPL
 from devices.types import BackendReport, Device, Finding, Machine, Severity
 
@@ -13,6 +14,10 @@ ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "advice": 2}
 # Below this a model of a billion parameters at 4 bits does not fit next to a desktop.
 LITTLE_RAM_BYTES = 6 << 30
 LITTLE_FREE_BYTES = 2 << 30
+# From this share of the memory on, what firmware sets aside for a GPU is missing elsewhere.
+LARGE_CARVE_OUT = 0.6
+# Less than this is missing on any computer: firmware keeps some for itself.
+LOST_BYTES = 4 << 30
 # The instruction set that decides the best ggml variant of a CPU.
 VARIANT_MARKS = {"haswell": "avx2", "zen4": "avx512", "icelake": "avx512", "sapphirerapids": "amx_int8"}
 
@@ -27,7 +32,7 @@ def diagnose(machine: Machine) -> tuple[Finding, ...]:
     found += [
         _backend(report) for report in machine.backends if report.state == "failed" and report.backend != "cpu"
     ]
-    found += [*_not_built(machine), *_openvino(machine), *_meters(machine)]
+    found += [*_not_built(machine), *_openvino(machine), *_meters(machine), *_carve_outs(machine)]
     found += _faults(machine, {finding.id for finding in found})
     return tuple(sorted(found, key=lambda finding: ORDER[finding.severity]))
 
@@ -143,6 +148,35 @@ def _memory(machine: Machine) -> list[Finding]:
             )
         )
     return found
+
+
+def _carve_outs(machine: Machine) -> list[Finding]:
+    """Memory set aside for an integrated GPU that no backend can use, or that leaves the processor little."""
+    found = []
+    total, visible = machine.memory.installed_bytes or 0, machine.memory.total_bytes or 0
+    for device in machine.devices:
+        dedicated = device.memory.dedicated_bytes or 0
+        if device.kind != "igpu" or not dedicated or not total:
+            continue
+        set_aside = total - visible
+        if heap_bytes(device) == dedicated and set_aside - dedicated > LOST_BYTES:
+            title = f"Only {_gib(dedicated)} of the {_gib(set_aside)} that are set aside for the GPU can be used"
+            detail = f"Its backends report heaps of {_gib(dedicated)} together; nothing can use the rest."
+            fix = f"set aside at most {_gib(dedicated)}, in the BIOS or in AMD's software"
+            found.append(Finding("heaps_below_carve_out", "warning", title, detail, fix, device.id))
+        elif machine.system == "windows" and dedicated > total * LARGE_CARVE_OUT:
+            title = f"{_gib(dedicated)} of {_gib(total)} are set aside for the GPU"
+            detail = (
+                f"The processor cannot read them: models that run on it have {_gib(visible)}, and the GPU may use "
+                "half of that as well."
+            )
+            fix = "nothing, if your models run on the GPU; else set less aside in the BIOS"
+            found.append(Finding("large_carve_out", "advice", title, detail, fix, device.id))
+    return found
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.0f} GiB"
 
 
 def _device(device: Device) -> Finding | None:

@@ -13,6 +13,8 @@ from devices.types import BackendDevice, BackendReport, Device, Evidence, Machin
 # ggml's CPU feature names → Tessera's, if they differ.
 CPU_FEATURES = {"avx512": "avx512f", "dotprod": "asimddp", "matmul_int8": "i8mm", "fp16_va": "asimdhp", "ssse3": ""}
 ONNX_KINDS = {"cpu": ("cpu",), "gpu": ("igpu", "dgpu"), "npu": ("npu",)}
+# A driver keeps some of a carve-out to itself; heaps below this share of it are smaller than the carve-out.
+HEAPS_SHORT = 0.9
 # Software renderers that present themselves as GPUs.
 SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader", "swrast")
 
@@ -29,7 +31,8 @@ def merged(machine: Machine) -> Machine:
     if cpu is not None and features:
         names = canonical(CPU_FEATURES.get(f.lower(), f.lower()) for f in features)
         devices["cpu"] = replace(cpu, isa=tuple(sorted({*cpu.isa, *names})))
-    return with_chips(replace(machine, devices=tuple(_settled(device, machine) for device in devices.values())))
+    settled = (_settled(_within_heaps(device), machine) for device in devices.values())
+    return with_chips(replace(machine, devices=tuple(settled)))
 
 
 def _attach(devices: dict[str, Device], report: BackendReport, listed: BackendDevice, index: int) -> None:
@@ -112,6 +115,21 @@ def _memory(device: Device, listed: BackendDevice) -> Memory:
     if available is None or available == total:
         available = min(listed.free_bytes, total)
     return replace(memory, available_bytes=_minimum(available, total))
+
+
+def _within_heaps(device: Device) -> Device:
+    """The device with what its backends can use, where all of their heaps are smaller than the carve-out."""
+    memory, reach = device.memory, heap_bytes(device)
+    if device.kind != "igpu" or not reach or reach >= HEAPS_SHORT * (memory.dedicated_bytes or 0):
+        return device
+    available = _minimum(memory.available_bytes, reach)
+    limited = replace(memory, dedicated_bytes=reach, shared_limit_bytes=0, available_bytes=available)
+    return replace(device, memory=limited)
+
+
+def heap_bytes(device: Device) -> int:
+    """The most memory that a usable backend reports for this device: the sum of its heaps. 0: none reports any."""
+    return max((r.total_bytes for r in device.runtimes if r.state == "usable"), default=0)
 
 
 def _minimum(*values: int | None) -> int | None:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from app.cli.main import cli
 from devices import environment
 from devices.doctor import build_summary, diagnose
+from devices.memory_ledger import Ledger
 from devices.merge import merged
 from devices.recording import RecordedHost
 from devices.report import recorded_report
@@ -17,6 +18,7 @@ from devices.types import BackendDevice, BackendReport
 from tests.support.machines.machines import machines, reports
 
 RECORDINGS = machines()
+GIB = 1 << 30
 RANK = {"error": 0, "warning": 1, "advice": 2}
 
 
@@ -229,3 +231,54 @@ def test_firmware_of_an_npu_below_the_reported_one_is_named(version, severity):
     if finding:
         assert "1.1.2.65" in finding.title
         assert "linux-firmware" in finding.fix
+
+
+def with_carve_out(gib, installed=128, shared=None, **heaps):
+    """Constructed, from the recorded Strix Halo under Windows: sizes as in the reports named by the cases."""
+    recording = copy.deepcopy(RECORDINGS["sh-windows-dxgi-discrete"])
+    total = installed - gib
+    recording["api"]["memory_status"] = {
+        "total": int(total * GIB), "available": int(total * GIB) // 2, "installed": installed * GIB
+    }  # fmt: skip
+    adapter = recording["api"]["dxgi_adapters"][0]
+    adapter |= {"dedicated": int(gib * GIB), "shared": int((total / 2 if shared is None else shared) * GIB)}
+    reports = []
+    for backend, size in heaps.items():
+        device = {"name": f"{backend}0", "description": adapter["description"], "kind": "igpu", "device_id": None}
+        device |= {"total_bytes": int(size * GIB), "free_bytes": int(size * GIB)}
+        reports.append({"backend": backend, "library": f"{backend}.dll", "state": "usable", "devices": [device]})
+    recording["backends"] = reports
+    return recorded_report(RecordedHost(recording))
+
+
+@pytest.mark.parametrize(
+    ("machine", "budget_gib", "finding"),
+    [
+        # lmstudio-bug-tracker#1790: 96 GB set aside, Vulkan stops near 64.
+        ({"gib": 96, "vulkan": 64}, 64, "heaps_below_carve_out"),
+        # unsloth PR 10418: one machine, 111.65 GiB by Vulkan (heaps added), 99.74 by HIP.
+        ({"gib": 96, "vulkan": 111.65, "rocm": 99.74}, 112, "large_carve_out"),
+        # The other backend reaches all of it: nothing is lost.
+        ({"gib": 96, "vulkan": 64, "rocm": 99.74}, 112, "large_carve_out"),
+        # llama.cpp#26089: BIOS at Auto, "VRAM 0": the GPU shares half of the memory.
+        ({"gib": 0, "vulkan": 63.8}, 64, None),
+        ({"gib": 0.5, "vulkan": 64}, 64.25, None),
+        # lemonade PR 842: half of it set aside.
+        ({"gib": 64, "vulkan": 95.8}, 96, None),
+        ({"gib": 64}, 96, None),
+    ],
+)  # fmt: skip
+def test_heaps_are_compared_with_what_firmware_sets_aside(machine, budget_gib, finding):
+    found = with_carve_out(**machine)
+    gpu = next(d for d in found.devices if d.kind == "igpu")
+    assert gpu.memory.budget_bytes == pytest.approx(budget_gib * GIB, rel=0.01)
+    ids = {f.id for f in diagnose(found)} & {"heaps_below_carve_out", "large_carve_out"}
+    assert ids == ({finding} if finding else set())
+    if finding == "heaps_below_carve_out":
+        free = Ledger(lambda: found).available(gpu.id)
+        assert free <= 64 * GIB
+
+
+def test_no_recorded_machine_has_heaps_below_its_carve_out():
+    for name in RECORDINGS:
+        assert "heaps_below_carve_out" not in {f.id for f in examined(name)}, name
