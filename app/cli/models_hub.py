@@ -128,7 +128,7 @@ def _print_comparison(found: "UploadComparison") -> None:
     out = console()
     out.print(table(("upload", "size", "bits per weight", "expected loss", "between", ""), rows, cut=""))
     echo(f"Expected loss in nats per token (KL divergence), compared with {found.original}.")
-    if found.common_factor > 1:
+    if not found.tested_by:
         echo("How sensitive this model is to rounding is not known; this changes all values by the same factor.")
         echo(
             "Their order is more certain. If the original is in the library, a quick test of it narrows the range:"

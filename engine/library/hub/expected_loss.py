@@ -58,6 +58,8 @@ _ORIGINALS = ("F32", "BF16", "F16")
 _EXACT_ORDER = (*_ORIGINALS, "safetensors", NEARLY_EXACT.name)
 _MAX_CONFIG_BYTES = 1 << 20
 _EXACT_BITS = 7.9
+# llama-quantize names its importance matrix here. Source: llama.cpp, tools/quantize/quantize.cpp
+_IMATRIX = "quantize.imatrix.file"
 _VOCABULARY = ("token_embd.weight", "output.weight")
 
 
@@ -192,7 +194,13 @@ def _loss(
     weights = sum(t.num_values for _, t in upload.tensors().values())
     problem = errors if isinstance(errors, Reason) else _damage(original, errors)
     measured = () if isinstance(errors, Reason) else errors
-    found, common = rows_loss(upload.spec(), measured, _rounding(upload), quick_kld)
+    found, common = rows_loss(
+        upload.spec(),
+        measured,
+        rounding=_rounding(upload),
+        imatrix=bool(upload.text(_IMATRIX)),
+        quick_kld=quick_kld,
+    )
     loss = UploadLoss(
         repo=upload.repository.repo,
         label=upload.choice.label,

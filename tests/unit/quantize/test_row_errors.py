@@ -49,7 +49,7 @@ def test_larger_errors_of_more_sensitive_tensors_lose_more():
     assert 0 < least.low < least.value < least.high  # inputs are rounded, too
     assert rows_loss(MODEL, errors(0.01, 0, 0))[0].value > rows_loss(MODEL, errors(0, 0, 0.01))[0].value
     assert (
-        rows_loss(MODEL, errors(0.01, 0.01, 0.01), "gptq")[0].value
+        rows_loss(MODEL, errors(0.01, 0.01, 0.01), rounding="gptq")[0].value
         < rows_loss(MODEL, errors(0.01, 0.01, 0.01))[0].value
     )
 
@@ -57,7 +57,7 @@ def test_larger_errors_of_more_sensitive_tensors_lose_more():
 def test_a_quick_test_narrows_the_interval_and_few_rows_widen_it():
     plain, common = rows_loss(MODEL, errors(0.01, 0.01, 0.01))
     tested, none = rows_loss(MODEL, errors(0.01, 0.01, 0.01), quick_kld=0.1)
-    assert common > none == 1
+    assert common > 3 * none
     assert tested.high / tested.low < plain.high / plain.low
     assert rows_loss(MODEL, errors(0.02, 0.02, 0.02), quick_kld=0.1)[0].value == pytest.approx(
         2 * tested.value, rel=0.01
