@@ -151,6 +151,7 @@ def phase_words(phase: str) -> str:
         "converting": tr("Converting"),
         "fetching": tr("Downloading"),
         "measuring": tr("Measuring"),
+        "comparing": tr("Comparing"),
         "tuning": tr("Trying settings"),
         "pricing types": tr("Timing precisions"),
     }

@@ -37,8 +37,8 @@ UNKNOWN_FACTOR = 6.5
 _OF_QUICK_TEST = 0.87
 TESTED_FACTOR = 2.0
 
-# The loss of a file from the errors of its rows. Fitted on 37 files of the bundled toy and SmolLM2, and checked with 11
-# of Gemma 3: tests/bench/results/hub_loss.jsonl. First, how much more than above a role's error counts:
+# The loss of a file from the errors of its rows. Fitted on 37 files of the bundled toy and SmolLM2, checked with
+# files of Gemma 3: tests/bench/results/hub_loss.jsonl. First, how much more than above a role's error counts:
 _ROWS_WEIGHT = {
     TensorRole.ATTN_V: 2.0,
     TensorRole.ATTN_OUTPUT: 0.65,

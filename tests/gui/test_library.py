@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QPushButton, QWidget
 from app.gui import formatted
 from app.gui.job_card import JobCard
 from app.gui.jobs import Jobs
+from app.gui.library.compare_uploads import CompareUploads
 from app.gui.library.hub_tab import FitFromHub
 from app.gui.library.load_dialog import LoadDialog
 from app.gui.library.page import DetailsDialog, LibraryPage
@@ -18,8 +19,10 @@ from engine.api.hub import (
     Proposal,
     SearchResults,
     Starters,
+    UploadComparison,
+    UploadLoss,
 )
-from engine.api.jobs import JobKind, Quantized
+from engine.api.jobs import JobKind, Progress, Quantized
 from engine.api.library import FileCheck, Linked, Model, Models, Origin, Removed, Tensor, Tensors, Verification
 from engine.api.machine import PlacementAnswer
 from engine.api.models import EffectiveValue, ModelLoadSettings
@@ -159,6 +162,55 @@ def test_suggestions_and_search_and_what_fits(qtbot, library, server):
     with qtbot.waitSignal(library.hub.pull_pressed) as pulled:
         press(library.hub, "Download")
     assert pulled.args == ["org/found", "Q4_K_M"]
+
+
+def test_files_are_compared_by_loss_before_a_download(qtbot, library, server):
+    server.routes["GET", "/tessera/v1/hub/plan"] = hub_plan(
+        hub_option("Q4_K_M", 4 << 30), hub_option("Q8_0", 8 << 30), hub_option("F16", 16 << 30)
+    )
+    running = job(JobKind.COMPARE, title="found", progress=Progress(phase="comparing", done=1 << 20, total=4 << 20))
+    server.routes["POST", "/tessera/v1/hub/compare"] = lambda _: (202, running)
+    library.tabs.setCurrentIndex(1)
+    library.hub.open("org/found")
+    qtbot.waitUntil(lambda: bool(library.hub.findChildren(CompareUploads)))
+    offer = library.hub.findChildren(CompareUploads)[0]
+    qtbot.waitUntil(lambda: "here some 430 MiB" in texts(offer))
+    offer.others.click()
+    press(offer, "Compare by loss")
+    qtbot.waitUntil(lambda: not offer.go.isEnabled())
+    asked = {"uploads": ["org/found"], "more": 5}
+    assert ("POST", "/tessera/v1/hub/compare", asked) in server.requests
+    assert "Comparing · 1.0 MiB of 4.0 MiB" in texts(library)
+    found = UploadComparison(
+        original="org/found:F16",
+        uploads=(
+            UploadLoss(repo="else/found", label="Q3_K_M", size_bytes=3 << 30, kld=0.25, low=0.05, high=1.5),
+            UploadLoss(repo="org/found", label="Q4_K_M", size_bytes=4 << 30, kld=0.02, low=0.004, high=0.1),
+            UploadLoss(
+                repo="org/found",
+                label="Q8_0",
+                size_bytes=8 << 30,
+                problem="damaged",
+                problem_detail=because("upload_damaged", tensor="output.weight"),
+            ),
+        ),
+        fetched_bytes=1 << 20,
+        total_bytes=31 << 30,
+    )
+    library._jobs._on_jobs([job(JobKind.COMPARE, "done", title="found", result=msgspec.to_builtins(found))])
+    qtbot.waitUntil(lambda: "expected loss 0.0200 (0.0040 to 0.1000)" in texts(offer))
+    shown = texts(offer)
+    assert shown.index("else/found:Q3_K_M") < shown.index("Q4_K_M: 4.0 GiB")
+    assert "output.weight holds values that are not finite" in shown
+    assert "Compared with org/found:F16. 1.0 MiB of 31.0 GiB were read." in shown
+    assert offer.go.isEnabled()
+    get = next(b for b in offer.findChildren(QPushButton) if b.accessibleName() == "Download else/found:Q3_K_M")
+    with qtbot.waitSignal(library.hub.pull_pressed) as pulled:
+        get.click()
+    assert pulled.args == ["else/found", "Q3_K_M"]
+    library.hub.open("org/found")  # the result stays
+    qtbot.waitUntil(lambda: library.hub.findChildren(CompareUploads)[-1] is not offer)
+    qtbot.waitUntil(lambda: "else/found:Q3_K_M" in texts(library.hub))
 
 
 def test_make_it_fit_from_the_hub_names_size_effort_and_what_is_deleted(qtbot, library, server):

@@ -103,7 +103,7 @@ def test_a_slow_search_does_not_take_the_place_of_what_was_opened_since(qtbot, s
 
     server.routes["GET", "/tessera/v1/hub/search"] = search
     server.routes["GET", "/tessera/v1/hub/plan"] = hub_plan(hub_option("Q4_K_M", 4 << 30))
-    hub = show(HubTab(services))
+    hub = show(HubTab(services, Jobs(server.api, services.background, services.models)))
     hub.search.setText("late")
     hub._search()
     hub.open("org/found")

@@ -412,7 +412,7 @@ def test_every_page_recommends_the_same_models_also_once_a_speed_is_known(qtbot,
     replace = msgspec.structs.replace
     timed = (replace(large, recommended="reading_speed", expected_tok_s=9.0), replace(quick, recommended=""))
     server.routes["GET", "/tessera/v1/hub/starters"] = Starters(proposals=timed)
-    hub = show(HubTab(services))
+    hub = show(HubTab(services, SimpleNamespace()))
     hub.show_starters()
     for page in (hub, welcome):
         qtbot.waitUntil(lambda page=page: "about 9.0 tokens/s" in texts(page))

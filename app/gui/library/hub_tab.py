@@ -9,6 +9,8 @@ from PySide6.QtWidgets import QCheckBox, QFrame, QVBoxLayout, QWidget
 
 from app.gui import formatted
 from app.gui.app_context import AppContext
+from app.gui.jobs import Jobs
+from app.gui.library.compare_uploads import CompareUploads, quantized_options
 from app.gui.library.model_card import ability_words
 from app.gui.library.recommended import (
     ListDate,
@@ -23,7 +25,7 @@ from app.gui.reasons import error_message, translated
 from app.gui.widgets.basics import Banner, button, card, clear, label, row, search_field, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import ComboBox
-from engine.api.hub import Option, RepoHit, RepoPlan, SearchResults, Starters
+from engine.api.hub import Option, RepoHit, RepoPlan, SearchResults, Starters, UploadComparison
 from engine.api.jobs import Job
 from engine.api.measuring import BenchRequest
 from engine.api.quantizing import QuantizeOptions
@@ -59,9 +61,10 @@ class HubTab(QWidget):
     fit_pressed = Signal(object)  # QuantizeOptions
     pull_pressed = Signal(str, str)  # repository or recommended model, quantization ("" for the best one)
 
-    def __init__(self, services: AppContext) -> None:
+    def __init__(self, services: AppContext, jobs: Jobs) -> None:
         super().__init__()
-        self._services = services
+        self._services, self._jobs = services, jobs
+        self._compared: dict[str, UploadComparison] = {}
         self.banner = Banner(services.theme)
         hint = self.tr("Search Hugging Face, or paste owner/name")
         self.search = search_field(hint, self.tr("Search models"))
@@ -250,12 +253,28 @@ class HubTab(QWidget):
             line = row(label(words.format(name=plan.repository.base), "muted", wrap=True), look, spacing=16)
             line.setStretch(0, 1)
             self.results.addWidget(card(line))
+        if quantized_options(plan):
+            self.results.addWidget(self._compare_card(plan))
         for option in options:
             self.results.addWidget(self._option_card(repo, option))
         if plan.build_from:
             fit = FitFromHub(plan)
             fit.pressed.connect(self.fit_pressed)
             self.results.insertWidget(_BELOW_ABOUT, fit)
+
+    def _compare_card(self, plan: RepoPlan) -> CompareUploads:
+        """The offer to compare the files by loss, with the result if there is one."""
+        made = CompareUploads(self._services, self._jobs, self.banner, plan)
+        made.pull_pressed.connect(self.pull_pressed)
+        repo = plan.repository.repo
+
+        def keep(found: UploadComparison) -> None:
+            self._compared[repo] = found
+
+        made.compared.connect(keep)
+        if repo in self._compared:
+            made.show_result(self._compared[repo])
+        return made
 
     def _option_card(self, repo: str, option: Option) -> QFrame:
         choice, verdict = option.choice, option.verdict

@@ -111,7 +111,7 @@ class LibraryPage(Page):
         sorting.setStretch(0, 1)
         self._sorting.setLayout(sorting)
         self._here.setLayout(stack(self._sorting, self._column, self._empty, 1, spacing=0, margins=(0, 16, 0, 0)))
-        self.hub = HubTab(services)
+        self.hub = HubTab(services, jobs)
         self.hub.pull_pressed.connect(self.pull)
         self.hub.fit_pressed.connect(self.fit_from_hub)
         self.hub.trying.connect(jobs.started)

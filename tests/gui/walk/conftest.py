@@ -53,7 +53,8 @@ def hub():
     """A hub with one small model that can be had, over HTTP."""
     with FakeHub() as running:
         raw = (ROOT / "assets" / "models" / "spark-f16.gguf").read_bytes()
-        running.add("org/Spark-GGUF", {"spark-Q4_K_M.gguf": raw}, gguf={"total": 8_400_000})
+        based = {"license": "apache-2.0", "base_model": "org/Other-GGUF"}
+        running.add("org/Spark-GGUF", {"spark-Q4_K_M.gguf": raw}, gguf={"total": 8_400_000}, card=based)
         running.add("org/Other-GGUF", {"other-Q8_0.gguf": raw}, gguf={"total": 8_400_000})
         yield running
 

@@ -46,6 +46,9 @@ def test_the_hub_is_asked_with_its_filters_and_a_repository_is_opened_and_left(w
         wait_for(partial(is_asked, hub, before, "search=Spark"), 60, "another search")
     walk.click("What fits of Spark-GGUF?", LIBRARY)
     walk.until("'Q4_K_M' in says()")
+    walk.click("Also other uploads of this model", LIBRARY)
+    walk.click("Compare by loss", LIBRARY)
+    walk.until("'expected loss' in says() and 'org/Other-GGUF:Q8_0' in says()")  # which counts as the original
     walk.click("← Back", LIBRARY)
     walk.until("'by org' in says()")
     walk.fill("Search models", "", LIBRARY)
