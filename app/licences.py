@@ -157,6 +157,12 @@ def _ours() -> list[Component]:
     """Components without package metadata: llama.cpp inside its bindings, fonts, texts, models."""
     rows = (
         ("llama.cpp and ggml", "MIT", "https://github.com/ggml-org/llama.cpp", "licences/llama.cpp.txt"),
+        (
+            "winpthreads and GCC's libraries, in kernels for Windows",
+            "MIT AND BSD-3-Clause AND GPL-3.0-or-later WITH GCC-exception-3.1",
+            "https://www.mingw-w64.org",
+            "licences/mingw-w64.txt",
+        ),
         ("Inter (font)", "OFL-1.1", "https://rsms.me/inter", "fonts/OFL.txt"),
         ("JetBrains Mono (font)", "OFL-1.1", "https://www.jetbrains.com/lp/mono", "fonts/OFL-JetBrainsMono.txt"),
         ("Texts for calibration and measurement", "see its text", "", "text/README.md"),

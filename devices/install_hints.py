@@ -6,7 +6,7 @@ from typing import Final
 from devices.types import System
 
 # Kernel packs that ship with the program, in assets/kernels.
-BUNDLED: Final = frozenset({"vulkan-linux-x86_64"})
+BUNDLED: Final = frozenset({"vulkan-linux-x86_64", "vulkan-windows-x86_64"})
 # Kernel packs with a recipe (installers/packs/recipes.py). None is published.
 PACKS: Final = frozenset(
     {"cuda-linux-x86_64", "openvino-linux-x86_64", "openvino-windows-x86_64", "rocm-linux-x86_64"}
@@ -59,7 +59,7 @@ def missing_backend(  # noqa: PLR0911 - one for each kind of remedy
     )
     if backend == "openvino" or (getattr(sys, "frozen", False) if frozen is None else frozen):
         return f"{install}."
-    if system == "windows" and backend == "vulkan":
+    if system == "windows" and backend == "vulkan":  # start.py does not build it there
         return f"{install}."
     if backend == "vulkan":
         return f"{install}; or install {VULKAN_TOOLS} and build again: `{again}`."

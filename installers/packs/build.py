@@ -31,6 +31,7 @@ from devices.backends.libraries import LIBRARY
 from devices.fault_rules import load, of_compiler
 from devices.kernel_packs.abi import headers_hash
 from devices.kernel_packs.manifest import FORMAT, NAME, Manifest, PackFile, parse
+from installers.bootstrap import kernels
 from installers.packs import openvino, toolchain
 from installers.packs.recipes import RECIPES, Recipe
 
@@ -41,8 +42,18 @@ NEWEST_GLIBC = (2, 34)
 # A dictionary larger than the library finds repetitions between shaders: 6 MiB less than the preset's 8 MiB.
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 64 << 20}]
 LICENCES = ROOT / "assets" / "licences"
-# Licences of a pack in addition to its own code, by backend. Source: the licence files of the packages.
-LICENCE_WORDS = {"vulkan": "llama.cpp: MIT; Vulkan headers: Apache-2.0 OR MIT; SPIR-V headers: MIT"}
+# Licences of what a pack contains, by backend and by toolchain. Source: the licence files of the packages.
+LICENCE_WORDS = {
+    "vulkan": "llama.cpp: MIT; Vulkan headers: Apache-2.0 OR MIT; SPIR-V headers: MIT",
+    "tiles": "Tessera: Apache-2.0; llama.cpp: MIT",
+    "mingw": "GCC's libraries: GPL-3.0-or-later WITH GCC-exception-3.1; winpthreads: MIT AND BSD-3-Clause",
+}
+# Licence texts that a pack contains, by backend and by toolchain.
+LICENCE_FILES = {"vulkan": "llama.cpp", "tiles": "llama.cpp", "mingw": "mingw-w64"}
+# Moves that fault unless their memory lies at a multiple of their width.
+ALIGNED_MOVE = re.compile(
+    r"\bvmov(?:ap[sd]|dqa(?:32|64)?)\s.*\(.*%[yz]mm|\bvmov(?:ap[sd]|dqa(?:32|64)?)\s.*%[yz]mm.*\("
+)
 COMMON = (
     "CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=ON", "GGML_BACKEND_DL=ON", "GGML_NATIVE=OFF", "GGML_RPC=OFF",
     "LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_BUILD_TOOLS=OFF", "LLAMA_BUILD_SERVER=OFF",
@@ -80,13 +91,13 @@ def compile_plugin(recipe: Recipe, work: Path, extra: list[str], env: dict[str, 
     """The plugin's libraries, stripped. `extra`: CMake flags for this computer. Raises: CalledProcessError."""
     tree, made = toolchain.source_tree(work), work / f"build-{recipe.name}"
     flags = [f"-D{flag}" for flag in (*COMMON, *recipe.flags)] + extra
-    strip = ["strip", "--strip-unneeded"]
     if recipe.toolchain == "mingw":
         flags += _mingw(work, env)
-        strip[0] = "x86_64-w64-mingw32-strip"
     if recipe.toolchain != "msvc":
         # Remap paths of the build machine; otherwise every build differs.
         remap = f"-ffile-prefix-map={work}=work -ffile-prefix-map={made}=build -ffile-prefix-map={tree}=llama.cpp"
+        if recipe.backend == "tiles":
+            remap += f" -ffile-prefix-map={kernels.TILES}=tiles"
         remap += " -ffunction-sections -fdata-sections"
         if recipe.toolchain == "mingw" and not _mingw_knows_throttling():
             additions = work / "mingw-additions.h"
@@ -103,11 +114,31 @@ def compile_plugin(recipe: Recipe, work: Path, extra: list[str], env: dict[str, 
     subprocess.run(["ninja", "-C", str(made), f"-j{jobs}", *targets], env=env, check=True)
     if unsound := toolchain.unsound_shaders(made):
         raise SystemExit(f"glslc spoilt constants of {', '.join(unsound)}: see MENDED_SHADERS in toolchain.py")
+    return _checked(recipe, made / "bin")
+
+
+def _checked(recipe: Recipe, folder: Path) -> list[Path]:
+    """The recipe's libraries in `folder`, stripped. Raises: SystemExit: one would crash."""
     stem = "cpu-" if recipe.backend == "cpu" else recipe.target.removeprefix("ggml-")
-    found = [p for p in sorted((made / "bin").iterdir()) if (m := LIBRARY.match(p.name)) and m[1].startswith(stem)]
-    for path in found if recipe.toolchain != "msvc" else ():
-        subprocess.run([*strip, str(path)], check=True)
+    found = [p for p in sorted(folder.iterdir()) if (m := LIBRARY.match(p.name)) and m[1].startswith(stem)]
+    for path in found:
+        if recipe.toolchain == "native":
+            subprocess.run(["strip", "--strip-unneeded", str(path)], check=True)
+        elif recipe.toolchain == "mingw" and recipe.backend in {"cpu", "tiles"} and (moves := aligned_moves(path)):
+            raise SystemExit(f"{path.name} would crash on Windows: {len(moves)} aligned moves, as {moves[0]}")
     return found
+
+
+def aligned_moves(library: Path) -> list[str]:
+    """Instructions of a Windows library that move 32 or 64 bytes and need them aligned.
+
+    Windows aligns stacks to 16 bytes, and GCC does not align the frames of its functions further (its bug 54412):
+    such a move of a variable on the stack faults in about half of all runs. Wine's stacks happen to be aligned, so
+    that no test there finds it.
+    """
+    command = ["x86_64-w64-mingw32-objdump", "-d", "--no-show-raw-insn", str(library)]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [line.split("\t", 1)[1] for line in listed.splitlines() if ALIGNED_MOVE.search(line)]
 
 
 def _variants(made: Path, env: dict[str, str]) -> list[str]:
@@ -131,8 +162,9 @@ def _mingw(work: Path, env: dict[str, str]) -> list[str]:
     library = work / "libvulkan-1.a"
     subprocess.run(["x86_64-w64-mingw32-dlltool", "-d", str(imports), "-l", str(library)], env=env, check=True)
     # Without --exclude-libs, ggml-base.dll would export libgcc's functions to the plugins, which have their own.
+    # The linker strips: mingw's `strip` would write the present time into the file.
     static = "-static-libgcc -static-libstdc++ -Wl,-Bstatic,--whole-archive -lwinpthread -Wl,--no-whole-archive"
-    static += " -Wl,--exclude-libs,ALL"
+    static += " -Wl,--exclude-libs,ALL -s -Wl,--no-insert-timestamp"
     return [
         f"-DCMAKE_TOOLCHAIN_FILE={chain}",
         "-DGGML_OPENMP=OFF",  # Windows has no libgomp-1.dll; ggml has its own threads
@@ -146,6 +178,14 @@ def _write(path: Path, text: str) -> None:
     """Write a file only if its content changed: a new time would recompile every object."""
     if not path.exists() or path.read_text(encoding="ascii") != text:
         path.write_text(text, encoding="ascii")
+
+
+def _licences(recipe: Recipe, work: Path) -> list[Path]:
+    """The licence texts that the pack contains, written below `work`."""
+    names = [LICENCE_FILES[key] for key in (recipe.backend, recipe.toolchain) if key in LICENCE_FILES]
+    for name in names:
+        (work / f"{name}-LICENCE.txt").write_bytes((LICENCES / f"{name}.txt").read_bytes())
+    return [work / f"{name}-LICENCE.txt" for name in names]
 
 
 def glibc_needed(libraries: list[Path]) -> str:
@@ -188,8 +228,11 @@ def describe(recipe: Recipe, tree: Path, libraries: list[Path], env: dict[str, s
         built["nvcc"] = next(iter(re.findall(r"\bV(\d+\.\d+\.\d+)", nvcc)), "")
         for rule in of_compiler(load(), recipe.backend, built):
             raise SystemExit(f"nvcc {built['nvcc']}: {rule.title}. Use {rule.then.engine}.")
-    if recipe.backend in LICENCE_WORDS:
-        built["licences"] = LICENCE_WORDS[recipe.backend]
+    if recipe.backend == "tiles":
+        built["kernels"] = hashlib.sha256(kernels.tiles_sources().encode()).hexdigest()
+    words = [LICENCE_WORDS[key] for key in (recipe.backend, recipe.toolchain) if key in LICENCE_WORDS]
+    if words:
+        built["licences"] = "; ".join(words)
     compilers = {"mingw": ["x86_64-w64-mingw32-g++-posix", "--version"], "msvc": ["cl"]}
     asked = compilers.get(recipe.toolchain, ["g++", "--version"])
     told = subprocess.run(asked, capture_output=True, text=True, check=True)
@@ -265,10 +308,7 @@ def main() -> int:
         extra = openvino.cmake_flags(wheel, opencl)
         brought = openvino.collect(wheel, opencl, options.work / "brought")
     libraries = compile_plugin(recipe, options.work, extra, env, options.jobs) + brought
-    if vulkan:
-        licence = options.work / "llama.cpp-LICENCE.txt"
-        licence.write_bytes((LICENCES / "llama.cpp.txt").read_bytes())
-        libraries.append(licence)
+    libraries += _licences(recipe, options.work)
     needed = glibc_needed(libraries)
     if needed and tuple(map(int, needed.split("."))) > NEWEST_GLIBC:
         print(f"{recipe.name} needs glibc {needed}, {NEWEST_GLIBC} is the newest allowed: build on Debian 12")

@@ -1,4 +1,4 @@
-"""The Vulkan pack in assets/kernels: for the locked llama.cpp, small, valid, for every system that Qt supports."""
+"""The Vulkan packs in assets/kernels: for the locked llama.cpp, small, valid, for every system that Qt supports."""
 
 import re
 import subprocess
@@ -15,13 +15,16 @@ from installers.packs.build import NEWEST_GLIBC, read_manifest
 from installers.packs.recipes import RECIPES
 
 MOST_BYTES = 6_000_000
+COMPILERS = {"linux-x86_64": "g++ (Debian 12", "windows-x86_64": "x86_64-w64-mingw32-g++-posix (GCC) 12-"}
+# The end of a DLL, with the names of the libraries that it needs.
+TABLES_BYTES = 64 << 10
 # GLIBCXX_3.4.N of libstdc++ in GCC 12 (Debian 12, Ubuntu 22.04). Source: libstdc++'s ABI policy.
 GCC_12 = 30
 
 
-@pytest.fixture(scope="module")
-def archive():
-    found = bundled_pack("vulkan", platform="linux-x86_64")
+@pytest.fixture(scope="module", params=["linux-x86_64", "windows-x86_64"])
+def archive(request):
+    found = bundled_pack("vulkan", platform=request.param)
     assert found is not None
     return found
 
@@ -41,8 +44,8 @@ def test_it_is_small_and_says_what_it_was_made_with(archive):
         assert f"{name} {version}" in manifest.built["packages"]
     assert re.fullmatch(r"[0-9a-f]{40}", manifest.built["commit"])
     assert "MIT" in manifest.built["licences"]
-    assert manifest.built["compiler"].startswith("g++ (Debian 12")
-    assert manifest.needs == RECIPES["vulkan-linux-x86_64"].needs
+    assert manifest.built["compiler"].startswith(COMPILERS[manifest.platform])
+    assert manifest.needs == RECIPES[manifest.name].needs
 
 
 def test_it_is_for_the_ggml_that_is_installed(archive):
@@ -51,17 +54,21 @@ def test_it_is_for_the_ggml_that_is_installed(archive):
     assert manifest.headers == headers_hash(library_folder().parent / "include")
 
 
-def test_its_library_runs_with_the_glibc_and_libstdcxx_of_2022(archive, tmp_path):
+def test_its_library_needs_only_what_every_system_has(archive, tmp_path):
     pack = PackStore(tmp_path / "packs").add(archive)
-    library = pack.folder / "libggml-vulkan.so"
+    (library,) = (path for path in pack.folder.iterdir() if path.suffix in {".so", ".dll"})
+    data = library.read_bytes()
+    # Shaders for both kinds of matrix units, integer dot products and bfloat16; no path of the build machine.
+    for word in (b"_cm1", b"_cm2", b"q8_1", b"bf16"):
+        assert word in data
+    assert not re.search(rb"/(tmp|home|root|work|build)/", data)
+    if library.suffix == ".dll":  # libraries of the compiler are inside, that of C is part of Windows
+        names = {name.decode().lower() for name in re.findall(rb"[\w-]+\.dll", data[-TABLES_BYTES:])}
+        assert names - {library.name} == {"ggml-base.dll", "kernel32.dll", "msvcrt.dll", "vulkan-1.dll"}
+        return
     listed = subprocess.run(["readelf", "-dV", str(library)], capture_output=True, text=True, check=True).stdout
     system = {"libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libc.so.6"}
     assert set(re.findall(r"NEEDED.*\[(.*)\]", listed)) == {"libggml-base.so.0", "libvulkan.so.1", *system}
     versions = {tuple(map(int, v.split("."))) for v in re.findall(r"GLIBC_(\d+(?:\.\d+)+)", listed)}
     assert max(versions) <= NEWEST_GLIBC
     assert max(map(int, re.findall(r"GLIBCXX_3\.4\.(\d+)", listed))) <= GCC_12
-    # Shaders for both kinds of matrix units, integer dot products and bfloat16; no path of the build machine.
-    data = library.read_bytes()
-    for word in (b"_cm1", b"_cm2", b"q8_1", b"bf16"):
-        assert word in data
-    assert not re.search(rb"/(tmp|home|root|work|build)/", data)

@@ -45,15 +45,17 @@ def test_no_recorded_machine_gets_another_systems_remedy(name):
 
 
 def test_only_packs_with_a_recipe_are_named_and_none_as_if_it_could_be_fetched():
-    assert {name for name in RECIPES if not name.startswith("cpu-")} == install_hints.PACKS
+    # What is for the processor comes with the program.
+    assert {name for name in RECIPES if not name.startswith(("cpu-", "tiles-"))} == install_hints.PACKS
     for frozen in (False, True):
         arm = install_hints.missing_backend("vulkan", "windows", "ARM64", frozen=frozen)
         assert arm.startswith("There is no kernel pack vulkan-windows-arm64 yet")
         known = install_hints.missing_backend("rocm", "linux", "x86_64", frozen=frozen)
         assert known.startswith("No kernel pack is published yet.")
-        bundled = install_hints.missing_backend("vulkan", "linux", "x86_64", frozen=frozen)
-        assert "`tessera kernels install vulkan-linux-x86_64`" in bundled
-        assert "FILE" not in bundled
+        for system in ("linux", "windows"):
+            bundled = install_hints.missing_backend("vulkan", system, "AMD64", frozen=frozen)
+            assert f"`tessera kernels install vulkan-{system}-x86_64`" in bundled
+            assert "FILE" not in bundled
 
 
 @pytest.mark.parametrize("name", sorted(RECORDINGS))
@@ -80,7 +82,7 @@ def test_the_table(backend, system, frozen):
 @pytest.mark.parametrize(
     ("backend", "system", "words"),
     [
-        ("vulkan", "windows", "vulkan-windows-x86_64"),
+        ("vulkan", "windows", "tessera kernels install vulkan-windows-x86_64"),
         ("vulkan", "linux", "tessera kernels install vulkan-linux-x86_64"),
         ("cuda", "linux", "CMAKE_ARGS=-DGGML_CUDA=ON python3 start.py"),
         ("cuda", "windows", "set CMAKE_ARGS=-DGGML_CUDA=ON"),
