@@ -2,6 +2,7 @@
 
 from devices import fault_rules, install_hints
 from devices.backends.cpu_kernels import BACKEND as TILES
+from devices.backends.cpu_kernels import PLATFORMS
 from devices.backends.libraries import BACKENDS, WITHOUT_DEVICE
 from devices.backends.openvino import BACKEND
 from devices.isa import ggml_cpu_variant
@@ -67,20 +68,27 @@ def build_summary(machine: Machine) -> str:
     libraries = {r.backend: r.library for r in machine.backends if r.state == "usable"}
     cpu = libraries.get("cpu", "no CPU library")
     gpu = [name for name in built if name in {b.name for b in BACKENDS} - WITHOUT_DEVICE]
-    summary = f"Kernels: {cpu}; {_prompt_kernels(machine)}"
+    summary = f"Kernels: {cpu}{_prompt_kernels(machine)}; "
     summary += f"GPU backends built: {', '.join(gpu) if gpu else 'none (CPU only)'}."
     used = [f"{d.name} ({r.device_name})" for d in machine.devices for r in d.runtimes if r.backend in gpu]
     return f"{summary} They see {', '.join(used)}." if used else summary
 
 
 def _prompt_kernels(machine: Machine) -> str:
-    """Note on Tessera's prompt kernels, which are built only on Linux for x86-64."""
+    """Note on Tessera's own kernels for prompts and attention."""
     report = next((r for r in machine.backends if r.backend == TILES), None)
     if report is not None and report.devices:
-        return f"Tessera's for prompts: {report.devices[0].description}; "
+        tried = " (checked under Wine, never run on Windows)" if machine.system == "windows" else ""
+        return f"; Tessera's for prompts: {report.devices[0].description}{tried}"
     if report is not None:
-        return f"Tessera's for prompts are not used: {report.reason}; "
-    return "Tessera's for prompts were not built; " if machine.backends and machine.system == "linux" else ""
+        return f"; Tessera's for prompts are not used: {report.reason}"
+    if not any(r.backend == "cpu" for r in machine.backends):
+        return ""
+    if install_hints.platform_of(machine.system, machine.arch) not in PLATFORMS:
+        return " (llama.cpp's kernels; Tessera's are for x86-64 Linux and Windows)"
+    if machine.system == "windows":
+        return "; Tessera's for prompts are missing: Tessera's installer brings them"
+    return "; Tessera's for prompts were not built"
 
 
 def meter_summary(machine: Machine) -> str:

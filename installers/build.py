@@ -4,7 +4,8 @@
 
 Targets: folder (the program alone), deb, run (Linux), nsis (Windows). Two builds of the same source with the same
 compiler and Python give the same bytes. `--with-model` includes a GGUF file; `--pack` adds a kernel pack to those
-of this platform in assets/kernels.
+of this platform in assets/kernels. Windows needs one with Tessera's own kernels, which Linux builds:
+`python installers/packs/build.py tiles-windows-x86_64`.
 """
 
 import argparse
@@ -43,6 +44,46 @@ def require_packs(program: Path, platform: str | None = None) -> None:
             raise SystemExit(f"{name} is in {assets} but not in the program: see installers/bundle/tessera.spec")
 
 
+def add_pack(program: Path, archive: Path, work: Path) -> None:
+    """Put a kernel pack into the program: Tessera's own kernels beside llama.cpp's libraries, others as an archive.
+
+    Raises: PackRefused: the pack is invalid. SystemExit: its kernels are for another llama.cpp.
+    """
+    from devices.backends.cpu_kernels import BACKEND
+    from devices.kernel_packs.abi import headers_hash
+    from devices.kernel_packs.store import PackStore
+
+    pack = PackStore(work / "packs").add(archive)
+    if pack.manifest.backend == BACKEND:
+        package = program / "_internal" / "llama_cpp"
+        if pack.manifest.headers != headers_hash(package / "include"):
+            raise SystemExit(
+                f"{archive.name} was built from other headers of ggml than the program's: build it again"
+            )
+        for file in pack.manifest.files:
+            if Path(file.name).suffix != ".txt":  # the licences are in assets/licences
+                shutil.copy(pack.folder / file.name, package / "lib")
+        return
+    kept = program / "_internal" / "assets" / "kernels"
+    kept.mkdir(parents=True, exist_ok=True)
+    shutil.copy(archive, kept / f"{pack.manifest.name}-{pack.manifest.version}.tar.xz")
+
+
+def require_own_kernels(program: Path, platform: str | None = None) -> None:
+    """Check that the program has Tessera's own kernels, if they exist for its platform. Raises: SystemExit."""
+    from devices.backends.cpu_kernels import PLATFORMS, tiles_library
+    from devices.kernel_packs.manifest import this_platform
+
+    platform = platform or this_platform()
+    if platform in PLATFORMS and tiles_library(program / "_internal" / "llama_cpp" / "lib") is None:
+        how = (
+            "its compiler has no OpenMP"
+            if platform.startswith("linux")
+            else f"pass --pack tiles-{platform}-….tar.xz"
+        )
+        raise SystemExit(f"the program has none of Tessera's own kernels: {how}")
+
+
 def main() -> int:
     """Build the package, then print its sizes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -64,12 +105,8 @@ def main() -> int:
         shutil.copy(options.with_model, program / "_internal" / "assets" / "models")
     require_packs(program)
     for archive in options.pack:
-        from devices.kernel_packs.store import PackStore
-
-        pack = PackStore(options.work / "packs").add(archive)  # refuses an invalid pack
-        name = f"{pack.manifest.name}-{pack.manifest.version}.tar.xz"
-        (program / "_internal" / "assets" / "kernels").mkdir(parents=True, exist_ok=True)
-        shutil.copy(archive, program / "_internal" / "assets" / "kernels" / name)
+        add_pack(program, archive, options.work)
+    require_own_kernels(program)
     if options.target == "deb":
         from installers.linux.packages import deb
 

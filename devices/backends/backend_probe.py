@@ -13,7 +13,7 @@ import msgspec
 from devices import install_hints, types
 from devices.as_json import backend_reports, to_json
 from devices.atomic_file import write_atomically
-from devices.backends import libraries, openvino
+from devices.backends import cpu_kernels, libraries, openvino
 from devices.child import ProbeOutcome, run_child
 from devices.child_command import child_command
 from devices.msgspec_lock import learned
@@ -23,6 +23,8 @@ from devices.types import BackendDevice, BackendReport, Machine
 TIMEOUT_S = 15.0
 TIMEOUT_WINDOWS_S = 90.0
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
+# Why a backend has no device, where there is one reason.
+NO_DEVICE = {cpu_kernels.BACKEND: cpu_kernels.NO_INSTRUCTIONS}
 
 
 class ProbeSpec(msgspec.Struct, frozen=True):
@@ -85,7 +87,7 @@ def _report(trial: ProbeSpec, outcome: ProbeOutcome, machine: Machine) -> Backen
         backend=trial.backend,
         library=str(answer.get("library") or trial.library),
         state="usable" if devices else "no_device",
-        reason="; ".join(refused) if devices else "it loaded but found no device",
+        reason="; ".join(refused) if devices else NO_DEVICE.get(trial.backend, "it loaded but found no device"),
         fix_hint=None if devices else install_hints.no_device(trial.backend, machine.system),
         version=str(answer.get("version") or ""),
         seconds=outcome.seconds,

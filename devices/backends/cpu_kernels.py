@@ -10,6 +10,9 @@ from devices.backends.libraries import built_libraries
 BACKEND: Final = "tiles"
 # Name of attention in the list of operations, which otherwise contains weight types.
 ATTENTION: Final = "attention"
+# Platforms that have them, as named by packs. On Windows they come with the installer (installers/packs).
+PLATFORMS: Final = frozenset({"linux-x86_64", "windows-x86_64"})
+NO_INSTRUCTIONS: Final = "this processor lacks AVX2, FMA or F16C"
 # Measurements with an earlier version of the kernels do not apply to this one.
 VERSION: Final = 5
 

@@ -39,7 +39,7 @@ BACKENDS: tuple[Backend, ...] = (
     Backend("openvino", "openvino", frozenset({"igpu", "dgpu", "npu"}), frozenset({"Intel"}), _PC),
     Backend("opencl", "opencl", _GPU, frozenset({"Qualcomm"}), _PC),
     Backend("rpc", "rpc", frozenset(), frozenset(), _ANY),
-    Backend("tiles", "tiles", frozenset(), frozenset(), frozenset({"linux"})),
+    Backend("tiles", "tiles", frozenset(), frozenset(), _PC),
 )
 # Backends without a device of this machine.
 WITHOUT_DEVICE = frozenset({"cpu", "rpc", "tiles"})

@@ -5,16 +5,19 @@
 
 #include "ggml.h"
 
-#include <cstdlib>
 #include <memory>
+#include <new>
 
 namespace tiles {
 
 // Parts of an operation for each thread, so that none waits long for the last one.
 constexpr int64_t PARTS = 4;
 
+constexpr std::align_val_t LINE{64};
+
+// C's aligned_alloc is not in every C library: mingw-w64 has none.
 struct Free {
-    void operator()(void * p) const { std::free(p); }
+    void operator()(uint8_t * p) const { ::operator delete(p, LINE); }
 };
 
 struct Context {
@@ -26,7 +29,7 @@ struct Context {
         if (size < bytes) {
             memory.reset();
             const size_t whole = (bytes + 4095) / 4096 * 4096;
-            memory.reset(static_cast<uint8_t *>(std::aligned_alloc(64, whole)));
+            memory.reset(static_cast<uint8_t *>(::operator new(whole, LINE, std::nothrow)));
             size = memory ? whole : 0;
         }
         return memory.get();

@@ -1,6 +1,7 @@
 """Build recipes of the kernel packs. `tried` says whether a recipe was ever run."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 
@@ -40,6 +41,9 @@ _ROCM_RUNTIME = dict.fromkeys(("libamdhip64.so.7", "libhipblas.so.3", "librocbla
 # gfx1151 it nearly halves prefill speed. Source: ROCm/legacy-rocm-build#6630; llama.cpp, pull request 24562.
 _ROCM_TARGETS = "gfx1100;gfx1103;gfx1150;gfx1151;gfx1152;gfx1200"
 
+# Tessera's own kernels, which llama.cpp's build includes.
+_TILES = Path(__file__).resolve().parents[2] / "engine" / "kernels" / "plugin.cmake"
+
 RECIPES: Final[dict[str, Recipe]] = {
     recipe.name: recipe
     for recipe in (
@@ -60,6 +64,12 @@ RECIPES: Final[dict[str, Recipe]] = {
         Recipe(
             "cpu-variants-windows-x86_64", "cpu", "windows-x86_64", "ggml-cpu-variants",
             ("GGML_CPU_ALL_VARIANTS=ON",), ("x86_64-w64-mingw32-g++",), {}, "not built, not run",
+            toolchain="mingw",
+        ),
+        Recipe(
+            "tiles-windows-x86_64", "tiles", "windows-x86_64", "ggml-tiles",
+            (f"CMAKE_PROJECT_ggml_INCLUDE={_TILES}",), ("x86_64-w64-mingw32-g++",), {},
+            "built; compared with ggml's kernels under wine; not run on Windows",
             toolchain="mingw",
         ),
         Recipe(

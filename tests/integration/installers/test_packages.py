@@ -1,6 +1,7 @@
 """Desktop integration files, and packages built from a small substitute of the program's folder."""
 
 import gzip
+import hashlib
 import os
 import shutil
 import subprocess
@@ -41,18 +42,59 @@ def test_a_program_without_its_kernel_packs_becomes_no_package(program, tmp_path
     from installers.build import require_packs
 
     require_packs(program, platform="linux-x86_64")
-    require_packs(tmp_path, platform="windows-x86_64")  # has none in assets; the workflow brings one along
     (program / "_internal" / "assets" / "kernels" / PACK.name).write_bytes(b"another build")
-    with pytest.raises(SystemExit, match=r"but not in the program"):
-        require_packs(program, platform="linux-x86_64")
+    for platform in ("linux-x86_64", "windows-x86_64"):
+        with pytest.raises(SystemExit, match=r"but not in the program"):
+            require_packs(program, platform=platform)
+    require_packs(program, platform="macos-aarch64")
 
 
-def test_the_windows_installer_takes_the_whole_folder_and_the_workflow_brings_a_pack():
+def test_our_own_kernels_for_windows_go_beside_llama_cpps_libraries(tmp_path):
+    from devices.kernel_packs.abi import HEADERS, headers_hash
+    from devices.kernel_packs.manifest import FORMAT, Manifest, PackFile
+    from installers.build import add_pack, require_own_kernels
+    from installers.packs.build import write_archive
+
+    package = tmp_path / "program" / "_internal" / "llama_cpp"
+    for folder in ("lib", "include"):
+        (package / folder).mkdir(parents=True)
+    for header in HEADERS:
+        (package / "include" / header).write_text(header)
+    made = [tmp_path / "ggml-tiles.dll", tmp_path / "mingw-w64-LICENCE.txt"]
+    for file in made:
+        file.write_bytes(b"of " + file.name.encode())
+    files = tuple(
+        PackFile(name=p.name, num_bytes=p.stat().st_size, sha256=hashlib.sha256(p.read_bytes()).hexdigest())
+        for p in made
+    )
+    archive = tmp_path / "tiles-windows-x86_64-0.1.tar.xz"
+    manifest = Manifest(
+        format=FORMAT, name="tiles-windows-x86_64", version="0.1", backend="tiles", platform="windows-x86_64",
+        ggml_version="0.1", headers=headers_hash(package / "include"), files=files,
+    )  # fmt: skip
+    write_archive(manifest, made, archive)
+    program = tmp_path / "program"
+    with pytest.raises(SystemExit, match=r"--pack tiles-windows-x86_64-….tar.xz"):
+        require_own_kernels(program, "windows-x86_64")
+    with pytest.raises(SystemExit, match=r"OpenMP"):
+        require_own_kernels(program, "linux-x86_64")
+    require_own_kernels(program, "macos-aarch64")
+    add_pack(program, archive, tmp_path)
+    assert [path.name for path in (package / "lib").iterdir()] == ["ggml-tiles.dll"]
+    assert not (program / "_internal" / "assets").exists()
+    require_own_kernels(program, "windows-x86_64")
+    (package / "include" / HEADERS[0]).write_text("another ggml")
+    with pytest.raises(SystemExit, match=r"other headers of ggml"):
+        add_pack(program, archive, tmp_path)
+
+
+def test_the_windows_installer_takes_the_whole_folder_and_the_workflow_brings_our_kernels():
     script = (ROOT / "installers" / "windows" / "tessera.nsi").read_text()
     assert 'File /r "${PROGRAM}\\*.*"' in script
     flow = (ROOT / ".github" / "workflows" / "packages.yml").read_text()
     assert "build.py vulkan-windows-x86_64" in flow
-    assert "--pack" in flow
+    assert "build.py tiles-windows-x86_64" in flow
+    assert "--pack windows-kernels/tiles-windows-x86_64" in flow
 
 
 def test_the_deb_holds_what_a_desktop_wants_and_is_the_same_twice(program, tmp_path):

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from app.cli.main import cli
 from devices import environment
+from devices.backends.cpu_kernels import NO_INSTRUCTIONS
 from devices.doctor import build_summary, diagnose
 from devices.memory_ledger import Ledger
 from devices.merge import merged
@@ -204,10 +205,46 @@ def test_the_summary_tells_of_our_own_kernels_for_prompts():
     assert [r.backend for d in with_them.devices if d.kind == "cpu" for r in d.runtimes].count("tiles") == 1
     without = replace(recorded, backends=others)
     assert "Tessera's for prompts were not built" in build_summary(without)
-    refused = BackendReport("tiles", "libggml-tiles.so", "no_device", reason="it loaded but found no device")
-    assert "not used: it loaded but found no device" in build_summary(
-        replace(recorded, backends=(*others, refused))
+    refused = BackendReport("tiles", "libggml-tiles.so", "no_device", reason=NO_INSTRUCTIONS)
+    assert "not used: this processor lacks AVX2" in build_summary(replace(recorded, backends=(*others, refused)))
+
+
+@pytest.mark.parametrize(
+    ("name", "cpu", "words"),
+    [
+        (
+            "m5-max",
+            "libggml-cpu.dylib",
+            "libggml-cpu.dylib (llama.cpp's kernels; Tessera's are for x86-64 Linux and ",
+        ),
+        (
+            "x2-elite-windows",
+            "ggml-cpu.dll",
+            "(llama.cpp's kernels; Tessera's are for x86-64 Linux and Windows); GPU",
+        ),
+        ("x1-26-100", "libggml-cpu.so", "(llama.cpp's kernels; Tessera's are for x86-64 Linux and Windows); GPU"),
+        (
+            "arl-h-win",
+            "ggml-cpu-alderlake.dll",
+            "; Tessera's for prompts are missing: Tessera's installer brings them; ",
+        ),
+        ("vm-firecracker", "libggml-cpu.so", "; Tessera's for prompts were not built; "),
+        ("arl-h-win", "", "Kernels: no CPU library; GPU"),
+    ],
+)
+def test_the_summary_says_why_there_are_none_of_our_own_kernels(name, cpu, words):
+    backends = (BackendReport("cpu", cpu, "usable"),) if cpu else ()
+    assert words in build_summary(replace(reports()[name], backends=backends))
+
+
+def test_our_own_kernels_were_never_run_on_windows_and_the_summary_says_so():
+    device = BackendDevice("Tiles", "AVX2", "accel", 0, 0)
+    backends = (
+        BackendReport("cpu", "ggml-cpu-haswell.dll", "usable"),
+        BackendReport("tiles", "ggml-tiles.dll", "usable", devices=(device,)),
     )
+    summary = build_summary(merged(replace(reports()["arl-h-win"], backends=backends)))
+    assert "Tessera's for prompts: AVX2 (checked under Wine, never run on Windows)" in summary
 
 
 def test_kernels_for_prompts_are_no_gpus():

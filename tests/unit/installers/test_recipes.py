@@ -13,6 +13,7 @@ import yaml
 from engine.core.defaults import DEFAULT_PORT
 from installers.bundle import icons
 from installers.packs import toolchain
+from installers.packs.build import ALIGNED_MOVE
 from installers.packs.recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -100,6 +101,22 @@ def test_a_tool_that_builds_bad_kernels_is_refused(tmp_path, recipe, tool, print
     program.chmod(0o755)
     said = toolchain.bad_tool(RECIPES[recipe], {"PATH": f"{tmp_path}:/usr/bin:/bin"})
     assert said == "" if not words else words in said
+
+
+@pytest.mark.parametrize(
+    ("line", "faults"),
+    [
+        ("vmovdqa %ymm0,0x170(%rsp)", True),
+        ("vmovaps 0x40(%rsp),%zmm3", True),
+        ("vmovdqa64 %zmm1,-0x80(%rbp){%k1}", True),
+        ("vmovdqu %ymm0,0x170(%rsp)", False),
+        ("vmovdqa %ymm0,%ymm1", False),
+        ("vmovdqa %xmm6,0x20(%rsp)", False),
+        ("vaddps 0x20(%rsp),%ymm0,%ymm1", False),
+    ],
+)
+def test_moves_that_fault_on_the_stack_of_windows_are_known(line, faults):
+    assert bool(ALIGNED_MOVE.search(f"   1234:\t{line}")) == faults
 
 
 def test_a_shader_whose_half_float_constant_is_infinite_is_found(tmp_path):
