@@ -98,7 +98,8 @@ class Aloud:
         dispatcher = installed_program("spd-say") if self._platform not in {"win32", "darwin"} else None
         if dispatcher:  # the service goes on with a message whose sender is gone
             with suppress(OSError, subprocess.TimeoutExpired):
-                subprocess.run([dispatcher, "--stop"], env=without_secrets(), timeout=_STOP_S, check=False)
+                # Not --stop: spd-say 0.11.4 wants an argument for it.
+                subprocess.run([dispatcher, "-S"], env=without_secrets(), timeout=_STOP_S, check=False)
         with suppress(OSError):
             process.kill()
 

@@ -277,7 +277,7 @@ def speaker(tmp_path, monkeypatch):
     folder = tmp_path / "bin"
     folder.mkdir()
     path = folder / "spd-say"
-    path.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/read\n[ "$1" = --stop ] || exec /bin/sleep 600\n')
+    path.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/read\n[ "$1" = -S ] || exec /bin/sleep 600\n')
     path.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
     return tmp_path / "read"
@@ -304,7 +304,7 @@ def test_an_answer_is_read_aloud_until_stop(qtbot, page, server, speaker):
     assert read_of(speaker)[0].endswith("--language de -- Das ist eine Antwort und nicht mehr.")
     assert page.voice.reading.sign.isVisible()
     click(page.voice.reading.sign, "Stop reading")
-    qtbot.waitUntil(lambda: read_of(speaker)[1:] == ["--stop"])
+    qtbot.waitUntil(lambda: read_of(speaker)[1:] == ["-S"])
     assert not page.voice.reading.active
     assert not page.voice.reading.sign.isVisible()
     click(pane, "Read aloud")

@@ -9,10 +9,13 @@ import zipfile
 from pathlib import Path
 
 import httpx2
+import msgspec
 import numpy as np
 import psutil
 import pytest
 
+from app.voice.dictation import LiveTranscript
+from engine.api.speech import SpeechRequest, SpokenText
 from engine.runner.onnx.speech.audio import RATE, BadSound, read_sound, resampled
 from engine.runner.onnx.speech.child import WINDOW, speech
 from installers.bootstrap import kernels
@@ -133,6 +136,25 @@ def test_fixed_shapes_for_an_npu_hear_the_same(client, server, beckett, two_citi
         running.stop()
     assert heard == whole
     assert heard.lower().startswith(TWO_CITIES)
+
+
+def test_words_while_somebody_speaks(server, beckett):
+    """As the window asks: the words of the first seconds may change, and after the pause they are final."""
+    owner = {"authorization": f"Bearer {server.token}"}
+    assert httpx2.get(f"{server.url}/tessera/v1/speech", headers=owner).json()["installed"]
+    live, found = LiveTranscript(), []
+    with wave.open(io.BytesIO(beckett)) as file:
+        samples = file.readframes(file.getnframes())
+    half = len(samples) // 4 * 2
+    for new in (samples[:half], samples[half:] + b"\0" * 2 * RATE):
+        live.add(new)
+        body = msgspec.json.encode(SpeechRequest(sound=live.sound()))
+        answer = httpx2.post(f"{server.url}/tessera/v1/speech", content=body, headers=owner, timeout=300)
+        found.append(live.take(msgspec.json.decode(answer.content, type=SpokenText).segments))
+    (none, begun), (final, rest) = found
+    assert (none, rest) == ("", "")
+    assert begun.lower().startswith("ever tried")
+    assert final.lower() == SAID
 
 
 def test_a_device_without_a_form_of_the_model_is_told(installed, beckett, tmp_path):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from PySide6.QtCore import QEvent, QObject, QPointF, QRectF, Qt, QTimer, Signal
+from PySide6.QtCore import QEvent, QObject, QPointF, QRectF, QTimer, Signal
 from PySide6.QtGui import QHideEvent, QPaintEvent, QTextCursor
 from PySide6.QtWidgets import QFrame, QPlainTextEdit, QWidget
 
@@ -83,8 +83,7 @@ class RecordingSign(QFrame):
         self.setProperty("kind", "banner-bad")
         self.meter = LevelMeter(theme)
         self.words = ElidedLabel()
-        self.device = button("", self.device_wanted.emit, "quiet")
-        self.device.setToolTip(self.tr("Choose the microphone"))
+        self.device = IconButton(theme, "chevron", self.tr("Choose the microphone"), self.device_wanted.emit)
         self.stop = button(self.tr("Stop dictation"), self.stopped.emit)
         line = row(self.meter, self.words, self.device, self.stop, spacing=8, margins=(12, 4, 4, 4))
         line.setStretch(1, 1)
@@ -96,8 +95,7 @@ class RecordingSign(QFrame):
         self.words.setText(self.tr("Listening · English"))
         self.words.setAccessibleName(self.tr("The microphone is on. What you say becomes text in your message."))
         name = device or self.tr("System's microphone")
-        self.device.setText(self.fontMetrics().elidedText(name, Qt.TextElideMode.ElideRight, 180))
-        self.device.setAccessibleName(self.tr("Choose the microphone"))
+        self.device.setToolTip(f"{self.tr('Choose the microphone')}: {name}")
         for widget in (self.meter, self.device, self.stop):
             widget.show()
         self.meter.show_level(0.0)

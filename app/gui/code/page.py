@@ -28,6 +28,7 @@ from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.chat.composer import Composer
 from app.gui.chat.prompt_library import PromptLibrary
+from app.gui.chat.voice import Dictation
 from app.gui.code.agent_run import AgentRun
 from app.gui.code.controller import CodeController
 from app.gui.code.files_panel import FilesPanel
@@ -104,6 +105,7 @@ class CodePage(QWidget):
         )
         self.consent = AgentConsentCard(services.theme)
         self.composer.set_sees(False)
+        self.dictation = Dictation(services, self.composer, self.banner, self)
         self.composer.add_tool(self.agent)
         self.prompts = PromptLibrary(services, self.composer, self.model.currentText)
         self.commit = button(self.tr("Commit message"), self._commit)
@@ -233,8 +235,11 @@ class CodePage(QWidget):
             self.open_folder(Path(folder), resume=True)
 
     def stop_answer(self) -> None:
-        """Stop the current response or context search."""
-        self.controller.stop()
+        """Stop the dictation, else the current response or context search."""
+        if self.dictation.active:
+            self.dictation.stop()
+        else:
+            self.controller.stop()
 
     def _choose_folder(self) -> None:
         chosen = QFileDialog.getExistingDirectory(self, self.tr("Open folder"))
@@ -242,6 +247,7 @@ class CodePage(QWidget):
             self.open_folder(Path(chosen))
 
     def _on_opened(self, folder: str, num_files: int) -> None:
+        self.dictation.cancel()
         self.folder.setText(f"{Path(folder).name} · {formatted.files(num_files)}")
         self.folder.setToolTip(folder)
         self.commit.show()

@@ -31,7 +31,7 @@ def walk(open_window, speech, read, tmp_path_factory):
     (home / "config").mkdir()
     (home / "config" / "settings.toml").write_text(f'[voice]\ndevice = "{WAV}{sound}"\n')
     service = read.parent / "spd-say"
-    service.write_text(f'#!/bin/sh\necho "$@" >> {read}\n[ "$1" = --stop ] || exec sleep 600\n')
+    service.write_text(f'#!/bin/sh\necho "$@" >> {read}\n[ "$1" = -S ] || exec sleep 600\n')
     service.chmod(0o755)
     path = os.pathsep.join([str(read.parent), os.environ["PATH"]])
     return open_window(

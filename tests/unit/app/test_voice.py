@@ -218,7 +218,7 @@ def test_nothing_reads_aloud(programs):
 
 @pytest.mark.process
 def test_stop_silences_the_service_and_reads_nothing_more(programs, tmp_path):
-    programs("spd-say", '[ "$1" = --stop ] || exec /bin/sleep 600')
+    programs("spd-say", '[ "$1" = -S ] || exec /bin/sleep 600')
     aloud = Aloud("One. " * 400, "en")
     reader = threading.Thread(target=aloud.read)
     reader.start()
@@ -228,4 +228,4 @@ def test_stop_silences_the_service_and_reads_nothing_more(programs, tmp_path):
     assert not reader.is_alive()
     first, second = (tmp_path / "read").read_text().splitlines()
     assert first.endswith("One.")
-    assert second == "--stop"
+    assert second == "-S"
