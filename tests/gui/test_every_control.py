@@ -65,10 +65,6 @@ CANNOT = {
     ("code/page.py", "Show all changes"): "the walks' models make no tool calls; see test_code",
     ("code/page.py", "Agent steps"): "the walks' models make no tool calls; pressed in test_code",
     ("chat/voice.py", "Start dictation"): "offered after a download of 76 MiB; pressed in test_voice",
-    (
-        "chat/voice.py",
-        "Use the system's microphone",
-    ): "this machine may have no sound system; pressed in test_voice",
     ("devices/page.py", "Stop measuring"): "this machine has one place for models; pressed in test_pages",
     ("chat/option_fields.py", "Reasoning budget"): "the walks' models do not reason",
     ("chat/page.py", "Show in folder"): "opens a program of the desktop, which a bare X server has not",
