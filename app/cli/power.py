@@ -38,6 +38,7 @@ def command(
         return
     drawn = f"{now.power_w:.1f} W now" if now.power_w is not None else "not measured: no meter here"
     saver = ", the system saves power" if now.saver else ""
+    saver = ", the system's performance profile is on" if now.performance else saver
     echo(f"mode {now.mode}{saver}; power {drawn}")
     if now.limits.cap_w is not None:
         held = f"{now.threads or 'all'} threads, steps run {now.duty_frac:.0%} of the time"

@@ -158,8 +158,9 @@ class CanaryState(CanaryCounts, frozen=True, kw_only=True):
 class PowerState(msgspec.Struct, frozen=True, kw_only=True):
     """GET /tessera/v1/power: the requested limits and their effect.
 
-    `saver` is True while the system's power-saver profile is active, as mode "quiet" requires. `notes` list the
-    limits that cannot be enforced, with reasons.
+    `saver` is True while the system's power-saver profile is active, as mode "quiet" requires, `performance` while
+    its performance profile is, as mode "fast" requires during work on mains. `notes` list the limits that cannot be
+    enforced, with reasons.
     `threads` and `duty_frac` are the current limits of the runners. `spent_percent` is the battery used since the
     limits were set.
     """
@@ -167,6 +168,7 @@ class PowerState(msgspec.Struct, frozen=True, kw_only=True):
     limits: PowerLimits = PowerLimits()
     mode: Mode = "balanced"
     saver: bool = False
+    performance: bool = False
     measured: bool = False
     power_w: float | None = None
     threads: int | None = None

@@ -5,11 +5,11 @@ from typing import Final
 
 import msgspec
 
-from devices.battery import Battery, read_battery
+from devices.battery import Battery, is_unplugged, read_battery
 from devices.host import Host
 from devices.host_real import RealHost
 from devices.power import whole_w
-from devices.power_saver import PowerSaver
+from devices.power_saver import PERFORMANCE, SAVER, PowerProfile
 from devices.types import Usage
 from engine.api.machine import Mode, PowerLimits, PowerState
 from engine.core.errors import BatterySpent
@@ -27,6 +27,8 @@ from engine.server.models import ServedModels
 
 # The battery driver updates its values only every few seconds.
 BATTERY_S: Final = 5.0
+# Work that begins again within this time finds the profile still held.
+LINGER_S: Final = 10.0
 # Assumed response length of a request without max_tokens, for its expected energy.
 USUAL_TOKENS: Final = 512
 
@@ -41,11 +43,14 @@ class PowerService:
         ledger: JouleLedger,
         path: Path | None,
         host: Host | None = None,
-        saver: PowerSaver | None = None,
+        saver: PowerProfile | None = None,
+        performance: PowerProfile | None = None,
     ) -> None:
         self._pool, self._models, self._ledger = pool, models, ledger
         self._host = host or RealHost()
-        self._saver = saver or PowerSaver()
+        self._saver = saver or PowerProfile(SAVER)
+        self._performance = performance or PowerProfile(PERFORMANCE)
+        self._rested_s = 0.0
         self._store = JsonStore(path, PowerLimits, PowerLimits)
         self._started_mode: Mode = models.overrides.mode
         self._controller: CapController | None = None
@@ -70,6 +75,8 @@ class PowerService:
             self._saver.hold()
         else:
             self._saver.release()
+        if mode != "fast" or limits.cap_w is not None:
+            self._performance.release()
         self._controller = None
         self._budget = BatteryBudget(limits.battery_percent) if limits.battery_percent is not None else None
         self._battery_age_s = BATTERY_S
@@ -79,15 +86,17 @@ class PowerService:
     def close(self) -> None:
         """Restore the system's power profile."""
         self._saver.release()
+        self._performance.release()
 
     def sampled(self, usage: Usage, seconds: float) -> None:
         """Process a usage sample."""
         self._power_w = whole_w(dict(usage.parts))
         self._poll_battery(seconds)
+        works = any(m.runner is not None and m.runner.active_requests for m in self._pool.loaded)
+        self._speed_up(seconds, works=works)
         cap_w = self._store.get().cap_w
         if cap_w is None or self._power_w is None:
             return
-        works = any(m.runner is not None and m.runner.active_requests for m in self._pool.loaded)
         if self._controller is None or self._controller.cap_w != cap_w:
             most = max((m.settings.n_threads for m in self._pool.loaded), default=0)
             if not most:
@@ -98,6 +107,16 @@ class PowerService:
             duty = self._controller.pace.duty if works else 0.0
             self._controller.look(seconds, self._power_w, duty)
         self._send_pace(self._controller.pace)
+
+    def _speed_up(self, seconds: float, *, works: bool) -> None:
+        """In mode "fast", hold the performance profile while a model works and the computer is plugged in."""
+        limits = self._store.get()
+        wanted = (limits.mode or self._started_mode) == "fast" and limits.cap_w is None and not is_unplugged()
+        self._rested_s = 0.0 if works else self._rested_s + seconds
+        if wanted and works:
+            self._performance.hold()
+        elif not wanted or self._rested_s >= LINGER_S:
+            self._performance.release()
 
     def _poll_battery(self, seconds: float) -> None:
         self._battery_age_s += seconds
@@ -141,6 +160,7 @@ class PowerService:
             limits=limits,
             mode=limits.mode or self._started_mode,
             saver=self._saver.held,
+            performance=self._performance.held,
             measured=self._power_w is not None,
             power_w=self._power_w,
             threads=controller.pace.threads if controller is not None else None,

@@ -109,6 +109,8 @@ def _now(state: PowerState) -> str:
     if not state.measured:
         drawn = _tr("This computer has no power meter that can be read.")
     saver = _tr("Power saver is on.") if state.saver else ""
+    if state.performance:
+        saver = _tr("The performance profile is on while a model works.")
     held = ""
     if state.duty_frac < 1:
         held = _tr("Paused {percent} % of the time.").format(percent=formatted.whole(100 * (1 - state.duty_frac)))
