@@ -1,12 +1,15 @@
 """How much of a scanned page is read: pages of a text drawn as PDF, rendered, read by OCR in the reader's child.
 
-python tests/bench/documents_ocr.py --text FILE... [--pages 20] [--turned]
+python tests/bench/documents_ocr.py --text FILE... [--pages 20] [--turned] [--scanner]
 
 One page of 50 lines from each text, 11 point Helvetica, without a text layer: what is drawn is put into a PDF as a
-picture of 200 dots an inch. Right characters: 1 - edit distance / characters of the text, with spaces and without.
+picture of 200 dots an inch. `--scanner` makes the pictures like those of a scanner: each a little askew, on grey
+paper with noise and a shadow at the edge, slightly out of focus, saved as JPEG. Right characters: 1 - edit distance
+divided by the characters of the text, with spaces and without.
 """
 
 import argparse
+import io
 import sys
 import tempfile
 import textwrap
@@ -18,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np
 import pypdfium2 as pdfium
+from PIL import Image, ImageFilter
 
 from engine.documents.reader_process import Reader
 from tests.support import documents_made as made
@@ -42,12 +46,25 @@ def distance(a, b):
     return int(row[-1])
 
 
-def scanned(drawn, place, *, turned):
+def like_a_scan(picture, number):
+    """The page askew by up to 1.5 degrees, grey, noisy, shaded at one edge, out of focus, and stored as JPEG."""
+    random = np.random.default_rng(number)
+    askew = picture.rotate(random.uniform(-1.5, 1.5), expand=False, fillcolor="white")
+    values = np.asarray(askew.filter(ImageFilter.GaussianBlur(0.7)), np.float32)
+    shade = np.linspace(0.75, 1.0, values.shape[1])[None, :, None]
+    values = (40 + values * 0.75) * shade + random.normal(0, 12, values.shape[:2])[:, :, None]
+    file = io.BytesIO()
+    Image.fromarray(values.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=60)
+    return Image.open(file).convert("RGB")
+
+
+def scanned(drawn, place, *, turned, scanner):
     """The pages of a PDF as a PDF of pictures."""
     pictures = []
     document = pdfium.PdfDocument(drawn)
-    for page in document:
+    for number, page in enumerate(document):
         picture = page.render(scale=DPI / 72).to_pil().convert("RGB")
+        picture = like_a_scan(picture, number) if scanner else picture
         pictures.append(picture.rotate(180) if turned else picture)
     document.close()
     file = place / "scanned.pdf"
@@ -60,12 +77,13 @@ def main():
     parser.add_argument("--text", nargs="+", required=True, type=Path)
     parser.add_argument("--pages", type=int, default=20)
     parser.add_argument("--turned", action="store_true", help="the pages lie upside down")
+    parser.add_argument("--scanner", action="store_true", help="noise, shadow, blur, JPEG, askew by 1.5 degrees")
     options = parser.parse_args()
     wanted = [page_of(file) for file in options.text[: options.pages]]
     totals = np.zeros(4)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        file = scanned(made.pdf(place / "drawn.pdf", wanted), place, turned=options.turned)
+        file = scanned(made.pdf(place / "drawn.pdf", wanted), place, turned=options.turned, scanner=options.scanner)
         reader = Reader(ocr=True)
         began = time.monotonic()
         read_pages = 0
