@@ -122,6 +122,7 @@ def plain(settings: LoadSettings) -> LoadSettings:
         settings,
         tiles=(),
         expert_bytes=0,
+        lazy_tables=False,
         repack=True,
         mtp=False,
         max_draft=0,

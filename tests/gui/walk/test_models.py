@@ -138,7 +138,7 @@ def test_new_files_are_found_and_a_model_is_chatted_with(walk):
 
 def test_what_was_measured_is_saved_and_the_fastest_settings_are_found(walk):
     walk.go("Measure")
-    walk.until(f"{MEASURE}.start.isEnabled()")
+    walk.until(f"{MEASURE}.start.isEnabled() and {MEASURE}._shapes")
     shapes = [f"{MEASURE}.model.itemText({n})" for n in range(20)]
     walk.choose("Model or shape to measure", next(s for s in map(walk.ask, shapes) if "not downloaded" in s))
     walk.until(f"{MEASURE}.mix.isVisible()")

@@ -4,6 +4,7 @@ import pytest
 
 from devices.memory_ledger import Ledger
 from engine.message_catalog import sentence
+from engine.placement import llama_server
 from engine.placement.dry_run import dry_run
 from engine.placement.estimate import estimate, kv_layer_bytes
 from engine.placement.history import PlacementHistory
@@ -86,6 +87,7 @@ def test_a_large_table_stays_on_the_disk_unless_memory_is_locked(headers):
     assert found.settings.lazy_tables
     reason = next(change.reason for change in found.changes if change.field == "lazy_tables")
     assert sentence(reason).startswith("its table of 26.8 GiB is read row by row")
+    assert not llama_server.plain(found.settings).lazy_tables, "another build decides itself"
     assert headers["Gemma 3n E4B"][1].lazy_table is None, "llama.cpp does not mark its table"
     machine = opened("sh-framework-desktop-linux")
     locked = LoadSettings(path="m", use_mlock=True)
