@@ -16,7 +16,7 @@ from quantize.native.graph_hooks import NodeHook
 from quantize.native.partial_eval import PartTap
 from quantize.native.reference import ReferenceModel
 from quantize.native.residual_cache import ResidualCache
-from quantize.native.source_weights import SourceWeights
+from quantize.native.source_weights import SourceWeights, as_floats
 from quantize.native.split_points import SplitPoint
 
 
@@ -40,7 +40,7 @@ def survey(request: MeasureRequest, send: Step) -> int:
     """
     folder = WorkFolder.open(request)
     source = SourceWeights(request.source)
-    with _load(request) as model:
+    with _load(request, request.source) as model:
         windows = read_windows(model, request.calibration, request.max_tokens, cache_dir=request.cache_dir)
         tap = GroupTap()
         model.run(windows[:1, :32], np.ones(32, np.bool_), tap)
@@ -59,7 +59,11 @@ def collect_moments(request: MomentsRequest, send: Step) -> int:
     groups = [g for g in folder.groups() or () if g.name in request.groups]
     everywhere = np.ones(WINDOW, np.bool_)
     sums = HessianAccumulator(groups)
-    with _load(measure) as model:
+    with (
+        folder.scratch() as scratch,
+        as_floats(measure.source, scratch, measure.gpu_layers) as path,
+        _load(measure, path) as model,
+    ):
         wanted = read_json(folder.path / "tokens.json")
         windows = read_windows(model, measure.calibration, wanted, spread=True, cache_dir=measure.cache_dir)
         parts = _Parts(model, request, folder.groups() or (), len(windows))
@@ -147,5 +151,5 @@ def write_importance(folder: WorkFolder, groups: tuple[SharedInputGroup, ...], d
     write_imatrix(folder.imatrix, entries, dataset, WINDOW)
 
 
-def _load(request: MeasureRequest) -> ReferenceModel:
-    return ReferenceModel(request.source, window=WINDOW, threads=request.threads, gpu_layers=request.gpu_layers)
+def _load(request: MeasureRequest, path: Path) -> ReferenceModel:
+    return ReferenceModel(path, window=WINDOW, threads=request.threads, gpu_layers=request.gpu_layers)

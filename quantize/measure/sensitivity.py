@@ -10,7 +10,7 @@ import numpy.typing as npt
 from quantize.files.measurement_folder import SharedInputGroup, WorkFolder, read_json
 from quantize.ggml_types import ANCHORS
 from quantize.measure.kl_divergence import kld_from, log_softmax
-from quantize.measure.probe_groups import probe_units
+from quantize.measure.probe_groups import ProbeGroup, probe_units
 from quantize.measure.rounding_error import load_errors, measured_types
 from quantize.measurements import MeasureRequest, Step
 from quantize.native.blocks import dequantize_rows, quantize_rows
@@ -19,13 +19,17 @@ from quantize.native.eval_context import EvalContext, Logits, Tokens
 from quantize.native.partial_eval import NullTap, PartTap
 from quantize.native.reference import ReferenceModel
 from quantize.native.residual_cache import ResidualCache
-from quantize.native.source_weights import SourceWeights
+from quantize.native.source_weights import SourceWeights, as_floats
+from quantize.native.split_points import SplitPoint
 
 _LOGITS_BYTES = 256 << 20  # memory for the reference's predictions
 # Tokens per window of a swap. Shorter than WINDOW, so that the same number of tokens covers more places in the
 # text: positions within one window are similar. Measured: log-archive.md, "Quantization in minutes" ("Bands").
 PROBE_WINDOW = 256
-_STREAMS = 8  # stored positions in the model; a swap is evaluated from the last one before it
+_STREAMS = 16  # stored positions in the model at most; a swap is evaluated from the last one before it
+_SCORED_STEP = (
+    4  # only every fourth position is compared: neighbours say little more, and the head's product is large
+)
 
 
 class AlphaRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,22 +54,23 @@ def measure_swaps(request: AlphaRequest, send: Step) -> Swapped:
     """Swap, evaluate and restore unit by unit; store each result in the cache, which other jobs may also write."""
     measure = request.measure
     folder = WorkFolder.open(measure)
-    source = SourceWeights(measure.source)
     groups = folder.groups() or ()
     units = probe_units(groups, measure.tier, swap_errors(folder, groups, measure))
     path = swaps_file(folder, measure.tier, measure.probe_tokens)
     measured: dict[str, float] = read_json(path) or {}
     with (
         folder.scratch() as scratch,
+        as_floats(measure.source, scratch, measure.gpu_layers) as evaluated,
         ReferenceModel(
-            measure.source, window=PROBE_WINDOW, threads=measure.threads, gpu_layers=measure.gpu_layers
+            evaluated, window=PROBE_WINDOW, threads=measure.threads, gpu_layers=measure.gpu_layers
         ) as model,
     ):
         windows = read_windows(
             model, measure.calibration, measure.probe_tokens, PROBE_WINDOW, spread=True, cache_dir=measure.cache_dir
         )
+        source = SourceWeights(evaluated)
         keep = _scored_positions(model.num_vocab, len(windows))
-        probe = _Probe(model, windows, keep, scratch)
+        probe = _Probe(model, windows, keep, scratch, [u for u in units if u.name not in measured])
         loaded = set(model.weights)
         for index, unit in enumerate(units):
             send(index, len(units), unit.name)
@@ -90,15 +95,21 @@ class _Probe:
     """The reference's predictions on a few windows, for comparison with a changed model."""
 
     def __init__(
-        self, model: ReferenceModel, windows: npt.NDArray[np.int32], keep: npt.NDArray[np.bool_], folder: Path
+        self,
+        model: ReferenceModel,
+        windows: npt.NDArray[np.int32],
+        keep: npt.NDArray[np.bool_],
+        folder: Path,
+        units: Iterable[ProbeGroup],
     ) -> None:
         self.model = model
         self._windows = list(enumerate(windows[:, None]))
         self._keep = keep
         self._cuts = model.cuts()
         self._streams = ResidualCache(folder, len(windows))
-        layers = sorted(self._cuts.by_layer)
-        reads = [self._cuts.by_layer[n] for n in layers[:: -(-len(layers) // _STREAMS) or 1]]
+        firsts = (self._first(self._cuts.before(name) for name in unit.members) for unit in units)
+        starts = sorted({cut.layer: cut for cut in firsts if cut is not None}.items())
+        reads = [cut for _, cut in starts[:: -(-len(starts) // _STREAMS) or 1]]
 
         def predict(context: EvalContext, _: int, part: tuple[int, Tokens]) -> Logits:
             tap = PartTap(NullTap(), reads=reads)
@@ -113,10 +124,15 @@ class _Probe:
         logits: Logits = context.run(window, self._keep, tap).reshape(-1, self.model.num_vocab)
         return logits
 
+    @staticmethod
+    def _first(cuts: Iterable[SplitPoint | None]) -> SplitPoint | None:
+        """The first of several split points; None if one is missing."""
+        found = list(cuts)
+        return None if None in found else min((c for c in found if c), key=lambda c: c.index, default=None)
+
     def kld(self, changed: Iterable[str]) -> float:
         """Mean KL divergence between the model with these weights changed and the original model."""
-        starts = [self._streams.last_before(self._cuts, name) for name in changed]
-        start = None if None in starts else min((s for s in starts if s), key=lambda c: c.index, default=None)
+        start = self._first(self._streams.last_before(self._cuts, name) for name in changed)
 
         def compare(
             context: EvalContext, _: int, part: tuple[tuple[int, Tokens], Logits]
@@ -130,8 +146,8 @@ class _Probe:
 
 
 def _scored_positions(num_vocab: int, windows: int) -> npt.NDArray[np.bool_]:
-    """Every second position, or fewer if the logits of a large vocabulary would not fit in memory."""
-    step = max(2, -(-PROBE_WINDOW * windows * num_vocab * 4 // _LOGITS_BYTES))
+    """Every fourth position, or fewer if the logits of a large vocabulary would not fit in memory."""
+    step = max(_SCORED_STEP, -(-PROBE_WINDOW * windows * num_vocab * 4 // _LOGITS_BYTES))
     keep = np.zeros(PROBE_WINDOW, np.bool_)
     keep[step - 1 :: step] = True
     return keep
