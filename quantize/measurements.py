@@ -22,6 +22,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of a phase: `done` of `total` units of work (not counts), and the remaining seconds.
 
     Within a job, `share` is the finished fraction of the whole job (0 to 1), and `left_s` its remaining seconds.
+    `usable`: the job has a complete file and can end with it at any time; its value is that of `Stopped`.
     """
 
     phase: str
@@ -30,6 +31,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
     left_s: float | None = None
     share: float | None = None
+    usable: str = ""
 
 
 def encode(value: object) -> bytes:

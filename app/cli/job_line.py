@@ -26,16 +26,18 @@ def finish(
     result: type[T],
     show: "Callable[[Progress], None]",
     *,
-    on_interrupt: Literal["pause", "cancel"] = "cancel",
+    on_interrupt: Literal["pause", "finish", "cancel"] = "cancel",
 ) -> T:
     """Show a job until it ends; return its result. Ctrl-C pauses or cancels it and waits until it has stopped.
+
+    `finish` ends it with its usable result so far; without one, and at a second Ctrl-C, it is cancelled.
 
     Raises: JobFailed; Interrupted: the job was paused or cancelled, by this command or another client.
     """
     from app.client import JobFailed
     from engine.api.jobs import result_of
 
-    state = job
+    state, actions = job, {"finish": ["finish", "cancel"]}.get(on_interrupt, [on_interrupt])
     while state.state not in {"done", "failed", "cancelled", "paused"}:
         try:
             state = _follow(client, state, show)
@@ -43,7 +45,11 @@ def finish(
             from app.client import ApiError
 
             with suppress(ApiError):  # it ended at the same moment
-                client.job_action(job.id, on_interrupt)
+                try:
+                    client.job_action(job.id, actions[0])
+                except ApiError:  # it has no usable result so far
+                    client.job_action(job.id, actions[-1])
+            actions = actions[-1:]
     found = result_of(state, result)
     if state.error is not None:
         raise JobFailed(state.error)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from quantize.job.request import QuantizeReport
 
 EXIT_VETOED = 1
+EXIT_STOPPED = 130  # as after Ctrl-C elsewhere
 _CONSENT = (
     "The programs that the model writes will be run on this computer, in a sandbox without network and without "
     "your files. Continue?"
@@ -180,6 +181,8 @@ def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
         sys.exit(EXIT_VETOED)
     if report.out is not None and not as_json and not plan_only:
         _print_use(Path(report.out))
+    if report.stopped:
+        sys.exit(EXIT_STOPPED)
 
 
 def _print_use(made: Path) -> None:
@@ -227,7 +230,9 @@ def _create_on_server(request: "QuantizeOptions", *, quiet: bool, ask: bool) -> 
     try:
         with this_computers_server() as client:
             try:
-                return finish(client, client.quantize(request), Quantized, line.update).report
+                return finish(
+                    client, client.quantize(request), Quantized, line.update, on_interrupt="finish"
+                ).report
             except JobFailed as error:
                 if error.code != NEEDED:
                     raise
@@ -241,7 +246,7 @@ def _create_on_server(request: "QuantizeOptions", *, quiet: bool, ask: bool) -> 
             made = with_converter(client, converted, ask=ask)
             echo(f"{made.model} was made by llama.cpp's converter: {made.path}", err=True)
             request = msgspec.structs.replace(request, model=made.path)
-            return finish(client, client.quantize(request), Quantized, line.update).report
+            return finish(client, client.quantize(request), Quantized, line.update, on_interrupt="finish").report
     finally:
         line.clear()
 
@@ -326,7 +331,8 @@ class _Line:
             return
         share = progress.done / progress.total if progress.total else 0.0
         left = "" if progress.eta_s is None else f", {progress.eta_s:.0f} s left"
-        text = f"{progress.phase} {share:4.0%} {progress.note}{left}"
+        keeps = ", Ctrl-C keeps the file so far" if progress.partial.get("usable") else ""
+        text = f"{progress.phase} {share:4.0%}{keeps} {progress.note}{left}"
         draw(f"\r\x1b[2K{text[:100]}")
 
     def clear(self) -> None:

@@ -104,7 +104,7 @@ class JobRoutes(Transport):
         return self.stream(f"{OURS}/jobs/events", Job)
 
     def job_action(self, job: str, action: str) -> Job:
-        """Pause, resume or cancel a job: `action` is `pause`, `resume` or `cancel`."""
+        """Change a job: `action` is `pause`, `resume`, `finish` or `cancel`."""
         return self.post(f"{OURS}/jobs/{path_part(job)}/{action}", Job)
 
     def pull(self, request: PullRequest) -> Job:

@@ -1,4 +1,4 @@
-"""Job card: title, progress, remaining time, and buttons to pause and cancel."""
+"""Job card: title, progress, remaining time, and buttons to pause, finish and cancel."""
 
 from PySide6.QtCore import QCoreApplication, Qt
 from PySide6.QtWidgets import QFrame, QProgressBar, QVBoxLayout, QWidget
@@ -28,10 +28,13 @@ class JobCard(QFrame):
         self._bar.setTextVisible(False)
         self._bar.setAccessibleName(self.tr("Progress"))
         self._pause = IconButton(theme, "pause", self.tr("Pause"), self._on_pause)
+        self._finish = IconButton(
+            theme, "check", self.tr("Stop and keep the file so far"), lambda: jobs.do(self._id, "finish")
+        )
         self._cancel = IconButton(theme, "close", self.tr("Cancel"), lambda: jobs.do(self._id, "cancel"))
         self.setLayout(
             stack(
-                row(self._title, 1, self._pause, self._cancel, spacing=4),
+                row(self._title, 1, self._finish, self._pause, self._cancel, spacing=4),
                 self._bar,
                 self._note,
                 spacing=8,
@@ -57,6 +60,7 @@ class JobCard(QFrame):
         self._pause.setVisible(paused or (job.kind.can_pause and not job.ended))
         self._pause.set_icon("play" if paused else "pause")
         self._pause.set_words(self.tr("Resume") if paused else self.tr("Pause"))
+        self._finish.setVisible(_is_usable(job))
         self._cancel.setVisible(job.state != "done")
         self._cancel.set_words(self.tr("Remove from this list") if job.ended else self.tr("Cancel"))
 
@@ -130,7 +134,14 @@ def note_of(job: Job) -> str:
             parts.append(tr("no data for a while"))
         elif progress.eta_s:
             parts.append(tr("about {time} left").format(time=formatted.duration(progress.eta_s)))
+    if _is_usable(job):
+        parts.append(tr("a first version is ready"))
     return " · ".join(part for part in parts if part)
+
+
+def _is_usable(job: Job) -> bool:
+    """Whether the job can be finished with the result that it has so far."""
+    return job.state == "running" and bool(job.progress.partial.get("usable"))
 
 
 def _has_steps(job: Job) -> bool:
@@ -187,7 +198,7 @@ def tr(text: str) -> str:
 
 # Phases of quantize.job.execute and of its workers, grouped by step.
 _QUANTIZE_STEPS: tuple[tuple[str, frozenset[str]], ...] = (
-    ("reading the model", frozenset({"read", "exact", "hash", "convert", "prepare", ""})),
+    ("reading the model", frozenset({"read", "exact", "hash", "convert", "prepare", "first", ""})),
     ("learning how it is used", frozenset({"smooth", "survey", "moments"})),
     ("measuring quality loss", frozenset({"measure", "errors", "alpha"})),
     ("choosing precisions", frozenset({"plan"})),

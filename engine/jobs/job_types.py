@@ -48,7 +48,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of a job. `speed` is in units per second over the last seconds; `eta_s` None means unknown.
 
     The unit is bytes by default, see `unit`. `stalled`: no progress for five seconds. `partial` is the part of the
-    result that exists already, `note_detail` the note as structured data.
+    result that exists already, `note_detail` the note as structured data. With `partial["usable"]` the job can be
+    finished: it ends with the result that it has so far.
     """
 
     phase: str = ""

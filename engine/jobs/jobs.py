@@ -103,14 +103,14 @@ class JobContext:
     """The interface of a job's work to its job: progress, pause and cancel. Also usable without a registry."""
 
     def __init__(self, on_progress: Callable[[Progress], None] | None = None) -> None:
-        self._overrides: JobState | None = None
+        self._overrides: Literal["paused", "cancelled", "finished"] | None = None
         self._changed = threading.Condition()
         self._on_progress = on_progress
         self._samples: deque[tuple[float, int]] = deque()
         self._moved_at = time.monotonic()
 
-    def ask(self, overrides: Literal["paused", "cancelled"]) -> None:
-        """Request the work to stop; it stops at its next check."""
+    def ask(self, overrides: Literal["paused", "cancelled", "finished"]) -> None:
+        """Request the work to stop; it stops at its next check. `finished`: with the result that it has so far."""
         with self._changed:
             if self._overrides != "cancelled":
                 self._overrides = overrides
@@ -132,6 +132,11 @@ class JobContext:
     def cancelling(self) -> bool:
         """Whether the job is being cancelled; an error of the work does not matter then."""
         return self._overrides == "cancelled"
+
+    @property
+    def finishing(self) -> bool:
+        """Whether the job is to end with the result that it has so far."""
+        return self._overrides == "finished"
 
     def wait(self, seconds: float) -> None:
         """Sleep, but wake and raise immediately when a stop is requested."""
@@ -298,6 +303,14 @@ class JobRegistry:
         """Request a job to stop and keep its progress. Raises: InputFault: it is not running."""
         return self._ask(job_id, "paused")
 
+    def finish(self, job_id: str) -> Job:
+        """Request a job to end with its result so far. Raises: InputFault: it has no usable one."""
+        with self._lock:
+            job = self.get(job_id)
+            if job.state != "running" or not job.progress.partial.get("usable"):
+                raise InputFault(f"job {job_id} has no usable result so far", "id")
+            return self._ask(job_id, "finished")
+
     def cancel(self, job_id: str) -> Job:
         """Request a job to stop and discard its progress.
 
@@ -372,7 +385,7 @@ class JobRegistry:
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _ask(self, job_id: str, overrides: Literal["paused", "cancelled"]) -> Job:
+    def _ask(self, job_id: str, overrides: Literal["paused", "cancelled", "finished"]) -> Job:
         with self._lock:
             job = self.get(job_id)
             control = self._controls.get(job_id)

@@ -85,11 +85,14 @@ class Output:
                 _send_paths(self._guard, self._partials)
         return path
 
+    def has_free(self, needed_bytes: int) -> bool:
+        """Whether the folder's disk has `needed_bytes` plus a reserve."""
+        return shutil.disk_usage(self.path.parent).free >= needed_bytes + min(_DISK_RESERVE_BYTES, needed_bytes)
+
     def require_disk(self, needed_bytes: int) -> None:
         """Check the free space. Raises: DiskFull: the folder's disk has less than `needed_bytes` plus a reserve."""
-        free = shutil.disk_usage(self.path.parent).free
-        if free < needed_bytes + min(_DISK_RESERVE_BYTES, needed_bytes):
-            raise DiskFull(str(self.path.parent), needed_bytes, free)
+        if not self.has_free(needed_bytes):
+            raise DiskFull(str(self.path.parent), needed_bytes, shutil.disk_usage(self.path.parent).free)
 
     def publish(self, partial: Path, types: dict[str, str]) -> None:
         """Check a finished file and give it its final name.

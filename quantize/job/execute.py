@@ -1,8 +1,5 @@
 """Runs a whole quantization job: convert, measure, plan, write, verify, publish. Native code runs in children."""
 
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -10,12 +7,12 @@ import msgspec
 from devices.errors import Cancelled
 from quantize.child import HERE, Executor, answer_of, reused_workers, run_task
 from quantize.convert.folder import ConversionResult, ConvertRequest, Prepared
-from quantize.errors import InvalidOption
-from quantize.files.gguf_split import read_gguf_model
+from quantize.errors import BudgetTooSmall, InvalidOption
+from quantize.files.gguf_split import GgufModel, read_gguf_model
 from quantize.files.measurement_cache import bounded
 from quantize.files.measurement_folder import file_sha256, hash_is_cached, model_sha256
 from quantize.files.output_file import Output
-from quantize.files.provenance import provenance_bytes, report_path
+from quantize.files.provenance import provenance_bytes
 from quantize.job.forecast import (
     JobShape,
     Spent,
@@ -39,21 +36,18 @@ from quantize.job.gate_run import (
     verdict,
     verify_request,
 )
+from quantize.job.phases import JobPhases
 from quantize.job.plan_file import (
-    NO_PLAN,
     applied,
     arithmetic_for,
     check_claim,
     check_source,
     check_texts,
-    plan_of,
-    same_or_not,
-    write_plan,
 )
+from quantize.job.publish import FileSoFar, Writing, packed, publish
 from quantize.job.question import exact_types_of, has_choice, measured_cache, plan_input
-from quantize.job.report import provenance_of, write_report
-from quantize.job.request import QuantizeReport, QuantizeRequest, Shipped
-from quantize.job.round_plan import round_plan, types_to_round
+from quantize.job.request import QuantizeReport, QuantizeRequest, Shipped, Stopped
+from quantize.job.round_plan import types_to_round
 from quantize.job.source import (
     CachedMeasurement,
     Identity,
@@ -71,7 +65,7 @@ from quantize.job.source import (
     watched,
     whole_spec,
 )
-from quantize.job.write_model import WriteRequest, plain_types, stamp
+from quantize.job.write_model import WriteRequest
 from quantize.measure.kv_cache import KvCacheLoss
 from quantize.measure.run import measure, measure_inputs, never_measured
 from quantize.measure.verify import verify
@@ -85,80 +79,10 @@ from quantize.measurements import (
 )
 from quantize.plan.llama_cpp_preset_rules import MIXES
 from quantize.plan.plan import PlanInput, given_plan, make_plan
-from quantize.types import FileReport, ModelSpec, Rounding
+from quantize.types import FileReport, ModelSpec, QuantPlan, Rounding
 
-# The phases of a job: progress, cancellation and duration.
-
-
-class JobPhases:
-    """Runs the phases of a job; `seconds` holds the total duration of each phase by name."""
-
-    def __init__(self, on_progress: OnProgress, cancelled: CancelCheck) -> None:
-        self.on_progress = JobProgress(on_progress)
-        self.cancelled = cancelled
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time a phase. Raises: Cancelled, before the phase starts."""
-        if self.cancelled():
-            raise Cancelled
-        self.on_progress(Progress(phase=name, done=0.0, total=1.0))
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 3)
-
-
-# Worker phases within a phase of the job: (job phase, start, fraction). Measured: log-archive.md, "Quantization in
-# minutes" ("Phases").
-_INSIDE: dict[str, tuple[str, float, float]] = {
-    "smooth": ("measure", 0.0, 0.02),
-    "survey": ("measure", 0.0, 0.02),
-    "moments": ("measure", 0.02, 0.36),
-    "errors": ("measure", 0.38, 0.18),
-    "alpha": ("measure", 0.56, 0.44),
-    "prepare": ("convert", 0.0, 1.0),
-    "exact": ("read", 0.0, 1.0),
-}
-# Weight of the forecast against the pace so far, as a fraction of the whole job.
-_TRUST_FRAC = 0.1
-
-
-class JobProgress:
-    """Forwards progress, with the finished fraction of the whole job and the remaining seconds.
-
-    `expect` sets the phases; without it, progress is forwarded without a total.
-    """
-
-    def __init__(self, on_progress: OnProgress) -> None:
-        self._on_progress = on_progress
-        self._phases: dict[str, float] = {}
-        self._done = 0.0
-        self._started = time.monotonic()
-
-    def expect(self, phases: Mapping[str, float]) -> None:
-        """Set the expected seconds of each phase, in order."""
-        self._phases = dict(phases)
-
-    def __call__(self, progress: Progress) -> None:
-        """Report the progress of the whole job; it never decreases."""
-        total = sum(self._phases.values())
-        if total <= 0:  # without a forecast, a worker's remaining seconds cover only its own phase
-            self._on_progress(msgspec.structs.replace(progress, left_s=None))
-            return
-        phase, first, part = _INSIDE.get(progress.phase, (progress.phase, 0.0, 1.0))
-        if phase in self._phases:
-            within = first + part * min(1.0, progress.done / progress.total if progress.total else 0.0)
-            before = sum(s for p, s in list(self._phases.items())[: list(self._phases).index(phase)])
-            self._done = max(self._done, before + within * self._phases[phase])
-        trust = _TRUST_FRAC * total
-        pace = (time.monotonic() - self._started + trust) / (self._done + trust)
-        left = (total - self._done) * pace
-        self._on_progress(msgspec.structs.replace(progress, share=self._done / total, left_s=left))
-
-
+# Files of the output's size on the disk at once: the first version, the final one and the preset.
+_FILES_AT_ONCE = 3
 _EXPECTED = "nothing was measured yet: the plan and its figures are estimates, and will change"
 
 
@@ -168,11 +92,12 @@ def quantize(
     cancelled: CancelCheck,
     executor: Executor = HERE,
     judge: GateEvaluator | None = None,
+    keeps: CancelCheck = lambda: False,
 ) -> QuantizeReport:
     """Run the whole job; blocks. The output gets its final name only when it is complete and verified.
 
     `judge` runs the tasks of the request's quality gate. If the gate rejects, the report says so and no file is
-    left.
+    left. If the job is cancelled while `keeps()` is true, it ends with its best file so far, if it has one.
 
     Raises: BudgetTooSmall, InvalidOption, BadFile and its subclasses, BadWeights, UnsupportedModel: invalid request
     or source. DiskFull, NotWritable, SourceChanged, ChildDied: problems of the environment. Cancelled. In all these
@@ -191,7 +116,12 @@ def quantize(
         reused_workers(),
         watched(request.source) as job.identity,
     ):
-        return job.run()
+        try:
+            return job.run()
+        except Cancelled:
+            if job.so_far is None or not keeps():
+                raise
+            return job.so_far.publish(request, output, job.identity)
 
 
 class _Job:
@@ -214,6 +144,7 @@ class _Job:
         self.writing = Writing(self.phases, executor, self._measure_request)
         self.rates = learned_rates(request.cache_dir)
         self.spent: Spent | None = None
+        self.so_far: FileSoFar | None = None
         self.asked_all = self.fresh = False
         self.source_sha256 = self.text_sha256 = ""
         self.kv_damage: tuple[KvCacheLoss, ...] = ()
@@ -285,6 +216,7 @@ class _Job:
             check_texts(request.plan, request.calibration, request.imatrix)
         with self.phases.phase("read"):
             self.exact = exact_types_of(self.request, source, self.on_progress, self.cancelled)
+        self._write_first(source, model, spec)
         self.basis = self._basis(source, model.file_bytes)
         self.scale_header_bytes = self.basis.scale_header_bytes(model, spec)
         measured = None if request.plan else self._measured(source)
@@ -299,6 +231,69 @@ class _Job:
         rounded = types_to_round(report.plan, self.rounding, measured, request.plan)
         return self._create(source, question, imatrix, rounded, report)
 
+    def _write_first(self, source: Path, model: GgufModel, spec: ModelSpec) -> None:
+        """Write the file of tier instant, which the job can end with at any time; skipped without the disk space.
+
+        A gate or a plan to follow decides about the file, so that there is none before.
+        """
+        request = self.request
+        if request.tier == "instant" or request.plan_only or request.plan is not None or request.gate is not None:
+            return
+        question = plan_input(
+            request, Rounding.STOCK, spec, header_bytes(model, spec), None, request.imatrix, self.exact
+        )
+        try:
+            plan = make_plan(question, request.goal)
+        except (BudgetTooSmall, InvalidOption):  # it needs types that are planned only with measurements
+            return
+        copied = model.file_bytes if smooths(request, self.rounding) else 0
+        if not self.output.has_free(_FILES_AT_ONCE * plan.file_bytes + copied):
+            return
+
+        def report(progress: Progress) -> None:
+            self.on_progress(msgspec.structs.replace(progress, phase="first"))
+
+        with self.phases.phase("first"):
+            lossless = types_to_round(plan, Rounding.STOCK, None, None)
+            exact = RoundRequest(
+                measure=self._measure_request(source), types=lossless, rounding=Rounding.STOCK, exact=True
+            )
+            task = WriteRequest(
+                source=source,
+                out=self.output.partial("first"),
+                types=plan.types,
+                file_type=file_type(plan.goal.mix) if plan.goal.mix in MIXES else mostly(source, plan.types),
+                imatrix=request.imatrix,
+                packed=packed(exact, report, self.cancelled, self.executor) if lossless else {},
+                threads=request.threads,
+            )
+            run_task("write", task, report, self.cancelled)
+        self._keep(task, self._report(plan, question, self.source_sha256, model.file_bytes), "unmeasured")
+
+    def _keep(self, written: WriteRequest, report: QuantizeReport, stopped: Stopped) -> None:
+        """Make a complete file the one that the job ends with if it is stopped; remove the one before."""
+        before, unmeasured = self.so_far, stopped == "unmeasured"
+        report = msgspec.structs.replace(
+            report,
+            rounding=Rounding.STOCK if unmeasured else self.rounding,
+            smoothed=0 if unmeasured else self.basis.even.changed,
+            stopped=stopped,
+            effort="",
+            more="",
+            warnings=tuple(self.warnings),
+        )
+        self.so_far = FileSoFar(written.out, written.types, report)
+        self.on_progress.usable = stopped
+        if before is not None:
+            before.path.unlink(missing_ok=True)
+
+    def _require_disk(self, needed_bytes: int) -> None:
+        """Check the free space; gives up the file so far if that makes the difference. Raises: DiskFull."""
+        if self.so_far is not None and not self.output.has_free(needed_bytes):
+            self.so_far.path.unlink(missing_ok=True)
+            self.so_far, self.on_progress.usable = None, ""
+        self.output.require_disk(needed_bytes)
+
     def _planned(self, question: PlanInput, source_hash: str, source_bytes: int) -> QuantizeReport:
         """A report with the plan and its forecast; the results are still empty."""
         with self.phases.phase("plan"):
@@ -307,6 +302,9 @@ class _Job:
                 plan = make_plan(question, self.request.goal)
             else:
                 plan = applied(given, given_plan(question, given.goal, given.types))
+        return self._report(plan, question, source_hash, source_bytes)
+
+    def _report(self, plan: QuantPlan, question: PlanInput, source_hash: str, source_bytes: int) -> QuantizeReport:
         expected = forecast(self._shape(question.model, source_bytes), plan, self.rates)
         return QuantizeReport(
             source=str(self.request.source),
@@ -350,7 +348,7 @@ class _Job:
         """Write, compare and publish."""
         plan, basis = report.plan, self.basis.path
         rival = stock_rival(question, plan, self.rounding) if self.verifies else None
-        self.output.require_disk(plan.file_bytes + (rival.file_bytes if rival else 0))
+        self._require_disk(plan.file_bytes + (rival.file_bytes if rival else 0))
         ours = WriteRequest(
             source=basis,
             out=self.output.partial("ours"),
@@ -363,6 +361,8 @@ class _Job:
         if rival is None and self.verifies and plan.best_stock is None:
             self.warnings.append(no_rival(question, plan))
         written = self.writing.written(ours)
+        if self.request.plan is None and self.request.gate is None:
+            self._keep(ours, report, "uncompared")
         stock = None
         if rival:
             out, ftype = self.output.partial("stock"), file_type(rival.name)
@@ -407,7 +407,7 @@ class _Job:
             return report
         report = publish(self.request, self.output, report, chosen, types, rounded.keys(), self.identity)
         fresh = ("hash", "measure", "round") if self.fresh else ()
-        whole = {"convert", "write", "verify", *fresh, *(["gate"] if self.asked_all else [])}
+        whole = {"convert", "first", "write", "verify", *fresh, *(["gate"] if self.asked_all else [])}
         learn_rates(self.request.cache_dir, self._shape(question.model, report.source_bytes), report, whole)
         return report
 
@@ -495,79 +495,3 @@ class _Job:
             )
         self.warnings += cautions(gate)
         return gate
-
-
-class Writing:
-    """Rounds tensors and writes files.
-
-    `measure` returns the measure request of a weights file; its cache holds the Hessians.
-    """
-
-    def __init__(self, phases: JobPhases, executor: Executor, measure: Callable[[Path], MeasureRequest]) -> None:
-        self._phases, self._executor, self._measure = phases, executor, measure
-
-    def packed(
-        self,
-        source: Path,
-        types: dict[str, str],
-        imatrix: Path | None,
-        rounding: Rounding,
-        exact: Collection[str] = (),
-    ) -> dict[str, Path]:
-        """Packed blocks by tensor; the other tensors are rounded while the file is written."""
-        measure = self._measure(source)
-        packed: dict[str, Path] = {}
-        lossy = {n: q for n, q in types.items() if n not in exact}
-        lossless = {n: q for n, q in types.items() if n in exact}
-        for task in (
-            RoundRequest(measure=measure, types=lossy, rounding=rounding, imatrix=imatrix),
-            RoundRequest(measure=measure, types=lossless, rounding=Rounding.STOCK, exact=True),
-        ):
-            if task.types:
-                with self._phases.phase("round"):
-                    tensors = list(
-                        round_plan(task, self._phases.on_progress, self._phases.cancelled, self._executor)
-                    )
-                packed |= {t.name: Path(str(getattr(t.blocks, "filename", ""))) for t in tensors}
-        return packed
-
-    def written(self, task: WriteRequest) -> Path:
-        """Write the file and return its path."""
-        if self._executor is not HERE:  # round in the executor what `write` would round itself
-            packed = self.packed(task.source, plain_types(task), task.imatrix, Rounding.STOCK)
-            task = msgspec.structs.replace(task, packed={**packed, **task.packed})
-        with self._phases.phase("write"):
-            run_task("write", task, self._phases.on_progress, self._phases.cancelled)
-        return task.out
-
-
-def publish(
-    request: QuantizeRequest,
-    output: Output,
-    report: QuantizeReport,
-    chosen: Path,
-    types: dict[str, str],
-    rounded: Collection[str],
-    source: Identity,
-) -> QuantizeReport:
-    """Stamp the `chosen` file, check it and give it its final name. Returns the completed report.
-
-    Raises: SourceChanged: the source has changed. BadFile, InvalidOption: as in `Output.publish`, or the file
-    differs from the one that the followed plan describes. OSError.
-    """
-    given, exports = request.plan, request.export_plan
-    provenance = given.provenance if given and report.shipped == "ours" else provenance_of(report, request.tier)
-    stamp(chosen, provenance)
-    digest = file_sha256(chosen) if given or exports else ""
-    if given and report.shipped == "ours":
-        note = same_or_not(given, digest, force=request.force)
-        report = msgspec.structs.replace(report, warnings=(*report.warnings, note))
-    exported = plan_of(request, report, rounded, provenance, digest) if exports else None
-    if exports and not exported:
-        report = msgspec.structs.replace(report, warnings=(*report.warnings, NO_PLAN))
-    check_unchanged(request.source, source)
-    output.publish(chosen, types)
-    write_report(report_path(output.path), report)
-    if exports and exported:
-        write_plan(exports, exported)
-    return report

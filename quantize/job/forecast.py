@@ -30,7 +30,7 @@ from quantize.tensor_rules import allows_quantization
 from quantize.types import ModelSpec, QuantPlan, Rounding, SizeTarget, TensorSpec, Tier
 
 # Phases named as in `QuantizeReport.seconds`, in the order of the progress bar.
-PHASES = ("convert", "hash", "measure", "plan", "round", "write", "verify", "gate")
+PHASES = ("convert", "hash", "first", "measure", "plan", "round", "write", "verify", "gate")
 Rates = Mapping[str, float]
 
 # Compute-bound phases: their time scales with the speed of this machine compared with the table's.
@@ -180,6 +180,8 @@ def _core_seconds(shape: JobShape) -> dict[str, float]:
     phases["hash"] = shape.source_bytes / _HASH_BYTES
     phases["convert"] = shape.source_bytes / _CONVERT_BYTES if shape.converts else 0.0
     phases["write"] = weights / _WRITE_WEIGHTS * (1 if shape.rounding == Rounding.STOCK else 0.15)
+    if shape.tier != "instant" and shape.gate is None:
+        phases["first"] = weights / _WRITE_WEIGHTS
     if shape.tier != "instant" and not shape.measured:
         phases["measure"] = _measuring(shape, matrices, evaluated)
         phases["measure"] += evaluated(_SMOOTHING_TOKENS, 0.0) if _smooths(shape) else 0.0

@@ -64,6 +64,8 @@ def _ways(report: QuantizeReport) -> list[str]:
     if report.shipped != "stock":
         counts = exact_counts(report.plan)
         lines += [f"tensors trained for {grid}, whose weights lose nothing: {n}" for grid, n in counts.items()]
+    if report.stopped:
+        lines.append(f"stopped early: {STOPPED[report.stopped]}; start again to continue from what was measured")
     if report.smoothed:
         lines.append(
             f"{report.smoothed} inputs smoothed: LoRA adapters of the original work here, but not in other programs"
@@ -76,6 +78,11 @@ def _ways(report: QuantizeReport) -> list[str]:
     return lines
 
 
+# What is missing in the file of a job that was stopped.
+STOPPED = {
+    "unmeasured": "this first version was made without measuring the model, and not compared with a preset",
+    "uncompared": "this file was not compared with a preset",
+}
 # What the grid of a type is called.
 GRIDS = {t.name: t.traits.grid for t in GgmlType if t.traits.grid}
 

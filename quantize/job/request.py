@@ -10,6 +10,8 @@ from quantize.job.portable_plan import PlanFile
 from quantize.types import DeviceKind, FileReport, KvOption, QuantPlan, Rounding, SizeTarget, Tier, TypeOverride
 
 Shipped = Literal["ours", "stock", "nothing"]
+# What a file lacks whose job was stopped: measurements of the model, or the comparison with a preset.
+Stopped = Literal["", "unmeasured", "uncompared"]
 
 
 class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +87,7 @@ class QuantizeReport(msgspec.Struct, frozen=True, kw_only=True):
     the number of smoothed inputs (SmoothQuant) in Tessera's file, `gpu_layers` the layers evaluated on the GPU.
     `own` is Tessera's file on the user's text. `kv_damage` is the KL divergence of smaller K or V types for this
     model, by context length. `formats` is the number of the source's weights stored in few bits, by format.
+    `stopped`: the job was asked to end with its best file so far, which lacks measurements or the comparison.
     """
 
     version: int = 1
@@ -109,6 +112,7 @@ class QuantizeReport(msgspec.Struct, frozen=True, kw_only=True):
     kv_damage: dict[str, dict[int, float]] = {}
     more: str = ""
     formats: dict[str, int] = {}
+    stopped: Stopped = ""
     warnings: tuple[str, ...] = ()
     tool: str = ""
 

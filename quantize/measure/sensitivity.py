@@ -27,9 +27,10 @@ _LOGITS_BYTES = 256 << 20  # memory for the reference's predictions
 # text: positions within one window are similar. Measured: log-archive.md, "Quantization in minutes" ("Bands").
 PROBE_WINDOW = 256
 _STREAMS = 16  # stored positions in the model at most; a swap is evaluated from the last one before it
-_SCORED_STEP = (
-    4  # only every fourth position is compared: neighbours say little more, and the head's product is large
-)
+# Only every eighth position is compared, because the head's product is large and neighbours say little more: on six
+# windows of a real model the standard error of a band was 10.1 % of the value (30 % in the first layers), as with
+# every second position.
+_SCORED_STEP = 8
 
 
 class AlphaRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +147,7 @@ class _Probe:
 
 
 def _scored_positions(num_vocab: int, windows: int) -> npt.NDArray[np.bool_]:
-    """Every fourth position, or fewer if the logits of a large vocabulary would not fit in memory."""
+    """Every eighth position, or fewer if the logits of a large vocabulary would not fit in memory."""
     step = max(_SCORED_STEP, -(-PROBE_WINDOW * windows * num_vocab * 4 // _LOGITS_BYTES))
     keep = np.zeros(PROBE_WINDOW, np.bool_)
     keep[step - 1 :: step] = True

@@ -95,7 +95,8 @@ def as_floats(source: Path, folder: Path, gpu_layers: int) -> Iterator[Path]:
     weights = SourceWeights(source)
     tensors = [tensor for _, tensor in weights.model.tensors()]
     floats = 4 * sum(t.num_values for t in tensors)
-    suits = {t.ggml_type for t in tensors} <= {GgmlType.F16, GgmlType.F32} and floats <= _MOST_FLOAT_BYTES
+    types = {t.ggml_type for t in tensors}
+    suits = GgmlType.F16 in types <= {GgmlType.F16, GgmlType.F32} and floats <= _MOST_FLOAT_BYTES
     if gpu_layers or not suits or platform.machine().lower() not in {"x86_64", "amd64"}:
         yield source
         return

@@ -60,27 +60,47 @@ def test_what_a_linked_model_became_is_in_the_library(beside, tmp_path):
     assert made["path"] in {model["files"][0]["path"] for model in listed if model["id"] == made["model"]}
 
 
-def test_an_ended_command_cancels_its_job_and_leaves_no_file(beside, tmp_path):
-    out = tmp_path / "never.gguf"
-    running = start(
-        beside, "quantize", str(SPARK), str(out), "--budget", "5000000B", "--tier", "max", "--threads", "1"
-    )
-    deadline = time.monotonic() + 60
-    while not any(j["state"] == "running" and j["progress"]["phase"] for j in of_kind(beside, "quantize")):
+def interrupted(server, running, when):
+    """Send Ctrl-C as soon as the job is in that state; returns the output."""
+    deadline = time.monotonic() + 90
+    while not any(j["state"] == "running" and when(j["progress"]) for j in of_kind(server, "quantize")):
         assert running.poll() is None, running.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.1)
     running.send_signal(signal.SIGINT)
     try:
-        _, errors = running.communicate(timeout=60)
+        return running.communicate(timeout=60)
     except subprocess.TimeoutExpired:
         running.send_signal(signal.SIGABRT)  # its traceback shows where it hangs
-        pytest.fail(f"{of_kind(beside, 'quantize')}\n{running.communicate()}")
+        pytest.fail(f"{of_kind(server, 'quantize')}\n{running.communicate()}")
+
+
+def test_an_ended_command_cancels_its_job_and_leaves_no_file(beside, tmp_path):
+    out = tmp_path / "never.gguf"
+    # so few bytes that there is no first version without measurements
+    options = ("--budget", "3050000B", "--lock", "output=Q4_K", "--tier", "max", "--threads", "1")
+    running = start(beside, "quantize", str(SPARK), str(out), *options)
+    _, errors = interrupted(beside, running, lambda progress: progress["phase"])
     assert running.returncode == 130, errors
     assert errors.strip().endswith("Cancelled.")
     assert "Traceback" not in errors
     assert of_kind(beside, "quantize")[0]["state"] == "cancelled"
     assert not out.exists()
+
+
+def test_an_ended_command_keeps_the_first_version_of_its_file(beside, tmp_path):
+    out = tmp_path / "first.gguf"
+    source = small_file(tmp_path / "source.gguf", 2)
+    options = ("--budget", "1200000B", "--tier", "max", "--threads", "1")
+    running = start(beside, "quantize", str(source), str(out), *options)
+    said, errors = interrupted(beside, running, lambda progress: progress["partial"].get("usable"))
+    assert running.returncode == 130, errors
+    assert "stopped early" in said
+    assert "Traceback" not in errors
+    job = of_kind(beside, "quantize")[0]
+    assert (job["state"], job["result"]["path"]) == ("done", str(out))
+    assert job["result"]["report"]["stopped"] in {"unmeasured", "uncompared"}
+    assert job["result"]["report"]["file_bytes"] == out.stat().st_size
 
 
 def test_a_relative_path_over_http_is_refused(beside):

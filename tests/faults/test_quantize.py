@@ -274,6 +274,40 @@ def test_cancelling_leaves_nothing(tmp_path, source):
     assert left(tmp_path) == set()
 
 
+@pytest.mark.parametrize("lacks", ["unmeasured", "uncompared"])
+def test_a_stopped_job_keeps_its_best_file_so_far(tmp_path, lacks):
+    """The first version comes before any measurement; when the final file is written, it takes its place."""
+    source, usable = small_file(tmp_path / "source.gguf", 2), [""]
+    limits = {"max_tokens": 1024, "probe_tokens": 256, "goal": SizeTarget(kind="budget", limit_bytes=1_200_000)}
+    job = request(tmp_path, source=source, tier="balanced", rounding="stock", verify=True, **limits)
+
+    def watch(progress):
+        usable.append(progress.usable)
+
+    report = quantize(job, watch, lambda: usable[-1] == lacks, keeps=lambda: True)
+    assert report.stopped == lacks
+    assert report.ours is None
+    assert left(tmp_path) == {"out.gguf", "out.tessera.json"}
+    file = read_gguf(tmp_path / "out.gguf")
+    assert {t.name: t.ggml_type.name for t in file.tensors} == report.plan.types
+    assert file.file_bytes == report.file_bytes <= 1_200_000
+    said = read_provenance(str(file.metadata[KEY]))
+    assert said is not None
+    assert said.tier == ("instant" if lacks == "unmeasured" else "balanced")
+    assert bool(report.plan.evidence.sensitivity_sha256) == (lacks == "uncompared")
+    assert read_report(report_path(tmp_path / "out.gguf")) == report
+
+
+def test_a_job_stopped_without_a_file_or_without_keeping_it_leaves_nothing(tmp_path):
+    source, usable = small_file(tmp_path / "source.gguf", 2), [""]
+    job = request(tmp_path, source=source, tier="balanced", goal=SizeTarget(kind="budget", limit_bytes=1_200_000))
+    with pytest.raises(Cancelled):
+        quantize(job, lambda _: None, lambda: True, keeps=lambda: True)
+    with pytest.raises(Cancelled):
+        quantize(job, lambda p: usable.append(p.usable), lambda: bool(usable[-1]))
+    assert left(tmp_path) == set()
+
+
 JOB = """
 import sys
 from pathlib import Path

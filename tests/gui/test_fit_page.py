@@ -10,7 +10,7 @@ from PySide6.QtCore import QPoint
 from PySide6.QtWidgets import QFileDialog
 
 from app.gui import formatted
-from app.gui.job_card import note_of, step_words
+from app.gui.job_card import JobCard, note_of, step_words
 from app.gui.jobs import Jobs
 from app.gui.quantize.page import FitPage
 from app.gui.quantize.report import report_card
@@ -54,6 +54,29 @@ def test_the_slider_forecasts_live_and_starts_a_job(qtbot, fit, server):
     assert "Step 3 of 6: measuring quality loss · 40 %" in texts(fit), "one bar over all steps, in words"
     body = next(body for method, path, body in server.requests if path == "/tessera/v1/quantize")
     assert msgspec.convert(body, QuantizeOptions) == QuantizeOptions(model="spark", budget_bytes=budget)
+
+
+def test_a_job_with_a_first_version_can_be_stopped_and_keeps_it(qtbot, fit, server):
+    progress = Progress(phase="moments", done=400, total=1000)
+    running = job(JobKind.QUANTIZE, title="Spark", progress=progress)
+    fit._jobs.changed.emit(running)
+    (card,) = fit.findChildren(JobCard)
+    assert not card._finish.isVisible()
+    usable = msgspec.structs.replace(progress, partial={"usable": "unmeasured"})
+    fit._jobs.changed.emit(running.changed(progress=usable))
+    assert "a first version is ready" in texts(card)
+    report = msgspec.structs.replace(
+        quantize_report(17_000_000, 0.01, 0.02), stopped="unmeasured", ours=None, stock=None
+    )
+    result = msgspec.to_builtins(
+        Quantized(model="spark-4", path="/models/spark-4.gguf", report=report), enc_hook=str
+    )
+    server.routes["POST", f"/tessera/v1/jobs/{running.id}/finish"] = lambda body: job(
+        JobKind.QUANTIZE, "done", title="Spark", result=result
+    )
+    assert card._finish.accessibleName() == "Stop and keep the file so far"
+    card._finish.click()
+    qtbot.waitUntil(lambda: "this first version was made without measuring the model" in texts(fit))
 
 
 def test_a_model_that_is_quantized_already_leads_to_its_original(qtbot, fit, server):

@@ -106,6 +106,15 @@ def _how(report: QuantizeReport) -> list[str]:
     """How the file was made, if not in the usual way."""
     text = _tr("The source stores {n} weights as {format}. What that lost cannot be restored.")
     lines = [text.format(n=n, format=what) for what, n in report.formats.items()]
+    if report.stopped == "unmeasured":
+        lines.append(
+            _tr(
+                "Stopped early: this first version was made without measuring the model. Start again to continue "
+                "from what was measured."
+            )
+        )
+    elif report.stopped:
+        lines.append(_tr("Stopped early, before the comparison with the llama.cpp preset."))
     if report.shipped != "stock":
         lines += grid_words(report.plan)
     if report.smoothed:

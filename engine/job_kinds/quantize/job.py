@@ -112,12 +112,14 @@ def make(
         raise InputFault("This program cannot run tasks on a model.", "gate")
 
     def progress(at: Progress) -> None:
-        control.report(at.phase, round(_BAR * (at.share or 0.0)), _BAR, "", at.detail, left_s=at.left_s)
+        partial = {"usable": at.usable} if at.usable else {}
+        control.report(at.phase, round(_BAR * (at.share or 0.0)), _BAR, "", at.detail, partial, at.left_s)
 
     try:
         with texts_of(options) as given:
             request = build_request(given, source.path, out, catalogue.paths, resources, gate)
-            report = run_quantize(request, progress, lambda: control.stopping, executor, judge)
+            stopping, finishing = (lambda: control.stopping), (lambda: control.finishing)
+            report = run_quantize(request, progress, stopping, executor, judge, keeps=finishing)
     except Cancelled:
         control.check()  # a pause, not a cancellation
         raise

@@ -1,4 +1,4 @@
-"""/tessera/v1/jobs: watch, pause, resume and cancel long-running jobs."""
+"""/tessera/v1/jobs: watch, pause, resume, finish and cancel long-running jobs."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -52,6 +52,12 @@ async def pause(request: Request, job: str) -> Job:
 async def resume(request: Request, job: str) -> Job:
     """Resume a paused or failed job."""
     return await asyncio.to_thread(_registry(request).resume, job)
+
+
+@router.post("/{job}/finish")
+async def finish(request: Request, job: str) -> Job:
+    """End a job with its best result so far. Possible once its `progress.partial.usable` is not empty."""
+    return _registry(request).finish(job)
 
 
 @router.post("/{job}/cancel")

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import msgspec
 import numpy as np
@@ -11,10 +12,11 @@ import pytest
 
 from quantize.child import run_task
 from quantize.files.measurement_folder import WorkFolder
+from quantize.measure import sensitivity
 from quantize.measure.collect_hessians import MomentsRequest
 from quantize.measure.hessians import partition
 from quantize.measure.run import measure_inputs
-from quantize.measure.sensitivity import AlphaRequest, swaps_file
+from quantize.measure.sensitivity import AlphaRequest, measure_swaps, swaps_file
 from tests.support.models.architectures import ARCHITECTURES
 from tests.support.models.measured_model import LAYERS, ROOT, ignore, never
 from tests.support.models.small_folder import short_text, small_file
@@ -92,13 +94,17 @@ def whole(request):
     return msgspec.structs.replace(request, gpu_layers=1)
 
 
-def test_swaps_are_judged_the_same_from_the_layer_they_change_on(measured, request_for):
-    found = []
-    alone = msgspec.structs.replace(request_for, threads=1, probe_tokens=512)
-    for request in (alone, whole(alone)):
+def test_swaps_are_judged_the_same_from_the_layer_they_change_on(measured, request_for, monkeypatch):
+    def judged(request):
         swaps_file(WorkFolder.open(request), "balanced", request.probe_tokens).unlink(missing_ok=True)
-        found.append(run_task("alpha", AlphaRequest(measure=request), ignore, never))
+        return measure_swaps(AlphaRequest(measure=request), lambda *_: None)
 
-    assert found[0] == found[1]
-    assert len(found[0]["kld"]) == 4 * LAYERS + 1  # inputs of each layer, and the table
-    assert min(found[0]["kld"].values()) > 0
+    alone = msgspec.structs.replace(request_for, threads=1, probe_tokens=512)
+    in_floats = judged(alone)
+    monkeypatch.setattr(sensitivity, "as_floats", lambda source, *_: nullcontext(source))
+    found = judged(alone)
+
+    assert found == judged(whole(alone))
+    assert len(found.kld) == 4 * LAYERS + 1  # inputs of each layer, and the table
+    assert min(found.kld.values()) > 0
+    assert in_floats.kld == pytest.approx(found.kld, rel=0.02), "evaluated in F32, which is quicker"

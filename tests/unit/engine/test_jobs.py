@@ -57,6 +57,33 @@ def test_only_so_many_of_a_kind_run_at_once(registry):
     assert registry.wait(jobs[0].id, 60).state == "cancelled"
 
 
+def test_a_job_with_a_usable_result_can_be_finished(registry):
+    begun, ready = threading.Event(), threading.Event()
+
+    def improve(params, control):
+        begun.set()
+        ready.wait(60)
+        control.report("measure", 1, 10, partial={"usable": "unmeasured"})
+        while not control.stopping:
+            time.sleep(0.01)
+        return {"finished": control.finishing}
+
+    registry.register(JobKind.QUANTIZE, improve)
+    job = registry.start(JobKind.QUANTIZE, "a file", {})
+    begun.wait(60)
+    with pytest.raises(InputFault, match="no usable result"):
+        registry.finish(job.id)
+    ready.set()
+    with registry.subscribe(job.id) as subscription:
+        while not registry.get(job.id).progress.partial:
+            subscription.take(60)
+    registry.finish(job.id)
+    done = registry.wait(job.id, 60)
+    assert (done.state, done.result) == ("done", {"finished": True})
+    with pytest.raises(InputFault, match="no usable result"):
+        registry.finish(job.id)
+
+
 def test_errors_become_facts_and_bugs_stay_bugs(registry, caplog):
     def fail(params, control):
         raise {

@@ -2,8 +2,8 @@
 
 import pytest
 
-from quantize.job import execute as bar_module
-from quantize.job.execute import JobProgress
+from quantize.job import phases as bar_module
+from quantize.job.phases import JobProgress
 from quantize.measurements import Progress
 
 PHASES = {"hash": 10.0, "measure": 100.0, "round": 50.0, "write": 10.0, "verify": 30.0}
