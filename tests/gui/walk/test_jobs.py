@@ -172,6 +172,19 @@ def test_a_measurement_is_watched_to_its_end_and_stopped(walk):
     walk.picture("measured")
 
 
+def test_making_a_model_fit_is_stopped_with_its_first_version(walk):
+    walk.go("Make it fit")
+    walk.until(f"{FIT}.start.isEnabled()")
+    before = len(walk.states("quantize"))
+    walk.click("Make it fit", f"{FIT}.start")
+    walk.ends("quantize", before, "running")
+    walk.until(f"'a first version is ready' in says({FIT})")
+    walk.picture("fit-first-version")
+    walk.click("Stop and keep the file so far", FIT)
+    walk.ends("quantize", before, "done")
+    walk.until(f"'Stopped early' in says({FIT})")
+
+
 def test_a_server_that_is_killed_at_work_says_what_became_of_it(walk):
     """The job goes on by itself or says that it was cut off; nothing waits for ever."""
     walk.go("Make it fit")
