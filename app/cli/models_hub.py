@@ -127,6 +127,8 @@ def _print_comparison(found: "UploadComparison") -> None:
         rows.append((loss.name, size(loss.size_bytes), f"{loss.bits_per_weight:.2f}", middle, ends, loss.problem))
     out = console()
     out.print(table(("upload", "size", "bits per weight", "expected loss", "between", ""), rows, cut=""))
+    if all(loss.kld is None for loss in found.uploads):
+        return
     echo(f"Expected loss in nats per token (KL divergence), compared with {found.original}.")
     if not found.tested_by:
         echo("How sensitive this model is to rounding is not known; this changes all values by the same factor.")

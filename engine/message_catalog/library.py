@@ -38,6 +38,8 @@ _HUB: Final = {
     "upload_of_other_model": "{tensor} is missing or has another shape than in {original}: it is not the same model",
     "upload_of_other_weights": "its weights are not those of {original}",
     "upload_damaged": "{tensor} holds values that are not finite: the file is damaged",
+    "upload_not_decoded": "its weights cannot be decoded: {why}",
+    "upload_rows_too_long": "its rows are so long that a sample would be more than {percent} % of the file",
     "names_no_repository": "{text!r} names no repository; write owner/name or owner/name:Q4_K_M",
     "no_repository_name": "{text!r} is no repository name (owner/name)",
     "no_ranges": "{file}: the server does not support range requests, so the file cannot be inspected",

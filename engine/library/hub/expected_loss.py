@@ -31,6 +31,7 @@ from engine.library.hub.types import CompareTask, QuantVariant, RepoFile, Reposi
 from engine.library.inspect_files import gguf_details
 from engine.message_catalog import sentence
 from engine.message_catalog.reasons import Reason, because
+from quantize.child import ChildDied
 from quantize.convert.row_numbers import CheckpointRows
 from quantize.files import channel_scales, provenance
 from quantize.files.gguf_file import GgufFile, TensorInfo
@@ -51,6 +52,8 @@ _AT_ONCE = 12
 # Ranges that are closer than this are read as one: a request costs more than these bytes.
 _GAP_BYTES = 2048
 _MAX_WAITS = 5
+# A file of a few huge rows would be read as a whole. A small one may be, if its rows are few.
+_MOST_SHARE, _LITTLE_BYTES = 0.03, 1 << 20
 # A relative error of all weights together as large as this means other weights, not rounding.
 _OTHER_WEIGHTS = 0.7
 # Quantizations that count as the original, the most exact ones first.
@@ -165,6 +168,8 @@ def compare(client: HubClient, catalogue: Catalogue, task: CompareTask, control:
     control.report("planning", 0, 0)
     finder = _Finder(client, catalogue.paths, control)
     uploads = finder.uploads([parse_hub_name(name) for name in task.uploads], task.more)
+    if not uploads:  # no header can be read
+        return UploadComparison(original=task.original, uploads=finder.unread)
     original = finder.original(task.original, uploads)
     uploads = [upload for upload in uploads if upload.name != original.name]
     model, quick_kld = _tested(catalogue, uploads)
@@ -455,8 +460,11 @@ class _Job:
                         tensors=plan.tensors,
                         scales=upload.text(channel_scales.KEY),
                     )
-                    errors = row_errors(request, lambda _: None, lambda: self._control.stopping)
-                    self._keep(upload, errors)
+                    try:
+                        errors = row_errors(request, lambda _: None, lambda: self._control.stopping)
+                        self._keep(upload, errors)
+                    except ChildDied as error:  # ggml stops at bytes that it does not expect
+                        errors = because("upload_not_decoded", why=str(error))
                 self._control.check()
                 yield upload, errors
 
@@ -553,6 +561,9 @@ def _plan(original: _Original, upload: _Upload) -> _Plan | Reason:
         exact += found
         begin += sum(span.nbytes for span in own)
         original_begin += sum(span.nbytes for span in found)
+    for spans, size_bytes in ((ranges, upload.choice.size_bytes), (exact, original.choice.size_bytes)):
+        if sum(span.nbytes for span in spans) > max(_MOST_SHARE * size_bytes, _LITTLE_BYTES):
+            return because("upload_rows_too_long", percent=round(100 * _MOST_SHARE))
     return _Plan(ranges, exact, tuple(sampled))
 
 

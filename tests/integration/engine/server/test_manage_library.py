@@ -1,6 +1,7 @@
 """The library and its jobs over HTTP: a real server on loopback with the fake hub."""
 
 import json
+import struct
 import threading
 import time
 from pathlib import Path
@@ -329,6 +330,25 @@ def test_what_cannot_be_compared_says_why(server, hub, uploads):
     no_ranges = compared(server, uploads=["one/Spark"], original="org/Spark")
     assert "range requests" in no_ranges["error"]["message"]
     assert hub.sent_bytes < SPARK.stat().st_size / 2  # until the connection was closed
+
+
+def test_hostile_uploads_are_refused_one_by_one(server, hub, uploads):
+    raw = SPARK.read_bytes()
+    name = b"blk.0.attn_q.weight"
+    at = raw.index(name) + len(name)
+    assert struct.unpack_from("<IQQI", raw, at) == (2, 256, 256, 1)
+    one_row = raw[:at] + struct.pack("<IQQI", 2, 256 * 256, 1, 1) + raw[at + 24 :]
+    no_weights = raw[:at] + struct.pack("<IQQI", 2, 512, 256, 24) + raw[at + 24 :]  # I8, which ggml cannot expand
+    files = {"a-Q4_0.gguf": uploads["Q4_0"], "b-Q5_0.gguf": one_row, "c-Q5_1.gguf": b"GGUF" + b"\xff" * 999}
+    hub.add("one/Spark", {**files, "d-F16.gguf": raw})
+    hub.add("two/Spark", {"d-F16.gguf": no_weights, "e-Q4_1.gguf": no_weights})
+    job = compared(server, uploads=["one/Spark"])
+    problems = {u["label"]: u["problem"] for u in job["result"]["uploads"]}
+    assert problems["Q4_0"] == ""
+    assert "not the same model" in problems["Q5_0"]
+    assert "version" in problems["Q5_1"]
+    [refused] = compared(server, uploads=["two/Spark:Q4_1"])["result"]["uploads"]
+    assert "cannot be decoded" in refused["problem"]
 
 
 def test_a_comparison_can_be_cancelled(server, hub, uploads):
