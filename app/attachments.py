@@ -14,7 +14,9 @@ MAX_TEXT_BYTES = 8 << 20
 MAX_FILE_BYTES = 64 << 20
 MAX_IMAGE_BYTES = 20 << 20
 IMAGES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
-_PARSED = frozenset({"pdf", "docx", "pptx", "xlsx", "opendocument", "rtf", "epub", "eml", "mbox"})
+OTHER_IMAGES = frozenset({".avif", ".bmp", ".gif", ".heic", ".heif", ".jxl", ".svgz", ".tif", ".tiff"})
+# "unread": formats of which the reader says in which other one to save them.
+_PARSED = frozenset({"pdf", "docx", "pptx", "xlsx", "opendocument", "rtf", "epub", "eml", "mbox", "unread"})
 
 
 class DocumentError(Exception):
@@ -61,6 +63,8 @@ def read(path: Path) -> Document:
     suffix = path.suffix.lower()
     if suffix in IMAGES:
         return Document(path.name, IMAGES[suffix], data=_bytes(path, size, MAX_IMAGE_BYTES))
+    if suffix in OTHER_IMAGES:
+        raise DocumentError(path.name, f"{suffix} images are not read; save it as PNG, JPEG or WebP")
     kind = kind_of(path.name)
     if kind in _PARSED:
         if size > MAX_FILE_BYTES:

@@ -54,6 +54,7 @@ UNREADABLE_DOCUMENTS: Final = (
     "its text is in an embedded file that is not read ({name})",
     "it is generated: its lines have more than {chars} characters on average",
     "row {row} is no row of a table ({why})",
+    "{kind} images are not read; save it as PNG, JPEG or WebP",
     "{kind} files are not read; save it as .docx, .pptx, .xlsx, .odt or PDF",
     "the page is damaged",
     "its text cannot be read ({why})",

@@ -34,6 +34,11 @@ def test_dialogs_are_left_without_any_change(walk, tmp_path):
     walk.attach(notes)
     walk.click("Remove notes.txt", "chat.composer")
     walk.until("'notes.txt' not in says(chat.composer)")
+    letter = tmp_path / "letter.doc"
+    letter.write_bytes(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 600)
+    walk.click("Attach files", "chat")
+    walk.choose_file(letter)
+    walk.until("'save it as .docx' in says(chat)")
     walk.say("What is Tessera?")
     walk.click("Edit and ask again", "chat")
     walk.until("spot('Edit your message', chat.transcript)")

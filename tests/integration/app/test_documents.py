@@ -1,5 +1,6 @@
 """Files attached to a chat: text, images, PDF and Word, and unsupported or damaged files."""
 
+import re
 import time
 import zipfile
 
@@ -63,6 +64,22 @@ def test_word_gives_paragraphs_and_tables(tmp_path):
     table.cell(0, 0).text, table.cell(0, 1).text = "left", "right"
     word.save(str(tmp_path / "x.docx"))
     assert read(tmp_path / "x.docx").text == "First line\n\nleft | right"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("letter.doc", ".doc files are not read; save it as .docx"),
+        ("Table.XLS", ".xls files are not read; save it as .docx, .pptx, .xlsx"),
+        ("slides.ppt", ".ppt files are not read; save it as"),
+        ("photo.HEIC", ".heic images are not read; save it as PNG"),
+        ("scan.tiff", ".tiff images are not read; save it as PNG"),
+    ],
+)
+def test_a_format_that_is_not_read_names_one_that_is(tmp_path, name, words):
+    (tmp_path / name).write_bytes(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 600)
+    with pytest.raises(DocumentError, match=re.escape(words)):
+        read(tmp_path / name)
 
 
 def test_pdf_gives_its_text(tmp_path):
