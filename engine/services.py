@@ -99,7 +99,7 @@ class EngineFacade:
 
     def model(self, name: str) -> "ModelEntry":
         """One model. Raises: ModelNotFound."""
-        from engine.library.lookup import require
+        from engine.library.catalogue import require
 
         return require(self.catalogue, name)
 

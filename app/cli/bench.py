@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.bench_job import measure, source_of
+from app.cli.bench_job import Numbers, measure, source_of
 from app.cli.echo import echo
-from app.cli.numbers import Numbers
 
 if TYPE_CHECKING:
     from engine.api.jobs import Report

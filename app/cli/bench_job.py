@@ -1,9 +1,11 @@
-"""Shared by `tessera bench` and `tessera autotune`: run a job on the local server and update one progress line."""
+"""Shared by `tessera bench` and `tessera autotune`: a list of numbers, and a job with one progress line."""
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+import click
 
 from app.cli.progress import draw
 
@@ -40,3 +42,21 @@ def _line(text: str) -> None:
         from app.tools.types import shown_text
 
         draw(f"\r\033[K{shown_text(text)}")
+
+
+class Numbers(click.ParamType[tuple[int, ...]]):
+    """Positive numbers separated by commas."""
+
+    name = "N,N,…"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Parse `512,2048` to (512, 2048)."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers such as 512,2048", param, ctx)
+        if not numbers or min(numbers) < 1 or max(numbers) > 1 << 20:
+            self.fail(f"{value!r} has numbers out of range", param, ctx)
+        return numbers

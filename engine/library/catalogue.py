@@ -15,7 +15,7 @@ import msgspec
 from devices.disk_speed import drive_is_here
 from devices.errors import TesseraError
 from devices.msgspec_lock import learned
-from engine.core.errors import BadModelFile, OutOfResources, exhausted, reason_for
+from engine.core.errors import BadModelFile, ModelNotFound, OutOfResources, exhausted, reason_for
 from engine.core.paths import BUNDLED_MODELS, Paths, installed_models, is_installed, user_paths
 from engine.library import origins
 from engine.library.inspect_files import inspect_gguf, inspect_onnx, inspect_safetensors
@@ -561,3 +561,18 @@ def _names(entry: ModelEntry) -> set[str]:
     if entry.origin.repo:
         names.add(f"{entry.origin.repo}:{entry.details.quantization}")
     return {name.casefold() for name in names}
+
+
+def require(catalogue: Catalogue, name: str) -> ModelEntry:
+    """The model with that name; refreshes the catalogue if unknown. Raises: ModelNotFound with the closest ids."""
+    entry = catalogue.get(name)
+    if entry is None:
+        catalogue.refresh()
+        entry = catalogue.get(name)
+    if entry is not None:
+        return entry
+    import difflib
+
+    ids = [entry.id for entry in catalogue.entries()]
+    close = difflib.get_close_matches(name.lower(), ids, n=5, cutoff=0.4)
+    raise ModelNotFound(name, tuple(close or ids[:8]))

@@ -11,11 +11,10 @@ from msgspec.structs import replace
 from engine.core.errors import Cancelled, InputFault
 from engine.jobs.job_types import ModelMade
 from engine.jobs.jobs import JobContext, JobKind, JobRegistry, Work, params_of
-from engine.library.catalogue import Catalogue
+from engine.library.catalogue import Catalogue, require
 from engine.library.hashing import git_sha1_of, sha256_of
 from engine.library.hub.types import CompareTask
 from engine.library.importing import import_copy
-from engine.library.lookup import require
 from engine.library.recommended_models import starter_repo
 from engine.library.types import FileCheck, ModelEntry, Verification
 from engine.message_catalog.reasons import because

@@ -10,12 +10,11 @@ import msgspec
 
 from engine.core.errors import BadModelFile
 from engine.core.paths import Paths
-from engine.library.catalogue import Catalogue
+from engine.library.catalogue import Catalogue, require
 from engine.library.hub.client import HubClient
 from engine.library.hub.file_selection import choose, parse_hub_name
 from engine.library.hub.plan import FitEstimator, plan_repository
 from engine.library.hub.types import FitEstimate, RepoPlan
-from engine.library.lookup import require
 from engine.library.types import Details
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.load_settings import default_context, load_settings, with_engine_args

@@ -1,5 +1,6 @@
-"""Limits of the cost of tokenizing a text, shared by all vocabularies."""
+"""Limits of texts: the cost of tokenizing one, shared by all vocabularies, and the length of one to embed."""
 
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 # Counting tokens is useful beyond the context too; a text of this size has about a million.
@@ -21,3 +22,10 @@ class TooManyTokens(Exception):
 
 class Stopped(Exception):
     """The caller cancelled."""
+
+
+def shortened(tokens: list[int], limit: int, closing: AbstractSet[int]) -> list[int]:
+    """Return the first `limit` tokens, but keep the last one if it is in `closing`: many models read its output."""
+    if tokens[-1] in closing:
+        return [*tokens[: limit - 1], tokens[-1]]
+    return tokens[:limit]

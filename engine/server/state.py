@@ -28,10 +28,9 @@ from engine.runner.protocol import Stats
 from engine.server.auth import Access
 from engine.server.canary import Canary
 from engine.server.context_sizes import ContextSizes
-from engine.server.energy import EnergyService
 from engine.server.metrics import Metrics
 from engine.server.models import ServedModels
-from engine.server.power import PowerService
+from engine.server.power import EnergyService, PowerService
 from engine.server.recent import RecentRequests
 from engine.server.response_store.background import BackgroundJobs
 from engine.server.response_store.conversations import ConversationStore

@@ -11,9 +11,8 @@ import msgspec
 from engine.core.errors import InputFault
 from engine.core.paths import Paths
 from engine.job_kinds.bench import dummy_model
-from engine.library.catalogue import Catalogue
+from engine.library.catalogue import Catalogue, require
 from engine.library.hub import header_cache
-from engine.library.lookup import require
 from engine.library.types import ModelEntry
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.load_settings import load_settings, usable_cores

@@ -15,8 +15,7 @@ from devices.msgspec_lock import learned
 from engine.core.errors import EnvironmentFault, InputFault
 from engine.core.paths import installed_speech
 from engine.jobs.jobs import JobContext, JobKind, JobRegistry
-from engine.library.catalogue import Catalogue
-from engine.library.lookup import require
+from engine.library.catalogue import Catalogue, require
 from engine.library.types import Origin
 from quantize.child import run_task
 from quantize.measurements import Progress

@@ -12,9 +12,8 @@ from engine.core.errors import Cancelled, EnvironmentFault, InputFault
 from engine.core.paths import Paths, whole_path
 from engine.job_kinds.quantize.options import Quantized, QuantizeOptions
 from engine.jobs.jobs import JobContext, JobKind, JobRegistry
-from engine.library.catalogue import Catalogue
+from engine.library.catalogue import Catalogue, require
 from engine.library.hub.file_selection import HubName, parse_hub_name
-from engine.library.lookup import require
 from engine.library.model_ids import from_file_name, stem_of
 from engine.library.trash import Trash
 from engine.library.types import ModelEntry, Origin

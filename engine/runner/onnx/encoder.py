@@ -15,7 +15,7 @@ from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.providers import CPU, chosen_provider, open_session, register_plugin, share_of
 from engine.runner.onnx.vocabulary import FolderVocabulary
 from engine.runner.protocol import Embed, Embedded, Fault, LoadSettings
-from engine.runner.truncation import shortened
+from engine.runner.text_limits import shortened
 
 # Texts per run; texts of similar length share one, so that there is little padding.
 BATCH: Final = 16

@@ -43,10 +43,9 @@ from engine.core.errors import BadModelFile, InputFault
 from engine.core.paths import whole_path
 from engine.core.sampling import choose
 from engine.library import importing, models_folder, recommended_models, trash
-from engine.library.catalogue import Catalogue
+from engine.library.catalogue import Catalogue, require
 from engine.library.errors import HubUnreachable, Offline, RateLimited
 from engine.library.hub.file_selection import parse_hub_name
-from engine.library.lookup import require
 from engine.library.types import ModelEntry
 from engine.message_catalog.reasons import because
 from engine.server.manage.models import decided

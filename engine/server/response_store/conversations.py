@@ -7,8 +7,7 @@ from typing import Any, Final
 from engine.core.errors import InputFault
 from engine.core.ownership import first_to_go, may_see, request_owner
 from engine.server.ids import new_id
-from engine.server.response_store.responses import ResponseNotFound
-from engine.server.response_store.sizes import size_of
+from engine.server.response_store.responses import ResponseNotFound, size_of
 
 MAX_CONVERSATIONS: Final = 512
 MAX_BYTES: Final = 64 << 20

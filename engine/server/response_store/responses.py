@@ -8,7 +8,6 @@ import msgspec
 from engine.chat.types import Message
 from engine.core.errors import InputFault
 from engine.core.ownership import first_to_go, may_see, request_owner
-from engine.server.response_store.sizes import size_of
 
 MAX_RESPONSES: Final = 512
 MAX_BYTES: Final = 64 << 20
@@ -133,3 +132,13 @@ class ResponseStore:
 def _items(stored: Stored) -> list[dict[str, Any]]:
     """Items that requests can refer to."""
     return [i for i in (*stored.response["output"], *stored.input_items) if isinstance(i.get("id"), str)]
+
+
+# Python's overhead per comma and bracket of JSON. Measured with tracemalloc: 36 (`{}`) to 98 (messages).
+VALUE_BYTES: Final = 100
+
+
+def size_of(value: Any) -> int:
+    """Estimated bytes of a value in memory: its JSON, and Python's overhead for each value in it."""
+    raw = msgspec.json.encode(value)
+    return len(raw) + VALUE_BYTES * (raw.count(b",") + raw.count(b"{") + raw.count(b"["))

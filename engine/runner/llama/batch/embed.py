@@ -23,8 +23,7 @@ from engine.runner.llama.native.self_check import ONE_THREAD_BYTES
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.load_limits import KV_TYPES
 from engine.runner.protocol import Embed, Embedded, Fault, LoadSettings
-from engine.runner.text_limits import TooManyTokens
-from engine.runner.truncation import shortened
+from engine.runner.text_limits import TooManyTokens, shortened
 
 # llama.h, enum llama_pooling_type.
 _POOL_NONE: Final = 0

@@ -13,8 +13,8 @@ from engine.energy.budget import NO_METER
 from engine.placement.history import PlacementHistory
 from engine.pool.generation_hooks import GenerationHooks
 from engine.runner.protocol import Stats
-from engine.server.energy import EnergyService
 from engine.server.openai.stream import timings_body
+from engine.server.power import EnergyService
 
 
 class Meters:
