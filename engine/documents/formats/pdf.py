@@ -129,6 +129,8 @@ def _recognized(page: Any, number: int, label: str) -> Page:
 _LEAST_CONFIDENCE: Final = 0.5
 # The mean confidence of an upright page is above 0.95, of an upside-down page below 0.8.
 _SURE: Final = 0.85
+# A page on its side is turned although its lines were read this much better as they lie.
+_AS_SURE: Final = 0.05
 _MAX_PIXELS: Final = 40_000_000
 # ONNX Runtime reports it only as text: "Failed to allocate memory", "bad allocation", "std::bad_alloc".
 _OUT_OF_MEMORY: Final = re.compile("alloc", re.IGNORECASE)
@@ -174,20 +176,36 @@ def _recognizer() -> Any:
 
 
 def read_image(pixels: Any) -> tuple[Block, ...]:
-    """Lines of text from top to bottom. pixels: (height, width, 3) uint8 in BGR order."""
-    # The orientation classifier turns some upright lines, which loses them. So it is used only if the page cannot
-    # be read well without it.
-    blocks = _read(pixels, turned=False)
-    if blocks and _sureness(blocks) < _SURE:
-        blocks = max(blocks, _read(pixels, turned=True), key=_sureness)
+    """Lines of text from top to bottom. pixels: (height, width, 3) uint8 in BGR order.
+
+    A page that is not read well is turned as a whole: the package's own classifier turns single lines, and leaves
+    them in the wrong order.
+    """
+    import numpy as np
+
+    blocks = _read(pixels)
+    sideways = _is_sideways(blocks)
+    if blocks and (sideways or _sureness(blocks) < _SURE):
+        turns = (1, 3) if sideways else (2,)
+        turned = [_read(np.ascontiguousarray(np.rot90(pixels, count))) for count in turns]
+        # The package reads single lines sideways too: only their order says that the page lies on its side.
+        best = max(turned, key=_sureness)
+        if _sureness(best) + (_AS_SURE if sideways else 0) > _sureness(blocks):
+            blocks = best
     lines = _lines([(box, text) for box, text, _ in blocks])
     return (Block("text", "\n".join(lines)),) if lines else ()
 
 
-def _read(pixels: Any, *, turned: bool) -> list[tuple[Any, str, float]]:
-    """Corners, text and confidence of each line; with `turned`, lines that look upside down are turned."""
+def _is_sideways(found: list[tuple[Any, str, float]]) -> bool:
+    """Whether most of the text is in boxes that are taller than wide."""
+    tall = sum(len(text) for box, text, _ in found if _height(box) > _width(box))
+    return 2 * tall > sum(len(text) for _, text, _ in found)
+
+
+def _read(pixels: Any) -> list[tuple[Any, str, float]]:
+    """Corners, text and confidence of each line."""
     try:
-        read = _recognizer()(pixels, use_cls=turned)
+        read = _recognizer()(pixels, use_cls=False)
     except BadDocument:
         raise
     except Exception as error:  # the package wraps ONNX Runtime's exceptions
@@ -220,6 +238,10 @@ def _lines(boxes: list[tuple[Any, str]]) -> list[str]:
 
 def _middle(box: Any) -> float:
     return float(sum(y for _, y in box) / len(box))
+
+
+def _width(box: Any) -> float:
+    return float(max(x for x, _ in box) - min(x for x, _ in box))
 
 
 def _height(box: Any) -> float:

@@ -1,5 +1,8 @@
 """What is told of a picture that OCR could not read."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
 from engine.documents.formats import pdf
@@ -23,3 +26,48 @@ def test_another_fault_is_one_of_the_page(monkeypatch):
     monkeypatch.setattr(pdf, "_recognizer", lambda: recognize)
     with pytest.raises(BadDocument, match="OCR could not read it"):
         pdf.read_image(None)
+
+
+LINES = ("the first line", "the second line", "the third line")
+
+
+def drawn():
+    """A page of three lines, each a row of pixels with its own number."""
+    page = np.zeros((30, 200, 3), np.uint8)
+    for number in range(len(LINES)):
+        page[5 + 10 * number, 10:190] = number + 1
+    return page
+
+
+def recognized(pixels, use_cls):
+    """Lines wherever they lie; they are read well only upright, or sideways, as the package reads them."""
+    assert not use_cls, "its classifier leaves turned lines in their order"
+    upright = pixels.shape[1] > pixels.shape[0]
+    is_right = upright and pixels[5, 100, 0] == 1
+    boxes, scores = [], []
+    for number in range(len(LINES)):
+        ys, xs = np.nonzero(pixels[:, :, 0] == number + 1)
+        top, bottom, left, right = ys.min(), ys.max() + 4, xs.min(), xs.max() + 4
+        boxes.append([(left, top), (right, top), (right, bottom), (left, bottom)])
+        scores.append(0.99 if is_right else 0.6 if upright else 0.98)
+    return SimpleNamespace(boxes=np.array(boxes), txts=LINES, scores=scores)
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_page_is_read_from_its_first_line_however_it_lies(monkeypatch, turns):
+    monkeypatch.setattr(pdf, "_recognizer", lambda: recognized)
+    (block,) = pdf.read_image(np.rot90(drawn(), turns))
+    assert block.text.splitlines() == list(LINES)
+
+
+def test_columns_of_vertical_text_are_not_turned(monkeypatch):
+    """Japanese from top to bottom: turned, it would be read worse."""
+    column = [[(5, 5), (15, 5), (15, 190), (5, 190)]]
+
+    def recognize(pixels, use_cls):
+        upright = pixels.shape[0] > pixels.shape[1]
+        return SimpleNamespace(boxes=np.array(column), txts=("縦書き",), scores=[0.95 if upright else 0.55])
+
+    monkeypatch.setattr(pdf, "_recognizer", lambda: recognize)
+    (block,) = pdf.read_image(np.zeros((200, 30, 3), np.uint8))
+    assert block.text == "縦書き"
