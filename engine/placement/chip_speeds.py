@@ -81,7 +81,8 @@ class CpuSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """CPUs: TFLOPS per core and GHz, share of the bandwidth, and GB/s that one thread reads.
 
     `unpack_ns`: nanoseconds in which one thread multiplies by a quantized weight; `layer_us`: how long the threads
-    wait for each other per layer and token.
+    wait for each other per layer and token. `own_kernels`: how much faster Tessera's kernels read prompts than
+    llama.cpp's, with AVX-512 and VNNI.
     """
 
     core: Positive
