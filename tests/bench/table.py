@@ -10,9 +10,11 @@ and range of the rounds' ratios.
 
 `--cells` writes stand-ins (into `--models`, where they stay) and fills groups of cells, a line of results each:
 `types` are all types on the 0.6B shape, `lengths` and `parallel` Q4_K_M and Q4_0 of 0.6B, 1.7B and a mixture,
-`large` 4B and 8B. `--clock processor` compares processor seconds with one thread a side, for a machine that others
-use: nothing of it says how long anybody waits. `--quarter` takes a quarter of the layers and of the vocabulary, so
-that each part of a token's work keeps its share.
+`mixtures` more types of the mixture, `large` 4B and 8B. `--clock processor` compares processor seconds with one
+thread a side, for a machine that others use: nothing of it says how long anybody waits. `--quarter` takes a quarter
+of the layers and of the vocabulary, so that each part of a token's work keeps its share. For a processor without
+AVX-512 both sides are built with `-march=x86-64-v3` and ours runs with `TESSERA_TILES=avx2`; `--instructions AVX2`
+names that.
 """
 
 import argparse
@@ -143,6 +145,8 @@ STAND_INS = {
 # What our server does after a first answer (late routes, a dry run) is over then.
 SETTLED_S = 20.0
 DECODED = 32
+# As chats are sent. At temperature 0 our answers repeat bit for bit, so prompts are read in steps of 64 tokens.
+SAMPLED = {"temperature": 1.0, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 
 
 @dataclass(frozen=True)
@@ -160,6 +164,7 @@ GROUPS = {
     "types": [Cells("0.6B", t, (512,), (0,)) for t in TYPES],
     "lengths": [Cells(s, t, (512, 4096, 16384), (0, 4096, 16384)) for s in SMALL for t in ("Q4_K_M", "Q4_0")],
     "parallel": [Cells(s, t, requests=(1, 4, 16)) for s in SMALL for t in ("Q4_K_M", "Q4_0")],
+    "mixtures": [Cells("mixture", t, (512,), (0,)) for t in ("Q4_K_M", "Q4_0", "Q8_0", "MXFP4")],
     "large": [Cells(s, "Q4_K_M", (512, 4096), (0, 4096), (1, 4)) for s in LARGE],
 }
 
@@ -201,7 +206,7 @@ def measure(cells: Cells, sides: Sides, rounds: int, rng: random.Random, *, proc
     found: dict[str, Values] = {}
 
     def ask(side: str, prompt: list[int], tokens: int):
-        return complete(urls[side], sides.name, prompt, tokens, clock=clocks[side])
+        return complete(urls[side], sides.name, prompt, tokens, clock=clocks[side], **SAMPLED)
 
     for turns in in_turns(rounds):
         work = {
@@ -220,7 +225,7 @@ def measure(cells: Cells, sides: Sides, rounds: int, rng: random.Random, *, proc
             prompts = [fresh(rng, rng.randrange(16, 128)) for _ in range(count)]
             for side in turns:
                 began = clocks[side]()
-                together([lambda p=p, s=side: sides.ask(s, p, DECODED) for p in prompts])
+                together([lambda p=p, s=side: sides.ask(s, p, DECODED, **SAMPLED) for p in prompts])
                 values = found.setdefault(f"throughput/requests={count}", {"ours": [], "rival": []})[side]
                 values.append(DECODED * count / (clocks[side]() - began))
     return found
@@ -251,6 +256,7 @@ def fill(cells: Cells, options: argparse.Namespace) -> None:
         unit = "times llama-server" + (", processor time" if processor else "")
         note = f"{options.note}load {os.getloadavg()[0]:.0f}"
         parameters = {"model": model, "type": cells.qtype, key: int(number)}
+        parameters |= {"instructions": options.instructions} if options.instructions else {}
         record("table", metric, round(ratio, 3), unit, n=len(ratios), interval=spread, note=note, **parameters)
         print(
             f"{model} {cells.qtype}: {metric}, {parameter}: ours {statistics.median(values['ours']):.1f}, theirs "
@@ -274,6 +280,7 @@ def given() -> argparse.Namespace:
     parser.add_argument("--types", nargs="*", help="only cells of these types")
     parser.add_argument("--shapes", nargs="*", help="only cells of these shapes")
     parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir()) / "tessera-stand-ins")
+    parser.add_argument("--instructions", default="", help="what both sides are built for")
     parser.add_argument("--note", default="", help="begins the note of each line, such as the kernels in use")
     parser.add_argument("--tools", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
