@@ -105,6 +105,16 @@ def test_words_appear_while_somebody_speaks_and_are_never_sent(qtbot, page, dict
     assert listener.seconds == sorted(listener.seconds)  # nothing was final: all is heard again
 
 
+def test_stop_before_the_first_sound_is_no_fault(qtbot, page, dictation, listener):
+    click(dictation.button)
+    qtbot.waitUntil(lambda: dictation.recording)
+    dictation.stop()
+    assert not dictation.active
+    assert listener.seconds == []
+    assert not page.banner.isVisible()
+    qtbot.waitUntil(lambda: not children())
+
+
 def test_words_that_the_user_has_changed_stay_so(qtbot, page, dictation, listener):
     click(dictation.button)
     qtbot.waitUntil(lambda: page.composer.text == "word1")

@@ -332,6 +332,9 @@ class Dictation(QObject):
     def _ask(self) -> None:
         """Transcribe the sound that may still change; after Stop for the last time."""
         last = self._stopping
+        if last and not self._transcript.new_s:  # all words are there, or nothing was recorded
+            self._finish()
+            return
         self._asking = True
         sound, run = self._transcript.sound(), self._run
         self._services.background.run(
