@@ -8,7 +8,7 @@ import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
 from engine.core.errors import ConstraintRefused
-from engine.core.json_layout import WHITESPACE
+from engine.core.json_bounds import WHITESPACE
 
 # Parts of Lark syntax that need their own treatment: comments, regular expressions, embedded JSON, and literals.
 _LARK_PIECE: Final = re.compile(

@@ -1,6 +1,6 @@
 """The size of a JSON text in objects, counted before it is parsed: one byte of text can become 30 bytes of objects.
 
-Text inside strings does not count, so a long prompt is one value.
+Text inside strings does not count, so a long prompt is one value. Also the whitespace that grammars for JSON allow.
 """
 
 import re
@@ -9,6 +9,9 @@ from typing import Final
 
 from engine.core.errors import InputFault
 
+# Weak models write whitespace forever if the grammar allows it. Formatted JSON needs only one blank or one line
+# break with indentation.
+WHITESPACE: Final = r"(\x20|\r?\n[\x20\t]{0,48})?"
 _COUNTED_BYTES: Final = 256 << 10
 # Do not split a surrogate pair: it is one character with two escapes.
 _ESCAPE: Final = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u....|.)", re.DOTALL)

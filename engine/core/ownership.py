@@ -1,5 +1,6 @@
-"""Who sent the current request, and what it may see of what other requests stored."""
+"""Who sent the current request, and what it may see of what other requests stored; ids of what is stored."""
 
+import secrets
 from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Final, Protocol
@@ -43,3 +44,8 @@ def first_to_go(stored: Mapping[str, Owned], least_bytes: int) -> str:
         totals[each.owner] = totals.get(each.owner, 0) + least_bytes + each.size_bytes
     largest = max(totals, key=totals.__getitem__)
     return next(key for key, each in stored.items() if each.owner == largest)
+
+
+def new_id(prefix: str, separator: str = "-") -> str:
+    """A new id such as `chatcmpl-…`."""
+    return f"{prefix}{separator}{secrets.token_hex(12)}"

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from engine.chat.tools.dialect import Dialect, Form, JsonCalls, NamedCalls, PythonCalls, Section, TaggedCalls
 from engine.chat.tools.schema_types import allowed_types, properties, referred
 from engine.chat.types import ToolDefinition
-from engine.core.json_layout import WHITESPACE
+from engine.core.json_bounds import WHITESPACE
 
 _HARMONY_HEADS: Final = (
     "<|channel|>commentary json",

@@ -35,12 +35,12 @@ from engine.chat.types import (
     ToolDefinition,
 )
 from engine.core.errors import InputFault
+from engine.core.ownership import new_id
 from engine.core.types import Constraint, Usage
 from engine.server.anthropic.errors import SHAPE
 from engine.server.anthropic_tools import SERVER_TOOLS, client_tool
 from engine.server.body import ANY, Body, ByType, ignored_header, openapi_body, parse
 from engine.server.file_parts import MAX_IMAGE_BYTES
-from engine.server.ids import new_id
 from engine.server.protocol_router import protocol_router
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state

@@ -12,13 +12,13 @@ from starlette.responses import Response
 
 from engine.chat.fim import FimFile, FimGap
 from engine.core.errors import InputFault
+from engine.core.ownership import new_id
 from engine.core.sampling import choose
 from engine.core.types import Delta, Done, Event, GenerationRequest, SamplingParams, Started
 from engine.pool.loaded_model import LoadedModel
 from engine.pool.pool import HERE
 from engine.server.body import Body, ignored_header, openapi_body, parse
 from engine.server.fim import FimPrompt, fim_model, fim_prompt, fim_request
-from engine.server.ids import new_id
 from engine.server.llama_server.stream import chosen_fields, ended, limited, sse
 from engine.server.openai import stream
 from engine.server.openai.errors import SHAPE, STREAM_SHAPE

@@ -12,13 +12,13 @@ from starlette.responses import JSONResponse, Response
 from engine.chat.fim import FimGap
 from engine.chat.openai_forward import forward_text
 from engine.core.errors import InputFault
+from engine.core.ownership import new_id
 from engine.core.sampling import Chosen, choose, only_explicit
 from engine.core.types import Delta, Done, Event, GenerationRequest, ModelFacts, TokenLogprob
 from engine.pool.loaded_model import LoadedModel, QueueTicket
 from engine.pool.pool import HERE
 from engine.server.body import ignored_header, parse
 from engine.server.fim import asks_like_an_editor, fim_prompt, fim_request
-from engine.server.ids import new_id
 from engine.server.openai import stream
 from engine.server.openai.errors import STREAM_SHAPE
 from engine.server.openai.routes import claimed

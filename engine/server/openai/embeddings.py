@@ -11,11 +11,11 @@ from pydantic import Field
 from starlette.responses import Response
 
 from engine.core.errors import InputFault
+from engine.core.ownership import new_id
 from engine.runner.protocol import Embedded
 from engine.server.body import ANY, Body, ignored_header, openapi_body, parse
 from engine.server.chosen_model import chosen_model
 from engine.server.embedding import embed, prompted
-from engine.server.ids import new_id
 from engine.server.openai.schemas import TokenId
 from engine.server.sse import while_connected
 from engine.server.state import ServerState, server_state

@@ -12,11 +12,11 @@ from starlette.responses import JSONResponse, Response
 
 from engine.chat.chat_pipeline import AnswerFinished, AnswerLogprobs, ChatEvent, PreparedChat, read
 from engine.chat.types import ChatTemplate, ReasoningDelta, TextDelta
+from engine.core.ownership import new_id
 from engine.core.types import PromptProgress, Timings, TokenLogprob, Usage
 from engine.pool.loaded_model import LoadedModel, QueueTicket
 from engine.pool.pool import HERE
 from engine.server.body import ignored_header, parse
-from engine.server.ids import new_id
 from engine.server.models import LATEST
 from engine.server.openai import stream
 from engine.server.openai.errors import STREAM_SHAPE

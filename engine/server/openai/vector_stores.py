@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from engine.api.collections import Passage, SearchRequest
-from engine.core.ownership import may_see, request_owner
+from engine.core.ownership import may_see, new_id, request_owner
 from engine.documents.collection_config import CollectionConfig
 from engine.documents.errors import CollectionUnusable, FileNotFound, NoCollection
 from engine.documents.file_types import kind_of
@@ -24,7 +24,6 @@ from engine.documents.store import FAILED, READING
 from engine.documents.types import DocumentRow
 from engine.server.body import ignored_header, openapi_body, parse, parse_or
 from engine.server.documents.service import CollectionService
-from engine.server.ids import new_id
 from engine.server.openai.files import Files, files_of
 from engine.server.openai.vector_store_schemas import (
     BatchRequest,

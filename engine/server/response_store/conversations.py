@@ -5,8 +5,7 @@ from collections import OrderedDict
 from typing import Any, Final
 
 from engine.core.errors import InputFault
-from engine.core.ownership import first_to_go, may_see, request_owner
-from engine.server.ids import new_id
+from engine.core.ownership import first_to_go, may_see, new_id, request_owner
 from engine.server.response_store.responses import ResponseNotFound, size_of
 
 MAX_CONVERSATIONS: Final = 512

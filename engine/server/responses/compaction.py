@@ -14,8 +14,8 @@ from engine.chat.chat_pipeline import AnswerFinished
 from engine.chat.query import ChatQuery
 from engine.chat.types import Message, TextDelta, TextPart
 from engine.core.errors import EnvironmentFault, InputFault
+from engine.core.ownership import new_id
 from engine.server.body import Body, ignored_header, openapi_body, parse
-from engine.server.ids import new_id
 from engine.server.responses.schemas import ITEM
 from engine.server.responses.stream import usage_body
 from engine.server.responses.tools import Toolbox

@@ -17,10 +17,10 @@ from engine.chat.chat_pipeline import thinks
 from engine.chat.query import ChatQuery, check_tools
 from engine.chat.types import Message
 from engine.core.errors import InputFault, exhausted
+from engine.core.ownership import new_id
 from engine.core.sampling import Chosen, choose
 from engine.core.types import Constraint
 from engine.server.body import ignored_header, openapi_body, parse
-from engine.server.ids import new_id
 from engine.server.openai.errors import SHAPE
 from engine.server.openai.schemas import Reasoning, limit_of
 from engine.server.openai.translate import allowed_tools

@@ -10,9 +10,9 @@ from engine.chat.chat_pipeline import AnswerFinished, AnswerLogprobs, ChatEvent
 from engine.chat.tools.parser import PARAGRAPH
 from engine.chat.types import CallArguments, CallEnded, CallStarted, Message, ReasoningDelta, TextDelta, ToolCall
 from engine.core.errors import ContextOverflow, InputFault
+from engine.core.ownership import new_id
 from engine.core.types import Usage
 from engine.server.custom_tools import custom_input
-from engine.server.ids import new_id
 from engine.server.openai.stream import chat_logprob
 from engine.server.responses.tools import Toolbox
 
