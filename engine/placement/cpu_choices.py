@@ -38,6 +38,10 @@ DENSE_UBATCH, EXPERT_UBATCH = 128, 256
 # The scores of one ubatch use memory: 12 KiB per cell with 16 heads, 400 MB for this many cells.
 MOST_CELLS: Final = 32768
 FLOAT_CACHES: Final = ("f16", "f32", "bf16")
+# Instruction sets with which plain attention is faster until it is measured. With SVE llama.cpp's tiles of fused
+# attention are scalar: without them a prompt of 512 tokens is 1.55 times (Neoverse V1) and 1.99 times (V2) as fast.
+# Source: adr/0011; llama.cpp, issue 27086.
+PLAIN_ISA: Final = (frozenset({"avx2"}), frozenset({"sve", "i8mm"}))
 # Measured here, plain attention must take at most this share of the fused time, because its scores use memory.
 WORTHWHILE: Final = 0.95
 # Assumed text length of a model whose use is not known yet.
@@ -58,7 +62,7 @@ def plain_attention(
     """
     if settings.flash_attn != "auto" or settings.embeddings or ATTENTION in settings.tiles:
         return None
-    if not (pays(measured, use) if measured else "avx2" in isa):
+    if not (pays(measured, use) if measured else any(isa >= each for each in PLAIN_ISA)):
         return None
     if settings.type_v not in FLOAT_CACHES:
         return None

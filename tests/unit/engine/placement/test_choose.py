@@ -293,6 +293,12 @@ def test_what_was_measured_here_beats_the_rule_by_instruction_sets(shape, path):
     assert attention(HALO, {512: 0.9}, n_parallel=1) == "off"
     assert placed(shape, path, arm, PlacementLimits(device="cpu", n_parallel=1)).settings.flash_attn == "auto"
     assert attention(arm, {512: 0.6}, n_parallel=1) == "off"
+    for isa, expected in ((("asimddp", "i8mm"), "auto"), (("asimddp", "i8mm", "sve"), "off"), (("sve",), "auto")):
+        machine = replace(arm, devices=(replace(arm.devices[0], isa=isa), *arm.devices[1:]))
+        assert (
+            placed(shape, path, machine, PlacementLimits(device="cpu", n_parallel=1)).settings.flash_attn
+            == expected
+        )
     # Its use says which length counts, and that several ask at once.
     long = [(300, 2000.0, 1)] * 4
     assert attention(HALO, {512: 1.3, 2048: 0.6}, long, n_parallel=1) == "off"
