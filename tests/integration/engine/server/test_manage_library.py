@@ -361,4 +361,6 @@ def test_a_comparison_can_be_cancelled(server, hub, uploads):
     server.post(f"/tessera/v1/jobs/{job['id']}/cancel")
     assert wait_for(server, job, "cancelled")["result"] is None
     hub.faults.bytes_per_s = 0
+    hub.faults.too_many = 3  # a busy hub is waited for
     assert compared(server, uploads=["one/Spark"])["state"] == "done"
+    assert hub.faults.too_many == 0
