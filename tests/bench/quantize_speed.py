@@ -1,9 +1,14 @@
-"""Rounding speed and memory against llama-quantize on the same file, mix and threads.
+"""Speed of quantization: rounding compared with llama-quantize, or whole jobs of each tier by phase.
 
 python tests/bench/quantize_speed.py SOURCE.gguf LLAMA_QUANTIZE [MIX] [THREADS]
+python tests/bench/quantize_speed.py --tiers SOURCE.gguf BUDGET_BYTES [TIER...]
+
+With --tiers nothing is known of the model before each job. Seconds of processors (all processes, user and system)
+can be compared on a busy machine as long as the load is the same; others cannot.
 """
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -36,7 +41,7 @@ def run(command: list[str]) -> tuple[float, float]:
     return time.perf_counter() - started, usage.ru_maxrss / 1024
 
 
-def main(source: str, tool: str, mix: str = "Q4_K_M", threads: str = "2") -> None:
+def against_llama_quantize(source: str, tool: str, mix: str = "Q4_K_M", threads: str = "2") -> None:
     with TemporaryDirectory(dir=Path(source).parent) as scratch:
         for round_ in range(2):
             ours = run([sys.executable, "-c", OURS, source, f"{scratch}/a{round_}.gguf", mix, threads])
@@ -44,5 +49,49 @@ def main(source: str, tool: str, mix: str = "Q4_K_M", threads: str = "2") -> Non
             print(f"ours {ours[0]:.1f} s {ours[1]:.0f} MiB, theirs {theirs[0]:.1f} s {theirs[1]:.0f} MiB")
 
 
+def processor_seconds() -> float:
+    """Of this process and of all children that have ended."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in usages)
+
+
+def by_tier(source: str, budget: str, *tiers: str) -> None:
+    sys.path.insert(0, str(ROOT))
+    from quantize.job.execute import quantize
+    from quantize.job.request import QuantizeRequest
+    from quantize.types import CALIBRATION, HELD_OUT, SizeTarget
+
+    for tier in tiers or ("instant", "balanced", "max"):
+        with TemporaryDirectory(dir=Path(source).parent) as scratch:
+            request = QuantizeRequest(
+                source=Path(source),
+                out=Path(scratch) / "out.gguf",
+                goal=SizeTarget(kind="budget", limit_bytes=int(budget)),
+                calibration=CALIBRATION,
+                held_out=HELD_OUT,
+                cache_dir=Path(scratch) / "cache",
+                tier=tier,
+                threads=os.cpu_count() or 1,
+            )
+            request.cache_dir.mkdir()
+            started, before, usable = time.monotonic(), processor_seconds(), []
+
+            def watch(progress, started=started, usable=usable):
+                if progress.usable and not usable:
+                    usable.append(time.monotonic() - started)
+
+            report = quantize(request, watch, lambda: False)
+            took, processors = time.monotonic() - started, processor_seconds() - before
+            phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in report.seconds.items())
+            print(f"{tier}: {took:.0f} s, {processors:.0f} s of processors; first file after {usable[0]:.0f} s")
+            print(f"  {phases}")
+            if report.ours is not None and report.kld_ratio is not None:
+                kld, ratio = report.ours.kld_mean, report.kld_ratio
+                print(f"  KLD {kld.value:.5f} [{kld.low:.5f}, {kld.high:.5f}], {ratio:.3f} of {report.stock_mix}")
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1] == "--tiers":
+        by_tier(*sys.argv[2:])
+    else:
+        against_llama_quantize(*sys.argv[1:])
