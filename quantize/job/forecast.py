@@ -51,8 +51,9 @@ _OCTET_S, _SMALLEST_PLAIN_S, _SMALLEST_GPTQ_S = 3.3e-6, 1.1e-6, 6.6e-6
 _LOAD_S = 1.0  # starting a child process and loading Python's libraries
 _VERIFY_RUNS = 4.3  # the source once, and two quantized files, which are slower for large batches
 _SAMPLED_ROWS = 128
-_SMOOTHING_TOKENS = 2 * 4096  # measuring the channels, and measuring them again after scaling
+_SMOOTHING_TOKENS = 4096 + 1024  # measuring the channels, and a quarter of them again after scaling
 _SWAPPED_FRACTION = 0.55  # average fraction of the model that is evaluated after a swap: from its layer to the end
+_COMPARED_FRACTION = 0.125  # of a swap's positions
 _TYPES = 7  # average number of types per row that GPTQ rounds to
 _MAX_RATES = 5
 # Phases that evaluate the model; their duration changes with layers on the GPU.
@@ -212,7 +213,7 @@ def _measuring(shape: JobShape, matrices: list[TensorSpec], evaluated: Callable[
         # ended.
         evaluated(tokens, 0.0)
         + tokens * squares / _GRAM_FLOPS
-        + probed * evaluated(shape.probe_tokens, 0.5, _SWAPPED_FRACTION)
+        + probed * evaluated(shape.probe_tokens, _COMPARED_FRACTION, _SWAPPED_FRACTION)
         + sum(sampled) * _PLAIN_S * (1 + 3 * by_gptq)
         + shape.smallest * sum(sampled) * (_SMALLEST_PLAIN_S * (1 + 2 * by_gptq) + _SMALLEST_GPTQ_S * by_gptq)
         + by_gptq * _TYPES * sum(_grid_seconds(s, t.row_values) for s, t in zip(sampled, matrices, strict=True))
