@@ -254,7 +254,7 @@ class Camera:
         self.window.show_page("bench")
         page = self.window.page("bench")
         self.wait(page.start.isEnabled)
-        page.model.setCurrentIndex(page.model.findText("Spark (demo)"))
+        page.model.setCurrentIndex(page.model.findData(("model", "spark")))
         self.wait(lambda: len(page.decode.lines) == 1)
         page.lengths.setText("64, 512, 1024")
         page.repeats.setValue(1)
