@@ -176,8 +176,9 @@ def compare(client: HubClient, catalogue: Catalogue, task: CompareTask, control:
     job = _Job(client, catalogue.paths, original, control)
     losses, common = list(finder.unread), 1.0
     for upload, errors in job.errors(uploads):
-        loss, common = _loss(original, upload, errors, quick_kld)
+        loss, factor = _loss(original, upload, errors, quick_kld)
         losses.append(loss)
+        common = factor if loss.kld is not None else common
     losses.sort(key=lambda loss: (loss.size_bytes, loss.name))
     return UploadComparison(
         original=original.name,

@@ -344,6 +344,7 @@ def test_hostile_uploads_are_refused_one_by_one(server, hub, uploads):
     hub.add("two/Spark", {"d-F16.gguf": no_weights, "e-Q4_1.gguf": no_weights})
     job = compared(server, uploads=["one/Spark"])
     problems = {u["label"]: u["problem"] for u in job["result"]["uploads"]}
+    assert job["result"]["common_factor"] > 1  # of the one that was compared, not of the last one
     assert problems["Q4_0"] == ""
     assert "not the same model" in problems["Q5_0"]
     assert "version" in problems["Q5_1"]
