@@ -33,6 +33,20 @@ def test_the_list_of_pages_for_forges_leads_to_each_page_of_the_site():
     assert top - {target for target, _ in listed} == set()
 
 
+def test_decision_records_are_numbered_once():
+    pages = sorted((DOCS / "adr").glob("*.md"))
+    numbers = [int(page.name[:4]) for page in pages]
+    assert numbers == list(range(1, len(pages) + 1))
+    assert [
+        page.name for page in pages if not page.read_text(encoding="utf-8").startswith(f"# {int(page.name[:4])}. ")
+    ] == []
+
+
+def test_no_page_has_marks_of_an_unfinished_merge():
+    marks = re.compile(r"^<{7} |^>{7} ", re.MULTILINE)
+    assert [page.name for page in DOCS.rglob("*.md") if marks.search(page.read_text(encoding="utf-8"))] == []
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_generated_pages_are_of_this_program(name):
     """Written by `python installers/docs_site.py --pages`."""
