@@ -7,7 +7,7 @@ from pathlib import Path
 
 import platformdirs
 
-from engine.core.errors import InputFault
+from devices.errors import InputFault
 
 BUNDLED_MODELS = Path(__file__).resolve().parents[2] / "assets" / "models"
 
