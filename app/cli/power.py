@@ -34,7 +34,8 @@ def command(
             before = PowerLimits() if free else now.limits
             now = client.set_power(msgspec.convert({**msgspec.to_builtins(before), **chosen}, PowerLimits))
     if as_json:
-        click.echo(encoded(now).decode())
+        json_text = encoded(now).decode()
+        click.echo(json_text)
         return
     drawn = f"{now.power_w:.1f} W now" if now.power_w is not None else "not measured: no meter here"
     saver = ", the system saves power" if now.saver else ""

@@ -102,13 +102,14 @@ def rows_loss(
         if allows_quantization(t)
     }
     counted = [error for error in errors if error.name in alphas]
-    tested = sum(alphas[e.name] * e.tested for e in counted)
+    # Exact sums: the order of the tensors in a file changes no digit.
+    tested = math.fsum(alphas[e.name] * e.tested for e in counted)
     gain = _OF_GPTQ if rounding == Rounding.GPTQ else _OF_IMATRIX if imatrix else 1.0
     scale, common = _ROWS_SCALE, _ROWS_UNKNOWN
     if quick_kld and tested:
         scale, common = _ROWS_OF_QUICK_TEST * quick_kld / tested, _ROWS_TESTED
-    weighted = sum(alphas[e.name] * (gain * e.error + _INPUT_ERROR) for e in counted)
-    deviation = math.sqrt(sum((alphas[e.name] * gain * e.deviation) ** 2 for e in counted))
+    weighted = math.fsum(alphas[e.name] * (gain * e.error + _INPUT_ERROR) for e in counted)
+    deviation = math.sqrt(math.fsum((alphas[e.name] * gain * e.deviation) ** 2 for e in counted))
     sampling = 2 * deviation / weighted if weighted else 0.0
     factor = math.exp(math.hypot(math.log(common), math.log(_ROWS_FACTOR), math.log1p(sampling)))
     middle = scale * weighted

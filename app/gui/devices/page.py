@@ -81,6 +81,7 @@ class DevicesPage(Page):
         self.while_visible(_REFRESH_MS, self._refresh_ledger, self.refresh)
         self._asked: set[str] = set()
         self._placements: tuple[str, ...] = ()
+        self._expanded: set[str] = set()  # models whose settings are shown: loading draws the cards again
         self._round = 0  # incremented when the loaded models change, so that their placements are requested again
         self._live: dict[str, tuple[QLabel, QProgressBar]] = {}
         services.models.reachable_changed.connect(lambda reachable: self.refresh() if reachable else None)
@@ -228,7 +229,7 @@ class DevicesPage(Page):
                 if now == self._round:  # otherwise this layout was replaced
                     clear(layout)
                     title = self._services.models.title(model)
-                    layout.addWidget(placement_card(model, title, answer, self._pin, self._stop))
+                    layout.addWidget(placement_card(model, title, answer, self._pin, self._stop, self._expanded))
 
             self._request(f"placement {now} of {model}", partial(self._services.api.placement, model), show)
 
@@ -263,11 +264,13 @@ Stop = Callable[[str], object]
 _ELSEWHERE = "rpc"  # backend of devices on remote hosts
 
 
-def placement_card(model: str, title: str, answer: PlacementAnswer, pin: Pin, stop: Stop) -> QFrame:
+def placement_card(
+    model: str, title: str, answer: PlacementAnswer, pin: Pin, stop: Stop, expanded: set[str] | None = None
+) -> QFrame:
     """A card of one model's placement.
 
     `pin` is called with the model and a device, or None to return to automatic placement; `stop` with the job that
-    is measuring the model's devices.
+    is measuring the model's devices. `expanded` holds the models whose settings are shown, and is changed.
     """
     placement = answer.placement
     head = row(label(title, "strong"), label(_where(placement), "chip"))
@@ -289,7 +292,7 @@ def placement_card(model: str, title: str, answer: PlacementAnswer, pin: Pin, st
         stops = _button(_tr("Stop measuring"), model, partial(stop, answer.comparing), "link")
         column.addLayout(row(label(words, "small", wrap=True), stops, 1))
     if placement.changes:
-        column.addWidget(_changes(model, placement))
+        column.addWidget(_changes(model, placement, set() if expanded is None else expanded))
     if placement.alternatives:
         column.addWidget(label(_tr("Also possible"), "small"))
     for item in placement.alternatives:
@@ -317,7 +320,7 @@ def _alternative(model: str, item: Alternative, pin: Pin) -> QHBoxLayout:
     return shown
 
 
-def _changes(model: str, placement: Placement) -> QWidget:
+def _changes(model: str, placement: Placement, expanded: set[str]) -> QWidget:
     """A button that shows which step changed which setting."""
     rows = QWidget()
     lines = []
@@ -326,8 +329,13 @@ def _changes(model: str, placement: Placement) -> QWidget:
         values = f"{change.field}: {setting(change.old)} → {setting(change.new)}"
         lines.append(label(f"{values} ({change.step}: {reason})", "small", wrap=True))
     rows.setLayout(stack(*lines, spacing=2))
-    rows.hide()
-    shows = _button(_tr("Source of each setting"), model, lambda: rows.setVisible(rows.isHidden()), "link")
+    rows.setVisible(model in expanded)
+
+    def toggle() -> None:
+        expanded.symmetric_difference_update({model})
+        rows.setVisible(model in expanded)
+
+    shows = _button(_tr("Source of each setting"), model, toggle, "link")
     box = QWidget()
     box.setLayout(stack(row(shows, 1), rows, spacing=4))
     return box

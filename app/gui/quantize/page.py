@@ -238,7 +238,10 @@ class FitPage(Page):
         at = self.model.findData(wanted)
         self.model.setCurrentIndex(at if 0 <= at < len(choosable) else 0 if choosable else -1)
         self._wanted = ""
-        if self.model.currentData() != before or not self._range[1]:
+        # A message that is shown stays: the same one again would replace the button under the pointer.
+        chosen = self._chosen
+        shows_refusal = chosen is not None and self.banner.isVisible() and bool(repository_of_original(chosen))
+        if self.model.currentData() != before or not (self._range[1] or shows_refusal):
             self._on_model()
 
     @property
