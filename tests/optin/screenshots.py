@@ -83,6 +83,48 @@ graph LR; A[Moon] --> B[Tide]; B --> C[Harbour]
 - [x] measured with `a -> b == c`
 - [ ] written down
 """
+# A project, and an answer with two edits of it, for the picture of the Code page.
+PROJECT = {
+    "README.md": "# Tides\n\nWhen to leave the harbour.\n",
+    "tests/test_tides.py": """from tides import next_high
+
+
+def test_none_follows():
+    assert next_high([], 5) is None
+""",
+    "tides.py": """\"\"\"High and low tides of a harbour.\"\"\"
+
+import json
+
+
+def load(path):
+    file = open(path)
+    return json.load(file)["tides"]
+
+
+def next_high(tides, now):
+    later = [t for t in tides if t["high"] and t["at"] > now]
+    return min(later, key=lambda t: t["at"])
+""",
+}
+EDITS = """`load` never closes its file, and `min` fails on an empty list. Both edits are in tides.py:
+
+tides.py
+<<<<<<< SEARCH
+    file = open(path)
+    return json.load(file)["tides"]
+=======
+    with open(path) as file:
+        return json.load(file)["tides"]
+>>>>>>> REPLACE
+
+tides.py
+<<<<<<< SEARCH
+    return min(later, key=lambda t: t["at"])
+=======
+    return min(later, key=lambda t: t["at"], default=None)
+>>>>>>> REPLACE
+"""
 # Pages with a picture in the documentation; `--only` takes the others too.
 SHOWN = (
     "first-run",
@@ -223,12 +265,25 @@ class Camera:
         self.wait(lambda: fit.start.isEnabled() and len(fit._ours) > 5)
 
     def code(self):
+        """A question and two edits of its answer in the file; the answer is written here, not by a model."""
+        from app.client.chat_stream import ChatDelta
+
+        folder = Path.home() / "tides"
+        for path, text in PROJECT.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text)
+        self.services.api.answer = lambda _: iter([ChatDelta(text=EDITS)])
         self.window.show_page("code")
         page = self.window.page("code")
-        page.open_folder(ROOT / "engine")
+        page.open_folder(folder)
         self.wait(page.files.tree.topLevelItemCount)
-        page.files.open("services.py")
-        self.wait(lambda: page.files.source.path)
+        page.composer.set_text("Close the file in load, and return None if no high tide follows @tides.py")
+        page.composer.send()
+        self.wait(lambda: page.review.hunks.count() == 2)
+        page.review.hunks.setCurrentRow(0)
+        page.review.in_file.click()
+        self.wait(lambda: len(page.files.source.hunks) == 2)
+        del self.services.api.answer
 
     def documents(self):
         """A folder that was read."""
