@@ -272,7 +272,7 @@ class Camera:
         for path, text in PROJECT.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text)
-        self.services.api.answer = lambda _: iter([ChatDelta(text=EDITS)])
+        self.services.api.answer = lambda _: (chunk for chunk in [ChatDelta(text=EDITS)])
         self.window.show_page("code")
         page = self.window.page("code")
         page.open_folder(folder)
