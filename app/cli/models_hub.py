@@ -137,7 +137,7 @@ def _print_comparison(found: "UploadComparison") -> None:
         )
         echo("  tessera quantize NAME --quick-test --plan-only --bpw 4.5")
     else:
-        echo(f"The quick test of {found.tested_by} told how sensitive this model is.")
+        echo(f"The quick test of {found.tested_by} measured how sensitive this model is.")
     out.print(f"Read {size(found.fetched_bytes)} of {size(found.total_bytes)}.", style="dim")
 
 

@@ -57,9 +57,7 @@ class CompareUploadsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defa
     same model are added, the most downloaded ones.
     """
 
-    uploads: Annotated[
-        tuple[Annotated[str, Meta(min_length=1, max_length=500)], ...], Meta(min_length=1, max_length=40)
-    ]
+    uploads: Annotated[tuple[_HubName, ...], Meta(min_length=1, max_length=40)]
     original: Annotated[str, Meta(max_length=500)] = ""
     more: Annotated[int, Meta(ge=0, le=20)] = 0
 

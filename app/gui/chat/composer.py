@@ -359,8 +359,8 @@ class Composer(QFrame):
         """Hide the hint if there is too little space."""
         super().resizeEvent(event)
         tools = self._tools.sizeHint().width() + self._voice.sizeHint().width()
-        beside = self._hint.sizeHint().width() + tools + _BESIDE_HINT
-        self._hint.setVisible(self.width() > beside)
+        needed = self._hint.sizeHint().width() + tools + _BESIDE_HINT
+        self._hint.setVisible(self.width() > needed)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         """Accept dropped files."""
