@@ -80,10 +80,10 @@ NO_FACTS: Final = AnswerFacts()
 _MAX_SOURCES: Final = 8
 
 
-def sources_of(found: Iterable[WebSource], answer: str) -> tuple[WebSource, ...]:
+def sources_of(sources: Iterable[WebSource], answer: str) -> tuple[WebSource, ...]:
     """The sources of an answer: pages that were read, and results that the answer names; without either, all."""
     by_url: dict[str, WebSource] = {}
-    for each in found:
+    for each in sources:
         before = by_url.get(each.url)
         if before is None or each.read:
             title = before.title if before is not None else each.title

@@ -80,11 +80,11 @@ def phase_text(
     words = f"{words} · " + tr("{n} s").format(n=int(seconds))
     if phase.left_s >= _MIN_LEFT_S:
         minutes = phase.left_s >= _MINUTES_FROM_S
-        left = (
+        remaining = (
             tr("{n} min").format(n=round(phase.left_s / 60))
             if minutes
             else tr("{n} s").format(n=round(phase.left_s))
         )
-        words += " · " + tr("about {time} left").format(time=left)
+        words += " · " + tr("about {time} left").format(time=remaining)
     busy = phase.busy or (seconds >= _MIN_BUSY_S and is_busy())
     return f"{words} · " + tr("this computer is busy") if busy else words

@@ -58,13 +58,13 @@ def check_signature(data: bytes, signature: str, keys: list[str], what: str = "t
     """
     lines = signature.splitlines()
     try:
-        made = base64.b64decode(lines[1], validate=True)
+        signed = base64.b64decode(lines[1], validate=True)
         comment, seal = lines[2].removeprefix("trusted comment: "), base64.b64decode(lines[3], validate=True)
     except (IndexError, binascii.Error) as error:
         raise PackRefused(f"the signature of {what} cannot be read") from error
-    if len(made) != _SIGNATURE_BYTES or made[:2] not in {b"ED", b"Ed"}:
+    if len(signed) != _SIGNATURE_BYTES or signed[:2] not in {b"ED", b"Ed"}:
         raise PackRefused(f"the signature of {what} has an unknown form")
-    message = hashlib.blake2b(data).digest() if made[:2] == b"ED" else data
+    message = hashlib.blake2b(data).digest() if signed[:2] == b"ED" else data
     for key in keys:
         try:
             public = base64.b64decode(key, validate=True)
@@ -72,12 +72,12 @@ def check_signature(data: bytes, signature: str, keys: list[str], what: str = "t
             raise PackRefused(f"the key {key[:16]!r} in kernels.keys is not base64") from error
         if len(public) != _KEY_BYTES:
             raise PackRefused(f"the key {key[:16]!r} in kernels.keys is not a minisign public key")
-        if public[2:10] != made[2:10]:
+        if public[2:10] != signed[2:10]:
             continue
         verifier = Ed25519PublicKey.from_public_bytes(public[10:])
         try:
-            verifier.verify(made[10:], message)
-            verifier.verify(seal, made[10:] + comment.encode())
+            verifier.verify(signed[10:], message)
+            verifier.verify(seal, signed[10:] + comment.encode())
         except InvalidSignature as error:
             raise PackRefused(f"{what} was changed: its signature does not fit") from error
         return comment
@@ -145,11 +145,11 @@ def _get(client: httpx2.Client, url: str, most: int) -> bytes:
     try:
         with client.stream("GET", url) as answer:
             answer.raise_for_status()
-            found = b""
+            content = b""
             for chunk in answer.iter_bytes(_CHUNK):
-                found += chunk
-                if len(found) > most:
+                content += chunk
+                if len(content) > most:
                     raise PackRefused(f"{url} is larger than {most} bytes")
     except httpx2.HTTPError as error:
         raise PackRefused(f"{url} could not be downloaded: {error}") from error
-    return found
+    return content

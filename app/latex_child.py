@@ -24,12 +24,12 @@ def draw(latex: str, size: float, colour: str, *, display: bool) -> dict[str, ob
 def main() -> None:
     """Answer requests until stdin ends."""
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         try:
-            answer = draw(asked["latex"], asked["size"], asked["colour"], display=asked["display"])
+            answer = draw(request["latex"], request["size"], request["colour"], display=request["display"])
         except Exception:  # noqa: BLE001 - a formula that fails stays text
             answer = {}
-        sys.stdout.write(json.dumps({"key": asked["key"], **answer}) + "\n")
+        sys.stdout.write(json.dumps({"key": request["key"], **answer}) + "\n")
         sys.stdout.flush()
 
 

@@ -44,8 +44,8 @@ class Component(msgspec.Struct, frozen=True, kw_only=True):
 
 def components() -> tuple[Component, ...]:
     """All components, sorted by name. Reads the metadata of installed packages, which takes 0.1 s."""
-    found = [*packages(), *_ours(), *_brought()]
-    return tuple(sorted(found, key=lambda each: each.name.lower()))
+    all_components = [*packages(), *_ours(), *_brought()]
+    return tuple(sorted(all_components, key=lambda each: each.name.lower()))
 
 
 def own_licence() -> str:
@@ -58,13 +58,13 @@ def own_licence() -> str:
     return ""
 
 
-def packages(wanted: Iterable[str] | None = None) -> list[Component]:
-    """Installed packages that `wanted` needs, without duplicates; default: the requirements of Tessera itself."""
-    if wanted is None:
-        wanted = metadata.requires("tessera") or ()
-    waiting = deque(_needed(wanted, EXTRAS))
+def packages(requirements: Iterable[str] | None = None) -> list[Component]:
+    """Installed packages that `requirements` needs, without duplicates; default: what Tessera itself requires."""
+    if requirements is None:
+        requirements = metadata.requires("tessera") or ()
+    waiting = deque(_needed(requirements, EXTRAS))
     seen = {"tessera"}
-    found: list[Component] = []
+    result: list[Component] = []
     while waiting:
         name, extras = waiting.popleft()
         if canonicalize_name(name) in seen:
@@ -74,19 +74,19 @@ def packages(wanted: Iterable[str] | None = None) -> list[Component]:
         except metadata.PackageNotFoundError:
             continue  # for another system, or omitted from the bundle
         seen.add(canonicalize_name(name))
-        found.append(_component(dist))
+        result.append(_component(dist))
         waiting.extend(_needed(dist.requires or (), extras))
-    return found
+    return result
 
 
 def _needed(requires: Iterable[str], extras: tuple[str, ...]) -> Iterable[tuple[str, tuple[str, ...]]]:
     for words in requires:
         try:
-            wanted = Requirement(words)
+            requirement = Requirement(words)
         except InvalidRequirement:
             continue
-        if wanted.marker is None or any(wanted.marker.evaluate({"extra": extra}) for extra in extras):
-            yield wanted.name, ("", *wanted.extras)
+        if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in extras):
+            yield requirement.name, ("", *requirement.extras)
 
 
 def _component(dist: metadata.Distribution) -> Component:
@@ -169,11 +169,11 @@ def _ours() -> list[Component]:
         ("Spark, the bundled toy model", "see its text", "", "models/spark-f16.md"),
         ("SmolLM2 135M Instruct, the first chat model", "Apache-2.0", "", "models/smollm2-135m-instruct.md"),
     )
-    found = []
+    result = []
     for name, licence, page, file in rows:
         try:
             text = (ASSETS / file).read_text(encoding="utf-8")
         except OSError:
             continue  # not part of this installation
-        found.append(Component(name=name, version="", licence=licence, page=page, text=text))
-    return found
+        result.append(Component(name=name, version="", licence=licence, page=page, text=text))
+    return result

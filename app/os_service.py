@@ -87,7 +87,7 @@ def manager(command: Sequence[str], system: str = sys.platform, env: Mapping[str
 
 def passed_variables(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Variables to pass to a service, and the names of those omitted because they look like secrets."""
-    asked = {
+    requested = {
         name: value
         for name, value in sorted(env.items())
         if (name.upper() in _PASSED or name.startswith(_PASSED_BEGINNINGS)) and name not in _NOT_PASSED
@@ -95,56 +95,56 @@ def passed_variables(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str,
     # The manager's tools show a service description to every user.
     passed = {
         name: str(Path(value).expanduser().absolute()) if name in _FOLDERS and value else value
-        for name, value in asked.items()
+        for name, value in requested.items()
         if value.isprintable() and not sounds_secret(name)
     }
-    return passed, tuple(name for name in asked if name not in passed)
+    return passed, tuple(name for name in requested if name not in passed)
 
 
-def install(found: Manager) -> None:
+def install(service: Manager) -> None:
     """Write the description and start the service; a second call applies new options. Raises: ServiceFailed."""
-    _check_present(found)
-    is_new = not found.path.exists()
-    found.path.parent.mkdir(parents=True, exist_ok=True)
-    encoding = "utf-16" if found.name == "task scheduler" else "utf-8"  # schtasks reads XML only in UTF-16
-    write_atomically(found.path, found.text.encode(encoding), mode=0o600)  # a proxy URL may contain a password
+    _check_present(service)
+    is_new = not service.path.exists()
+    service.path.parent.mkdir(parents=True, exist_ok=True)
+    encoding = "utf-16" if service.name == "task scheduler" else "utf-8"  # schtasks reads XML only in UTF-16
+    write_atomically(service.path, service.text.encode(encoding), mode=0o600)  # a proxy URL may contain a password
     try:
-        for argv in found.install:
+        for argv in service.install:
             _run_checked(argv)
     except ServiceFailed:
         if is_new:
-            found.path.unlink(missing_ok=True)
+            service.path.unlink(missing_ok=True)
         raise
 
 
-def remove(found: Manager) -> bool:
+def remove(service: Manager) -> bool:
     """Stop the service and delete its description; return False if there was none. Raises: ServiceFailed."""
-    if not found.path.exists():
+    if not service.path.exists():
         return False
-    _check_present(found)
-    for argv in found.remove:
+    _check_present(service)
+    for argv in service.remove:
         _run_checked(argv)
-    found.path.unlink(missing_ok=True)
+    service.path.unlink(missing_ok=True)
     return True
 
 
-def restart(found: Manager) -> None:
+def restart(service: Manager) -> None:
     """Restart the server, for example after settings have changed. Raises: ServiceFailed."""
-    if not found.path.exists():
+    if not service.path.exists():
         raise ServiceFailed("it is not installed; `tessera service install` does that")
-    _check_present(found)
-    for argv in found.restart:
+    _check_present(service)
+    for argv in service.restart:
         _run_checked(argv)
 
 
-def status(found: Manager) -> Status:
+def status(service: Manager) -> Status:
     """Query the manager for whether the service is installed and running; changes nothing."""
-    installed = found.path.exists()
+    installed = service.path.exists()
     running = False
-    if installed and installed_program(found.running[0]):
-        done = _run(found.running)
-        running = done.returncode == 0 and found.running_words in done.stdout
-    return Status(manager=found.name, path=found.path, installed=installed, running=running)
+    if installed and installed_program(service.running[0]):
+        done = _run(service.running)
+        running = done.returncode == 0 and service.running_words in done.stdout
+    return Status(manager=service.name, path=service.path, installed=installed, running=running)
 
 
 def _systemd(command: Sequence[str], env: Mapping[str, str]) -> Manager:
@@ -180,8 +180,8 @@ def _systemd(command: Sequence[str], env: Mapping[str, str]) -> Manager:
 
 def _folder_of(command: Sequence[str]) -> str | None:
     """The working folder that relative paths in the options need; None if there are no relative paths."""
-    named = [part for word in command[1:] for part in (word, word.partition("=")[2])]
-    if any(word and not Path(word).is_absolute() and Path(word).exists() for word in named):
+    arguments = [part for word in command[1:] for part in (word, word.partition("=")[2])]
+    if any(word and not Path(word).is_absolute() and Path(word).exists() for word in arguments):
         return str(Path.cwd())
     return None
 
@@ -268,11 +268,11 @@ def _windows(command: Sequence[str], env: Mapping[str, str]) -> Manager:
     )
 
 
-def _check_present(found: Manager) -> None:
-    program = found.running[0]
+def _check_present(service: Manager) -> None:
+    program = service.running[0]
     if installed_program(program) is None:
         raise ServiceFailed(
-            f"{program} is not here, so {found.name} cannot keep the service; run `tessera serve` from what "
+            f"{program} is not here, so {service.name} cannot keep the service; run `tessera serve` from what "
             "starts programs on this system"
         )
 

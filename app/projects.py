@@ -25,8 +25,8 @@ def instructions_of(project: Folder) -> str:
 
 def folder_of(project: Folder | None) -> Path:
     """The working folder for a project's tools: its folder if it exists, else the home folder."""
-    found = Path(project.path) if project is not None and project.path else None
-    return found if found is not None and found.is_dir() else Path.home()
+    folder = Path(project.path) if project is not None and project.path else None
+    return folder if folder is not None and folder.is_dir() else Path.home()
 
 
 def _read(path: Path) -> str:

@@ -458,8 +458,8 @@ def _put(document: "TOMLDocument", section: str, key: str, value: Value, row: Se
     """Update one row of the document unless it already has this value."""
     import tomlkit
 
-    found = document.get(section)
-    table = found if isinstance(found, dict) else None
+    existing = document.get(section)
+    table = existing if isinstance(existing, dict) else None
     if table is not None and key in table:
         try:
             same = row.parse(table[key]) == value
@@ -525,14 +525,14 @@ def _where(path: Path, text: str, name: str) -> str:
     for number, line in enumerate(text.splitlines(), 1):
         if header := _HEADER.match(line):
             section = _plain(header[1])
-            found = section
+            table_name = section
         elif key := _KEY.match(line):
-            found = f"{section}.{_plain(key[1])}" if section else _plain(key[1])
+            table_name = f"{section}.{_plain(key[1])}" if section else _plain(key[1])
         else:
             continue
-        if found == name or found.startswith(f"{name}."):
+        if table_name == name or table_name.startswith(f"{name}."):
             return f"{path}, line {number}"
-        if name.startswith(f"{found}."):
+        if name.startswith(f"{table_name}."):
             inline = number
     return f"{path}, line {inline}" if inline else str(path)
 

@@ -31,8 +31,8 @@ OWN = ("date", "time", "model")
 
 def asked_for(text: str) -> list[str]:
     """Names of the placeholders that the user must fill in, in order of appearance."""
-    found = dict.fromkeys(match[1].strip() for match in _VARIABLE.finditer(text))
-    return [name for name in found if name not in OWN]
+    names = dict.fromkeys(match[1].strip() for match in _VARIABLE.finditer(text))
+    return [name for name in names if name not in OWN]
 
 
 def filled(text: str, values: Mapping[str, str], model: str = "", now: datetime | None = None) -> str:

@@ -33,7 +33,7 @@ def newer_version(releases: str) -> str | None:
     from packaging.version import InvalidVersion, Version
 
     address = f"{releases}latest.json"
-    found = b""
+    content = b""
     try:
         with (
             httpx2.Client(timeout=_TIMEOUT_S, headers={"User-Agent": "Tessera"}) as client,
@@ -41,10 +41,10 @@ def newer_version(releases: str) -> str | None:
         ):
             answer.raise_for_status()
             for chunk in answer.iter_bytes():
-                found += chunk
-                if len(found) > MAX_BYTES:
+                content += chunk
+                if len(content) > MAX_BYTES:
                     raise UpdateUnknown(f"{address} is larger than {MAX_BYTES} bytes")
-        published = Version(msgspec.json.decode(found, type=learned(Latest)).version)
+        published = Version(msgspec.json.decode(content, type=learned(Latest)).version)
     except (httpx2.HTTPError, InvalidVersion, ValueError, RecursionError) as error:
         raise UpdateUnknown(f"{address}: {error}") from error
     return str(published) if published > Version(__version__) else None

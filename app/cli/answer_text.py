@@ -62,10 +62,10 @@ class WordWrap:
     def _broken(self, width: int, limit: int, word: int) -> str:
         """Output that ends this line and moves the current word to the next one."""
         moves = 0 < word < self._column and word + width <= limit
-        begun = self._word if moves else ""
+        next_line = self._word if moves else ""
         self._column = word if moves else 0
-        self._word = begun
-        return f"\x1b[{word}D\x1b[K\n{begun}" if moves else "\n"
+        self._word = next_line
+        return f"\x1b[{word}D\x1b[K\n{next_line}" if moves else "\n"
 
     def _end_line(self) -> None:
         if self._line.startswith(_FENCE):

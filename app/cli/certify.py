@@ -82,8 +82,8 @@ def _table(certificates: "list[Certificate]") -> None:
     width = max(len(certificate.model) for certificate in certificates)
     echo(f"{'':{width}}  {'all':>7}  " + "  ".join(f"{name:>12}" for name in categories))
     for certificate in certificates:
-        found = certificate.by_category()
-        cells = "  ".join(f"{found[name][0]:>9}/{found[name][1]:<2}" for name in categories)
+        scores = certificate.by_category()
+        cells = "  ".join(f"{scores[name][0]:>9}/{scores[name][1]:<2}" for name in categories)
         echo(f"{certificate.model:{width}}  {certificate.pass_frac:>6.0%}   {cells}")
     for certificate in certificates:
         shown = share_text(certificate.num_passed, len(certificate.results))

@@ -108,11 +108,14 @@ def command(
     model = model or settings.text("chat.model") or None
     system = settings.text("chat.system_prompt") if system is None else system
     max_tokens = max_tokens or settings.integer("chat.max_tokens") or None
-    given: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    given["lora"] = [_adapter(choice) for choice in lora] or None
-    given |= {"deterministic": deterministic or receipt is not None or None, "receipt": receipt is not None or None}
-    given["collection"] = collection
-    options = {k: v for k, v in given.items() if v is not None} | {"loop_guard": loop_guard}
+    values: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    values["lora"] = [_adapter(choice) for choice in lora] or None
+    values |= {
+        "deterministic": deterministic or receipt is not None or None,
+        "receipt": receipt is not None or None,
+    }
+    values["collection"] = collection
+    options = {k: v for k, v in values.items() if v is not None} | {"loop_guard": loop_guard}
 
     def converse(client: "ChatClient", chosen: str) -> None:
         opened = _opened(tools) if tools else None

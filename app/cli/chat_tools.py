@@ -18,10 +18,10 @@ class ChatTools:
     """The tools of one chat in the terminal."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        wanted = [source.name for source in offered()] if "all" in names else list(names)
+        source_names = [source.name for source in offered()] if "all" in names else list(names)
         self._servers = RunningServers()
         consent = ToolConsent(ConsentStore(), ask_person)
-        sources, problems = open_sources(wanted, Path.cwd(), self._servers, consent)
+        sources, problems = open_sources(source_names, Path.cwd(), self._servers, consent)
         for problem in problems:
             echo(shown_text(problem), fg="yellow", err=True)
         self._tools = Toolset(sources, consent)

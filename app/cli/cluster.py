@@ -120,19 +120,19 @@ def deploy(model: str, most: int, least: int, parallel: int, ctx: int | None, *,
     """Deploy a model, or replace its deployment replica by replica; more replicas come when queues are long."""
     cluster = require_cluster()
     with connected() as client:
-        found = client.model(model)
-        need = client.placement(found.id).placement.need
-    predicted = sum(part.num_bytes for part in need.parts) if need is not None else found.size_bytes
+        entry = client.model(model)
+        need = client.placement(entry.id).placement.need
+    predicted = sum(part.num_bytes for part in need.parts) if need is not None else entry.size_bytes
     deployment = Deployed(
-        model=found.id, num_bytes=found.size_bytes, memory_bytes=predicted + BESIDE_BYTES, parallel=parallel,
+        model=entry.id, num_bytes=entry.size_bytes, memory_bytes=predicted + BESIDE_BYTES, parallel=parallel,
         n_ctx=ctx, least=min(least, most), most=most, affinity=affinity,
     )  # fmt: skip
-    echo(f"{found.id}: {size(deployment.memory_bytes)} per replica, {deployment.least} to {most} of them.")
+    echo(f"{entry.id}: {size(deployment.memory_bytes)} per replica, {deployment.least} to {most} of them.")
     from app.cluster import deploying
 
     deploying.connect(cluster)
     deploying.deploy(deployment)
-    echo(f"It answers as {UPSTREAM}/{found.id}.")
+    echo(f"It answers as {UPSTREAM}/{entry.id}.")
 
 
 @command.command("status")
@@ -194,8 +194,8 @@ def _ray(*arguments: str, memory: int | None) -> "subprocess.Popen[bytes]":
 
 
 def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
             each.bind(("", 0))
         return [each.getsockname()[1] for each in sockets]

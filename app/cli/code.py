@@ -69,9 +69,9 @@ def command(
             endpoint = endpoint_of(client, model)
             _warn_of_small(client, endpoint.model)
             conversation = Conversation(project, endpoint.model, endpoint.context, options)
-            found = embedder(client, embed_model)
-            if found is not None:
-                conversation.vectors = VectorIndex(project.index, *found)
+            embedding = embedder(client, embed_model)
+            if embedding is not None:
+                conversation.vectors = VectorIndex(project.index, *embedding)
             session = CodeSession(
                 Assistant(conversation, client),
                 max_steps=steps,

@@ -101,19 +101,19 @@ class CodeSession:
 
     def index(self) -> None:
         """Update the index; print a line if files were parsed."""
-        begun = time.monotonic()
+        started_at = time.monotonic()
         done = self._project.index.refresh()
         if done.num_parsed:
-            seconds = time.monotonic() - begun
+            seconds = time.monotonic() - started_at
             echo(f"{counted(done.num_files, 'file')}, {done.num_parsed} indexed in {seconds:.1f} s", err=True)
 
     def ask(self, question: str, excluded: frozenset[str] = frozenset()) -> None:
         """Answer a prompt and show the edits it proposes."""
         self._question, self._excluded = question, excluded
         self._context = self._talk.context_for(question, excluded=excluded)
-        for left in self._context.left_out:
-            if left.what.startswith("@"):
-                echo(f"left out: {shown_text(left.what)}: {left.reason}", err=True)
+        for omitted in self._context.left_out:
+            if omitted.what.startswith("@"):
+                echo(f"left out: {shown_text(omitted.what)}: {omitted.reason}", err=True)
         problem = self._talk.vectors.problem if self._talk.vectors is not None else ""
         if problem and problem != self._vector_problem:
             echo(f"keyword search only, not by meaning: {shown_text(problem)}", err=True)
@@ -270,8 +270,8 @@ class CodeSession:
         for number, item in enumerate(self._context.items if self._context else (), 1):
             part = ", part of it" if item.partial else ""
             echo(f"{number:3} {item.num_tokens:6} tokens  {shown_text(item.title)}  ({item.reason}{part})")
-        for left in self._context.left_out if self._context else ():
-            echo(f"  - {shown_text(left.what)}: {left.reason}")
+        for omitted in self._context.left_out if self._context else ():
+            echo(f"  - {shown_text(omitted.what)}: {omitted.reason}")
 
     def _drop(self, text: str) -> None:
         items = self._context.items if self._context else ()

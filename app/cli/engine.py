@@ -126,8 +126,8 @@ def fault_rules(*, all_rules: bool, update: Path | None, forget: str | None, as_
     from devices import fault_rules as rules_file
 
     if update is not None:
-        found = _updated(update)
-        echo(f"{len(found.rules)} rules of {found.issued} are used from the next load of a model on.")
+        updated = _updated(update)
+        echo(f"{len(updated.rules)} rules of {updated.issued} are used from the next load of a model on.")
         return
     services = _services()
     if forget is not None:

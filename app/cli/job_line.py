@@ -50,12 +50,12 @@ def finish(
                 except ApiError:  # it has no usable result so far
                     client.job_action(job.id, actions[-1])
             actions = actions[-1:]
-    found = result_of(state, result)
+    value = result_of(state, result)
     if state.error is not None:
         raise JobFailed(state.error)
-    if found is None:
+    if value is None:
         raise Interrupted(state.state)
-    return found
+    return value
 
 
 def _follow(client: "Client", job: "Job", show: "Callable[[Progress], None]") -> "Job":

@@ -39,13 +39,13 @@ def command(names: tuple[str, ...], port: int | None, model: str) -> None:
     """
     if not names:
         with connected() as client:
-            known = ", ".join(found.name for found in client.collections())
-        known = known or "there is none yet: tessera collections add NAME PATH"
-        raise click.UsageError(f"Name the collections that may be read. Collections: {known}")
+            listed = ", ".join(each.name for each in client.collections())
+        listed = listed or "there is none yet: tessera collections add NAME PATH"
+        raise click.UsageError(f"Name the collections that may be read. Collections: {listed}")
 
     def opened() -> "_Opened":
         client = stack.enter_context(connected())
-        return client, {found.name: found.id for found in (client.collection(name) for name in names)}
+        return client, {each.name: each.id for each in (client.collection(name) for name in names)}
 
     # Clients wait only seconds for the first answer of a program that they start, and a server takes as long.
     with ExitStack() as stack, ThreadPoolExecutor(1) as thread:
@@ -108,10 +108,10 @@ class _Documents:
 
     def read_page(self, collection: str, document: int, page: int = 1) -> dict[str, Any]:
         """Read a whole page of a document. `document` and `page` are those of a passage that `search` returned."""
-        found = self._client.page_text(self._allowed[self._named(collection)], document, page)
+        passage = self._client.page_text(self._allowed[self._named(collection)], document, page)
         return {
-            "file": found.path, "page": found.number, "pages": found.num_pages, "label": found.label,
-            "text": found.text, "problem": found.problem,
+            "file": passage.path, "page": passage.number, "pages": passage.num_pages, "label": passage.label,
+            "text": passage.text, "problem": passage.problem,
         }  # fmt: skip
 
     def ask(self, question: str, collection: str) -> dict[str, Any]:

@@ -103,8 +103,8 @@ def engine_args_command(model: str, changes: tuple[str, ...], reset: bool, as_js
     with connected() as client:
         stored = client.engine_args(model)
         if reset or changes:
-            wanted = NO_ARGS if reset else _changed(stored.engine_args, changes)
-            stored = client.set_engine_args(model, wanted)
+            args = NO_ARGS if reset else _changed(stored.engine_args, changes)
+            stored = client.set_engine_args(model, args)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(stored)))
         return
@@ -156,10 +156,10 @@ def loaded_command(as_json: bool) -> None:
     if as_json:
         rows = []
         for model in models:
-            held = reserved.get(model.id)
+            reservation = reserved.get(model.id)
             numbers = {
-                "memory_bytes": held.predicted_bytes if held is not None else None,
-                "prefix_bytes": held.parts.get("prefixes", 0) if held is not None else None,
+                "memory_bytes": reservation.predicted_bytes if reservation is not None else None,
+                "prefix_bytes": reservation.parts.get("prefixes", 0) if reservation is not None else None,
                 "resident_bytes": resident.get(model.id) or None,
             }
             rows.append({**msgspec.to_builtins(model), **numbers})
@@ -168,9 +168,9 @@ def loaded_command(as_json: bool) -> None:
     for model in models:
         memory = f"{size(resident[model.id])} in use" if resident.get(model.id) else ""
         if model.id in reserved:
-            held = reserved[model.id]
-            prefixes = held.parts.get("prefixes", 0)
-            memory += f", {size(held.predicted_bytes - prefixes)} reserved"
+            reservation = reserved[model.id]
+            prefixes = reservation.parts.get("prefixes", 0)
+            memory += f", {size(reservation.predicted_bytes - prefixes)} reserved"
             memory += f" and {size(prefixes)} for prompts of earlier requests" if prefixes else ""
         echo(f"{model.id:<32}{model.state:<12}{memory.removeprefix(', ')}")
         for note in model.notes:

@@ -167,8 +167,8 @@ def alias_command(alias: str | None, model: str | None, remove: bool, as_json: b
             client.remove_alias(alias)
             _print_result(as_json, {"alias": alias, "removed": True}, f"{alias} is no alias any more.")
             return
-        made = client.set_alias(alias, model)
-    _print_result(as_json, {"alias": made.alias, "model": made.model}, f"{made.alias} means {made.model}.")
+        entry = client.set_alias(alias, model)
+    _print_result(as_json, {"alias": entry.alias, "model": entry.model}, f"{entry.alias} means {entry.model}.")
 
 
 @click.command("du")
@@ -289,10 +289,10 @@ def _show_trash(*, as_json: bool) -> None:
     from engine.services import EngineFacade
 
     services = EngineFacade()
-    found = services.trash()
+    removed = services.trash()
     services.close()
-    rows = [{"ticket": r.ticket, "model": r.entry.id, "bytes": r.freed_bytes} for r in found]
-    lines = "\n".join(f"{r.ticket:<40}{_size(r.freed_bytes)}" for r in found)
+    rows = [{"ticket": r.ticket, "model": r.entry.id, "bytes": r.freed_bytes} for r in removed]
+    lines = "\n".join(f"{r.ticket:<40}{_size(r.freed_bytes)}" for r in removed)
     _print_result(as_json, {"trash": rows}, lines or "The trash is empty.")
 
 

@@ -107,38 +107,38 @@ def compare_command(uploads: tuple[str, ...], original: str, more: int, as_json:
     try:
         with this_computers_server() as client:
             request = CompareUploadsRequest(uploads=uploads, original=original, more=more)
-            found = finish(client, client.compare_uploads(request), UploadComparison, show)
+            comparison = finish(client, client.compare_uploads(request), UploadComparison, show)
     finally:
         show.close()
     if as_json:
-        click.echo(json.dumps(msgspec.to_builtins(found)))
+        click.echo(json.dumps(msgspec.to_builtins(comparison)))
         return
-    _print_comparison(found)
+    _print_comparison(comparison)
 
 
-def _print_comparison(found: "UploadComparison") -> None:
+def _print_comparison(comparison: "UploadComparison") -> None:
     from app.cli.console import console, table
     from app.format import size
 
     rows = []
-    for loss in found.uploads:
+    for loss in comparison.uploads:
         middle = f"{loss.kld:.4f}" if loss.kld is not None else ""
         ends = f"{loss.low:.4f} to {loss.high:.4f}" if loss.kld is not None else ""
         rows.append((loss.name, size(loss.size_bytes), f"{loss.bits_per_weight:.2f}", middle, ends, loss.problem))
     out = console()
     out.print(table(("upload", "size", "bits per weight", "expected loss", "between", ""), rows, cut=""))
-    if all(loss.kld is None for loss in found.uploads):
+    if all(loss.kld is None for loss in comparison.uploads):
         return
-    echo(f"Expected loss in nats per token (KL divergence), compared with {found.original}.")
-    if not found.tested_by:
+    echo(f"Expected loss in nats per token (KL divergence), compared with {comparison.original}.")
+    if not comparison.tested_by:
         echo("How sensitive this model is to rounding is not known; this changes all values by the same factor.")
         echo(
             "Their order is more certain. If the original is in the library, a quick test of it narrows the range:"
         )
         echo("  tessera quantize NAME --quick-test --plan-only --bpw 4.5")
     else:
-        echo(f"The quick test of {found.tested_by} measured how sensitive this model is.")
-    out.print(f"Read {size(found.fetched_bytes)} of {size(found.total_bytes)}.", style="dim")
+        echo(f"The quick test of {comparison.tested_by} measured how sensitive this model is.")
+    out.print(f"Read {size(comparison.fetched_bytes)} of {size(comparison.total_bytes)}.", style="dim")
 
 
 @click.command("pull")
@@ -194,9 +194,9 @@ def _resume_or_start(client: "Client", request: "PullRequest") -> "Job":
 
     from engine.api.jobs import JobKind
 
-    wanted = msgspec.to_builtins(request)
+    params = msgspec.to_builtins(request)
     for job in client.jobs():
-        if job.kind is JobKind.PULL and job.state == "paused" and job.params == wanted:
+        if job.kind is JobKind.PULL and job.state == "paused" and job.params == params:
             return client.job_action(job.id, "resume")
     return client.pull(request)
 

@@ -26,8 +26,8 @@ def command(
     from engine.api.machine import PowerLimits
     from engine.api.sentences import encoded
 
-    given = {"mode": mode, "cap_w": cap_w, "battery_percent": battery_percent}
-    chosen = {name: value for name, value in given.items() if value is not None}
+    values = {"mode": mode, "cap_w": cap_w, "battery_percent": battery_percent}
+    chosen = {name: value for name, value in values.items() if value is not None}
     with connected() as client:
         now = client.power()
         if free or chosen:
@@ -42,8 +42,8 @@ def command(
     saver = ", the system's performance profile is on" if now.performance else saver
     echo(f"mode {now.mode}{saver}; power {drawn}")
     if now.limits.cap_w is not None:
-        held = f"{now.threads or 'all'} threads, steps run {now.duty_frac:.0%} of the time"
-        echo(f"cap {now.limits.cap_w:g} W: {held if now.measured else 'not held'}")
+        limits = f"{now.threads or 'all'} threads, steps run {now.duty_frac:.0%} of the time"
+        echo(f"cap {now.limits.cap_w:g} W: {limits if now.measured else 'not held'}")
     if now.limits.battery_percent is not None:
         spent = f"{now.spent_percent:.1f} % spent" if now.spent_percent is not None else "not counted"
         echo(f"at most {now.limits.battery_percent:g} % of the battery: {spent}")

@@ -40,8 +40,8 @@ class ProgressBar:
     def __call__(self, progress: "Progress") -> None:
         from app.format import duration, size
 
-        left = "" if progress.eta_s is None else f", {duration(progress.eta_s)} left"
-        speed = "stalled" if progress.stalled else f"{size(int(progress.speed))}/s{left}"
+        remaining = "" if progress.eta_s is None else f", {duration(progress.eta_s)} left"
+        speed = "stalled" if progress.stalled else f"{size(int(progress.speed))}/s{remaining}"
         self._bar.update(
             self._task,
             description=progress.note or progress.phase,

@@ -149,7 +149,7 @@ _SAME_NAME = (
     help="Round on all computers of this cluster (tessera cluster), with the same result.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
+def command(source: str, out: Path | None, as_json: bool, **options: Any) -> None:
     """Build the request, have it done, tell what came out."""
     import msgspec
 
@@ -157,25 +157,25 @@ def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
     from app.evals.gate_tasks import NAMED_TASKS
     from engine.services import EngineFacade
 
-    if given["plan_keys"]:
-        check_plan(given["plan_file"], list(given["plan_keys"]))
-    if given["gate"] == "evaluate" and not given["yes"] and not given["plan_only"]:
+    if options["plan_keys"]:
+        check_plan(options["plan_file"], list(options["plan_keys"]))
+    if options["gate"] == "evaluate" and not options["yes"] and not options["plan_only"]:
         click.confirm(_CONSENT, abort=True, err=True)
-    request = _request(source, given)
+    request = _request(source, options)
     request.check()
-    if given["quick_test"]:
+    if options["quick_test"]:
         _quick_test(request.model, quiet=as_json)
     with (
         closing(EngineFacade()) as services,
-        calibration_options(given["calibration"], services, ask=not given["yes"]) as texts,
+        calibration_options(options["calibration"], services, ask=not options["yes"]) as texts,
     ):
         target = _absolute(out)
         if target is None and not request.download:
             target = str(services.quantize_target(request))
         request = msgspec.structs.replace(request, out=target, **texts)
-        plan_only = given["plan_only"]
-        made = _create_on_cluster if given["cluster"] else partial(_create_on_server, ask=not given["yes"])
-        report = services.quantize_plan(request, NAMED_TASKS) if plan_only else made(request, quiet=as_json)
+        plan_only = options["plan_only"]
+        create = _create_on_cluster if options["cluster"] else partial(_create_on_server, ask=not options["yes"])
+        report = services.quantize_plan(request, NAMED_TASKS) if plan_only else create(request, quiet=as_json)
     _print(report, as_json=as_json)
     if report.out is None and not plan_only:
         sys.exit(EXIT_VETOED)
@@ -185,18 +185,18 @@ def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
         sys.exit(EXIT_STOPPED)
 
 
-def _print_use(made: Path) -> None:
+def _print_use(path: Path) -> None:
     """Print the command that uses the file."""
     from contextlib import closing
 
     from engine.services import EngineFacade
 
     with closing(EngineFacade()) as services:
-        listed = next((entry.id for entry in services.models() if str(made) in {f.path for f in entry.files}), None)
+        listed = next((entry.id for entry in services.models() if str(path) in {f.path for f in entry.files}), None)
     if listed is not None:
         echo(f"  use it: tessera chat {listed}")
     else:
-        echo(f"  use it: tessera models link {shlex.quote(str(made))}")
+        echo(f"  use it: tessera models link {shlex.quote(str(path))}")
 
 
 def _quick_test(model: str, *, quiet: bool) -> None:
@@ -243,9 +243,9 @@ def _create_on_server(request: "QuantizeOptions", *, quiet: bool, ask: bool) -> 
                     client, client.convert(ConvertRequest(source=request.model)), ConvertedFile, line.update
                 )
 
-            made = with_converter(client, converted, ask=ask)
-            echo(f"{made.model} was made by llama.cpp's converter: {made.path}", err=True)
-            request = msgspec.structs.replace(request, model=made.path)
+            conversion = with_converter(client, converted, ask=ask)
+            echo(f"{conversion.model} was made by llama.cpp's converter: {conversion.path}", err=True)
+            request = msgspec.structs.replace(request, model=conversion.path)
             return finish(client, client.quantize(request), Quantized, line.update, on_interrupt="finish").report
     finally:
         line.clear()
@@ -266,34 +266,34 @@ def _create_on_cluster(request: "QuantizeOptions", *, quiet: bool) -> "QuantizeR
         line.clear()
 
 
-def _request(source: str, given: dict[str, Any]) -> "QuantizeOptions":
+def _request(source: str, options: dict[str, Any]) -> "QuantizeOptions":
     from engine.api.quantizing import LockRequest, QuantizeOptions
 
-    if sum(bool(given[k]) for k in ("budget", "fit", "bpw", "mix", "plan_file")) != 1:
+    if sum(bool(options[k]) for k in ("budget", "fit", "bpw", "mix", "plan_file")) != 1:
         raise click.UsageError("Name a target: one of --budget, --fit, --bpw, --type or --plan.")
-    if given["plan_file"] and any(given[k] for k in ("tier", "rounding", "time_s", "locks")):
+    if options["plan_file"] and any(options[k] for k in ("tier", "rounding", "time_s", "locks")):
         raise click.UsageError("--plan already contains --tier, --rounding, --time and --lock: remove them.")
-    if given["time_s"] and (given["tier"] or given["rounding"] or given["mix"]):
+    if options["time_s"] and (options["tier"] or options["rounding"] or options["mix"]):
         raise click.UsageError("--time cannot be combined with --tier, --rounding and --type.")
-    if given["delete_source"] and not given["download"]:
+    if options["delete_source"] and not options["download"]:
         raise click.UsageError("--delete-source deletes what --download fetched: give both.")
-    if given["download"] and (given["plan_only"] or given["cluster"] or given["quick_test"]):
+    if options["download"] and (options["plan_only"] or options["cluster"] or options["quick_test"]):
         raise click.UsageError("--download cannot be combined with --plan-only, --cluster and --quick-test.")
     path = Path(source).expanduser()
     return QuantizeOptions(
-        model=str(path.absolute()) if path.exists() and not given["download"] else source,
-        download=given["download"],
-        keep_source=not given["delete_source"],
-        budget_bytes=given["budget"],
-        memory_bytes=given["memory"],
-        n_ctx=given["ctx"],
-        n_seq=given["parallel"],
-        locks=tuple(LockRequest(pattern=p, type=t, at_least=least) for p, t, least in given["locks"]),
-        imatrix=_absolute(given["imatrix"]),
-        plan_file=_absolute(given["plan_file"]),
-        export_plan=_absolute(given["export_plan"]),
-        gate=parse_gate(given["gate"]),
-        **{k: given[k] for k in _SAME_NAME},
+        model=str(path.absolute()) if path.exists() and not options["download"] else source,
+        download=options["download"],
+        keep_source=not options["delete_source"],
+        budget_bytes=options["budget"],
+        memory_bytes=options["memory"],
+        n_ctx=options["ctx"],
+        n_seq=options["parallel"],
+        locks=tuple(LockRequest(pattern=p, type=t, at_least=least) for p, t, least in options["locks"]),
+        imatrix=_absolute(options["imatrix"]),
+        plan_file=_absolute(options["plan_file"]),
+        export_plan=_absolute(options["export_plan"]),
+        gate=parse_gate(options["gate"]),
+        **{k: options[k] for k in _SAME_NAME},
     )
 
 
@@ -330,9 +330,9 @@ class _Line:
         if not self._enabled:
             return
         share = progress.done / progress.total if progress.total else 0.0
-        left = "" if progress.eta_s is None else f", {progress.eta_s:.0f} s left"
+        remaining = "" if progress.eta_s is None else f", {progress.eta_s:.0f} s left"
         keeps = ", Ctrl-C keeps the file so far" if progress.partial.get("usable") else ""
-        text = f"{progress.phase} {share:4.0%}{keeps} {progress.note}{left}"
+        text = f"{progress.phase} {share:4.0%}{keeps} {progress.note}{remaining}"
         draw(f"\r\x1b[2K{text[:100]}")
 
     def clear(self) -> None:

@@ -89,13 +89,13 @@ class LockOption(click.ParamType[tuple[str, str, bool]]):
         return pattern, qtype, least
 
 
-def parse_gate(given: str | None) -> str | None:
+def parse_gate(text: str | None) -> str | None:
     """A task name, or the absolute path of a task file. Raises: click.UsageError: there is no such file."""
-    if given in {None, "certify", "evaluate"}:
-        return given
-    path = Path(str(given)).expanduser()
+    if text in {None, "certify", "evaluate"}:
+        return text
+    path = Path(str(text)).expanduser()
     if not path.is_file():
-        raise click.UsageError(f"--gate: {given!r} is neither certify nor evaluate nor a file.")
+        raise click.UsageError(f"--gate: {text!r} is neither certify nor evaluate nor a file.")
     return str(path.absolute())
 
 

@@ -149,7 +149,7 @@ def command(
             overrides=PlacementLimits(n_parallel=parallel, type_k=kv, device=device, mode=mode),
             ttl_s=ttl_s or None,
             max_models=max_models,
-            lora=tuple(_adapter(given) for given in lora),
+            lora=tuple(_adapter(choice) for choice in lora),
             draft=draft,
             canary=checked_settings().flag("models.compare_answers"),
             tls_cert=tls_cert,
@@ -183,9 +183,9 @@ def _log_to_file(root: "logging.Logger") -> None:
     root.addHandler(handler)
 
 
-def _adapter(given: str) -> tuple[str, str]:
+def _adapter(choice: str) -> tuple[str, str]:
     """Parse one `--lora`: model and adapter file."""
-    model, _, file = given.partition("=")
+    model, _, file = choice.partition("=")
     if not model or not Path(file).is_file():
-        raise click.BadParameter(f"{given!r} is not MODEL=FILE with a file that exists.", param_hint="--lora")
+        raise click.BadParameter(f"{choice!r} is not MODEL=FILE with a file that exists.", param_hint="--lora")
     return model, str(Path(file).resolve())

@@ -52,7 +52,7 @@ def _piped() -> str:
     if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
         return ""
     parts: list[bytes] = []
-    begun, ended = threading.Event(), threading.Event()
+    started, ended = threading.Event(), threading.Event()
 
     def read() -> None:
         size = 0
@@ -60,15 +60,15 @@ def _piped() -> str:
             while size <= _MAX_BYTES and (part := os.read(descriptor, 1 << 16)):
                 parts.append(part)
                 size += len(part)
-                begun.set()
+                started.set()
         except OSError:
             pass
         ended.set()
-        begun.set()
+        started.set()
 
     # A thread, because Windows cannot wait for a pipe with a timeout.
     threading.Thread(target=read, name="standard-input", daemon=True).start()
-    if not begun.wait(_FIRST_BYTE_S):
+    if not started.wait(_FIRST_BYTE_S):
         echo(f"Nothing came on standard input within {_FIRST_BYTE_S:.0f} s: asking without it.", err=True)
         return ""
     ended.wait()

@@ -78,15 +78,15 @@ def add_command(
         if file is not None:
             servers = parse_servers(file.read(MAX_CONFIG_BYTES), getattr(file, "name", "The text"))
         elif name and where:
-            given = dict(_pair(value) for value in values)
+            pairs = dict(_pair(value) for value in values)
             is_url = len(where) == 1 and where[0].startswith(("http://", "https://"))
             limit = call_s or DEFAULT_CALL_S
-            made = (
-                McpServerConfig(name, url=where[0], headers=given, call_s=limit)
+            new_server = (
+                McpServerConfig(name, url=where[0], headers=pairs, call_s=limit)
                 if is_url
-                else McpServerConfig(name, where, env=given, call_s=limit)
+                else McpServerConfig(name, where, env=pairs, call_s=limit)
             )
-            servers = [check_server(made, "This")]
+            servers = [check_server(new_server, "This")]
         else:
             raise click.UsageError("Name a tool server and its command or address, or use --from FILE.")
         ServerList().add(servers)

@@ -43,9 +43,9 @@ def add(name: str, url: str, kind: str | None, *, ask_key: bool, use_all: bool) 
 @click.option("--remove", is_flag=True, help="Delete the key.")
 def key(name: str, *, remove: bool) -> None:
     """Set another key for a server. The command asks for it, so it is in no shell history."""
-    given = None if remove else click.prompt("Key", hide_input=True)
+    secret = None if remove else click.prompt("Key", hide_input=True)
     with connected() as client:
-        _print_row(client.set_upstream_key(name, given))
+        _print_row(client.set_upstream_key(name, secret))
 
 
 @command.command("list")

@@ -36,8 +36,8 @@ def command(ctx: click.Context, models: tuple[str, ...], *, as_json: bool) -> No
                 echo(f"{name}:")
             rows[name] = services.verify_devices(path, lambda row: None if as_json else _print_row(row))
     if as_json:
-        click.echo(json.dumps({name: with_sentences(found) for name, found in rows.items()}, indent=2))
-    if any(row.state in {"wrong", "failed"} for found in rows.values() for row in found):
+        click.echo(json.dumps({name: with_sentences(checks) for name, checks in rows.items()}, indent=2))
+    if any(row.state in {"wrong", "failed"} for checks in rows.values() for row in checks):
         ctx.exit(WRONG_EXIT)
 
 

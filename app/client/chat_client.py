@@ -184,11 +184,14 @@ class HttpTransport:
             whole = response.isclosed() or response.length == 0
         try:
             answer = json.loads(raw)
-            given = str(answer["proof"]) if whole and response.status == http.HTTPStatus.OK else ""
+            answered = str(answer["proof"]) if whole and response.status == http.HTTPStatus.OK else ""
         except (ValueError, RecursionError, KeyError, TypeError):
-            given = ""
+            answered = ""
         expected = proof(secret, challenge) or "-"
-        if not hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode()) or connection.sock is None:
+        if (
+            not hmac.compare_digest(answered.encode("utf-8", "replace"), expected.encode())
+            or connection.sock is None
+        ):
             raise Impostor
 
     def _drop(self, connection: http.client.HTTPConnection) -> None:

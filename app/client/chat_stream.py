@@ -95,13 +95,13 @@ def chat_body(model: str, messages: list[dict[str, Any]], options: Mapping[str, 
 
 def answers(chunks: Iterable[ChatChunk]) -> Iterator[ChatDelta]:
     """Convert the chunks of a stream to Answer objects."""
-    known = NO_FACTS
+    facts = NO_FACTS
     for chunk in chunks:
         extras = chunk.tessera
         if extras is not None:
             runaway = extras.runaway[0] if extras.runaway else None
             ran_on, detail = extras.ran_on, extras.ran_on_detail
-            known = known.updated(
+            facts = facts.updated(
                 AnswerFacts(runaway=runaway, receipt=extras.receipt, ran_on=ran_on, ran_on_detail=detail)
             )
             if extras.collection is not None:
@@ -111,15 +111,15 @@ def answers(chunks: Iterable[ChatChunk]) -> Iterator[ChatDelta]:
             yield ChatDelta(phase=phase)
         for choice in chunk.choices:
             delta = choice.delta
-            known = replace(known, finish_reason=choice.finish_reason) if choice.finish_reason else known
+            facts = replace(facts, finish_reason=choice.finish_reason) if choice.finish_reason else facts
             text, reasoning, calls = delta.content or "", delta.reasoning_content or "", delta.tool_calls or ()
             if text or reasoning or calls:
                 yield ChatDelta(text=text, reasoning=reasoning, tool_calls=calls, phase=phase)
         if chunk.usage is not None:
-            yield ChatDelta(facts=replace(known, usage=chunk.usage, timings=chunk.timings))
-            known = replace(known, finish_reason="", runaway=None)
-    if known.finish_reason or known.runaway is not None:  # the server sent no usage
-        yield ChatDelta(facts=known)
+            yield ChatDelta(facts=replace(facts, usage=chunk.usage, timings=chunk.timings))
+            facts = replace(facts, finish_reason="", runaway=None)
+    if facts.finish_reason or facts.runaway is not None:  # the server sent no usage
+        yield ChatDelta(facts=facts)
 
 
 class ChatRoutes(Transport):

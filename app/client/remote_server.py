@@ -40,9 +40,9 @@ class RemoteServer:
 
     def client(self, kind: type[C]) -> C | None:
         """A client of the chosen server; None if none is chosen. Raises: InputFault: invalid URL."""
-        named = os.environ.get(URL_VARIABLE, "").strip()
-        if named:
-            url, key = parts_of(named)
+        from_environment = os.environ.get(URL_VARIABLE, "").strip()
+        if from_environment:
+            url, key = parts_of(from_environment)
             return kind(url, os.environ.get(KEY_VARIABLE) or key)
         url = self._store.get().url
         return kind(url, self._keys.get(_KEY)) if url else None

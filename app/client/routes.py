@@ -329,14 +329,14 @@ class Routes(ChatRoutes, JobRoutes):
         """Placement of a model, current or planned; with `choices`, for these load settings."""
         query: dict[str, Any] = {}
         if choices is not None:
-            named = {
+            options = {
                 "ctx": choices.n_ctx,
                 "parallel": choices.n_parallel,
                 "gpu_layers": choices.n_gpu_layers,
                 "threads": choices.n_threads,
                 "kv": choices.type_k,
             }
-            query = {"saved": False, **{name: value for name, value in named.items() if value is not None}}
+            query = {"saved": False, **{name: value for name, value in options.items() if value is not None}}
         return self.get(f"{OURS}/models/{path_part(model)}/placement", PlacementAnswer, **query)
 
     def load_settings(self, model: str) -> ModelLoadSettings:

@@ -57,7 +57,7 @@ def deploy(deployment: Deployed, down_s: float = DOWN_S) -> None:
         metrics_interval_s=1.0,
         look_back_period_s=3.0,
     )
-    made = serve.deployment(Replica).options(
+    replica = serve.deployment(Replica).options(
         name=DEPLOYMENT,
         autoscaling_config=scaling,
         request_router_config=router,
@@ -68,7 +68,7 @@ def deploy(deployment: Deployed, down_s: float = DOWN_S) -> None:
         health_check_timeout_s=5 * HEALTH_S,
         graceful_shutdown_timeout_s=END_S,
     )
-    serve.run(made.bind(deployment), name=deployment.model, route_prefix=None)
+    serve.run(replica.bind(deployment), name=deployment.model, route_prefix=None)
 
 
 def _remember_on_head(model: str) -> None:
@@ -145,8 +145,8 @@ class Replica:
     def _check_file(self) -> None:
         here = {m.id: m.size_bytes for m in self._client.library()}
         if here.get(self._deployment.model) != self._deployment.num_bytes:
-            found = "another file" if self._deployment.model in here else "no model"
-            raise ModelNotHere(f"{socket.gethostname()} has {found} under the name {self._deployment.model}")
+            present = "another file" if self._deployment.model in here else "no model"
+            raise ModelNotHere(f"{socket.gethostname()} has {present} under the name {self._deployment.model}")
 
     async def check_health(self) -> None:
         """Raise if the server does not respond; Ray calls this every few seconds and then replaces the replica."""
@@ -157,12 +157,12 @@ class Replica:
         """The model's row in its server's model list."""
         async with self._http.request("GET", "/v1/models", headers=self._key) as answer:
             rows = msgspec.json.decode(await answer.read())["data"]
-        found: dict[str, Any] = next(row for row in rows if row["id"] == self._deployment.model)
-        return found
+        entry: dict[str, Any] = next(row for row in rows if row["id"] == self._deployment.model)
+        return entry
 
-    async def answer(self, asked: ClusterRequest) -> AsyncGenerator[tuple[int, str] | bytes, None]:
+    async def answer(self, request: ClusterRequest) -> AsyncGenerator[tuple[int, str] | bytes, None]:
         """Yield status and content type, then the body as it arrives; closing early closes the connection."""
-        async with self._http.request("POST", asked.path, asked.body, self._key) as answer:
+        async with self._http.request("POST", request.path, request.body, self._key) as answer:
             yield answer.status, answer.headers.get("content-type", "application/json")
             async for chunk in answer.chunks():
                 yield chunk

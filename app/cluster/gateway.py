@@ -55,8 +55,8 @@ class Door:
         )
 
     def _refused(self, request: Request) -> Response | None:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if hmac.compare_digest(given.encode(), self._key.encode()):
+        key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if hmac.compare_digest(key.encode(), self._key.encode()):
             return None
         return _fault(401, "invalid_api_key", "The cluster's key is missing or wrong.")
 
@@ -90,13 +90,13 @@ class Door:
 
     async def _refresh(self) -> None:
         applications = (await asyncio.to_thread(serve.status)).applications
-        since = {name: float(found.last_deployed_time_s) for name, found in applications.items()}
+        since = {name: float(status.last_deployed_time_s) for name, status in applications.items()}
         for name in [n for n, at in self._since.items() if since.get(n) != at]:
             self._rows.pop(name, None)
             self._retire(name)
         self._since = since
         # A redeployed model keeps its start time. Redeployment takes seconds, so one refresh sees this state.
-        self._deploying |= {name for name, found in applications.items() if found.status == "DEPLOYING"}
+        self._deploying |= {name for name, status in applications.items() if status.status == "DEPLOYING"}
         for name, application in applications.items():
             if application.status == "RUNNING" and (name not in self._rows or name in self._deploying):
                 self._retire(name)
@@ -133,8 +133,10 @@ class Door:
         except (RayError, RayServeException) as error:
             return _fault(404, "model_not_found", f"The cluster has no model named {model!r}: {error}")
         prompt = body.get("messages") or body.get("prompt") or body.get("input")
-        asked = ClusterRequest(request.url.path, raw, prompt if isinstance(prompt, str | list) and prompt else " ")
-        chunks = _Answer(handle, asked, model).chunks(streams=body.get("stream") is True)
+        forwarded = ClusterRequest(
+            request.url.path, raw, prompt if isinstance(prompt, str | list) and prompt else " "
+        )
+        chunks = _Answer(handle, forwarded, model).chunks(streams=body.get("stream") is True)
         try:
             first = await anext(chunks)
         except RayError as error:
@@ -156,8 +158,8 @@ def _new_handle(model: str) -> Any:
 class _Answer:
     """One response; retried on other replicas if a replica is lost before the first token."""
 
-    def __init__(self, handle: Any, asked: ClusterRequest, model: str) -> None:
-        self._handle, self._asked, self._model = handle, asked, model
+    def __init__(self, handle: Any, request: ClusterRequest, model: str) -> None:
+        self._handle, self._asked, self._model = handle, request, model
         self._sent = False
 
     async def chunks(self, *, streams: bool) -> AsyncGenerator[tuple[int, str] | bytes, None]:
@@ -183,19 +185,19 @@ class _Answer:
 
     async def _once(self, *, streams: bool) -> AsyncGenerator[tuple[int, str] | bytes, None]:
         """One replica's response, buffered until its first token; buffered completely if it is not streamed."""
-        held: list[tuple[int, str] | bytes] = []
+        chunks: list[tuple[int, str] | bytes] = []
         reader = ChatReader(self._model)
         response = self._handle.answer.remote(self._asked)
         try:
             async for chunk in response:
-                held.append(chunk)
+                chunks.append(chunk)
                 self._sent = self._sent or (streams and _begins(reader, chunk))
                 if self._sent:
-                    for each in held:
+                    for each in chunks:
                         yield each
-                    held.clear()
+                    chunks.clear()
             self._sent = True
-            for each in held:
+            for each in chunks:
                 yield each
         finally:
             response.cancel()

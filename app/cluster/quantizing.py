@@ -125,13 +125,13 @@ class RayTasks:
 
 @ray.remote(max_retries=5)  # type: ignore[untyped-decorator]
 def _perform(
-    wanted: str, raw: bytes, source: Bytes, names: list[str], *contents: Bytes
+    expected: str, raw: bytes, source: Bytes, names: list[str], *contents: Bytes
 ) -> tuple[str, dict[str, Any] | None, dict[str, bytes]]:
     """Runs on a node; return its id, an error if there is one, and the files that the task created."""
     node = ray.get_runtime_context().get_node_id()
     try:
-        if software() != wanted:
-            raise OtherSoftware(f"a computer of the cluster has {software()}; this one has {wanted}")
+        if software() != expected:
+            raise OtherSoftware(f"a computer of the cluster has {software()}; this one has {expected}")
         parcel = msgspec.msgpack.decode(raw, type=learned(Parcel))
         with tempfile.TemporaryDirectory(prefix="tessera-") as folder:
             return node, None, perform(parcel, source, dict(zip(names, contents, strict=True)), Path(folder))

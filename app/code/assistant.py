@@ -71,7 +71,7 @@ class Conversation:
         return max(self.context_tokens * (_ANSWER_DIVISOR - 1) // _ANSWER_DIVISOR - used, _LEAST_BUDGET)
 
     def context_for(
-        self, question: str, given: Sequence[ContextItem] = (), excluded: frozenset[str] = frozenset()
+        self, question: str, attached: Sequence[ContextItem] = (), excluded: frozenset[str] = frozenset()
     ) -> Context:
         """Context for a prompt; the index is updated first."""
         self.project.index.refresh()
@@ -82,7 +82,7 @@ class Conversation:
             question,
             max(self.budget() - self.count(question), _LEAST_BUDGET),
             self.count,
-            given=given,
+            attached=attached,
             git=self.project.git,
             vectors=self.vectors,
             excluded=excluded,
@@ -93,13 +93,13 @@ class Conversation:
         content = f"{context.rendered()}\n{question}" if context.items else question
         return [*self.messages, {"role": "user", "content": content}]
 
-    def keep(self, asked: list[dict[str, Any]], text: str, usage: Usage | None, *, is_cut: bool = False) -> None:
+    def keep(self, messages: list[dict[str, Any]], text: str, usage: Usage | None, *, is_cut: bool = False) -> None:
         """Add a response to the conversation; `is_cut`: it reached its limit of tokens."""
         self.is_cut = is_cut
         if usage:
-            whole = "".join(str(message["content"]) for message in asked)
+            whole = "".join(str(message["content"]) for message in messages)
             self.count.learn(whole, usage.prompt_tokens)
-        self.messages = [*asked, {"role": "assistant", "content": text}]
+        self.messages = [*messages, {"role": "assistant", "content": text}]
 
     @property
     def last_answer(self) -> str:
@@ -139,16 +139,16 @@ class Assistant:
 
         Raises: ApiError, ServerUnreachable.
         """
-        asked = self.conversation.request(question, context)
+        messages = self.conversation.request(question, context)
         text: list[str] = []
         usage: Usage | None = None
         is_cut = False
-        for answer in self.client.chat(self.conversation.model, asked, **self.conversation.options):
+        for answer in self.client.chat(self.conversation.model, messages, **self.conversation.options):
             text.append(answer.text)
             usage = answer.facts.usage or usage
             is_cut |= answer.facts.finish_reason == "length"
             yield answer
-        self.conversation.keep(asked, "".join(text), usage, is_cut=is_cut)
+        self.conversation.keep(messages, "".join(text), usage, is_cut=is_cut)
 
     def commit_message(self) -> Iterator[ChatDelta]:
         """Stream a commit message; commits nothing."""

@@ -55,11 +55,11 @@ def aligned_rows(before: str, after: str, context: int = 3) -> list[Row | None]:
             rows.append(None)
         for tag, old_from, old_to, new_from, new_to in group:
             for step in range(max(old_to - old_from, new_to - new_from)):
-                left = old_from + step if step < old_to - old_from else None
+                old_at = old_from + step if step < old_to - old_from else None
                 right = new_from + step if step < new_to - new_from else None
                 rows.append(
                     Row(
-                        None if left is None else Side(left + 1, old[left]),
+                        None if old_at is None else Side(old_at + 1, old[old_at]),
                         None if right is None else Side(right + 1, new[right]),
                         tag != "equal",
                     )
@@ -77,10 +77,10 @@ def text_with(file: FileProposal, chosen: Collection[int]) -> tuple[str, str]:
     """
     before = file.before.text if file.before else ""
     pairs = list(zip(file.hunk_ids, file.result.outcomes, strict=True))
-    wanted = [outcome for hunk_id, outcome in pairs if hunk_id in chosen]
-    if any(outcome.hunk.kind == "delete" for outcome in wanted):
+    outcomes = [outcome for hunk_id, outcome in pairs if hunk_id in chosen]
+    if any(outcome.hunk.kind == "delete" for outcome in outcomes):
         return before, ""
-    alone = merge(before, wanted)
+    alone = merge(before, outcomes)
     if alone is not None:
         return before, alone
     last = max(index for index, (hunk_id, _) in enumerate(pairs) if hunk_id in chosen)

@@ -103,14 +103,14 @@ def _first(client: Client, gap: FimGap, model: str | None) -> tuple[float | None
         "temperature": 0.0,
         "stream": True,
     }
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
     prompt = cached = 0
     with closing(client.stream("/infill", InfillEvent, {**body, "model": model} if model else body)) as events:
         for event in events:
             prompt = prompt if event.tokens_evaluated is None else event.tokens_evaluated
             cached = cached if event.tokens_cached is None else event.tokens_cached
             if event.content:
-                return time.perf_counter() - begun, prompt, cached
+                return time.perf_counter() - started_at, prompt, cached
             if event.stop:
                 break
     return None, prompt, cached

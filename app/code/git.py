@@ -59,8 +59,8 @@ def find_repository(root: Path) -> Repository | None:
         mark = folder / ".git"
         if mark.is_dir():
             own = mark
-        elif mark.is_file() and (named := _line(mark)) is not None and named.startswith("gitdir: "):
-            own = folder / named.removeprefix("gitdir: ")
+        elif mark.is_file() and (pointer := _line(mark)) is not None and pointer.startswith("gitdir: "):
+            own = folder / pointer.removeprefix("gitdir: ")
         else:
             continue
         if not (own / "HEAD").is_file():
@@ -76,8 +76,8 @@ def borrowed(repository: Repository, program: str) -> Iterator[Mapping[str, str]
 
     Raises: GitFailed: this kind of repository cannot be borrowed.
     """
-    with tempfile.TemporaryDirectory(prefix="tessera-git-") as made:
-        scratch = Path(made)
+    with tempfile.TemporaryDirectory(prefix="tessera-git-") as temporary:
+        scratch = Path(temporary)
         for folder in ("objects", "refs", "info"):
             (scratch / folder).mkdir()
         (scratch / "HEAD").write_text("ref: refs/heads/none\n")
@@ -162,12 +162,12 @@ def run_by_git(top: Path) -> frozenset[Path]:
     repository, program = find_repository(top), installed_program("git")
     if repository is None or program is None:
         return frozenset()
-    named: set[Path] = set()
-    with tempfile.TemporaryDirectory(prefix="tessera-git-") as made:
-        environment = {**os.environ, **_plain(Path(made))}
+    paths: set[Path] = set()
+    with tempfile.TemporaryDirectory(prefix="tessera-git-") as folder:
+        environment = {**os.environ, **_plain(Path(folder))}
         for key, value in _settings(program, environment, ("--includes",)):
             if key == "core.hookspath":
-                named.add(_from(repository.top, value))
+                paths.add(_from(repository.top, value))
         waiting = [repository.own / "config.worktree", repository.common / "config"]
         for _ in range(_MAX_INCLUDES):
             if not waiting:
@@ -175,12 +175,12 @@ def run_by_git(top: Path) -> frozenset[Path]:
             file = waiting.pop()
             for key, value in _settings(program, environment, ("--file", str(file), "--no-includes")):
                 if key == "core.hookspath":
-                    named.add(_from(repository.top, value))
+                    paths.add(_from(repository.top, value))
                 elif key.startswith(("include.", "includeif.")) and key.endswith(".path"):
                     included = _from(file.parent, value)
-                    waiting += [included] if included not in named else []
-                    named.add(included)
-    return frozenset(named)
+                    waiting += [included] if included not in paths else []
+                    paths.add(included)
+    return frozenset(paths)
 
 
 def _from(folder: Path, value: str) -> Path:
@@ -218,19 +218,19 @@ def _head(repository: Repository) -> str | None:
             return None
         if (repository.common / "reftable").is_dir():
             return "ref: refs/heads/.invalid"  # HEAD is in the reftable; git requires this placeholder
-        found = _line(repository.own / reference) or _line(repository.common / reference)
-        if found is None:
+        reference_line = _line(repository.own / reference) or _line(repository.common / reference)
+        if reference_line is None:
             return _packed(repository.common / "packed-refs", reference)
-        name = found
+        name = reference_line
     return None
 
 
 def _packed(table: Path, reference: str) -> str | None:
     data = _bytes(table, _MAX_TABLE_BYTES)
-    wanted = os.fsencode(reference)
+    reference_bytes = os.fsencode(reference)
     for line in (data or b"").splitlines():
         commit, _, name = line.partition(b" ")
-        if name == wanted and _COMMIT.fullmatch(text := commit.decode("ascii", "replace")):
+        if name == reference_bytes and _COMMIT.fullmatch(text := commit.decode("ascii", "replace")):
             return text
     return None
 

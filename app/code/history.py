@@ -51,12 +51,12 @@ class RecentProjects:
         """Put a folder first. Raises: OSError."""
         opened = RecentProject(str(folder), time.time())
         self._store.change(
-            lambda known: [opened, *(each for each in known if each.folder != opened.folder)][:_MAX_RECENT]
+            lambda projects: [opened, *(each for each in projects if each.folder != opened.folder)][:_MAX_RECENT]
         )
 
     def remove(self, folder: str) -> None:
         """Remove a folder from the list; the folder itself stays. Raises: OSError."""
-        self._store.change(lambda known: [each for each in known if each.folder != folder])
+        self._store.change(lambda projects: [each for each in projects if each.folder != folder])
 
 
 class SessionTurn(msgspec.Struct, frozen=True):
@@ -129,8 +129,8 @@ class Sessions:
 
     def last(self) -> SessionRecord | None:
         """The session that was saved last. Raises: as `all` and `load`."""
-        known = self.all()
-        return self.load(known[0].session_id) if known else None
+        records = self.all()
+        return self.load(records[0].session_id) if records else None
 
     def save(self, session: SessionRecord) -> None:
         """Add or replace a session. Raises: apsw.Error, OSError."""

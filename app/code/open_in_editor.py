@@ -35,9 +35,9 @@ def editor_command(choice: str, file: Path, line: int) -> tuple[str, ...]:
         return _own(choice, file, line)
     for name in [choice.lower()] if choice else _EDITORS:
         programs, arguments = _EDITORS[name]
-        found = next(filter(None, map(installed_program, programs)), None)
-        if found is not None:
-            return _checked((found, *_filled(arguments, file, line)))
+        program = next(filter(None, map(installed_program, programs)), None)
+        if program is not None:
+            return _checked((program, *_filled(arguments, file, line)))
     if choice:
         raise NoEditor(f"{_EDITORS[choice.lower()][0][0]} is not installed, or not on PATH.")
     return _desktop(file)
@@ -51,10 +51,10 @@ def _own(choice: str, file: Path, line: int) -> tuple[str, ...]:
     program = words[0] if Path(words[0]).is_absolute() else installed_program(words[0])
     if program is None or not Path(program).is_file():
         raise NoEditor(f"{words[0]} is not installed, or not on PATH.")
-    given = tuple(words[1:])
-    if not any("{file}" in word for word in given):
-        given = (*given, "{file}")
-    return _checked((program, *_filled(given, file, line)))
+    arguments = tuple(words[1:])
+    if not any("{file}" in word for word in arguments):
+        arguments = (*arguments, "{file}")
+    return _checked((program, *_filled(arguments, file, line)))
 
 
 def _desktop(file: Path) -> tuple[str, ...]:
@@ -65,10 +65,10 @@ def _desktop(file: Path) -> tuple[str, ...]:
         return ("/usr/bin/open", "-t", str(file))
     if file.suffix.lower() in _STARTED:
         raise NoEditor(f"{file.name} is not opened: the desktop would start what it names.")
-    found = installed_program("xdg-open")
-    if found is None:
+    program = installed_program("xdg-open")
+    if program is None:
         raise NoEditor("There is no VS Code, no Zed and no xdg-open.")
-    return (found, str(file))
+    return (program, str(file))
 
 
 def _filled(arguments: tuple[str, ...], file: Path, line: int) -> tuple[str, ...]:

@@ -97,11 +97,11 @@ def next_part(
         oldest = _neighbours(path, closed)
         if len(oldest) > 1:
             return SummaryRange(oldest[0].first_id, oldest[-1].last_id, merges=tuple(oldest))
-    taken = {message.id for fold in current for message in inside(path, fold)}
-    turns = _turns(path, taken)[:-1]
+    summarized = {message.id for fold in current for message in inside(path, fold)}
+    turns = _turns(path, summarized)[:-1]
     chosen: list[Message] = []
     size = 0
-    size_left = sum(of(message) + _OVERHEAD for message in path if message.id not in taken)
+    size_left = sum(of(message) + _OVERHEAD for message in path if message.id not in summarized)
     for turn in turns:
         cost = sum(of(message) + _OVERHEAD for message in turn)
         if chosen and (size + cost > _CHUNK * n_ctx or size_left - size <= KEEP * n_ctx):
@@ -122,16 +122,16 @@ def _neighbours(path: Sequence[Message], closed: list[Summary]) -> list[Summary]
     return neighbours
 
 
-def _turns(path: Sequence[Message], taken: set[int]) -> list[list[Message]]:
+def _turns(path: Sequence[Message], summarized: set[int]) -> list[list[Message]]:
     """What is not folded yet, cut before each question; only what follows without a gap."""
     turns: list[list[Message]] = []
-    begun = False
+    started = False
     for message in path:
-        if message.id in taken:
-            if begun:
+        if message.id in summarized:
+            if started:
                 break
             continue
-        begun = True
+        started = True
         if message.role == "user" or not turns:
             turns.append([])
         turns[-1].append(message)

@@ -38,7 +38,7 @@ class Compaction:
 
         Raises: ApiError, ServerUnreachable: the server could not be asked; what was folded stays.
         """
-        made = 0
+        num_made = 0
         for _ in range(_MOST_PARTS):
             if self.cancelled.is_set() or self.tokens() < limit * self.n_ctx:
                 break
@@ -49,10 +49,10 @@ class Compaction:
             if self.cancelled.is_set():
                 break
             fold = self.keep(part, summary)
-            gone = {old.id for old in part.merges}
-            self.folds = [f for f in self.folds if f.id not in gone] + [fold]
-            made += 1
-        return made
+            merged = {old.id for old in part.merges}
+            self.folds = [f for f in self.folds if f.id not in merged] + [fold]
+            num_made += 1
+        return num_made
 
     def tokens(self) -> int:
         """Tokens of the context as it is now."""
@@ -69,8 +69,8 @@ class Compaction:
         if used + SUMMARY_TOKENS + self.count(INSTRUCTION) < 0.95 * self.n_ctx:
             # As the chat has it, so that the model has read nearly all of it already.
             prompt = system_prompt(self.own_prompt, seen.summaries)
-            asked = [{"role": "system", "content": prompt}] if prompt else []
-            words = self._generate([*asked, *self.render(seen.messages), {"role": "user", "content": INSTRUCTION}])
+            system = [{"role": "system", "content": prompt}] if prompt else []
+            words = self._generate([*system, *self.render(seen.messages), {"role": "user", "content": INSTRUCTION}])
         else:
             most = int((0.9 * self.n_ctx - 2 * SUMMARY_TOKENS) * _CHARS_A_TOKEN)
             words = self._generate([{"role": "user", "content": text_question(part.messages, most)}])
@@ -141,7 +141,7 @@ def put_together(words: str, quotes: Sequence[str]) -> str:
 
 def quotes_of(messages: Sequence[Message]) -> list[str]:
     """Sentences of the person with names, numbers or wishes, in their order: what small models lose first."""
-    found: list[tuple[int, int, str]] = []
+    ranked: list[tuple[int, int, str]] = []
     for message in messages:
         if message.role != "user":
             continue
@@ -153,8 +153,8 @@ def quotes_of(messages: Sequence[Message]) -> list[str]:
                 2 * bool(_NUMBER.search(text)) + min(2, len(_NAME.findall(text))) + 2 * bool(_REQUEST.search(text))
             )
             if weight > 1:
-                found.append((weight, len(found), text))
-    best = sorted(found, key=lambda entry: (-entry[0], entry[1]))[:_QUOTES]
+                ranked.append((weight, len(ranked), text))
+    best = sorted(ranked, key=lambda entry: (-entry[0], entry[1]))[:_QUOTES]
     return list(dict.fromkeys(text for _, _, text in sorted(best, key=lambda entry: entry[1])))
 
 

@@ -23,22 +23,22 @@ def memories(connection: apsw.Connection) -> list[Memory]:
 
 def memories_for(connection: apsw.Connection, folder_id: int | None) -> list[Memory]:
     """Facts for a chat: those for everywhere, and those of its project."""
-    return [found for found in memories(connection) if found.folder_id in {None, folder_id}]
+    return [memory for memory in memories(connection) if memory.folder_id in {None, folder_id}]
 
 
 def add_memory(connection: apsw.Connection, text: str, folder_id: int | None = None) -> Memory:
     """Store a fact for everywhere or for a project; one that exists is returned. Raises: MemoryRefused."""
     text = checked(text)
     stored = memories(connection)
-    for found in stored:
-        if found.text.casefold() == text.casefold() and found.folder_id in {None, folder_id}:
-            return found
+    for memory in stored:
+        if memory.text.casefold() == text.casefold() and memory.folder_id in {None, folder_id}:
+            return memory
     if len(stored) >= MAX_MEMORIES:
         raise MemoryRefused(f"There are {MAX_MEMORIES} facts already; delete some first.")
     connection.execute(
         "INSERT INTO memories(text, folder_id, created_s) VALUES (?, ?, ?)", (text, folder_id, time.time())
     )
-    return next(found for found in memories(connection) if found.id == connection.last_insert_rowid())
+    return next(memory for memory in memories(connection) if memory.id == connection.last_insert_rowid())
 
 
 def change_memory(connection: apsw.Connection, memory_id: int, text: str, folder_id: int | None) -> None:

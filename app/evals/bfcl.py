@@ -66,13 +66,13 @@ def _schema(schema: Any) -> Any:
         return [_schema(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {key: _schema(value) for key, value in schema.items() if key not in {"default", "optional"}}
+    converted = {key: _schema(value) for key, value in schema.items() if key not in {"default", "optional"}}
     kind = schema.get("type")
     if isinstance(kind, str):
-        made.pop("type")
+        converted.pop("type")
         if kind != "any":
-            made["type"] = _TYPES.get(kind, kind)
-    return made
+            converted["type"] = _TYPES.get(kind, kind)
+    return converted
 
 
 def _nothing(text: str, called: Calls) -> str | None:
@@ -80,21 +80,21 @@ def _nothing(text: str, called: Calls) -> str | None:
     return f"called {[name for name, _ in called]} though none of the functions helps" if called else None
 
 
-def _judge(functions: Sequence[Mapping[str, Any]], wanted: Sequence[Mapping[str, Any]]) -> Check:
+def _judge(functions: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]]) -> Check:
     """Check for exactly the expected calls, in any order."""
     required = {f["name"]: set(f["parameters"].get("required", ())) for f in functions}
 
-    def check(text: str, made: Calls) -> str | None:
+    def check(text: str, calls: Calls) -> str | None:
         del text
-        if len(made) != len(wanted):
-            return f"{len(made)} calls, {len(wanted)} wanted"
-        left = list(made)
-        for entry in wanted:
+        if len(calls) != len(expected):
+            return f"{len(calls)} calls, {len(expected)} wanted"
+        unmatched = list(calls)
+        for entry in expected:
             ((name, accepted),) = entry.items()
-            problems = [_problem(call, name, accepted, required.get(name, set())) for call in left]
+            problems = [_problem(call, name, accepted, required.get(name, set())) for call in unmatched]
             if None not in problems:
                 return next((p for p in problems if p), f"no call of {name}")
-            del left[problems.index(None)]
+            del unmatched[problems.index(None)]
         return None
 
     return check
@@ -104,9 +104,9 @@ def _problem(
     call: tuple[str, Mapping[str, Any]], name: str, accepted: Mapping[str, list[Any]], required: set[str]
 ) -> str | None:
     """Reason why a call does not match the expected one; None if it matches."""
-    made, arguments = call
-    if made != name:
-        return f"called {made}, wanted {name}"
+    called, arguments = call
+    if called != name:
+        return f"called {called}, wanted {name}"
     missing = sorted(required - arguments.keys())
     if missing:
         return f"{name}: {missing[0]} is missing"

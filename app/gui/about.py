@@ -68,8 +68,8 @@ class About(QDialog):
         self._fill((Component(name="Tessera", version=__version__, licence="Apache-2.0", text=own_licence()),))
         services.background.run(components, self._fill, parent=self)
 
-    def _fill(self, found: tuple[Component, ...]) -> None:
-        for each in found:
+    def _fill(self, all_components: tuple[Component, ...]) -> None:
+        for each in all_components:
             item = QListWidgetItem(f"{each.name} {each.version}\n{each.licence}".strip())
             item.setData(_COMPONENT, each)
             self._parts.addItem(item)

@@ -65,9 +65,9 @@ def _portal(space: str, key: str) -> object:
     if not bus.isConnected():
         return None
     place = ("org.freedesktop.portal.Desktop", "/org/freedesktop/portal/desktop", "org.freedesktop.portal.Settings")
-    asked = QDBusMessage.createMethodCall(*place, "ReadOne")
-    asked.setArguments([space, key])
-    values = bus.call(asked, timeout=_PORTAL_MS).arguments()
+    message = QDBusMessage.createMethodCall(*place, "ReadOne")
+    message.setArguments([space, key])
+    values = bus.call(message, timeout=_PORTAL_MS).arguments()
     if len(values) != 1:  # an error reply has a name and a message
         return None
     value = values[0]

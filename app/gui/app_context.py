@@ -113,13 +113,13 @@ class Models(QObject):
 
     def sees(self, model_id: str) -> bool:
         """Whether images may be sent to the model. True unless the model is known to accept text only."""
-        found = self.get(model_id)
-        return found is None or found.sees
+        choice = self.get(model_id)
+        return choice is None or choice.sees
 
     def title(self, model_id: str) -> str:
         """The model's title, or `model_id` if the model is not listed."""
-        found = self.get(model_id)
-        return found.title if found else model_id
+        choice = self.get(model_id)
+        return choice.title if choice else model_id
 
     @property
     def partners(self) -> tuple[ModelChoice, ...]:

@@ -307,11 +307,11 @@ def pseudo(text: str) -> str:
     if not text:
         return text
     parts = text.split("{")
-    made = parts[0].translate(_ACCENTED)
+    accented = parts[0].translate(_ACCENTED)
     for part in parts[1:]:
         field, _, after = part.partition("}")
-        made += "{" + field + "}" + after.translate(_ACCENTED)
-    return f"[{made}{'~' * round(len(text) * _LONGER)}]"
+        accented += "{" + field + "}" + after.translate(_ACCENTED)
+    return f"[{accented}{'~' * round(len(text) * _LONGER)}]"
 
 
 class Catalogue(QTranslator):
@@ -333,8 +333,8 @@ class Catalogue(QTranslator):
 def texts_of(name: str) -> dict[str, str]:
     """The translations of a language (`de`), empty if there is no file."""
     path = ASSETS / "languages" / f"{name}.json"
-    found: dict[str, str] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    return found
+    texts: dict[str, str] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return texts
 
 
 def install_language(app: QApplication, name: str) -> QTranslator | None:

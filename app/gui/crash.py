@@ -94,8 +94,8 @@ class CrashReports(QObject):
         """The native fault of an earlier run, or "". Renames the file so that each fault is reported once."""
         file = self._folder / "native-fault.txt"
         try:
-            with file.open(encoding="utf-8", errors="replace") as found:
-                text = found.read(_MOST_CHARACTERS)
+            with file.open(encoding="utf-8", errors="replace") as stream:
+                text = stream.read(_MOST_CHARACTERS)
             if text:
                 file.replace(self._folder / f"crash-native-{time.strftime('%Y%m%dT%H%M%S')}.txt")
         except OSError:

@@ -53,9 +53,9 @@ class DashboardPage(Page):
 
     def _nothing(self) -> QLabel:
         """Placeholder text for an empty table."""
-        made = label(self.tr("Requests appear here, without their contents."), "muted", wrap=True)
-        self._notes.append(made)
-        return made
+        note = label(self.tr("Requests appear here, without their contents."), "muted", wrap=True)
+        self._notes.append(note)
+        return note
 
     def refresh(self) -> None:
         """Request the statistics, unless a request is already pending."""

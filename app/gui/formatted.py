@@ -50,7 +50,7 @@ def model_name(repo: str) -> str:
 
 def without_ticks(text: str) -> str:
     """Show code between backticks in the quotation marks of the window's language, for example “tessera doctor”."""
-    return _CODE.sub(lambda found: QLocale().quoteString(found[1]), text)
+    return _CODE.sub(lambda match: QLocale().quoteString(match[1]), text)
 
 
 def sentence(text: str) -> str:

@@ -96,9 +96,9 @@ class JobList(QWidget):
         elif card is not None:
             card.show_job(job)
         else:
-            made = JobCard(self._theme, self._jobs, job)
-            self._cards[job.id] = made
-            self._column.insertWidget(0, made)
+            new_card = JobCard(self._theme, self._jobs, job)
+            self._cards[job.id] = new_card
+            self._column.insertWidget(0, new_card)
         self._show_or_hide()
 
     def _show_or_hide(self) -> None:

@@ -92,9 +92,9 @@ class Formulas(QObject):
             self._child = child
         self._asked = self._queue.pop(0)
         self._number += 1
-        asked = self._asked
-        line = {"key": self._number, "latex": asked.latex, "display": asked.display, "size": asked.size}
-        self._child.write(json.dumps({**line, "colour": asked.colour}).encode() + b"\n")
+        request = self._asked
+        line = {"key": self._number, "latex": request.latex, "display": request.display, "size": request.size}
+        self._child.write(json.dumps({**line, "colour": request.colour}).encode() + b"\n")
         self._watch.start(_TIME_MS if started else _START_MS)
 
     def _on_output(self) -> None:

@@ -185,14 +185,14 @@ class MainWindow(QMainWindow):
 
     def _group_pages(self) -> list[Destination]:
         """The destinations: the chat, then the pages grouped by `PageEntry.group`."""
-        made = [Destination("chat", "chat", self.tr("Chat"), ("chat",))]
+        destinations = [Destination("chat", "chat", self.tr("Chat"), ("chat",))]
         for entry in self._entries.values():
             name, icon, title = entry.group or (entry.name, entry.icon, entry.title)
-            if made[-1].name == name:
-                made[-1] = replace(made[-1], pages=(*made[-1].pages, entry.name))
+            if destinations[-1].name == name:
+                destinations[-1] = replace(destinations[-1], pages=(*destinations[-1].pages, entry.name))
             else:
-                made.append(Destination(name, icon, title, (entry.name,), at_foot=entry.name == "settings"))
-        return made
+                destinations.append(Destination(name, icon, title, (entry.name,), at_foot=entry.name == "settings"))
+        return destinations
 
     def _add_shortcuts(self) -> None:
         runs: dict[str, Callable[[], object]] = {
@@ -225,8 +225,8 @@ class MainWindow(QMainWindow):
 
     def _zoom(self, step: int) -> None:
         setting = BY_NAME[_TEXT_SIZE]
-        wanted = self._services.settings.now.integer(_TEXT_SIZE) + step
-        bounded = min(max(wanted, int(setting.minimum or 0)), int(setting.maximum or wanted))
+        percent = self._services.settings.now.integer(_TEXT_SIZE) + step
+        bounded = min(max(percent, int(setting.minimum or 0)), int(setting.maximum or percent))
         self._services.settings.set(_TEXT_SIZE, bounded)
 
     def _add_shortcut(self, keys: str, run: Callable[[], object]) -> None:
@@ -238,12 +238,12 @@ class MainWindow(QMainWindow):
     def titled_pages(self) -> list[tuple[str, str]]:
         """Name and title of every page."""
         titles = {name: entry.title for name, entry in self._entries.items()}
-        found = []
+        pages = []
         for place in self._destinations:
             for name in place.pages:
                 title = titles.get(name, place.title)
-                found.append((name, title if title == place.title else f"{place.title}: {title}"))
-        return found
+                pages.append((name, title if title == place.title else f"{place.title}: {title}"))
+        return pages
 
     def stop_answer(self) -> None:
         """Stop generation on the visible page, else in the chat."""
@@ -354,9 +354,9 @@ class Tray(QObject):
         """Whether closing the window only hides it."""
         return self._icon is not None and self._icon.isVisible()
 
-    def set_wanted(self, wanted: bool) -> None:
+    def set_wanted(self, enabled: bool) -> None:
         """Show or remove the icon. Does nothing if the system has no tray."""
-        if not wanted or not QSystemTrayIcon.isSystemTrayAvailable():
+        if not enabled or not QSystemTrayIcon.isSystemTrayAvailable():
             if self._icon is not None:
                 self._icon.hide()
                 self._icon.deleteLater()
@@ -410,8 +410,8 @@ class Commands(QObject):
         palette.open_over(window)
 
         def show(chats: list[Conversation]) -> None:
-            found = [self._chat(chat) for chat in chats]
-            palette.show_entries([*entries, *found])
+            chat_entries = [self._chat(chat) for chat in chats]
+            palette.show_entries([*entries, *chat_entries])
 
         self._services.background.watch(
             self._services.store.submit(conversations.listing), show, lambda _: None, palette
@@ -421,12 +421,12 @@ class Commands(QObject):
         window, settings = self._window, self._services.settings
         chat = window.chat
         self._runs = {}
-        found: list[Entry] = []
+        entries: list[Entry] = []
 
         def add(title: str, run: Callable[[], object], detail: str = "") -> None:
-            key = f"run {len(found)}"
+            key = f"run {len(entries)}"
             self._runs[key] = run
-            found.append(Entry(key, title, detail))
+            entries.append(Entry(key, title, detail))
 
         add(self.tr("New chat"), window.new_chat, native_keys("Ctrl+N"))
         add(self.tr("New temporary chat"), window.new_temporary_chat, native_keys("Ctrl+Shift+N"))
@@ -450,7 +450,7 @@ class Commands(QObject):
                 lambda choice=choice: (window.show_page("chat"), chat.use_model(choice.id)),  # type: ignore[misc]  # bound now
                 self.tr("Model"),
             )
-        return found
+        return entries
 
     def _export(self) -> None:
         chat = self._window.chat

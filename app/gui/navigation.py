@@ -47,15 +47,15 @@ class _Tab(QAccessibleWidget):
         return state
 
 
-def _accessible(_: str, made: QObject) -> QAccessibleInterface | None:
+def _accessible(_: str, widget: QObject) -> QAccessibleInterface | None:
     """The accessible interface of a widget of the navigation; None for all others."""
     role = QAccessible.Role
-    if isinstance(made, TabButton):
-        made.accessible = _Tab(made, role.PageTab)
-        return made.accessible
-    if isinstance(made, TabList):
-        made.accessible = QAccessibleWidget(made, role.PageTabList)
-        return made.accessible
+    if isinstance(widget, TabButton):
+        widget.accessible = _Tab(widget, role.PageTab)
+        return widget.accessible
+    if isinstance(widget, TabList):
+        widget.accessible = QAccessibleWidget(widget, role.PageTabList)
+        return widget.accessible
     return None
 
 
@@ -90,20 +90,20 @@ class Rail(TabList):
         column.setContentsMargins(8, 12, 8, 12)
         column.setSpacing(4)
         for position, entry in enumerate(self._destinations):
-            made = TabButton()
-            made.setProperty("kind", "nav")
-            made.setCheckable(True)
-            made.setText(entry.title)
-            made.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-            made.setAccessibleName(entry.title)
-            made.setToolTip(f"{entry.title} ({native_keys(f'Ctrl+{position + 1}')})")
-            made.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-            made.clicked.connect(lambda _=False, name=entry.name: self.chosen.emit(name))
-            self._group.addButton(made)
-            self.buttons[entry.name] = made
+            tab = TabButton()
+            tab.setProperty("kind", "nav")
+            tab.setCheckable(True)
+            tab.setText(entry.title)
+            tab.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+            tab.setAccessibleName(entry.title)
+            tab.setToolTip(f"{entry.title} ({native_keys(f'Ctrl+{position + 1}')})")
+            tab.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+            tab.clicked.connect(lambda _=False, name=entry.name: self.chosen.emit(name))
+            self._group.addButton(tab)
+            self.buttons[entry.name] = tab
             if entry.at_foot:
                 column.addStretch(1)
-            column.addWidget(made)
+            column.addWidget(tab)
         theme.changed.connect(self._refresh, Qt.ConnectionType.QueuedConnection)  # fonts of controls change first
         self._refresh()
 
@@ -137,15 +137,15 @@ class Rail(TabList):
         unit = self._theme.tokens.unit
         metrics = next(iter(self.buttons.values())).fontMetrics()
         word = icon + metrics.height() + 3 * unit
-        named = self.height() >= len(self.buttons) * (word + 4) + 3 * unit
-        style = Qt.ToolButtonStyle.ToolButtonTextUnderIcon if named else Qt.ToolButtonStyle.ToolButtonIconOnly
+        has_names = self.height() >= len(self.buttons) * (word + 4) + 3 * unit
+        style = Qt.ToolButtonStyle.ToolButtonTextUnderIcon if has_names else Qt.ToolButtonStyle.ToolButtonIconOnly
         for button in self.buttons.values():
             button.setToolButtonStyle(style)
             button.setIconSize(QSize(icon, icon))
         widest = max(button.sizeHint().width() for button in self.buttons.values())
         for button in self.buttons.values():
-            button.setMinimumWidth(max(_NARROWEST, widest) if named else icon + 3 * unit)
-            button.setFixedHeight(word if named else icon + 2 * unit)
+            button.setMinimumWidth(max(_NARROWEST, widest) if has_names else icon + 3 * unit)
+            button.setFixedHeight(word if has_names else icon + 2 * unit)
 
 
 class Sections(QFrame):
@@ -178,16 +178,16 @@ class Sections(QFrame):
             clear(self._line)
             self.buttons = {}
             for name, title in pages:
-                made = TabButton()
-                made.setProperty("kind", "section")
-                made.setCheckable(True)
-                made.setText(title)
-                made.setAccessibleName(title)
-                made.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-                made.clicked.connect(lambda _=False, name=name: self.chosen.emit(name))
-                self._group.addButton(made)
-                self.buttons[name] = made
-                self._line.addWidget(made)
+                tab = TabButton()
+                tab.setProperty("kind", "section")
+                tab.setCheckable(True)
+                tab.setText(title)
+                tab.setAccessibleName(title)
+                tab.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+                tab.clicked.connect(lambda _=False, name=name: self.chosen.emit(name))
+                self._group.addButton(tab)
+                self.buttons[name] = tab
+                self._line.addWidget(tab)
             self._line.addStretch(1)
         self.setVisible(len(pages) > 1)
         if current in self.buttons:

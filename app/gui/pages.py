@@ -145,12 +145,12 @@ class Pages:
         if job.id not in self._first:
             return
         self._first.discard(job.id)
-        made = result_of(job, ModelMade) if job.state == "done" else None
-        if made is None:
+        model_made = result_of(job, ModelMade) if job.state == "done" else None
+        if model_made is None:
             return
         chat, library = self._window.chat, self._window.page("library")
         if library.isVisible() or (chat.isVisible() and not chat.controller.tree.path()):
-            self._chat_with(made.model)
+            self._chat_with(model_made.model)
 
     def _notify_of_end(self, job: Job) -> None:
         """Say that a long job has ended, if the window is behind others."""

@@ -71,8 +71,8 @@ def _known_text(text: str) -> str:
     if text in SYSTEM_TEXTS:
         return QCoreApplication.translate("reasons", text)
     for template, pattern in _DOCUMENT_TEXTS.items():
-        if found := pattern.fullmatch(text):
-            values = {name: _known_text(value) for name, value in found.groupdict().items()}
+        if match := pattern.fullmatch(text):
+            values = {name: _known_text(value) for name, value in match.groupdict().items()}
             return QCoreApplication.translate("reasons", template).format(**values)
     return text
 

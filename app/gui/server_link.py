@@ -136,13 +136,13 @@ class _Events(Generic[T]):
             self._connection.close()
 
     def _events(self) -> Iterator[T]:
-        begun = False
+        has_started = False
         try:
             for event in self._begin(self._connection):
-                begun = True
+                has_started = True
                 yield event
         except ApiError as error:
-            other = None if begun or not _is_another(error) else self._again()
+            other = None if has_started or not _is_another(error) else self._again()
             if other is None:
                 raise
             self._connection.close()
@@ -275,10 +275,10 @@ class ServerLink(Routes):
 
     def _connected(self) -> Client:
         with self._lock:
-            found = None if self._ended.is_set() else self._client or self._find()
-        if found is None:
+            client = None if self._ended.is_set() else self._client or self._find()
+        if client is None:
             raise ServerUnreachable("this computer", "none is running")
-        return found
+        return client
 
     def _find(self) -> Client | None:
         if self._client is not None and self._client.healthy():

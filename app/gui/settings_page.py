@@ -82,14 +82,14 @@ class SettingsPage(Page):
         holder.setLayout(stack(heading, frame, spacing=8))
         self._frames[name], self._headings[name] = holder, heading
         self.content.addWidget(holder)
-        made = QToolButton()
-        made.setProperty("kind", "section")
-        made.setCheckable(True)
-        made.setText(title)
-        made.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-        made.clicked.connect(self._on_section)
-        self._buttons.addButton(made)
-        self._names.add(made)
+        section_button = QToolButton()
+        section_button.setProperty("kind", "section")
+        section_button.setCheckable(True)
+        section_button.setText(title)
+        section_button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        section_button.clicked.connect(self._on_section)
+        self._buttons.addButton(section_button)
+        self._names.add(section_button)
 
     def _on_section(self) -> None:
         self.search.clear()
@@ -102,16 +102,16 @@ class SettingsPage(Page):
 
     def _show_sections(self) -> None:
         """Show the selected section, or all rows that match the search text."""
-        wanted = self.search.text().strip().casefold()
-        chosen = next(n for n, made in enumerate(self._buttons.buttons()) if made.isChecked())
-        found = {section for section, _, words in self._rows if wanted and wanted in words}
+        search = self.search.text().strip().casefold()
+        chosen = next(n for n, section_button in enumerate(self._buttons.buttons()) if section_button.isChecked())
+        matches = {section for section, _, words in self._rows if search and search in words}
         for number, (name, frame) in enumerate(self._frames.items()):
-            frame.setVisible(name in found if wanted else number == chosen)
-            self._headings[name].setVisible(bool(wanted))  # otherwise the row above shows it
+            frame.setVisible(name in matches if search else number == chosen)
+            self._headings[name].setVisible(bool(search))  # otherwise the row above shows it
         for _, row_, words in self._rows:
-            row_.setVisible(not wanted or wanted in words)
-        for made in self._buttons.buttons():
-            set_kind(made, "section" if not wanted else "section-off")
+            row_.setVisible(not search or search in words)
+        for section_button in self._buttons.buttons():
+            set_kind(section_button, "section" if not search else "section-off")
 
     def _add_row(self, column: QVBoxLayout, setting: Setting, section: str, *, first: bool) -> None:
         editor = self._editor(setting)

@@ -168,8 +168,8 @@ class Theme(QObject):
 
     def _is_high_contrast(self) -> bool:
         if self._contrast == "system":
-            wanted = self._hints.accessibility().contrastPreference()
-            return wanted == Qt.ContrastPreference.HighContrast
+            preference = self._hints.accessibility().contrastPreference()
+            return preference == Qt.ContrastPreference.HighContrast
         return self._contrast == "high"
 
     def _tokens(self) -> DesignTokens:

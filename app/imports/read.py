@@ -117,9 +117,9 @@ def jan(lines: str, thread: Any) -> Chat:
         text = "\n\n".join(text_of(table_of(part.get("text")).get("value")) for part in parts if "text" in part)
         key = text_of(row.get("id")) or str(number)
         role = _ROLES.get(text_of(row.get("role")))
-        left = tuple(text_of(part.get("type")) for part in parts if "text" not in part)
+        omitted = tuple(text_of(part.get("type")) for part in parts if "text" not in part)
         when = date_of(row.get("created_at"))
-        branches.add(key, parent, _message(key, role, text, left_out=left, created_s=when))
+        branches.add(key, parent, _message(key, role, text, left_out=omitted, created_s=when))
         parent = key
     about = table_of(thread)
     assistant = next(iter(rows_of(about.get("assistants"))), {})
@@ -140,18 +140,18 @@ def _chatgpt(row: dict[str, Any]) -> Chat:
         others = [table_of(part) for part in parts if not isinstance(part, str)] if isinstance(parts, list) else []
         text = "\n\n".join(filter(None, texts)) or text_of(content.get("text"))
         facts = table_of(message.get("metadata"))
-        named = text_of(facts.get("model_slug"))
+        model_slug = text_of(facts.get("model_slug"))
         if role == "system":
             system = system or text
         hidden = facts.get("is_visually_hidden_from_conversation") or content.get("content_type") == "thoughts"
-        left = tuple(text_of(part.get("content_type")) or "attachment" for part in others)
+        omitted = tuple(text_of(part.get("content_type")) or "attachment" for part in others)
         parent = table_of(node).get("parent")
         when = date_of(message.get("create_time"))
-        made = None
+        entry = None
         if not hidden:
-            made = _message(key, _ROLES.get(role), text, model=named, left_out=left, created_s=when)
-        branches.add(key, parent if isinstance(parent, str) else None, made)
-        model = named or model
+            entry = _message(key, _ROLES.get(role), text, model=model_slug, left_out=omitted, created_s=when)
+        branches.add(key, parent if isinstance(parent, str) else None, entry)
+        model = model_slug or model
     leaf = row.get("current_node")
     when = date_of(row.get("update_time"), row.get("create_time"))
     shown = leaf if isinstance(leaf, str) else None
@@ -170,14 +170,14 @@ def _claude(row: dict[str, Any]) -> Chat:
             (text_of(item.get("file_name")) or "attachment", text_of(item.get("extracted_content")))
             for item in rows_of(message.get("attachments"))
         )
-        left = tuple(text_of(item.get("file_name")) or "file" for item in rows_of(message.get("files")))
+        others = tuple(text_of(item.get("file_name")) or "file" for item in rows_of(message.get("files")))
         key = text_of(message.get("uuid")) or str(number)
         above = message.get("parent_message_uuid")
         parent = above if isinstance(above, str) and above in branches.rows else before
         role = _ROLES.get(text_of(message.get("sender")))
         when = date_of(message.get("created_at"))
-        made = _message(key, role, text, reasoning=reasoning, documents=documents, left_out=left, created_s=when)
-        branches.add(key, parent, made)
+        entry = _message(key, role, text, reasoning=reasoning, documents=documents, left_out=others, created_s=when)
+        branches.add(key, parent, entry)
         before = key
     leaf = text_of(row.get("current_leaf_message_uuid"))
     when = date_of(row.get("updated_at"), row.get("created_at"))
@@ -190,18 +190,18 @@ def _open_webui(row: dict[str, Any]) -> Chat:
     nodes = table_of(history.get("messages")) or {text_of(m.get("id")): m for m in rows_of(chat.get("messages"))}
     branches = Branches()
     last: str | None = None
-    for key, found in nodes.items():
-        message = table_of(found)
+    for key, node in nodes.items():
+        message = table_of(node)
         content = message.get("content")
         text = (
             content if isinstance(content, str) else "\n\n".join(text_of(p.get("text")) for p in rows_of(content))
         )
         parent = message.get("parentId")
-        left = tuple(text_of(item.get("name")) or "file" for item in rows_of(message.get("files")))
+        others = tuple(text_of(item.get("name")) or "file" for item in rows_of(message.get("files")))
         role = _ROLES.get(text_of(message.get("role")))
         when = date_of(message.get("timestamp"))
-        made = _message(key, role, text, model=text_of(message.get("model")), left_out=left, created_s=when)
-        branches.add(key, parent if isinstance(parent, str) else None, made)
+        entry = _message(key, role, text, model=text_of(message.get("model")), left_out=others, created_s=when)
+        branches.add(key, parent if isinstance(parent, str) else None, entry)
         last = key
     models = chat.get("models")
     model = text_of(models[0]) if isinstance(models, list) and models else ""
@@ -230,11 +230,11 @@ def _lm_studio(row: dict[str, Any]) -> Chat:
             blocks = rows_of(version.get("content"))
             blocks += [b for step in rows_of(version.get("steps")) for b in rows_of(step.get("content"))]
             text = "\n\n".join(filter(None, (text_of(b.get("text")) for b in blocks if b.get("type") == "text")))
-            left = tuple(text_of(b.get("name")) or "file" for b in blocks if b.get("type") == "file")
+            omitted = tuple(text_of(b.get("name")) or "file" for b in blocks if b.get("type") == "file")
             sender = table_of(version.get("senderInfo"))
             model = text_of(sender.get("senderName"))
             role = _ROLES.get(text_of(version.get("role")))
-            branches.add(key, before, _message(key, role, text, model=model, left_out=left))
+            branches.add(key, before, _message(key, role, text, model=model, left_out=omitted))
             if number == chosen:
                 after = key
         before = after

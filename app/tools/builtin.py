@@ -71,15 +71,15 @@ class FileReader:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = tuple(dict.fromkeys(folder.resolve() for folder in folders if folder.is_dir()))
-        named = ", ".join(map(str, self._folders))
+        folder_names = ", ".join(map(str, self._folders))
         where = {"type": "string", "description": "Absolute, or relative to the first allowed folder."}
         self.specs: tuple[ToolSpec, ...] = ()
         if self._folders:
             self.specs = (
-                ToolSpec("list_folder", f"List a folder. Allowed: {named}", object_schema((), path=where)),
+                ToolSpec("list_folder", f"List a folder. Allowed: {folder_names}", object_schema((), path=where)),
                 ToolSpec(
                     "read_file",
-                    f"Read a text, PDF or Word file, at most {_MAX_LINES} lines at a time. Allowed: {named}",
+                    f"Read a text, PDF or Word file, at most {_MAX_LINES} lines at a time. Allowed: {folder_names}",
                     object_schema(
                         ("path",), path=where, first={"type": "integer", "description": "First line, from 1."}
                     ),
@@ -101,16 +101,16 @@ class FileReader:
         except (OSError, ValueError, DocumentError) as error:
             return ToolOutcome(str(error), ok=False)
 
-    def _allowed_path(self, given: object) -> Path:
+    def _allowed_path(self, text: object) -> Path:
         """Resolve a path. Raises: ValueError: it is outside the allowed folders, or hidden."""
-        if not isinstance(given, str) or "\0" in given:
+        if not isinstance(text, str) or "\0" in text:
             raise ValueError("path must be text.")
-        path = (self._folders[0] / Path(given).expanduser()).resolve()
+        path = (self._folders[0] / Path(text).expanduser()).resolve()
         inside = next((folder for folder in self._folders if path.is_relative_to(folder)), None)
         if inside is None:
-            raise ValueError(f"{given} is outside the allowed folders: {', '.join(map(str, self._folders))}.")
+            raise ValueError(f"{text} is outside the allowed folders: {', '.join(map(str, self._folders))}.")
         if any(part.startswith(".") for part in path.relative_to(inside).parts):
-            raise ValueError(f"{given} is hidden; hidden files are not read.")
+            raise ValueError(f"{text} is hidden; hidden files are not read.")
         return path
 
     def _list(self, path: Path, arguments: dict[str, Any]) -> ToolOutcome:

@@ -186,8 +186,8 @@ class _Walker:
                 return [self.of(item) for item in items]
             case ast.Subscript(value=inner, slice=index) if not isinstance(index, ast.Slice):
                 return self.of(inner)[self.of(index)]
-            case ast.Call(func=ast.Name(id=name), args=given, keywords=[]) if name in _FUNCTIONS:
-                return _FUNCTIONS[name](*[self.of(argument) for argument in given])
+            case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS:
+                return _FUNCTIONS[name](*[self.of(argument) for argument in arguments])
             case ast.ListComp(elt=item, generators=[one]) | ast.GeneratorExp(elt=item, generators=[one]):
                 return self._each(item, one)
         raise Refused(f"{ast.unparse(node)[:60]!r} is not available here")

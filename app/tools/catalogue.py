@@ -98,6 +98,6 @@ _EMPTY: Final = {
 
 def _allowed(folder: Path) -> list[Path]:
     """Readable folders: the project's, unless the home folder is in it, and those of the settings."""
-    named = [Path(text.strip()).expanduser() for text in load().text("tools.folders").split(";") if text.strip()]
+    folders = [Path(text.strip()).expanduser() for text in load().text("tools.folders").split(";") if text.strip()]
     holds_home = Path.home().resolve().is_relative_to(folder.resolve())
-    return [*([] if holds_home else [folder]), *named]
+    return [*([] if holds_home else [folder]), *folders]

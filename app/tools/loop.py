@@ -44,20 +44,20 @@ def carried_out(
 ) -> Iterator[ToolCallEvent | ToolResultEvent]:
     """Run the calls in order; yield each call when it starts, then its result. Every call gets a result."""
     for number, call in enumerate(calls):
-        named = ToolCallEvent(call_id(call.id, number), call.name, call.arguments)
-        yield named
+        event = ToolCallEvent(call_id(call.id, number), call.name, call.arguments)
+        yield event
         if cancelled is not None and cancelled.is_set():
             outcome = ToolOutcome("Cancelled by the person.", ok=False)
         elif number >= MAX_CALLS:
             outcome = ToolOutcome(f"At most {MAX_CALLS} calls are carried out in one turn.", ok=False)
         else:
             outcome = tools.call(call.name, call.arguments)
-        yield ToolResultEvent(named.call_id, outcome.text, outcome.ok, outcome.sources)
+        yield ToolResultEvent(event.call_id, outcome.text, outcome.ok, outcome.sources)
 
 
-def call_id(given: str, number: int) -> str:
+def call_id(sent_id: str, number: int) -> str:
     """Id that links a call with its result; generated if the model gave none."""
-    return given or f"call_{number}"
+    return sent_id or f"call_{number}"
 
 
 def answer_message(content: Any, calls: Sequence[ToolCall]) -> dict[str, Any]:

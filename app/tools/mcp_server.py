@@ -192,12 +192,12 @@ def short_name(server: str, tool: str) -> str:
     return tool.removeprefix(f"mcp__{server}__")
 
 
-def _distinct(wanted: str, taken: dict[str, str]) -> str:
+def _distinct(preferred: str, used: dict[str, str]) -> str:
     """A unique name, with a number at its end if the name is taken."""
-    name, number = wanted[:_MAX_NAME], 1
-    while name in taken:
+    name, number = preferred[:_MAX_NAME], 1
+    while name in used:
         number += 1
-        name = f"{wanted[: _MAX_NAME - 4]}_{number}"
+        name = f"{preferred[: _MAX_NAME - 4]}_{number}"
     return name
 
 
@@ -346,11 +346,11 @@ async def stdio_pipes(
 
     async def read() -> None:
         assert process.stdout is not None
-        taken = 0
+        num_messages = 0
         async with to_session:
             async for line in bounded_lines(process.stdout):
-                taken += 1
-                if taken % _BURST == 0:
+                num_messages += 1
+                if num_messages % _BURST == 0:
                     await anyio.sleep(_PAUSE_S)
                 try:
                     message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)

@@ -101,19 +101,19 @@ class Toolset:
             return ToolOutcome(f"There is no tool {name!r}. Tools: {names}.", ok=False)
         source, spec = self._owners[name]
         try:
-            given = decode_arguments(name, arguments)
+            decoded = decode_arguments(name, arguments)
         except ToolRefused as error:
             return ToolOutcome(str(error), ok=False)
         request = ConsentRequest(
             kind="tool",
             title=shown_line(source.title(name)),
-            detail=shown_text(json.dumps(given, indent=2, ensure_ascii=False)),
+            detail=shown_text(json.dumps(decoded, indent=2, ensure_ascii=False)),
             key=name,
         )
         if source.name not in self._unasked and not self._consent.given(request, tool_fingerprint(spec)):
             return ToolOutcome("The person declined this call.", ok=False)
         try:
-            return source.call(name, given)
+            return source.call(name, decoded)
         except Exception as error:  # a mistake in a tool must not end the answer
             log.exception("the tool %s failed", name)
             return ToolOutcome(f"The tool failed: {type(error).__name__}.", ok=False)

@@ -200,8 +200,8 @@ class Pages:
                 wrapped.do_handshake()
             asking = http.client.HTTPConnection(host, port)
             asking.sock = sockets[-1]
-            named = url.raw_host.decode("ascii") + (f":{url.port}" if url.port else "")
-            asking.request("GET", url.raw_path.decode("ascii"), headers={**_HEADERS, "Host": named})
+            host_header = url.raw_host.decode("ascii") + (f":{url.port}" if url.port else "")
+            asking.request("GET", url.raw_path.decode("ascii"), headers={**_HEADERS, "Host": host_header})
             answer = asking.getresponse()
             if answer.status in _REDIRECTS and answer.headers.get("location"):
                 return answer.headers["location"], "", b""
@@ -243,10 +243,10 @@ def _kind(status: int, content_type: str) -> str:
     """The reader of this content. Raises: WebRefused: an error, or nothing with text."""
     if status != http.client.OK:
         raise WebRefused(f"The server answered with status {status}.")
-    named = content_type.partition(";")[0].strip().lower()
-    kind = _KINDS.get(named or "text/html")
+    media_type = content_type.partition(";")[0].strip().lower()
+    kind = _KINDS.get(media_type or "text/html")
     if kind is None:
-        raise WebRefused(f"Its content is {named[:80]!r}, which has no text to read.")
+        raise WebRefused(f"Its content is {media_type[:80]!r}, which has no text to read.")
     return kind
 
 
@@ -309,10 +309,10 @@ def searched(address: str, query: str) -> list[WebSource]:
 
     Raises: WebRefused.
     """
-    named = "the address of web.searxng"  # it may hold a password
+    server = "the address of web.searxng"  # it may hold a password
     try:
         url = httpx2.URL(address.strip().rstrip("/") + "/search").copy_merge_params({"q": query, "format": "json"})
-        named = url.netloc.decode("ascii") or named
+        server = url.netloc.decode("ascii") or server
         ends = time.monotonic() + PAGE_LIMIT_S
         with (
             httpx2.Client(trust_env=False, timeout=_READ_S, follow_redirects=False) as client,
@@ -320,15 +320,15 @@ def searched(address: str, query: str) -> list[WebSource]:
         ):
             if answer.status_code == http.client.FORBIDDEN:
                 raise WebRefused(
-                    f"SearXNG at {named} refuses JSON: add 'json' to search.formats in its settings.yml."
+                    f"SearXNG at {server} refuses JSON: add 'json' to search.formats in its settings.yml."
                 )
             if answer.status_code != http.client.OK:
-                raise WebRefused(f"SearXNG at {named} answered with status {answer.status_code}.")
+                raise WebRefused(f"SearXNG at {server} answered with status {answer.status_code}.")
             reply = json.loads(_bounded(answer.iter_raw(), dict(answer.headers), MAX_RESULTS_BYTES, ends))
     except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
-        raise WebRefused(f"SearXNG at {named} could not be reached: {error}") from error
+        raise WebRefused(f"SearXNG at {server} could not be reached: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise WebRefused(f"SearXNG at {named} answered with no JSON.") from error
+        raise WebRefused(f"SearXNG at {server} answered with no JSON.") from error
     rows = reply.get("results") if isinstance(reply, dict) else None
     return list(_results(rows if isinstance(rows, list) else []))[:MAX_RESULTS]
 
@@ -404,8 +404,8 @@ class Web:
         if first >= len(text):
             raise WebRefused(f"The page has only {len(text)} characters.")
         shown = text[first : first + MAX_PAGE_CHARS]
-        left = len(text) - first - len(shown)
-        more = f"\n[{left} more characters, from first={first + len(shown)} on]" if left else ""
+        remaining = len(text) - first - len(shown)
+        more = f"\n[{remaining} more characters, from first={first + len(shown)} on]" if remaining else ""
         title = " ".join(text[:_MAX_SNIPPET_CHARS].split("\n", 1)[0].split())[:120]
         source = WebSource(str(url), shown_line(title), read=True)
         return ToolOutcome(_marked(f"Text of {url}", shown) + more, sources=(source,))

@@ -134,22 +134,22 @@ def _printed(command: list[str]) -> str:
 
 def mac_voice(voices: str, language: str) -> str:
     """The first voice of a language in macOS's list of voices; "": none."""
-    found = re.search(rf"(?m)^(.+?)\s+{re.escape(language)}[_-]\w+\s+#", voices)
-    return found[1].strip() if found else ""
+    match = re.search(rf"(?m)^(.+?)\s+{re.escape(language)}[_-]\w+\s+#", voices)
+    return match[1].strip() if match else ""
 
 
 def parts(text: str) -> Iterator[str]:
     """Whole sentences of a text, up to `_PART_CHARACTERS` together."""
-    held = ""
+    part = ""
     for sentence in _SENTENCE_END.split(text):
         for start in range(0, len(sentence), _PART_CHARACTERS):
             more = sentence[start : start + _PART_CHARACTERS].strip()
-            if held and len(held) + len(more) >= _PART_CHARACTERS:
-                yield held
-                held = ""
-            held = f"{held} {more}".strip()
-    if held:
-        yield held
+            if part and len(part) + len(more) >= _PART_CHARACTERS:
+                yield part
+                part = ""
+            part = f"{part} {more}".strip()
+    if part:
+        yield part
 
 
 def language_of(text: str) -> str:

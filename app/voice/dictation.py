@@ -75,10 +75,10 @@ class Microphone:
         first = self._frame()
         if first is None:
             raise CannotRecord("ended")
-        begun: Opened | NotOpened = msgspec.json.decode(first, type=learned(Opened | NotOpened))
-        if isinstance(begun, NotOpened):
-            raise CannotRecord(begun.reason, begun.detail)
-        yield begun
+        opening: Opened | NotOpened = msgspec.json.decode(first, type=learned(Opened | NotOpened))
+        if isinstance(opening, NotOpened):
+            raise CannotRecord(opening.reason, opening.detail)
+        yield opening
         while (body := self._frame()) is not None:
             yield Sound(body[LEVEL.size :], LEVEL.unpack_from(body)[0])
         raise CannotRecord("ended")

@@ -63,8 +63,8 @@ def captures() -> list[dict[str, Any]]:
         def _get_info(self, *_: object) -> dict[str, Any]:
             return {}
 
-    found: list[dict[str, Any]] = Names(_backends(miniaudio)).get_captures()
-    return found
+    devices: list[dict[str, Any]] = Names(_backends(miniaudio)).get_captures()
+    return devices
 
 
 def _backends(miniaudio: Any) -> list[Any]:
@@ -93,10 +93,10 @@ def _from_microphone(name: str, opened: "queue.Queue[bytes]") -> tuple[Any, str]
     except ImportError as error:
         raise _CannotOpenError(NotOpened("no_library", str(error))) from error
     try:
-        found = captures()
-        chosen = next((one for one in found if one["name"] == name), None)
-        if not found or (name and chosen is None):
-            raise _CannotOpenError(NotOpened("unknown_device" if found else "no_device", name))
+        devices = captures()
+        chosen = next((one for one in devices if one["name"] == name), None)
+        if not devices or (name and chosen is None):
+            raise _CannotOpenError(NotOpened("unknown_device" if devices else "no_device", name))
         device = miniaudio.CaptureDevice(
             input_format=miniaudio.SampleFormat.SIGNED16,
             nchannels=1,
@@ -133,8 +133,8 @@ def _recorded(name: str) -> tuple[str, Iterator[bytes]]:
     device, shown = _from_microphone(name, sound)
 
     def frames() -> Iterator[bytes]:
-        held = device  # the recording ends with it
-        while held is not None:
+        open_device = device  # the recording ends with it
+        while open_device is not None:
             yield sound.get()
 
     return shown, frames()

@@ -80,12 +80,12 @@ class Worker:
         self, ask: protocol.Ask, reader: asyncio.StreamReader, session: asyncio.subprocess.Process | None
     ) -> protocol.WorkerReply:
         if ask.do == "facts":
-            held = sum(_resident_bytes(s) for s in self._sessions)
-            return protocol.WorkerReply(facts=await asyncio.to_thread(self._facts.now, held))
+            resident = sum(_resident_bytes(s) for s in self._sessions)
+            return protocol.WorkerReply(facts=await asyncio.to_thread(self._facts.now, resident))
         if ask.do == "sink":
-            left = min(ask.num_bytes, protocol.MOST_MEASURED_BYTES)
-            while left > 0:
-                left -= len(await reader.readexactly(min(left, _CHUNK)))
+            remaining = min(ask.num_bytes, protocol.MOST_MEASURED_BYTES)
+            while remaining > 0:
+                remaining -= len(await reader.readexactly(min(remaining, _CHUNK)))
         return protocol.WorkerReply(held_bytes=_resident_bytes(session) if session is not None else 0)
 
     async def _send(self, writer: asyncio.StreamWriter, num_bytes: int) -> None:

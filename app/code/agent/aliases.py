@@ -29,18 +29,18 @@ _TEXT: Final = ("text", "content", "contents", "file_text", "new_str", "insert_t
 _LONGEST_S: Final = 3600.0
 
 
-def translated(name: str, given: Any) -> tuple[str, Any]:
+def translated(name: str, arguments: Any) -> tuple[str, Any]:
     """The own tool and its arguments; unchanged if they are this agent's already.
 
     Raises: ToolRefused: the call asks for what no tool does.
     """
-    if not isinstance(given, dict):
-        return name, given
+    if not isinstance(arguments, dict):
+        return name, arguments
     own = own_tool(name) or name
     rename = _ARGUMENTS.get(own)
     if own == "editor":
-        return _editor(given)
-    return (own, given) if rename is None else rename(own, given)
+        return _editor(arguments)
+    return (own, arguments) if rename is None else rename(own, arguments)
 
 
 def own_tool(name: str) -> str | None:
@@ -49,14 +49,14 @@ def own_tool(name: str) -> str | None:
     return _NAMES.get(plain.replace("-", "").replace("_", ""))
 
 
-def _take(given: Mapping[str, Any], names: tuple[str, ...], default: Any = None) -> Any:
-    return next((given[name] for name in names if name in given), default)
+def _take(arguments: Mapping[str, Any], names: tuple[str, ...], default: Any = None) -> Any:
+    return next((arguments[name] for name in names if name in arguments), default)
 
 
-def _rest(given: Mapping[str, Any], *taken: tuple[str, ...]) -> Arguments:
+def _rest(arguments: Mapping[str, Any], *used: tuple[str, ...]) -> Arguments:
     """Arguments with names that nobody knows; the tool refuses them."""
-    known = {name for names in taken for name in names} | _COMMENTS
-    return {name: value for name, value in given.items() if name not in known}
+    used_names = {name for names in used for name in names} | _COMMENTS
+    return {name: value for name, value in arguments.items() if name not in used_names}
 
 
 # Arguments that only describe a call.
@@ -69,30 +69,30 @@ def _some(**values: Any) -> Arguments:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _with_path(own: str, given: Arguments) -> tuple[str, Arguments]:
-    return own, _rest(given, _PATH) | _some(path=_take(given, _PATH))
+def _with_path(own: str, arguments: Arguments) -> tuple[str, Arguments]:
+    return own, _rest(arguments, _PATH) | _some(path=_take(arguments, _PATH))
 
 
-def _list(own: str, given: Arguments) -> tuple[str, Arguments]:
+def _list(own: str, arguments: Arguments) -> tuple[str, Arguments]:
     names = (*_PATH, "dir", "dir_path", "directory", "folder", "relative_workspace_path", "target_directory")
-    return own, _rest(given, names, ("recursive", "ignore", "depth")) | _some(path=_take(given, names))
+    return own, _rest(arguments, names, ("recursive", "ignore", "depth")) | _some(path=_take(arguments, names))
 
 
-def _read(own: str, given: Arguments) -> tuple[str, Arguments]:
-    first = _take(given, ("first", "offset", "start_line", "start_line_one_indexed", "line_start", "start"))
-    last = _take(given, ("last", "end_line", "end_line_one_indexed_inclusive", "line_end", "end"))
-    limit = given.get("limit")
-    shown = given.get("view_range")
+def _read(own: str, arguments: Arguments) -> tuple[str, Arguments]:
+    first = _take(arguments, ("first", "offset", "start_line", "start_line_one_indexed", "line_start", "start"))
+    last = _take(arguments, ("last", "end_line", "end_line_one_indexed_inclusive", "line_end", "end"))
+    limit = arguments.get("limit")
+    shown = arguments.get("view_range")
     if isinstance(shown, list) and len(shown) == 2:  # noqa: PLR2004 - first and last
         first, last = shown[0], None if shown[1] == -1 else shown[1]
     if isinstance(limit, int) and last is None:
         last = (first or 1) + limit - 1
     names = ("first", "last", "offset", "limit", "start_line", "end_line", "start_line_one_indexed", "start", "end")
     more = ("end_line_one_indexed_inclusive", "line_start", "line_end", "view_range", "should_read_entire_file")
-    return own, _rest(given, _PATH, names, more) | _some(path=_take(given, _PATH), first=first, last=last)
+    return own, _rest(arguments, _PATH, names, more) | _some(path=_take(arguments, _PATH), first=first, last=last)
 
 
-def _search(own: str, given: Arguments) -> tuple[str, Arguments]:
+def _search(own: str, arguments: Arguments) -> tuple[str, Arguments]:
     names = ("text", "query", "pattern", "regex", "search_term", "q")
     more = (
         "path",
@@ -104,54 +104,54 @@ def _search(own: str, given: Arguments) -> tuple[str, Arguments]:
         "output_mode",
         "type",
     )
-    return own, _rest(given, names, more) | _some(text=_take(given, names))
+    return own, _rest(arguments, names, more) | _some(text=_take(arguments, names))
 
 
-def _edit(own: str, given: Arguments) -> tuple[str, Arguments]:
-    if "edits" in given or "blocks" in given:
+def _edit(own: str, values: Arguments) -> tuple[str, Arguments]:
+    if "edits" in values or "blocks" in values:
         raise ToolRefused("Send one edit in each call: path, search and replace.")
-    if _take(given, ("patch", "diff")) is not None:
-        return _patch("patch", given)
-    if _take(given, _OLD) is None and _take(given, _TEXT) is not None and "replace" not in given:
-        return _write("write", given)
+    if _take(values, ("patch", "diff")) is not None:
+        return _patch("patch", values)
+    if _take(values, _OLD) is None and _take(values, _TEXT) is not None and "replace" not in values:
+        return _write("write", values)
     names = ("all", "replace_all", "allow_multiple", "expected_replacements")
-    every = _take(given, ("all", "replace_all", "allow_multiple"))
-    if every is None and isinstance(given.get("expected_replacements"), int):
-        every = given["expected_replacements"] > 1
-    return own, _rest(given, _PATH, _OLD, _NEW, names) | _some(
-        path=_take(given, _PATH), search=_take(given, _OLD, ""), replace=_take(given, _NEW, ""), all=every
+    every = _take(values, ("all", "replace_all", "allow_multiple"))
+    if every is None and isinstance(values.get("expected_replacements"), int):
+        every = values["expected_replacements"] > 1
+    return own, _rest(values, _PATH, _OLD, _NEW, names) | _some(
+        path=_take(values, _PATH), search=_take(values, _OLD, ""), replace=_take(values, _NEW, ""), all=every
     )
 
 
-def _write(own: str, given: Arguments) -> tuple[str, Arguments]:
+def _write(own: str, values: Arguments) -> tuple[str, Arguments]:
     more = ("overwrite", "create_dirs", "line_count")
-    return own, _rest(given, _PATH, _TEXT, more) | _some(path=_take(given, _PATH), text=_take(given, _TEXT))
+    return own, _rest(values, _PATH, _TEXT, more) | _some(path=_take(values, _PATH), text=_take(values, _TEXT))
 
 
-def _insert(own: str, given: Arguments) -> tuple[str, Arguments]:
+def _insert(own: str, arguments: Arguments) -> tuple[str, Arguments]:
     after = ("after", "insert_line", "line", "line_number", "insert_after_line")
-    return own, _rest(given, _PATH, _TEXT, after) | _some(
-        path=_take(given, _PATH), after=_take(given, after), text=_take(given, _TEXT)
+    return own, _rest(arguments, _PATH, _TEXT, after) | _some(
+        path=_take(arguments, _PATH), after=_take(arguments, after), text=_take(arguments, _TEXT)
     )
 
 
-def _move(own: str, given: Arguments) -> tuple[str, Arguments]:
+def _move(own: str, arguments: Arguments) -> tuple[str, Arguments]:
     old = (*_PATH, "source", "from", "old_path", "src", "source_path")
     new = ("to", "destination", "new_path", "dest", "dst", "target", "destination_path", "target_path")
-    return own, _rest(given, old, new) | _some(path=_take(given, old), to=_take(given, new))
+    return own, _rest(arguments, old, new) | _some(path=_take(arguments, old), to=_take(arguments, new))
 
 
-def _patch(own: str, given: Arguments) -> tuple[str, Arguments]:
+def _patch(own: str, arguments: Arguments) -> tuple[str, Arguments]:
     names = ("text", "patch", "input", "diff", "patchText", "patch_text")
-    return own, _rest(given, _PATH, names) | _some(path=_take(given, _PATH), text=_take(given, names))
+    return own, _rest(arguments, _PATH, names) | _some(path=_take(arguments, _PATH), text=_take(arguments, names))
 
 
-def _run(own: str, given: Arguments) -> tuple[str, Arguments]:
+def _run(own: str, arguments: Arguments) -> tuple[str, Arguments]:
     names = ("argv", "command", "cmd", "script", "commands")
-    command = _take(given, names)
-    if given.get("restart"):
+    command = _take(arguments, names)
+    if arguments.get("restart"):
         raise ToolRefused("Every command starts in a new process; there is nothing to restart.")
-    folder = _take(given, ("workdir", "cwd", "working_directory", "dir_path"))
+    folder = _take(arguments, ("workdir", "cwd", "working_directory", "dir_path"))
     if isinstance(command, str):
         shell = ["cmd", "/c"] if os.name == "nt" else ["bash", "-c"]
         at = "" if folder in {None, "", ".", "./"} else f"cd -- '{str(folder).replace(chr(39), '')}' && "
@@ -160,8 +160,8 @@ def _run(own: str, given: Arguments) -> tuple[str, Arguments]:
         argv = command
     else:
         raise ToolRefused("Commands start in the project folder; name other folders in the command.")
-    limit = _take(given, ("timeout_s", "timeout", "timeout_ms", "timeout_seconds"))
-    if isinstance(limit, int | float) and (limit > _LONGEST_S or "timeout_ms" in given):
+    limit = _take(arguments, ("timeout_s", "timeout", "timeout_ms", "timeout_seconds"))
+    if isinstance(limit, int | float) and (limit > _LONGEST_S or "timeout_ms" in arguments):
         limit = limit / 1000
     more = (
         "workdir",
@@ -174,13 +174,13 @@ def _run(own: str, given: Arguments) -> tuple[str, Arguments]:
         "timeout_seconds",
     )
     flags = ("restart", "run_in_background", "is_background", "requires_approval", "justification")
-    if given.get("run_in_background") or given.get("is_background"):
+    if arguments.get("run_in_background") or arguments.get("is_background"):
         raise ToolRefused("A command cannot go on in the background; it has to end by itself.")
-    return own, _rest(given, names, more, flags) | _some(argv=argv, timeout_s=limit)
+    return own, _rest(arguments, names, more, flags) | _some(argv=argv, timeout_s=limit)
 
 
-def _plan(own: str, given: Arguments) -> tuple[str, Arguments]:
-    items = _take(given, ("items", "plan", "todos", "tasks"))
+def _plan(own: str, arguments: Arguments) -> tuple[str, Arguments]:
+    items = _take(arguments, ("items", "plan", "todos", "tasks"))
     states = {"pending": "open", "in_progress": "doing", "completed": "done", "cancelled": "done"}
 
     def item(entry: Any) -> Any:
@@ -197,13 +197,13 @@ def _plan(own: str, given: Arguments) -> tuple[str, Arguments]:
     return own, {"items": [item(entry) for entry in items] if isinstance(items, list) else items}
 
 
-def _editor(given: Arguments) -> tuple[str, Arguments]:
+def _editor(arguments: Arguments) -> tuple[str, Arguments]:
     """The editor tool of Claude: one tool whose `command` says what to do."""
-    command = given.get("command")
+    command = arguments.get("command")
     tools = {"view": "read", "create": "write", "str_replace": "edit", "insert": "insert"}
     if command not in tools:
         raise ToolRefused(f"The editor has no command {command!r}: use view, create, str_replace or insert.")
-    rest = {name: value for name, value in given.items() if name != "command"}
+    rest = {name: value for name, value in arguments.items() if name != "command"}
     if command == "view" and rest.get("path") in {".", "./", "/"}:
         return "list", {}
     own = tools[command]

@@ -77,7 +77,7 @@ class Checkpoints:
         files: dict[str, Entry] = {}
         folders: set[str] = set()
         unsaved: set[str] = set()
-        known: dict[str, tuple[tuple[int, ...], Entry]] = {}
+        entries_by_path: dict[str, tuple[tuple[int, ...], Entry]] = {}
         now = time.time_ns()
         for path, status in _scan(self._workspace.root):
             if stat.S_ISDIR(status.st_mode):
@@ -92,8 +92,8 @@ class Checkpoints:
                 unsaved.add(path)
                 continue
             files[path] = entry
-            known[path] = (facts, entry)
-        self._known = known
+            entries_by_path[path] = (facts, entry)
+        self._known = entries_by_path
         return Checkpoint(_tree_hash(files, folders), files, frozenset(folders), frozenset(unsaved))
 
     def _stored(self, path: str, status: os.stat_result) -> Entry | None:
@@ -130,9 +130,9 @@ class Checkpoints:
     def restore(self, checkpoint: Checkpoint) -> Restored:
         """Make the project's files those of a checkpoint. Raises: OSError, PathRefused."""
         present = self.save()
-        gone = sorted(present.files.keys() - checkpoint.files.keys())
+        removed = sorted(present.files.keys() - checkpoint.files.keys())
         changed = sorted(path for path, entry in checkpoint.files.items() if present.files.get(path) != entry)
-        for path in (*gone, *(path for path in changed if path in present.files)):
+        for path in (*removed, *(path for path in changed if path in present.files)):
             self._workspace.remove(path)
         for path in sorted(present.folders - checkpoint.folders, key=len, reverse=True):
             self._workspace.remove_folders(f"{path}/x", 1)
@@ -141,8 +141,8 @@ class Checkpoints:
         for path in changed:
             entry = checkpoint.files[path]
             self._workspace.put(path, self.content(entry), entry.mode, is_link=entry.is_link)
-        left = (present.unsaved | checkpoint.unsaved) - checkpoint.files.keys()
-        return Restored(tuple(changed), tuple(gone), tuple(sorted(left)))
+        not_restored = (present.unsaved | checkpoint.unsaved) - checkpoint.files.keys()
+        return Restored(tuple(changed), tuple(removed), tuple(sorted(not_restored)))
 
     def diff(self, old: Checkpoint, new: Checkpoint) -> str:
         """Unified diff of two checkpoints; binary files are only named."""

@@ -69,7 +69,7 @@ def run_command(
 def _run(
     argv: list[str], folder: Path, timeout_s: float, cancelled: StopSign, on_output: Callable[[str], None]
 ) -> CommandResult:
-    begun = time.monotonic()
+    started_at = time.monotonic()
     child = subprocess.Popen(
         argv,
         cwd=folder,
@@ -85,7 +85,7 @@ def _run(
     reader.start()
     exit_code: int | None = None
     try:
-        while exit_code is None and not cancelled.is_set() and time.monotonic() - begun < timeout_s:
+        while exit_code is None and not cancelled.is_set() and time.monotonic() - started_at < timeout_s:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 exit_code = child.wait(timeout=_LOOK_S)
             if new := output.taken():
@@ -97,7 +97,7 @@ def _run(
         reader.join(_DRAIN_S)
     if new := output.taken(final=True):
         on_output(new)
-    return CommandResult(output=output.text(), exit_code=exit_code, elapsed_s=time.monotonic() - begun)
+    return CommandResult(output=output.text(), exit_code=exit_code, elapsed_s=time.monotonic() - started_at)
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
@@ -142,9 +142,9 @@ class _HeadAndTail:
                         self._fresh += chunk
                     else:
                         self._missed += len(chunk)
-                left = _HEAD_BYTES - len(self._head)
-                self._head += chunk[:left]
-                self._tail += chunk[left:] if left > 0 else chunk
+                room = _HEAD_BYTES - len(self._head)
+                self._head += chunk[:room]
+                self._tail += chunk[room:] if room > 0 else chunk
                 if len(self._tail) > 2 * _TAIL_BYTES:
                     self._dropped += len(self._tail) - _TAIL_BYTES
                     del self._tail[:-_TAIL_BYTES]

@@ -142,15 +142,15 @@ class FoundRepositories:
 def repositories(root: Path) -> FoundRepositories:
     """Find every `.git`, folder or file, and every folder that git would treat as a bare repository."""
     paths: set[Path] = set()
-    left, waiting = _MOST_ENTRIES, [root]
+    entries_left, waiting = _MOST_ENTRIES, [root]
     while waiting:
         folder = waiting.pop()
         names: dict[str, bool] = {}
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
                 names[entry.name] = entry.is_dir(follow_symlinks=False)
-        left -= len(names)
-        if left < 0:
+        entries_left -= len(names)
+        if entries_left < 0:
             return FoundRepositories(frozenset(paths), whole=False)
         if ".git" in names:
             paths.add(folder / ".git")
@@ -162,9 +162,9 @@ def repositories(root: Path) -> FoundRepositories:
 
 def put_aside(root: Path, before: frozenset[Path]) -> list[str]:
     """Disable repositories that did not exist `before`; return one note per renamed file."""
-    found = repositories(root)
+    repos = repositories(root)
     notes = []
-    for path in sorted(found.paths - before):
+    for path in sorted(repos.paths - before):
         for part in _steering(path):
             aside = part.with_name(part.name + ASIDE)
             with contextlib.suppress(OSError):
@@ -172,7 +172,7 @@ def put_aside(root: Path, before: frozenset[Path]) -> list[str]:
                 notes.append(
                     f"{part.relative_to(root)} can make git run programs: it is {aside.relative_to(root)} now."
                 )
-    if not found.whole:
+    if not repos.whole:
         notes.append("The project has too many files to look for repositories that the command made.")
     return notes
 
@@ -229,25 +229,25 @@ def _starts_nothing(section: str, line: str) -> bool:
 
 def programs_in_project(folder: Path, repositories_in: Iterable[Path]) -> set[Path]:
     """What the user's git runs in the project outside of `.git`, and the files its settings include."""
-    named: set[Path] = set()
+    paths: set[Path] = set()
     for repository in repositories_in:
         top = repository.parent if repository.name == ".git" else repository
-        named.add(top / ".husky")  # its programs are started by those that `core.hooksPath` names
+        paths.add(top / ".husky")  # its programs are started by those that `core.hooksPath` names
         with contextlib.suppress(GitFailed):
-            named |= run_by_git(top)
+            paths |= run_by_git(top)
     # The project folder itself stays writable, whatever a setting names.
-    return {path for path in named if path.is_relative_to(folder) and path != folder and os.path.lexists(path)}
+    return {path for path in paths if path.is_relative_to(folder) and path != folder and os.path.lexists(path)}
 
 
 def rebase_programs(repositories_in: Iterable[Path]) -> set[tuple[Path, str]]:
     """Commands that an unfinished rebase will run, with the list that names them."""
-    found = set()
+    programs = set()
     for repository in repositories_in:
         for todo in (*repository.glob("rebase-merge/*todo*"), *repository.glob("worktrees/*/rebase-merge/*todo*")):
             with contextlib.suppress(OSError):
                 lines = todo.read_bytes()[:_MOST_BYTES].decode("utf-8", "replace").splitlines()
-                found |= {(todo, line.strip()) for line in lines if line.split()[:1] in (["exec"], ["x"])}
-    return found
+                programs |= {(todo, line.strip()) for line in lines if line.split()[:1] in (["exec"], ["x"])}
+    return programs
 
 
 def new_programs(

@@ -122,11 +122,11 @@ class Agent:
                     self._save(event, [*before, *done] if num_called else before)
                     num_called += 1
                     self._emit(event)
-                    made = (event.tool, event.arguments)
+                    call = (event.tool, event.arguments)
                     continue
                 self._emit(event)
                 self.messages.append(result_message(event.call_id, event.text))
-                failures = [] if event.ok else [*failures, made]
+                failures = [] if event.ok else [*failures, call]
             if len(failures) >= _SAME_FAILURES and len(set(failures[-_SAME_FAILURES:])) == 1:
                 return self._end(
                     Ended("failed", f"the same call of {failures[-1][0]} failed {_SAME_FAILURES} times")

@@ -36,18 +36,18 @@ class McpTools:
         if not server.running:
             return ToolOutcome(f"The MCP server {server.config.name} is not running.", ok=False)
         try:
-            given = decode_arguments(name, arguments)
+            decoded = decode_arguments(name, arguments)
         except ToolRefused as error:
             return ToolOutcome(str(error), ok=False)
         request = ConsentRequest(
             kind="mcp",
             title=shown_line(f"{server.config.name}: {server.real_name(name)}"),
-            detail=shown_text(json.dumps(given, indent=2, ensure_ascii=False)),
-            key=f"mcp:{name}:{json.dumps(given, sort_keys=True)}",
+            detail=shown_text(json.dumps(decoded, indent=2, ensure_ascii=False)),
+            key=f"mcp:{name}:{json.dumps(decoded, sort_keys=True)}",
         )
         if not self._consent.given(request):
             return ToolOutcome("The person declined this call.", ok=False)
-        return server.call(name, given)
+        return server.call(name, decoded)
 
     def stop(self) -> None:
         """Stop the server."""

@@ -112,7 +112,7 @@ def sandboxed(argv: Sequence[str], guard: Guard, openings: SandboxPermissions, s
     variables = {"TMPDIR": str(scratch)}
     if not openings.home:
         variables |= {"HOME": str(scratch)} | {name: str(path) for name, path in tool_chains(home).items()}
-    wanted = {
+    rules = {
         "argv": list(argv),
         "folder": str(folder),
         "readable": [
@@ -126,7 +126,7 @@ def sandboxed(argv: Sequence[str], guard: Guard, openings: SandboxPermissions, s
         "hidden": sorted(HIDDEN_VARIABLES),
         "variables": variables,
     }
-    return list(child_command("devices.landlock", json.dumps(wanted)))
+    return list(child_command("devices.landlock", json.dumps(rules)))
 
 
 def _bubblewrapped(
@@ -305,15 +305,15 @@ def program_paths(
 
     `chains`: also the tool chains of the home folder.
     """
-    found = _Programs(home, environment)
+    allowed = _Programs(home, environment)
     if chains:
-        found.add_tool_chains(tool_chains(home, environment))
+        allowed.add_tool_chains(tool_chains(home, environment))
     for entry in environment.get("PATH", "").split(os.pathsep):
         if Path(entry).is_absolute():
-            found.add_folder(_normal(entry))
+            allowed.add_folder(_normal(entry))
     if Path(name).is_absolute():
-        found.add_program(_normal(name))
-    shown = [path for path in found.paths if not any(str(above) in found.paths for above in Path(path).parents)]
+        allowed.add_program(_normal(name))
+    shown = [path for path in allowed.paths if not any(str(above) in allowed.paths for above in Path(path).parents)]
     return shown[:_MAX_PATHS]
 
 

@@ -238,11 +238,11 @@ class Toolbox:
         Names and arguments that models were trained on are accepted as well.
         """
         try:
-            own, given = translated(name, json.loads(arguments or "{}"))
+            own, values = translated(name, json.loads(arguments or "{}"))
             if own not in self._tools:
                 return ToolOutcome(f"There is no tool {name!r}. Tools: {', '.join(self._tools)}.", ok=False)
             kind, tool = self._tools[own]
-            outcome = tool(msgspec.convert(given, learned(kind)))
+            outcome = tool(msgspec.convert(values, learned(kind)))
         except (ValueError, RecursionError) as error:
             return ToolOutcome(f"The arguments of {name} are not usable: {error}", ok=False)
         except (TesseraError, ToolRefused, OSError) as error:
@@ -276,16 +276,16 @@ class Toolbox:
         words = re.findall(r"\w+", arguments.text)
         if not words:
             raise ToolRefused("Search needs at least one word or number.")
-        found: list[str] = []
+        hit_lines: list[str] = []
         with self._index.lock:
             hits = self._index.database.symbols_named(arguments.text.strip(), limit=8)
-            found += [f"{hit.path}:{hit.line}: [{hit.kind}] {hit.signature}" for hit in hits]
+            hit_lines += [f"{hit.path}:{hit.line}: [{hit.kind}] {hit.signature}" for hit in hits]
             match = " AND ".join(f'"{word}"' for word in words[:12])
             for chunk in self._index.database.search(match, 200):
-                found += self._lines_with(arguments.text.strip().lower(), chunk.path, chunk.first, chunk.last)
-                if len(found) >= _MAX_HITS:
+                hit_lines += self._lines_with(arguments.text.strip().lower(), chunk.path, chunk.first, chunk.last)
+                if len(hit_lines) >= _MAX_HITS:
                     break
-        unique = list(dict.fromkeys(found))[:_MAX_HITS]
+        unique = list(dict.fromkeys(hit_lines))[:_MAX_HITS]
         return ToolOutcome("\n".join(unique) or "Nothing found.")
 
     def _lines_with(self, text: str, path: str, first: int, last: int) -> list[str]:
@@ -301,19 +301,19 @@ class Toolbox:
 
     def _edit(self, arguments: EditArguments) -> ToolOutcome:
         if not arguments.search.strip():
-            made = Hunk(
+            edit = Hunk(
                 path=arguments.path, kind="create", replace=tuple(contents(arguments.replace)), source="block"
             )
-            return self._propose(ParsedEdits(hunks=(made,), malformed=()))
+            return self._propose(ParsedEdits(hunks=(edit,), malformed=()))
         there = self._index.workspace.read(arguments.path).text
         text = there.replace("\r\n", "\n")
         search, new = (value.replace("\r\n", "\n") for value in (arguments.search, arguments.replace))
         count = text.count(search)
         if count == 1 or (count and arguments.all):
             return self._write_text(arguments.path, there, text.replace(search, new))
-        wanted = search.removesuffix("\n").split("\n")
+        part = search.removesuffix("\n").split("\n")
         lines = text.split("\n")
-        places = [at for at in range(len(lines) - len(wanted) + 1) if lines[at : at + len(wanted)] == wanted]
+        places = [at for at in range(len(lines) - len(part) + 1) if lines[at : at + len(part)] == part]
         if count and len(places) != 1:
             at = [text.count("\n", 0, match.start()) + 1 for match in re.finditer(re.escape(search), text)]
             near = ", ".join(map(str, at[:_MAX_PLACES]))
@@ -345,14 +345,14 @@ class Toolbox:
             if there.strip():
                 return self._write_text(arguments.path, there, arguments.text)
         final = None if arguments.text.endswith("\n") or not arguments.text else False
-        made = Hunk(
+        hunk = Hunk(
             path=arguments.path,
             kind="create",
             replace=tuple(contents(arguments.text)),
             source="block",
             final_newline=final,
         )
-        return self._propose(ParsedEdits(hunks=(made,), malformed=()))
+        return self._propose(ParsedEdits(hunks=(hunk,), malformed=()))
 
     def _write_text(self, path: str, there: str, text: str) -> ToolOutcome:
         """Propose the smallest change that turns the file into this text; its line endings stay."""
@@ -464,8 +464,8 @@ class Toolbox:
         if not self._consent.given(request):
             raise ToolRefused("The person declined this command.")
         # NaN passes every comparison with a limit.
-        wanted = arguments.timeout_s if math.isfinite(arguments.timeout_s) else _DEFAULT_TIMEOUT_S
-        timeout_s = min(max(wanted, 1.0), _MAX_TIMEOUT_S)
+        requested_s = arguments.timeout_s if math.isfinite(arguments.timeout_s) else _DEFAULT_TIMEOUT_S
+        timeout_s = min(max(requested_s, 1.0), _MAX_TIMEOUT_S)
         root = self._index.workspace.root
         self._stopped.clear()
         self._on_event(CommandStarted(shown_argv(arguments.argv)))

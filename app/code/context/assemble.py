@@ -103,7 +103,7 @@ def assemble(
     budget_tokens: int,
     count: Callable[[str], int],
     *,
-    given: Sequence[ContextItem] = (),
+    attached: Sequence[ContextItem] = (),
     git: Git | None = None,
     search: bool = True,
     vectors: VectorIndex | None = None,
@@ -111,14 +111,14 @@ def assemble(
 ) -> Context:
     """Context for a prompt within `budget_tokens`, as counted by `count`.
 
-    `given` items (an editor selection, pasted terminal output) come first. `excluded` are keys of items that the
+    `attached` items (an editor selection, pasted terminal output) come first. `excluded` are keys of items that the
     user removed. With `search` False, only mentions are used. `vectors` adds semantic search.
     """
     budget = _Budget(budget_tokens, count)
     words = without_mentions(question)
     near = vectors.search(words) if vectors is not None and search and words.strip() else []
     with index.lock:
-        for item in given:
+        for item in attached:
             if item.key not in excluded and not budget.add(item):
                 budget.leave_out(item.title, f"its {count(item.text)} tokens do not fit the budget")
         for mention in mentions_in(question):
@@ -156,8 +156,8 @@ def _resolve(index: ProjectIndex, mention: Mention, git: Git | None) -> Iterator
         yield from _diff_items(git)
         return
     target = mention.target.removeprefix("./").rstrip("/")
-    wanted = ("file", "folder", "symbol") if mention.kind == "any" else (mention.kind,)
-    for kind in wanted:
+    kinds = ("file", "folder", "symbol") if mention.kind == "any" else (mention.kind,)
+    for kind in kinds:
         resolved = False
         for item in _RESOLVERS[kind](index, target, mention):
             resolved = True
@@ -388,11 +388,11 @@ def by_file(hits: Sequence[ChunkHit]) -> list[ChunkHit]:
         for path, scores in of_file.items()
     }
     ranked = [replace(hit, score=hit.score + _FILE_SHARE * files[hit.path]) for hit in weighed]
-    taken: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     best = []
     for hit in sorted(ranked, key=lambda hit: -hit.score):
-        taken[hit.path] += 1
-        if taken[hit.path] <= _CHUNKS_PER_FILE:
+        counts[hit.path] += 1
+        if counts[hit.path] <= _CHUNKS_PER_FILE:
             best.append(hit)
     return best
 
@@ -438,15 +438,15 @@ def named_symbols(database: IndexDatabase, question: str) -> list[SymbolHit]:
     """Definitions whose names are identifiers in the prompt, unless too many share the name."""
     hits: list[SymbolHit] = []
     for name in dict.fromkeys(_identifiers(question)):
-        found = [hit for hit in database.symbols_named(name, limit=8) if hit.kind != "heading"]
-        hits += found[:2] if len(found) <= _MAX_SYMBOLS else []
+        symbols = [hit for hit in database.symbols_named(name, limit=8) if hit.kind != "heading"]
+        hits += symbols[:2] if len(symbols) <= _MAX_SYMBOLS else []
     return hits[:_MAX_SYMBOLS]
 
 
 def _identifiers(question: str) -> Iterator[str]:
     """Words that are code: with an inner capital, underscore or dot, or followed by a bracket."""
-    for found, called in _NAME.findall(question):
-        name = found.rstrip(".")  # a full stop
+    for match, called in _NAME.findall(question):
+        name = match.rstrip(".")  # a full stop
         inside = name[1:]
         is_call = bool(called) and len(name) >= _LEAST_CALLED and name.islower()
         if is_call or "_" in inside or "." in inside or inside != inside.lower():

@@ -166,17 +166,17 @@ class _Sheet:
             return Refused(hunk=hunk, reason="there is already a file of that name with text in it")
         if any(is_elision(line) for line in hunk.replace):
             return Refused(hunk=hunk, reason="the new file leaves lines out with a comment")
-        made = [_Line(content, "\n", None) for content in hunk.replace]
-        if hunk.final_newline is False and made:
-            made[-1] = replace(made[-1], ending="")
+        lines = [_Line(content, "\n", None) for content in hunk.replace]
+        if hunk.final_newline is False and lines:
+            lines[-1] = replace(lines[-1], ending="")
         last = (
             0 if hunk.source == "diff" else len(self._lines)
         )  # a diff at the start of a file keeps its blank lines
-        self._lines[:last] = made
+        self._lines[:last] = lines
         if self._original and hunk.final_newline is None:
             self._final_newline = True
         return Applied(
-            hunk=hunk, match="exact", first=1, last=last, new_lines=tuple(x.content + x.ending for x in made)
+            hunk=hunk, match="exact", first=1, last=last, new_lines=tuple(x.content + x.ending for x in lines)
         )
 
     def _written_whole(self, hunk: Hunk, *, is_chosen: bool) -> Outcome:
@@ -193,17 +193,17 @@ class _Sheet:
             reason = f"it holds only {shared} of the file's {len(old)} lines, so it may be a part of the file"
             return Refused(hunk=hunk, reason=reason)
         location = Location(0, "exact", tuple(self._contents), hunk.replace, same)
-        made = self._filled(hunk, location, list(self._lines))
-        assert not isinstance(made, Refused)
+        new = self._filled(hunk, location, list(self._lines))
+        assert not isinstance(new, Refused)
         applied = Applied(
             hunk=hunk,
             match="exact",
             first=1,
             last=len(self._lines),
-            new_lines=tuple(x.content + x.ending for x in made),
+            new_lines=tuple(x.content + x.ending for x in new),
         )
         if is_chosen:
-            self._lines = made
+            self._lines = new
             return applied
         reason = "a fence holds the text of the whole file, which would replace it; choose this edit to write it"
         return Refused(hunk=hunk, reason=reason, offer=applied)
@@ -215,12 +215,12 @@ class _Sheet:
 
     def _appended(self, hunk: Hunk) -> Outcome:
         """A patch's lines for the end of the file, which quote nothing of it."""
-        made = [_Line(content, self._eol, None) for content in hunk.replace]
+        new = [_Line(content, self._eol, None) for content in hunk.replace]
         first = len(self._lines) + 1
         if self._lines and not self._lines[-1].ending:
             self._lines[-1] = replace(self._lines[-1], ending=self._eol)
-        self._lines += made
-        new_lines = tuple(line.content + line.ending for line in made)
+        self._lines += new
+        new_lines = tuple(line.content + line.ending for line in new)
         return Applied(hunk=hunk, match="exact", first=first, last=first - 1, new_lines=new_lines)
 
     def _changed(self, hunk: Hunk, picked: int | None, number: int) -> Outcome:
@@ -230,26 +230,26 @@ class _Sheet:
         if isinstance(located, Refused):
             return located
         location, start = located
-        found = self._lines[start : start + len(location.search)]
-        made = self._unfit(hunk, location, start) or self._filled(hunk, location, found)
-        if isinstance(made, Refused):
-            return made
-        end = start + len(found)
+        old_lines = self._lines[start : start + len(location.search)]
+        filled = self._unfit(hunk, location, start) or self._filled(hunk, location, old_lines)
+        if isinstance(filled, Refused):
+            return filled
+        end = start + len(old_lines)
         if hunk.final_newline is not None and end == len(self._lines):
             self._final_newline = hunk.final_newline
         elif hunk.search == hunk.replace:
             return Refused(hunk=hunk, reason="it changes nothing")
-        unchanged = {line.origin for line in made}
-        for line in found:
+        unchanged = {line.origin for line in filled}
+        for line in old_lines:
             if line.origin is not None and line.origin not in unchanged:
                 self._changed_by[line.origin] = number
-        self._lines[start:end] = made
+        self._lines[start:end] = filled
         return Applied(
             hunk=hunk,
             match=location.match,
             first=location.start + 1,
             last=location.start + len(location.search),
-            new_lines=tuple(line.content + line.ending for line in made),
+            new_lines=tuple(line.content + line.ending for line in filled),
             picked=picked,
         )
 
@@ -267,25 +267,25 @@ class _Sheet:
     def _placed(self, hunk: Hunk, picked: int | None) -> tuple[Location, int] | Refused:
         """The location of a hunk and its 0-based start in the current text."""
         at = None if picked is None else picked - 1
-        given = _chosen(hunk, locate(self._contents, hunk.search, hunk.replace, at=at), self._contents)
-        start = self._start_of(given) if isinstance(given, Location) else None
-        if isinstance(given, Location) and start is not None and given.match == "exact":
-            return given, start
-        if isinstance(given, Location) or given.absent:
+        located = _chosen(hunk, locate(self._contents, hunk.search, hunk.replace, at=at), self._contents)
+        start = self._start_of(located) if isinstance(located, Location) else None
+        if isinstance(located, Location) and start is not None and located.match == "exact":
+            return located, start
+        if isinstance(located, Location) or located.absent:
             current = [line.content for line in self._lines]
             now = _chosen(hunk, locate(current, hunk.search, hunk.replace, at=at), current)
             if isinstance(now, Location) and (now.match == "exact" or start is None):
                 return now, now.start
-        if isinstance(given, NotLocated):
-            return self._not_placed(hunk, given)
-        return self._taken(hunk, given) if start is None else (given, start)
+        if isinstance(located, NotLocated):
+            return self._not_placed(hunk, located)
+        return self._taken(hunk, located) if start is None else (located, start)
 
-    def _taken(self, hunk: Hunk, given: Location) -> Refused:
+    def _taken(self, hunk: Hunk, location: Location) -> Refused:
         """The hunk quotes lines that an earlier one changed."""
-        others = {self._changed_by.get(given.start + offset) for offset in range(len(given.search))}
+        others = {self._changed_by.get(location.start + offset) for offset in range(len(location.search))}
         earlier = min((other for other in others if other is not None), default=0)
         reason = f"it changes the same lines as edit {earlier + 1} of this answer"
-        return Refused(hunk=hunk, reason=reason, candidates=(given.start + 1,))
+        return Refused(hunk=hunk, reason=reason, candidates=(location.start + 1,))
 
     def _start_of(self, location: Location) -> int | None:
         """Where the located lines of the original are now; None if an earlier hunk changed or parted them."""
@@ -320,13 +320,13 @@ class _Sheet:
                 return True
         return False
 
-    def _filled(self, hunk: Hunk, location: Location, found: list[_Line]) -> list[_Line] | Refused:
+    def _filled(self, hunk: Hunk, location: Location, old_lines: list[_Line]) -> list[_Line] | Refused:
         """Keep the file's lines where the response repeats them; re-indent and insert only new lines."""
-        made: list[_Line] = []
+        filled: list[_Line] = []
         matcher = SequenceMatcher(None, location.search, location.replace, autojunk=False)
         for tag, old_from, old_to, new_from, new_to in matcher.get_opcodes():
             if tag == "equal":
-                made += found[old_from:old_to]
+                filled += old_lines[old_from:old_to]
                 continue
             for index in range(new_from, new_to):
                 line = location.reindent(index, location.replace[index])
@@ -334,9 +334,9 @@ class _Sheet:
                     reason = f"the indentation of its new line {index + 1} has no counterpart at the place found"
                     return Refused(hunk=hunk, reason=reason, candidates=(location.start + 1,))
                 replaced = old_from + index - new_from
-                ending = found[replaced].ending if replaced < old_to else ""
-                made.append(_Line(line, ending or self._eol, None))
-        return made
+                ending = old_lines[replaced].ending if replaced < old_to else ""
+                filled.append(_Line(line, ending or self._eol, None))
+        return filled
 
 
 def _unusable(hunk: Hunk) -> Refused | None:
@@ -365,26 +365,26 @@ def _without_mark(hunk: Hunk) -> Hunk:
     return hunk if (search, new) == (hunk.search, hunk.replace) else replace(hunk, search=search, replace=new)
 
 
-def _chosen(hunk: Hunk, found: Location | NotLocated, lines: Sequence[str]) -> Location | NotLocated:
+def _chosen(hunk: Hunk, located: Location | NotLocated, lines: Sequence[str]) -> Location | NotLocated:
     """The location that a patch's other facts single out: the lines above the place, or the end of the file."""
-    if isinstance(found, Location) or found.absent or not (hunk.scope or hunk.at_end):
-        return found
+    if isinstance(located, Location) or located.absent or not (hunk.scope or hunk.at_end):
+        return located
     starts = [start for start, _ in matches(lines, hunk.search, "exact")] if hunk.search else []
     if hunk.at_end:
         starts = [start for start in starts if start + len(hunk.search) == len(lines)]
     if hunk.scope:
         starts = _within(lines, hunk.scope, starts)
-    return Location(starts[0], "exact", hunk.search, hunk.replace, same) if len(starts) == 1 else found
+    return Location(starts[0], "exact", hunk.search, hunk.replace, same) if len(starts) == 1 else located
 
 
 def _within(lines: Sequence[str], scope: Sequence[str], starts: Sequence[int]) -> list[int]:
     """The starts below the only line of each text of `scope`, in the code that is indented under the last one."""
     first, depth = 0, -1
     for text in scope:
-        named = [index for index in range(first, len(lines)) if lines[index].strip() == text.strip()]
-        if len(named) != 1:
+        same_text = [index for index in range(first, len(lines)) if lines[index].strip() == text.strip()]
+        if len(same_text) != 1:
             return []
-        first, depth = named[0] + 1, len(indent_of(lines[named[0]]))
+        first, depth = same_text[0] + 1, len(indent_of(lines[same_text[0]]))
     end = first
     while end < len(lines) and (not lines[end].strip() or len(indent_of(lines[end])) > depth):
         end += 1

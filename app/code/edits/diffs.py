@@ -81,27 +81,27 @@ def read_git_diff(lines: Sequence[str], position: int) -> FileDiff:
     begin = position
     names = _GIT_NAMES.match(lines[position])
     position += lines[position].startswith("diff --git ")
-    asked: dict[str, str] = {}
+    headers: dict[str, str] = {}
     while position < len(lines) and (match := _GIT_HEADER.match(lines[position])):
-        asked[match.group(1)] = match.group(2)
+        headers[match.group(1)] = match.group(2)
         position += 1
-    path = _git_path(asked, names)
+    path = _git_path(headers, names)
     has_hunks = position < len(lines) and is_file_header(lines, position)
     if path is None and has_hunks:
         old, new = _without_prefixes(_name(lines[position][4:]), _name(lines[position + 1][4:]))
         path = new if old == "/dev/null" else old
-    reason = _not_done(asked, path)
-    own = _of_the_file(asked, path, has_hunks=has_hunks) if path and not reason else []
+    reason = _not_done(headers, path)
+    own = _of_the_file(headers, path, has_hunks=has_hunks) if path and not reason else []
     hunks: tuple[Hunk, ...] = ()
     malformed: tuple[Malformed, ...] = ()
     is_short = False
     if has_hunks:
-        diff = read_file_diff(lines, position, is_git="rename from" in asked)
+        diff = read_file_diff(lines, position, is_git="rename from" in headers)
         hunks, malformed, position, is_short = diff.hunks, diff.malformed, diff.end, diff.is_short
         path = hunks[0].path if hunks else path
         if hunks and hunks[0].kind == "create":
-            hunks = tuple(replace(hunk, executable=_MODES.get(asked.get("new file mode", ""))) for hunk in hunks)
-        if hunks and "rename from" in asked and path != _name(asked["rename from"]):
+            hunks = tuple(replace(hunk, executable=_MODES.get(headers.get("new file mode", ""))) for hunk in hunks)
+        if hunks and "rename from" in headers and path != _name(headers["rename from"]):
             reason = "the headers of the diff disagree about the names of the file"
     elif position < len(lines) and _BINARY.match(lines[position]):
         reason = reason or "a patch of a binary file is not read"
@@ -114,42 +114,42 @@ def read_git_diff(lines: Sequence[str], position: int) -> FileDiff:
     return FileDiff(done, malformed, max(position, begin + 1), is_short)
 
 
-def _git_path(asked: Mapping[str, str], names: re.Match[str] | None) -> str | None:
+def _git_path(headers: Mapping[str, str], names: re.Match[str] | None) -> str | None:
     """The file that git's header names: the old name where it is renamed."""
     for kind in ("rename from", "copy to"):
-        if kind in asked:
-            return _name(asked[kind])
+        if kind in headers:
+            return _name(headers[kind])
     if names is None:
         return None
     return _name(f'"{names.group(2)}"') if names.group(0).endswith('"') else names.group(2)
 
 
-def _not_done(asked: Mapping[str, str], path: str | None) -> str:
+def _not_done(headers: Mapping[str, str], path: str | None) -> str:
     """The reason why what git's header asks for is not done; empty if it is."""
-    if "copy from" in asked or "copy to" in asked:
+    if "copy from" in headers or "copy to" in headers:
         return "the diff copies a file"
-    if ("rename from" in asked) != ("rename to" in asked):
+    if ("rename from" in headers) != ("rename to" in headers):
         return "the diff renames a file, but names only one of its two names"
     for kind in ("new file mode", "new mode", "old mode"):
-        if asked.get(kind, "100644") not in _MODES:
-            return f"the diff asks for a file of mode {asked[kind]}; only plain files are written"
-    if not path and ("new mode" in asked or "old mode" in asked):
+        if headers.get(kind, "100644") not in _MODES:
+            return f"the diff asks for a file of mode {headers[kind]}; only plain files are written"
+    if not path and ("new mode" in headers or "old mode" in headers):
         return "the diff changes the mode of a file that it does not name"
     return ""
 
 
-def _of_the_file(asked: Mapping[str, str], path: str, *, has_hunks: bool) -> list[Hunk]:
+def _of_the_file(headers: Mapping[str, str], path: str, *, has_hunks: bool) -> list[Hunk]:
     """Operations of git's header that are not in the hunks: on the file itself, and on an empty file."""
     own = []
-    if "new file mode" in asked and not has_hunks:
-        made = _MODES[asked["new file mode"]]
-        own.append(Hunk(path=path, kind="create", source="diff", executable=made))
-    if "deleted file mode" in asked and not has_hunks:
+    if "new file mode" in headers and not has_hunks:
+        executable = _MODES[headers["new file mode"]]
+        own.append(Hunk(path=path, kind="create", source="diff", executable=executable))
+    if "deleted file mode" in headers and not has_hunks:
         own.append(Hunk(path=path, kind="delete", source="diff"))
-    if "rename to" in asked:
-        own.append(Hunk(path=path, kind="move", source="diff", to=_name(asked["rename to"])))
-    if "new mode" in asked:
-        own.append(Hunk(path=path, kind="mode", source="diff", executable=_MODES[asked["new mode"]]))
+    if "rename to" in headers:
+        own.append(Hunk(path=path, kind="move", source="diff", to=_name(headers["rename to"])))
+    if "new mode" in headers:
+        own.append(Hunk(path=path, kind="mode", source="diff", executable=_MODES[headers["new mode"]]))
     return own
 
 

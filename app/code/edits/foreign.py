@@ -37,8 +37,8 @@ def read_tool_call(lines: Sequence[str], position: int) -> Malformed:
     """Report for a tool call from which nothing was parsed."""
     match = _TOOL.match(lines[position])
     assert match is not None
-    named = _TOOL_FILE.search("\n".join(lines[position : position + _CALL_HEAD]))
-    path = (named.group(2) or named.group(3)) if named else None
+    match_file = _TOOL_FILE.search("\n".join(lines[position : position + _CALL_HEAD]))
+    path = (match_file.group(2) or match_file.group(3)) if match_file else None
     reason = f"an edit as a <{match.group(1)}> call is not read; send SEARCH/REPLACE blocks"
     return Malformed(line=position + 1, reason=reason, path=path)
 
@@ -146,28 +146,28 @@ def read_patch(lines: Sequence[str], position: int) -> Patch:
     position += _BEGIN.match(lines[position]) is not None
     hunks: list[Hunk] = []
     malformed: list[Malformed] = []
-    named: list[tuple[int, str]] = []
+    headings: list[tuple[int, str]] = []
     while position < len(lines) and (match := _FILE.match(lines[position])):
-        named.append((position, match.group(2)))
+        headings.append((position, match.group(2)))
         read = {"Update": _update, "Add": _addition, "Delete": _deletion}[match.group(1)]
         own, problem, position = read(lines, position + 1, match.group(2))
         if problem is None:
             hunks += own
         else:
-            malformed.append(Malformed(line=named[-1][0] + 1, reason=problem, path=match.group(2)))
+            malformed.append(Malformed(line=headings[-1][0] + 1, reason=problem, path=match.group(2)))
     if position < len(lines) and _END.match(lines[position]):
         position += 1
     elif position >= len(lines) or not _OTHER_END.match(lines[position]):
-        at, path = named[-1] if named else (begin, None)
+        at, path = headings[-1] if headings else (begin, None)
         there = f"line {position + 1} of the answer is no part of a patch" if position < len(lines) else "it is cut"
         hunks = [hunk for hunk in hunks if hunk.path != path]
-        if all(found.path != path for found in malformed):
+        if all(problem_block.path != path for problem_block in malformed):
             malformed.append(Malformed(line=at + 1, reason=f"the patch has no '*** End Patch': {there}", path=path))
     elif lines[position].strip().strip("'") == "EOF":
         position += 1
-    if not named and not malformed:
+    if not headings and not malformed:
         malformed.append(Malformed(line=begin + 1, reason="the patch names no file"))
-    spoilt = {found.path for found in malformed}
+    spoilt = {problem_block.path for problem_block in malformed}
     return Patch(tuple(h for h in hunks if h.path not in spoilt), tuple(malformed), max(position, begin + 1))
 
 

@@ -24,18 +24,18 @@ def same(index: int, line: str) -> str:
     return line
 
 
-def shifted(search: Sequence[str], found: Sequence[str]) -> Reindent | None:
+def shifted(search: Sequence[str], file_lines: Sequence[str]) -> Reindent | None:
     """The prefix that all lines gained, or all lost; None if there is no such prefix.
 
     Responses often lose the indentation of only their first line, so that line may differ from the rest.
     """
-    whole = _shift(search, found)
+    whole = _shift(search, file_lines)
     if whole is not None:
         return lambda _, line: _moved(line, whole)
-    shift = _shift(search[1:], found[1:])
+    shift = _shift(search[1:], file_lines[1:])
     if shift is None or indent_of(search[0]) or not any(line.strip() for line in search[1:]):
         return None
-    head = indent_of(found[0])
+    head = indent_of(file_lines[0])
 
     def reindent(index: int, line: str) -> str | None:
         return head + line if index == 0 and not indent_of(line) else _moved(line, shift)
@@ -43,9 +43,9 @@ def shifted(search: Sequence[str], found: Sequence[str]) -> Reindent | None:
     return reindent
 
 
-def retabbed(search: Sequence[str], found: Sequence[str]) -> Reindent | None:
+def retabbed(search: Sequence[str], file_lines: Sequence[str]) -> Reindent | None:
     """Convert spaces in the response to tabs in the file, or the reverse, at one constant width."""
-    pairs = [(indent_of(s), indent_of(f)) for s, f in zip(search, found, strict=True) if s.strip()]
+    pairs = [(indent_of(s), indent_of(f)) for s, f in zip(search, file_lines, strict=True) if s.strip()]
     if any(bool(s) != bool(f) for s, f in pairs):
         return None
     pairs = [pair for pair in pairs if pair[0]]
@@ -75,9 +75,9 @@ def retabbed(search: Sequence[str], found: Sequence[str]) -> Reindent | None:
     return reindent
 
 
-def _shift(search: Sequence[str], found: Sequence[str]) -> tuple[str, str] | None:
+def _shift(search: Sequence[str], file_lines: Sequence[str]) -> tuple[str, str] | None:
     """Return (prefix to remove, prefix to add); one of them is empty."""
-    pairs = [(indent_of(s), indent_of(f)) for s, f in zip(search, found, strict=True) if s.strip()]
+    pairs = [(indent_of(s), indent_of(f)) for s, f in zip(search, file_lines, strict=True) if s.strip()]
     if not pairs:
         return None
     first_s, first_f = pairs[0]
@@ -177,10 +177,10 @@ def matches(lines: Sequence[str], part: Sequence[str], match: Match) -> Iterator
         return
     forgiving = match in {"indentation", "tabs and spaces"}
     key = str.strip if forgiving else str.rstrip
-    wanted = [key(line) for line in part]
-    given = [key(line) for line in lines]
+    part_keys = [key(line) for line in part]
+    line_keys = [key(line) for line in lines]
     for start in range(len(lines) - size + 1):
-        if given[start] != wanted[0] or given[start : start + size] != wanted:
+        if line_keys[start] != part_keys[0] or line_keys[start : start + size] != part_keys:
             continue
         if not forgiving:
             yield start, same
@@ -226,15 +226,15 @@ def _rivals(lines: Sequence[str], search: Sequence[str], skip: int | None = None
     """Line numbers (from 0) of other places where the file almost matches `search`, best match first."""
     size = len(search)
     positions: dict[str, list[int]] = defaultdict(list)
-    wanted = set(search)
+    search_lines = set(search)
     for number, line in enumerate(lines):
-        if line in wanted and line.strip():
+        if line in search_lines and line.strip():
             positions[line].append(number)
     votes: dict[int, int] = defaultdict(int)
     for offset, line in enumerate(search):
-        found = positions.get(line, ())
-        if len(found) <= _COMMON_LINE:
-            for number in found:
+        numbers = positions.get(line, ())
+        if len(numbers) <= _COMMON_LINE:
+            for number in numbers:
                 votes[number - offset] += 1
     telling = sum(1 for line in search if line.strip())
     scored = {

@@ -85,71 +85,71 @@ class Naming:
 
 
 def name_before(
-    lines: Sequence[str], before: Sequence[int], fence_start: int | None, rest: str, known: frozenset[str]
+    lines: Sequence[str], before: Sequence[int], fence_start: int | None, rest: str, paths: frozenset[str]
 ) -> Naming:
     """Find the file that is named before a block.
 
     before: indices of the lines since the previous block, without closed code. fence_start: line of the fence
     around the block. rest: text after the block's first mark. known: the project's files, which resolve doubts.
     """
-    found: list[str] = []
+    candidates: list[str] = []
     if rest.strip(" :>"):
-        behind = name_on(rest.strip(" :>"), known)
+        behind = name_on(rest.strip(" :>"), paths)
         if behind.path is None:
             return Naming(doubt=rest.strip())
-        found.append(behind.path)
+        candidates.append(behind.path)
     seen = 0
     for number in reversed(before):
         if number == fence_start:
             match = FENCE.match(lines[number])
-            info = name_in_info(match.group(2) if match else "", known)
-            found += [info] if info else []
+            info = name_in_info(match.group(2) if match else "", paths)
+            candidates += [info] if info else []
             continue
         if not lines[number].strip() or _TAG.match(lines[number].strip()):
             continue
         seen += 1
-        named = name_on(lines[number], known)
-        if named.path is not None:
-            found.append(named.path)
-        elif named.doubt and not found:
-            return named
-        if named.path is not None or named.doubt or seen == _LINES_BACK:
+        naming = name_on(lines[number], paths)
+        if naming.path is not None:
+            candidates.append(naming.path)
+        elif naming.doubt and not candidates:
+            return naming
+        if naming.path is not None or naming.doubt or seen == _LINES_BACK:
             break
-    return _agreed(found)
+    return _agreed(candidates)
 
 
-def _agreed(found: Sequence[str]) -> Naming:
+def _agreed(candidates: Sequence[str]) -> Naming:
     """One name from several; a short form of a longer name is the same file."""
-    if not found:
+    if not candidates:
         return Naming()
-    longest = max(found, key=len)
-    if all(path == longest or longest.endswith(f"/{path.removeprefix('./')}") for path in found):
+    longest = max(candidates, key=len)
+    if all(path == longest or longest.endswith(f"/{path.removeprefix('./')}") for path in candidates):
         return Naming(path=longest)
-    return Naming(doubt=" / ".join(dict.fromkeys(found)))
+    return Naming(doubt=" / ".join(dict.fromkeys(candidates)))
 
 
-def name_on(line: str, known: frozenset[str]) -> Naming:
+def name_on(line: str, paths: frozenset[str]) -> Naming:
     """The file that a line names; empty if the line is a sentence without a name."""
     text = line.strip()
-    if text in known or len(text) > _LINE_CHARS:
-        return Naming(path=text if text in known else None)
+    if text in paths or len(text) > _LINE_CHARS:
+        return Naming(path=text if text in paths else None)
     tagged = _TAGGED.match(text)
     if tagged:
         return Naming(path=tagged.group(2)) if tagged.group(2) else Naming(doubt=text)
     bare = _without_prefix(text)
     marks = {"prefix"} if bare != text else set()
-    while bare not in known:
+    while bare not in paths:
         stripped, mark = _unwrapped(bare)
         if stripped == bare:
             break
         bare = stripped
         marks.add(mark)
-    if bare in known:
+    if bare in paths:
         return Naming(path=bare)
     words = bare.split()
     if not any(char.isalnum() for char in bare):
         return Naming()
-    return _one_word(words[0], marks, text) if len(words) == 1 else _several_words(bare, marks, text, known)
+    return _one_word(words[0], marks, text) if len(words) == 1 else _several_words(bare, marks, text, paths)
 
 
 def _without_prefix(text: str) -> str:
@@ -190,54 +190,54 @@ def _one_word(word: str, marks: set[str], line: str) -> Naming:
     return Naming(doubt=line)
 
 
-def _several_words(text: str, marks: set[str], line: str, known: frozenset[str]) -> Naming:
+def _several_words(text: str, marks: set[str], line: str, files: frozenset[str]) -> Naming:
     if marks & _CERTAIN:
         return Naming(path=text) if _is_spaced_path(text) else Naming(doubt=line)
     words = [word.strip(".,;:!?*_()\u2013\u2014-").lower() for word in _SPAN.sub(" ", text).split()]
-    named = mentions(text, known)
-    spoken = [word for word in words if word in _PROSE]
-    if not named:
+    paths = mentions(text, files)
+    prose = [word for word in words if word in _PROSE]
+    if not paths:
         count = len(text.split())
-        is_sentence = count >= _LONG_SENTENCE or (count >= _SENTENCE and spoken)
-        return Naming() if is_sentence or (spoken and line.endswith((":", ".", "!"))) else Naming(doubt=line)
-    others = [w for w in words if w and not w.isdecimal() and w not in {name.lower() for name in named}]
-    plain = "colon" in marks or named[0] in known or f"`{named[0]}`" in text or words[0] in _LEADS
-    if len(named) == 1 and plain and spoken and all(word in _PROSE for word in others):
-        return Naming(path=named[0])
-    one = len(named) <= 1 and not known.intersection(named)  # `a.py b.py` are two files; a known name is a file
-    if one and not spoken and not set(",;!?") & set(text) and _is_spaced_path(text):
+        is_sentence = count >= _LONG_SENTENCE or (count >= _SENTENCE and prose)
+        return Naming() if is_sentence or (prose and line.endswith((":", ".", "!"))) else Naming(doubt=line)
+    others = [w for w in words if w and not w.isdecimal() and w not in {name.lower() for name in paths}]
+    plain = "colon" in marks or paths[0] in files or f"`{paths[0]}`" in text or words[0] in _LEADS
+    if len(paths) == 1 and plain and prose and all(word in _PROSE for word in others):
+        return Naming(path=paths[0])
+    one = len(paths) <= 1 and not files.intersection(paths)  # `a.py b.py` are two files; a known name is a file
+    if one and not prose and not set(",;!?") & set(text) and _is_spaced_path(text):
         return Naming(path=text)
     return Naming(doubt=line)
 
 
-def mentions(text: str, known: frozenset[str]) -> list[str]:
+def mentions(text: str, files: frozenset[str]) -> list[str]:
     """The files that a sentence mentions."""
     text = text[:_LINE_CHARS]
     spans = [span.strip() for span in _SPAN.findall(text)]
-    found = [s for s in spans if s in known or is_well_known(s) or (_is_spaced_path(s) and not _NO_NAME.search(s))]
-    found = [s for s in found if s in known or is_well_known(s) or _FILE_WORD.fullmatch(s.rpartition(" ")[2])]
+    paths = [s for s in spans if s in files or is_well_known(s) or (_is_spaced_path(s) and not _NO_NAME.search(s))]
+    paths = [s for s in paths if s in files or is_well_known(s) or _FILE_WORD.fullmatch(s.rpartition(" ")[2])]
     for word in _SPAN.sub(" ", text).split():
         bare = word.strip("*\"'(),;:!?<>\u201c\u201d").removesuffix(".")
-        if bare in known or is_well_known(bare) or (_FILE_WORD.fullmatch(bare) and not _NO_NAME.search(bare)):
-            found.append(bare)
-    return list(dict.fromkeys(found))
+        if bare in files or is_well_known(bare) or (_FILE_WORD.fullmatch(bare) and not _NO_NAME.search(bare)):
+            paths.append(bare)
+    return list(dict.fromkeys(paths))
 
 
-def name_in_info(info: str, known: frozenset[str]) -> str | None:
+def name_in_info(info: str, files: frozenset[str]) -> str | None:
     """The file in a fence's info string: `python src/a.py`, `python:src/a.py`, `src/a.py`, `title="a.py"`."""
     info = info.strip()
-    given = _INFO_NAME.search(info)
-    if given:
-        return next(group for group in given.groups() if group)
+    match = _INFO_NAME.search(info)
+    if match:
+        return next(group for group in match.groups() if group)
     after = _INFO_AFTER_LANGUAGE.match(info)
     language, _, tail = info.partition(" ")
     tail = (after.group(1) if after else tail).strip().strip("`\"'")
     if not info:
         return None
     if not tail:  # one word is a language (`makefile`, `vb.net`) unless it is clearly a path
-        is_file = _is_path(language) and ("/" in language or language in known or _FILE_WORD.fullmatch(language))
+        is_file = _is_path(language) and ("/" in language or language in files or _FILE_WORD.fullmatch(language))
         return language if is_file else None
-    if tail in known or is_well_known(tail):
+    if tail in files or is_well_known(tail):
         return tail
     one = len(tail.split()) == 1
     return tail if tail[0] != "{" and (_is_path(tail) if one else _is_spaced_path(tail)) else None

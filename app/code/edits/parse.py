@@ -98,8 +98,8 @@ def parse_answer(text: str, project_paths: frozenset[str] = frozenset(), *, is_c
     answer = _answer(reader, calls)
     if is_cut and (answer.hunks or answer.malformed):
         last = answer.hunks[-1].path if answer.hunks else None
-        found = Malformed(line=len(reader.lines), reason="the answer reached its limit of tokens", path=last)
-        return replace(answer, malformed=(*answer.malformed, found))
+        cut_off = Malformed(line=len(reader.lines), reason="the answer reached its limit of tokens", path=last)
+        return replace(answer, malformed=(*answer.malformed, cut_off))
     return answer
 
 
@@ -118,12 +118,12 @@ def _take(reader: _Reader, read: FileDiff | Patch) -> None:
 
 def _answer(reader: _Reader, calls: list[tuple[int, int]]) -> ParsedEdits:
     """The result; a tool call or whole file is reported only if no edit was parsed from it."""
-    begun = [*calls, (len(reader.lines), reader.num_read)]
-    for (position, num_read), (_, then) in pairwise(begun):
+    starts = [*calls, (len(reader.lines), reader.num_read)]
+    for (position, num_read), (_, then) in pairwise(starts):
         if num_read == then:
             reader.malformed.append(read_tool_call(reader.lines, position))
     _report_open_code(reader)
-    edited = {hunk.path for hunk in reader.hunks} | {found.path for found in reader.malformed}
+    edited = {hunk.path for hunk in reader.hunks} | {malformed.path for malformed in reader.malformed}
     reader.hunks += [whole for whole in reader.whole_files if whole.path not in edited]
     # Models repeat an edit; the second one asks for nothing more.
     return ParsedEdits(hunks=tuple(dict.fromkeys(reader.hunks)), malformed=tuple(reader.malformed))
@@ -131,14 +131,14 @@ def _answer(reader: _Reader, calls: list[tuple[int, int]]) -> ParsedEdits:
 
 def _report_open_code(reader: _Reader) -> None:
     """Report the text of a whole file whose fence is still open at the end of the response."""
-    begun = reader.fence_start
-    if begun is None or reader.num_read != reader.num_read_before or begun + 1 >= len(reader.lines):
+    fence_line = reader.fence_start
+    if fence_line is None or reader.num_read != reader.num_read_before or fence_line + 1 >= len(reader.lines):
         return
-    reader.since = [number for number in reader.since if number < begun]
-    fence = FENCE.match(reader.lines[begun])
-    path = _complete_file(reader, begun, fence.group(2) if fence else "")
+    reader.since = [number for number in reader.since if number < fence_line]
+    fence = FENCE.match(reader.lines[fence_line])
+    path = _complete_file(reader, fence_line, fence.group(2) if fence else "")
     if path is not None:
-        _fail(reader, begun, "the answer ends inside the code", path)
+        _fail(reader, fence_line, "the answer ends inside the code", path)
 
 
 def _pass(reader: _Reader) -> None:
@@ -152,48 +152,48 @@ def _pass(reader: _Reader) -> None:
     if reader.fence_start is None or fence.group(2).strip():
         reader.fence_start, reader.num_read_before = number, reader.num_read
         return
-    begun, reader.fence_start = reader.fence_start, None
-    while reader.since and reader.since[-1] >= begun:
+    fence_line, reader.fence_start = reader.fence_start, None
+    while reader.since and reader.since[-1] >= fence_line:
         reader.since.pop()
     if reader.num_read == reader.num_read_before:
-        _report_code(reader, begun, number)
+        _report_code(reader, fence_line, number)
 
 
-def _report_code(reader: _Reader, begun: int, end: int) -> None:
+def _report_code(reader: _Reader, first: int, end: int) -> None:
     """Report a closed fence without a parsed edit, if it may be meant as one."""
-    fence = FENCE.match(reader.lines[begun])
+    fence = FENCE.match(reader.lines[first])
     info = fence.group(2) if fence else ""
     language = info.split()[0].lower() if info.split() else ""
-    code = reader.lines[begun + 1 : end]
+    code = reader.lines[first + 1 : end]
     if language in _DIFF_LANGUAGES:
         if any(line.startswith(("+", "-")) for line in code):
-            _fail(reader, begun, "the diff has no '--- ' and '+++ ' lines that name a file")
+            _fail(reader, first, "the diff has no '--- ' and '+++ ' lines that name a file")
         return
     reason = reason_to_report(code) if language not in _OUTPUT_LANGUAGES else None
     if reason is not None:
-        _fail(reader, begun, reason)
+        _fail(reader, first, reason)
         return
-    path = _complete_file(reader, begun, info) if any(line.strip() for line in code) else None
+    path = _complete_file(reader, first, info) if any(line.strip() for line in code) else None
     if path is not None and language not in _OUTPUT_LANGUAGES:
         reader.whole_files.append(Hunk(path=path, kind="whole", replace=tuple(code), source="fence"))
 
 
-def _complete_file(reader: _Reader, begun: int, info: str) -> str | None:
+def _complete_file(reader: _Reader, fence: int, info: str) -> str | None:
     """The file whose whole text a fence seems to contain; its name comes from the fence or a line next to it."""
     in_info = name_in_info(info, reader.known)
     if in_info is not None:
         return in_info
-    first = reader.lines[begun + 1].strip()
+    first = reader.lines[fence + 1].strip()
     if first.startswith(("#", "//", "--", "/*", "<!--", ";")) and len(mentions(first, reader.known)) == 1:
-        named = name_on(first, reader.known).path
-        if named is not None:
-            return named
+        path = name_on(first, reader.known).path
+        if path is not None:
+            return path
     before = next((text for number in reversed(reader.since) if (text := reader.lines[number]).strip()), "")
-    named = name_on(before, reader.known).path if before else None
-    if named is not None and len(before.split()) <= 3:  # noqa: PLR2004 - a name, with a label or a mark
-        return named
-    spoken = mentions(before, reader.known)
-    return spoken[0] if len(spoken) == 1 and _WHOLE.search(before) else None
+    path = name_on(before, reader.known).path if before else None
+    if path is not None and len(before.split()) <= 3:  # noqa: PLR2004 - a name, with a label or a mark
+        return path
+    mentioned = mentions(before, reader.known)
+    return mentioned[0] if len(mentioned) == 1 and _WHOLE.search(before) else None
 
 
 def _read_block(reader: _Reader) -> None:
@@ -211,8 +211,8 @@ def _read_block(reader: _Reader) -> None:
     if not problem and path is None:
         problem = _unnamed(naming)
     if problem or path is None:
-        found = Malformed(line=begin + 1, reason=problem, path=path, quoted=() if path else search)
-        reader.malformed.append(found)
+        malformed = Malformed(line=begin + 1, reason=problem, path=path, quoted=() if path else search)
+        reader.malformed.append(malformed)
         reader.done(position)
         return
     reader.hunks.append(
@@ -266,8 +266,8 @@ def _unnamed(naming: Naming) -> str:
 
 def _other_file(reader: _Reader, begin: int) -> bool:
     """Return True if a line since the last edit mentions another file than that edit's."""
-    named = {path for line in reader.lines[reader.after : begin] for path in mentions(line, reader.known)}
-    return any(path != reader.last_path for path in named)
+    mentioned = {path for line in reader.lines[reader.after : begin] for path in mentions(line, reader.known)}
+    return any(path != reader.last_path for path in mentioned)
 
 
 def _fail(reader: _Reader, line: int, reason: str, path: str | None = None) -> None:

@@ -72,18 +72,18 @@ def proposed_hunks(file: FileProposal) -> tuple[InlineHunk, ...]:
     """The edits of a file that can be placed in it each by itself; an edit of another edit's lines waits for it."""
     before = file.before.text if file.before else ""
     lines = contents(before)
-    taken: set[int] = set()
-    found = []
+    used_lines: set[int] = set()
+    inline = []
     for hunk_id, outcome in zip(file.hunk_ids, file.result.outcomes, strict=True):
         text = "" if outcome.hunk.kind == "delete" else merge(before, [outcome])
         if text is None or text == before:
             continue
         regions = regions_of(lines, contents(text))
         own = {line for region in regions for line in range(region.first, region.last + 1)}
-        if regions and not own & taken:
-            taken |= own
-            found.append(InlineHunk(file.path, hunk_id, is_written=False, regions=regions))
-    return tuple(found)
+        if regions and not own & used_lines:
+            used_lines |= own
+            inline.append(InlineHunk(file.path, hunk_id, is_written=False, regions=regions))
+    return tuple(inline)
 
 
 def remaining(proposal: Proposal, decided: Collection[int]) -> ParsedEdits:
@@ -153,24 +153,24 @@ class EditReviews:
 
     def hunks(self, path: str, text: str) -> tuple[InlineHunk, ...]:
         """The pending edits of a file with this text, in the order of its lines."""
-        found = [*self._written.get(path, ())]
-        taken = {line for hunk in found for region in hunk.regions for line in range(region.first, region.last + 1)}
+        inline = [*self._written.get(path, ())]
+        used = {line for hunk in inline for region in hunk.regions for line in range(region.first, region.last + 1)}
         for file in self.proposal.files:
             if file.path == path and (file.before.text if file.before else "") == text:
                 for hunk in proposed_hunks(file):
                     own = {line for region in hunk.regions for line in range(region.first, region.last + 1)}
-                    if not own & taken:
-                        found.append(hunk)
-        return tuple(sorted(found, key=lambda hunk: (hunk.regions[0].first, hunk.is_written, hunk.number)))
+                    if not own & used:
+                        inline.append(hunk)
+        return tuple(sorted(inline, key=lambda hunk: (hunk.regions[0].first, hunk.is_written, hunk.number)))
 
     @property
     def paths(self) -> dict[str, bool]:
         """Files with pending edits; True for those that do not exist yet."""
-        found = dict.fromkeys(self._written, False)
+        created = dict.fromkeys(self._written, False)
         for file in self.proposal.files:
             if proposed_hunks(file):
-                found[file.path] = file.before is None
-        return found
+                created[file.path] = file.before is None
+        return created
 
     def apply(
         self,
@@ -191,15 +191,15 @@ class EditReviews:
         written = self._edits.apply(self.proposal, chosen, label=label, allow_uncommitted=allow_uncommitted)
         if written and self._undo:
             self._undo[-1] = before
-        left = remaining(self.proposal, chosen)
+        rest = remaining(self.proposal, chosen)
         moved = {
             outcome.hunk.path: outcome.hunk.to
             for file in self.proposal.files
             for hunk_id, outcome in zip(file.hunk_ids, file.result.outcomes, strict=True)
             if hunk_id in chosen and outcome.hunk.to is not None
         }
-        hunks = tuple(replace(hunk, path=moved.get(hunk.path) or hunk.path) for hunk in left.hunks)
-        self._propose(replace(left, hunks=hunks))
+        hunks = tuple(replace(hunk, path=moved.get(hunk.path) or hunk.path) for hunk in rest.hunks)
+        self._propose(replace(rest, hunks=hunks))
         return written
 
     def still_pending(self, hunks: Sequence[InlineHunk]) -> tuple[int, ...]:
@@ -265,8 +265,8 @@ class EditReviews:
     def _current(self, hunks: Sequence[InlineHunk]) -> TextFile:
         """The file of written edits as it is on the disk. Raises: FileChanged."""
         path = hunks[0].path
-        now, known = self._own(path), self._written.get(path, ())
-        if now is None or any(hunk not in known for hunk in hunks):
+        now, written = self._own(path), self._written.get(path, ())
+        if now is None or any(hunk not in written for hunk in hunks):
             raise FileChanged(path, "was changed since the edit was shown")
         return now
 

@@ -107,13 +107,13 @@ class EditSession:
             by_path.setdefault(path, []).append(index)
             if to is not None and to not in by_path:
                 moved[to] = path
-        spoilt = {self._name(found.path) for found in answer.malformed if found.path}
+        spoilt = {self._name(malformed.path) for malformed in answer.malformed if malformed.path}
         spoilt |= {self._name(answer.hunks[index].path) for index in refused}
         spoilt |= {moved[path] for path in spoilt & moved.keys()}
         files = []
         for path, hunk_ids in by_path.items():
             file = self._propose_file(path, hunk_ids, answer.hunks, picked or {})
-            may_miss = any(_may_belong(found.quoted, file) for found in answer.malformed)
+            may_miss = any(_may_belong(malformed.quoted, file) for malformed in answer.malformed)
             is_whole = not (file.result.refused or path in spoilt or may_miss)
             files.append(replace(file, is_whole=is_whole))
         files += [_refused_file(answer.hunks[i].path, (i,), answer.hunks, reason) for i, reason in refused.items()]
@@ -153,11 +153,11 @@ class EditSession:
             return _refused_file(path, tuple(hunk_ids), hunks, str(error))
         local = {own_index: picked[i] for own_index, i in enumerate(hunk_ids) if i in picked}
         result = apply_hunks(before.text if before else "", own, local)
-        taken = [self._not_movable(hunk, own[:index], hunks) for index, hunk in enumerate(own)]
-        if any(taken):
+        conflicts = [self._not_movable(hunk, own[:index], hunks) for index, hunk in enumerate(own)]
+        if any(conflicts):
             outcomes = tuple(
                 Refused(hunk=outcome.hunk, reason=reason) if reason else outcome
-                for outcome, reason in zip(result.outcomes, taken, strict=True)
+                for outcome, reason in zip(result.outcomes, conflicts, strict=True)
             )
             result = replace(result, outcomes=outcomes)
         return FileProposal(path=path, before=before, result=result, hunk_ids=tuple(hunk_ids))
@@ -193,8 +193,8 @@ class EditSession:
         All files are checked before one is written; if a write fails, the earlier ones are undone.
         Raises: FileChanged; UncommittedChanges, GitFailed unless `allow_uncommitted`; OSError.
         """
-        wanted = set(proposal.applicable if chosen is None else chosen)
-        plans = [plan for file in proposal.files if (plan := self._plan(file, wanted)) is not None]
+        hunk_ids = set(proposal.applicable if chosen is None else chosen)
+        plans = [plan for file in proposal.files if (plan := self._plan(file, hunk_ids)) is not None]
         return self._write_plans(plans, label, allow_uncommitted=allow_uncommitted)
 
     def replace_text(self, now: TextFile, text: str | None, *, label: str = "") -> tuple[str, ...]:
@@ -216,28 +216,28 @@ class EditSession:
             return ()
         changes = tuple(change for plan in plans for change in self._changes(plan))
         group_id = self._journal.add(label, changes)
-        begun: list[FileChange] = []
+        attempted: list[FileChange] = []
         try:
             for plan in plans:
-                begun += [change for change in changes if change.path in {plan.file.path, plan.target}]
+                attempted += [change for change in changes if change.path in {plan.file.path, plan.target}]
                 if plan.target is not None:
                     self._write(plan.target, plan.text, plan.executable)
                 if plan.target != plan.file.path:
                     self._workspace.delete(plan.file.path)
         except BaseException:
-            for change in begun:
+            for change in attempted:
                 self._restore(change)
             self._journal.drop(group_id)
             raise
         self.on_written(changes)
         return tuple(dict.fromkeys(change.path for change in changes))
 
-    def _plan(self, file: FileProposal, wanted: set[int]) -> "_Plan | None":
+    def _plan(self, file: FileProposal, hunk_ids: set[int]) -> "_Plan | None":
         """What to write for the wanted hunks of a file; None if there are none. Raises: EditNeedsAnother."""
         outcomes = [
             outcome
             for hunk_id, outcome in zip(file.hunk_ids, file.result.outcomes, strict=True)
-            if hunk_id in wanted and (isinstance(outcome, Applied) or outcome.offer is not None)
+            if hunk_id in hunk_ids and (isinstance(outcome, Applied) or outcome.offer is not None)
         ]
         if not outcomes:
             return None
@@ -255,10 +255,10 @@ class EditSession:
     def _changes(self, plan: "_Plan") -> list[FileChange]:
         before = plan.file.before
         stays = plan.target == plan.file.path
-        made = []
+        changes = []
         is_other_mode = before is not None and (not stays or plan.executable is not None)
         if before is not None or stays:
-            made.append(
+            changes.append(
                 FileChange(
                     path=plan.file.path,
                     before=None if before is None else before.text.encode("utf-8", "surrogateescape"),
@@ -269,7 +269,7 @@ class EditSession:
                 )
             )
         if plan.target is not None and not stays:
-            made.append(
+            changes.append(
                 FileChange(
                     path=plan.target,
                     before=None,
@@ -278,7 +278,7 @@ class EditSession:
                     new_folders=self._workspace.num_missing_folders(plan.target),
                 )
             )
-        return made
+        return changes
 
     def warning(self, path: str) -> str | None:
         """Warning to show before a file is written; None if there is none."""
@@ -356,8 +356,8 @@ def _may_belong(quoted: tuple[str, ...], file: FileProposal) -> bool:
     """Return True if the text that an unnamed edit quotes is in this file."""
     if file.before is None or not any(line.strip() for line in quoted):
         return False
-    found = locate(contents(file.before.text), quoted, quoted)
-    return isinstance(found, Location) or not found.absent
+    located = locate(contents(file.before.text), quoted, quoted)
+    return isinstance(located, Location) or not located.absent
 
 
 def _without_comment(line: str) -> str:

@@ -92,11 +92,11 @@ class IndexDatabase(IndexStore):
                 self._delete(file.path)
                 self._insert(file, parsed)
 
-    def _insert(self, found: FoundFile, parsed: ParsedFile) -> None:
+    def _insert(self, file: FoundFile, parsed: ParsedFile) -> None:
         execute, executemany = self._db.execute, self._db.executemany
         execute(
             "INSERT INTO file(path, size_bytes, mtime_ns, language, num_lines, problem) VALUES(?,?,?,?,?,?)",
-            (found.path, found.size_bytes, found.mtime_ns, parsed.language, parsed.num_lines, parsed.problem),
+            (file.path, file.size_bytes, file.mtime_ns, parsed.language, parsed.num_lines, parsed.problem),
         )
         file_id = self._db.last_insert_rowid()
         executemany(
@@ -107,7 +107,7 @@ class IndexDatabase(IndexStore):
             execute("INSERT INTO chunk(file_id, first, last) VALUES(?,?,?)", (file_id, chunk.first, chunk.last))
             execute(
                 "INSERT INTO chunk_text(rowid, path, names, body, words) VALUES(?,?,?,?,?)",
-                (self._db.last_insert_rowid(), found.path, chunk.names, chunk.text, chunk.words),
+                (self._db.last_insert_rowid(), file.path, chunk.names, chunk.text, chunk.words),
             )
 
     def remove(self, paths: Iterable[str]) -> None:

@@ -45,26 +45,26 @@ class ProjectIndex:
         with self.lock:
             indexed = self.database.indexed_files()
             files = {file.path: file for file in walk(self.workspace.root)}
-            gone = indexed.keys() - files.keys()
-            self.database.remove(gone)
+            removed = indexed.keys() - files.keys()
+            self.database.remove(removed)
             changed = [f for p, f in files.items() if indexed.get(p) != (f.size_bytes, f.mtime_ns)]
             self._parse(changed, on_progress)
-            return Refreshed(num_files=len(files), num_parsed=len(changed), num_removed=len(gone))
+            return Refreshed(num_files=len(files), num_parsed=len(changed), num_removed=len(removed))
 
     def update(self, paths: Iterable[str]) -> Refreshed:
         """Update single files: after an edit, a save, or a file system event."""
         with self.lock:
             present: list[FoundFile] = []
-            gone: list[str] = []
+            removed: list[str] = []
             for path in paths:
                 file = self._file_entry(path)
                 if file is None:
-                    gone.append(path)
+                    removed.append(path)
                 else:
                     present.append(file)
-            self.database.remove(gone)
+            self.database.remove(removed)
             self._parse(present, None)
-            return Refreshed(num_files=len(present), num_parsed=len(present), num_removed=len(gone))
+            return Refreshed(num_files=len(present), num_parsed=len(present), num_removed=len(removed))
 
     def _file_entry(self, path: str) -> FoundFile | None:
         try:

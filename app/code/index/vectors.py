@@ -48,9 +48,9 @@ class VectorIndex:
 
         If the server cannot embed, `problem` is the reason; prompts are then answered without vectors.
         """
-        begun = time.monotonic()
+        started_at = time.monotonic()
         self.problem = ""
-        while time.monotonic() - begun <= limit_s:
+        while time.monotonic() - started_at <= limit_s:
             with self._index.lock:
                 missing = self._missing(_BATCH)
                 texts = [(chunk_id, self._text(path, first, last)) for chunk_id, path, first, last in missing]

@@ -82,11 +82,11 @@ def symbols_of(text: str, language: str) -> list[Symbol]:
     return _scoped(definitions)
 
 
-def _scoped(found: dict[tuple[int, int], tuple[str, str, int, int, str]]) -> list[Symbol]:
+def _scoped(definitions: dict[tuple[int, int], tuple[str, str, int, int, str]]) -> list[Symbol]:
     """Nest definitions by their byte ranges; a function inside a class becomes a method."""
     result: list[Symbol] = []
     stack: list[tuple[int, str, str]] = []
-    for (start, negative_end), (name, kind, line, end_line, signature) in sorted(found.items()):
+    for (start, negative_end), (name, kind, line, end_line, signature) in sorted(definitions.items()):
         while stack and stack[-1][0] <= start:
             stack.pop()
         inside = stack[-1][2] if stack else ""

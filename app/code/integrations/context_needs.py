@@ -83,8 +83,8 @@ def load_for(client: Routes, model: str, title: str, need: ContextNeed) -> int |
     trained = settings.context_train
     if chosen is None and fits and (most := min(fits, trained or fits)) < need.least:
         raise _too_small(client, model, title, need, most, trained)
-    wanted = None if chosen is not None or not fits else min(max(AGENT_CONTEXT, need.least), fits)
-    loaded = client.load(model, LoadRequest(n_ctx=wanted)).n_ctx
+    requested = None if chosen is not None or not fits else min(max(AGENT_CONTEXT, need.least), fits)
+    loaded = client.load(model, LoadRequest(n_ctx=requested)).n_ctx
     if loaded < need.least:
         raise _too_small(client, model, title, need, loaded, trained, chosen)
     return loaded
@@ -125,12 +125,12 @@ def _able(client: Routes, model: str, least: int) -> list[str]:
     rows = [row for row in client.chat_models() if row.id != model and row.origin != REMOTE and not row.demo]
     rows = [row for row in rows if {"chat", "completion"} & set(row.capabilities)]
     rows.sort(key=lambda row: ("tools" not in row.capabilities, row.state != "loaded"))
-    found = []
+    model_ids = []
     for row in rows[:_MOST_MODELS]:
         try:
             report, trained = client.placement(row.id).fit, client.load_settings(row.id).context_train
         except ApiError:
             continue
         if report is not None and min(report.largest_context, trained or report.largest_context) >= least:
-            found.append(row.id)
-    return found
+            model_ids.append(row.id)
+    return model_ids

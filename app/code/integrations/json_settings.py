@@ -50,11 +50,11 @@ def with_settings(path: Path, text: str | None, settings: Settings) -> str:
             if not _put(parsed, keys, value):
                 raise NeedsHand(path, f"{'.'.join(keys[:-1])} is no object", snippet)
         return json.dumps(parsed, indent=_indent(text), ensure_ascii=False) + "\n"
-    wanted = _nested(settings)
-    clash = [key for key in wanted if key in parsed and parsed[key] != wanted[key]]
+    nested = _nested(settings)
+    clash = [key for key in nested if key in parsed and parsed[key] != nested[key]]
     if clash:
         raise NeedsHand(path, f"it has comments and sets {', '.join(clash)} already", snippet)
-    return _inserted(text, {key: value for key, value in wanted.items() if key not in parsed})
+    return _inserted(text, {key: value for key, value in nested.items() if key not in parsed})
 
 
 def without_settings(text: str, settings: Settings, before: str | None) -> str:
@@ -121,10 +121,10 @@ def _outside(text: str) -> Iterator[int]:
 
 
 def _indent(text: str) -> str | int:
-    found = _INDENT.search(text)
-    if found is None:
+    match = _INDENT.search(text)
+    if match is None:
         return 2
-    return "\t" if found.group(1)[0] == "\t" else len(found.group(1))
+    return "\t" if match.group(1)[0] == "\t" else len(match.group(1))
 
 
 def _nested(settings: Settings) -> dict[str, Any]:

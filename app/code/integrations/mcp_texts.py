@@ -47,10 +47,10 @@ class McpProgram:
 
 def _json(*tables: str) -> Callable[[McpCommand], str]:
     def text(command: McpCommand) -> str:
-        found: dict[str, Any] = {command.name: command.entry}
+        table_content: dict[str, Any] = {command.name: command.entry}
         for table in reversed(tables):
-            found = {table: found}
-        return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+            table_content = {table: table_content}
+        return json.dumps(table_content, indent=2, ensure_ascii=False) + "\n"
 
     return text
 

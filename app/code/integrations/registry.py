@@ -88,11 +88,11 @@ def _zed_predictions(endpoint: Endpoint) -> dict[tuple[str, ...], Any]:
 def _zed_predicts(text: str | None) -> bool:
     """Return True if edit predictions already use this server."""
     try:
-        found = parse(text or "{}")
+        settings = parse(text or "{}")
     except ValueError:
         return False
-    ours = found.get("language_models", {}).get("openai_compatible", {}) if isinstance(found, dict) else {}
-    return "Tessera" in ours and isinstance(found.get("edit_predictions", {}).get(_ZED_SERVER), dict)
+    ours = settings.get("language_models", {}).get("openai_compatible", {}) if isinstance(settings, dict) else {}
+    return "Tessera" in ours and isinstance(settings.get("edit_predictions", {}).get(_ZED_SERVER), dict)
 
 
 def _zed_steps(endpoint: Endpoint) -> str:
@@ -212,17 +212,17 @@ def _continue_dev_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
     path = home / ".continue" / "config.yaml"
     before = read_config(path)
     text = without_block(before or _CONTINUE_DEV_NEW)
-    found = _CONTINUE_DEV_MODELS.search(text)
-    if found is None and re.search(r"^models:", text, re.MULTILINE):
+    models = _CONTINUE_DEV_MODELS.search(text)
+    if models is None and re.search(r"^models:", text, re.MULTILINE):
         snippet = "\n".join(_continue_dev_entry(endpoint, "  "))
         raise NeedsHand(path, "its list of models is written on one line", snippet)
-    if found is None or found.group(1):
+    if models is None or models.group(1):
         text = _CONTINUE_DEV_MODELS.sub("", text)
         after = with_block(text, ["models:", *_continue_dev_entry(endpoint, "  ")])
     else:
-        item = re.match(r"\s*?\n([ \t]*)-", text[found.end() :])
+        item = re.match(r"\s*?\n([ \t]*)-", text[models.end() :])
         indent = item.group(1) if item else "  "
-        after = with_block(text, _continue_dev_entry(endpoint, indent), after=text[: found.end()].count("\n") + 1)
+        after = with_block(text, _continue_dev_entry(endpoint, indent), after=text[: models.end()].count("\n") + 1)
     return [FileEdit(path=path, before=before, after=after)]
 
 
@@ -288,12 +288,12 @@ def _vscode_groups(path: Path, text: str | None, ours: dict[str, Any] | None) ->
     """The file's list of groups with or without Tessera's. Raises: NeedsHand: comments, or not a list."""
     snippet = json.dumps([ours] if ours is not None else [], indent=2)
     try:
-        found = parse(text) if text is not None and text.strip() else []
+        groups = parse(text) if text is not None and text.strip() else []
     except ValueError as error:
         raise NeedsHand(path, f"it cannot be read as JSON ({error})", snippet) from error
-    if not isinstance(found, list) or (text is not None and has_extras(text)):
+    if not isinstance(groups, list) or (text is not None and has_extras(text)):
         raise NeedsHand(path, "it holds comments, or no list", snippet)
-    others = [group for group in found if not (isinstance(group, dict) and group.get("name") == _VSCODE_NAME)]
+    others = [group for group in groups if not (isinstance(group, dict) and group.get("name") == _VSCODE_NAME)]
     return json.dumps([*others, *([ours] if ours is not None else [])], indent="\t", ensure_ascii=False) + "\n"
 
 

@@ -78,33 +78,33 @@ def user(text: str) -> tuple[dict[str, Any], ...]:
     return ({"role": "user", "content": text},)
 
 
-def same(given: Any, wanted: Any) -> bool:
-    """Compare values: ignores case and outer spaces, 3 equals 3.0, and a text may contain `wanted`."""
-    if isinstance(wanted, str):
-        return isinstance(given, str) and wanted.strip().casefold() in given.strip().casefold()
-    if isinstance(wanted, Mapping):
-        return isinstance(given, Mapping) and all(k in given and same(given[k], v) for k, v in wanted.items())
-    if isinstance(wanted, list):
+def same(value: Any, expected: Any) -> bool:
+    """Compare values: ignores case and outer spaces, 3 equals 3.0, and a text may contain `expected`."""
+    if isinstance(expected, str):
+        return isinstance(value, str) and expected.strip().casefold() in value.strip().casefold()
+    if isinstance(expected, Mapping):
+        return isinstance(value, Mapping) and all(k in value and same(value[k], v) for k, v in expected.items())
+    if isinstance(expected, list):
         return (
-            isinstance(given, list)
-            and len(given) == len(wanted)
-            and all(same(a, b) for a, b in zip(given, wanted, strict=True))
+            isinstance(value, list)
+            and len(value) == len(expected)
+            and all(same(a, b) for a, b in zip(value, expected, strict=True))
         )
-    return not isinstance(given, bool) and bool(given == wanted)
+    return not isinstance(value, bool) and bool(value == expected)
 
 
-def calls(*wanted: tuple[str, Mapping[str, Any]]) -> Check:
+def calls(*expected: tuple[str, Mapping[str, Any]]) -> Check:
     """Check for exactly these calls, in any order."""
 
-    def check(text: str, made: Calls) -> str | None:
+    def check(text: str, tool_calls: Calls) -> str | None:
         del text
-        left = list(made)
-        for name, arguments in wanted:
-            found = next((c for c in left if c[0] == name and same(c[1], arguments)), None)
-            if found is None:
-                return f"no call {name}({dict(arguments)}); made: {[(n, dict(a)) for n, a in made]}"
-            left.remove(found)
-        return f"needless calls: {[(n, dict(a)) for n, a in left]}" if left else None
+        unmatched = list(tool_calls)
+        for name, arguments in expected:
+            match = next((c for c in unmatched if c[0] == name and same(c[1], arguments)), None)
+            if match is None:
+                return f"no call {name}({dict(arguments)}); made: {[(n, dict(a)) for n, a in tool_calls]}"
+            unmatched.remove(match)
+        return f"needless calls: {[(n, dict(a)) for n, a in unmatched]}" if unmatched else None
 
     return check
 
@@ -112,9 +112,9 @@ def calls(*wanted: tuple[str, Mapping[str, Any]]) -> Check:
 def no_call(*words: str) -> Check:
     """Check for a text response without any call, which contains one of `words` if some are given."""
 
-    def check(text: str, made: Calls) -> str | None:
-        if made:
-            return f"called {[name for name, _ in made]} where none was needed"
+    def check(text: str, tool_calls: Calls) -> str | None:
+        if tool_calls:
+            return f"called {[name for name, _ in tool_calls]} where none was needed"
         if not text.strip():
             return "the answer is empty"
         if words and not any(word.casefold() in text.casefold() for word in words):

@@ -108,21 +108,21 @@ def template_has_tools(client: Client, model: str) -> bool:
 
 def run_case(client: Client, model: str, case: Case) -> CaseResult:
     """Send one request and check the response."""
-    begun = time.monotonic()
-    asked = {"temperature": 0, "max_tokens": MAX_TOKENS, "loop_guard": True, "deterministic": True}
-    options: dict[str, Any] = {**asked, **case.options}
+    started_at = time.monotonic()
+    defaults = {"temperature": 0, "max_tokens": MAX_TOKENS, "loop_guard": True, "deterministic": True}
+    options: dict[str, Any] = {**defaults, **case.options}
     try:
         turn = ServerModel(client, model, options).turn(list(case.messages), list(case.tools))
         reason = checked(case, turn.text, turn.calls)
     except ApiError as error:
         reason = f"{error.code}: {error.message}"
-    return CaseResult(case.name, case.category, reason is None, time.monotonic() - begun, reason)
+    return CaseResult(case.name, case.category, reason is None, time.monotonic() - started_at, reason)
 
 
-def checked(case: Case, text: str, made: Iterable[ToolCall]) -> str | None:
+def checked(case: Case, text: str, tool_calls: Iterable[ToolCall]) -> str | None:
     """Reason why a response with these calls is wrong, or None."""
     calls = []
-    for call in made:
+    for call in tool_calls:
         try:
             calls.append((call.name, decode_arguments(call.name, call.arguments)))
         except ToolRefused as error:

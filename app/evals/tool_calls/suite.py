@@ -42,8 +42,8 @@ def _filler(num_words: int) -> str:
     return " ".join(words[(i * 7) % len(words)] for i in range(num_words))
 
 
-def _schema_check(text: str, made: Calls) -> str | None:
-    if made:
+def _schema_check(text: str, tool_calls: Calls) -> str | None:
+    if tool_calls:
         return "called a tool where JSON was asked for"
     try:
         value = json.loads(text)

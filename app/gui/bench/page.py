@@ -196,8 +196,8 @@ class BenchPage(Page):
         self.model.clear()
         for title, what in offered:
             self.model.addItem(title, what)
-        found = self.model.findData(chosen)
-        self.model.setCurrentIndex(max(found, 0))
+        index = self.model.findData(chosen)
+        self.model.setCurrentIndex(max(index, 0))
         self.model.blockSignals(False)
         self._on_model()
 
@@ -284,15 +284,15 @@ class BenchPage(Page):
         return kind(model=name, lengths=tuple(lengths))
 
     def _measure(self) -> None:
-        found = self._request(BenchRequest)
-        if found is not None:
-            request = msgspec.structs.replace(found, repeats=self.repeats.value())
+        base = self._request(BenchRequest)
+        if base is not None:
+            request = msgspec.structs.replace(base, repeats=self.repeats.value())
             self._begin(lambda: self._services.api.bench(request))
 
     def _tune(self, goal: Goal) -> None:
-        found = self._request(TuneRequest)
-        if found is not None:
-            request = msgspec.structs.replace(found, goal=goal)
+        base = self._request(TuneRequest)
+        if base is not None:
+            request = msgspec.structs.replace(base, goal=goal)
             self._begin(lambda: self._services.api.autotune(request))
 
     def _begin(self, start: Callable[[], Job]) -> None:
@@ -338,9 +338,9 @@ class BenchPage(Page):
         self._on_model()
         if job.state == "failed" and job.error is not None:
             self.banner.notify(failure_of(job), "bad")
-        found = result_of(job, Measured)
-        if found is not None and found.reports:
-            self.banner.notify("\n".join(map(self._tuned, found.reports)), "ok")
+        outcome = result_of(job, Measured)
+        if outcome is not None and outcome.reports:
+            self.banner.notify("\n".join(map(self._tuned, outcome.reports)), "ok")
 
         def show(answer: BenchResults) -> None:
             self._show_results(answer)
@@ -404,8 +404,8 @@ class BenchPage(Page):
         """Select the newest result of the chosen model or shape."""
         kind, name = self._subject
         start = f"{name} " if kind == "shape" else None  # its quantization follows
-        found = (r.model.startswith(start) if start else r.model == name for r in self._results)
-        newest = next((line for line, fits in enumerate(found) if fits), None)
+        matches = (r.model.startswith(start) if start else r.model == name for r in self._results)
+        newest = next((line for line, fits in enumerate(matches) if fits), None)
         if newest is None:
             self.table.clearSelection()
         else:
@@ -426,8 +426,8 @@ class BenchPage(Page):
         self._speeds.setVisible(drawn)
         for plot in (self.decode, self.prefill):
             plot.show_results(shown)
-        for made in (self.image, self.csv, self.json):
-            made.setEnabled(bool(self.selected))
+        for control in (self.image, self.csv, self.json):
+            control.setEnabled(bool(self.selected))
 
     def _name(self, result: BenchResult) -> str:
         return f"{result.model}, {result.threads} ({formatted.moment(result.started_at)})"

@@ -154,18 +154,18 @@ class BusyPlot(_Titled):
         chart = self.chart
         chart.clear()
         chart.points = []
-        found: dict[str, list[tuple[float, float]]] = {}
+        series: dict[str, list[tuple[float, float]]] = {}
         newest = self._samples[-1].at if self._samples else 0.0
         for sample in self._samples:
             at = sample.at - newest
-            found.setdefault(self.tr("Processor"), []).append((at, 100 * sample.cpu_frac))
+            series.setdefault(self.tr("Processor"), []).append((at, 100 * sample.cpu_frac))
             for device in sample.devices:
                 if device.busy_frac is not None:
                     name = f"{device.kind.upper()} {device.device}"
-                    found.setdefault(name, []).append((at, 100 * device.busy_frac))
+                    series.setdefault(name, []).append((at, 100 * device.busy_frac))
         entries = []
         text = self.tr("{name}, {n} s ago: {busy} %")
-        for number, (name, points) in enumerate(found.items()):
+        for number, (name, points) in enumerate(series.items()):
             colour = chart.series_colour(number)
             chart.line([x for x, _ in points], [y for _, y in points], colour)
             chart.points += [
@@ -173,7 +173,7 @@ class BusyPlot(_Titled):
             ]
             entries.append((name, colour))
         self.key.show_names(entries)
-        self.series = {name: [y for _, y in points] for name, points in found.items()}
+        self.series = {name: [y for _, y in points] for name, points in series.items()}
 
 
 def plots_image(widgets: Sequence[QWidget]) -> QPixmap:
@@ -181,13 +181,13 @@ def plots_image(widgets: Sequence[QWidget]) -> QPixmap:
     ratio = widgets[0].devicePixelRatioF()
     width = max(w.width() for w in widgets)
     height = sum(w.height() for w in widgets)
-    made = QPixmap(round(width * ratio), round(height * ratio))
-    made.setDevicePixelRatio(ratio)
-    made.fill()
-    painter = QPainter(made)
+    pixmap = QPixmap(round(width * ratio), round(height * ratio))
+    pixmap.setDevicePixelRatio(ratio)
+    pixmap.fill()
+    painter = QPainter(pixmap)
     top = 0
     for widget in widgets:
         painter.drawPixmap(0, top, widget.grab())
         top += widget.height()
     painter.end()
-    return made
+    return pixmap

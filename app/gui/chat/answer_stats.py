@@ -65,14 +65,14 @@ def _energy(timings: Timings) -> list[str]:
 
 def runaway_words(message: Message) -> str:
     """Why the loop guard stopped this response, or ""."""
-    found = message.facts.runaway
-    if found is None:
+    loop = message.facts.runaway
+    if loop is None:
         return ""
-    if found.kind == "noise":
+    if loop.kind == "noise":
         return _tr("Stopped: the answer became random text. A lower temperature helps.")
-    passage = found.passage
+    passage = loop.passage
     shown = passage if len(passage) <= _SHOWN_PASSAGE else passage[:_SHOWN_PASSAGE] + "…"
-    times = number(found.times)
+    times = number(loop.times)
     return _tr("Stopped: the answer repeated the same text {n} times (“{passage}”).").format(n=times, passage=shown)
 
 

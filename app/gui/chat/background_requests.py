@@ -54,7 +54,7 @@ class _Aside(QObject):
         api = self._services.api
 
         def work() -> tuple[ChatResponse, float]:
-            whole, begun = ChatResponse(), time.monotonic()
+            whole, started_at = ChatResponse(), time.monotonic()
             stream = api.answer({**body, "priority": "side"})
             watch = threading.Timer(limit_s, stream.close)
             watch.start()
@@ -66,7 +66,7 @@ class _Aside(QObject):
             finally:
                 watch.cancel()
                 stream.close()
-            return whole, time.monotonic() - begun
+            return whole, time.monotonic() - started_at
 
         def on_answer(result: tuple[ChatResponse, float]) -> None:
             if not cancelled.is_set():
@@ -113,9 +113,9 @@ class Titles(_Aside):
         chat, path = self._controller.conversation, self._controller.tree.path()
         if self._controller.busy or not self._is_needed():
             return
-        asked = [*path, Message(0, chat.id, None, "user", _TITLE)]
+        messages = [*path, Message(0, chat.id, None, "user", _TITLE)]
         sees = self._services.models.sees(chat.model)
-        body = branch_body(chat.model, asked, system_prompt=chat.system_prompt, sees=sees)
+        body = branch_body(chat.model, messages, system_prompt=chat.system_prompt, sees=sees)
         body |= {"max_tokens": _TITLE_TOKENS, "temperature": 0, "reasoning_effort": "none"}
         self._request(body, 60.0, lambda whole, _: self._set_title(chat, whole.content))
 
@@ -190,9 +190,9 @@ class PromptPrefill(_Aside):
             return
         # The last word may be incomplete. Prefill it after the next space.
         words = draft[: draft.rfind(" ") + 1] if " " in draft else ""
-        asked = [*what.messages, Message(0, chat.id, None, "user", words or " ")]
+        messages = [*what.messages, Message(0, chat.id, None, "user", words or " ")]
         sees = self._services.models.sees(chat.model)
-        body = branch_body(chat.model, asked, system_prompt=prompt, sampling=chat.sampling, sees=sees)
+        body = branch_body(chat.model, messages, system_prompt=prompt, sampling=chat.sampling, sees=sees)
         body |= {"max_tokens": 1}
         self._read = words
 

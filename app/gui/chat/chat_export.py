@@ -114,9 +114,9 @@ def to_html(chat: Conversation, rows: Sequence[Message]) -> str:
     """The visible branch as a web page. It loads nothing: raw HTML stays text, and images become their address."""
     from markdown_it import MarkdownIt
 
-    made = MarkdownIt("commonmark", {"html": False, "maxNesting": 20}).enable(["table", "strikethrough"])
-    made.add_render_rule("image", _image_as_text)
-    return _PAGE.format(title=html.escape(chat.title), body=made.render(to_markdown(chat, rows)))
+    markdown = MarkdownIt("commonmark", {"html": False, "maxNesting": 20}).enable(["table", "strikethrough"])
+    markdown.add_render_rule("image", _image_as_text)
+    return _PAGE.format(title=html.escape(chat.title), body=markdown.render(to_markdown(chat, rows)))
 
 
 def _image_as_text(_renderer: Any, tokens: Any, place: int, _options: Any, _env: Any) -> str:
@@ -134,11 +134,11 @@ def read_export(path: Path) -> Any:
     return document if ours else read_chats(path, document)
 
 
-def import_chats(connection: apsw.Connection, found: Any, progress: Progress = unseen) -> list[int]:
+def import_chats(connection: apsw.Connection, content: Any, progress: Progress = unseen) -> list[int]:
     """Add the chats that `read_export` returned, all or none. Returns their ids. Raises: ImportFailed."""
-    if isinstance(found, list) and all(isinstance(chat, Chat) for chat in found):
-        return add_chats(connection, found, progress)
-    return import_document(connection, found, progress)
+    if isinstance(content, list) and all(isinstance(chat, Chat) for chat in content):
+        return add_chats(connection, content, progress)
+    return import_document(connection, content, progress)
 
 
 def import_document(connection: apsw.Connection, document: Any, progress: Progress = unseen) -> list[int]:
@@ -189,7 +189,7 @@ def _import_chat(connection: apsw.Connection, chat: Any) -> int:
     if not isinstance(chat, dict) or not isinstance(chat.get("messages"), list):
         raise ImportFailed("a conversation has no list of messages")
     sampling = chat.get("sampling")
-    made = conversations.create(
+    created = conversations.create(
         connection,
         title=_text(chat, "title"),
         model=_text(chat, "model"),
@@ -207,7 +207,7 @@ def _import_chat(connection: apsw.Connection, chat: Any) -> int:
         status = row.get("status")
         written = messages.add(
             connection,
-            made.id,
+            created.id,
             None if parent is None else ids[parent],
             row["role"],
             _text(row, "content"),
@@ -220,8 +220,8 @@ def _import_chat(connection: apsw.Connection, chat: Any) -> int:
         )
         ids[row.get("id")] = written.id
     if chat.get("leaf") in ids:
-        conversations.update(connection, made.id, leaf_id=ids[chat["leaf"]])
-    return made.id
+        conversations.update(connection, created.id, leaf_id=ids[chat["leaf"]])
+    return created.id
 
 
 def _attachment(item: Any) -> Attachment:

@@ -156,7 +156,7 @@ class HitRows(QStyledItemDelegate):
 
     def _paint_excerpt(self, painter: QPainter, at: QRect, marked: str) -> None:
         tokens = self._theme.tokens
-        text, found = "", []
+        text, ranges = "", []
         for number, part in enumerate(marked.replace("\x03", "\x02").split("\x02")):
             if number % 2:
                 strong = QTextCharFormat()
@@ -164,10 +164,10 @@ class HitRows(QStyledItemDelegate):
                 strong.setForeground(tokens.colour("link"))
                 chunk = QTextLayout.FormatRange()
                 chunk.start, chunk.length, chunk.format = len(text), len(part), strong
-                found.append(chunk)
+                ranges.append(chunk)
             text += part
         layout = QTextLayout(text, self._theme.font("small"))
-        layout.setFormats(found)
+        layout.setFormats(ranges)
         layout.beginLayout()
         top = 0.0
         for _ in range(2):

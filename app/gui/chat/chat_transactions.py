@@ -66,7 +66,7 @@ def answer_again(connection: apsw.Connection, conversation: Conversation, questi
 def fork(connection: apsw.Connection, source: Conversation, path: Sequence[Message]) -> Conversation:
     """Create a conversation from copies of these messages. The source stays unchanged."""
     with connection:
-        made = conversations.create(
+        copy = conversations.create(
             connection,
             title=source.title,
             model=source.model,
@@ -79,7 +79,7 @@ def fork(connection: apsw.Connection, source: Conversation, path: Sequence[Messa
         for message in path:
             written = messages.add(
                 connection,
-                made.id,
+                copy.id,
                 parent,
                 message.role,
                 message.content,
@@ -90,7 +90,7 @@ def fork(connection: apsw.Connection, source: Conversation, path: Sequence[Messa
                 attachments=message.attachments,
             )
             parent = written.id
-    return made
+    return copy
 
 
 def title_of(text: str, attachments: Sequence[Attachment] = ()) -> str:

@@ -232,12 +232,12 @@ class MessageItems:
     def keys(self) -> list[int]:
         """Keys of the transcript items: message ids, and negated ids of summaries, with originals if expanded."""
         path = self._controller.tree.path()
-        found = [message.id for message in path]
+        keys = [message.id for message in path]
         for fold in in_force(path, self._controller.compactor.folds):
             ids = [message.id for message in inside(path, fold)]
-            at = found.index(ids[0])
-            found[at : at + len(ids)] = [-fold.id, *(ids if fold.id in self._expanded else ())]
-        return found
+            at = keys.index(ids[0])
+            keys[at : at + len(ids)] = [-fold.id, *(ids if fold.id in self._expanded else ())]
+        return keys
 
     def expand(self, message_id: int) -> None:
         """Expand the summary that contains this message, if any."""
@@ -254,18 +254,18 @@ class MessageItems:
         chat = self._controller
         fold = next(fold for fold in chat.compactor.folds if fold.id == fold_id)
         count = len(inside(chat.tree.path(), fold))
-        made = FoldItem(self._services.theme, fold, count, expanded=fold_id in self._expanded)
+        item = FoldItem(self._services.theme, fold, count, expanded=fold_id in self._expanded)
 
         def show(number: int, shown: bool) -> None:
             self._expanded = self._expanded | {number} if shown else self._expanded - {number}
             chat.compactor.changed.emit()
             self._scroll_to(-number)
 
-        made.shown.connect(show)
-        made.opened.connect(lambda number, on: chat.compactor.set_opened(number, opened=on))
-        made.rewritten.connect(chat.compactor.rewrite)
-        made.undone.connect(chat.compactor.undo)
-        return made
+        item.shown.connect(show)
+        item.opened.connect(lambda number, on: chat.compactor.set_opened(number, opened=on))
+        item.rewritten.connect(chat.compactor.rewrite)
+        item.undone.connect(chat.compactor.undo)
+        return item
 
     def _item(self, message_id: int) -> ColumnItem:
         chat = self._controller
@@ -275,15 +275,15 @@ class MessageItems:
         if not pair:
             return self._message(message_id, chat.tree.siblings(message_id))
         second = self._services.models.get(chat.second_model)
-        made = PairWidget(
+        widget = PairWidget(
             self._services.theme,
             [self._message(answer, [answer], narrow=True) for answer in pair],
             second.title if second else chat.second_model,
             message_id,
             busy=chat.busy,
         )
-        made.picked.connect(chat.switch_branch)
-        return made
+        widget.picked.connect(chat.switch_branch)
+        return widget
 
     def _message(self, message_id: int, siblings: list[int], *, narrow: bool = False) -> MessageWidget:
         chat = self._controller
@@ -291,7 +291,7 @@ class MessageItems:
         if message_id == chat.answering_id and chat.partial is not None:
             message = chat.partial
         choice = self._services.models.get(message.model)
-        made = MessageWidget(
+        widget = MessageWidget(
             self._services.theme,
             message,
             siblings,
@@ -303,15 +303,15 @@ class MessageItems:
         )
         grounds = message.facts.grounds
         if grounds is not None:
-            made.add_below_text(GroundsCard(self._services, grounds, message.content))
+            widget.add_below_text(GroundsCard(self._services, grounds, message.content))
         if message.facts.memories:
-            made.add_below_text(UsedMemory(self._services, message.facts.memories))
+            widget.add_below_text(UsedMemory(self._services, message.facts.memories))
         if message.facts.sources:
-            made.add_below_text(SourcesCard(message.facts.sources))
+            widget.add_below_text(SourcesCard(message.facts.sources))
         if message_id == chat.answering_id or message.status == "streaming":
-            made.show_phase(*chat.phase)
-        self._actions.follow(made)
-        return made
+            widget.show_phase(*chat.phase)
+        self._actions.follow(widget)
+        return widget
 
 
 _MAX_HEIGHT = 260
@@ -401,9 +401,9 @@ class PairWidget(ColumnItem):
         layout.activate()
         margins = layout.contentsMargins()
         foot = 0
-        for made in self._feet:
-            made.ensurePolished()  # otherwise the button's size hint is not known yet
-            foot = max(foot, made.sizeHint().height())
+        for control in self._feet:
+            control.ensurePolished()  # otherwise the button's size hint is not known yet
+            foot = max(foot, control.sizeHint().height())
         return tallest + foot + 2 * self._gap + margins.top() + margins.bottom()
 
     def _framed(self, pane: MessageWidget, chosen_id: int, *, busy: bool) -> QFrame:

@@ -102,8 +102,8 @@ class Compactor(QObject):
     def fold_now(self, then: Callable[[], object] | None = None, limit: float = 1 - _ANSWER) -> None:
         """Summarize until a response fits into the context. `then` is called on success and on failure."""
 
-        def done(made: int) -> None:
-            if made:
+        def done(count: int) -> None:
+            if count:
                 words = self.tr(
                     "The older part of this chat was summarized. Open a summary to see the original messages."
                 )
@@ -149,9 +149,9 @@ class Compactor(QObject):
             function(connection, *arguments)
             return folds_table.of_conversation(connection, number)
 
-        def show(found: list[Summary]) -> None:
+        def show(summaries: list[Summary]) -> None:
             if self._chat.id == number:
-                self.folds = found
+                self.folds = summaries
                 self.changed.emit()
 
         def failed(error: Exception) -> None:
@@ -166,8 +166,8 @@ class Compactor(QObject):
         return choice.n_ctx if choice else 0
 
     def _in_idle_time(self) -> None:
-        def done(made: int) -> None:
-            if made:
+        def done(count: int) -> None:
+            if count:
                 self._warm()
 
         self._run("side", FOLD_AT, done, lambda _: None)
@@ -227,9 +227,9 @@ class Compactor(QObject):
             self._counts[model, text] = count
         return count
 
-    def _on_saved(self, number: int, found: list[Summary]) -> None:
+    def _on_saved(self, number: int, summaries: list[Summary]) -> None:
         if number == self._chat.id:
-            self.folds = found
+            self.folds = summaries
             self.changed.emit()
 
     def _warm(self) -> None:

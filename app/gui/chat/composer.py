@@ -276,10 +276,10 @@ class Composer(QFrame):
         text = self.text.strip()
         if not (text or self.attachments) or not (self._queues or self._free):
             return
-        given = tuple(self.attachments)
+        attachments = tuple(self.attachments)
         self.message_taken.emit()
         self.clear()
-        self.submit(text, given)
+        self.submit(text, attachments)
 
     def submit(self, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
         """Send this message, or let it wait until a model is available and no response is being generated."""
@@ -302,7 +302,7 @@ class Composer(QFrame):
             waiting, self._queue = self._queue, []
             texts = [text for text, _ in waiting if text] + ([self.text] if self.text else [])
             self._show_waiting()
-            self.set_draft("\n\n".join(texts), [item for _, given in waiting for item in given] + self.attachments)
+            self.set_draft("\n\n".join(texts), [item for _, items in waiting for item in items] + self.attachments)
 
     @property
     def _free(self) -> bool:

@@ -105,7 +105,7 @@ class ChatController(QObject):
         """Responses to show side by side, first model first. Empty if there is no pair."""
         if not self.second_model:
             return []
-        return pair_of(self.tree, message_id, self.second_model, wanted=self._second_wanted)
+        return pair_of(self.tree, message_id, self.second_model, has_second=self._second_wanted)
 
     @property
     def _store(self) -> Store:
@@ -115,9 +115,9 @@ class ChatController(QObject):
     def _leave(self, conversation_id: int) -> None:
         """Stop, as another conversation will be shown. A temporary one that is left is deleted."""
         self.stop()
-        left = self.conversation.id
-        if left >= TEMPORARY and left != conversation_id:
-            self._watch(self._store.submit(conversations.remove, left))
+        previous_id = self.conversation.id
+        if previous_id >= TEMPORARY and previous_id != conversation_id:
+            self._watch(self._store.submit(conversations.remove, previous_id))
 
     def new(self, conversation: Conversation) -> None:
         """Show an empty conversation. It is saved with its first message."""
@@ -168,9 +168,9 @@ class ChatController(QObject):
         if self.busy:
             return
         self.tree.switch(message_id)
-        asked = [message for message in self.tree.path() if pictures(message)]
+        with_images = [message for message in self.tree.path() if pictures(message)]
         question = self.tree[message_id].parent_id
-        for message in [message for message in asked if message.id == question] or asked:
+        for message in [message for message in with_images if message.id == question] or with_images:
             self._write(replace(message, facts=message.facts.updated(AnswerFacts(pictures_left_out=True))))
         self.regenerate(message_id)
 
@@ -272,10 +272,10 @@ class ChatController(QObject):
             self.conversation_changed.emit(self.conversation)
         self._generate(turn.answer.id, ChatResponse(), continue_last=False)
 
-    def _on_not_saved(self, error: Exception, text: str = "", given: tuple[Attachment, ...] = ()) -> None:
+    def _on_not_saved(self, error: Exception, text: str = "", attachments: tuple[Attachment, ...] = ()) -> None:
         self._starting = False
         self.busy_changed.emit(False)
-        self.save_failed.emit(text, given, error_message(error))
+        self.save_failed.emit(text, attachments, error_message(error))
 
     def _generate(self, message_id: int, answer: ChatResponse, *, continue_last: bool) -> None:
         """Request a response after the enabled tools have started."""
@@ -331,8 +331,8 @@ class ChatController(QObject):
             sources = self._sources(message_id, answer.content)
             remembered = tuple(memory.text for memory in self.tools.recalled)
             facts = facts.updated(AnswerFacts(sources=sources, memories=remembered))
-        text, thought = answer.content, answer.reasoning
-        message = replace(self.tree[message_id], content=text, reasoning=thought, status=status, facts=facts)
+        text, reasoning = answer.content, answer.reasoning
+        message = replace(self.tree[message_id], content=text, reasoning=reasoning, status=status, facts=facts)
         self._write(message)
         if status == "stopped" and answer.content:
             self._count(message, answer)
@@ -370,15 +370,15 @@ class ChatController(QObject):
 
     def _sources(self, message_id: int, text: str) -> tuple[WebSource, ...]:
         """Pages of the web that the tools found for this response."""
-        found: list[WebSource] = []
+        sources: list[WebSource] = []
         for message in self.tree.path():
             if message.role == "user":
-                found = []
+                sources = []
             elif message.role == "tool":
-                found += message.facts.sources
+                sources += message.facts.sources
             elif message.id == message_id:
                 break
-        return sources_of(found, text)
+        return sources_of(sources, text)
 
     def _write(self, message: Message) -> None:
         """Save the final state of a response."""
@@ -410,7 +410,7 @@ class ChatController(QObject):
     def _request_second(self, message_id: int) -> None:
         """Request the second model's response, after the first, so that both show their own speed."""
         self._set_starting()
-        asked = replace(self.conversation, model=self.second_model)
+        conversation = replace(self.conversation, model=self.second_model)
 
         def begin(turn: chat_transactions.Turn) -> None:
             self._second_wanted = False
@@ -419,7 +419,7 @@ class ChatController(QObject):
 
         question_id = self.tree[message_id].parent_id
         assert question_id is not None  # a response has a parent
-        future = self._store.submit(chat_transactions.answer_again, asked, question_id)
+        future = self._store.submit(chat_transactions.answer_again, conversation, question_id)
         self._watch(future, begin, self._on_not_saved)
 
     def _model_of(self, message_id: int) -> str:

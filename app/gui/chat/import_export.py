@@ -86,9 +86,9 @@ class ChatImportExport(QObject):
         """Export all chats, or those with these ids."""
         from app.gui.chat.chat_export import every_chat, write_archive
 
-        def write(found: list[tuple[Conversation, list[Message]]]) -> None:
+        def write(chats: list[tuple[Conversation, list[Message]]]) -> None:
             self._services.background.run(
-                lambda: write_archive(path, found), lambda _: self.exported.emit(str(path)), self._fail, self
+                lambda: write_archive(path, chats), lambda _: self.exported.emit(str(path)), self._fail, self
             )
 
         self._services.background.watch(self._services.store.submit(every_chat, only), write, self._fail, self)
@@ -108,8 +108,8 @@ class ChatImportExport(QObject):
             if done % _SHOWN_EVERY == 0:
                 self.importing.emit(done, total)
 
-        def add(found: object) -> None:
-            future = self._services.store.submit(import_chats, found, progress)
+        def add(content: object) -> None:
+            future = self._services.store.submit(import_chats, content, progress)
             self._services.background.watch(future, self.imported.emit, self._fail, self)
 
         self.importing.emit(0, 0)

@@ -78,8 +78,8 @@ class MemoryDialog(QDialog):
         column.addStretch(1)
         self.export_button = button(self.tr("Export…"), self._choose_file)
         self.close_button = button(self.tr("Done"), self.accept)
-        for made in (self.export_button, self.close_button):
-            made.setAutoDefault(False)
+        for control in (self.export_button, self.close_button):
+            control.setAutoDefault(False)
         self.setLayout(
             stack(
                 label(note, "small", wrap=True),
@@ -100,8 +100,8 @@ class MemoryDialog(QDialog):
         def read(connection: Any) -> tuple[list[Memory], list[Folder]]:
             return memories.memories(connection), conversations.folders(connection)
 
-        def show(found: tuple[list[Memory], list[Folder]]) -> None:
-            self._found, self._folders = found
+        def show(loaded: tuple[list[Memory], list[Folder]]) -> None:
+            self._found, self._folders = loaded
             when_released(self, self._show)
 
         self._watch(read, show)
@@ -109,14 +109,14 @@ class MemoryDialog(QDialog):
     def _show(self) -> None:
         clear(self._rows)
         words = self.search.text().casefold().split()
-        found = [memory for memory in self._found if all(word in memory.text.casefold() for word in words)]
-        for memory in found[:_MAX_ROWS]:
+        matches = [memory for memory in self._found if all(word in memory.text.casefold() for word in words)]
+        for memory in matches[:_MAX_ROWS]:
             self._rows.addWidget(self._row(memory))
-        if not found:
+        if not matches:
             nothing = self.tr("Nothing is remembered yet.") if not self._found else self.tr("Nothing found.")
             self._rows.addWidget(label(nothing, "muted", wrap=True))
-        if len(found) > _MAX_ROWS:
-            more = self.tr("{n} more: search for them").format(n=len(found) - _MAX_ROWS)
+        if len(matches) > _MAX_ROWS:
+            more = self.tr("{n} more: search for them").format(n=len(matches) - _MAX_ROWS)
             self._rows.addWidget(label(more, "small"))
 
     def _row(self, memory: Memory) -> QWidget:
@@ -165,8 +165,8 @@ class MemoryDialog(QDialog):
 
         self._do(memories.remove_memory, memory.id)
         self.banner.notify(self.tr("The fact was deleted."), "info", (self.tr("Undo"), undo))
-        for made in self.banner.findChildren(QPushButton):
-            made.setAutoDefault(False)  # Enter in a field must not press it
+        for control in self.banner.findChildren(QPushButton):
+            control.setAutoDefault(False)  # Enter in a field must not press it
 
     def _choose_file(self) -> None:
         dialog = QFileDialog(self, self.tr("Export the memory"), str(Path.home() / "tessera-memory.json"))

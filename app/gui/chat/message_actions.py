@@ -69,9 +69,9 @@ class MessageActions(QObject):
 
     def edit_last(self) -> None:
         """Edit the user's last message."""
-        asked = [message for message in self._controller.tree.path() if message.role == "user"]
-        if asked and not self._controller.busy:
-            self.edit_wanted.emit(asked[-1].id)
+        questions = [message for message in self._controller.tree.path() if message.role == "user"]
+        if questions and not self._controller.busy:
+            self.edit_wanted.emit(questions[-1].id)
 
     def copy_last(self) -> None:
         """Copy the last answer."""
@@ -153,32 +153,32 @@ class WrongAnswersNotice(QObject):
 
     def _show(self, state: CanaryState) -> None:
         answer = next(reversed(self._controller.tree.path()), None)
-        for found in reversed(state.found):
-            if answer is not None and _concerns(found, answer):
+        for wrong in reversed(state.found):
+            if answer is not None and _concerns(wrong, answer):
                 if not self._controller.busy and not self._banner.isVisible():
-                    self._named.add(found.found_at)
+                    self._named.add(wrong.found_at)
                     words = self.tr("This answer may be wrong: {what} gave other results than the processor.")
                     again = (self.tr("Answer again"), self._answer_again)
-                    self._banner.notify(words.format(what=self._what(found)), "warn", again)
+                    self._banner.notify(words.format(what=self._what(wrong)), "warn", again)
                 return
-        for found in state.found:
-            if found.found_at > self._begun_s and found.found_at not in self._named:
-                self._named.add(found.found_at)
+        for wrong in state.found:
+            if wrong.found_at > self._begun_s and wrong.found_at not in self._named:
+                self._named.add(wrong.found_at)
                 words = self.tr(
                     "Answers of {model} since {time} may be wrong: {what} gave other results than the processor. "
                     "Open their chats to answer again."
                 )
                 since = QLocale().toString(
-                    QDateTime.fromSecsSinceEpoch(int(found.since)).time(), QLocale.FormatType.ShortFormat
+                    QDateTime.fromSecsSinceEpoch(int(wrong.since)).time(), QLocale.FormatType.ShortFormat
                 )
-                model = self._services.models.title(found.model)
-                self._banner.notify(words.format(model=model, time=since, what=self._what(found)), "warn")
+                model = self._services.models.title(wrong.model)
+                self._banner.notify(words.format(model=model, time=since, what=self._what(wrong)), "warn")
 
-    def _what(self, found: WrongAnswers) -> str:
-        return ", ".join(found.devices) or self.tr("one of Tessera's kernels")
+    def _what(self, wrong: WrongAnswers) -> str:
+        return ", ".join(wrong.devices) or self.tr("one of Tessera's kernels")
 
 
-def _concerns(found: WrongAnswers, answer: Message) -> bool:
+def _concerns(wrong: WrongAnswers, answer: Message) -> bool:
     """Whether the wrong device may have given this answer."""
     is_complete = answer.role == "assistant" and answer.status in {"complete", "stopped"}
-    return is_complete and answer.model == found.model and found.since <= answer.created_s <= found.found_at
+    return is_complete and answer.model == wrong.model and wrong.since <= answer.created_s <= wrong.found_at

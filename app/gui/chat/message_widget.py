@@ -44,10 +44,10 @@ def _as_code(content: str) -> str:
     if not text.startswith(("{", "[")) or "```" in text:
         return content
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except (ValueError, RecursionError):
         return content
-    return f"```json\n{text}\n```" if isinstance(found, dict | list) and found else content
+    return f"```json\n{text}\n```" if isinstance(parsed, dict | list) and parsed else content
 
 
 class MessageWidget(ColumnItem):
@@ -211,11 +211,11 @@ class MessageWidget(ColumnItem):
 
         def show(*, opened: bool) -> None:
             self._body.set_plain(content[:_UNFOLDED] if opened else folded(content))
-            left = len(content) - _UNFOLDED
+            hidden_chars = len(content) - _UNFOLDED
             words = self.tr("Show less") if opened else self.tr("Show more")
-            if opened and left > 0:
+            if opened and hidden_chars > 0:
                 words += " · " + self.tr("{n} more characters are not shown; Copy takes all").format(
-                    n=formatted.whole(left)
+                    n=formatted.whole(hidden_chars)
                 )
             more.setText(words)
             self.height_changed.emit()
@@ -435,6 +435,6 @@ class MessageWidget(ColumnItem):
         return tool
 
     def _tool(self, icon: str, words: str, on_click: object) -> IconButton:
-        made = IconButton(self._theme, icon, words, on_click, size=16)  # type: ignore[arg-type]  # a callable
-        made.setCursor(Qt.CursorShape.PointingHandCursor)
-        return made
+        control = IconButton(self._theme, icon, words, on_click, size=16)  # type: ignore[arg-type]  # a callable
+        control.setCursor(Qt.CursorShape.PointingHandCursor)
+        return control

@@ -97,17 +97,17 @@ class ModelBar(QWidget):
 
     def _show_second(self, current: str) -> None:
         others = [choice for choice in self._offered(current) if choice.id != current]
-        wanted = self.second.currentData()
+        previous = self.second.currentData()
         self.second.clear()
         for choice in others:
             self.second.addItem(choice.title, choice.id)
-        self.second.setCurrentIndex(max(self.second.findData(wanted), 0) if others else -1)
+        self.second.setCurrentIndex(max(self.second.findData(previous), 0) if others else -1)
         self.compare.setEnabled(bool(others))
         words = self.tr("Compare with a second model")
         self.compare.setToolTip(words if others else self.tr("A second model is needed to compare"))
         if not others:
             self.compare.setChecked(False)
-        elif self.compare.isChecked() and self.second.currentData() != wanted:
+        elif self.compare.isChecked() and self.second.currentData() != previous:
             self.second_chosen.emit(str(self.second.currentData()))
 
     def _on_compare(self, checked: bool) -> None:
@@ -174,9 +174,9 @@ class ModelPicker(QObject):
                 return None
             return answer.loaded or answer.placement
 
-        def show(found: Placement | None) -> None:
-            if found is not None:
-                self._placements[model] = found
+        def show(placement: Placement | None) -> None:
+            if placement is not None:
+                self._placements[model] = placement
                 self._show()
 
         self._services.background.run(ask, show, lambda _: None, self)

@@ -325,21 +325,21 @@ class OutputOptions(QWidget):
     @property
     def own(self) -> dict[str, object]:
         """The set fields, in request form. A schema that is not a JSON object is omitted."""
-        found: dict[str, object] = {}
+        values: dict[str, object] = {}
         if self.seed.text():
-            found["seed"] = int(self.seed.text())
+            values["seed"] = int(self.seed.text())
         stops = [line for line in self.stops.toPlainText().split("\n") if line][:_MOST_STOPS]
         if stops:
-            found["stop"] = stops
+            values["stop"] = stops
         schema = _object(self.schema.toPlainText())
         if schema is not None:
-            found["json_schema"] = schema
+            values["json_schema"] = schema
         budget = _BUDGETS[self.reasoning.value()]
         if budget is not None:
-            found["thinking_budget"] = budget
+            values["thinking_budget"] = budget
         if self.receipt.isChecked():
-            found["receipt"] = True
-        return found
+            values["receipt"] = True
+        return values
 
     def offer_reasoning(self, *, reasons: bool) -> None:
         """Show the reasoning slider if the chat's model reasons."""
@@ -354,29 +354,29 @@ class OutputOptions(QWidget):
         self._budget.setText(words_)
         self._on_edited()
 
-    def show_values(self, given: Mapping[str, object]) -> None:
+    def show_values(self, values: Mapping[str, object]) -> None:
         """Show the values of a conversation."""
-        if self._budget.text() and (given == self.own or self.hasFocus()):
+        if self._budget.text() and (values == self.own or self.hasFocus()):
             return
         self._showing = True
-        seed, stops, schema = given.get("seed"), given.get("stop"), given.get("json_schema")
+        seed, stops, schema = values.get("seed"), values.get("stop"), values.get("json_schema")
         self.seed.setText(str(seed) if isinstance(seed, int) else "")
         self._replace(self.stops, "\n".join(map(str, stops)) if isinstance(stops, list) else "")
         if _object(self.schema.toPlainText()) != schema:
             self._replace(self.schema, json.dumps(schema, indent=2) if isinstance(schema, dict) else "")
-        budget = given.get("thinking_budget")
+        budget = values.get("thinking_budget")
         self.reasoning.setValue(_BUDGETS.index(budget) if isinstance(budget, int) and budget in _BUDGETS else 0)
         self._on_reasoning()
-        self.receipt.setChecked(given.get("receipt") is True)
+        self.receipt.setChecked(values.get("receipt") is True)
         self._showing = False
 
     def _text(self, name: str, hint: str, height: int) -> QPlainTextEdit:
-        made = QPlainTextEdit()
-        made.setAccessibleName(name)
-        made.setPlaceholderText(hint)
-        made.setTabChangesFocus(True)
-        made.setFixedHeight(height)
-        return made
+        field = QPlainTextEdit()
+        field.setAccessibleName(name)
+        field.setPlaceholderText(hint)
+        field.setTabChangesFocus(True)
+        field.setFixedHeight(height)
+        return field
 
     @staticmethod
     def _replace(field: QPlainTextEdit, text: str) -> None:
@@ -394,7 +394,7 @@ class OutputOptions(QWidget):
 
 def _object(text: str) -> dict[str, object] | None:
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return parsed if isinstance(parsed, dict) else None

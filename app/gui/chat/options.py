@@ -150,11 +150,11 @@ class ChatOptions(SidePanel):
     def refresh_collections(self) -> None:
         """Update the list of collections. The chat's collection stays selected."""
 
-        def show(found: tuple[Collection, ...]) -> None:
-            self._collections = ("", *(each.id for each in found))
+        def show(collections: tuple[Collection, ...]) -> None:
+            self._collections = ("", *(each.id for each in collections))
             self.documents.clear()
             self.documents.addItem(self.tr("None"))
-            for each in found:
+            for each in collections:
                 self.documents.addItem(each.name)
             self._show_collection()
 
@@ -244,8 +244,8 @@ class ChatOptions(SidePanel):
 
     def _sampling(self) -> dict[str, object]:
         chosen = self._collection()
-        asked = {"collection": chosen} if chosen else {}
-        return {**self.sampling.own, **self.output.own, **asked, "max_tokens": self.limit.value()}
+        source = {"collection": chosen} if chosen else {}
+        return {**self.sampling.own, **self.output.own, **source, "max_tokens": self.limit.value()}
 
     def _show_presets(self, presets: list[Preset]) -> None:
         self._presets = presets

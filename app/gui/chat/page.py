@@ -193,8 +193,8 @@ class ChatPage(QSplitter):
     def _fit_list(self) -> None:
         """Hide the chat list while it would leave too little width for the chat and an open panel."""
         panels = (self._options, self.tools.open_panel)
-        taken = max((panel.width() for panel in panels if panel is not None and panel.isVisible()), default=0)
-        narrow = self.width() - taken < _MIN_BOTH * self._services.theme.tokens.body
+        used = max((panel.width() for panel in panels if panel is not None and panel.isVisible()), default=0)
+        narrow = self.width() - used < _MIN_BOTH * self._services.theme.tokens.body
         if narrow == self._narrow:
             return
         self._narrow = narrow
@@ -238,7 +238,7 @@ class ChatPage(QSplitter):
         future = self._services.store.submit(fork, replace(self.controller.conversation, title=title), path)
         self._services.background.watch(
             future,
-            lambda made: self.open(made.id),
+            lambda chat: self.open(chat.id),
             lambda error: self.banner.notify(error_message(error), "bad"),
             self,
         )
@@ -302,10 +302,10 @@ class ChatPage(QSplitter):
 
     def _toggle_options(self) -> None:
         self.tools.hide()
-        held = self.options.isAncestorOf(QApplication.focusWidget() or self)
+        has_focus = self.options.isAncestorOf(QApplication.focusWidget() or self)
         self.options.setVisible(not self.options.isVisible())
         self._fit_list()
-        if held:  # else it would go to the next control, a tool of the first message
+        if has_focus:  # else it would go to the next control, a tool of the first message
             self.composer.editor.setFocus()
 
     def _on_source_removed(self) -> None:
@@ -321,8 +321,8 @@ class ChatPage(QSplitter):
         if source in self._sources or not source:
             return
 
-        def show(found: tuple[Collection, ...]) -> None:
-            self._sources = {each.id: each.name for each in found}
+        def show(collections: tuple[Collection, ...]) -> None:
+            self._sources = {each.id: each.name for each in collections}
             now = str(self.controller.conversation.sampling.get("collection") or "")
             self.composer.show_source(self._sources.get(now, now))
 
@@ -591,10 +591,10 @@ class Drafts(QObject):
 
     def take(self) -> tuple[str, list[Attachment]]:
         """Remove and return the draft of this chat."""
-        taken = self._composer.text, list(self._composer.attachments)
+        draft = self._composer.text, list(self._composer.attachments)
         self._composer.clear()
         self.save()
-        return taken
+        return draft
 
     def _on_conversation(self) -> None:
         self._shown_id = self._controller.conversation.id

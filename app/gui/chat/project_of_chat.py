@@ -35,21 +35,21 @@ class ProjectOfChat(QObject):
 
     def follow(self, conversation: Conversation) -> None:
         """Load the project of this conversation."""
-        self._wanted = wanted = conversation.folder_id
-        if wanted is None:
+        self._wanted = folder_id = conversation.folder_id
+        if folder_id is None:
             self._show("", Path.home())
             return
 
         def find(connection: Any) -> Folder | None:
-            return next((folder for folder in conversations.folders(connection) if folder.id == wanted), None)
+            return next((folder for folder in conversations.folders(connection) if folder.id == folder_id), None)
 
         def read(folder: Folder | None) -> None:
             def work() -> tuple[str, Path]:
                 return (instructions_of(folder) if folder is not None else "", folder_of(folder))
 
-            def show(found: tuple[str, Path]) -> None:
-                if self._wanted == wanted:
-                    self._show(*found)
+            def show(project: tuple[str, Path]) -> None:
+                if self._wanted == folder_id:
+                    self._show(*project)
 
             self._services.background.run(work, show, None, self)
 
@@ -81,10 +81,10 @@ class Projects(QObject):
 
             return folder, offered(window=True)
 
-        def show(found: "tuple[Folder, list[Offered]]") -> None:
+        def show(content: "tuple[Folder, list[Offered]]") -> None:
             from app.gui.chat.project_dialog import ProjectDialog
 
-            self.dialog = ProjectDialog(self._services, *found, self._window)
+            self.dialog = ProjectDialog(self._services, *content, self._window)
             self.dialog.saved.connect(lambda fields: self._save(folder_id, fields))
             self.dialog.open()
 

@@ -34,13 +34,13 @@ class PromptLibrary(QObject):
         future = self._services.store.submit(store.prompts)
         self._services.background.watch(future, self._show, None, self)
 
-    def _show(self, found: list[Prompt]) -> None:
+    def _show(self, prompts: list[Prompt]) -> None:
         window = self._composer.window()
         palette = SearchPopup(self._services.theme, self.tr("Prompts"), self.tr("Search prompts"), window)
-        self._prompts = {str(item.id): item for item in found}
+        self._prompts = {str(item.id): item for item in prompts}
         entries = [
             Entry(str(item.id), item.name, " ".join(item.text.split())[:_SHOWN], action=self.tr("Remove"))
-            for item in found
+            for item in prompts
         ]
         words = self.tr("Save this text as a prompt…")
         if not self._composer.text.strip():
@@ -101,11 +101,11 @@ class PromptLibrary(QObject):
         dialog.textValueSelected.connect(save)
         dialog.open()
 
-    def _free_name(self, wanted: str) -> str:
+    def _free_name(self, preferred: str) -> str:
         """A free name: adds a number if the default name is taken, because saving would replace that prompt."""
-        taken = {item.name for item in self._prompts.values()}
-        numbered = (f"{wanted} {number}" for number in itertools.count(2))
-        return wanted if wanted not in taken else next(name for name in numbered if name not in taken)
+        used = {item.name for item in self._prompts.values()}
+        numbered = (f"{preferred} {number}" for number in itertools.count(2))
+        return preferred if preferred not in used else next(name for name in numbered if name not in used)
 
     def _remove(self, prompt_id: int, palette: SearchPopup) -> None:
         palette.close()

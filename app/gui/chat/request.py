@@ -74,18 +74,18 @@ def rendered(path: Sequence[Message], *, sees: bool = True) -> list[dict[str, An
 
     A tool call without a result (stopped or lost) is omitted.
     """
-    made: list[dict[str, Any]] = []
+    bodies: list[dict[str, Any]] = []
     for number, message in enumerate(path):
         if message.role == "tool":
-            made.append(result_message(message.facts.call_id, message.content))
+            bodies.append(result_message(message.facts.call_id, message.content))
             continue
-        made.append(_message(message, sees=sees))
+        bodies.append(_message(message, sees=sees))
         results = 0
         while number + 1 + results < len(path) and path[number + 1 + results].role == "tool":
             results += 1
         if results and message.facts.tool_calls:
-            made[-1] = answer_message(made[-1]["content"], message.facts.tool_calls[:results])
-    return made
+            bodies[-1] = answer_message(bodies[-1]["content"], message.facts.tool_calls[:results])
+    return bodies
 
 
 def pictures(message: Message) -> list[Attachment]:

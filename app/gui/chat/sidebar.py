@@ -165,22 +165,22 @@ class Sidebar(QFrame):
     def _documents(self) -> QToolButton:
         """The button that opens the Documents page."""
         theme = self._services.theme
-        made = QToolButton()
-        made.setProperty("kind", "entry")
-        made.setText(f" {self.tr('Documents')}")
-        made.setAccessibleName(self.tr("Documents"))
-        made.setToolTip(self.tr("Folders that chats can answer from"))
-        made.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
-        made.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        made.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-        made.clicked.connect(lambda _checked=False: self.documents_pressed.emit())
+        control = QToolButton()
+        control.setProperty("kind", "entry")
+        control.setText(f" {self.tr('Documents')}")
+        control.setAccessibleName(self.tr("Documents"))
+        control.setToolTip(self.tr("Folders that chats can answer from"))
+        control.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
+        control.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        control.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        control.clicked.connect(lambda _checked=False: self.documents_pressed.emit())
 
         def paint() -> None:
-            made.setIcon(theme.icon("folder", "muted"))
+            control.setIcon(theme.icon("folder", "muted"))
 
         theme.changed.connect(paint)
         paint()
-        return made
+        return control
 
     def focus_search(self) -> None:
         """Focus the search field."""
@@ -257,8 +257,8 @@ class Sidebar(QFrame):
         self._note.setText(self.tr("Your chats will appear here."))
         self._note.setVisible(not rows)
         self._mark_again(marked)
-        named, self._named_next = self._named_next, 0
-        self._edit_name(named, FOLDER)
+        folder_id, self._named_next = self._named_next, 0
+        self._edit_name(folder_id, FOLDER)
 
     def _age_words(self, age: str) -> str:
         texts = {
@@ -273,12 +273,12 @@ class Sidebar(QFrame):
         return {self.model.index(position, 0).data(FOLDER) for position in range(self.model.rowCount())}
 
     def _collapsed(self) -> set[int | str]:
-        found: set[int | str] = set()
+        keys: set[int | str] = set()
         for position in range(self.model.rowCount()):
             index = self.model.index(position, 0)
             if index.data(FOLDER) is not None and not self.tree.isExpanded(index):
-                found.add(index.data(FOLDER))
-        return found
+                keys.add(index.data(FOLDER))
+        return keys
 
     def _group(self, name: str, key: int | str) -> QStandardItem:
         item = QStandardItem(name)
@@ -289,15 +289,15 @@ class Sidebar(QFrame):
         return item
 
     def _mark_current(self) -> bool:
-        found = self.model.match(
+        matches = self.model.match(
             self.model.index(0, 0), ID, self._current, 1, Qt.MatchFlag.MatchExactly | Qt.MatchFlag.MatchRecursive
         )
-        if found and self._current and self.tree.isExpanded(found[0].parent()):
-            self.tree.setCurrentIndex(found[0])
+        if matches and self._current and self.tree.isExpanded(matches[0].parent()):
+            self.tree.setCurrentIndex(matches[0])
         else:
             self.tree.setCurrentIndex(QModelIndex())
             self.tree.clearSelection()
-        return bool(found)
+        return bool(matches)
 
     def _mark_again(self, marked: list[int]) -> None:
         """Restore the selection after the rows were made again."""
@@ -464,10 +464,10 @@ class Sidebar(QFrame):
         name, number = item.text().strip(), item.data(ID)
         chats, folders = self._loaded
         key = number or item.data(FOLDER)
-        known = (
+        old_names = (
             {chat.id: chat.title for chat in chats} if number else {folder.id: folder.name for folder in folders}
         )
-        if not name or name == known.get(key, name):
+        if not name or name == old_names.get(key, name):
             self._looks = None  # show the stored name again
             self.refresh()
         elif number:

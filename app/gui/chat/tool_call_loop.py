@@ -124,7 +124,7 @@ class ToolTurns(QObject):
         toolset, cancelled = self._toolset, self._cancelled
         if toolset is None:
             return False
-        made = _Results(self._services.store.of(message.id), toolset, message, calls, cancelled)
+        results = _Results(self._services.store.of(message.id), toolset, message, calls, cancelled)
 
         def arrived(rows: list[Message]) -> None:
             for row in rows if not cancelled.is_set() else ():
@@ -132,12 +132,12 @@ class ToolTurns(QObject):
 
         def done(_: None) -> None:
             if not cancelled.is_set():
-                on_end(made.last_id)
+                on_end(results.last_id)
 
         def failed(error: Exception) -> None:
             self.not_started.emit(error_message(error))
 
-        self._services.background.stream(lambda: made, arrived, done, failed, self)
+        self._services.background.stream(lambda: results, arrived, done, failed, self)
         return True
 
     def decide(self, decision: "ToolDecision") -> None:
@@ -202,11 +202,11 @@ class _Results:
         """Run the calls and yield each result after it is saved."""
         for event in carried_out(self._tools, self._calls, self._cancelled):
             if isinstance(event, ToolCallEvent):
-                title, begun = self._tools.title(event.tool), time.monotonic()
+                title, started_at = self._tools.title(event.tool), time.monotonic()
                 continue
             if self._cancelled.is_set():
                 return
-            seconds = round(time.monotonic() - begun, 2)
+            seconds = round(time.monotonic() - started_at, 2)
             facts = AnswerFacts(
                 tool=title, call_id=event.call_id, ok=event.ok, seconds=seconds, sources=event.sources
             )

@@ -86,21 +86,21 @@ class ToolsPanel(SidePanel):
         """Reload servers, decisions and the tool-call evaluation."""
         model = self._model
         self._asked += 1
-        asked = self._asked
+        request_number = self._asked
 
         def read() -> tuple[list[Offered], dict[str, StoredDecision], str]:
-            found = CertificateStore(user_paths().state).load(model) if model else None
+            certificate = CertificateStore(user_paths().state).load(model) if model else None
             words = (
                 self.tr("Calls tools correctly in {n} % of the test cases.")
-                if found
+                if certificate
                 else self.tr("Tool calling of this model has not been measured: tessera certify {model}")
             )
-            share = round(100 * found.pass_frac) if found else 0
+            share = round(100 * certificate.pass_frac) if certificate else 0
             return offered(window=True), ConsentStore().all(), words.format(n=share, model=model)
 
-        def show(found: tuple[list[Offered], dict[str, StoredDecision], str]) -> None:
-            if asked == self._asked:  # a later request may have finished first
-                self._on_read(found)
+        def show(content: tuple[list[Offered], dict[str, StoredDecision], str]) -> None:
+            if request_number == self._asked:  # a later request may have finished first
+                self._on_read(content)
 
         self._do(read, show)
 
@@ -114,9 +114,9 @@ class ToolsPanel(SidePanel):
         names = tuple(server.name for server in servers)
 
         def done(_: object) -> None:
-            self._probed = {name: found for name, found in self._probed.items() if name not in names} | {
-                name: found for name, found in probed.items() if name in names
-            }
+            self._probed = {
+                name: probe_result for name, probe_result in self._probed.items() if name not in names
+            } | {name: probe_result for name, probe_result in probed.items() if name in names}
             self._on = (*(name for name in self._on if name not in names), *names)
             self.changed.emit(self._on)
             self.refresh()
@@ -181,8 +181,8 @@ class ToolsPanel(SidePanel):
 
     def _add_tools(self, column: QBoxLayout, source: Offered) -> None:
         """List a server's tools, each with a switch; a server that was not tested yet is started by a click."""
-        name, found = source.name, self._probed.get(source.name)
-        if found is None:
+        name, probed = source.name, self._probed.get(source.name)
+        if probed is None:
             words = self.tr("Connecting…") if name in self._probed else self.tr("Test and list its tools")
             test = button(words, partial(self._test, name), "link")
             test.setEnabled(name not in self._probed)
@@ -190,19 +190,19 @@ class ToolsPanel(SidePanel):
             test.setAccessibleName(self.tr("Test {name}").format(name=name))
             column.addWidget(test)
             return
-        if found.problem:
-            column.addWidget(label(found.problem, "chip-bad", wrap=True))
+        if probed.problem:
+            column.addWidget(label(probed.problem, "chip-bad", wrap=True))
             again = button(self.tr("Test again"), partial(self._test, name), "link")
             again.setAccessibleName(self.tr("Test {name}").format(name=name))
             column.addWidget(again)
             return
         opened = name not in self._folded
-        fold = button(("▾ " if opened else "▸ ") + self.tr("Tools ({n})").format(n=len(found.specs)), None, "link")
+        fold = button(("▾ " if opened else "▸ ") + self.tr("Tools ({n})").format(n=len(probed.specs)), None, "link")
         fold.setAccessibleName(self.tr("Tools of {name}").format(name=name))
         fold.clicked.connect(lambda _checked=False: self._fold(name, opened=not opened))
         column.addWidget(fold)
         decisions = self._shown[0][1] if self._shown is not None else {}
-        for spec in found.specs if opened else ():
+        for spec in probed.specs if opened else ():
             never = decisions.get(spec.name)
             switch = QCheckBox(shown_line(short_name(name, spec.name)).replace("&", "&&"))
             switch.setChecked(never is None or never.decision != "never")
@@ -212,7 +212,7 @@ class ToolsPanel(SidePanel):
             )
             switch.toggled.connect(partial(self._allow, spec))
             column.addLayout(row(switch, 1, margins=(24, 0, 0, 0)))
-        for words in found.left_out if opened else ():
+        for words in probed.left_out if opened else ():
             column.addWidget(label(words, "small", wrap=True))
 
     def _fold(self, name: str, *, opened: bool) -> None:
@@ -225,11 +225,11 @@ class ToolsPanel(SidePanel):
         folder = self._folder()
 
         def work() -> Probed:
-            found = next((each for each in ServerList().read() if each.name == name), None)
-            return probe(found, folder) if found is not None else Probed()
+            config = next((each for each in ServerList().read() if each.name == name), None)
+            return probe(config, folder) if config is not None else Probed()
 
-        def done(found: Probed) -> None:
-            self._probed[name] = found
+        def done(result: Probed) -> None:
+            self._probed[name] = result
             when_released(self, self._show)
 
         def failed(error: Exception) -> None:
@@ -434,9 +434,9 @@ class AddServer(QDialog):
     def _grow(self) -> None:
         """Make room for wrapped text that was added; a dialog does not do that by itself."""
         self._form.activate()
-        wanted = sum(part.totalHeightForWidth(self.width()) for part in (self._form, self._foot))
+        height = sum(part.totalHeightForWidth(self.width()) for part in (self._form, self._foot))
         limit = self.screen().availableGeometry().height() - 64
-        self.resize(self.width(), max(self.height(), min(wanted, limit)))
+        self.resize(self.width(), max(self.height(), min(height, limit)))
 
     def _test(self) -> None:
         """Start or contact the entered servers, and say what they offer or why they failed."""
@@ -446,14 +446,14 @@ class AddServer(QDialog):
         self.test_button.setEnabled(False)
         self._show_problem(self.tr("Connecting…"), "small")
 
-        def done(found: list[Probed]) -> None:
+        def done(probes: list[Probed]) -> None:
             self.test_button.setEnabled(True)
             self._tested = servers
-            self._probed = {server.name: each for server, each in zip(servers, found, strict=True)}
-            failed = [each.problem for each in found if each.problem]
+            self._probed = {server.name: each for server, each in zip(servers, probes, strict=True)}
+            failed = [each.problem for each in probes if each.problem]
             names = [
                 short_name(server.name, spec.name)
-                for server, each in zip(servers, found, strict=True)
+                for server, each in zip(servers, probes, strict=True)
                 for spec in each.specs
             ]
             shown = ", ".join(map(shown_line, names[:_SHOWN_TOOLS])) + ("…" if len(names) > _SHOWN_TOOLS else "")

@@ -37,13 +37,13 @@ class MessageTree:
 
     def path(self) -> list[Message]:
         """The messages of the visible branch, first to last."""
-        found: list[Message] = []
+        messages: list[Message] = []
         current = self.leaf_id
         while current is not None:
             message = self._messages[current]
-            found.append(message)
+            messages.append(message)
             current = message.parent_id if message.parent_id in self._messages else None
-        return found[::-1]
+        return messages[::-1]
 
     def siblings(self, message_id: int) -> list[int]:
         """The alternatives to this message, oldest first, including itself."""
@@ -65,10 +65,10 @@ class MessageTree:
         self._children.setdefault(self._parent(message.id), []).append(message.id)
 
 
-def pair_of(tree: MessageTree, message_id: int, second_model: str, *, wanted: bool) -> list[int]:
+def pair_of(tree: MessageTree, message_id: int, second_model: str, *, has_second: bool) -> list[int]:
     """Responses to show side by side, first model first. Empty if there is no pair.
 
-    `wanted`: the second model will also respond to the last message.
+    `has_second`: the second model will also respond to the last message.
     """
     if tree[message_id].role != "assistant":
         return []
@@ -79,4 +79,4 @@ def pair_of(tree: MessageTree, message_id: int, second_model: str, *, wanted: bo
         return [firsts[-1], message_id] if firsts else []
     if seconds:
         return [message_id, seconds[-1]]
-    return [message_id] if wanted and message_id == tree.leaf_id else []
+    return [message_id] if has_second and message_id == tree.leaf_id else []

@@ -256,8 +256,8 @@ class Dictation(QObject):
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """Stop when the window is minimized, hidden or closed."""
         kind = event.type()
-        gone = kind in {QEvent.Type.Hide, QEvent.Type.Close}
-        if gone or (kind == QEvent.Type.WindowStateChange and self._page.window().isMinimized()):
+        is_hidden = kind in {QEvent.Type.Hide, QEvent.Type.Close}
+        if is_hidden or (kind == QEvent.Type.WindowStateChange and self._page.window().isMinimized()):
             self._on_hidden()
         return super().eventFilter(watched, event)
 
@@ -339,16 +339,16 @@ class Dictation(QObject):
         sound, run = self._transcript.sound(), self._run
         self._services.background.run(
             lambda: self._services.api.transcribe(sound),
-            lambda spoken: self._on_words(run, spoken, last=last),
+            lambda speech: self._on_words(run, speech, last=last),
             lambda error: self._on_no_words(run, error),
             self,
         )
 
-    def _on_words(self, run: int, spoken: SpokenText, *, last: bool) -> None:
+    def _on_words(self, run: int, speech: SpokenText, *, last: bool) -> None:
         if run != self._run or self._text is None:
             return
         self._asking = False
-        final, provisional = self._transcript.take(spoken.segments, last=last)
+        final, provisional = self._transcript.take(speech.segments, last=last)
         if not self._text.write(final, provisional):
             self._transcript.forget()
         if last:
@@ -487,8 +487,8 @@ class ReadAloud(QObject):
             "image": self.tr("An image is left out."),
         }
         language = self._services.settings.now.text(LANGUAGE)
-        spoken = spoken_text(text, left_out.__getitem__)
-        aloud = Aloud(spoken, "" if language == "automatic" else language)
+        speech = spoken_text(text, left_out.__getitem__)
+        aloud = Aloud(speech, "" if language == "automatic" else language)
         self._message_id, self._aloud = message_id, aloud
 
         def ended(error: Exception | None = None) -> None:

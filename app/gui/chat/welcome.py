@@ -167,8 +167,8 @@ class Welcome(QScrollArea):
             get.setAccessibleName(download_name(proposal))
             line = row(spacing=16)
             why = recommendation(proposal)
-            wanted = label(want_words(proposal), wrap=True)
-            text = stack(name_row(name, proposal), wanted, label(facts, "small", wrap=True), spacing=2)
+            purpose = label(want_words(proposal), wrap=True)
+            text = stack(name_row(name, proposal), purpose, label(facts, "small", wrap=True), spacing=2)
             if why:
                 text.addWidget(label(why, "small", wrap=True))
             line.addLayout(text, 1)
@@ -182,15 +182,15 @@ class Welcome(QScrollArea):
 
 
 def _gap() -> QWidget:
-    made = QWidget()
-    made.setFixedHeight(8)
-    return made
+    gap = QWidget()
+    gap.setFixedHeight(8)
+    return gap
 
 
 def _heading(text: str) -> QLabel:
-    made = label(text, "strong", wrap=True)
-    made.setAlignment(Qt.AlignmentFlag.AlignHCenter)
-    return made
+    heading = label(text, "strong", wrap=True)
+    heading.setAlignment(Qt.AlignmentFlag.AlignHCenter)
+    return heading
 
 
 def _centred(widget: QWidget) -> QHBoxLayout:

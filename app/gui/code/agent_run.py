@@ -145,8 +145,8 @@ class AgentRun(QObject):
         elif isinstance(event, CommandEnded):
             self.command_ended.emit(event.exit_code, event.elapsed_s)
             lines = plain(self._output).rstrip().split("\n")
-            left = ["…"] if len(lines) > _MAX_OUTPUT_LINES else []
-            shown = "\n".join([*left, *lines[-_MAX_OUTPUT_LINES:]])
+            ellipsis = ["…"] if len(lines) > _MAX_OUTPUT_LINES else []
+            shown = "\n".join([*ellipsis, *lines[-_MAX_OUTPUT_LINES:]])
             return f"\n\n~~~~\n{fenced(shown)}\n~~~~\n\n" if shown.strip() else ""
         return ""
 

@@ -80,7 +80,7 @@ class CodeController(QObject):
         self._answer: list[ChatDelta] = []
         self.question = ""
         self.context: Context | None = None
-        self._given: tuple[ContextItem, ...] = ()
+        self._attached: tuple[ContextItem, ...] = ()
         self._excluded: frozenset[str] = frozenset()
         self.busy = False
         self.text_arrived.connect(self._log.add_text)
@@ -272,7 +272,7 @@ class CodeController(QObject):
                 self._project.close()
             self._project = self._talk = self._reviews = None
 
-    def ask(self, question: str, model: str, n_ctx: int, given: Sequence[ContextItem] = ()) -> None:
+    def ask(self, question: str, model: str, n_ctx: int, attached: Sequence[ContextItem] = ()) -> None:
         """Assemble the context, show it, and send the request."""
         if self._project is None or self.busy:
             return
@@ -280,7 +280,7 @@ class CodeController(QObject):
             self._talk = Conversation(self._project, model, n_ctx)
             if self.session.messages:
                 self._talk.messages = list(self.session.messages)
-        self.question, self._given, self._excluded = question, tuple(given), frozenset()
+        self.question, self._attached, self._excluded = question, tuple(attached), frozenset()
         self._assemble()
 
     def drop(self, key: str) -> None:
@@ -298,7 +298,7 @@ class CodeController(QObject):
 
         def work() -> Context:
             with self._lock:
-                return talk.context_for(self.question, self._given, self._excluded)
+                return talk.context_for(self.question, self._attached, self._excluded)
 
         self._assembling = self._run(work, self._send)
 
@@ -309,16 +309,16 @@ class CodeController(QObject):
             return
         self.context = context
         self.context_ready.emit(context)
-        asked = talk.request(self.question, context)
-        body = chat_body(talk.model, asked, talk.options)
-        self._start_stream(body, lambda text, usage: self._on_answered(asked, text, usage))
+        messages = talk.request(self.question, context)
+        body = chat_body(talk.model, messages, talk.options)
+        self._start_stream(body, lambda text, usage: self._on_answered(messages, text, usage))
 
-    def _on_answered(self, asked: list[dict[str, Any]], text: str, usage: Usage | None) -> None:
+    def _on_answered(self, messages: list[dict[str, Any]], text: str, usage: Usage | None) -> None:
         talk, reviews = self._talk, self._reviews
         if talk is None or reviews is None:
             return
         is_cut = any(item.facts.finish_reason == "length" for item in self._answer)
-        talk.keep(asked, text, usage, is_cut=is_cut)
+        talk.keep(messages, text, usage, is_cut=is_cut)
         self.answered.emit()
 
         def work() -> Proposal:

@@ -59,7 +59,7 @@ class CodePage(QWidget):
         super().__init__()
         self._services = services
         self.controller = control = CodeController(services, self)
-        self._given: list[ContextItem] = []
+        self._attached: list[ContextItem] = []
         self._hinted = True
         self.banner = Banner(services.theme)
         self.folder = label(self.tr("No folder is open"), "muted")
@@ -143,18 +143,18 @@ class CodePage(QWidget):
         self.asking = QWidget()
         self.asking.setLayout(stack(self.chips, self.used, tasks, self.composer))
         below = stack(self.consent, self.reading, self.asking, margins=(16, 4, 16, 16))
-        left = QWidget()
+        talk = QWidget()
         column = stack(self.hint, self.transcript, self.past, spacing=0)
         for place in range(column.count()):
             column.setStretch(place, 1)
         column.addLayout(below)
-        left.setLayout(column)
+        talk.setLayout(column)
         self._show_hint(shown=True)  # with a parent: shown without one, it would be a window of its own
         self.tabs.addTab(self.files, self.tr("Files"))
         self.tabs.addTab(self.review, self.tr("Edits"))
         self.tabs.addTab(self.terminal, self.tr("Terminal"))
         self.tabs.addTab(self.history, self.tr("History"))
-        split = saved_splitter("code.sides", left, self.tabs, sizes=(_TALK, _FILES))
+        split = saved_splitter("code.sides", talk, self.tabs, sizes=(_TALK, _FILES))
         self.empty.add_below(self.empty_recent)
         self.pages.addWidget(self.empty)
         self.pages.addWidget(split)
@@ -321,15 +321,15 @@ class CodePage(QWidget):
         self.banner.notify(self.tr("Session deleted"), "ok", undo)
 
     def _on_models(self) -> None:
-        wanted = self.model.currentData()
+        previous = self.model.currentData()
         choices = self._services.models.partners
-        if wanted and choices and entries_of(self.model) == [(choice.title, choice.id) for choice in choices]:
+        if previous and choices and entries_of(self.model) == [(choice.title, choice.id) for choice in choices]:
             return  # do not refresh the combo box, it may be open
         self.model.clear()
         for choice in choices:
             self.model.addItem(choice.title, choice.id)
         loaded = next((number for number, choice in enumerate(choices) if choice.loaded), 0)
-        position = self.model.findData(wanted) if wanted else -1
+        position = self.model.findData(previous) if previous else -1
         self.model.setCurrentIndex(position if position >= 0 else loaded)
         self._on_busy(busy=self.controller.busy)
 
@@ -343,7 +343,7 @@ class CodePage(QWidget):
         if unseen and not text and not any(item.text for item in attachments):
             self.banner.notify(self._not_read(unseen), "warn")
             return
-        self._given += [
+        self._attached += [
             ContextItem(kind="output", title=item.name, text=item.text[:_MAX_PASTED], reason=self.tr("attached"))
             for item in attachments
             if item.text
@@ -362,12 +362,12 @@ class CodePage(QWidget):
         self.banner.hide()
         self._begin(question)
         if self.agent.isChecked():
-            task = "\n\n".join([*(item.rendered() for item in self._given), question])
+            task = "\n\n".join([*(item.rendered() for item in self._attached), question])
             self._show_context(None)
             self.controller.work_as_agent(task, model[0])
         else:
-            self.controller.ask(question, *model, given=self._given)
-        self._given = []
+            self.controller.ask(question, *model, attached=self._attached)
+        self._attached = []
 
     def _begin(self, question: str) -> None:
         """Add a request to the session."""
@@ -390,14 +390,14 @@ class CodePage(QWidget):
                 return
             kind: Any = "output" if name == "output" else "selection"
             title = self.tr("Output") if name == "output" else self.tr("Selected code")
-            self._given = [ContextItem(kind=kind, title=title, text=text, reason=self.tr("pasted"))]
+            self._attached = [ContextItem(kind=kind, title=title, text=text, reason=self.tr("pasted"))]
             self._submit(TASKS[name])
 
         return run
 
     def _give(self, selected: Selected) -> None:
         title = f"{selected.path}, {self.tr('lines')} {selected.first}-{selected.last}"
-        self._given = [
+        self._attached = [
             ContextItem(
                 kind="selection",
                 title=title,
@@ -428,8 +428,8 @@ class CodePage(QWidget):
             self.chips.add(chip)
         words = self.tr("About %1 of %2 tokens.")
         words = words.replace("%1", str(context.used_tokens)).replace("%2", str(context.budget_tokens))
-        asked = [f"{left.what}: {left.reason}" for left in context.left_out if left.what.startswith("@")]
-        self.used.setText(" ".join([words, *asked]))
+        omissions = [f"{each.what}: {each.reason}" for each in context.left_out if each.what.startswith("@")]
+        self.used.setText(" ".join([words, *omissions]))
 
     def _dropper(self, key: str) -> Callable[[], None]:
         def run() -> None:

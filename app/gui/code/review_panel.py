@@ -73,10 +73,10 @@ class ReviewPanel(QWidget):
 
     def show_remaining(self, proposal: Proposal) -> None:
         """Show what is left of the proposal. Edits that the user did not choose stay so."""
-        left = [self.hunks.item(number) for number in range(self.hunks.count())]
+        items = [self.hunks.item(number) for number in range(self.hunks.count())]
         unchecked = {
             self._files[item.data(_ID)].outcome(item.data(_ID)).hunk
-            for item in left
+            for item in items
             if item.data(_ID) >= 0 and item.checkState() == Qt.CheckState.Unchecked
         }
         self._show(proposal, frozenset(unchecked))

@@ -224,7 +224,7 @@ class SourceView(QPlainTextEdit):
         self._place_bars()
 
     def _backgrounds(self) -> list[QTextEdit.ExtraSelection]:
-        made = []
+        selections = []
         for place, line in enumerate(self._source.shown if self._source else ()):
             if line.kind != "same":
                 colour = self._theme.tokens.colour("bad" if line.kind == "old" else "ok")
@@ -233,8 +233,8 @@ class SourceView(QPlainTextEdit):
                 selection.cursor = QTextCursor(self.document().findBlockByNumber(place))
                 selection.format.setBackground(colour)
                 selection.format.setProperty(QTextCharFormat.Property.FullWidthSelection, True)
-                made.append(selection)
-        return made
+                selections.append(selection)
+        return selections
 
     def _bar(self, place: int, hunk: InlineHunk) -> QFrame:
         """The buttons of an edit."""
@@ -251,9 +251,9 @@ class SourceView(QPlainTextEdit):
         return bar
 
     def _button(self, words: str, run: Callable[[], object], keys: str) -> QPushButton:
-        made = button(words, run, "quiet")
-        made.setToolTip(f"{words} ({native_keys(keys)})")
-        return made
+        control = button(words, run, "quiet")
+        control.setToolTip(f"{words} ({native_keys(keys)})")
+        return control
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Keep the buttons of the edits at the right side."""

@@ -73,11 +73,11 @@ class AnsiParser:
         text, self._rest = self._rest + text, ""
         place = 0
         while place < len(text):
-            found = _CONTROLS.match(text, place)
-            assert found is not None
-            if found[0] != "\x1b":
-                place = found.end()
-                yield Span(found[0] if found[0] in "\r\n\b" else _visible(found[0]), self._style)
+            match = _CONTROLS.match(text, place)
+            assert match is not None
+            if match[0] != "\x1b":
+                place = match.end()
+                yield Span(match[0] if match[0] in "\r\n\b" else _visible(match[0]), self._style)
                 continue
             sequence = _ESCAPE.match(text, place)
             if sequence is not None:
@@ -105,8 +105,8 @@ def _styled(style: Style, parameters: str) -> Style:
             style = Style()
         elif code in _EXTENDED:  # a colour of a palette (one number) or of three
             kind = codes.pop(0) if codes else 0
-            taken = [codes.pop(0) for _ in range(min(_NUMBERS.get(kind, 0), len(codes)))]
-            colour = _PALETTE[taken[0]] if len(taken) == 1 and taken[0] < len(_PALETTE) else ""
+            values = [codes.pop(0) for _ in range(min(_NUMBERS.get(kind, 0), len(codes)))]
+            colour = _PALETTE[values[0]] if len(values) == 1 and values[0] < len(_PALETTE) else ""
             style = replace(style, colour=colour) if code == min(_EXTENDED) else style
         else:
             style = replace(style, **_SGR.get(code, {}))

@@ -102,16 +102,16 @@ class ConnectPage(Page):
 
     def _glyph(self, name: str) -> QLabel:
         """A neutral icon to recognize a program. It is not the vendor's logo."""
-        theme, made = self._services.theme, label("", "glyph")
+        theme, glyph = self._services.theme, label("", "glyph")
 
         def paint() -> None:
-            made.setPixmap(theme.icon(f"client-{name.replace('.', '-')}", "muted").pixmap(_GLYPH, _GLYPH))
+            glyph.setPixmap(theme.icon(f"client-{name.replace('.', '-')}", "muted").pixmap(_GLYPH, _GLYPH))
 
         paint()
         theme.changed.connect(paint)
-        made.setFixedSize(2 * _GLYPH, 2 * _GLYPH)
-        made.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        return made
+        glyph.setFixedSize(2 * _GLYPH, 2 * _GLYPH)
+        glyph.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        return glyph
 
     def showEvent(self, event: QShowEvent) -> None:
         """Update the connection states."""
@@ -130,8 +130,8 @@ class ConnectPage(Page):
                 for name, integration in INTEGRATIONS.items()
             }
 
-        def show(found: dict[str, tuple[bool, bool]]) -> None:
-            for name, (is_connected, is_here) in found.items():
+        def show(states: dict[str, tuple[bool, bool]]) -> None:
+            for name, (is_connected, is_here) in states.items():
                 set_kind(self._states[name], "chip-ok" if is_connected else "chip")
                 self._states[name].setText(self.tr("Connected") if is_connected else self.tr("Not connected"))
                 self._here[name].setVisible(is_here)
@@ -143,11 +143,11 @@ class ConnectPage(Page):
         offered = [(choice.title, choice.id) for choice in self._services.models.partners]
         if offered == entries_of(self.model):
             return  # do not refresh the combo box, it may be open
-        wanted = self.model.currentData()
+        previous = self.model.currentData()
         self.model.clear()
         for title, model in offered:
             self.model.addItem(title, model)
-        self.model.setCurrentIndex(max(self.model.findData(wanted), 0))
+        self.model.setCurrentIndex(max(self.model.findData(previous), 0))
 
     def _endpoint(self, program: str) -> Endpoint | None:
         choice = self._services.models.get(self.model.currentData() or "")
@@ -175,9 +175,9 @@ class ConnectPage(Page):
 
         if integration.edits is None:
             self._show_steps(integration, endpoint)
-            self._services.ask(self.banner, known, lambda found: self._correct_steps(integration, found))
+            self._services.ask(self.banner, known, lambda values: self._correct_steps(integration, values))
             return
-        self._services.ask(self.banner, known, lambda found: self._plan_edits(integration, found))
+        self._services.ask(self.banner, known, lambda values: self._plan_edits(integration, values))
 
     def _correct_steps(self, integration: Integration, endpoint: Endpoint) -> None:
         if self.review.isVisible() and self._what.text() == integration.title:
@@ -293,8 +293,8 @@ class DocumentsCard(QFrame):
     def refresh(self) -> None:
         """Request the names of the collections."""
 
-        def show(found: Sequence[Collection]) -> None:
-            self._list(tuple(each.name for each in found))
+        def show(collections: Sequence[Collection]) -> None:
+            self._list(tuple(each.name for each in collections))
 
         self._services.background.run(self._services.api.collections, show, lambda _: None, parent=self)
 
@@ -305,13 +305,13 @@ class DocumentsCard(QFrame):
         if names == self._known:
             return
         self._known = names
-        wanted = self.collection.currentData()
+        previous = self.collection.currentData()
         self.collection.clear()
         for name in names:
             self.collection.addItem(name, (name,))
         if len(names) > 1:
             self.collection.addItem(self.tr("All of these"), names)
-        self.collection.setCurrentIndex(max(self.collection.findData(wanted), 0))
+        self.collection.setCurrentIndex(max(self.collection.findData(previous), 0))
         self._show()
 
     def _show(self) -> None:

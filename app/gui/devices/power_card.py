@@ -38,14 +38,14 @@ class PowerCard(QFrame):
         self.battery = self._number(self.tr("Battery budget"), 0.1, 100)
         self.use = button(self.tr("Apply"), self._apply, "primary")
         fields = Flow(spacing=24)
-        for made in (
+        for layout in (
             row(label(self.tr("Mode")), self.mode, spacing=8),
             row(label(self.tr("At most")), self.cap, label(self.tr("watts")), spacing=8),
             row(label(self.tr("Spend at most")), self.battery, label(self.tr("% of the battery")), spacing=8),
         ):
             holder = QWidget()
-            made.setContentsMargins(0, 0, 0, 0)
-            holder.setLayout(made)
+            layout.setContentsMargins(0, 0, 0, 0)
+            holder.setLayout(layout)
             fields.add(holder)
         self.setLayout(
             stack(fields, self._now, self._notes, row(1, self.use), spacing=12, margins=(16, 16, 16, 16))
@@ -111,13 +111,13 @@ def _now(state: PowerState) -> str:
     saver = _tr("Power saver is on.") if state.saver else ""
     if state.performance:
         saver = _tr("The performance profile is on while a model works.")
-    held = ""
+    pause = ""
     if state.duty_frac < 1:
-        held = _tr("Paused {percent} % of the time.").format(percent=formatted.whole(100 * (1 - state.duty_frac)))
+        pause = _tr("Paused {percent} % of the time.").format(percent=formatted.whole(100 * (1 - state.duty_frac)))
     battery = ""
     if state.battery_percent is not None:
         battery = _tr("Battery at {percent} %.").format(percent=formatted.whole(state.battery_percent))
-    return " ".join(part for part in (drawn, saver, held, battery) if part)
+    return " ".join(part for part in (drawn, saver, pause, battery) if part)
 
 
 def _mode_words(mode: Mode) -> str:

@@ -81,9 +81,9 @@ class GroundsCard(QFrame):
         for number, passage in enumerate(grounds.passages[:_SHOWN_PASSAGES], 1):
             source = passage.label or self.tr("part {n}").format(n=passage.page)
             words = f"[{number}] {Path(passage.path).name}, {source}"
-            made = _Source(words, passage.path, partial(self._open, passage))
-            self.buttons.append(made)
-            lines.append(made)
+            source_button = _Source(words, passage.path, partial(self._open, passage))
+            self.buttons.append(source_button)
+            lines.append(source_button)
         loose = [answer[s.start : s.end] for s in grounds.checked if not s.carried and not s.doubt]
         doubtful = [answer[s.start : s.end] for s in grounds.checked if s.doubt]
         if loose:

@@ -96,9 +96,9 @@ class DocumentsPage(Page):
         self._run(work)
 
     def _state_now(self) -> _State:
-        found = self._services.api.collections()
-        rows = self._services.api.chat_models() if any(map(_may_be_ordered, found)) else ()
-        return _State(found, any("rerank" in row.capabilities and row.origin != REMOTE for row in rows))
+        collections = self._services.api.collections()
+        rows = self._services.api.chat_models() if any(map(_may_be_ordered, collections)) else ()
+        return _State(collections, any("rerank" in row.capabilities and row.origin != REMOTE for row in rows))
 
     def _run(self, work: Callable[[], _State]) -> None:
         self._services.background.run(work, self._show, self._fail, parent=self)
@@ -106,24 +106,24 @@ class DocumentsPage(Page):
     def _fail(self, error: Exception) -> None:
         self.banner.notify(error_message(error), "bad")
 
-    def _show(self, found: _State) -> None:
-        if found == self._shown:
+    def _show(self, state: _State) -> None:
+        if state == self._shown:
             return
-        self._shown = found
+        self._shown = state
         when_released(self, self._make_cards)
 
     def _make_cards(self) -> None:
-        found, ranks = self._shown or _State((), ranks=True)
-        self.empty.setVisible(not found)
-        self.add.setVisible(bool(found))
+        collections, ranks = self._shown or _State((), ranks=True)
+        self.empty.setVisible(not collections)
+        self.add.setVisible(bool(collections))
         clear(self._cards)
-        for each in found:
+        for each in collections:
             self._cards.addWidget(self._card(each))
-        if any(map(_lacks_meaning, found)):
+        if any(map(_lacks_meaning, collections)):
             name = self.tr("Download a model for search by meaning")
             text = self.tr("all-MiniLM-L6-v2, a small model, also finds passages by meaning.")
             self._cards.addWidget(card(self._offer(_FINDS_BY_MEANING, text, name)))
-        elif not ranks and any(map(_may_be_ordered, found)):
+        elif not ranks and any(map(_may_be_ordered, collections)):
             self._cards.addWidget(self._reranker_card())
 
     def _reranker_card(self) -> QFrame:
@@ -147,71 +147,71 @@ class DocumentsPage(Page):
         line.setStretch(0, 1)
         return line
 
-    def _card(self, found: Collection) -> QFrame:
+    def _card(self, item: Collection) -> QFrame:
         read = self._services.api.refresh_collection
         remove = button(
-            self.tr("Remove"), lambda: self._change(partial(self._services.api.remove_collection, found.id))
+            self.tr("Remove"), lambda: self._change(partial(self._services.api.remove_collection, item.id))
         )
-        remove.setAccessibleName(self.tr("Remove {name}").format(name=found.name))
-        again = button(self.tr("Read again"), lambda: self._change(partial(read, found.id)))
-        again.setAccessibleName(self.tr("Read {name} again").format(name=found.name))
-        ocr = button(self.tr("Use OCR"), lambda: self._change(partial(self._read_scans, found.id)))
-        ocr.setVisible(bool(found.scanned_pages) and not found.ocr)
-        problems = (formatted.sentence(translated(problem)) for problem in found.problems)
+        remove.setAccessibleName(self.tr("Remove {name}").format(name=item.name))
+        again = button(self.tr("Read again"), lambda: self._change(partial(read, item.id)))
+        again.setAccessibleName(self.tr("Read {name} again").format(name=item.name))
+        ocr = button(self.tr("Use OCR"), lambda: self._change(partial(self._read_scans, item.id)))
+        ocr.setVisible(bool(item.scanned_pages) and not item.ocr)
+        problems = (formatted.sentence(translated(problem)) for problem in item.problems)
         sent = [
             self.tr("Its text is sent to {server}, where {model} runs").format(server=to.server, model=to.model)
-            for to in found.sent_to
+            for to in item.sent_to
         ]
-        lines = [self._amount(found), self._state(found), *map(_at_home, found.sources), *sent, *problems]
-        if found.scanned_pages:
-            lines.append(self._scans(found))
-        if found.failed or found.unread_pages:
+        lines = [self._amount(item), self._state(item), *map(_at_home, item.sources), *sent, *problems]
+        if item.scanned_pages:
+            lines.append(self._scans(item))
+        if item.failed or item.unread_pages:
             lines.append(
                 self.tr("Not read: {files}, {pages}. Why: tessera collections unread").format(
-                    files=formatted.documents(found.failed), pages=formatted.pages(found.unread_pages)
+                    files=formatted.documents(item.failed), pages=formatted.pages(item.unread_pages)
                 )
             )
         labels = [label(line, "small", wrap=True) for line in lines]
-        ask = button(self.tr("Ask in a chat"), partial(self.chat_wanted.emit, found.id))
-        ask.setAccessibleName(self.tr("Ask about {name} in a chat").format(name=found.name))
-        return card(row(label(found.name, "strong"), 1, ask, ocr, again, remove), *labels)
+        ask = button(self.tr("Ask in a chat"), partial(self.chat_wanted.emit, item.id))
+        ask.setAccessibleName(self.tr("Ask about {name} in a chat").format(name=item.name))
+        return card(row(label(item.name, "strong"), 1, ask, ocr, again, remove), *labels)
 
-    def _scans(self, found: Collection) -> str:
+    def _scans(self, item: Collection) -> str:
         text = self.tr("Scans without text, which no search finds: {pages}.").format(
-            pages=formatted.pages(found.scanned_pages)
+            pages=formatted.pages(item.scanned_pages)
         )
-        if not found.ocr_installed:
+        if not item.ocr_installed:
             text += " " + self.tr("OCR, which reads them, is not installed: {command}").format(command=_GET_OCR)
         return text
 
     def _read_scans(self, key: str) -> None:
         self._services.api.change_collection(key, CollectionChange(ocr=True))
 
-    def _amount(self, found: Collection) -> str:
+    def _amount(self, item: Collection) -> str:
         return self.tr("{files}, {pages}, {bytes} of index").format(
-            files=formatted.documents(found.documents),
-            pages=formatted.pages(found.pages),
-            bytes=formatted.size(found.index_bytes),
+            files=formatted.documents(item.documents),
+            pages=formatted.pages(item.pages),
+            bytes=formatted.size(item.index_bytes),
         )
 
-    def _state(self, found: Collection) -> str:
-        if found.state == "reading":
-            return self.tr("Reading: {done} of {all} files").format(done=found.files_done, all=found.files)
-        if found.state == "embedding":
+    def _state(self, item: Collection) -> str:
+        if item.state == "reading":
+            return self.tr("Reading: {done} of {all} files").format(done=item.files_done, all=item.files)
+        if item.state == "embedding":
             return self.tr("Keyword search is ready; search by meaning: {done} of {all} passages").format(
-                done=found.embedded, all=found.chunks
+                done=item.embedded, all=item.chunks
             )
         return self.tr("Ready")
 
 
-def _lacks_meaning(found: Collection) -> bool:
+def _lacks_meaning(item: Collection) -> bool:
     """Whether everything is read but there is no model for embeddings."""
-    return found.state == "ready" and bool(found.chunks) and not found.embedded and not found.embedding_model
+    return item.state == "ready" and bool(item.chunks) and not item.embedded and not item.embedding_model
 
 
-def _may_be_ordered(found: Collection) -> bool:
+def _may_be_ordered(item: Collection) -> bool:
     """Whether passages are found and a reranker would be used."""
-    return found.state == "ready" and bool(found.chunks) and not found.reranker
+    return item.state == "ready" and bool(item.chunks) and not item.reranker
 
 
 def _at_home(path: str) -> str:

@@ -77,28 +77,28 @@ class CompareUploads(QFrame):
             return
         self._job = ""
         self.go.setEnabled(True)
-        found = result_of(job, UploadComparison) if job.state == "done" else None
-        if found is not None:
-            self.show_result(found)
-            self.compared.emit(found)
+        comparison = result_of(job, UploadComparison) if job.state == "done" else None
+        if comparison is not None:
+            self.show_result(comparison)
+            self.compared.emit(comparison)
 
-    def show_result(self, found: UploadComparison) -> None:
+    def show_result(self, comparison: UploadComparison) -> None:
         """List the uploads, and say what is known."""
         clear(self._rows)
-        for loss in found.uploads:
+        for loss in comparison.uploads:
             self._rows.addLayout(self._row(loss))
-        if found.tested_by:
+        if comparison.tested_by:
             words = _tr("From samples of the weights, and the test of {name} in your library.")
-            basis = words.format(name=found.tested_by)
+            basis = words.format(name=comparison.tested_by)
         else:
             basis = _tr(
                 "From samples of the weights. How sensitive this model is to rounding is not known; that moves all "
                 "values by the same factor, so the order is more certain than the values."
             )
         sizes = _tr("Compared with {name}. {read} of {total} were read.").format(
-            name=found.original,
-            read=formatted.size(found.fetched_bytes),
-            total=formatted.size(found.total_bytes),
+            name=comparison.original,
+            read=formatted.size(comparison.fetched_bytes),
+            total=formatted.size(comparison.total_bytes),
         )
         self._rows.addWidget(label(f"{basis} {sizes}", "small", wrap=True))
 

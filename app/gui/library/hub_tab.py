@@ -177,14 +177,14 @@ class HubTab(QWidget):
         """Show the response unless a newer request was made: a slow response must not replace a newer one."""
         self._shown += 1
         self._shows_starters = False
-        asked, failing = self._shown, self._failing(again)
+        request, failing = self._shown, self._failing(again)
 
         def done(answer: T) -> None:
-            if asked == self._shown:
+            if request == self._shown:
                 show(answer)
 
         def failed(error: Exception) -> None:
-            if asked == self._shown:
+            if request == self._shown:
                 failing(error)
 
         self._services.background.run(ask, done, failed, self)
@@ -264,17 +264,17 @@ class HubTab(QWidget):
 
     def _compare_card(self, plan: RepoPlan) -> CompareUploads:
         """The offer to compare the files by loss, with the result if there is one."""
-        made = CompareUploads(self._services, self._jobs, self.banner, plan)
-        made.pull_pressed.connect(self.pull_pressed)
+        compare = CompareUploads(self._services, self._jobs, self.banner, plan)
+        compare.pull_pressed.connect(self.pull_pressed)
         repo = plan.repository.repo
 
-        def keep(found: UploadComparison) -> None:
-            self._compared[repo] = found
+        def keep(comparison: UploadComparison) -> None:
+            self._compared[repo] = comparison
 
-        made.compared.connect(keep)
+        compare.compared.connect(keep)
         if repo in self._compared:
-            made.show_result(self._compared[repo])
-        return made
+            compare.show_result(self._compared[repo])
+        return compare
 
     def _option_card(self, repo: str, option: Option) -> QFrame:
         choice, verdict = option.choice, option.verdict
@@ -470,5 +470,5 @@ class FitFromHub(QFrame):
         self.pressed.emit(self.request)
 
 
-def _is_near(size: int, wanted: int) -> bool:
-    return abs(size - wanted) <= _SAME_SIZE * wanted
+def _is_near(size: int, target: int) -> bool:
+    return abs(size - target) <= _SAME_SIZE * target

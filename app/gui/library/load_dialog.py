@@ -131,8 +131,8 @@ class LoadDialog(QDialog):
                 margins=(24, 24, 24, 24),
             )
         )
-        wanted = round(_WIDTH * max(1.0, self._services.theme.tokens.body / 14))  # wider for larger text
-        self.setMinimumWidth(min(wanted, self.screen().availableGeometry().width() - 48))
+        width = round(_WIDTH * max(1.0, self._services.theme.tokens.body / 14))  # wider for larger text
+        self.setMinimumWidth(min(width, self.screen().availableGeometry().width() - 48))
 
     def _connect(self) -> None:
         self.context.valueChanged.connect(self._on_context)
@@ -200,14 +200,14 @@ class LoadDialog(QDialog):
 
     def _predict(self) -> None:
         self._asked += 1
-        asked, chosen, api = self._asked, self.choices, self._services.api
+        request_number, chosen, api = self._asked, self.choices, self._services.api
 
         def show(answer: PlacementAnswer) -> None:
-            if asked == self._asked:
+            if request_number == self._asked:
                 self._show_prediction(answer)
 
         def failed(error: Exception) -> None:
-            if asked == self._asked:
+            if request_number == self._asked:
                 self._verdict.setText(error_message(error))
 
         self._services.background.run(lambda: api.placement(self._model, chosen), show, failed, self)

@@ -81,12 +81,12 @@ class ModelCard(QFrame):
         )
         if newer_bytes:
             chips.add(label(self.tr("Newer version on the hub"), "chip-ok"))
-        for made, verb in (
+        for control, verb in (
             (update, self.tr("Update {name}")),
             (chat, self.tr("Chat with {name}")),
             (fit, self.tr("Make {name} fit")),
         ):
-            made.setAccessibleName(verb.format(name=name))
+            control.setAccessibleName(verb.format(name=name))
         more = IconButton(theme, "more", self.tr("More about {name}").format(name=name), lambda: self._menu(more))
         published = label(publication_words(model), "small", wrap=True)
         text = stack(title, facts, *((published,) if published.text() else ()), chips, spacing=4)
@@ -204,32 +204,32 @@ def origin_words(origin: Origin) -> str:
 
 def chips_of(model: Model, tool_calls_frac: float | None = None) -> list[tuple[str, LabelKind]]:
     """Chips for the model's state and special properties."""
-    made: list[tuple[str, LabelKind]] = []
+    chips: list[tuple[str, LabelKind]] = []
     state, origin = model.state, model.origin
     if state == "offline":
-        made.append((_tr("Offline: its drive is not connected"), "chip-warn"))
+        chips.append((_tr("Offline: its drive is not connected"), "chip-warn"))
     elif state == "missing":
-        made.append((_tr("Its file was moved or deleted"), "chip-warn"))
+        chips.append((_tr("Its file was moved or deleted"), "chip-warn"))
     elif state in {"broken", "changed"}:
-        made.append((translated(model.problem_detail, model.problem or "") or _tr("The file changed"), "chip-bad"))
+        chips.append((translated(model.problem_detail, model.problem or "") or _tr("The file changed"), "chip-bad"))
     if origin.kind == "bundled":
-        made.append((_tr("Demo model"), "chip"))
+        chips.append((_tr("Demo model"), "chip"))
     elif origin.kind == "installed":
-        made.append((_tr("Included with Tessera"), "chip"))
+        chips.append((_tr("Included with Tessera"), "chip"))
     elif origin.kind == "built":
-        made.append((_tr("Created on this computer"), "chip-ok"))
+        chips.append((_tr("Created on this computer"), "chip-ok"))
     elif origin.kind == "linked":
-        made.append((_tr("Linked from {app}").format(app=origin.app) if origin.app else _tr("Linked"), "chip"))
+        chips.append((_tr("Linked from {app}").format(app=origin.app) if origin.app else _tr("Linked"), "chip"))
     if tool_calls_frac is not None:
         share = f"{tool_calls_frac:.0%}"
-        made.append(
+        chips.append(
             (
                 _tr("Tool calls {share}").format(share=share),
                 "chip-ok" if tool_calls_frac >= _GOOD else "chip",
             )
         )
-    made.extend((_tr(_CAN[name]), "chip") for name in model.capabilities if name in _CAN)
-    return made
+    chips.extend((_tr(_CAN[name]), "chip") for name in model.capabilities if name in _CAN)
+    return chips
 
 
 def _tr(text: str) -> str:

@@ -163,8 +163,8 @@ class LibraryPage(Page):
     def _certified(models: Sequence[Model]) -> list[tuple[Model, float | None]]:
         """Add to each model the pass rate of its tool-call evaluation, or None."""
         store = CertificateStore(user_paths().state)
-        found = ((model, store.load(model.id)) for model in models)
-        return [(model, certificate.pass_frac if certificate else None) for model, certificate in found]
+        certificates = ((model, store.load(model.id)) for model in models)
+        return [(model, certificate.pass_frac if certificate else None) for model, certificate in certificates]
 
     def pull(self, model: str, quantization: str = "") -> None:
         """Start a download."""
@@ -218,16 +218,16 @@ class LibraryPage(Page):
         if self._is_offline():
             return
 
-        def show(found: Updates) -> None:
-            self._newer = {update.model: update.size_bytes for update in found.updates}
+        def show(updates: Updates) -> None:
+            self._newer = {update.model: update.size_bytes for update in updates.updates}
             self._rebuild()
             lines = [
                 self.tr("{n} models have a newer version.").format(n=len(self._newer))
                 if self._newer
                 else self.tr("All downloaded models are up to date."),
-                *(f"{repo}: {reason}" for repo, reason in found.problems.items()),
+                *(f"{repo}: {reason}" for repo, reason in updates.problems.items()),
             ]
-            self.banner.notify("\n".join(lines), "warn" if found.problems else "info")
+            self.banner.notify("\n".join(lines), "warn" if updates.problems else "info")
 
         self._services.ask(self.banner, self._services.api.updates, show)
 
@@ -375,14 +375,14 @@ class LibraryPage(Page):
         api = self._services.api
 
         def ask() -> tuple[Model, tuple[Tensor, ...]]:
-            found = api.model(model)
+            details = api.model(model)
             try:
-                return found, api.tensors(model).tensors
+                return details, api.tensors(model).tensors
             except ApiError:  # a folder or a missing file: show the rest
-                return found, ()
+                return details, ()
 
-        def show(found: tuple[Model, tuple[Tensor, ...]]) -> None:
-            DetailsDialog(self._services.theme, *found, self).open()
+        def show(details: tuple[Model, tuple[Tensor, ...]]) -> None:
+            DetailsDialog(self._services.theme, *details, self).open()
 
         self._services.ask(self.banner, ask, show)
 
@@ -415,7 +415,7 @@ class LibraryPage(Page):
                 occupied = target.is_dir() and any(target.iterdir())
                 return self._services.api.models_folder(), target / "tessera-models" if occupied else target
 
-            self._services.ask(self.banner, look, lambda found: self._ask_to_move(*found))
+            self._services.ask(self.banner, look, lambda answer: self._ask_to_move(*answer))
 
         dialog.fileSelected.connect(chosen)
         dialog.open()
@@ -433,15 +433,15 @@ class LibraryPage(Page):
 
     def _on_quantized(self, job: Job) -> None:
         """Report a file that was made from an original on the hub. The page "Make it fit" reports the others."""
-        made = result_of(job, Quantized)
-        if made is None or not job.params.get("download"):
+        quantized = result_of(job, Quantized)
+        if quantized is None or not job.params.get("download"):
             return
-        if not made.path:
+        if not quantized.path:
             text = self.tr("The new file was discarded: it did the task clearly worse than the original.")
             self.banner.notify(text, "warn")
             return
-        chat = (self.tr("Chat with it"), lambda: self.chat_wanted.emit(made.model))
-        self.banner.notify(self.tr("Done: {name} is in your library.").format(name=made.model), "ok", chat)
+        chat = (self.tr("Chat with it"), lambda: self.chat_wanted.emit(quantized.model))
+        self.banner.notify(self.tr("Done: {name} is in your library.").format(name=quantized.model), "ok", chat)
 
     def _on_moved(self, moved: Moved) -> None:
         """Report the new folder, and which files stayed in the old one."""
@@ -461,14 +461,14 @@ class LibraryPage(Page):
 
     def _show_check(self, job: Job) -> None:
         """Report a finished verification that found a damaged file or had nothing to compare with."""
-        found = result_of(job, Verification)
-        if found is None:
+        verification = result_of(job, Verification)
+        if verification is None:
             return
-        bad = [Path(file.path).name for file in found.files if not file.ok]
+        bad = [Path(file.path).name for file in verification.files if not file.ok]
         if bad:
             text = self.tr("{name} is damaged: {files} has changed. Download or copy it again.")
             self.banner.notify(text.format(name=job.title, files=", ".join(bad)), "bad")
-        elif found.basis == "none":
+        elif verification.basis == "none":
             text = self.tr("{name} was read completely. Its checksum is stored for later checks.")
             self.banner.notify(text.format(name=job.title), "info")
         else:
@@ -488,16 +488,16 @@ class LibraryPage(Page):
         elif job.kind is JobKind.QUANTIZE:
             self._on_quantized(job)
         elif job.kind in {JobKind.PULL, JobKind.IMPORT, JobKind.CONVERT}:
-            made = result_of(job, ModelMade)
-            actions = [(self.tr("Chat with it"), lambda: self.chat_wanted.emit(made.model))] if made else []
+            result = result_of(job, ModelMade)
+            actions = [(self.tr("Chat with it"), lambda: self.chat_wanted.emit(result.model))] if result else []
             self.banner.notify(self.tr("{name} is ready.").format(name=job.title), "ok", *actions)
 
 
 def arranged(
-    models: Sequence[tuple[Model, float | None]], wanted: str, order: str
+    models: Sequence[tuple[Model, float | None]], search: str, order: str
 ) -> list[tuple[Model, float | None]]:
     """The models whose name, architecture, type or capability contains every word, in this order."""
-    words = wanted.casefold().split()
+    words = search.casefold().split()
 
     def has(model: Model) -> bool:
         details = model.details

@@ -14,11 +14,11 @@ _USUAL_BITS_S = 100e6
 
 def name_row(name: str, proposal: Proposal) -> Flow:
     """The name, with a chip if recommended. The chip wraps below the name if there is too little space."""
-    made = Flow(spacing=8)
-    made.add(label(name, "strong"))
+    flow = Flow(spacing=8)
+    flow.add(label(name, "strong"))
     if proposal.recommended:
-        made.add(label(_tr("Recommended"), "chip-ok"))
-    return made
+        flow.add(label(_tr("Recommended"), "chip-ok"))
+    return flow
 
 
 def recommendation(proposal: Proposal) -> str:

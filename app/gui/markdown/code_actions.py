@@ -67,8 +67,8 @@ def ending(language: str) -> str:
         patterns = get_lexer_by_name(language).filenames if language else []
     except ClassNotFound:
         patterns = []
-    found = (_PATTERN.fullmatch(pattern) for pattern in patterns)
-    return next((match[1] for match in found if match), ".txt")
+    matches = (_PATTERN.fullmatch(pattern) for pattern in patterns)
+    return next((match[1] for match in matches if match), ".txt")
 
 
 # A page may neither load nor run anything. The frame is sandboxed: no scripts, no forms, no navigation by itself.
@@ -94,9 +94,9 @@ _LEADS_OUT = re.compile(
 def _without_scripts(page: str) -> str:
     """The page without its scripts. One without an end takes the rest, as in a browser."""
     parts, at = [], 0
-    while (begun := _SCRIPT.search(page, at)) is not None:
-        parts.append(page[at : begun.start()])
-        ended = _SCRIPT_END.search(page, begun.end())
+    while (opening := _SCRIPT.search(page, at)) is not None:
+        parts.append(page[at : opening.start()])
+        ended = _SCRIPT_END.search(page, opening.end())
         at = page.find(">", ended.end()) + 1 if ended is not None else 0
         if not at:
             return "".join(parts)

@@ -152,10 +152,10 @@ class MarkdownDocument:
         Qt ignores the first block's top margin, so a code header needs the frame's margin.
         """
         frame = self._document.rootFrame()
-        wanted = self._formats.code_top if self._document.firstBlock().blockFormat().property(CODE) else 0.0
+        margin = self._formats.code_top if self._document.firstBlock().blockFormat().property(CODE) else 0.0
         form = frame.frameFormat()
-        if form.topMargin() != wanted:
-            form.setTopMargin(wanted)
+        if form.topMargin() != margin:
+            form.setTopMargin(margin)
             frame.setFrameFormat(form)
 
     def _render_tail(self) -> None:
@@ -180,9 +180,9 @@ class MarkdownDocument:
         self._mark = self._current_mark()
         line = parsed[keep].line
         self._stable += sum(len(text) + 1 for text in lines[:line])
-        for label, given in references.items():
-            if label not in self._references and given["map"][1] <= line:
-                self._references[label] = given
+        for label, reference in references.items():
+            if label not in self._references and reference["map"][1] <= line:
+                self._references[label] = reference
         for block in parsed[keep:-1]:
             self._write(block)
         self._write_last(parsed[-1], alone=keep == len(parsed) - 1)
@@ -305,16 +305,16 @@ def write_code(
 ) -> None:
     """Write code at the cursor, coloured. `line_format` is that of each line after the first."""
     syntax = formats.theme.tokens.syntax
-    made: dict[str | None, QTextCharFormat] = {}
+    formats_by_colour: dict[str | None, QTextCharFormat] = {}
     for text, colour in spans(code, language):
-        if colour not in made:
-            made[colour] = formats.code(syntax[colour] if colour else None)
+        if colour not in formats_by_colour:
+            formats_by_colour[colour] = formats.code(syntax[colour] if colour else None)
         head, *others = text.split("\n")
-        cursor.insertText(breakable(head), made[colour])
+        cursor.insertText(breakable(head), formats_by_colour[colour])
         for line in others:
-            cursor.insertBlock(line_format, made[colour])
+            cursor.insertBlock(line_format, formats_by_colour[colour])
             if line:
-                cursor.insertText(breakable(line), made[colour])
+                cursor.insertText(breakable(line), formats_by_colour[colour])
 
 
 @dataclass(frozen=True)
@@ -356,10 +356,10 @@ class BlockWriter:
         self._run: list[str] = []
         self._shape = formats.text
 
-    def begin(self, block: QTextBlockFormat, text: QTextCharFormat, made: QTextList | None = None) -> None:
-        """Start a text block, as an item of the list `made` if given."""
-        if made is not None:
-            block.setObjectIndex(made.objectIndex())
+    def begin(self, block: QTextBlockFormat, text: QTextCharFormat, text_list: QTextList | None = None) -> None:
+        """Start a text block, as an item of the list `text_list` if given."""
+        if text_list is not None:
+            block.setObjectIndex(text_list.objectIndex())
         if self.fresh and not self.cursor.position():
             self.cursor.setBlockFormat(block)
             self.cursor.setBlockCharFormat(text)
@@ -371,7 +371,7 @@ class BlockWriter:
             self.cursor.insertBlock(block, text)
         self.fresh = False
         current = self.cursor.currentList()
-        if current is not None and made is None:  # a new block continues the list of the previous one
+        if current is not None and text_list is None:  # a new block continues the list of the previous one
             current.remove(self.cursor.block())
             self.cursor.setBlockFormat(block)
 
@@ -433,14 +433,14 @@ class BlockWriter:
             item.made = None
         self.begin(block, text, item.made)
         if item.made is None:
-            made = QTextListFormat()
-            made.setIndent(depth)
+            list_format = QTextListFormat()
+            list_format.setIndent(depth)
             if item.token.type == "ordered_list_open":
-                made.setStyle(QTextListFormat.Style.ListDecimal)
-                made.setStart(int(item.token.attrGet("start") or 1) + item.num_items)
+                list_format.setStyle(QTextListFormat.Style.ListDecimal)
+                list_format.setStart(int(item.token.attrGet("start") or 1) + item.num_items)
             else:
-                made.setStyle(_BULLETS[min(depth, len(_BULLETS)) - 1])
-            item.made = self.cursor.createList(made)
+                list_format.setStyle(_BULLETS[min(depth, len(_BULLETS)) - 1])
+            item.made = self.cursor.createList(list_format)
         item.num_items += 1
 
     def write_inline(self, tokens: "Sequence[Token]", base: QTextCharFormat) -> None:

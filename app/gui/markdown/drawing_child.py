@@ -72,12 +72,12 @@ def draw(text: str) -> bytes:
     painter = QPainter(image)
     renderer.render(painter)
     painter.end()
-    made = QByteArray()
-    buffer = QBuffer(made)
+    png = QByteArray()
+    buffer = QBuffer(png)
     buffer.open(QIODevice.OpenModeFlag.WriteOnly)
     image.save(buffer, "PNG")  # type: ignore[call-overload]  # the stub wants bytes
     del app
-    return bytes(made.data())
+    return bytes(png.data())
 
 
 def main() -> None:
@@ -89,10 +89,10 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        made = draw(sys.stdin.buffer.read().decode("utf-8", "replace"))
+        png = draw(sys.stdin.buffer.read().decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return
-    sys.stdout.buffer.write(made)
+    sys.stdout.buffer.write(png)
 
 
 if __name__ == "__main__":

@@ -28,14 +28,14 @@ class FormulaObjects(QPyTextObject):
 
     def format_of(self, image: FormulaImage, source: str, base: QTextCharFormat) -> QTextCharFormat:
         """The format of the character that shows this image. `source` is the text to copy."""
-        made = QTextCharFormat(base)
-        made.setObjectType(OBJECT)
+        text_format = QTextCharFormat(base)
+        text_format.setObjectType(OBJECT)
         # Qt centres such a character at half the x-height; see `_height`.
-        made.setVerticalAlignment(QTextCharFormat.VerticalAlignment.AlignMiddle)
-        made.setProperty(SOURCE, source)
-        made.setProperty(_NUMBER, len(self._images))
+        text_format.setVerticalAlignment(QTextCharFormat.VerticalAlignment.AlignMiddle)
+        text_format.setProperty(SOURCE, source)
+        text_format.setProperty(_NUMBER, len(self._images))
         self._images.append(image)
-        return made
+        return text_format
 
     def intrinsicSize(self, document: QTextDocument, position: int, text_format: QTextFormat) -> QSizeF:
         """The size of the image."""

@@ -49,10 +49,10 @@ def lexer(language: str) -> "Lexer":
     from pygments.util import ClassNotFound
 
     try:
-        found: Lexer = get_lexer_by_name(language, stripnl=False, ensurenl=False)
+        result: Lexer = get_lexer_by_name(language, stripnl=False, ensurenl=False)
     except ClassNotFound:
-        found = TextLexer(stripnl=False, ensurenl=False)
-    return found
+        result = TextLexer(stripnl=False, ensurenl=False)
+    return result
 
 
 @lru_cache(maxsize=512)

@@ -64,21 +64,21 @@ def _formula(state: "StateInline") -> tuple[str, int, bool] | None:
         if signs is _DOLLARS and _is_between_process_numbers(content):
             continue
         return content, len(content) + 2 * len(signs[0]), display
-    found = _DOLLAR.match(state.src, state.pos, state.posMax)
-    if found is None:
+    match = _DOLLAR.match(state.src, state.pos, state.posMax)
+    if match is None:
         return None
-    before, after = state.src[max(state.pos - 1, 0) : state.pos], state.src[found.end() : found.end() + 6]
-    return (found[1], len(found[0]), False) if _is_inline_formula(found[1], before, after) else None
+    before, after = state.src[max(state.pos - 1, 0) : state.pos], state.src[match.end() : match.end() + 6]
+    return (match[1], len(match[0]), False) if _is_inline_formula(match[1], before, after) else None
 
 
 def _math(state: "StateInline", silent: bool) -> bool:
     """Inline rule for markdown-it."""
     if state.src[state.pos] not in "\\$":
         return False
-    found = _formula(state)
-    if found is None:
+    formula = _formula(state)
+    if formula is None:
         return False
-    content, length, display = found
+    content, length, display = formula
     if not silent:
         token = state.push("math", "", 0)
         token.content, token.block = content.strip(), display
@@ -93,11 +93,11 @@ def parser() -> "MarkdownIt":
     from markdown_it import MarkdownIt
     from markdown_it.rules_block import table
 
-    made = MarkdownIt("commonmark", {"html": False, "maxNesting": 20}).enable(["strikethrough"])
+    markdown = MarkdownIt("commonmark", {"html": False, "maxNesting": 20}).enable(["strikethrough"])
     # Not first, as in markdown-it: a line that opens code, a quote or a list is not a table head.
-    made.block.ruler.before("lheading", "late_table", table, {"alt": ["paragraph", "reference"]})
-    made.inline.ruler.before("escape", "math", _math)
-    return made
+    markdown.block.ruler.before("lheading", "late_table", table, {"alt": ["paragraph", "reference"]})
+    markdown.inline.ruler.before("escape", "math", _math)
+    return markdown
 
 
 _FENCE = re.compile(r"(`{3,}|~{3,})[^\n]*\n?")
@@ -126,7 +126,7 @@ class Block:
 
 def blocks(text: str, references: References | None = None) -> list[Block]:
     """The top-level blocks of a text, in order. Adds link reference definitions to `references`."""
-    found: list[Block] = []
+    result: list[Block] = []
     current: list[Token] = []
     start = 0
     tokens = parser().parse(text, {"references": {} if references is None else references})
@@ -136,9 +136,9 @@ def blocks(text: str, references: References | None = None) -> list[Block]:
             start = token.map[0]
         current.append(token)
         if token.level == 0 and token.nesting <= 0:
-            found.append(Block(tuple(current), start))
+            result.append(Block(tuple(current), start))
             current = []
-    return found
+    return result
 
 
 def _mark_tasks(tokens: "list[Token]") -> None:
@@ -190,8 +190,8 @@ def breakable(text: str) -> str:
     return text if len(text) <= _LONGEST_WORD else _NO_SPACES.sub(_broken, text)
 
 
-def _broken(found: re.Match[str]) -> str:
-    word = found[0]
+def _broken(match: re.Match[str]) -> str:
+    word = match[0]
     return BREAK.join(word[at : at + _LONGEST_WORD] for at in range(0, len(word), _LONGEST_WORD))
 
 

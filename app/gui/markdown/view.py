@@ -366,8 +366,8 @@ class MarkdownView(QTextBrowser):
         layout, padding = self._document.documentLayout(), table.format().toTableFormat().cellPadding()
         corners = table.cellAt(0, 0), table.cellAt(table.rows() - 1, table.columns() - 1)
         first, last = (layout.blockBoundingRect(cell.firstCursorPosition().block()) for cell in corners)
-        found: QRectF = first.united(last).adjusted(-padding, -padding, padding, padding)
-        return found.toRect()
+        bounds: QRectF = first.united(last).adjusted(-padding, -padding, padding, padding)
+        return bounds.toRect()
 
     def _offer_table(self, place: QPoint) -> None:
         button = self._table_button
@@ -430,27 +430,27 @@ class MarkdownView(QTextBrowser):
 
     def createMimeDataFromSelection(self) -> QMimeData:
         """Copy formulas as their source text."""
-        made = super().createMimeDataFromSelection()
-        text = made.text()
+        mime = super().createMimeDataFromSelection()
+        text = mime.text()
         if BREAK in text and BREAK not in self.markdown:
             text = text.replace(BREAK, "")
-            made = QMimeData()
-            made.setText(text)
+            mime = QMimeData()
+            mime.setText(text)
         if OBJECT_LETTER in text:
             for source in self._selected_formulas():
                 text = text.replace(OBJECT_LETTER, source, 1)
-            made = QMimeData()
-            made.setText(text)
-        return made
+            mime = QMimeData()
+            mime.setText(text)
+        return mime
 
     def _selected_formulas(self) -> list[str]:
-        chosen, found = self.textCursor(), []
+        chosen, sources = self.textCursor(), []
         for position in range(chosen.selectionStart(), chosen.selectionEnd()):
             if self._document.characterAt(position) == OBJECT_LETTER:
                 cursor = QTextCursor(self._document)
                 cursor.setPosition(position + 1)
-                found.append(str(cursor.charFormat().property(SOURCE) or ""))
-        return found
+                sources.append(str(cursor.charFormat().property(SOURCE) or ""))
+        return sources
 
     def _on_theme_changed(self) -> None:
         text = self.markdown

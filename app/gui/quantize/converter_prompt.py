@@ -70,9 +70,9 @@ class ForeignFamily(QObject):
             self._begin(lambda: self._services.api.convert(request), self._on_converted)
 
     def _on_converted(self, job: Job) -> None:
-        made = result_of(job, ConvertedFile)
-        if made is not None:
-            self.converted.emit(made.model)
+        converted_file = result_of(job, ConvertedFile)
+        if converted_file is not None:
+            self.converted.emit(converted_file.model)
 
     def _begin(self, start: Callable[[], Job], then: Callable[[Job], None]) -> None:
         def started(job: Job) -> None:

@@ -169,8 +169,8 @@ class FitPage(Page):
     def _build(self) -> None:
         theme = self._services.theme
         choose = Flow()
-        named = {"Model": self.model, "Target": self.aim, "How thorough": self.tier, "Calibration text": self.text}
-        for words, control in (named | {"Quality gate": self.gate}).items():
+        rows = {"Model": self.model, "Target": self.aim, "How thorough": self.tier, "Calibration text": self.text}
+        for words, control in (rows | {"Quality gate": self.gate}).items():
             choose.add_named(self.tr(words), control)
         size = row(self._smallest, self.slider, self._largest, spacing=12)
         size.setStretch(1, 1)
@@ -221,7 +221,7 @@ class FitPage(Page):
         if online == self._models and self._range[1] and not self._wanted:
             return  # do not refresh the combo box, it may be open
         self._models = online
-        wanted = self._wanted or self.model.currentData()
+        previous = self._wanted or self.model.currentData()
         before = self.model.currentData()
         self.model.clear()
         usable = [item for item in self._models if not unfit(item)]
@@ -235,7 +235,7 @@ class FitPage(Page):
                 self.model.setItemData(index, 0, Qt.ItemDataRole.UserRole - 1)  # Qt's internal role for item flags
         self._none.setVisible(not choosable)
         self._choices.setVisible(bool(choosable))
-        at = self.model.findData(wanted)
+        at = self.model.findData(previous)
         self.model.setCurrentIndex(at if 0 <= at < len(choosable) else 0 if choosable else -1)
         self._wanted = ""
         # A message that is shown stays: the same one again would replace the button under the pointer.
@@ -282,14 +282,14 @@ class FitPage(Page):
             self._delay.start()
 
     def _request(self) -> QuantizeOptions:
-        made = QuantizeOptions(
+        options = QuantizeOptions(
             model=self.model.currentData() or "",
             tier=self.tier.currentData(),
             budget_bytes=self.budget_bytes or None,
             calibration=self.text.value,
             gate=self.gate.value,
         )
-        return self.aim.on(made) if self.aim.is_context and self._range[1] else made
+        return self.aim.on(options) if self.aim.is_context and self._range[1] else options
 
     def _request_curve(self) -> None:
         """Request every point of the curve again, because the measurements changed."""
@@ -299,16 +299,16 @@ class FitPage(Page):
 
     def _forecast(self) -> None:
         self._asked += 1
-        asked, request = self._asked, self._request()
+        request_number, request = self._asked, self._request()
         if not request.model:
             return
 
         def show(sketch: QuantizeSketch) -> None:
-            if asked == self._asked:
+            if request_number == self._asked:
                 self._show_forecast(sketch, request.model)
 
         def failed(error: Exception) -> None:
-            if asked == self._asked:
+            if request_number == self._asked:
                 self._show_refusal(error)
 
         self._services.background.run(lambda: self._services.api.quantize_plan(request), show, failed, self)
@@ -364,27 +364,27 @@ class FitPage(Page):
 
     def _consequences(self, plan: QuantPlan, forecast: PlanForecast) -> list[str]:
         """What the plan means on this computer, as far as known."""
-        found: list[str] = []
+        lines: list[str] = []
         if self.aim.is_context:
-            found.append(self.tr("For a context length of {n}").format(n=formatted.whole(self.aim.n_ctx)))
+            lines.append(self.tr("For a context length of {n}").format(n=formatted.whole(self.aim.n_ctx)))
         elif forecast.largest_context:
             context = formatted.whole(forecast.largest_context)
-            found.append(self.tr("Context up to {n} fits").format(n=context))
+            lines.append(self.tr("Context up to {n} fits").format(n=context))
         elif forecast.largest_context == 0:
-            found.append(self.tr("Does not fit the memory that is free now"))
+            lines.append(self.tr("Does not fit the memory that is free now"))
         if plan.kv:
             types = " / ".join(dict.fromkeys((plan.kv.type_k, plan.kv.type_v)))
-            found.append(self.tr("KV cache type {k}").format(k=types))
+            lines.append(self.tr("KV cache type {k}").format(k=types))
         if plan.decode_cost:
             speed = formatted.decimal(1 / plan.decode_cost, 2)
-            found.append(self.tr("{n} x the speed of a 4-bit file").format(n=speed))
+            lines.append(self.tr("{n} x the speed of a 4-bit file").format(n=speed))
         if forecast.seconds:
             is_timed = not forecast.gpu_untimed
             text = self.tr("Takes about {time}") if is_timed else self.tr("Takes about {time} without the GPU")
-            found.append(text.format(time=formatted.duration(forecast.seconds)))
+            lines.append(text.format(time=formatted.duration(forecast.seconds)))
         if forecast.disk_bytes:
-            found.append(self.tr("Needs {size} of free disk").format(size=formatted.size(forecast.disk_bytes)))
-        return found
+            lines.append(self.tr("Needs {size} of free disk").format(size=formatted.size(forecast.disk_bytes)))
+        return lines
 
     def _set_range(self, smallest: int, largest: int) -> None:
         self._range = (smallest, max(largest, smallest + 1))
@@ -404,20 +404,20 @@ class FitPage(Page):
         number, self._current = self._sweeps, {}
 
         def plans() -> list[QuantPlan]:
-            found = []
+            curve = []
             for request in requests:
                 try:
-                    found.append(self._services.api.quantize_plan(request).plan)
+                    curve.append(self._services.api.quantize_plan(request).plan)
                 except ApiError:
                     continue
-            return found
+            return curve
 
-        def show(found: list[QuantPlan]) -> None:
+        def show(curve: list[QuantPlan]) -> None:
             if self.model.currentData() == model and number == self._sweeps:
-                self._current.update({plan.file_bytes: plan.damage for plan in found})
+                self._current.update({plan.file_bytes: plan.damage for plan in curve})
                 self._ours = self._current
-                if found:
-                    self._stock = found[-1].stock or self._stock
+                if curve:
+                    self._stock = curve[-1].stock or self._stock
                 self._show_points()
 
         self._services.background.run(plans, show, lambda _: None, self)
@@ -437,22 +437,22 @@ class FitPage(Page):
             return
         if job.state == "failed" and job.error is not None:
             self.banner.notify(failure_of(job), "bad")
-        made = result_of(job, Quantized) if job.state == "done" else None
-        if made is None:
+        quantized = result_of(job, Quantized) if job.state == "done" else None
+        if quantized is None:
             return
         chosen = self.model.currentData()
-        if made.report.ours is not None and job.params.get("model", chosen) == chosen:
-            self._measured[made.report.plan.file_bytes] = made.report.ours.kld_mean.value
+        if quantized.report.ours is not None and job.params.get("model", chosen) == chosen:
+            self._measured[quantized.report.plan.file_bytes] = quantized.report.ours.kld_mean.value
         self._request_curve()  # the source has been measured now
         clear(self._report)
-        self._report.addWidget(report_card(self._services.theme, made.report))
-        if made.report.out is None:
+        self._report.addWidget(report_card(self._services.theme, quantized.report))
+        if quantized.report.out is None:
             self.banner.notify(
                 self.tr("The new file was discarded: it did the task clearly worse than the original."), "warn"
             )
             return
-        chat = (self.tr("Chat with it"), lambda: self.chat_wanted.emit(made.model))
-        self.banner.notify(self.tr("Done: {name} is in your library.").format(name=made.model), "ok", chat)
+        chat = (self.tr("Chat with it"), lambda: self.chat_wanted.emit(quantized.model))
+        self.banner.notify(self.tr("Done: {name} is in your library.").format(name=quantized.model), "ok", chat)
 
 
 _TEXTS: tuple[tuple[str | None, str, str], ...] = (
@@ -476,9 +476,9 @@ class OwnTextChoice(PathChoice):
 
     def dialog(self) -> QFileDialog:
         """Dialog for a folder."""
-        made = QFileDialog(self, self.tr("A folder with your own text"))
-        made.setFileMode(QFileDialog.FileMode.Directory)
-        return made
+        dialog = QFileDialog(self, self.tr("A folder with your own text"))
+        dialog.setFileMode(QFileDialog.FileMode.Directory)
+        return dialog
 
     def words(self, name: str) -> str:
         """The row text, with the folder's name."""
@@ -516,10 +516,10 @@ class GateChoice(PathChoice):
 
     def dialog(self) -> QFileDialog:
         """Dialog for a task file."""
-        made = QFileDialog(self, self.tr("A file of tasks"))
-        made.setFileMode(QFileDialog.FileMode.ExistingFile)
-        made.setNameFilters([self.tr("Tasks (*.jsonl *.json)"), self.tr("All files (*)")])
-        return made
+        dialog = QFileDialog(self, self.tr("A file of tasks"))
+        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
+        dialog.setNameFilters([self.tr("Tasks (*.jsonl *.json)"), self.tr("All files (*)")])
+        return dialog
 
     def words(self, name: str) -> str:
         """The row text, with the file's name."""

@@ -31,16 +31,16 @@ def report_card(theme: Theme, report: QuantizeReport) -> QFrame:
         heads.append(_tr("llama.cpp {name}").format(name=report.stock_mix or ""))
     for column, text in enumerate(heads):
         grid.addWidget(label(text, "small"), 0, column)
-    asked = [label(text, wrap=True) for text in [*own_words(report), *gate_words(report), *_how(report)]]
+    notes = [label(text, wrap=True) for text in [*own_words(report), *gate_words(report), *_how(report)]]
     if not ours:
         left_out = label(_tr("Not compared: the comparison was skipped."), "small")
-        return card(verdict, mosaic, PrecisionLegend(theme), left_out, *asked)
+        return card(verdict, mosaic, PrecisionLegend(theme), left_out, *notes)
     for number, (words_, written) in enumerate(_MEASURES, 1):
         grid.addWidget(label(_tr(words_)), number, 0)
-        for column, found in enumerate([ours, stock][: len(heads) - 1], 1):
-            text = written(found) if found else ""
+        for column, measured in enumerate([ours, stock][: len(heads) - 1], 1):
+            text = written(measured) if measured else ""
             grid.addWidget(label(text, "strong" if column == 1 else ""), number, column)
-    return card(verdict, mosaic, PrecisionLegend(theme), grid, *asked, spacing=12)
+    return card(verdict, mosaic, PrecisionLegend(theme), grid, *notes, spacing=12)
 
 
 def _verdict(report: QuantizeReport) -> str:
@@ -156,10 +156,10 @@ def _change(text: str, ratio: Interval) -> str:
 
 
 _MEASURES: tuple[tuple[str, Callable[[FileReport], str]], ...] = (
-    ("Mean loss (KL divergence)", lambda found: formatted.decimal(found.kld_mean.value, 5)),
-    ("Worst 1 % of tokens", lambda found: formatted.decimal(found.kld_p99, 4)),
-    ("Same top token", lambda found: f"{formatted.decimal(100 * found.top1_agreement_frac.value, 1)} %"),
-    ("Perplexity", lambda found: formatted.decimal(found.perplexity.value, 3)),
+    ("Mean loss (KL divergence)", lambda report: formatted.decimal(report.kld_mean.value, 5)),
+    ("Worst 1 % of tokens", lambda report: formatted.decimal(report.kld_p99, 4)),
+    ("Same top token", lambda report: f"{formatted.decimal(100 * report.top1_agreement_frac.value, 1)} %"),
+    ("Perplexity", lambda report: formatted.decimal(report.perplexity.value, 3)),
 )
 
 

@@ -98,28 +98,28 @@ class FrontierPlot(Chart):
         """Place names next to their points without covering points, lines or other names."""
         box = self.getViewBox()
         stock = [(row.file_bytes / _MIB, log10(row.damage or 1)) for row in self._stock_rows]
-        taken = []
+        boxes = []
         for x, y in (*stock, *self._points):
             at = box.mapViewToScene(QPointF(x, y))
-            taken.append(Box(at.x() - _DOT / 2, at.y() - _DOT / 2, _DOT, _DOT))
+            boxes.append(Box(at.x() - _DOT / 2, at.y() - _DOT / 2, _DOT, _DOT))
         curve = [box.mapViewToScene(QPointF(x, y)) for x, y in self._points]
-        taken += [
+        boxes += [
             Box(x - _LINE / 2, y - _LINE / 2, _LINE, _LINE)
             for first, last in pairwise(curve)
             for x, y in along((first.x(), first.y()), (last.x(), last.y()), _LINE)
         ]
         line = box.mapViewToScene(QPointF(self._here.value(), 0.0)).x()
         whole = box.sceneBoundingRect()
-        taken.append(Box(line - 1, whole.top(), 2, whole.height()))  # keep names off the dashed line
-        taken += around(Box(whole.left(), whole.top(), whole.width(), whole.height()))  # keep names inside the plot
+        boxes.append(Box(line - 1, whole.top(), 2, whole.height()))  # keep names off the dashed line
+        boxes += around(Box(whole.left(), whole.top(), whole.width(), whole.height()))  # keep names inside the plot
         for item in self._labels:
             at = box.mapViewToScene(item.pos())
             size = item.boundingRect()
-            found = place(at.x(), at.y(), size.width(), size.height(), taken)
-            item.setVisible(found is not None)
-            if found is not None:
-                taken.append(found)
-                item.setAnchor(((at.x() - found.left) / found.width, (at.y() - found.top) / found.height))
+            spot = place(at.x(), at.y(), size.width(), size.height(), boxes)
+            item.setVisible(spot is not None)
+            if spot is not None:
+                boxes.append(spot)
+                item.setAnchor(((at.x() - spot.left) / spot.width, (at.y() - spot.top) / spot.height))
 
     def _recolour(self) -> None:
         tokens = self._theme.tokens
@@ -192,13 +192,13 @@ def around(box: Box) -> tuple[Box, ...]:
     )
 
 
-def place(x: float, y: float, width: float, height: float, taken: Sequence[Box]) -> Box | None:
+def place(x: float, y: float, width: float, height: float, occupied: Sequence[Box]) -> Box | None:
     """The nearest free box for a label of this size next to the point, or None."""
     for distance in _DISTANCES:
         for across, down in _WAYS:
             left = x + across * width + distance * (0 if across == -0.5 else 1 if across == 0 else -1)  # noqa: PLR2004 - centred
             top = y + down * height + distance * (0 if down == -0.5 else 1 if down == 0 else -1)  # noqa: PLR2004 - centred
             box = Box(left, top, width, height)
-            if not any(box.meets(other) for other in taken):
+            if not any(box.meets(other) for other in occupied):
                 return box
     return None

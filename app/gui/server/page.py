@@ -64,27 +64,27 @@ class KeysCard(RowsCard[Keys]):
     def _fetch(self) -> Keys:
         return self._services.api.keys()
 
-    def _rows_of(self, found: Keys) -> tuple[list[QLayout], str]:
-        own = any(not key.program for key in found.keys)
-        if (found.required or own) != self.required:
-            self.required = found.required or own
+    def _rows_of(self, keys: Keys) -> tuple[list[QLayout], str]:
+        own = any(not key.program for key in keys.keys)
+        if (keys.required or own) != self.required:
+            self.required = keys.required or own
             self.required_changed.emit()
         if own:
             note = self.tr("Every program must present one of these keys, on this computer too.")
-        elif found.public:
+        elif keys.public:
             note = self.tr(
                 "Other computers can reach this server. It accepts no other program until you create a key."
             )
         else:
             note = self.tr("No key is needed on this computer. As soon as there is one, every program needs one.")
-        return [self._key_row(key) for key in found.keys], note
+        return [self._key_row(key) for key in keys.keys], note
 
     def _key_row(self, key: Key) -> QHBoxLayout:
         name = key.name
         scopes = {"chat": self.tr("runs models"), "manage": self.tr("manages models")}
         chips = [label(scopes[scope], "chip") for scope in key.scopes]
-        made = formatted.date(QDateTime.fromSecsSinceEpoch(int(key.created_at)).date())
-        words = self.tr("connected program") if key.program else self.tr("created {date}").format(date=made)
+        created = formatted.date(QDateTime.fromSecsSinceEpoch(int(key.created_at)).date())
+        words = self.tr("connected program") if key.program else self.tr("created {date}").format(date=created)
         revoke = button(self.tr("Revoke"), lambda: self._revoke(name), "danger")
         revoke.setAccessibleName(self.tr("Revoke {name}").format(name=name))
         return row(label(name), *chips, label(words, "small"), 1, revoke)
@@ -95,8 +95,8 @@ class KeysCard(RowsCard[Keys]):
             return
         request = KeyRequest(name=name, scopes=tuple(self.scope.currentData()))
 
-        def done(made: NewKey) -> None:
-            self.key.setText(made.key)
+        def done(new_key: NewKey) -> None:
+            self.key.setText(new_key.key)
             self._new.show()
             self.name.clear()
             self.refresh()
@@ -297,10 +297,10 @@ class ServerPage(Page):
         self.programs.show_rows([requests.program_row(program) for program in programs])
         self.programs.setVisible(bool(programs))
         self._nobody.setVisible(not programs)
-        asked = answer.requests[:_SHOWN_REQUESTS]
-        self.requests.show_rows([requests.request_row(request, self._services.models.title) for request in asked])
-        self.requests.setVisible(bool(asked))
-        self._none.setVisible(not asked)
+        recent = answer.requests[:_SHOWN_REQUESTS]
+        self.requests.show_rows([requests.request_row(request, self._services.models.title) for request in recent])
+        self.requests.setVisible(bool(recent))
+        self._none.setVisible(not recent)
 
     def _read_log(self) -> None:
         def read() -> str:

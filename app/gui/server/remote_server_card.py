@@ -105,8 +105,8 @@ class ElsewhereCard(QFrame):
             with Client(address, key or within) as client:
                 return address, key or within, len(client.chat_models())
 
-        def done(found: tuple[str, str | None, int]) -> None:
-            address, accepted, count = found
+        def done(connection: tuple[str, str | None, int]) -> None:
+            address, accepted, count = connection
             self._remote.choose(address, accepted)
             self._link.disconnect()
             for field in (self.url, self.key):
@@ -137,13 +137,13 @@ class ElsewhereCard(QFrame):
             number = 1
             while True:
                 try:
-                    made = api.make_key(KeyRequest(name="phone" if number == 1 else f"phone {number}"))
+                    new_key = api.make_key(KeyRequest(name="phone" if number == 1 else f"phone {number}"))
                 except ApiError as error:
                     number += 1
                     if error.param != "name" or number > 20:  # noqa: PLR2004 - more phones than anyone has
                         raise
                 else:
-                    return f"{url}/chat#key={quote(made.key)}"
+                    return f"{url}/chat#key={quote(new_key.key)}"
 
         def done(link: str) -> None:
             pixmap = QPixmap()

@@ -31,7 +31,7 @@ class RowsCard(QFrame, Generic[T]):
         """Request the list from the server. Worker thread only."""
 
     @abstractmethod
-    def _rows_of(self, found: T) -> tuple[list[QLayout], str]:
+    def _rows_of(self, state: T) -> tuple[list[QLayout], str]:
         """One row per item, and the note above the rows."""
 
     @abstractmethod
@@ -46,10 +46,10 @@ class RowsCard(QFrame, Generic[T]):
         """Reload the list. The listed hosts are not contacted."""
         self._services.background.run(self._fetch, self._show, lambda _: None, self)
 
-    def _show(self, found: T) -> None:
-        if found == self._found:
+    def _show(self, state: T) -> None:
+        if state == self._found:
             return
-        self._found = found
+        self._found = state
         when_released(self, self._make_rows)
 
     def _make_rows(self) -> None:
@@ -57,8 +57,8 @@ class RowsCard(QFrame, Generic[T]):
             return
         clear(self._rows)
         rows, note = self._rows_of(self._found)
-        for made in rows:
-            self._rows.addLayout(made)
+        for layout in rows:
+            self._rows.addLayout(layout)
         self._note.setText(note)
 
     def _run_then_reload(self, call: Callable[[], object]) -> None:

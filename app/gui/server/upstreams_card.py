@@ -29,16 +29,16 @@ class UpstreamsCard(RowsCard[Upstreams]):
     def _fetch(self) -> Upstreams:
         return self._services.api.upstreams()
 
-    def _rows_of(self, found: Upstreams) -> tuple[list[QLayout], str]:
-        used = {rule.upstream for rule in found.rules if rule.model == f"{rule.upstream}/*"}
-        rows: list[QLayout] = [self._upstream(row_, used=row_.name in used) for row_ in found.upstreams]
-        rows += [self._rule(rule) for rule in found.rules if rule.model != f"{rule.upstream}/*"]
+    def _rows_of(self, state: Upstreams) -> tuple[list[QLayout], str]:
+        used = {rule.upstream for rule in state.rules if rule.model == f"{rule.upstream}/*"}
+        rows: list[QLayout] = [self._upstream(row_, used=row_.name in used) for row_ in state.upstreams]
+        rows += [self._rule(rule) for rule in state.rules if rule.model != f"{rule.upstream}/*"]
         note = (
             self.tr(
                 "Tessera sends nothing to a server that you have not allowed. Every answer shows "
                 "where it was generated."
             )
-            if found.upstreams
+            if state.upstreams
             else self.tr(
                 "Models from vLLM, SGLang, llama-server or another Tessera can be used next to the local ones."
             )

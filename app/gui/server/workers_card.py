@@ -52,18 +52,18 @@ class RemotesCard(RowsCard[Remotes]):
     def _fetch(self) -> Remotes:
         return self._services.api.remotes()
 
-    def _rows_of(self, found: Remotes) -> tuple[list[QLayout], str]:
+    def _rows_of(self, state: Remotes) -> tuple[list[QLayout], str]:
         note = (
             self.tr(
                 "Layers are sent there through an SSH tunnel with your keys; the card of each model shows how many."
             )
-            if found.remotes
+            if state.remotes
             else self.tr(
                 "A model that is too large for this computer can run on several. On the other one, run: tessera "
                 "worker"
             )
         )
-        return [self._remote(remote) for remote in found.remotes], note
+        return [self._remote(remote) for remote in state.remotes], note
 
     def _remote(self, remote: RemoteRow) -> QVBoxLayout:
         api, name = self._services.api, remote.name
@@ -160,6 +160,6 @@ def _host_and_port(address: str) -> tuple[str, int]:
     Several colons without brackets are an address without a port.
     """
     bare, colon, digits = address.rpartition(":")
-    named = colon and digits.isascii() and digits.isdigit() and (":" not in bare or bare.endswith("]"))
-    host, port = (bare, int(digits)) if named else (address, _SSH)
+    has_port = colon and digits.isascii() and digits.isdigit() and (":" not in bare or bare.endswith("]"))
+    host, port = (bare, int(digits)) if has_port else (address, _SSH)
     return host.removeprefix("[").removesuffix("]"), port

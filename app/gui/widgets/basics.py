@@ -53,17 +53,17 @@ Tone = Literal["info", "ok", "warn", "bad"]
 
 def label(text: str = "", kind: LabelKind = "", *, wrap: bool = False, selectable: bool = False) -> QLabel:
     """A plain-text label. Markup in the text is not interpreted."""
-    made = QLabel(text)
-    made.setTextFormat(Qt.TextFormat.PlainText)
-    made.setProperty("kind", kind)
-    made.setWordWrap(wrap)
+    result = QLabel(text)
+    result.setTextFormat(Qt.TextFormat.PlainText)
+    result.setProperty("kind", kind)
+    result.setWordWrap(wrap)
     if kind.startswith("chip"):
-        made.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
+        result.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
     if selectable:
-        made.setTextInteractionFlags(
+        result.setTextInteractionFlags(
             Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
         )
-    return made
+    return result
 
 
 def set_kind(widget: QWidget, kind: str) -> None:
@@ -76,12 +76,12 @@ def set_kind(widget: QWidget, kind: str) -> None:
 
 def button(text: str, on_click: Callable[[], object] | None = None, kind: str = "") -> QPushButton:
     """A push button. `kind` is primary, danger, link or empty."""
-    made = QPushButton(text)
-    made.setProperty("kind", kind)
-    made.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
+    result = QPushButton(text)
+    result.setProperty("kind", kind)
+    result.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
     if on_click is not None:
-        made.clicked.connect(lambda _checked=False: on_click())
-    return made
+        result.clicked.connect(lambda _checked=False: on_click())
+    return result
 
 
 class IconButton(QToolButton):
@@ -234,12 +234,12 @@ def reserve_scroll_bar(area: QAbstractScrollArea) -> None:
 
     def reserve(_low: int, high: int) -> None:
         nonlocal width, settling
-        wanted = 0 if high else SCROLL_BAR
+        target = 0 if high else SCROLL_BAR
         # Setting margins triggers a layout, which may change the range again: ignore nested calls.
-        if settling or wanted == width:
+        if settling or target == width:
             return
-        settling, width = True, wanted
-        area.setViewportMargins(0, 0, wanted, 0)
+        settling, width = True, target
+        area.setViewportMargins(0, 0, target, 0)
         settling = False
 
     area.verticalScrollBar().rangeChanged.connect(reserve)
@@ -332,15 +332,15 @@ class Page(QScrollArea):
         """Keep the widget under the mouse, else the first visible one, where it was in the viewport."""
         inner = self._inner
         pointed = inner.childAt(inner.mapFromGlobal(QCursor.pos())) if self.viewport().underMouse() else None
-        seen = [made for made in before if made in self._places and before[made] >= top]
+        seen = [widget for widget in before if widget in self._places and before[widget] >= top]
         anchor = pointed if pointed in seen else min(seen, key=before.__getitem__, default=None)
         if anchor is not None:
             self.verticalScrollBar().setValue(top + self._places[anchor] - before[anchor])
 
     def _note_places(self) -> None:
         inner = self._inner
-        found = inner.findChildren(QWidget)
-        self._places = {made: made.mapTo(inner, QPoint(0, 0)).y() for made in found if made.isVisible()}
+        widgets = inner.findChildren(QWidget)
+        self._places = {widget: widget.mapTo(inner, QPoint(0, 0)).y() for widget in widgets if widget.isVisible()}
 
     def set_subtitle(self, text: str) -> None:
         """Set the text below the title."""

@@ -27,8 +27,8 @@ class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannot
         self.setMouseEnabled(x=False, y=False)
         self.setMenuEnabled(False)
         self.hideButtons()
-        for made in (self, self.viewport()):
-            made.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # there is nothing to do in it by keyboard
+        for widget in (self, self.viewport()):
+            widget.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # there is nothing to do in it by keyboard
         self.setAccessibleName(name)
         self.getPlotItem().setContentsMargins(0, 8, 8, 4)
         self.restyle()
@@ -80,13 +80,13 @@ class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannot
         return bool(super().viewportEvent(event))
 
     def _label_at(self, at: QPointF) -> str:
-        box, best, found = self.getViewBox(), float(_NEAR), ""
+        box, best, nearest = self.getViewBox(), float(_NEAR), ""
         for x, y, text in self.points:
             place = box.mapViewToScene(QPointF(x, y))
             far = ((place.x() - at.x()) ** 2 + (place.y() - at.y()) ** 2) ** 0.5
             if far < best:
-                best, found = far, text
-        return found
+                best, nearest = far, text
+        return nearest
 
 
 class ChartKey(Flow):

@@ -114,9 +114,9 @@ class Flow(QWidget):
 
     def add_named(self, words: str, control: QWidget) -> None:
         """Add a control below its name."""
-        made = QWidget()
-        made.setLayout(stack(label(words, "small"), control, spacing=2))
-        self.add(made)
+        named_control = QWidget()
+        named_control.setLayout(stack(label(words, "small"), control, spacing=2))
+        self.add(named_control)
 
     def add(self, widget: QWidget) -> None:
         """Add a widget at the end."""

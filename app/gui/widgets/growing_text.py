@@ -52,11 +52,11 @@ class GrowingText(QPlainTextEdit):
     def _line_heights(self) -> list[float]:
         """Heights of the first lines, at most one more than `most`."""
         layout = self.document().documentLayout()
-        found: list[float] = []
+        heights: list[float] = []
         block = self.document().firstBlock()
-        while block.isValid() and len(found) <= self._most:
+        while block.isValid() and len(heights) <= self._most:
             layout.blockBoundingRect(block)  # forces the layout
             lines = block.layout()
-            found += [lines.lineAt(number).height() for number in range(min(lines.lineCount(), self._most + 1))]
+            heights += [lines.lineAt(number).height() for number in range(min(lines.lineCount(), self._most + 1))]
             block = block.next()
-        return found
+        return heights

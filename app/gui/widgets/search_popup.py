@@ -32,12 +32,12 @@ class Entry:
 def matching(entries: Sequence[Entry], text: str) -> list[Entry]:
     """The entries that contain every word of `text`. Titles that start with it come first."""
     words = text.casefold().split()
-    found = [
+    hits = [
         entry
         for entry in entries
         if entry.always or all(word in f"{entry.title} {entry.detail}".casefold() for word in words)
     ]
-    return sorted(found, key=lambda entry: (entry.always, not entry.title.casefold().startswith(text.casefold())))
+    return sorted(hits, key=lambda entry: (entry.always, not entry.title.casefold().startswith(text.casefold())))
 
 
 class SearchPopup(QDialog):

@@ -14,16 +14,16 @@ _SIDE, _BODY = 304, 14  # pixels of a side panel and of body text at the normal 
 
 def saved_splitter(name: str, first: QWidget, second: QWidget, *, sizes: tuple[int, int]) -> QSplitter:
     """A horizontal splitter whose second side grows. `sizes` in pixels apply until the user moves it."""
-    made = QSplitter(Qt.Orientation.Horizontal)
-    made.setObjectName(name)
-    made.setHandleWidth(1)
-    made.setChildrenCollapsible(False)
+    splitter = QSplitter(Qt.Orientation.Horizontal)
+    splitter.setObjectName(name)
+    splitter.setHandleWidth(1)
+    splitter.setChildrenCollapsible(False)
     for side in (first, second):
-        made.addWidget(side)
-    made.setStretchFactor(0, 0)
-    made.setStretchFactor(1, 1)
-    made.setSizes(list(sizes))
-    return made
+        splitter.addWidget(side)
+    splitter.setStretchFactor(0, 0)
+    splitter.setStretchFactor(1, 1)
+    splitter.setSizes(list(sizes))
+    return splitter
 
 
 def keep_splitters(page: QWidget, settings: QSettings) -> None:

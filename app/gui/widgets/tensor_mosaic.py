@@ -61,11 +61,11 @@ def tiles_of_types(type_bytes: Mapping[str, int], num_tiles: int) -> list[Tile]:
     """Tiles in proportion to the weights of each type, for when the tensors are not known."""
     weights = {name: size * 8 / bits_of(name) for name, size in type_bytes.items() if bits_of(name)}
     total = sum(weights.values())
-    made: list[Tile] = []
+    tiles: list[Tile] = []
     for name, share in sorted(weights.items(), key=lambda item: bits_of(item[0])):
         tip = f"{name}: {formatted.size(type_bytes[name])}"
-        made.extend([Tile(bits_of(name), tip)] * max(1, round(num_tiles * share / total)))
-    return made[:num_tiles]
+        tiles.extend([Tile(bits_of(name), tip)] * max(1, round(num_tiles * share / total)))
+    return tiles[:num_tiles]
 
 
 def tiles_of_tensors(tensors: Iterable[Tensor | TensorPlan], types: Mapping[str, str] | None = None) -> list[Tile]:
@@ -73,7 +73,7 @@ def tiles_of_tensors(tensors: Iterable[Tensor | TensorPlan], types: Mapping[str,
 
     `types` overrides tensor types by name, for example with those of a llama.cpp preset.
     """
-    made = []
+    tiles = []
     for tensor in tensors:
         if sum(extent > 1 for extent in tensor.shape or (2, 2)) <= 1:
             continue
@@ -85,14 +85,14 @@ def tiles_of_tensors(tensors: Iterable[Tensor | TensorPlan], types: Mapping[str,
                 damage = formatted.decimal(tensor.damage, 5)
                 parts.append(QCoreApplication.translate("Mosaic", "loss {n}").format(n=damage))
         layer, role = _place_of(tensor.name)
-        made.append(Tile(bits_of(qtype), " · ".join(parts), role, layer))
-    return made
+        tiles.append(Tile(bits_of(qtype), " · ".join(parts), role, layer))
+    return tiles
 
 
 def _place_of(name: str) -> tuple[int, str]:
     """Layer and role of a name such as `blk.3.attn_q.weight`; -1 and the name for tensors outside layers."""
-    found = _IN_LAYER.match(name)
-    return (int(found[1]), found[2]) if found else (-1, name.removesuffix(".weight"))
+    match = _IN_LAYER.match(name)
+    return (int(match[1]), match[2]) if match else (-1, name.removesuffix(".weight"))
 
 
 _GAP = 1
@@ -114,8 +114,8 @@ class Mosaic(QWidget):
     def show_tiles(self, tiles: Sequence[Tile]) -> None:
         """Show these tensors."""
         self._tiles = tiles
-        found = {tile.role for tile in tiles if tile.layer >= 0}
-        self._roles = sorted(found, key=lambda role: (_ORDER.index(role) if role in _ORDER else len(_ORDER), role))
+        roles = {tile.role for tile in tiles if tile.layer >= 0}
+        self._roles = sorted(roles, key=lambda role: (_ORDER.index(role) if role in _ORDER else len(_ORDER), role))
         if self._roles:
             self.setMinimumHeight(len(self._roles) * _ROW + 2 * _ROW)
         average = sum(tile.bits for tile in tiles) / len(tiles) if tiles else 0
@@ -185,7 +185,7 @@ class Mosaic(QWidget):
 
     def _grid(self) -> list[tuple[QRectF, Tile]]:
         """Place tiles by layer (columns) and role (rows). Tensors outside layers go into a row below."""
-        side, found = self._side(), []
+        side, cells = self._side(), []
         height = (self.height() - _ROW) / (len(self._roles) + 1)
         width = (self.width() - side) / (max(tile.layer for tile in self._tiles) + 1)
         gap = _GAP if width > 4 * _GAP else 0.5
@@ -196,8 +196,8 @@ class Mosaic(QWidget):
             else:
                 wide = (self.width() - side) / len(ends)
                 x, y = side + ends.index(tile) * wide, len(self._roles) * height
-            found.append((QRectF(x + gap / 2, y + gap / 2, wide - gap, height - gap), tile))
-        return found
+            cells.append((QRectF(x + gap / 2, y + gap / 2, wide - gap, height - gap), tile))
+        return cells
 
     def _rows(self) -> list[tuple[QRectF, Tile]]:
         count = max(len(self._tiles), 1)

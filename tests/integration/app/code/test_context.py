@@ -120,7 +120,7 @@ def test_given_pieces_come_first_and_lines_are_not_given_twice(index):
     selection = ContextItem(
         kind="selection", title="Selection", text="deploy() {", reason="selected", path="tool.sh", first=1, last=3
     )
-    context = assemble(index, "what does deploy do with the spaceship?", 500, by_words, given=[selection])
+    context = assemble(index, "what does deploy do with the spaceship?", 500, by_words, attached=[selection])
     assert context.items[0].kind == "selection"
     assert [p.path for p in context.items].count("tool.sh") == 1
 
