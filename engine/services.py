@@ -176,8 +176,8 @@ class EngineFacade:
 
         sizes: dict[str, int] = {}
         while True:
-            gone = frozenset(name for name, size in sizes.items() if not size)
-            proposals = propose(memory_bytes(), self.placer.expected_tok_s, gone)
+            unavailable = frozenset(name for name, size in sizes.items() if not size)
+            proposals = propose(memory_bytes(), self.placer.expected_tok_s, unavailable)
             new = [each.starter for each in proposals if check and each.starter.id not in sizes]
             if not new:
                 break
@@ -213,14 +213,14 @@ class EngineFacade:
 
         return default_out(source_of(self.catalogue, options.model).path, options, self.paths)
 
-    def quantize_plan(self, options: "QuantizeOptions", named: "TaskSets") -> "QuantizeReport":
-        """The likely plan and the memory and time of the job; `named` tasks may be its quality gate.
+    def quantize_plan(self, options: "QuantizeOptions", task_sets: "TaskSets") -> "QuantizeReport":
+        """The likely plan and the memory and time of the job; `task_sets` tasks may be its quality gate.
 
         Raises: InputFault, EnvironmentFault.
         """
         from engine.job_kinds.quantize.job import predict
 
-        return predict(self.catalogue, options, self.placer.resources, named)
+        return predict(self.catalogue, options, self.placer.resources, task_sets)
 
     def own_text(self, sources: "Iterable[Path]", scratch: "Path", chats: "Iterable[str]") -> "OwnText":
         """The user's text as calibration and evaluation files, written to `scratch`. Raises: InputFault."""
@@ -286,7 +286,7 @@ class EngineFacade:
         placer = Placer(open_resources(self.paths, MachineState(machine) if machine else None))
         shape, settings = find(model, self.catalogue, placer, projector)
         exact = os.path.isfile(settings.path) and machine is None  # noqa: PTH113 - pathlib is not imported here
-        limits = {"max_ctx": open_context(asked=overrides.get("n_ctx") is not None), **overrides}
+        limits = {"max_ctx": open_context(is_chosen=overrides.get("n_ctx") is not None), **overrides}
         placement = placer.judge_shape(model, shape, settings, PlacementLimits(**limits), exact=exact)
         return placer.report(model, placement, shape), placement
 
@@ -324,11 +324,11 @@ class EngineFacade:
         """Files by model: the named models, or every local GGUF model. Raises: InputFault: not a GGUF model."""
         from engine.core.errors import InputFault
 
-        named = tuple(models)
-        if not named:
+        names = tuple(models)
+        if not names:
             here = (e for e in self.models() if e.format == "gguf" and e.state == "online" and not e.problem)
             return {entry.id: entry.path for entry in here}
-        entries = {name: self.catalogue.get(name) for name in named}
+        entries = {name: self.catalogue.get(name) for name in names}
         for name, entry in entries.items():
             if entry is None or entry.format != "gguf":
                 raise InputFault(
@@ -434,8 +434,8 @@ class EngineFacade:
 
     def _golden(self, models: "Iterable[str]" = ()) -> "list[Path]":
         """The bundled model's file, and the files of these installed models. Raises: InputFault."""
-        named = tuple(models)
-        return [*sorted(BUNDLED_MODELS.glob("*.gguf"))[:1], *(self.gguf_files(named).values() if named else ())]
+        names = tuple(models)
+        return [*sorted(BUNDLED_MODELS.glob("*.gguf"))[:1], *(self.gguf_files(names).values() if names else ())]
 
     def add_program(self, name: str, program: "Path", arguments: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
         """Add a build of llama-server; return its version and the devices it sees. Raises: InputFault, OSError."""

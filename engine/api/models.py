@@ -62,7 +62,7 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def tokens(self) -> int | None:
         """The requested context length, from whichever field has it."""
         names = (self.n_ctx, self.ctx, self.num_ctx, self.context_length)
-        return next((given for given in names if given is not None), None)
+        return next((value for value in names if value is not None), None)
 
     @property
     def idle_s(self) -> float | None:
@@ -74,13 +74,13 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     @property
     def lasting(self) -> dict[str, int | str]:
         """The settings that also apply to later loads, by the field names of `LoadOptions`."""
-        given = {
+        values = {
             "n_parallel": self.n_parallel,
             "type_k": self.kv_type,
             "n_gpu_layers": self.n_gpu_layers,
             "n_threads": self.n_threads,
         }
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,10 +21,10 @@ __all__ = ["command", "described", "encoded", "with_sentences"]
 # More fields for clients: their types and values.
 _ADDED: Final[dict[type, dict[str, tuple[Any, Callable[[Any], object]]]]] = {
     Reservation: {
-        "predicted_bytes": (int, lambda held: held.predicted_bytes),
+        "predicted_bytes": (int, lambda r: r.predicted_bytes),
         "devices": (
             dict[str, int],
-            lambda held: {device: amount.total_bytes for device, amount in held.amounts.items()},
+            lambda r: {device: amount.total_bytes for device, amount in r.amounts.items()},
         ),
     },
     FitOption: {"text": (str, lambda option: str(option.change)), "flags": (str, lambda o: command(o.change))},
@@ -79,10 +79,10 @@ def _add(value: object, built: Any) -> None:
         built["text"] = str(value)
     elif isinstance(value, msgspec.Struct) and isinstance(built, dict):
         for name, wire_name in zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True):
-            held = getattr(value, name)
-            _add(held, built.get(wire_name))
-            if wire_name in built and _are_facts(held) and (sentence_name := _sentence_name(wire_name)):
-                words = [str(fact) for fact in held] if isinstance(held, tuple) else str(held or "")
+            facts = getattr(value, name)
+            _add(facts, built.get(wire_name))
+            if wire_name in built and _are_facts(facts) and (sentence_name := _sentence_name(wire_name)):
+                words = [str(fact) for fact in facts] if isinstance(facts, tuple) else str(facts or "")
                 built.setdefault(sentence_name, words)
         for name, (_, found_in) in _ADDED.get(type(value), {}).items():
             built[name] = found_in(value)

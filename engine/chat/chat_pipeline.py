@@ -152,7 +152,7 @@ class Conversations:
             add_generation_prompt=query.add_generation_prompt,
             continue_final=query.continue_final,
             variables=template_variables(query),
-            brought=query.template is not None,
+            by_client=query.template is not None,
         )
         constraint, loosened = await self._constraint(query, dialect, rendered, source or "")
         # The parser needs control tokens as text if they can mark calls, channels or reasoning.
@@ -279,13 +279,13 @@ class Conversations:
             if all(tool.strict for tool in tools):
                 raise
         # Together they are too large, or use features that are allowed only in a complete schema.
-        named = [tool if tool.strict else _only_named(tool) for tool, _ in fitted]
+        callable_tools = [tool if tool.strict else _only_named(tool) for tool, _ in fitted]
         notes = tuple(
             f"{param}: tool {tool.name!r}: only the names of the arguments are enforced"
             for tool in tools
             if not tool.strict
         )
-        return await self.checker.check(grammar(named), param), notes
+        return await self.checker.check(grammar(callable_tools), param), notes
 
     async def _fitted(self, tool: ToolDefinition, param: str) -> tuple[ToolDefinition, tuple[str, ...]]:
         where = f"{param}: tool {tool.name!r}"
@@ -333,10 +333,10 @@ def _format_or_call(grammar: ToolGrammar, form: dict[str, Any]) -> Constraint:
 def _forwarded(query: ChatQuery, flavour: str) -> PreparedChat:
     """A chat that another server renders and parses; that server chooses sampling values that are not set."""
     request, notes = forward(query, flavour)
-    given: dict[str, Source] = dict.fromkeys(query.sampling, query.sampling_source)
+    sources: dict[str, Source] = dict.fromkeys(query.sampling, query.sampling_source)
     return PreparedChat(
         request=request,
-        sampling=Chosen(params=SamplingParams(**query.sampling), sources=given),
+        sampling=Chosen(params=SamplingParams(**query.sampling), sources=sources),
         rendered=Rendered(prompt="", prefill="", add_special=False),
         dialect=choose(None),
         query=query,
@@ -408,11 +408,11 @@ class ResponseReader:
             return [event]
         if isinstance(event, Delta):
             self._completion_tokens += len(event.token_ids)
-            spoken, reasoned = self._parser.speaking, self._parser.reasoning
+            was_speaking, reasoned = self._parser.speaking, self._parser.reasoning
             events = self._pass(self._parser.feed(event.text))
             if reasoned or self._parser.reasoning:  # the marks around it are part of it
                 self._reasoning_tokens += len(event.token_ids)
-            if event.logprobs and (spoken or self._parser.speaking):
+            if event.logprobs and (was_speaking or self._parser.speaking):
                 return [AnswerLogprobs(entries=event.logprobs), *events]
             return events
         cut = event.finish_reason != "stop"
@@ -593,7 +593,7 @@ def notes_of(query: ChatQuery, budget: ReasoningBudget | None, source: str) -> t
     ]
     if query.reasoning_budget is not None and budget is None:
         notes.append("this model marks no reasoning that could be bounded: the budget had no effect")
-    wanted = query.thinking is not None or query.reasoning_effort is not None
-    if wanted and budget is None and not any(name in source for name in _SWITCHES):
+    is_requested = query.thinking is not None or query.reasoning_effort is not None
+    if is_requested and budget is None and not any(name in source for name in _SWITCHES):
         notes.append("the template has no switch for reasoning: the request's setting had no effect")
     return tuple(notes)

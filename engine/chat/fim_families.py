@@ -123,8 +123,8 @@ def family_of(facts: ModelFacts) -> FimFamily | None:
     if not (prefix and marks.get("suf") and marks.get("mid")):
         return None
     if prefix == "<fim_prefix>":
-        named = MELLUM if "mellum" in name else STARCODER
-        return STARCODER2 if facts.architecture == "starcoder2" else named
+        by_name = MELLUM if "mellum" in name else STARCODER
+        return STARCODER2 if facts.architecture == "starcoder2" else by_name
     if prefix == "<|fim_prefix|>" and facts.architecture.startswith("gemma"):
         return CODEGEMMA
     return QWEN if marks.get("rep") == QWEN.repository and marks.get("sep") == QWEN.file else PLAIN

@@ -146,13 +146,13 @@ def forward_text(request: GenerationRequest, flavour: str) -> tuple[dict[str, An
     return body, _notes(silent)
 
 
-def _refuse(kind: str, wanted: dict[str, tuple[str, bool]]) -> None:
-    """Reject what a kind of server does not support; `wanted` maps a parameter to its name there, if set.
+def _refuse(kind: str, parameters: dict[str, tuple[str, bool]]) -> None:
+    """Reject what a kind of server does not support; `parameters` maps a parameter to its name there, if set.
 
     Raises: InputFault.
     """
     refuses = server_kind(kind).refuses
-    for param, (name, is_set) in wanted.items():
+    for param, (name, is_set) in parameters.items():
         if is_set and name in refuses:
             what = {"images": "images", "prompt": "bare prompts, only chats"}.get(name, param)
             raise InputFault(because("server_cannot", kind=kind, what=what), param)

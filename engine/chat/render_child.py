@@ -294,7 +294,7 @@ def probe(render: Render, *, indexed_ids: bool = False) -> TemplateTraits:
     tool_calls = _shows_call(as_text if arguments_as_text else as_object)
     answers = [{"role": "tool", "tool_call_id": first_id, "name": _TOOL, "content": content(_RESULT)}]
     system = {"role": "system", "content": content(_SYSTEM)}
-    thought = {
+    thoughts = {
         "role": "assistant",
         "content": content(_ANSWER),
         "reasoning_content": _THOUGHT,
@@ -303,7 +303,7 @@ def probe(render: Render, *, indexed_ids: bool = False) -> TemplateTraits:
     }
     return TemplateTraits(
         # Some templates are written only for conversations with tools.
-        system_role=any(_SYSTEM in _try(render, [system, user], given) for given in (None, tools)),
+        system_role=any(_SYSTEM in _try(render, [system, user], variant) for variant in (None, tools)),
         tools=_TOOL in _try(render, [user], tools),
         tool_calls=tool_calls,
         tool_results=_RESULT in _try(render, [*turn(arguments), *answers], tools),
@@ -313,7 +313,7 @@ def probe(render: Render, *, indexed_ids: bool = False) -> TemplateTraits:
         ),
         arguments_as_text=arguments_as_text,
         typed_content=typed_content,
-        reasoning=_THOUGHT in _try(render, [user, thought]) or _THOUGHT in _try(render, [user, thought, user]),
+        reasoning=_THOUGHT in _try(render, [user, thoughts]) or _THOUGHT in _try(render, [user, thoughts, user]),
     )
 
 

@@ -108,15 +108,15 @@ def _distinguishing(outer: dict[str, Any], one: Schema, other: Schema) -> str | 
         return None
     always, here, there = ([*(names or ())] for names in listed)
     free = [name for name in there if name not in here and name not in always]
-    named = one.get("properties")
-    unnamed = [name for name in free if not isinstance(named, dict) or name not in named]
+    properties = one.get("properties")
+    unnamed = [name for name in free if not isinstance(properties, dict) or name not in properties]
     return next(iter(unnamed or free), None)
 
 
 def _without(branch: dict[str, Any], names: list[str]) -> dict[str, Any]:
     """The schema of objects that have none of these members."""
-    named = branch.get("properties")
-    members = {**(named if isinstance(named, dict) else {}), **dict.fromkeys(names, False)}
+    properties = branch.get("properties")
+    members = {**(properties if isinstance(properties, dict) else {}), **dict.fromkeys(names, False)}
     return {**branch, "type": "object", "properties": members}
 
 

@@ -283,9 +283,9 @@ def _has_other_parts(node: dict[str, Any], names: object) -> bool:
     if node.keys() & (set(_APPLICATORS) - {"anyOf", "oneOf"}):
         return True
     branches = [node.get(key, []) for key in ("anyOf", "oneOf")]
-    named = names if isinstance(names, dict) else {}
+    props = names if isinstance(names, dict) else {}
     return not all(
-        isinstance(listed, list) and all(_only_requires(branch, named) for branch in listed) for listed in branches
+        isinstance(listed, list) and all(_only_requires(branch, props) for branch in listed) for listed in branches
     )
 
 
@@ -431,34 +431,34 @@ def _tidy_names(out: dict[str, Any], root: Schema) -> None:
         out.pop("propertyNames", None)
         return
     allowed = _allowed_names(rule, root)
-    others, named = out.get("additionalProperties", True), out.get("properties") or {}
-    if allowed is None or "patternProperties" in out or not isinstance(named, dict):
+    others, properties = out.get("additionalProperties", True), out.get("properties") or {}
+    if allowed is None or "patternProperties" in out or not isinstance(properties, dict):
         return
     names, patterns = allowed
     if names is None:
         if len(patterns) > 1:
             return  # the engine has no intersection of patterns
-        fitting = {name: part for name, part in named.items() if _fits(name, patterns)}
+        fitting = {name: part for name, part in properties.items() if _fits(name, patterns)}
         if fitting and not _allows_anything(others):
             return  # a pattern would apply to these members too
         out["patternProperties"] = dict.fromkeys(patterns, others)
         out["properties"] = fitting
     else:
-        out["properties"] = {name: named.get(name, others) for name in names if _fits(name, patterns)}
+        out["properties"] = {name: properties.get(name, others) for name in names if _fits(name, patterns)}
     out["additionalProperties"] = False
     del out["propertyNames"]
 
 
 def _tidy_patterns(out: dict[str, Any]) -> None:
     """Remove named members that a pattern describes alike: the engine would compile both into one."""
-    named, patterns = out.get("properties"), out.get("patternProperties")
-    if not isinstance(named, dict) or not isinstance(patterns, dict) or not all(map(_is_pattern, patterns)):
+    properties, patterns = out.get("properties"), out.get("patternProperties")
+    if not isinstance(properties, dict) or not isinstance(patterns, dict) or not all(map(_is_pattern, patterns)):
         return
     required = required_names(out)
-    for name, part in list(named.items()):
+    for name, part in list(properties.items()):
         same = [patterns[pattern] == part for pattern in patterns if _fits(name, [pattern])]
         if same and all(same) and required is not None and name not in required:
-            named = out["properties"] = {key: value for key, value in named.items() if key != name}
+            properties = out["properties"] = {key: value for key, value in properties.items() if key != name}
 
 
 def _allowed_names(rule: Schema, root: Schema) -> tuple[list[str] | None, list[str]] | None:
@@ -488,10 +488,10 @@ def _names_of_branches(rule: dict[str, Any], root: Schema) -> tuple[list[str], l
     (branches,) = rule.values() if len(rule) == 1 else ((),)
     names: list[str] = []
     for branch in branches if isinstance(branches, list) else ():
-        found = _allowed_names(resolved(branch, root), root)
-        if found is None or found[0] is None or found[1]:
+        allowed = _allowed_names(resolved(branch, root), root)
+        if allowed is None or allowed[0] is None or allowed[1]:
             return None
-        names += found[0]
+        names += allowed[0]
     distinct = "anyOf" in rule or len(names) == len(set(names))
     return (list(dict.fromkeys(names)), []) if names and distinct else None
 
@@ -523,25 +523,25 @@ def _differ(one: Schema, other: Schema, root: Schema) -> bool:
 
 def types_of(schema: dict[str, Any]) -> set[str]:
     """The types that a schema lists; empty if it lists none."""
-    named = schema.get("type")
-    types = set(map(str, named)) if isinstance(named, list) else {named} if isinstance(named, str) else set()
+    kind = schema.get("type")
+    types = set(map(str, kind)) if isinstance(kind, list) else {kind} if isinstance(kind, str) else set()
     return types | {"integer"} if "number" in types else types
 
 
 def _required_values(schema: dict[str, Any], root: Schema) -> dict[str, set[str]]:
     """The allowed values of required members that list them, as JSON."""
     members, required = schema.get("properties"), schema.get("required")
-    found: dict[str, set[str]] = {}
+    values_by_name: dict[str, set[str]] = {}
     if not isinstance(members, dict) or not isinstance(required, list):
-        return found
+        return values_by_name
     for name, part in members.items():
         member = resolved(part, root)
         values = [member["const"]] if isinstance(member, dict) and "const" in member else None
         if values is None and isinstance(member, dict):
             values = member.get("enum")
         if name in required and isinstance(values, list) and not any(isinstance(v, float) for v in values):
-            found[name] = {json.dumps(value, sort_keys=True) for value in values}
-    return found
+            values_by_name[name] = {json.dumps(value, sort_keys=True) for value in values}
+    return values_by_name
 
 
 def resolved(schema: Schema, root: Schema) -> Schema:

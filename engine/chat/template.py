@@ -22,7 +22,7 @@ _KILLS_ALLOWED: Final = 2
 _PAUSE_S: Final = 60.0
 _RESERVED: Final = frozenset({"messages", "tools", "add_generation_prompt", "self"})
 # Maximum waiting requests that bring their own template; each can take the whole time limit.
-_BROUGHT_WAITING: Final = 8
+_CLIENT_WAITING: Final = 8
 
 
 class BadTemplate(InputFault):
@@ -60,10 +60,10 @@ class TemplateRenderer:
     def __init__(self, timeout_s: float = TIME_LIMIT_S, memory_bytes: int = MEMORY_LIMIT_BYTES) -> None:
         self.child = BoundedChild("engine.chat.render_child", timeout_s=timeout_s, memory_bytes=memory_bytes)
         # For templates from requests: a slow one must not delay requests that use their model's template.
-        self.brought = BoundedChild(
+        self.client_child = BoundedChild(
             "engine.chat.render_child", timeout_s=timeout_s, memory_bytes=memory_bytes, background=True
         )
-        self._brought_waiting = 0
+        self._client_waiting = 0
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes
         self._kills: dict[bytes, list[float]] = {}
@@ -77,11 +77,11 @@ class TemplateRenderer:
         add_generation_prompt: bool = True,
         continue_final: bool = False,
         variables: Mapping[str, Any] | None = None,
-        brought: bool = False,
+        by_client: bool = False,
     ) -> Rendered:
         """Render the prompt. `variables` go to the template unchanged (`enable_thinking`, …).
 
-        `brought`: the template came with the request.
+        `by_client`: the template came with the request.
 
         Raises: BadTemplate: the template refuses, fails, exceeds its limits or was stopped for that before.
         RenderChildLost: no child can be started.
@@ -102,7 +102,9 @@ class TemplateRenderer:
         except (UnicodeEncodeError, TypeError, RecursionError, OverflowError) as error:
             raise InputFault(f"The conversation cannot be encoded: {error}", "messages") from None
         try:
-            answer = decode_answer(await (self._render_client_template(body) if brought else self.child.ask(body)))
+            answer = decode_answer(
+                await (self._render_client_template(body) if by_client else self.child.ask(body))
+            )
         except ChildFailed as failure:
             raise self._blame(key, failure) from None
         if isinstance(answer, RenderRefused):
@@ -111,13 +113,13 @@ class TemplateRenderer:
         return rendered
 
     async def _render_client_template(self, body: bytes) -> bytes:
-        if self._brought_waiting >= _BROUGHT_WAITING:
-            raise TooManyTemplates(because("templates_wait", count=_BROUGHT_WAITING))
-        self._brought_waiting += 1
+        if self._client_waiting >= _CLIENT_WAITING:
+            raise TooManyTemplates(because("templates_wait", count=_CLIENT_WAITING))
+        self._client_waiting += 1
         try:
-            return await self.brought.ask(body)
+            return await self.client_child.ask(body)
         finally:
-            self._brought_waiting -= 1
+            self._client_waiting -= 1
 
     def warm(self) -> None:
         """Start the child in the background."""
@@ -126,7 +128,7 @@ class TemplateRenderer:
     def close(self) -> None:
         """Stop the children."""
         self.child.close()
-        self.brought.close()
+        self.client_child.close()
 
     def _blame(self, key: bytes, failure: ChildFailed) -> InputFault | EnvironmentFault:
         if failure.timed_out:
@@ -147,9 +149,9 @@ class TemplateRenderer:
 
 
 def _checked(variables: dict[str, Any]) -> dict[str, Any]:
-    taken = _RESERVED & variables.keys()
-    if taken:
-        raise InputFault(f"chat_template_kwargs may not set {', '.join(sorted(taken))}.", "chat_template_kwargs")
+    reserved = _RESERVED & variables.keys()
+    if reserved:
+        raise InputFault(f"chat_template_kwargs may not set {', '.join(sorted(reserved))}.", "chat_template_kwargs")
     return variables
 
 

@@ -160,9 +160,9 @@ def adapt_call_ids(messages: Sequence[Message], source: str) -> list[Message]:
 
     def renew(call: ToolCall) -> ToolCall:
         count = len(renamed)
-        wanted = f"functions.{call.name}:{count}" if indexed else nine_characters(call.id)
-        renamed[call.id] = wanted
-        return msgspec.structs.replace(call, id=wanted)
+        new_id = f"functions.{call.name}:{count}" if indexed else nine_characters(call.id)
+        renamed[call.id] = new_id
+        return msgspec.structs.replace(call, id=new_id)
 
     def adapted(message: Message) -> Message:
         if message.tool_calls:
@@ -236,21 +236,21 @@ def translates(source: str) -> bool:
 def names_no_language(messages: Sequence[Message], source: str, variables: Mapping[str, Any]) -> bool:
     """Whether the template needs languages and neither the parts nor the template's variables name one."""
     parts = [part for m in messages if not isinstance(m.content, str) for part in m.content]
-    named = [set(variables), *(part.fields for part in parts if isinstance(part, TextPart))]
-    return translates(source) and not any(name in fields for name in LANGUAGES for fields in named)
+    fields_of_parts = [set(variables), *(part.fields for part in parts if isinstance(part, TextPart))]
+    return translates(source) and not any(name in fields for name in LANGUAGES for fields in fields_of_parts)
 
 
 def _typed(content: str | tuple[Any, ...], source: str, variables: Mapping[str, Any]) -> list[Dict]:
     """The content as a list of parts, with the members that the template reads."""
-    given = {}
+    languages = {}
     if translates(source):
-        given = LANGUAGES | {name: str(variables[name]) for name in LANGUAGES if name in variables}
+        languages = LANGUAGES | {name: str(variables[name]) for name in LANGUAGES if name in variables}
     if isinstance(content, str) or not any(isinstance(part, TextPart) and part.fields for part in content):
-        return [{"type": "text", "text": flatten(content), **given}]
+        return [{"type": "text", "text": flatten(content), **languages}]
     fields = [part.fields if isinstance(part, TextPart) else {} for part in content]
     read = [{name: value for name, value in more.items() if name in source} for more in fields]
     return [
-        {"type": "text", "text": flatten((part,)), **given, **more}
+        {"type": "text", "text": flatten((part,)), **languages, **more}
         for part, more in zip(content, read, strict=True)
     ]
 
@@ -312,8 +312,8 @@ def _responses_inside(messages: list[Dict]) -> list[Dict]:
             with contextlib.suppress(ValueError, TypeError, RecursionError):
                 parsed = json.loads(response)
                 response = parsed if isinstance(parsed, dict) else response
-            found = {"name": item.get("name", ""), "response": response}
-            out[-1].setdefault("tool_responses", []).append(found)
+            entry = {"name": item.get("name", ""), "response": response}
+            out[-1].setdefault("tool_responses", []).append(entry)
         else:
             out.append(item)
     return out

@@ -30,8 +30,8 @@ def chat_template(folder: Path, root: Path) -> str | None:
             return source.read_at(0, min(source.size, MAX_TEMPLATE_BYTES)).decode(errors="replace")
     template = tokenizer_config(folder, root).get("chat_template")
     if isinstance(template, list):  # with several named templates, use the default one
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-        template = named.get("default")
+        templates = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        template = templates.get("default")
     return text(template)
 
 

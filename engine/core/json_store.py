@@ -90,13 +90,13 @@ class JsonStore(Generic[T]):
     def get(self) -> T:
         """Return the value; if the file cannot be used, log a warning and return the empty value."""
         with self._lock:
-            known = self._damage
+            previous = self._damage
             try:
                 return self.read()
             except CorruptStateFile as error:
                 if self._missed is not None:
                     log.warning("%s It is left as it is and read again next time.", error)
-                elif error is not known:
+                elif error is not previous:
                     log.warning("%s It is taken as empty, and kept aside when it is written next.", error)
                 return self._empty()
 

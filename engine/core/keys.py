@@ -52,8 +52,8 @@ class KeyStore:
 
     def scopes(self, key: str) -> tuple[Scope, ...] | None:
         """Return the scopes of this key, or None if it is unknown. Raises: BadKeyFile."""
-        wanted = digest(key)
-        return next((known.scopes for known in self._read() if known.sha256 == wanted), None)
+        key_hash = digest(key)
+        return next((stored.scopes for stored in self._read() if stored.sha256 == key_hash), None)
 
     def add(self, name: str, scopes: tuple[Scope, ...]) -> str:
         """Create a key and return it; it cannot be shown again. Raises: InputFault, BadKeyFile."""
@@ -61,7 +61,7 @@ class KeyStore:
         api_key = ApiKey(name=name, sha256=digest(key), scopes=scopes or ("chat",), created_at=time.time())
         with self._store.locked():
             keys = self._read()
-            if not name or len(name) > 100 or any(known.name == name for known in keys):  # noqa: PLR2004
+            if not name or len(name) > 100 or any(stored.name == name for stored in keys):  # noqa: PLR2004
                 raise InputFault(f"A key needs a name of its own, up to 100 characters; {name!r} is not.", "name")
             if len(keys) >= MAX_KEYS:
                 raise InputFault(f"There are already {MAX_KEYS} keys.", "name")
@@ -72,12 +72,12 @@ class KeyStore:
         """Revoke a key by its name; False if there is none. Raises: BadKeyFile."""
         with self._store.locked():
             keys = self._read()
-            left = [known for known in keys if known.name != name]
-            if not left and keys:
+            remaining = [stored for stored in keys if stored.name != name]
+            if not remaining and keys:
                 self._store.remove()  # without the last key, requests need none
-            elif len(left) < len(keys):
-                self._store.put(left)
-            return len(left) < len(keys)
+            elif len(remaining) < len(keys):
+                self._store.put(remaining)
+            return len(remaining) < len(keys)
 
     def _read(self) -> list[ApiKey]:
         try:

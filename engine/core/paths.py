@@ -14,21 +14,21 @@ BUNDLED_MODELS = Path(__file__).resolve().parents[2] / "assets" / "models"
 
 def installed_models() -> Path:
     """The folder where start.py installs the first model; `TESSERA_INSTALLED_MODELS` names another folder."""
-    named = os.environ.get("TESSERA_INSTALLED_MODELS")
-    return Path(named) if named else Path(sys.prefix) / "share" / "tessera" / "models"
+    folder = os.environ.get("TESSERA_INSTALLED_MODELS")
+    return Path(folder) if folder else Path(sys.prefix) / "share" / "tessera" / "models"
 
 
 def installed_speech() -> Path:
     """The folder where start.py installs the speech model; `TESSERA_SPEECH` names another folder."""
-    named = os.environ.get("TESSERA_SPEECH")
-    return Path(named) if named else installed_models().parent / "speech"
+    folder = os.environ.get("TESSERA_SPEECH")
+    return Path(folder) if folder else installed_models().parent / "speech"
 
 
-def whole_path(named: str, field: str) -> Path:
+def whole_path(text: str, field: str) -> Path:
     """Return the absolute path that a client named. Raises: InputFault: it is relative."""
-    place = Path(named).expanduser()
+    place = Path(text).expanduser()
     if not place.is_absolute():
-        raise InputFault(f"{named!r} is not a whole path; the server's folder is not yours.", field)
+        raise InputFault(f"{text!r} is not a whole path; the server's folder is not yours.", field)
     return place
 
 
@@ -64,8 +64,8 @@ class Paths:
 def user_paths() -> Paths:
     """Return the folders of this user: below TESSERA_HOME if set, else the system's standard folders."""
     home = os.environ.get("TESSERA_HOME")
-    named = os.environ.get("TESSERA_MODELS_FOLDER")
-    models = Path(named).expanduser().absolute() if named else None
+    folder = os.environ.get("TESSERA_MODELS_FOLDER")
+    models = Path(folder).expanduser().absolute() if folder else None
     if home:
         root = Path(home).expanduser().absolute()
         return Paths(root / "config", models or root / "models", root / "state", root / "cache", root / "logs")

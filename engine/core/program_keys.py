@@ -44,4 +44,4 @@ class ProgramKeys:
     def knows(self, key: str) -> bool:
         """Whether the key belongs to one of the programs."""
         presented = key.encode("utf-8", "surrogatepass")
-        return any(hmac.compare_digest(known.encode(), presented) for known in self._store.get().values())
+        return any(hmac.compare_digest(stored.encode(), presented) for stored in self._store.get().values())

@@ -68,10 +68,10 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
         return facts_by_name
 
 
-def choose(given: Mapping[str, Any], layers: Iterable[Layer] = (), source: Source = "request") -> Chosen:
-    """Return the sampling parameters of a request that sets `given`; an explicit neutral value stays neutral."""
-    values = dict(given)
-    sources: dict[str, Source] = {name: source for name in BOUNDS if name in given}
+def choose(requested: Mapping[str, Any], layers: Iterable[Layer] = (), source: Source = "request") -> Chosen:
+    """The sampling parameters of a request that sets `requested`; an explicit neutral value stays neutral."""
+    values = dict(requested)
+    sources: dict[str, Source] = {name: source for name in BOUNDS if name in requested}
     links: dict[str, str] = {}
     for layer in (*layers, Layer(source="llama.cpp", values=dict(LLAMA_CPP))):
         for name, value in layer.values.items():
@@ -81,7 +81,7 @@ def choose(given: Mapping[str, Any], layers: Iterable[Layer] = (), source: Sourc
                 if layer.link:
                     links[name] = layer.link
     ordered = {name: sources[name] for name in BOUNDS if name in sources}
-    return Chosen(params=SamplingParams(**values), sources=ordered, links=links, explicit=tuple(given))
+    return Chosen(params=SamplingParams(**values), sources=ordered, links=links, explicit=tuple(requested))
 
 
 def only_explicit(chosen: Chosen) -> Chosen:

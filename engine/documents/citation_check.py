@@ -106,7 +106,7 @@ def windows(passages: Sequence[str]) -> list[Window]:
 
 
 def check(
-    asked: Sequence[Sentence],
+    answer_sentences: Sequence[Sentence],
     pieces: Sequence[Window],
     stems: Callable[[str], list[str]],
     vectors: tuple[Any, Any] | None = None,
@@ -118,29 +118,29 @@ def check(
     floor: the embedding model's cosine for unrelated texts.
     """
     stems = cache(stems)
-    held = [set(stems(piece.text)) for piece in pieces]
+    piece_stems = [set(stems(piece.text)) for piece in pieces]
     cosines = above(vectors[0] @ vectors[1].T, floor) if vectors is not None and len(pieces) else None
     return [
-        _verdict(sentence, pieces, held, stems, None if cosines is None else cosines[row])
-        for row, sentence in enumerate(asked)
+        _verdict(sentence, pieces, piece_stems, stems, None if cosines is None else cosines[row])
+        for row, sentence in enumerate(answer_sentences)
     ]
 
 
 def _verdict(
     sentence: Sentence,
     pieces: Sequence[Window],
-    held: Sequence[set[str]],
+    piece_stems: Sequence[set[str]],
     stems: Callable[[str], list[str]],
     cosines: Any | None,
 ) -> CheckedSentence:
-    wanted = set(_content(sentence.text, stems))
-    overlaps = [len(wanted & own) / max(len(wanted), 1) for own in held]
+    sentence_stems = set(_content(sentence.text, stems))
+    overlaps = [len(sentence_stems & own) / max(len(sentence_stems), 1) for own in piece_stems]
     both = list(overlaps) if cosines is None else [o + float(c) for o, c in zip(overlaps, cosines, strict=True)]
     # Of windows with the same words, the one that has most of them in one sentence.
     for i, piece in enumerate(pieces):
         if overlaps[i] >= _OVERLAP_WITH_MEANING:
-            in_one = max(len(wanted & set(stems(part))) for part in piece.parts)
-            both[i] += _BY_ONE * in_one / max(len(wanted), 1)
+            in_one = max(len(sentence_stems & set(stems(part))) for part in piece.parts)
+            both[i] += _BY_ONE * in_one / max(len(sentence_stems), 1)
     ranked = sorted(range(len(pieces)), key=lambda i: -both[i])
     if not ranked:
         return CheckedSentence(start=sentence.start, end=sentence.end, carried=False)
@@ -201,17 +201,17 @@ def _forms(text: str) -> set[str]:
 
 def _missing(text: str, window: str) -> tuple[str, ...]:
     """Numbers, names and codes of a sentence that the window lacks: a single wrong one makes the sentence wrong."""
-    held = _forms(window)
-    return tuple(shown for form, shown in _exact(text).items() if not ({form, form.removesuffix("s")} & held))
+    forms = _forms(window)
+    return tuple(shown for form, shown in _exact(text).items() if not ({form, form.removesuffix("s")} & forms))
 
 
 def _doubt(text: str, window: Window, stems: Callable[[str], list[str]]) -> "Doubt":
     """Why the sentence may be wrong although its words are there."""
     if _denied(text, window.text, stems):
         return "negation"
-    wanted = set(_content(text, stems))
+    sentence_stems = set(_content(text, stems))
     if not _JOINS.search(text):
-        best = max(window.parts, key=lambda part: len(wanted & set(stems(part))))
+        best = max(window.parts, key=lambda part: len(sentence_stems & set(stems(part))))
         if _other_instead(_exact(text), _exact(best), _forms(best)):
             return "apart"
     if any(_bound_elsewhere(clause, window, stems) for clause in _CLAUSES.split(text)):
@@ -242,16 +242,16 @@ def _polarity(text: str, stems: Callable[[str], list[str]]) -> tuple[set[str], s
     """The stems of the content words that are stated, and of those that are denied."""
     plain: set[str] = set()
     denied: set[str] = set()
-    left = 0
+    words_left = 0
     for match in _DENIAL.finditer(_AT_MOST.sub("", text)):
         word = match.group()
         if not word[0].isalnum():
-            left = 0
+            words_left = 0
         elif word in _DENIALS or word.endswith("n't") or (word.istitle() and word.lower() in _DENIALS - {"none"}):
-            left = _DENIED
+            words_left = _DENIED
         elif word.lower() not in STOP:
-            (denied if left else plain).update(stems(word))
-            left = max(left - 1, 0)
+            (denied if words_left else plain).update(stems(word))
+            words_left = max(words_left - 1, 0)
     return plain, denied
 
 
@@ -266,10 +266,10 @@ def _bound_elsewhere(clause: str, window: Window, stems: Callable[[str], list[st
         pieces = [(set(_content(piece, stems)), _forms(piece)) for piece in _CLAUSES.split(part)]
         for number, shown in numbers.items():
             words = set(_content(clause[: clause.find(shown)], stems))
-            own = [held for held, forms in pieces if number in forms]
+            own = [text for text, forms in pieces if number in forms]
             others = [
-                held
-                for held, forms in pieces
+                text
+                for text, forms in pieces
                 if number not in forms and any(form[:1].isdigit() and form not in numbers for form in forms)
             ]
             strange = words - set().union(*own) if own else set()

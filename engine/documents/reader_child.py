@@ -65,8 +65,8 @@ class _Open:
 
 def _reader(kind: str) -> Callable[..., Iterator[Page]]:
     module, name = _READERS[kind]
-    found: Callable[..., Iterator[Page]] = getattr(import_module(f"engine.documents.formats.{module}"), name)
-    return found
+    reader: Callable[..., Iterator[Page]] = getattr(import_module(f"engine.documents.formats.{module}"), name)
+    return reader
 
 
 def _pdf_pages(path: Path) -> int:
@@ -94,10 +94,10 @@ class _Reading:
             if not request.limit:
                 _reader(request.kind)
                 return ReadAnswer()
-            found = self._open
-            if found is None or found.key != (request.path, request.ocr) or found.next != request.first:
-                found = self._open = _Open(request)
-            return self._some(found, request.limit)
+            document = self._open
+            if document is None or document.key != (request.path, request.ocr) or document.next != request.first:
+                document = self._open = _Open(request)
+            return self._some(document, request.limit)
         except BadDocument as error:
             problem = str(error)
         except OSError as error:
@@ -109,21 +109,21 @@ class _Reading:
         self._open = None
         return ReadAnswer(problem=problem)
 
-    def _some(self, found: _Open, limit: int) -> ReadAnswer:
+    def _some(self, document: _Open, limit: int) -> ReadAnswer:
         pages: list[PageRead] = []
-        begun, size = time.monotonic(), 0
-        for page in found.pages:
-            read = found.cutter.cut(page)
+        started_at, size = time.monotonic(), 0
+        for page in document.pages:
+            read = document.cutter.cut(page)
             pages.append(read)
-            found.next = page.number + 1
+            document.next = page.number + 1
             size += sum(len(chunk.text) for chunk in read.chunks)
-            if len(pages) >= limit or size >= _ANSWER_CHARS or time.monotonic() - begun > _ANSWER_S:
-                found.has_text = found.has_text or any(page.chunks or page.problem for page in pages)
-                return ReadAnswer(pages=tuple(pages), done=False, num_pages=found.num_pages)
+            if len(pages) >= limit or size >= _ANSWER_CHARS or time.monotonic() - started_at > _ANSWER_S:
+                document.has_text = document.has_text or any(page.chunks or page.problem for page in pages)
+                return ReadAnswer(pages=tuple(pages), done=False, num_pages=document.num_pages)
         self._open = None
-        found.has_text = found.has_text or any(page.chunks or page.problem for page in pages)
-        problem = "" if found.has_text or found.first > 1 else "there is no text in it"
-        return ReadAnswer(pages=tuple(pages), num_pages=found.num_pages or found.next - 1, problem=problem)
+        document.has_text = document.has_text or any(page.chunks or page.problem for page in pages)
+        problem = "" if document.has_text or document.first > 1 else "there is no text in it"
+        return ReadAnswer(pages=tuple(pages), num_pages=document.num_pages or document.next - 1, problem=problem)
 
 
 # About 220 tokens: small embedding models were trained on this length (all-MiniLM-L6-v2: 256).
@@ -145,28 +145,28 @@ class Cutter:
         return PageRead(page.number, page.label, tuple(self._chunks(page)), page.problem)
 
     def _chunks(self, page: Page) -> Iterator[Chunk]:
-        held: list[Block] = []
+        blocks: list[Block] = []
         path = self._path()
 
         def whole() -> Iterator[Chunk]:
-            text = "\n\n".join(block.text for block in held)
+            text = "\n\n".join(block.text for block in blocks)
             if text.strip():
-                kind = held[-1].kind if len(held) == 1 else "text"
-                yield Chunk(path, kind, text, held[0].line)
-            held.clear()
+                kind = blocks[-1].kind if len(blocks) == 1 else "text"
+                yield Chunk(path, kind, text, blocks[0].line)
+            blocks.clear()
 
         for block in page.blocks:
             if block.kind == "heading":
                 yield from whole()
                 self._enter(block)
                 path = self._path()
-                held.append(block)
+                blocks.append(block)
                 continue
             for piece in _pieces(block):
-                if sum(len(b.text) for b in held) + len(piece.text) > MOST_CHARS and _says_something(held):
+                if sum(len(b.text) for b in blocks) + len(piece.text) > MOST_CHARS and _says_something(blocks):
                     yield from whole()
-                held.append(piece)
-                if sum(len(b.text) for b in held) >= TARGET_CHARS:
+                blocks.append(piece)
+                if sum(len(b.text) for b in blocks) >= TARGET_CHARS:
                     yield from whole()
         yield from whole()
 
@@ -179,9 +179,9 @@ class Cutter:
         return " » ".join(text for _, text in self._headings[-4:])
 
 
-def _says_something(held: list[Block]) -> bool:
+def _says_something(blocks: list[Block]) -> bool:
     """Return whether there is more than a heading; a heading belongs to the text after it."""
-    return any(block.kind != "heading" for block in held)
+    return any(block.kind != "heading" for block in blocks)
 
 
 def _pieces(block: Block) -> Iterator[Block]:
@@ -196,15 +196,15 @@ def _pieces(block: Block) -> Iterator[Block]:
 def _table(block: Block) -> Iterator[Block]:
     rows = block.text.split("\n")
     head = rows[:2] if len(rows) > 1 and set(rows[1]) <= set("|-: ") else rows[:1]
-    held, size, line = list(head), sum(map(len, head)), block.line
+    part, size, line = list(head), sum(map(len, head)), block.line
     for number, row in enumerate(rows[len(head) :], len(head)):
-        if size + len(row) > TABLE_CHARS and len(held) > len(head):
-            yield Block("table", "\n".join(held), line=line)
-            held, size = list(head), sum(map(len, head))
+        if size + len(row) > TABLE_CHARS and len(part) > len(head):
+            yield Block("table", "\n".join(part), line=line)
+            part, size = list(head), sum(map(len, head))
             line = block.line + number if block.line else 0
-        held.append(row[:TABLE_CHARS])
+        part.append(row[:TABLE_CHARS])
         size += len(row)
-    yield Block("table", "\n".join(held), line=line)
+    yield Block("table", "\n".join(part), line=line)
 
 
 def _long(block: Block) -> Iterator[Block]:

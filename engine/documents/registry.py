@@ -108,7 +108,7 @@ def read_file(
     Of a document with more than MAX_CHARS, or more than MAX_UNREAD unreadable pages, only the beginning is indexed,
     and the reason is recorded.
     """
-    begun = time.monotonic()
+    started_at = time.monotonic()
     row = store.document(file.path)
     same = row is not None and (row.size_bytes, row.mtime_ns) == (file.size_bytes, file.mtime_ns)
     if same and row is not None and row.state == READING:
@@ -136,7 +136,7 @@ def read_file(
             return "done"
         if stopped():
             return "stopped"
-        if turn_s is not None and time.monotonic() - begun > turn_s:
+        if turn_s is not None and time.monotonic() - started_at > turn_s:
             return "later"
     return "done"
 
@@ -160,16 +160,16 @@ class Follower:
 
     def follow(self, sources: Sequence[str]) -> None:
         """Watch these sources from now on. Missing sources are ignored until the next call."""
-        wanted = tuple(sorted({source for source in sources if Path(source).exists()}))
+        existing = tuple(sorted({source for source in sources if Path(source).exists()}))
         with self._turn:
-            if wanted == self._sources:
+            if existing == self._sources:
                 return
             self.stop()
-            self._sources = wanted
-            if wanted:
+            self._sources = existing
+            if existing:
                 self._stop = threading.Event()
                 self._thread = threading.Thread(
-                    target=self._run, args=(wanted, self._stop), name="documents-follow", daemon=True
+                    target=self._run, args=(existing, self._stop), name="documents-follow", daemon=True
                 )
                 self._thread.start()
 
@@ -374,15 +374,15 @@ class Collections:
 
     def remove(self, key: str) -> CollectionConfig:
         """Delete a collection and its index. The files stay. Raises: NoCollection."""
-        gone = self.definitions.remove(key)
+        removed = self.definitions.remove(key)
         with self._lock:
-            live = self._live.pop(gone.id, None)
+            live = self._live.pop(removed.id, None)
         if live is not None:
             with live.store.lock:
                 live.close()
-        shutil.rmtree(self.folder / gone.id, ignore_errors=True)
+        shutil.rmtree(self.folder / removed.id, ignore_errors=True)
         self._follow()
-        return gone
+        return removed
 
     def refresh(self, key: str) -> None:
         """Check a collection's files now."""
@@ -433,10 +433,10 @@ class Collections:
                 if self._stop.is_set():
                     break
                 with self._wake:
-                    wanted = live.definition.id in self._dirty
+                    is_dirty = live.definition.id in self._dirty
                     self._dirty.discard(live.definition.id)
                 due = live.definition.follow and time.monotonic() - live.checked_at > self._recheck_interval_s(live)
-                if (wanted or due or not live.checked_at) and live.owned():
+                if (is_dirty or due or not live.checked_at) and live.owned():
                     self._guarded(live)
                     passed.append(live)
                 if time.monotonic() - live.asked_at > _VECTORS_TTL_S:
@@ -510,8 +510,8 @@ class Collections:
         if len(mine) > _MOST_CHANGED or any(_is_tree(live, path) for path in mine):
             self.refresh(definition.id)
             return
-        wanted = [p for p in mine if any(is_below(p, s) and is_wanted(p, s) for s in definition.sources)]
-        walk = Walk(wanted, images=definition.ocr)
+        changed_paths = [p for p in mine if any(is_below(p, s) and is_wanted(p, s) for s in definition.sources)]
+        walk = Walk(changed_paths, images=definition.ocr)
         files = {f.path: f for f in walk.files()}
         # Handle removed files first. Their vectors are then free for the same text at another path: a moved file.
         for path in mine:

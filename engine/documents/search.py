@@ -94,12 +94,12 @@ def by_codes(store: Store, question: str) -> dict[int, float]:
         total = max(int(store.connection.execute("SELECT count(*) FROM chunk").get), 1)
         limit = min(int(_COMMON_CODE * total) + 1, _MANY)
         for code in [c for c in codes if store.stemmer.stems(c)][:_MAX_TERMS]:
-            found: list[Any] = store.connection.execute(
+            chunk_ids: list[Any] = store.connection.execute(
                 "SELECT rowid FROM full_text WHERE full_text MATCH ? LIMIT ?",
                 ('"' + code.replace('"', '""') + '"', limit + 1),
             ).fetchall()
-            if len(found) <= limit:
-                rows.append((_rarity(total, len(found)), [chunk_id for (chunk_id,) in found]))
+            if len(chunk_ids) <= limit:
+                rows.append((_rarity(total, len(chunk_ids)), [chunk_id for (chunk_id,) in chunk_ids]))
     whole = sum(rarity for rarity, _ in rows)
     scores: dict[int, float] = {}
     for rarity, ids in rows:
@@ -180,8 +180,8 @@ def spread(hits: Sequence[Passage]) -> list[Passage]:
 _WIDE_CHARS: Final = 1500
 
 
-def widened(chunks: Sequence[Passage], chunk_id: int, taken: Collection[int]) -> Sequence[Passage]:
-    """The passages of a page around `chunk_id` to be given as one; without those in `taken`, which are given."""
+def widened(chunks: Sequence[Passage], chunk_id: int, used_ids: Collection[int]) -> Sequence[Passage]:
+    """The passages of a page around `chunk_id` to be given as one; without those in `used_ids`, which are given."""
     first = last = next(i for i, chunk in enumerate(chunks) if chunk.id == chunk_id)
     size = len(chunks[first].text)
     forward = True
@@ -191,7 +191,7 @@ def widened(chunks: Sequence[Passage], chunk_id: int, taken: Collection[int]) ->
             place
             for place in ((last + 1, first - 1) if forward else (first - 1, last + 1))
             if 0 <= place < len(chunks)
-            and chunks[place].id not in taken
+            and chunks[place].id not in used_ids
             and size + len(chunks[place].text) <= _WIDE_CHARS
         ]
         if not ways:
@@ -237,8 +237,8 @@ def evidence(store: Store, question: str, hits: Sequence[Passage]) -> RelevanceE
         weights = {stem: _rarity(total, count) for stem, count in counts.items()}
         whole = sum(weights.values()) or 1.0
         texts = [f"{hit.title} {hit.heading} {hit.text}" for hit in hits[:_LOOKED_AT]]
-        held = [stems.intersection(store.stemmer.stems(text)) for text in texts]
-        pairs = (first | second for first in held for second in held)
+        matched_stems = [stems.intersection(store.stemmer.stems(text)) for text in texts]
+        pairs = (first | second for first in matched_stems for second in matched_stems)
         best = max((sum(weights[stem] for stem in both) for both in pairs), default=0.0) / whole
     cosines = [hit.cosine for hit in hits if hit.cosine is not None]
     cosine = max(cosines) if cosines else None

@@ -55,11 +55,11 @@ class Vectors:
             self._load()
             if not self._count or self._rows.shape[1] != len(question):
                 return []
-            wanted = np.asarray(question, np.float32)
+            query = np.asarray(question, np.float32)
             cosines = np.empty(self._count, np.float32)
             for first in range(0, self._count, _BLOCK):
                 rows = self._rows[first : min(first + _BLOCK, self._count)].astype(np.float32)
-                cosines[first : first + len(rows)] = rows @ wanted
+                cosines[first : first + len(rows)] = rows @ query
             cosines *= self._scales[: self._count]
             most = min(limit, self._count)
             best = np.argpartition(-cosines, most - 1)[:most]

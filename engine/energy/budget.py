@@ -38,8 +38,8 @@ class BatteryBudget:
 
     def refuses(self, expected_j: float) -> bool:
         """Return whether work of this expected energy exceeds the budget; False on mains power."""
-        left = self.left_j
-        return self.discharging and left is not None and expected_j >= max(left, 0.0)
+        remaining_j = self.left_j
+        return self.discharging and remaining_j is not None and expected_j >= max(remaining_j, 0.0)
 
 
 # Shown if energy is not measured.

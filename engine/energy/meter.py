@@ -121,7 +121,7 @@ class EnergyMeter:
     async def during(self, pid: int, devices: Collection[str] = ()) -> AsyncIterator[Drawn]:
         """Count the energy of the runner process `pid` until the block ends. `devices` are llama.cpp's names."""
         drawn, before_j = Drawn(), self._ledger.total_j
-        held = frozenset(self._ids(devices))
+        device_ids = frozenset(self._ids(devices))
         await self._sample()  # discard energy used before the run
         self._cpu_s = cpu_seconds(pid) or 0.0
         over = asyncio.Event()
@@ -130,7 +130,7 @@ class EnergyMeter:
             while not over.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(over.wait(), EVERY_S)
-                await self._count(pid, held, drawn)
+                await self._count(pid, device_ids, drawn)
 
         task = asyncio.create_task(watch())
         try:
@@ -184,8 +184,8 @@ class EnergyMeter:
             return None
         if CPU not in parts:
             return because("the_processor")
-        held = (self._machine.device(one) for one in self._ids(names))
-        return next((d.name for d in held if d and d.id not in parts and d.kind not in _WITHIN), None)
+        metered = (self._machine.device(one) for one in self._ids(names))
+        return next((d.name for d in metered if d and d.id not in parts and d.kind not in _WITHIN), None)
 
     def _missing_meter_reason(self) -> Reason:
         places = looked_for(self._host.system)

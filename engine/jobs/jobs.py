@@ -49,9 +49,9 @@ class Subscription:
         """States that are new since the last call; waits up to `timeout_s` for the first."""
         with self._ready:
             self._ready.wait_for(lambda: bool(self._latest), timeout=timeout_s)
-            taken = list(self._latest.values())
+            jobs = list(self._latest.values())
             self._latest.clear()
-        return taken
+        return jobs
 
     def end(self) -> None:
         """End the subscription after the states pushed so far; called by the registry."""
@@ -223,10 +223,10 @@ class _Slots:
             while not control.stopping and not (self._free and self._line[0] is control):
                 self._changed.wait(0.2)
             self._line.remove(control)
-            taken = not control.stopping
-            self._free -= taken
+            acquired = not control.stopping
+            self._free -= acquired
             self._changed.notify_all()
-        return taken
+        return acquired
 
     def release(self) -> None:
         """Free a slot."""
@@ -412,13 +412,13 @@ class JobRegistry:
     def _run(self, job_id: str, control: JobContext, kind: _Kind) -> None:
         job = self.get(job_id)
         try:
-            held = kind.slots.acquire(control)
+            has_slot = kind.slots.acquire(control)
             try:
-                if held:
+                if has_slot:
                     self._update(job_id, state="running")
                 result = msgspec.to_builtins(kind.work(kind.read(job.params), control), enc_hook=str)
             finally:
-                if held:
+                if has_slot:
                     kind.slots.release()
         except Paused:
             self._update(job_id, state="paused")
@@ -475,9 +475,9 @@ class JobRegistry:
         except OSError as error:
             _log.warning("the list of jobs could not be kept: %s", error)
 
-    def _merged(self, kept: list[Job]) -> list[Job]:
+    def _merged(self, stored: list[Job]) -> list[Job]:
         """This process's changes merged into the file, which another server of this user may have changed."""
-        jobs = {job.id: job for job in kept if job.id in self._jobs or job.id not in self._touched}
+        jobs = {job.id: job for job in stored if job.id in self._jobs or job.id not in self._touched}
         jobs.update((job_id, job) for job_id, job in self._jobs.items() if job_id in self._touched)
         return list(jobs.values())
 

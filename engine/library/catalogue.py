@@ -118,16 +118,16 @@ class Store:
             self._db.execute(statement, values)
 
     @contextmanager
-    def writing(self, *, found: bool = False) -> Iterator[None]:
+    def writing(self, *, is_scan: bool = False) -> Iterator[None]:
         """Open one transaction that excludes writers in other threads and processes.
 
-        `found`: do not wait until the disk has the data. After a power cut the next scan finds it again.
+        `is_scan`: do not wait until the disk has the data. After a power cut the next scan finds it again.
         """
         with self._lock:
-            if not found:
+            if not is_scan:
                 self._to_disk()
             safe = self._db.pragma("synchronous")
-            self._db.pragma("synchronous", _NORMAL if found else safe)
+            self._db.pragma("synchronous", _NORMAL if is_scan else safe)
             try:
                 self._db.execute("BEGIN IMMEDIATE")
                 try:
@@ -259,12 +259,12 @@ class Catalogue:
 
     def get(self, name: str) -> ModelEntry | None:
         """The model with that id, display name, file name, path or `repository:quantization`; None if unknown."""
-        wanted = name.strip()
+        stripped = name.strip()
         entries = self._recorded()
-        exact = next((entry for entry in entries if entry.id == wanted), None)
+        exact = next((entry for entry in entries if entry.id == stripped), None)
         if exact is not None:
             return _with_state(exact)
-        folded = wanted.casefold()
+        folded = stripped.casefold()
         matches = [entry for entry in entries if folded in _names(entry)]
         return _with_state(matches[0]) if len(matches) == 1 else None
 
@@ -298,7 +298,7 @@ class Catalogue:
         changed: list[str] = []
         moved: list[str] = []
         if looked:
-            with self.store.writing(found=True):
+            with self.store.writing(is_scan=True):
                 entries = self.store.entries()
                 if any(origin.kind in _INSTALLATION for *_, origin in looked):
                     self._forget_other_installations(entries)
@@ -460,12 +460,12 @@ class Catalogue:
 
     @staticmethod
     def _new_id(path: Path, candidate: Candidate, origin: Origin, entries: dict[str, ModelEntry]) -> str:
-        taken = {entry.id for entry in entries.values()}
+        used_ids = {entry.id for entry in entries.values()}
         if candidate.title:
             path = path.with_name(f"{slug(candidate.title)}.gguf")
         elif origin.kind == "bundled":
             path = path.with_name(f"{path.stem.removesuffix('-f16')}.gguf")  # spark-f16.gguf gets the id "spark"
-        return model_id(path, is_folder=candidate.folder is not None, taken=taken)
+        return model_id(path, is_folder=candidate.folder is not None, used_ids=used_ids)
 
 
 def key_of(entry: ModelEntry) -> str:
@@ -522,15 +522,15 @@ def _moved_from(entries: dict[str, ModelEntry], candidate: Candidate, details: D
     sizes = [file.size_bytes for file in candidate.files]
     times = [file.mtime_ns for file in candidate.files]
     names = [Path(file.path).name for file in candidate.files]
-    found = []
+    candidates = []
     for key, entry in entries.items():
         if entry.format != candidate.format or [file.size_bytes for file in entry.files] != sizes:
             continue
         has_names = [Path(file.path).name for file in entry.files] == names
         has_times = [file.mtime_ns for file in entry.files] == times
         if (has_names or has_times) and _contents(entry.details) == _contents(details):
-            found.append((has_names, has_times, key))
-    return next((key for *_, key in sorted(found, reverse=True) if _state(entries[key]) == "missing"), None)
+            candidates.append((has_names, has_times, key))
+    return next((key for *_, key in sorted(candidates, reverse=True) if _state(entries[key]) == "missing"), None)
 
 
 def _contents(details: Details) -> tuple[object, ...]:

@@ -99,8 +99,8 @@ def _same_content(
 
 
 def _same_bytes(one: Path, other: Path, control: JobContext, done: int, total: int) -> bool:
-    with one.open("rb") as left, other.open("rb") as right:
-        while chunk := left.read(_CHUNK_BYTES):
+    with one.open("rb") as first, other.open("rb") as right:
+        while chunk := first.read(_CHUNK_BYTES):
             control.check()
             if chunk != right.read(_CHUNK_BYTES):
                 return False

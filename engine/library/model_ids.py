@@ -28,13 +28,13 @@ def slug(text: str) -> str:
     return _UNSAFE.sub("-", plain).strip("-._")[:_MAX_ID_CHARS].rstrip("-._") or "model"
 
 
-def model_id(path: Path, *, is_folder: bool, taken: Container[str]) -> str:
+def model_id(path: Path, *, is_folder: bool, used_ids: Container[str]) -> str:
     """A new model's id: the name of its file or folder, with a number if another model has that id."""
     base = slug(folder_name(path) if is_folder else file_title(path))
-    if base not in taken:
+    if base not in used_ids:
         return base
     number = 2
-    while f"{base}-{number}" in taken:
+    while f"{base}-{number}" in used_ids:
         number += 1
     return f"{base}-{number}"
 

@@ -199,21 +199,21 @@ def _leave(catalogue: Catalogue, source: Path, target: Path, control: JobContext
         if control.stopping and not control.cancelling:  # there is nothing to cancel any more
             raise Paused
         time.sleep(_WAIT_S)
-    left = []
+    remaining = []
     for path in _files(source):
         inside = target / path.relative_to(source)
         try:
             if _is_twin(path, inside) or (_is_ticket(path) and inside.exists()):  # tickets name the new folder
                 path.unlink()
             else:
-                left.append(str(path))
+                remaining.append(str(path))
         except OSError as error:
             _log.warning("not deleted path=%s error=%s", path, error)
-            left.append(str(path))
+            remaining.append(str(path))
     _remove_empty_folders(source)
     catalogue.relocated(source, target)  # again: a scan may have listed old files meanwhile
     (target / _JOURNAL).unlink(missing_ok=True)
-    return Moved(path=str(target), size_bytes=_size(target), left=tuple(left))
+    return Moved(path=str(target), size_bytes=_size(target), left=tuple(remaining))
 
 
 def _discard(target: Path) -> None:
@@ -303,11 +303,11 @@ def _lines(target: Path) -> list[str]:
         lines = journal.read_bytes().splitlines()
     except OSError:
         return []
-    found = []
+    paths = []
     for line in lines:
         with contextlib.suppress(ValueError):  # the last line, cut by a kill
-            found.append(msgspec.json.decode(line, type=learned(str)))
-    return found
+            paths.append(msgspec.json.decode(line, type=learned(str)))
+    return paths
 
 
 def _journal_source(target: Path) -> str:

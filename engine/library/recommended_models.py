@@ -78,14 +78,14 @@ def propose(
     return tuple(picked[:_PROPOSALS])
 
 
-def _sized(found: Sequence[Starter], memory_bytes: int, speed: Callable[[int], float]) -> Starter:
+def _sized(choices: Sequence[Starter], memory_bytes: int, speed: Callable[[int], float]) -> Starter:
     """The largest that leaves half of the memory free and writes at reading speed; else the smallest."""
 
     def is_quick(starter: Starter) -> bool:
         tok_s = speed(starter.bytes_per_token)
         return tok_s >= _FLUENT_TOK_S if tok_s else (starter.active or starter.parameters) <= _MOST_READ
 
-    roomy = [starter for starter in found if starter.expected_bytes <= memory_bytes / 2] or found[:1]
+    roomy = [starter for starter in choices if starter.expected_bytes <= memory_bytes / 2] or choices[:1]
     return max([s for s in roomy if is_quick(s)] or roomy[:1], key=lambda s: s.parameters)
 
 

@@ -87,9 +87,9 @@ class Trash:
             raise CannotWrite(str(record.entry.path), error.strerror or str(error)) from error
         with self._catalogue.store.writing():
             entry, key = record.entry, key_of(record.entry)
-            taken = {entry.id for other, entry in self._catalogue.store.entries().items() if other != key}
+            used_ids = {entry.id for other, entry in self._catalogue.store.entries().items() if other != key}
             number = 2
-            while entry.id in taken:  # another model took the id meanwhile
+            while entry.id in used_ids:  # another model took the id meanwhile
                 entry = msgspec.structs.replace(entry, id=f"{record.entry.id}-{number}")
                 number += 1
             self._catalogue.store.hide(key, hidden=False)
@@ -110,13 +110,13 @@ class Trash:
 
     def contents(self) -> tuple[Removed, ...]:
         """The models that can be restored, newest first."""
-        found = []
+        entries = []
         for removed in self._folder.glob("*/"):
             try:
-                found.append(self._removed(removed.name, self._read(removed.name)))
+                entries.append(self._removed(removed.name, self._read(removed.name)))
             except InputFault:
                 continue
-        return tuple(sorted(found, key=lambda r: r.removed_at, reverse=True))
+        return tuple(sorted(entries, key=lambda r: r.removed_at, reverse=True))
 
     def empty(self) -> int:
         """Delete everything in the trash permanently; return the freed bytes."""

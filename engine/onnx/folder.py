@@ -135,8 +135,8 @@ def _encoding(path: Path, root: Path) -> OnnxFolder:
     if not (path / "tokenizer.json").exists():
         raise BadFile(str(path), "there is no tokenizer.json in it")
     heads = config.get("architectures")
-    named = text(heads[0]) if isinstance(heads, list) and heads else None
-    ranks = bool(named and named.endswith("ForSequenceClassification"))
+    head = text(heads[0]) if isinstance(heads, list) and heads else None
+    ranks = bool(head and head.endswith("ForSequenceClassification"))
     return OnnxFolder(
         path=path,
         kind="rerank" if ranks else "embedding",
@@ -154,8 +154,8 @@ def pooling(path: Path) -> str:
     module = path / "1_Pooling" / "config.json"
     if not module.exists():
         return "mean"
-    said = read_json(safe_member(module.parent, module.name, links_root(path)))
-    return "cls" if said.get("pooling_mode_cls_token") else "mean"
+    config = read_json(safe_member(module.parent, module.name, links_root(path)))
+    return "cls" if config.get("pooling_mode_cls_token") else "mean"
 
 
 def _positive_int(value: object) -> int:

@@ -172,10 +172,10 @@ def installed_release(library: str, environ: Mapping[str, str]) -> str | None:
 def _wrong_release(library: str, release: str | None, environ: Mapping[str, str]) -> Reason | None:
     """Why a model of `release` does not run with the installed software; None if it does or either is unknown."""
     installed = installed_release(library, environ)
-    wanted = _VERSION.search(release or "")
-    if installed is None or wanted is None or wanted[1] == installed:
+    required = _VERSION.search(release or "")
+    if installed is None or required is None or required[1] == installed:
         return None
-    brings = RYZEN_AI_GENAI.get(wanted[1])
+    brings = RYZEN_AI_GENAI.get(required[1])
     if brings:
-        return because("other_release_of", wanted=wanted[1], genai=brings, installed=installed)
-    return because("other_release", wanted=wanted[1], installed=installed)
+        return because("other_release_of", wanted=required[1], genai=brings, installed=installed)
+    return because("other_release", wanted=required[1], installed=installed)

@@ -132,26 +132,26 @@ def threads(machine: Machine, overrides: PlacementLimits, base: LoadSettings) ->
     return min(count, base.n_threads) if base.n_threads else count
 
 
-def cpu_threads(asked: PlacementQuery, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+def cpu_threads(query: PlacementQuery, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
     """Put all layers on the CPU, with one thread per fast core."""
-    count = threads(asked.machine, asked.overrides, settings)
+    count = threads(query.machine, query.overrides, settings)
     changed = msgspec.structs.replace(settings, n_gpu_layers=0, devices=(), n_threads=count, n_threads_batch=count)
     return changed, because("one_thread") if count == 1 else because("threads", threads=count)
 
 
-def weights_of_the_file(asked: PlacementQuery, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+def weights_of_the_file(query: PlacementQuery, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
     """Use the file's own weights if a repacked copy is not worth it."""
-    isa, speed = asked.machine.isa, bandwidth(asked.machine.devices[0])
-    return file_weights(settings, asked.shape, isa, speed) or settings, because("file_weights")
+    isa, speed = query.machine.isa, bandwidth(query.machine.devices[0])
+    return file_weights(settings, query.shape, isa, speed) or settings, because("file_weights")
 
 
-def own_kernels(asked: PlacementQuery, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+def own_kernels(query: PlacementQuery, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
     """Use Tessera's own CPU kernels for prompt products and attention."""
     if tiles_library(library_folder()) is None:
         return settings, None
-    isa = asked.machine.isa
-    changed = prompt_tiles(settings, asked.shape, isa) or settings
-    changed = tile_attention(changed, asked.shape, isa) or changed
+    isa = query.machine.isa
+    changed = prompt_tiles(settings, query.shape, isa) or settings
+    changed = tile_attention(changed, query.shape, isa) or changed
     return changed, next(iter(cpu_kernel_reasons(changed)), None)
 
 
@@ -159,16 +159,16 @@ def own_kernels(asked: PlacementQuery, settings: LoadSettings) -> tuple[LoadSett
 CPU_STEPS: Final[tuple[Step[PlacementQuery], ...]] = (cpu_threads, weights_of_the_file, own_kernels)
 
 
-def on_cpu(asked: PlacementQuery, dry_run: DryRunner) -> Candidate:
+def on_cpu(query: PlacementQuery, dry_run: DryRunner) -> Candidate:
     """The CPU, with the fastest kernels for these types and this use, and spare cells if they fit."""
-    settings, changes = follow(CPU_STEPS, asked, asked.settings)
-    cpu, shape = asked.machine.devices[0], asked.shape
-    use, measured = asked.memory.use(asked.owner), attention_speed(asked, settings.n_threads)
+    settings, changes = follow(CPU_STEPS, query, query.settings)
+    cpu, shape = query.machine.devices[0], query.shape
+    use, measured = query.memory.use(query.owner), attention_speed(query, settings.n_threads)
 
     def at(tried: LoadSettings, step: str = "", reason: Reason | None = None) -> Candidate:
-        need = need_on(shape, tried, asked.machine, asked.ledger, None, "cpu", dry_run(tried))
+        need = need_on(shape, tried, query.machine, query.ledger, None, "cpu", dry_run(tried))
         rule = Forecast(shape, tried, ((cpu, "cpu", 1.0),), None)
-        speed = expected(rule, asked.memory, asked.owner)
+        speed = expected(rule, query.memory, query.owner)
         attention = why_measured(tried, measured, use)
         more = changes_between(step, settings, tried, reason or attention)
         return Candidate(
@@ -176,14 +176,14 @@ def on_cpu(asked: PlacementQuery, dry_run: DryRunner) -> Candidate:
             None,
             tried,
             need,
-            asked.fits(need),
+            query.fits(need),
             speed,
             attention=attention,
             changes=(*changes, *more),
             forecast=rule,
         )
 
-    plain = plain_attention(settings, shape, asked.machine.isa, use, measured)
+    plain = plain_attention(settings, shape, query.machine.isa, use, measured)
     if plain is not None:
         candidate = at(plain, "plain attention", None if measured else plain_attention_reason(plain))
         if candidate.fits:
@@ -192,15 +192,15 @@ def on_cpu(asked: PlacementQuery, dry_run: DryRunner) -> Candidate:
     if usual.fits:
         return usual
     if settings.kv_cells <= settings.n_ctx:
-        return _streamed(asked, at, settings) or usual
+        return _streamed(query, at, settings) or usual
     tight = at(msgspec.structs.replace(settings, kv_cells=0), "tight cells", because("spare_cells_fit_not"))
-    return tight if tight.fits else _streamed(asked, at, settings) or usual
+    return tight if tight.fits else _streamed(query, at, settings) or usual
 
 
-def _streamed(asked: PlacementQuery, at: Callable[..., Candidate], settings: LoadSettings) -> Candidate | None:
+def _streamed(query: PlacementQuery, at: Callable[..., Candidate], settings: LoadSettings) -> Candidate | None:
     """Variant: as many experts in memory as fit, the rest read from disk on demand."""
-    least = streaming.streamed_settings(asked.shape, settings)
-    if least is None or asked.machine.system != "linux":
+    least = streaming.streamed_settings(query.shape, settings)
+    if least is None or query.machine.system != "linux":
         return None
 
     def by_use(tried: LoadSettings) -> Candidate:
@@ -210,59 +210,59 @@ def _streamed(asked: PlacementQuery, at: Callable[..., Candidate], settings: Loa
     fitting = next((tried for tried in map(by_use, (wide, least)) if tried.fits), None)
     if fitting is None:
         return None
-    free = asked.ledger.available("cpu", asked.machine, asked.owner)
+    free = query.ledger.available("cpu", query.machine, query.owner)
     spare = free - fitting.need.device_bytes("cpu")
-    whole = by_use(streaming.with_spare(asked.shape, fitting.settings, spare))
+    whole = by_use(streaming.with_spare(query.shape, fitting.settings, spare))
     fitting = whole if whole.fits else fitting  # if earlier loads used more than predicted, experts get less
     speed, settings = fitting.speed, fitting.settings
     cost = streaming.forecast(
-        asked.shape,
+        query.shape,
         settings.expert_bytes,
         streaming.recorded_use(settings),
-        asked.disk_gbs or streaming.UNKNOWN_DISK_GBS,
+        query.disk_gbs or streaming.UNKNOWN_DISK_GBS,
         1 / speed.decode_tok_s if speed.decode_tok_s else 0.0,
-        measured=asked.disk_gbs is not None,
+        measured=query.disk_gbs is not None,
     )
-    prefill = streaming.prompt_tok_s(asked.shape, cost, settings.n_ubatch, speed.prefill_tok_s)
+    prefill = streaming.prompt_tok_s(query.shape, cost, settings.n_ubatch, speed.prefill_tok_s)
     return msgspec.structs.replace(fitting, speed=Speed(prefill, cost.decode_tok_s, speed.measured), streaming=cost)
 
 
-def attention_speed(asked: PlacementQuery, count: int) -> AttentionSpeed | None:
+def attention_speed(query: PlacementQuery, count: int) -> AttentionSpeed | None:
     """Measured cost of fused and plain attention here, with `count` threads and this model's heads."""
-    heads = heads_of(asked.shape) if asked.memory.knows_attention else None
-    return asked.memory.attention(attention_key(machine_key(asked.machine), heads, count)) if heads else None
+    heads = heads_of(query.shape) if query.memory.knows_attention else None
+    return query.memory.attention(attention_key(machine_key(query.machine), heads, count)) if heads else None
 
 
-def on_gpus(asked: PlacementQuery) -> list[Candidate]:
+def on_gpus(query: PlacementQuery) -> list[Candidate]:
     """Every usable GPU through each of its backends, and all discrete GPUs of one backend together."""
     usable = [
         (device, runtime)
-        for device in asked.machine.devices
+        for device in query.machine.devices
         for runtime in device.runtimes
         if device.kind in {"igpu", "dgpu"}
         and runtime.state == "usable"
         and runtime.backend in BACKENDS
         and runtime.backend != BACKEND
     ]
-    candidates = [_Offload(asked, (pair,)).best() for pair in usable]
+    candidates = [_Offload(query, (pair,)).best() for pair in usable]
     for backend in dict.fromkeys(runtime.backend for _, runtime in usable):
         cards = [pair for pair in usable if pair[0].kind == "dgpu" and pair[1].backend == backend]
         if len({device.id for device, _ in cards}) > 1:
-            cards.sort(key=lambda card: -asked.ledger.available(card[0].id, asked.machine, asked.owner))
-            candidates.append(_Offload(asked, tuple(cards)).best())
+            cards.sort(key=lambda card: -query.ledger.available(card[0].id, query.machine, query.owner))
+            candidates.append(_Offload(query, tuple(cards)).best())
     return candidates
 
 
 class _Offload:
     """One model on one GPU, or its layers split over several GPUs of one backend."""
 
-    def __init__(self, asked: PlacementQuery, devices: tuple[tuple[Device, Runtime], ...]) -> None:
-        self._asked, self._devices = asked, devices
+    def __init__(self, query: PlacementQuery, devices: tuple[tuple[Device, Runtime], ...]) -> None:
+        self._asked, self._devices = query, devices
         self._gpu, self._runtime = devices[0]
-        self._total = len(asked.shape.layers) + 1
-        free = (asked.ledger.available(device.id, asked.machine, asked.owner) for device, _ in devices)
+        self._total = len(query.shape.layers) + 1
+        free = (query.ledger.available(device.id, query.machine, query.owner) for device, _ in devices)
         self._free = [max(0, num_bytes - SPLIT_RESERVE_BYTES) for num_bytes in free]
-        base, count = asked.settings, threads(asked.machine, asked.overrides, asked.settings)
+        base, count = query.settings, threads(query.machine, query.overrides, query.settings)
         self._base = msgspec.structs.replace(
             base,
             devices=tuple(runtime.device_name for _, runtime in devices),
@@ -332,8 +332,8 @@ class _Offload:
         return msgspec.structs.replace(settings, tensor_split=shares)
 
     def _need(self, settings: LoadSettings) -> MemoryEstimate:
-        asked = self._asked
-        return need_on(asked.shape, settings, asked.machine, asked.ledger, self._gpu.id, self._runtime.backend)
+        query = self._asked
+        return need_on(query.shape, settings, query.machine, query.ledger, self._gpu.id, self._runtime.backend)
 
     def _fits(self, settings: LoadSettings) -> bool:
         return self._asked.fits(self._need(settings))
@@ -353,10 +353,10 @@ class _Offload:
 
     def _fewest_experts(self, cells: int) -> int | None:
         """Number of layers whose experts must stay on the CPU for all layers to fit; None if that does not help."""
-        asked = self._asked
-        if not asked.shape.experts or asked.overrides.n_gpu_layers is not None or overrides(self._base.engine_args):
+        query = self._asked
+        if not query.shape.experts or query.overrides.n_gpu_layers is not None or overrides(self._base.engine_args):
             return None
-        low, high = 1, len(asked.shape.layers)
+        low, high = 1, len(query.shape.layers)
         while low < high:
             middle = (low + high) // 2
             if self._fits(self._at(self._total, cells, middle)):
@@ -366,37 +366,37 @@ class _Offload:
         return low if self._fits(self._at(self._total, cells, low)) else None
 
     def _candidate(self, settings: LoadSettings, *, fits: bool) -> Candidate:
-        need, asked = self._need(settings), self._asked
-        held = [need.device_bytes(device.id) for device, _ in self._devices]
-        whole = sum(held) or 1
+        need, query = self._need(settings), self._asked
+        device_bytes = [need.device_bytes(device.id) for device, _ in self._devices]
+        whole = sum(device_bytes) or 1
         devices = tuple(
             (device, runtime.backend, size / whole)
-            for (device, runtime), size in zip(self._devices, held, strict=True)
+            for (device, runtime), size in zip(self._devices, device_bytes, strict=True)
         )
-        rule = Forecast(asked.shape, settings, devices, asked.machine.device("cpu"))
+        rule = Forecast(query.shape, settings, devices, query.machine.device("cpu"))
         speed = Speed(0.0, 0.0, measured=False)
         if settings.n_gpu_layers:
-            speed = expected(rule, asked.memory, asked.owner)
+            speed = expected(rule, query.memory, query.owner)
         others = tuple(device for device, _ in self._devices[1:])
         return Candidate(self._gpu, self._runtime, settings, need, fits, speed, others, forecast=rule)
 
 
-def through_openvino(asked: PlacementQuery) -> list[Candidate]:
+def through_openvino(query: PlacementQuery) -> list[Candidate]:
     """OpenVINO devices that can run this model: pinned ones, or an NPU by its rule. All layers or none."""
-    shape, machine = asked.shape, asked.machine
-    count = threads(machine, asked.overrides, asked.settings)
+    shape, machine = query.shape, query.machine
+    count = threads(machine, query.overrides, query.settings)
     candidates = []
     for device in machine.devices:
         for runtime in device.runtimes:
             if runtime.backend != BACKEND or runtime.state != "usable":
                 continue
-            if openvino.refusal(shape, asked.settings, runtime):
+            if openvino.refusal(shape, query.settings, runtime):
                 continue
-            settings = openvino.settings_for(asked.settings, runtime, device)
+            settings = openvino.settings_for(query.settings, runtime, device)
             settings = msgspec.structs.replace(settings, n_threads=count, n_threads_batch=count)
             gpu = device.id if device.kind in {"igpu", "dgpu"} else None
-            need = need_on(shape, settings, machine, asked.ledger, gpu, runtime.backend)
+            need = need_on(shape, settings, machine, query.ledger, gpu, runtime.backend)
             rule = Forecast(shape, settings, ((device, BACKEND, 1.0),), None)
-            speed = expected(rule, asked.memory, asked.owner)
-            candidates.append(Candidate(device, runtime, settings, need, asked.fits(need), speed))
+            speed = expected(rule, query.memory, query.owner)
+            candidates.append(Candidate(device, runtime, settings, need, query.fits(need), speed))
     return candidates

@@ -232,20 +232,20 @@ def rates(device: Device, backend: str, threads: int | None = None) -> Rates:
     runtime = next((r for r in device.runtimes if r.backend == backend), None)
     if runtime is None and chip is not None:  # this backend is not installed, as for OpenVINO by Vulkan
         runtime = Runtime(backend, "", 0, 0, 0, "unknown", matrix_units=chip.has_matrix(backend, "linux"))
-    found = speed_of(chip, backend) if chip is not None else None
-    if chip is None or found is None:
+    chip_speed = speed_of(chip, backend) if chip is not None else None
+    if chip is None or chip_speed is None:
         return _unknown_rates(device)
     fitted = next((r for r in chip_speeds().fitted if (r.chip, r.backend) == (chip.id, backend)), None)
     if fitted is not None and has_matrix(runtime) == bool(chip.matrix):
         return fitted.rates
-    return ruled_rates(device, chip, found, runtime)
+    return ruled_rates(device, chip, chip_speed, runtime)
 
 
-def ruled_rates(device: Device, chip: Gpu, found: GpuSpeed, runtime: Runtime | None) -> Rates:
+def ruled_rates(device: Device, chip: Gpu, chip_speed: GpuSpeed, runtime: Runtime | None) -> Rates:
     """Rates by the rule for the chip's family."""
-    gbs = bandwidth(device) * found.reads
-    flops = prompt_tflops(chip, found, runtime)
-    return Rates(gbs=gbs, gflops=flops * 1000, layer_s=found.layer_ms / 1000)
+    gbs = bandwidth(device) * chip_speed.reads
+    flops = prompt_tflops(chip, chip_speed, runtime)
+    return Rates(gbs=gbs, gflops=flops * 1000, layer_s=chip_speed.layer_ms / 1000)
 
 
 def openvino_rates(device: Device, type_name: str, threads: int | None) -> Rates:
@@ -313,8 +313,8 @@ def link_gbs(device: Device) -> float:
 
 def mixture_speed(device: Device, backend: str) -> MixtureSpeed:
     """Cost of mixtures on a GPU through a backend."""
-    found = (row for row in chip_speeds().mixtures if _is_for(row, device, backend))
-    return next(found)  # the last row matches every device
+    rows = (row for row in chip_speeds().mixtures if _is_for(row, device, backend))
+    return next(rows)  # the last row matches every device
 
 
 def type_speed(backend: str, type_name: str) -> float:
@@ -325,8 +325,8 @@ def type_speed(backend: str, type_name: str) -> float:
 
 def _is_for(row: MixtureSpeed, device: Device, backend: str) -> bool:
     return all(
-        wanted in {"any", actual}
-        for wanted, actual in ((row.vendor, device.vendor), (row.kind, device.kind), (row.backend, backend))
+        expected in {"any", actual}
+        for expected, actual in ((row.vendor, device.vendor), (row.kind, device.kind), (row.backend, backend))
     )
 
 

@@ -35,45 +35,45 @@ class RankedCandidates(msgspec.Struct, frozen=True):
     verdict: NpuDecision | None = None
 
 
-def choose_candidate(asked: PlacementQuery, dry_run: DryRunner) -> RankedCandidates:
+def choose_candidate(query: PlacementQuery, dry_run: DryRunner) -> RankedCandidates:
     """Choose a candidate: a pin beats a stored measurement, which beats a prior.
 
     A candidate that does not fit loses to one that does. If `dry_run` returns None, formulas are used.
     """
-    found = [on_cpu(asked, dry_run), *on_gpus(asked)]
-    found = [_judged_by_rules(candidate, asked) for candidate in found]
-    intel = through_openvino(asked)
-    pinned = [c for c in (*found, *intel) if _is_pinned(c, asked.overrides.device)]
+    candidates = [on_cpu(query, dry_run), *on_gpus(query)]
+    candidates = [_judged_by_rules(candidate, query) for candidate in candidates]
+    intel = through_openvino(query)
+    pinned = [c for c in (*candidates, *intel) if _is_pinned(c, query.overrides.device)]
     pinned = [c for c in pinned if c.fault is None] or pinned
-    usual = _best(pinned or [c for c in found if c.fault is None], found[0])
+    usual = _best(pinned or [c for c in candidates if c.fault is None], candidates[0])
     npu = next((c for c in intel if c.device.kind == "npu" and c.fits), None)
-    why = _npu_reason(asked)
-    verdict = _judged(npu, usual, why, asked) if npu is not None and why is not None else None
+    why = _npu_reason(query)
+    verdict = _judged(npu, usual, why, query) if npu is not None and why is not None else None
     chosen = npu if npu is not None and verdict is not None and verdict.take else usual
-    return RankedCandidates((*found, *intel), chosen, bool(pinned), verdict)
+    return RankedCandidates((*candidates, *intel), chosen, bool(pinned), verdict)
 
 
-def placement_of(asked: PlacementQuery, found: RankedCandidates, context: ContextChoice | None) -> Placement:
+def placement_of(query: PlacementQuery, ranked: RankedCandidates, context: ContextChoice | None) -> Placement:
     """The placement for the chosen candidate, with its reasons and why the others lost."""
-    shape, machine, overrides, chosen = asked.shape, asked.machine, asked.overrides, found.chosen
-    reasons = _reasons(chosen, overrides, machine, shape, found.pinned)
+    shape, machine, overrides, chosen = query.shape, query.machine, query.overrides, ranked.chosen
+    reasons = _reasons(chosen, overrides, machine, shape, ranked.pinned)
     if context is not None:
         reasons = (*reasons, *context.reasons)
     if chosen.backend == BACKEND and chosen.device.kind == "npu":
-        npu = _offer(chosen, asked.memory, asked.owner)
-        first = found.verdict.reasons if found.verdict is not None else (why_power(chosen.device.vendor, npu),)
+        npu = _offer(chosen, query.memory, query.owner)
+        first = ranked.verdict.reasons if ranked.verdict is not None else (why_power(chosen.device.vendor, npu),)
         reasons = (reasons[0], *first, *reasons[1:])
-    if overrides.device and not found.pinned:
-        why = openvino.pin_refused(shape, asked.settings, machine, overrides.device)
+    if overrides.device and not ranked.pinned:
+        why = openvino.pin_refused(shape, query.settings, machine, overrides.device)
         refused = because("pin_refused", device=overrides.device, why=why) if why is not None else None
         reasons = (refused or because("pin_not_usable", device=overrides.device), *reasons)
     if chosen.fault is not None:
         reasons = (*reasons, fault_reason("fault_pinned", chosen.fault, backend=chosen.backend))
-    reasons = (*reasons, *_not_used(found))
-    fitting = [c for c in found.candidates if c.fits]
+    reasons = (*reasons, *_not_used(ranked))
+    fitting = [c for c in ranked.candidates if c.fits]
     others = tuple(
-        _alternative(c, chosen, overrides, found.verdict, _set_aside(c, fitting))
-        for c in found.candidates
+        _alternative(c, chosen, overrides, ranked.verdict, _set_aside(c, fitting))
+        for c in ranked.candidates
         if c is not chosen
     )
     return Placement(
@@ -92,26 +92,26 @@ def placement_of(asked: PlacementQuery, found: RankedCandidates, context: Contex
     )
 
 
-def _judged_by_rules(candidate: Candidate, asked: PlacementQuery) -> Candidate:
-    if asked.rules is None or candidate.device.kind == "cpu":
+def _judged_by_rules(candidate: Candidate, query: PlacementQuery) -> Candidate:
+    if query.rules is None or candidate.device.kind == "cpu":
         return candidate
-    fault = refusing(asked.rules, asked.shape, asked.machine, candidate.settings)
+    fault = refusing(query.rules, query.shape, query.machine, candidate.settings)
     return msgspec.structs.replace(candidate, fault=fault) if fault is not None else candidate
 
 
-def _npu_reason(asked: PlacementQuery) -> Reason | None:
+def _npu_reason(query: PlacementQuery) -> Reason | None:
     """Why an NPU should be tried for this model; None if the model is too large or a device is requested."""
     if (
-        asked.overrides.device is not None
-        or sum(t.num_values for t in asked.shape.tensors) > NPU_LARGEST_PARAMETERS
+        query.overrides.device is not None
+        or sum(t.num_values for t in query.shape.tensors) > NPU_LARGEST_PARAMETERS
     ):
         return None
-    busy = busy_igpu(asked.machine, asked.ledger, asked.owner)
-    return npu_reason(asked.overrides, igpu_busy=busy, side_work=False)
+    busy = busy_igpu(query.machine, query.ledger, query.owner)
+    return npu_reason(query.overrides, igpu_busy=busy, side_work=False)
 
 
-def _judged(npu: Candidate, usual: Candidate, why: Reason, asked: PlacementQuery) -> NpuDecision:
-    offers = (_offer(c, asked.memory, asked.owner) for c in (npu, usual))
+def _judged(npu: Candidate, usual: Candidate, why: Reason, query: PlacementQuery) -> NpuDecision:
+    offers = (_offer(c, query.memory, query.owner) for c in (npu, usual))
     return judge(why, npu.device.vendor, *offers)
 
 
@@ -147,14 +147,14 @@ def _best(candidates: list[Candidate], cpu: Candidate) -> Candidate:
     return best
 
 
-def _not_used(found: RankedCandidates) -> tuple[Reason, ...]:
+def _not_used(ranked: RankedCandidates) -> tuple[Reason, ...]:
     """Backends that would fit and are not used because of known faults, each once."""
     refused = {
         (c.fault.id, c.backend): fault_reason("fault_avoided", c.fault, backend=c.backend, device=c.device.name)
-        for c in found.candidates
-        if c.fault is not None and c.fits and c is not found.chosen
+        for c in ranked.candidates
+        if c.fault is not None and c.fits and c is not ranked.chosen
     }
-    return () if found.pinned else tuple(refused.values())
+    return () if ranked.pinned else tuple(refused.values())
 
 
 def _set_aside(candidate: Candidate, others: list[Candidate]) -> Reason | None:
@@ -244,13 +244,13 @@ def _cpu_reasons(chosen: Candidate, machine: Machine, *, pinned: bool) -> list[R
         reasons.append(because("no_usable_gpu", device=gpus[0].name, why=gpus[0].reason or gpus[0].state))
     elif not pinned and chosen.fits:
         reasons.append(because("no_faster_gpu"))
-    count, given = chosen.settings.n_threads, chosen.settings.engine_args
+    count, engine_args = chosen.settings.n_threads, chosen.settings.engine_args
     reasons.append(because("one_thread") if count == 1 else because("threads", threads=count))
     if chosen.streaming is not None:
         reasons += cpu_choices.reasons(chosen.streaming)
-    elif not chosen.settings.repack and given.repack is None:
+    elif not chosen.settings.repack and engine_args.repack is None:
         reasons.append(because("file_weights"))
-    if chosen.settings.tiles and given.tiles is None:
+    if chosen.settings.tiles and engine_args.tiles is None:
         reasons += cpu_kernel_reasons(chosen.settings)
     if chosen.attention is not None:
         reasons.append(chosen.attention)

@@ -183,8 +183,8 @@ def tile_attention(settings: LoadSettings, shape: ModelShape, isa: frozenset[str
 def cpu_kernel_reasons(settings: LoadSettings) -> list[Reason]:
     """Reasons: what Tessera's kernels are expected to save."""
     types = tuple(name for name in settings.tiles if name != ATTENTION)
-    found = [because("own_prompt_kernels", types=types)] if types else []
-    return [*found, because("own_attention_kernels")] if ATTENTION in settings.tiles else found
+    kernels = [because("own_prompt_kernels", types=types)] if types else []
+    return [*kernels, because("own_attention_kernels")] if ATTENTION in settings.tiles else kernels
 
 
 def _is_weight(tensor: TensorInfo) -> bool:
@@ -245,7 +245,7 @@ SKEW: Final = 0.5
 def expert_layers(shape: ModelShape) -> Mapping[int, tuple[TensorInfo, ...]]:
     """Expert tensors that can be streamed, by layer; empty if the routing is not supported."""
     trunk = len(shape.layers)
-    return {n: found for n, found in stacks(shape.tensors, shape.experts).items() if n < trunk}
+    return {n: tensors for n, tensors in stacks(shape.tensors, shape.experts).items() if n < trunk}
 
 
 def whole_bytes(shape: ModelShape) -> int:
@@ -279,10 +279,10 @@ def streamed_settings(shape: ModelShape, settings: LoadSettings) -> LoadSettings
 
 def with_spare(shape: ModelShape, settings: LoadSettings, spare_bytes: int) -> LoadSettings:
     """`settings` with the spare memory added to the minimum for experts."""
-    wanted = settings.expert_bytes + int(max(0, spare_bytes) * CACHED_FRACTION)
+    expert_bytes = settings.expert_bytes + int(max(0, spare_bytes) * CACHED_FRACTION)
     layers = expert_layers(shape)
     all_of_them = whole_bytes(shape) + least_bytes(layers, shape.experts)
-    return msgspec.structs.replace(settings, expert_bytes=min(wanted, all_of_them))
+    return msgspec.structs.replace(settings, expert_bytes=min(expert_bytes, all_of_them))
 
 
 def disk_gbs(resources: Resources, shape: ModelShape, path: str, owner: str) -> float | None:
@@ -337,25 +337,25 @@ def forecast(
     )
 
 
-def reasons(found: Streaming) -> tuple[Reason, ...]:
+def reasons(streaming: Streaming) -> tuple[Reason, ...]:
     """Reasons for the placement: why experts are streamed, and the expected hit rate and speed."""
-    why = because("experts_by_use", kept_gib=found.cached_bytes / GIB, all_gib=found.expert_bytes / GIB)
-    hits = because("experts_asked_guessed", hit_rate=found.hit_rate, tok_s=found.decode_tok_s)
-    if found.seen_tokens:
-        seen, rate = found.seen_tokens, found.hit_rate
-        hits = because("experts_asked_seen", hit_rate=rate, tokens=seen, tok_s=found.decode_tok_s)
+    why = because("experts_by_use", kept_gib=streaming.cached_bytes / GIB, all_gib=streaming.expert_bytes / GIB)
+    hits = because("experts_asked_guessed", hit_rate=streaming.hit_rate, tok_s=streaming.decode_tok_s)
+    if streaming.seen_tokens:
+        seen, rate = streaming.seen_tokens, streaming.hit_rate
+        hits = because("experts_asked_seen", hit_rate=rate, tokens=seen, tok_s=streaming.decode_tok_s)
     worst = because(
-        "experts_worst" if found.disk_measured else "experts_worst_guessed",
-        hit_rate=found.worst_hit_rate,
-        tok_s=found.worst_tok_s,
-        disk_gbs=found.disk_gbs,
+        "experts_worst" if streaming.disk_measured else "experts_worst_guessed",
+        hit_rate=streaming.worst_hit_rate,
+        tok_s=streaming.worst_tok_s,
+        disk_gbs=streaming.disk_gbs,
     )
     return why, hits, worst
 
 
-def prompt_tok_s(shape: ModelShape, found: Streaming, n_ubatch: int, compute_tok_s: float) -> float:
+def prompt_tok_s(shape: ModelShape, streaming: Streaming, n_ubatch: int, compute_tok_s: float) -> float:
     """Prefill speed in tokens/s: each ubatch needs nearly all experts and reads those that are not cached."""
-    missing_s = (found.expert_bytes - found.cached_bytes) / 1e9 / found.disk_gbs
+    missing_s = (streaming.expert_bytes - streaming.cached_bytes) / 1e9 / streaming.disk_gbs
     compute_s = n_ubatch / compute_tok_s if compute_tok_s else 0.0
     seconds = math.fsum((missing_s, compute_s, LAYER_S * len(shape.layers)))
     return n_ubatch / seconds

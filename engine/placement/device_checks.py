@@ -62,8 +62,8 @@ class DeviceChecks:
 
     def wrong(self) -> list[DeviceCheckRecord]:
         """What was found wrong on this computer, newest first."""
-        found = [verdict for verdict in self._store.get().values() if verdict.wrong]
-        return sorted(found, key=lambda verdict: -verdict.checked_at)
+        verdicts = [verdict for verdict in self._store.get().values() if verdict.wrong]
+        return sorted(verdicts, key=lambda verdict: -verdict.checked_at)
 
     def forget_wrong(self) -> None:
         """Delete what was found wrong, so that the next load compares again. Raises: OSError."""
@@ -192,6 +192,6 @@ def _text(path: Path) -> str:
 def _keep_newest(folder: Path) -> None:
     """Delete old references; each takes about 0.1 MiB."""
     with contextlib.suppress(OSError):
-        found = sorted(folder.glob("*.msgpack"), key=lambda path: path.stat().st_mtime)
-        for path in found[:-MAX_ENTRIES]:
+        files = sorted(folder.glob("*.msgpack"), key=lambda path: path.stat().st_mtime)
+        for path in files[:-MAX_ENTRIES]:
             path.unlink(missing_ok=True)

@@ -41,14 +41,14 @@ def combinations(path: str, shape: ModelShape, name: str) -> list[tuple[Reason, 
     layers = len(shape.layers)
     base = LoadSettings(path=path, n_ctx=CONTEXT, n_parallel=4, devices=(name,), n_gpu_layers=layers + 1)
     replace = msgspec.structs.replace
-    found = [(because("check_without_flash"), replace(base, flash_attn="off"))]
+    rows = [(because("check_without_flash"), replace(base, flash_attn="off"))]
     for cache in CACHE_TYPES:
         what = because("check_flash") if cache == "f16" else because("check_flash_cache", cache=cache)
-        found.append((what, replace(base, flash_attn="on", type_k=cache, type_v=cache)))
+        rows.append((what, replace(base, flash_attn="on", type_k=cache, type_v=cache)))
     if layers > 1:
         half = replace(base, flash_attn="on", n_gpu_layers=layers // 2)
-        found.append((because("check_layers", layers=layers // 2, all_layers=layers), half))
-    return found
+        rows.append((because("check_layers", layers=layers // 2, all_layers=layers), half))
+    return rows
 
 
 def comparable(device: Device, runtime: Runtime) -> bool:
@@ -100,13 +100,13 @@ async def _compared(
         facts = await runner.load(to_load)
     except SelfCheckFailed as error:
         numbers = error.numbers if isinstance(error, DeviceCheckFailed) else None
-        found = msgspec.convert(numbers, learned(DeviceCheck)) if numbers else None
+        check = msgspec.convert(numbers, learned(DeviceCheck)) if numbers else None
         words, _ = await asyncio.to_thread(checks.wrong_operations, settings)
-        checks.record(settings, shape, machine, found, error.reason, words)
+        checks.record(settings, shape, machine, check, error.reason, words)
         reason = because("as_told", text=error.reason)
         if words:
             reason = because("check_wrong", why=error.reason, operations=words)
-        return msgspec.structs.replace(row, state="wrong", reason=reason, check=found)
+        return msgspec.structs.replace(row, state="wrong", reason=reason, check=check)
     except (RunnerDied, BadModelFile) as error:
         return msgspec.structs.replace(row, state="failed", reason=because("as_told", text=str(error)))
     finally:

@@ -49,12 +49,12 @@ def dry_run(settings: LoadSettings, cache: Path | None = None, timeout_s: float 
     if outcome.answer is None:
         raise DryRunFailed(outcome.reason)
     try:
-        found = msgspec.convert(outcome.answer, learned(DryRun))
+        result = msgspec.convert(outcome.answer, learned(DryRun))
     except msgspec.ValidationError as error:
         raise DryRunFailed(because("probe_unreadable", why=str(error))) from error
     if cache is not None:
-        _write(cache, key, found)
-    return found
+        _write(cache, key, result)
+    return result
 
 
 def _key(settings: LoadSettings) -> str:
@@ -74,10 +74,10 @@ def _read(cache: Path) -> dict[str, DryRun]:
     return JsonStore(cache, dict[str, DryRun], dict, durable=False).get()
 
 
-def _write(cache: Path, key: str, found: DryRun) -> None:
+def _write(cache: Path, key: str, result: DryRun) -> None:
     try:
         JsonStore(cache, dict[str, DryRun], dict, durable=False).change(
-            lambda old: dict(list(with_row(old, key, found).items())[-MAX_ENTRIES:])
+            lambda old: dict(list(with_row(old, key, result).items())[-MAX_ENTRIES:])
         )
     except OSError as error:
         log.info("dry runs are not kept: %s", error)

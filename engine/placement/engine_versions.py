@@ -62,8 +62,8 @@ def faults_of(version: str, machine: Machine, rules: Rules) -> list[tuple[Device
     builds = engine_builds(rules, version)
     if builds is None:
         return []
-    found = on_machine(rules, machine, builds)
-    return [row for row in found if row[2].when.builds is not None and row[2].then.avoid]
+    rows = on_machine(rules, machine, builds)
+    return [row for row in rows if row[2].when.builds is not None and row[2].then.avoid]
 
 
 def use(

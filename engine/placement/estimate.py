@@ -444,13 +444,13 @@ def owners(shape: ModelShape, settings: LoadSettings, shares: Sequence[float]) -
 def layer_bytes(shape: ModelShape, settings: LoadSettings, kv_layers: Sequence[int]) -> list[int]:
     """Bytes of weights and cache on GPUs for each layer, and last for the output."""
     there, trunk = on_gpu(shape, settings), len(shape.layers)
-    held = [*kv_layers, 0]
+    by_layer = [*kv_layers, 0]
     for tensor in shape.tensors:
         match = BLOCK.match(tensor.name)
         layer = int(match[1]) if match else trunk
         if there(tensor) and layer <= trunk:
-            held[layer] += tensor.nbytes
-    return held
+            by_layer[layer] += tensor.nbytes
+    return by_layer
 
 
 def layer_counts(sizes: Sequence[int], free: Sequence[int]) -> tuple[float, ...]:
@@ -477,10 +477,10 @@ def shared_out(
         return need
     ids = [_device_id(name, machine) or gpu for name in settings.devices]
     shares = args.tensor_split or settings.tensor_split or tuple(1.0 for _ in ids)
-    held = layer_bytes(shape, settings, need.kv_layer_bytes)
+    by_layer = layer_bytes(shape, settings, need.kv_layer_bytes)
     parts: list[MemoryPart] = []
     by_device = [0] * len(ids)
-    for owner, size in zip(owners(shape, settings, shares), held, strict=True):
+    for owner, size in zip(owners(shape, settings, shares), by_layer, strict=True):
         if owner is not None:
             by_device[owner] += size
     whole = sum(by_device) or 1

@@ -151,9 +151,9 @@ def external_report(model_id: str, placement: Placement, machine: Machine, ledge
 
 def _program(variable: str, name: str) -> str:
     """The file that `variable` names, else `name` on the search path; empty if not found."""
-    named = os.environ.get(variable)
-    if named:
-        return named if Path(named).is_file() else ""
+    path = os.environ.get(variable)
+    if path:
+        return path if Path(path).is_file() else ""
     return installed_program(name) or ""
 
 
@@ -161,10 +161,10 @@ def _placed(
     settings: LoadSettings, machine: Machine, ledger: Ledger, owner: str, device: str, reasons: tuple[Reason, ...]
 ) -> Placement:
     assert settings.external is not None
-    found, need = machine.device(device), _need_of(settings, machine)
+    placed_on, need = machine.device(device), _need_of(settings, machine)
     return Placement(
         device=device,
-        device_name=found.name if found else device,
+        device_name=placed_on.name if placed_on else device,
         backend=settings.external.kind,
         n_layers=0,
         settings=settings,
@@ -300,11 +300,11 @@ def _vllm_place(settings: LoadSettings, machine: Machine, ledger: Ledger, owner:
         reasons = (because("vllm"), because("vllm_processor"), because("untried"))
         return _placed(settings, machine, ledger, owner, CPU, reasons)
     model = describe_folder(Path(settings.path))
-    wanted = model.weights_bytes + settings.kv_cells * model.token_bytes + GPU_WORK_BYTES
-    part = math.ceil(wanted / (gpu.memory.physical_bytes or 1) * _STEPS) / _STEPS
+    needed = model.weights_bytes + settings.kv_cells * model.token_bytes + GPU_WORK_BYTES
+    part = math.ceil(needed / (gpu.memory.physical_bytes or 1) * _STEPS) / _STEPS
     settings = msgspec.structs.replace(settings, provider=f"cuda:{gpus.index(gpu)}", gpu_frac=part)
-    taken = because("vllm_gpu", gib=_vllm_need(settings, machine).device_bytes(gpu.id) / 2**30)
-    return _placed(settings, machine, ledger, owner, gpu.id, (because("vllm"), taken, because("untried")))
+    gpu_reason = because("vllm_gpu", gib=_vllm_need(settings, machine).device_bytes(gpu.id) / 2**30)
+    return _placed(settings, machine, ledger, owner, gpu.id, (because("vllm"), gpu_reason, because("untried")))
 
 
 def _vllm_need(settings: LoadSettings, machine: Machine) -> MemoryEstimate:
@@ -316,8 +316,8 @@ def _vllm_need(settings: LoadSettings, machine: Machine) -> MemoryEstimate:
         cache = _cache_gib(settings, model) * GIB
         return _need(settings, (("weights", CPU, model.weights_bytes), ("kv", CPU, cache), host))
     cache = settings.kv_cells * model.token_bytes
-    given = int(settings.gpu_frac * (gpu.memory.physical_bytes or 0))
-    work: tuple[PartName, str, int] = ("compute", gpu.id, max(0, given - model.weights_bytes - cache))
+    granted = int(settings.gpu_frac * (gpu.memory.physical_bytes or 0))
+    work: tuple[PartName, str, int] = ("compute", gpu.id, max(0, granted - model.weights_bytes - cache))
     return _need(settings, (("weights", gpu.id, model.weights_bytes), ("kv", gpu.id, cache), work, host))
 
 
@@ -328,8 +328,8 @@ def _cache_gib(settings: LoadSettings, model: VllmModel) -> int:
 
 def _nvidia(machine: Machine) -> list[Device]:
     """NVIDIA GPUs in the order of their PCI addresses, as CUDA_DEVICE_ORDER=PCI_BUS_ID numbers them."""
-    found = [d for d in machine.devices if d.kind == "dgpu" and d.vendor == "NVIDIA" and d.state == "usable"]
-    return sorted((d for d in found if d.memory.physical_bytes), key=lambda d: d.id)
+    gpus = [d for d in machine.devices if d.kind == "dgpu" and d.vendor == "NVIDIA" and d.state == "usable"]
+    return sorted((d for d in gpus if d.memory.physical_bytes), key=lambda d: d.id)
 
 
 def _vllm_command(settings: LoadSettings, address: Address) -> Command:
@@ -365,10 +365,10 @@ class ProgramStore:
 
     def get(self, name: str) -> ExternalProgram:
         """One program. Raises: InputFault: no program has that name."""
-        found = self.all().get(name)
-        if found is None:
+        program = self.all().get(name)
+        if program is None:
             raise InputFault(because("no_such_program", name=name, there=tuple(self.all()) or ("none",)), "engine")
-        return found
+        return program
 
     def add(self, name: str, program: Path, arguments: tuple[str, ...] = ()) -> llama_server.Build:
         """Add or replace a build of llama-server; return what it reports about itself.

@@ -44,8 +44,8 @@ def next_fallback(
     ubatch, the plain f16 cache, switches of the backend, the CPU, then without Tessera's own kernels, without
     repacked weights, and without mapping the file.
     """
-    left = (fallback for fallback in _fallbacks(settings, machine) if fallback.settings not in tried)
-    return next((fallback for fallback in left if may_try(fallback.settings)), None)
+    untried = (fallback for fallback in _fallbacks(settings, machine) if fallback.settings not in tried)
+    return next((fallback for fallback in untried if may_try(fallback.settings)), None)
 
 
 def _fallbacks(settings: LoadSettings, machine: Machine) -> list[Fallback]:
@@ -75,12 +75,12 @@ def prefill_fallbacks(settings: LoadSettings, machine: Machine) -> list[Fallback
 
     In order: half the ubatch, switches of the backend, other backends of the device, the CPU.
     """
-    found, smaller = [], settings.n_ubatch // 2
+    fallbacks, smaller = [], settings.n_ubatch // 2
     if smaller >= SMALLEST_DEEP_UBATCH:
-        found.append(_with_ubatch(settings, smaller))
+        fallbacks.append(_with_ubatch(settings, smaller))
     if settings.devices and settings.n_gpu_layers:
-        found += [*_switched_off(settings, machine), *_on_other_backends(settings, machine), _on_cpu(settings)]
-    return found
+        fallbacks += [*_switched_off(settings, machine), *_on_other_backends(settings, machine), _on_cpu(settings)]
+    return fallbacks
 
 
 def _with_ubatch(settings: LoadSettings, smaller: int) -> Fallback:
@@ -91,31 +91,31 @@ def _with_ubatch(settings: LoadSettings, smaller: int) -> Fallback:
 def _switched_off(settings: LoadSettings, machine: Machine) -> list[Fallback]:
     runtimes = (r for d in machine.devices for r in d.runtimes if r.device_name == settings.devices[0])
     backend = next((r.backend for r in runtimes), "")
-    found = []
+    fallbacks = []
     for kind, names in SWITCHES.get(backend, ()):
         variables = with_variables(settings.variables, dict.fromkeys(names, "1"))
         if variables != settings.variables:
             changed = msgspec.structs.replace(settings, variables=variables)
-            found.append(Fallback(settings=changed, change=because(kind)))
-    return found
+            fallbacks.append(Fallback(settings=changed, change=because(kind)))
+    return fallbacks
 
 
 def with_variables(present: tuple[str, ...], more: Mapping[str, str]) -> tuple[str, ...]:
     """Variables of a load (NAME=VALUE) with more of them, sorted by name."""
-    found = {name: value for name, _, value in (variable.partition("=") for variable in present)}
-    return tuple(f"{name}={value}" for name, value in sorted({**found, **more}.items()))
+    variables = {name: value for name, _, value in (variable.partition("=") for variable in present)}
+    return tuple(f"{name}={value}" for name, value in sorted({**variables, **more}.items()))
 
 
 def _of_weights(settings: LoadSettings) -> list[Fallback]:
-    found = []
+    fallbacks = []
     if settings.tiles:
-        found.append(without_tiles(settings))
+        fallbacks.append(without_tiles(settings))
     if settings.repack:
-        found.append(as_in_file(settings))
+        fallbacks.append(as_in_file(settings))
     if settings.use_mmap and not settings.expert_bytes:  # streamed experts do not fit without mmap
         mapped = msgspec.structs.replace(settings, use_mmap=False)
-        found.append(Fallback(settings=mapped, change=because("read_the_file")))
-    return found
+        fallbacks.append(Fallback(settings=mapped, change=because("read_the_file")))
+    return fallbacks
 
 
 def without_tiles(settings: LoadSettings) -> Fallback:

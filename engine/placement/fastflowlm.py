@@ -62,9 +62,9 @@ class FlmReport(msgspec.Struct, frozen=True):
 
 def executable() -> str | None:
     """Path of the program: TESSERA_FLM if set, else `flm` on the search path."""
-    named = os.environ.get("TESSERA_FLM")
-    if named:
-        return named if Path(named).is_file() else None
+    path = os.environ.get("TESSERA_FLM")
+    if path:
+        return path if Path(path).is_file() else None
     return installed_program("flm")
 
 
@@ -107,11 +107,11 @@ def installed_model(tag: str) -> FlmModel:
     if program is None:
         return FlmModel(tag)
     at = Path(program).stat().st_mtime_ns
-    found = {model.tag: model for model in _installed(program, at)}
-    if tag not in found:
+    models = {model.tag: model for model in _installed(program, at)}
+    if tag not in models:
         _installed.cache_clear()
-        found = {model.tag: model for model in _installed(program, at)}
-    return found.get(tag, FlmModel(tag))
+        models = {model.tag: model for model in _installed(program, at)}
+    return models.get(tag, FlmModel(tag))
 
 
 def findings(machine: Machine) -> tuple[Finding, ...]:
@@ -167,14 +167,14 @@ def _json(text: str | None) -> Any:
 def _models(listed: Any) -> tuple[FlmModel, ...]:
     """Installed models. The format has changed between versions, so several are accepted."""
     models = listed.get("models", ()) if isinstance(listed, dict) else listed
-    found: dict[str, FlmModel] = {}
+    by_name: dict[str, FlmModel] = {}
     for model in models if isinstance(models, list) else ():
         entry = model if isinstance(model, dict) else {"name": model}
         name = entry.get("name") or entry.get("model")
-        gone = entry.get("installed") is False
-        if isinstance(name, str) and 0 < len(name) <= _MAX_TAG and name.isprintable() and not gone:
-            found.setdefault(name, _model(name, entry))
-    return tuple(found.values())
+        is_missing = entry.get("installed") is False
+        if isinstance(name, str) and 0 < len(name) <= _MAX_TAG and name.isprintable() and not is_missing:
+            by_name.setdefault(name, _model(name, entry))
+    return tuple(by_name.values())
 
 
 def _model(tag: str, entry: dict[str, Any]) -> FlmModel:

@@ -49,27 +49,27 @@ def load_facts(
 def _toolkit() -> dict[str, str]:
     """The compiler of the CUDA pack in use, as its manifest says."""
     packs = (pack for pack in PackStore(packs_folder()).active() if pack.manifest.backend == "cuda")
-    found = next((pack.manifest.built.get("nvcc") for pack in packs), None)
-    return {"nvcc": found} if found else {}
+    version = next((pack.manifest.built.get("nvcc") for pack in packs), None)
+    return {"nvcc": version} if version else {}
 
 
 def found_rules(rules: Rules, shape: ModelShape, machine: Machine, settings: LoadSettings) -> tuple[Rule, ...]:
     """The rules that match a load with these settings."""
-    found: list[Rule] = []
+    rules_found: list[Rule] = []
     for name in settings.devices if settings.n_gpu_layers else ():
         for device in machine.devices:
             for runtime in device.runtimes:
                 if runtime.device_name == name and device.kind != "remote":
                     facts = load_facts(rules, machine, device, runtime.backend, shape, settings)
-                    found += [rule for rule in matching(rules.rules, facts) if rule not in found]
-    return tuple(found)
+                    rules_found += [rule for rule in matching(rules.rules, facts) if rule not in rules_found]
+    return tuple(rules_found)
 
 
 def refusing(rules: Rules, shape: ModelShape, machine: Machine, settings: LoadSettings) -> Rule | None:
     """The rule by which the place of these settings is not used; None if it may be used."""
     several = len(settings.devices) > 1
-    found = found_rules(rules, shape, machine, settings)
-    return next((rule for rule in found if rule.then.avoid or (rule.then.one_gpu and several)), None)
+    matches = found_rules(rules, shape, machine, settings)
+    return next((rule for rule in matches if rule.then.avoid or (rule.then.one_gpu and several)), None)
 
 
 def not_bad(rules: Rules, shape: ModelShape, machine: Machine) -> Callable[[LoadSettings], bool]:
@@ -104,8 +104,8 @@ def applied(
     rules: Rules, shape: ModelShape, machine: Machine, settings: LoadSettings
 ) -> tuple[LoadSettings, tuple[Rule, ...]]:
     """The settings after every rule that changes them, and those rules."""
-    found = [rule for rule in found_rules(rules, shape, machine, settings) if _changes(rule, settings)]
-    return worked_round(together(found), settings), tuple(found)
+    matches = [rule for rule in found_rules(rules, shape, machine, settings) if _changes(rule, settings)]
+    return worked_round(together(matches), settings), tuple(matches)
 
 
 def _changes(rule: Rule, settings: LoadSettings) -> bool:

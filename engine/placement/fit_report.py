@@ -76,13 +76,13 @@ def fit_report(
         return overdraft(ledger, need, name) is None
 
     need = estimate(settings)
-    held = {r.owner: r.predicted_bytes for r in ledger.reservations() if r.owner != name}
+    others = {r.owner: r.predicted_bytes for r in ledger.reservations() if r.owner != name}
     fit = fits(need)
     ways: tuple[FitOption, ...] = ()
     if not fit:
         from engine.placement.savings import fit_options
 
-        ways = fit_options(shape, settings, estimate, fits, held, name, on_disk=on_disk)
+        ways = fit_options(shape, settings, estimate, fits, others, name, on_disk=on_disk)
     limit = shape.context_train or max(settings.n_ctx, 1 << 17)
     smallest = settings
     if settings.expert_bytes:  # a longer context reduces the memory for experts

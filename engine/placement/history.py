@@ -78,10 +78,10 @@ def seconds_at(points: Sequence[SpeedPoint], depth: float, forecast: Callable[[f
     moved = [(p.depth, p.measured_s * forecast(p.depth) / p.forecast_s) for p in points]
     above = next((i for i, (at, _) in enumerate(moved) if at >= depth), len(moved) - 1)
     (near, near_s), (far, far_s) = moved[max(0, above - 1)], moved[max(above, min(1, len(moved) - 1))]
-    low, high, wanted = forecast(near), forecast(far), forecast(depth)
+    low, high, at_depth = forecast(near), forecast(far), forecast(depth)
     if high <= low:
-        return near_s * wanted / low
-    return max(near_s + (far_s - near_s) * (wanted - low) / (high - low), min(near_s, far_s) / 2)
+        return near_s * at_depth / low
+    return max(near_s + (far_s - near_s) * (at_depth - low) / (high - low), min(near_s, far_s) / 2)
 
 
 def attention_key(machine: str, heads: Heads, threads: int) -> str:
@@ -338,7 +338,7 @@ class PlacementHistory:
 
     def _save(self) -> None:
         self._unsaved = 0
-        learnt = HistoryFile(
+        current = HistoryFile(
             speeds=_newest(self._speeds),
             corrections=_newest(self._corrections),
             fallbacks=_newest(self._fallbacks),
@@ -350,12 +350,12 @@ class PlacementHistory:
             deaths=_newest(self._deaths),
         )
         with contextlib.suppress(OSError):  # without this file only the first choice is slower
-            self._store.change(lambda kept: self._merged(kept, learnt))
-            self._written = _tables(learnt)
+            self._store.change(lambda stored: self._merged(stored, current))
+            self._written = _tables(current)
 
-    def _merged(self, kept: HistoryFile, learnt: HistoryFile) -> HistoryFile:
+    def _merged(self, stored: HistoryFile, current: HistoryFile) -> HistoryFile:
         """Merge what another process has written since the last write with what changed here."""
-        theirs, mine, found = _tables(kept), _tables(learnt), {}
+        theirs, mine, tables = _tables(stored), _tables(current), {}
         for name, written in self._written.items():
             merged = theirs[name]
             for key in dict.fromkeys((*written, *mine[name])):
@@ -363,8 +363,8 @@ class PlacementHistory:
                     merged.pop(key, None)
                 elif key not in written or written[key] != mine[name][key]:
                     merged[key] = mine[name][key]
-            found[name] = _newest(merged)
-        return HistoryFile(**found, pins=kept.pins)
+            tables[name] = _newest(merged)
+        return HistoryFile(**tables, pins=stored.pins)
 
 
 def _sound_rows(table: Any, kind: Any) -> dict[str, Any]:
@@ -376,9 +376,9 @@ def _sound_rows(table: Any, kind: Any) -> dict[str, Any]:
     return sound
 
 
-def _tables(learnt: HistoryFile) -> dict[str, dict[str, Any]]:
+def _tables(history: HistoryFile) -> dict[str, dict[str, Any]]:
     """Copies of its tables by name; empty for anything that is not a table."""
-    tables = {name: getattr(learnt, name) for name in _TABLES}
+    tables = {name: getattr(history, name) for name in _TABLES}
     return {name: dict(table) if isinstance(table, dict) else {} for name, table in tables.items()}
 
 

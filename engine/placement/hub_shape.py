@@ -44,9 +44,9 @@ def hub_parts(name: str, paths: Paths, estimate: FitEstimator | None = None) -> 
         headers[sum(part.file_bytes for part in parts)] = parts
         return estimate(parts, details) if estimate is not None else None
 
-    wanted = parse_hub_name(name)
-    plan: RepoPlan = plan_repository(HubClient(), paths, wanted.repo, revision=wanted.revision, estimate=keep)
-    choice = choose(plan, wanted).choice
+    hub_name = parse_hub_name(name)
+    plan: RepoPlan = plan_repository(HubClient(), paths, hub_name.repo, revision=hub_name.revision, estimate=keep)
+    choice = choose(plan, hub_name).choice
     parts = headers.get(sum(file.size_bytes for file in choice.files))
     if parts is None:
         raise BadModelFile(name, because("headers_unreadable"))

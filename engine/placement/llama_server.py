@@ -93,9 +93,9 @@ def _output(program: str, option: str) -> str:
 
 def check_arguments(arguments: tuple[str, ...]) -> None:
     """Check the arguments. Raises: InputFault: one sets what only Tessera may set: model, address, key, context."""
-    taken = next((name for name in arguments if name.partition("=")[0] in RESERVED), None)
-    if taken is not None:
-        raise InputFault(because("argument_is_ours", argument=taken))
+    reserved = next((name for name in arguments if name.partition("=")[0] in RESERVED), None)
+    if reserved is not None:
+        raise InputFault(because("argument_is_ours", argument=reserved))
 
 
 def pins(build: Build, machine: Machine) -> tuple[str, ...]:
@@ -193,7 +193,7 @@ def arguments(settings: LoadSettings, port: int) -> tuple[str, ...]:
     for name, value in values.items():
         if name in build.options:
             out += [name, str(value)]
-    return (*out, *(name for name, wanted in switches.items() if wanted and name in build.options))
+    return (*out, *(name for name, is_on in switches.items() if is_on and name in build.options))
 
 
 def _devices(settings: LoadSettings, build: Build) -> dict[str, Any]:

@@ -78,8 +78,8 @@ def load_settings(
 
 def _prefix_disk_bytes() -> int:
     """Limit for prefixes on disk: the setting cache.prefix_mib, passed on in this variable."""
-    found = os.environ.get("TESSERA_CACHE_PREFIX_MIB", "")
-    return (int(found) if found.isdecimal() else PREFIX_DISK_MIB) << 20
+    text = os.environ.get("TESSERA_CACHE_PREFIX_MIB", "")
+    return (int(text) if text.isdecimal() else PREFIX_DISK_MIB) << 20
 
 
 def default_context(trained: int, context: int | None = None) -> int:
@@ -204,16 +204,16 @@ def larger_context(
     refused, reaches = 0, min(trained, most) >= AGENT_CONTEXT
     for n_ctx in reversed(sizes):
         tried = place(resize_context(base, n_ctx))
-        found = capacity(tried.need) if tried.fits and _same_place(tried, usual) else None
-        if found is not None and (found.leaves_enough or n_ctx <= AGENT_CONTEXT):
+        spare = capacity(tried.need) if tried.fits and _same_place(tried, usual) else None
+        if spare is not None and (spare.leaves_enough or n_ctx <= AGENT_CONTEXT):
             offer = _offer(base, overrides, n_ctx, usual, place, capacity) if reaches else None
-            return ContextChoice(n_ctx, _context_reason(n_ctx, refused, trained, found), offer)
+            return ContextChoice(n_ctx, _context_reason(n_ctx, refused, trained, spare), offer)
         refused = n_ctx
-    found = capacity(usual.need)
-    if not refused or found is None:
+    spare = capacity(usual.need)
+    if not refused or spare is None:
         return None
     offer = _offer(base, overrides, least, usual, place, capacity) if reaches else None
-    return ContextChoice(least, _context_reason(least, refused, trained, found), offer)
+    return ContextChoice(least, _context_reason(least, refused, trained, spare), offer)
 
 
 def _offer(
@@ -230,15 +230,15 @@ def _offer(
         return None
     small = msgspec.structs.replace(base, type_k=EIGHT_BIT, type_v=EIGHT_BIT, flash_attn="on")
     tried = place(resize_context(small, AGENT_CONTEXT))
-    found = capacity(tried.need) if tried.fits and _same_place(tried, usual) else None
-    if found is None:
+    spare = capacity(tried.need) if tried.fits and _same_place(tried, usual) else None
+    if spare is None:
         return None
     return because(
         "context_8_bit",
         more=_short(AGENT_CONTEXT),
         tokens=_short(n_ctx),
-        taken_gib=found.taken_bytes / 2**30,
-        free_gib=found.free_bytes / 2**30,
+        taken_gib=spare.taken_bytes / 2**30,
+        free_gib=spare.free_bytes / 2**30,
         loss=K_DAMAGE[EIGHT_BIT] + V_DAMAGE[EIGHT_BIT],
     )
 
@@ -295,9 +295,9 @@ def _short(tokens: int) -> str:
     return f"{tokens // _K}k" if tokens % _K == 0 else str(tokens)
 
 
-def open_context(*, asked: bool) -> int | None:
+def open_context(*, is_chosen: bool) -> int | None:
     """Largest context that placement may choose by itself; None if the user requested one."""
-    return None if asked else LARGEST_DEFAULT_CONTEXT
+    return None if is_chosen else LARGEST_DEFAULT_CONTEXT
 
 
 # Beyond one full context, a cache grows to this size for parallel requests. llama.cpp zeroes all of it during the

@@ -167,11 +167,11 @@ class MemoryAdmission:
         need = self._placer.need_of(settings)
         self._ledger.refine(model_id, ledger_amounts(need), need.resident_bytes, need.by_purpose())
         exact = deterministic_owner(model_id)
-        held = next((r for r in self._ledger.reservations() if r.owner == exact), None)
-        if held is not None:
+        reservation = next((r for r in self._ledger.reservations() if r.owner == exact), None)
+        if reservation is not None:
             parts = exact_parts(read_shape(settings.path), settings)
             self._ledger.refine(
-                exact, {device: DeviceBytes(sum(parts.values())) for device in held.amounts}, None, parts
+                exact, {device: DeviceBytes(sum(parts.values())) for device in reservation.amounts}, None, parts
             )
 
     async def largest_context(self, model_id: str, settings: LoadSettings, limit: int) -> int:
@@ -180,12 +180,12 @@ class MemoryAdmission:
 
     def others(self, model_id: str) -> list[tuple[str, int]]:
         """Other owners of memory and their bytes, largest first."""
-        held: dict[str, int] = {}
+        bytes_by_owner: dict[str, int] = {}
         for one in self._ledger.reservations():
             owner = one.owner.removesuffix(deterministic_owner(""))
-            held[owner] = held.get(owner, 0) + one.predicted_bytes
-        held.pop(model_id, None)
-        return sorted(held.items(), key=lambda row: -row[1])
+            bytes_by_owner[owner] = bytes_by_owner.get(owner, 0) + one.predicted_bytes
+        bytes_by_owner.pop(model_id, None)
+        return sorted(bytes_by_owner.items(), key=lambda row: -row[1])
 
     def attach(self, model_id: str, pid: int, buffers: BufferLog) -> None:
         """Record the process of a loaded model, audit it, and store its settings if an earlier attempt failed.
@@ -342,13 +342,13 @@ class MemoryAdmission:
     def _sound(self, settings: LoadSettings, error: SelfCheckFailed) -> Fallback | None:
         """Record that these settings compute wrong results; return the next ones without such a record."""
         numbers = error.numbers if isinstance(error, DeviceCheckFailed) else None
-        found = msgspec.convert(numbers, learned(DeviceCheck)) if numbers else None
+        check = msgspec.convert(numbers, learned(DeviceCheck)) if numbers else None
         words, kinds = self._checks.wrong_operations(settings)
-        self._record(settings, found, error.reason, words)
+        self._record(settings, check, error.reason, words)
         if kinds and FLASH_ATTENTION not in kinds and settings.flash_attn != "off":
             # Flash attention is not the cause, so the same device without it would be wrong too.
             plain = without_flash_attention(settings)
-            self._record(plain, found, error.reason, words)
+            self._record(plain, check, error.reason, words)
         fallback = self._placer.sound(settings, read_shape(settings.path))
         if fallback is not None and words:
             change = because("wrong_operations", operations=words, devices=settings.devices, change=fallback.change)
@@ -395,20 +395,20 @@ class MemoryAdmission:
             return None
         tried = self._died.setdefault(model_id, [settings])
         machine = self._placer.machine.now()
-        left = [f for f in prefill_fallbacks(settings, machine) if f.settings not in tried]
+        untried = [f for f in prefill_fallbacks(settings, machine) if f.settings not in tried]
         if settings.devices:
             may_try = not_bad(self._placer.resources.fault_rules.now(), read_shape(settings.path), machine)
-            left = [fallback for fallback in left if may_try(fallback.settings)]
-        if not left:
+            untried = [fallback for fallback in untried if may_try(fallback.settings)]
+        if not untried:
             self._died.pop(model_id)
             return None
-        first, found = tried[0], left[0]
-        tried.append(found.settings)
-        changed = (f for f in FALLBACK_FIELDS if getattr(found.settings, f) != getattr(first, f))
-        changes = {field: getattr(found.settings, field) for field in changed}
+        first, chosen = tried[0], untried[0]
+        tried.append(chosen.settings)
+        changed = (f for f in FALLBACK_FIELDS if getattr(chosen.settings, f) != getattr(first, f))
+        changes = {field: getattr(chosen.settings, field) for field in changed}
         self._history.record_death(death_key(model_id, first, machine), depth, changes)
-        log.warning("model=%s died at %d tokens of a prompt, next: %s", model_id, depth, found.change.kind)
-        return found
+        log.warning("model=%s died at %d tokens of a prompt, next: %s", model_id, depth, chosen.change.kind)
+        return chosen
 
     def _next(self, settings: LoadSettings, tried: tuple[LoadSettings, ...]) -> Fallback | None:
         """The next fallback that no known fault forbids. Reads the model's header only if a device computes."""

@@ -59,14 +59,14 @@ class Preset(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def max_tokens(self) -> int | None:
         """Most tokens of an answer; None: no limit."""
-        wanted = self.options.get("num_predict")
-        return wanted if isinstance(wanted, int) and wanted > 0 else None
+        limit = self.options.get("num_predict")
+        return limit if isinstance(limit, int) and limit > 0 else None
 
     @property
     def stop(self) -> tuple[str, ...]:
         """Texts that end an answer."""
-        found = self.options.get("stop") or ()
-        return (found,) if isinstance(found, str) else tuple(found)
+        stops = self.options.get("stop") or ()
+        return (stops,) if isinstance(stops, str) else tuple(stops)
 
 
 NO_PRESET: Final = Preset()
@@ -86,15 +86,15 @@ class ModelSettingsStore:
 
     def get(self, model_id: str) -> ModelSettings:
         """The user's settings for this model; a field that is corrupt or from a newer version counts as not set."""
-        row, found = _row(self._read(), model_id), {}
+        row, values = _row(self._read(), model_id), {}
         for field in _FIELDS.values():
             if field.encode_name in row:
                 with contextlib.suppress(msgspec.ValidationError):
                     strict = field.type is not EngineArgs
-                    found[field.name] = msgspec.convert(row[field.encode_name], learned(field.type), strict=strict)
-        if "sampling" in found:
-            found["sampling"] = checked(found["sampling"], _SAME)
-        return ModelSettings(**found)
+                    values[field.name] = msgspec.convert(row[field.encode_name], learned(field.type), strict=strict)
+        if "sampling" in values:
+            values["sampling"] = checked(values["sampling"], _SAME)
+        return ModelSettings(**values)
 
     def models_in(self, engine: str) -> tuple[str, ...]:
         """Models that the user assigned to this program."""
@@ -102,8 +102,8 @@ class ModelSettingsStore:
 
     def pins(self) -> dict[str, str]:
         """Model id to the device that the user pinned it to."""
-        found = {model_id: self.get(model_id).device for model_id in self._read().models}
-        return {model_id: device for model_id, device in found.items() if device}
+        devices = {model_id: self.get(model_id).device for model_id in self._read().models}
+        return {model_id: device for model_id, device in devices.items() if device}
 
     def change(self, model_id: str, **values: Any) -> None:
         """Replace some fields; a field's default value leaves it to Tessera again. Raises: OSError."""
@@ -148,8 +148,8 @@ class ModelSettingsStore:
 
     def aliases(self) -> dict[str, str]:
         """Every alias and its model."""
-        found = self._read().aliases
-        return {name.casefold(): model for name, model in found.items() if isinstance(model, str)}
+        aliases = self._read().aliases
+        return {name.casefold(): model for name, model in aliases.items() if isinstance(model, str)}
 
     def plain_aliases(self) -> dict[str, str]:
         """The aliases that are plain names: a pattern cannot appear in a list of models."""

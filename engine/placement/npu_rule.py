@@ -95,7 +95,7 @@ def expected_power(vendor: str) -> Reason:
 def busy_igpu(machine: Machine, ledger: Ledger, owner: str = "") -> bool:
     """Whether a model other than `owner`'s is loaded on the integrated GPU."""
     igpus = {d.id for d in machine.devices if d.kind == "igpu"}
-    return any(device in igpus for held in ledger.reservations() if held.owner != owner for device in held.amounts)
+    return any(device in igpus for row in ledger.reservations() if row.owner != owner for device in row.amounts)
 
 
 def _first_token(npu: Offer, other: Offer | None) -> Reason:

@@ -118,10 +118,10 @@ def choose_provider(
     Raises: BadModelFile: the pinned provider, or the one the folder was compiled for, cannot be used here.
     """
     npus = [d for d in machine.devices if d.kind == "npu"]
-    asked = [a for a in map(adapter_of, folder.providers) if a is not None]
+    adapters = [a for a in map(adapter_of, folder.providers) if a is not None]
     pin = settings.provider or _pinned(overrides, npus)
-    if asked and not pin:
-        return _compiled(folder, asked[0], npus, environ)
+    if adapters and not pin:
+        return _compiled(folder, adapters[0], npus, environ)
     if pin and pin.lower() not in {"cpu", "cpuexecutionprovider"}:
         adapter = adapter_of(pin) or _for_vendor(npus, machine.system)
         if adapter is None:
@@ -134,7 +134,7 @@ def choose_provider(
             provider=adapter.provider, device=device, reasons=(because("pinned_provider"), _tried(adapter))
         )
     why = _npu_reason(folder, overrides, igpu_busy)
-    found: list[Alternative] = []
+    rows: list[Alternative] = []
     for npu in npus:
         adapter = _for_vendor([npu], machine.system)
         no = _not_usable(npu, adapter, folder, environ)
@@ -142,12 +142,12 @@ def choose_provider(
             chosen_for = (why, expected_power(npu.vendor), _tried(adapter))
             return ProviderChoice(provider=adapter.provider, device=npu, reasons=chosen_for)
         reason = no or because("pinned_processor" if pin else "npu_rule")
-        found.append(Alternative(device=npu.id, backend="onnx", n_gpu_layers=0, decode_tok_s=None, reason=reason))
+        rows.append(Alternative(device=npu.id, backend="onnx", n_gpu_layers=0, decode_tok_s=None, reason=reason))
     reasons = [because("pinned_processor")] if pin else []
     if why is not None and npus and not pin:
-        reasons.append(because("npu_wanted_but", why=why, problem=found[0].reason))
+        reasons.append(because("npu_wanted_but", why=why, problem=rows[0].reason))
     reasons.append(because("onnx_on_processor" if npus else "no_npu"))
-    return ProviderChoice(reasons=tuple(reasons), alternatives=tuple(found))
+    return ProviderChoice(reasons=tuple(reasons), alternatives=tuple(rows))
 
 
 def with_power(overrides: PlacementLimits) -> PlacementLimits:
@@ -187,10 +187,10 @@ def _compiled(
 def _pinned(overrides: PlacementLimits, npus: list[Device]) -> str:
     if overrides.device is None:
         return ""
-    wanted = overrides.device.lower()
-    if wanted in {"cpu", "npu"} or adapter_of(wanted) is not None:
-        return wanted
-    return next(("npu" for d in npus if d.id.lower() == wanted), "")
+    pin = overrides.device.lower()
+    if pin in {"cpu", "npu"} or adapter_of(pin) is not None:
+        return pin
+    return next(("npu" for d in npus if d.id.lower() == pin), "")
 
 
 def _npu_reason(folder: OnnxFolder, overrides: PlacementLimits, igpu_busy: bool) -> Reason | None:

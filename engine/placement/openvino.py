@@ -37,8 +37,8 @@ def refusal(shape: ModelShape, settings: LoadSettings, runtime: Runtime) -> Reas
     """Why this model cannot run there; None if it can be tried."""
     strange = sorted(kind.name for kind in set(_types(shape)) - _TAKEN)
     if strange:
-        taken = tuple(sorted(kind.name for kind in _TAKEN))
-        return because("openvino_type", type=strange[0], taken=taken)
+        supported = tuple(sorted(kind.name for kind in _TAKEN))
+        return because("openvino_type", type=strange[0], taken=supported)
     if shape.recurrent and runtime.device_name == NPU:
         return because("npu_recurrent")
     if settings.embeddings:
@@ -96,21 +96,21 @@ def pin_refused(shape: ModelShape, settings: LoadSettings, machine: Machine, pin
     return None
 
 
-def need(found: MemoryEstimate) -> MemoryEstimate:
+def need(estimate: MemoryEstimate) -> MemoryEstimate:
     """Memory of a load with OpenVINO: it stores its own copy of the weights and maps no file pages."""
     parts = tuple(
         msgspec.structs.replace(p, mapped_bytes=0) if p.name == "weights" else p
-        for p in (*found.parts, MemoryPart(name="overhead", device=CPU, num_bytes=RUNTIME_BYTES, basis="prior"))
+        for p in (*estimate.parts, MemoryPart(name="overhead", device=CPU, num_bytes=RUNTIME_BYTES, basis="prior"))
     )
-    own = RUNTIME_BYTES + found.part_bytes("weights") * (WEIGHT_COPIES - 1)
+    own = RUNTIME_BYTES + estimate.part_bytes("weights") * (WEIGHT_COPIES - 1)
     extra = MemoryPart(name="compute", device=CPU, num_bytes=own - RUNTIME_BYTES, basis="prior")
-    return msgspec.structs.replace(found, parts=(*parts, extra), resident_bytes=found.resident_bytes + own)
+    return msgspec.structs.replace(estimate, parts=(*parts, extra), resident_bytes=estimate.resident_bytes + own)
 
 
 def _types(shape: ModelShape) -> Counter[GgmlType]:
     """Values by type, without the token embedding: the CPU looks that up."""
-    found: Counter[GgmlType] = Counter()
+    counts: Counter[GgmlType] = Counter()
     for tensor in shape.tensors:
         if not tensor.name.startswith("token_embd") or shape.tied:
-            found[tensor.ggml_type] += tensor.num_values
-    return found
+            counts[tensor.ggml_type] += tensor.num_values
+    return counts

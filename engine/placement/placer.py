@@ -198,8 +198,8 @@ class Placer:
 
     def _with_energy(self, model_id: str, placed: Placement) -> Placement:
         """The placement with the tokens per joule measured there so far."""
-        learnt = self.history.tokens_per_joule(model_id, placed.device, placed.backend)
-        tokens_per_joule = learnt if learnt is not None else placed.tokens_per_joule
+        measured = self.history.tokens_per_joule(model_id, placed.device, placed.backend)
+        tokens_per_joule = measured if measured is not None else placed.tokens_per_joule
         unknown = because("energy_not_yet" if self.machine.metered else "energy_no_meter")
         energy = (
             because("tokens_per_joule", tokens_per_joule=tokens_per_joule)
@@ -245,9 +245,9 @@ class Placer:
             return []
         load = self._load(model_id, shape, settings, onnx.with_power(overrides), exact=False)
         run(load, device_step)
-        found = [c for c in load.candidates if is_comparable(c)]
-        missing = [c for c in found if c.forecast and self.history.measured_speed(c.forecast.key) is None]
-        return sorted(missing, key=lambda c: c.speed.turn_s) if len(found) > 1 else []
+        comparable = [c for c in load.candidates if is_comparable(c)]
+        missing = [c for c in comparable if c.forecast and self.history.measured_speed(c.forecast.key) is None]
+        return sorted(missing, key=lambda c: c.speed.turn_s) if len(comparable) > 1 else []
 
     def speed_curve(
         self, model_id: str, settings: LoadSettings, overrides: PlacementLimits = NO_OVERRIDES
@@ -303,9 +303,9 @@ class Placer:
             return onnx.folder_report(model_id, placement, self.machine.now(), self.ledger)
         shape = shape or read_shape(placement.settings.path)
         on_cpu = placement.device == "cpu"
-        asked = on_cpu and external is None and Path(placement.settings.path).is_file()
-        run = self.dry_run(placement.settings) if asked else None
-        found = fit_report(
+        needs_run = on_cpu and external is None and Path(placement.settings.path).is_file()
+        run = self.dry_run(placement.settings) if needs_run else None
+        report = fit_report(
             model_id,
             shape,
             placement.settings,
@@ -317,7 +317,7 @@ class Placer:
             on_disk=Path(placement.settings.path).is_file(),
         )
         note = external.memory_note if external is not None else None
-        return msgspec.structs.replace(found, notes=(*found.notes, note)) if note is not None else found
+        return msgspec.structs.replace(report, notes=(*report.notes, note)) if note is not None else report
 
     def context_beside(self, settings: LoadSettings, weights_bytes: int) -> int:
         """Tokens of context that fit now, in the largest memory here, next to `weights_bytes` of weights.

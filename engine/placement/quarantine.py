@@ -129,11 +129,11 @@ def found_rule(
 
 
 def _place(machine: Machine, name: str) -> tuple[Device, str] | None:
-    found = ((device, runtime) for device in machine.devices for runtime in device.runtimes)
-    return next(((d, r.backend) for d, r in found if r.device_name == name and d.kind in {"igpu", "dgpu"}), None)
+    pairs = ((device, runtime) for device in machine.devices for runtime in device.runtimes)
+    return next(((d, r.backend) for d, r in pairs if r.device_name == name and d.kind in {"igpu", "dgpu"}), None)
 
 
 def _of_drivers(versions: Mapping[str, str], device: Device) -> dict[str, str]:
     """The versions that a GPU's results depend on: of its driver, and of the system's kernel."""
-    wanted = {"kernel", "system", "windows_driver", "mesa", "mes", str(device.driver)}
-    return {name: value[:64] for name, value in versions.items() if name in wanted and numbers(value)}
+    names = {"kernel", "system", "windows_driver", "mesa", "mes", str(device.driver)}
+    return {name: value[:64] for name, value in versions.items() if name in names and numbers(value)}

@@ -44,8 +44,8 @@ def machine_key(machine: Machine) -> str:
 def build() -> str:
     """Version of the kernels, and the installed plugins."""
     plugins = sorted(built_libraries(library_folder()))
-    named = (f"{p}{cpu_kernels.VERSION}" if p == cpu_kernels.BACKEND else p for p in plugins)
-    return f"{llama_cpp_version()} {','.join(named)}"
+    backends = (f"{p}{cpu_kernels.VERSION}" if p == cpu_kernels.BACKEND else p for p in plugins)
+    return f"{llama_cpp_version()} {','.join(backends)}"
 
 
 def llama_cpp_version() -> str:
@@ -85,23 +85,23 @@ class Results:
         """Every result, or those of one model."""
         if not self._path.exists():
             return []
-        found = []
+        reports = []
         for line in self._path.read_bytes().splitlines():
             try:
-                found.append(msgspec.json.decode(line, type=learned(Report)))
+                reports.append(msgspec.json.decode(line, type=learned(Report)))
             except (ValueError, RecursionError):
                 continue
-        return [r for r in found if model is None or r.model == model]
+        return [r for r in reports if model is None or r.model == model]
 
     def newest(self, machine_key: str, shape_key: str) -> Report | None:
         """The newest result of any model of this shape on this machine; prefers real weights over dummy weights."""
         with self._lock:
             try:
-                found = self._path.stat()
+                stat = self._path.stat()
             except OSError:
                 return None
-            if self._stamp != (found.st_mtime_ns, found.st_size):
-                self._stamp, self._newest = (found.st_mtime_ns, found.st_size), {}
+            if self._stamp != (stat.st_mtime_ns, stat.st_size):
+                self._stamp, self._newest = (stat.st_mtime_ns, stat.st_size), {}
                 for report in sorted(self.all(), key=lambda r: (not r.stand_in, r.started_at)):
                     if report.points and report.shape_key:
                         self._newest[report.machine_key, report.shape_key] = report
@@ -241,13 +241,13 @@ class TunedStore:
 
         If there are results for both goals, the goal that was tuned for last counts.
         """
-        found = [t for t in self._store.get() if t.machine_key == machine_key and t.shape_key == shape_key]
-        newest = max(found, key=lambda t: t.measured_at, default=None)
-        found = [t for t in found if newest is not None and t.goal == newest.goal]
-        held = [t for t in found if t.prompt_tokens <= n_ctx]
-        if held:
-            return max(held, key=lambda t: t.prompt_tokens)
-        return min(found, key=lambda t: t.prompt_tokens, default=None)
+        matches = [t for t in self._store.get() if t.machine_key == machine_key and t.shape_key == shape_key]
+        newest = max(matches, key=lambda t: t.measured_at, default=None)
+        matches = [t for t in matches if newest is not None and t.goal == newest.goal]
+        usable = [t for t in matches if t.prompt_tokens <= n_ctx]
+        if usable:
+            return max(usable, key=lambda t: t.prompt_tokens)
+        return min(matches, key=lambda t: t.prompt_tokens, default=None)
 
     def put(self, tuned: Tuned) -> None:
         """Store a result; it replaces the one with the same key. Raises: OSError: the disk cannot be written."""

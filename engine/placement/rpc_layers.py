@@ -147,11 +147,11 @@ def need(
     """Memory need of a load here and on each worker."""
     by_id = {far.id: far for far in _remote_devices(registry)}
     holders = []
-    for (layers, name), found in zip(_named(settings), devices_of(settings, machine), strict=True):
-        far = by_id.get(found or "")
+    for (layers, name), device in zip(_named(settings), devices_of(settings, machine), strict=True):
+        far = by_id.get(device or "")
         holders.append(
             Holder(
-                device=found or f"{PREFIX}{layers.remote}",
+                device=device or f"{PREFIX}{layers.remote}",
                 buffer=name,
                 layers=layers.layers,
                 process_bytes=far.session_bytes if far is not None and far.device.kind == "cpu" else 0,
@@ -162,17 +162,17 @@ def need(
 
 
 def _remote_devices(registry: RemoteRegistry) -> list[Far]:
-    found = []
+    devices = []
     for remote in registry.remotes:
         seen = registry.seen(remote.name)
         if seen.facts is None:
             continue
         offered = seen.facts.devices
         link = seen.link or UNMEASURED
-        found += [
+        devices += [
             Far(remote.name, d, i, len(offered), seen.facts.session_bytes, link) for i, d in enumerate(offered)
         ]
-    return found
+    return devices
 
 
 class Spreading:
@@ -218,9 +218,9 @@ class Spreading:
 
     def _rejection_reason(self, pinned: str, here: Placement) -> Reason | None:
         bad = [d for d in self._machine.devices if d.kind == "remote" and d.state != "usable"]
-        named = next((d for d in bad if remote_of(d.id) == pinned), None)
-        if named is not None:
-            return because("remote_unusable", remote=pinned, why=named.reason)
+        pinned_device = next((d for d in bad if remote_of(d.id) == pinned), None)
+        if pinned_device is not None:
+            return because("remote_unusable", remote=pinned, why=pinned_device.reason)
         if pinned:
             return because("remote_too_small", remote=pinned)
         if not here.fits and bad:
@@ -237,15 +237,15 @@ class Spreading:
             settings = self._divided(base, shape, order, count)
             if settings is None:
                 break
-            taken = need(shape, settings, self._machine, self._registry)
-            if overdraft(self._ledger, taken, self._owner) is None:
+            memory = need(shape, settings, self._machine, self._registry)
+            if overdraft(self._ledger, memory, self._owner) is None:
                 plans.append((self._tok_s(shape, settings), -count, settings))
         best = sorted(plans, key=lambda plan: -plan[1] if most else plan[:2], reverse=True)
         for tok_s, _, settings in best:
             run = self._dry_run(settings) if self._dry_run is not None else None
-            taken = need(shape, settings, self._machine, self._registry, run)
-            if overdraft(self._ledger, taken, self._owner) is None:
-                return self._placement(shape, settings, taken, tok_s)
+            memory = need(shape, settings, self._machine, self._registry, run)
+            if overdraft(self._ledger, memory, self._owner) is None:
+                return self._placement(shape, settings, memory, tok_s)
         return None
 
     def _divided(
@@ -258,12 +258,12 @@ class Spreading:
         for far in order:
             free = self._ledger.available(far.id, self._machine, exclude=self._owner)
             free -= spread_need(shape, base, self._machine.isa, (self._holder(far, 0),)).device_bytes(far.id)
-            taken = 0
+            num_layers = 0
             while at < count and free >= units[at]:
                 free -= units[at]
-                at, taken = at + 1, taken + 1
-            if taken:
-                shares.append((far, taken))
+                at, num_layers = at + 1, num_layers + 1
+            if num_layers:
+                shares.append((far, num_layers))
         if at < count:
             return None
         return _settings(base, shares, count)
@@ -320,16 +320,16 @@ class Spreading:
             return
         share = _shares(shape, settings)
         read = weights_read(shape)
-        left = both - here
-        if self._history.speed_gbs("cpu", "cpu") is None or left < far / MOST_OFF:
+        remote_s = both - here
+        if self._history.speed_gbs("cpu", "cpu") is None or remote_s < far / MOST_OFF:
             scale = both / (here + far)
-            left = far * scale
+            remote_s = far * scale
             if here > 0:
                 self._history.record_speed("cpu", BACKEND, int(share[0] * read), 1 / (here * scale))
-        self._history.record_speed(devices[0], BACKEND, int(share[1] * read), 1 / left)
+        self._history.record_speed(devices[0], BACKEND, int(share[1] * read), 1 / remote_s)
 
     def _placement(
-        self, shape: ModelShape, settings: LoadSettings, taken: MemoryEstimate, tok_s: float
+        self, shape: ModelShape, settings: LoadSettings, memory: MemoryEstimate, tok_s: float
     ) -> Placement:
         n_layers = len(shape.layers)
         names = list(dict.fromkeys(layers.remote for layers in settings.remotes))
@@ -356,7 +356,7 @@ class Spreading:
             backend=BACKEND,
             n_layers=n_layers,
             settings=settings,
-            need=taken,
+            need=memory,
             fits=True,
             decode_tok_s=round(tok_s, 1) or None,
             basis="measured" if measured else "prior",
@@ -392,11 +392,11 @@ def _shares(shape: ModelShape, settings: LoadSettings) -> list[float]:
     """Shares of the bytes read per token: here, and on each of the workers' devices."""
     units = unit_bytes(shape, msgspec.structs.replace(settings, kv_cells=1, n_ctx=1))
     total = max(1, sum(units))
-    found, end = [], len(units)
+    shares, end = [], len(units)
     for layers in reversed(settings.remotes):
-        found.append(sum(units[end - layers.layers : end]) / total)
+        shares.append(sum(units[end - layers.layers : end]) / total)
         end -= layers.layers
-    return [sum(units[:end]) / total, *reversed(found)]
+    return [sum(units[:end]) / total, *reversed(shares)]
 
 
 def crossing_bytes(shape: ModelShape, settings: LoadSettings) -> list[tuple[float, float]]:

@@ -37,12 +37,12 @@ def fit_options(
     settings: LoadSettings,
     estimate: Estimate,
     fits: Judge,
-    held: Mapping[str, int],
+    bytes_by_owner: Mapping[str, int],
     name: str = "MODEL",
     *,
     on_disk: bool = True,
 ) -> tuple[FitOption, ...]:
-    """Options that make the load fit. `held` are other loaded models and their bytes, `name` is the model's name.
+    """Options that make the load fit. `bytes_by_owner`: other loaded models and their bytes; `name`: the model's.
 
     `estimate` returns the need at other settings, `fits` evaluates it. Single steps come first; two steps are
     combined only if no single one is enough.
@@ -54,7 +54,7 @@ def fit_options(
         *_contexts(settings, estimate, fits, needed),
         *_offload(shape, settings, estimate, fits, needed),
         *_mixes(shape, settings, estimate, fits, name, on_disk=on_disk),
-        *_unloads(estimate(settings), held),
+        *_unloads(estimate(settings), bytes_by_owner),
     ]
     return tuple(sorted(options, key=lambda way: way.cost))
 
@@ -106,16 +106,16 @@ def _offload(
 ) -> list[FitOption]:
     """Fewer layers on the GPU than requested: the largest number that fits."""
     total = len(shape.layers) + 1
-    asked = total if settings.n_gpu_layers < 0 else min(settings.n_gpu_layers, total)
+    requested = total if settings.n_gpu_layers < 0 else min(settings.n_gpu_layers, total)
     if not settings.devices:
         return []
-    for layers in range(asked - 1, -1, -1):
+    for layers in range(requested - 1, -1, -1):
         need = estimate(msgspec.structs.replace(settings, n_gpu_layers=layers))
         if fits(need):
             change = because("option_processor")
             if layers:
                 change = because("option_layers", layers=layers, all_layers=total - 1)
-            cost = OFFLOAD_COST + MOST_OFFLOAD_COST * (asked - layers) / total
+            cost = OFFLOAD_COST + MOST_OFFLOAD_COST * (requested - layers) / total
             return [_way("offload", change, need, needed, cost)]
     return []
 
@@ -199,7 +199,7 @@ def _with_weights(need: MemoryEstimate, saved: int) -> MemoryEstimate:
     return msgspec.structs.replace(need, parts=parts)
 
 
-def _unloads(need: MemoryEstimate, held: Mapping[str, int]) -> list[FitOption]:
+def _unloads(need: MemoryEstimate, bytes_by_owner: Mapping[str, int]) -> list[FitOption]:
     """Options to unload another model; whether its bytes are enough is known only afterwards."""
     return [
         FitOption(
@@ -209,7 +209,7 @@ def _unloads(need: MemoryEstimate, held: Mapping[str, int]) -> list[FitOption]:
             saved_bytes=size,
             cost=UNLOAD_COST,
         )
-        for owner, size in held.items()
+        for owner, size in bytes_by_owner.items()
     ]
 
 

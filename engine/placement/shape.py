@@ -136,8 +136,8 @@ def shape_of(head: GgufFile, tensors: Sequence[TensorInfo], file_bytes: int) -> 
 
 def _has_head(head: GgufFile, names: set[str], trunk: int, total: int) -> bool:
     """Whether the head passes the assertions of llama.cpp, which would otherwise end the process."""
-    wanted = [f"blk.{trunk}.nextn.{name}.weight" for name in ("eh_proj", "enorm", "hnorm")]
-    if head.architecture not in MTP_ARCHITECTURES or total - trunk != 1 or not names.issuperset(wanted):
+    required = [f"blk.{trunk}.nextn.{name}.weight" for name in ("eh_proj", "enorm", "hnorm")]
+    if head.architecture not in MTP_ARCHITECTURES or total - trunk != 1 or not names.issuperset(required):
         return False
     if head.architecture != "deepseek2":
         return True

@@ -293,11 +293,11 @@ def expected(rule: Forecast, memory: PlacementHistory, owner: str) -> Speed:
 
 def _expected_at(rule: Forecast, memory: PlacementHistory, owner: str, prompt_depth: float, depth: float) -> Speed:
     """The same for prompt tokens after `prompt_depth` others, and generated ones after `depth` others."""
-    found = memory.measured_speed(rule.key) if memory.knows_speeds else None
-    if found is not None:
+    measured = memory.measured_speed(rule.key) if memory.knows_speeds else None
+    if measured is not None:
         prompt, decode = (
-            seconds_at(found.prompt, prompt_depth, rule.prompt_s),
-            seconds_at(found.decode, depth, rule.decode_s),
+            seconds_at(measured.prompt, prompt_depth, rule.prompt_s),
+            seconds_at(measured.decode, depth, rule.decode_s),
         )
         speed = Speed(1 / prompt if prompt else 0.0, 1 / decode if decode else 0.0, True)
         return _answered(speed, rule, memory, owner, depth)
@@ -328,8 +328,8 @@ def speed_curve(rule: Forecast, memory: PlacementHistory, owner: str) -> SpeedCu
     A prompt takes what its middle takes, as in `Forecast.measured_at`.
     """
     context = max(1, rule.settings.n_ctx)
-    found = memory.measured_speed(rule.key)
-    points = list(zip(found.prompt, found.decode, strict=False)) if found is not None else []
+    stored = memory.measured_speed(rule.key)
+    points = list(zip(stored.prompt, stored.decode, strict=False)) if stored is not None else []
     even = {max(1, context * i // CURVE_STEPS) for i in range(1, CURVE_STEPS + 1)}
     lengths = sorted(even | {min(SHORTEST_PROMPT, context)} | {round(2 * read.depth) for read, _ in points})
     forecast, now = [], []
@@ -487,10 +487,10 @@ def _copied_s(
     the experts that the ubatch needs.
     """
     piece = max(1, min(settings.n_ubatch, TURN_PROMPT))
-    asked = 1 - (1 - expert_frac(shape)) ** piece
+    frac = 1 - (1 - expert_frac(shape)) ** piece
     copied = 0.0
     for tensor in shape.tensors:
         if BLOCK.match(tensor.name) and len(tensor.shape) > 1 and not there(tensor):
-            copied += tensor.nbytes * (asked if "_exps" in tensor.name else 1.0)
+            copied += tensor.nbytes * (frac if "_exps" in tensor.name else 1.0)
     gbs = sum(share * link_gbs(device) for device, share in devices)
     return copied / 1e9 / gbs / piece if gbs else 0.0

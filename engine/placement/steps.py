@@ -172,12 +172,12 @@ def context(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | 
 
 def requested(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
     """Apply the options of the user, the server or a client; the cache follows context and requests."""
-    asked = load.overrides
-    settings = resize_context(settings, asked.n_ctx or settings.n_ctx, asked.n_parallel)
-    settings = msgspec.structs.replace(settings, chosen_ctx=asked.n_ctx or settings.chosen_ctx)
-    if asked.type_k:
-        flash = "on" if asked.type_k != "f16" else settings.flash_attn
-        settings = msgspec.structs.replace(settings, type_k=asked.type_k, type_v=asked.type_k, flash_attn=flash)
+    limits = load.overrides
+    settings = resize_context(settings, limits.n_ctx or settings.n_ctx, limits.n_parallel)
+    settings = msgspec.structs.replace(settings, chosen_ctx=limits.n_ctx or settings.chosen_ctx)
+    if limits.type_k:
+        flash = "on" if limits.type_k != "f16" else settings.flash_attn
+        settings = msgspec.structs.replace(settings, type_k=limits.type_k, type_v=limits.type_k, flash_attn=flash)
     return settings, because("asked_for")
 
 
@@ -215,9 +215,9 @@ def lazy_tables(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reaso
 
 def device(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
     """Choose the fastest place where the load fits: CPU, GPUs, OpenVINO; a pin takes precedence."""
-    asked = load.question(settings)
-    ranked = choose_candidate(asked, load.dry_run)
-    load.placement, load.candidates = placement_of(asked, ranked, load.context), ranked.candidates
+    query = load.question(settings)
+    ranked = choose_candidate(query, load.dry_run)
+    load.placement, load.candidates = placement_of(query, ranked, load.context), ranked.candidates
     load.changes += ranked.chosen.changes
     return ranked.chosen.settings, load.placement.reasons[0]
 
@@ -339,8 +339,8 @@ def prefix_cache(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reas
         return settings, None  # a prefix cached here would cross the link
     need = load.placed.need
     spare = load.ledger.available("cpu", load.machine, exclude=load.owner) - need.device_bytes("cpu")
-    wanted = min(load.prefix_bytes, max(PREFIX_LEAST, PREFIX_PER_WEIGHT * need.part_bytes("weights")))
-    granted = min(wanted, max(0, spare) // PREFIX_DIVISOR)
+    ideal = min(load.prefix_bytes, max(PREFIX_LEAST, PREFIX_PER_WEIGHT * need.part_bytes("weights")))
+    granted = min(ideal, max(0, spare) // PREFIX_DIVISOR)
     if not granted:
         return settings, None
     part = MemoryPart(name="prefixes", device="cpu", num_bytes=granted)

@@ -164,8 +164,8 @@ def _value(value: Any) -> Value:
         return msgspec.json.encode(value).decode()
     if isinstance(value, tuple):
         return tuple(item if isinstance(item, str | float) else str(_value(item)) for item in value)
-    found: Value = value
-    return found
+    converted: Value = value
+    return converted
 
 
 def follow(
@@ -174,9 +174,9 @@ def follow(
     """The settings after these steps, and what each step changed."""
     changes: list[SettingChange] = []
     for step in steps:
-        found, reason = step(about, settings)
-        changes += changes_between(name_of(step), settings, found, reason)
-        settings = found
+        changed, reason = step(about, settings)
+        changes += changes_between(name_of(step), settings, changed, reason)
+        settings = changed
     return settings, tuple(changes)
 
 
@@ -241,8 +241,8 @@ class PlacementLimits(LoadOptions, frozen=True, kw_only=True):
 
     def with_options(self, options: LoadOptions) -> "PlacementLimits":
         """The same overrides with the options set for one model."""
-        given = {name: getattr(options, name) for name in LoadOptions.__struct_fields__}
-        return msgspec.structs.replace(self, **{name: value for name, value in given.items() if value is not None})
+        values = {name: getattr(options, name) for name in LoadOptions.__struct_fields__}
+        return msgspec.structs.replace(self, **{name: value for name, value in values.items() if value is not None})
 
 
 NO_OVERRIDES = PlacementLimits()

@@ -32,7 +32,7 @@ class GrowingRunner(Runner, Protocol):
     on_context_wanted: Callable[[ContextWanted], None]
 
     async def resize(self, n_ctx: int, kv_cells: int, *, through_disk: bool = False) -> Resized: ...
-    def keep_context(self, wanted: ContextWanted, error: TesseraError) -> None: ...
+    def keep_context(self, request: ContextWanted, error: TesseraError) -> None: ...
 
 
 class ContextGrowth:
@@ -66,10 +66,10 @@ class ContextGrowth:
         if tokens > limit or not isinstance(runner, GrowingRunner):
             raise ContextOverflow(tokens - 1, limit)
         sizes = (_resized(before, tokens),) if exact else tuple(larger(before, tokens, facts.max_ctx))
-        while (found := await self._first_that_fits(model, sizes)) is None:
+        while (fitting := await self._first_that_fits(model, sizes)) is None:
             if not await self._eviction_helps(model, sizes[-1]) or not await self._evict():
                 raise await self._refusal(model, tokens, sizes[-1])
-        after, through_disk = found
+        after, through_disk = fitting
         try:
             await self._resize(model, runner, after, through_disk=through_disk)
         except RequestFailed as error:  # the system had less memory, or less disk space, than the ledger knows of
@@ -94,7 +94,7 @@ class ContextGrowth:
         missing, idle = await self._admission.shortage(model.id, least, None), self._evictable()
         if missing is None:
             return True
-        freed = sum(held for owner, held in self._admission.others(model.id) if owner in idle)
+        freed = sum(num_bytes for owner, num_bytes in self._admission.others(model.id) if owner in idle)
         return missing.needed_bytes - missing.available_bytes <= freed
 
     async def _refusal(self, model: LoadedModel, tokens: int, least: LoadSettings) -> ContextCannotGrow:
@@ -103,10 +103,10 @@ class ContextGrowth:
         missing = await self._admission.shortage(model.id, least, None)
         lacking = missing.needed_bytes - missing.available_bytes if missing is not None else 0
         unload: list[str] = []
-        for owner, held in self._admission.others(model.id):
+        for owner, num_bytes in self._admission.others(model.id):
             if lacking > 0:
                 unload.append(owner)
-                lacking -= held
+                lacking -= num_bytes
         names = tuple(unload) if lacking <= 0 else ()
         return ContextCannotGrow(tokens - 1, max(largest, model.facts.n_ctx), model.facts.n_ctx, names)
 

@@ -43,11 +43,11 @@ class GenerationHooks:
         `at_once` returns the number of concurrent requests. Reports to the admission that the settings work, and
         the measured speed.
         """
-        made, is_reported = _Made(), False
+        counts, is_reported = _Made(), False
         try:
             async with aclosing(cast("AsyncGenerator[Event, None]", events)) as source:
                 async for event in source:
-                    made.add(event)
+                    counts.add(event)
                     if self.first_token is not None and isinstance(event, Delta):
                         self.first_token()
                         self.first_token = None
@@ -62,8 +62,8 @@ class GenerationHooks:
                             self.finished(model, event.usage, event.timings)
                     yield event
         except (GeneratorExit, asyncio.CancelledError):
-            if made.begun and not is_reported and self.finished is not None:
-                self.finished(model, made.usage, made.timings)
+            if counts.begun and not is_reported and self.finished is not None:
+                self.finished(model, counts.usage, counts.timings)
             raise
 
     async def _end(self, model: LoadedModel, done: Done) -> Done:

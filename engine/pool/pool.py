@@ -141,24 +141,24 @@ class Pool:
             relief = await self._relieved(loaded.id, loaded.queued, ticket) if only is None else None
             return relief or loaded
         phases = StartupTimer()
-        found = await self._source.resolve(name, min_ctx)
+        resolved = await self._source.resolve(name, min_ctx)
         phases.done("place")
-        self._ids[name] = found.model_id
-        model = self._models.get(found.model_id)
-        if not loads and found.engine != REMOTE and (model is None or not model.ready):
+        self._ids[name] = resolved.model_id
+        model = self._models.get(resolved.model_id)
+        if not loads and resolved.engine != REMOTE and (model is None or not model.ready):
             raise ModelNotLoaded(name)
         try:
-            return await self._acquire(found, on_progress, min_ctx, ticket, phases)
+            return await self._acquire(resolved, on_progress, min_ctx, ticket, phases)
         except NotEnoughMemory:
-            relief = await self._relieved(found.model_id, None, ticket) if only is None else None
+            relief = await self._relieved(resolved.model_id, None, ticket) if only is None else None
             if relief is None:
                 raise
             return relief
 
     async def acquire_otherwise(self, name: str, exchange: Callable[[LoadSettings], LoadSettings]) -> LoadedModel:
         """Load a model that is not loaded, with settings changed by `exchange`. Raises: as `acquire`."""
-        found = await self._source.resolve(name)
-        changed = msgspec.structs.replace(found, settings=exchange(found.settings), placement=None)
+        resolved = await self._source.resolve(name)
+        changed = msgspec.structs.replace(resolved, settings=exchange(resolved.settings), placement=None)
         return await self._acquire(changed, None, 0, None)
 
     def announce(self, name: str) -> None:
@@ -172,30 +172,30 @@ class Pool:
 
         Returns None if the other server cannot be reached: the request is then answered locally.
         """
-        found = self._elsewhere.relief(model_id, queued)
-        if found is None:
+        resolved = self._elsewhere.relief(model_id, queued)
+        if resolved is None:
             return None
         try:
-            return await self._acquire(found, None, 0, ticket)
+            return await self._acquire(resolved, None, 0, ticket)
         except EnvironmentFault as error:
             log.warning("model=%s stays here: %s", model_id, error)
             return None
 
     async def _acquire(
         self,
-        found: ResolvedModel,
+        resolved: ResolvedModel,
         on_progress: Callable[[float], None] | None,
         min_ctx: int,
         ticket: QueueTicket | None,
         phases: StartupTimer | None = None,
     ) -> LoadedModel:
         clock = current_clock()
-        if clock is not None and found.ran_on:
-            clock.ran_on = found.ran_on
-        model = self._models.get(found.model_id)
+        if clock is not None and resolved.ran_on:
+            clock.ran_on = resolved.ran_on
+        model = self._models.get(resolved.model_id)
         if model is None:
-            model = LoadedModel(found.model_id, found.engine, found.settings, ttl_s=self._ttl_s)
-            self._models[found.model_id] = model
+            model = LoadedModel(resolved.model_id, resolved.engine, resolved.settings, ttl_s=self._ttl_s)
+            self._models[resolved.model_id] = model
         if self._reaper is None:
             self._reaper = asyncio.create_task(self._reap())
         if ticket is not None:
@@ -212,9 +212,13 @@ class Pool:
                         await model.runner.stop()
                         model.runner = None
                 if not model.ready:
-                    model.engine, model.settings, model.placement = found.engine, found.settings, found.placement
-                    model.chosen, model.pending = found.chosen, ()
-                    model.pinned = model.pinned or found.keep
+                    model.engine, model.settings, model.placement = (
+                        resolved.engine,
+                        resolved.settings,
+                        resolved.placement,
+                    )
+                    model.chosen, model.pending = resolved.chosen, ()
+                    model.pinned = model.pinned or resolved.keep
                     model.phases = phases or StartupTimer()
                     model.notes.clear()
                     await self._load(model, on_progress)
@@ -318,19 +322,19 @@ class Pool:
         except (ContextOverflow, RequestFailed) as error:
             log.info("model=%s keeps its context: %s", model.id, error)
 
-    def _on_context_wanted(self, model: LoadedModel, runner: GrowingRunner, wanted: ContextWanted) -> None:
+    def _on_context_wanted(self, model: LoadedModel, runner: GrowingRunner, request: ContextWanted) -> None:
         """Callback of a runner: one of its requests needs a larger context."""
-        task = asyncio.create_task(self._grow_for(model, runner, wanted))
+        task = asyncio.create_task(self._grow_for(model, runner, request))
         self._growing.add(task)
         task.add_done_callback(self._growing.discard)
 
-    async def _grow_for(self, model: LoadedModel, runner: GrowingRunner, wanted: ContextWanted) -> None:
+    async def _grow_for(self, model: LoadedModel, runner: GrowingRunner, request: ContextWanted) -> None:
         try:
-            await self.grow(model, wanted.tokens)
+            await self.grow(model, request.tokens)
         except RunnerDied:
             return  # the waiting requests already got this error
         except TesseraError as error:
-            runner.keep_context(wanted, error)
+            runner.keep_context(request, error)
 
     def forget_names(self) -> None:
         """Drop the cached name lookups, because names may have changed their meaning."""

@@ -69,8 +69,8 @@ async def _run(order: protocol.Order) -> None:
         _send(protocol.Opened(port=listener.get_port()))
         while True:
             await asyncio.sleep(protocol.BEAT_S)
-            rtt_s, held = await worker.beat()
-            _send(protocol.Beat(rtt_s=rtt_s, held_bytes=held))
+            rtt_s, held_bytes = await worker.beat()
+            _send(protocol.Beat(rtt_s=rtt_s, held_bytes=held_bytes))
 
 
 async def _show_key(remote: Remote) -> None:

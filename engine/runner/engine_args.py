@@ -213,10 +213,10 @@ def from_text(values: Mapping[str, str]) -> dict[str, object]:
     Raises: BadEngineArg: an unknown name.
     """
     fields = {field.encode_name: field for field in msgspec.structs.fields(EngineArgs)}
-    found: dict[str, object] = {}
+    parsed: dict[str, object] = {}
     for text, value in values.items():
         name = text.lstrip("-").replace("-", "_")
         if name not in fields:
             raise BadEngineArg(name, f"{text} is not known; there are {', '.join(fields)}")
-        found[name] = [part for part in value.split(",") if part] if fields[name].default == () else value
-    return found
+        parsed[name] = [part for part in value.split(",") if part] if fields[name].default == () else value
+    return parsed

@@ -35,8 +35,8 @@ def exit_reason(code: int, *, stopping: bool, last_line: str = "") -> Reason:
         0xC0000005: "access_violation",
         0xC0000409: "own_check",
     }
-    known = meanings.get(code) or ("" if last_line else "last_words_unknown")
-    return because("process_ended", cause=because(known) if known else last_line, code=code)
+    meaning = meanings.get(code) or ("" if last_line else "last_words_unknown")
+    return because("process_ended", cause=because(meaning) if meaning else last_line, code=code)
 
 
 def ended_itself(code: int | None) -> bool:
@@ -49,12 +49,12 @@ def file_to_blame(code: int, lines: Sequence[str], *, weights_read: bool) -> Rea
 
     `lines` are the last of stderr. A crash after the weights were read may be the fault of a kernel.
     """
-    said = [match[1] for line in lines[-_LAST_LINES:] if (match := _CHECK.search(line) or _EXCEPTION.match(line))]
-    if not (code in _STOPPED and said) and (weights_read or not ended_itself(code)):
+    texts = [match[1] for line in lines[-_LAST_LINES:] if (match := _CHECK.search(line) or _EXCEPTION.match(line))]
+    if not (code in _STOPPED and texts) and (weights_read or not ended_itself(code)):
         return None
-    if any(map(_NOT_THE_FILE.search, said)):
+    if any(map(_NOT_THE_FILE.search, texts)):
         return None
     part = next((match[1] for line in reversed(lines) if (match := _PART.match(line))), "")
-    cause = said[-1] if said else exit_reason(code, stopping=False).values["cause"]
+    cause = texts[-1] if texts else exit_reason(code, stopping=False).values["cause"]
     kind = "part_ends_runner" if part else "file_ends_runner"
     return because(kind, cause=cause, code=code, **({"part": part} if part else {}))

@@ -145,7 +145,7 @@ class RunnerProcess:
         request_id = self._new_id()
         mailbox = self._mailboxes[request_id] = Mailbox()
         finished = False
-        taken = 0
+        num_events = 0
         try:
             await self._send(protocol.Submit(id=request_id, request=request))
             while not finished:
@@ -155,10 +155,10 @@ class RunnerProcess:
                     raise item
                 finished = isinstance(item, Done)
                 if isinstance(item, Delta):
-                    taken += 1
-                    if taken >= CREDIT_STEP:
-                        self._post(protocol.Credit(id=request_id, count=taken))
-                        taken = 0
+                    num_events += 1
+                    if num_events >= CREDIT_STEP:
+                        self._post(protocol.Credit(id=request_id, count=num_events))
+                        num_events = 0
                 yield item
         finally:
             del self._mailboxes[request_id]
@@ -229,16 +229,16 @@ class RunnerProcess:
             self.facts = msgspec.structs.replace(self.facts, n_ctx=reply.n_ctx)
         return reply
 
-    def keep_context(self, wanted: protocol.ContextWanted, error: TesseraError) -> None:
+    def keep_context(self, request: protocol.ContextWanted, error: TesseraError) -> None:
         """Refuse to grow the context for this request: fail it with `error`, unless it already generates."""
-        self._post(protocol.ContextKept(id=wanted.id))
-        mailbox = self._mailboxes.get(wanted.id)
-        if mailbox is not None and not wanted.begun:
+        self._post(protocol.ContextKept(id=request.id))
+        mailbox = self._mailboxes.get(request.id)
+        if mailbox is not None and not request.begun:
             mailbox.put(error)
 
-    def _refuse_context(self, wanted: protocol.ContextWanted) -> None:
+    def _refuse_context(self, request: protocol.ContextWanted) -> None:
         n_ctx = self.facts.n_ctx if self.facts is not None else 0
-        self.keep_context(wanted, ContextOverflow(wanted.tokens - 1, n_ctx))
+        self.keep_context(request, ContextOverflow(request.tokens - 1, n_ctx))
 
     def pace(self, pace: protocol.Pace) -> None:
         """Limit the threads of steps and the fraction of time that they run."""
@@ -257,9 +257,9 @@ class RunnerProcess:
     async def end_all() -> None:
         """End all remaining runners and wait: asyncio warns about processes that are left when the loop closes."""
         loop = asyncio.get_running_loop()
-        left = [runner for runner in list(_living) if runner.loop is loop]
-        if left:
-            await asyncio.gather(*(runner.end() for runner in left))
+        living = [runner for runner in list(_living) if runner.loop is loop]
+        if living:
+            await asyncio.gather(*(runner.end() for runner in living))
             await asyncio.sleep(0)  # lets their pipes close
 
     async def end(self) -> None:

@@ -331,13 +331,13 @@ class DutyCycle:
         """Pause for part of the owed time; return early with a message if one arrives."""
         if not self.owed_s:
             return None
-        begun = time.monotonic()
+        started_at = time.monotonic()
         try:
             return inbox.get(timeout=min(SLICE_S, self.owed_s))
         except queue.Empty:
             return None
         finally:
-            self.waited(time.monotonic() - begun)
+            self.waited(time.monotonic() - started_at)
 
     def waited(self, seconds: float) -> None:
         """Subtract an idle time from the owed pause."""

@@ -111,8 +111,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
     """Error response for path and query parameters, which FastAPI validates."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    named = ".".join(str(part) for part in first["loc"][1:])
-    return await engine_error(request, InputFault(f"{named}: {first['msg']}.", named))
+    field = ".".join(str(part) for part in first["loc"][1:])
+    return await engine_error(request, InputFault(f"{field}: {first['msg']}.", field))
 
 
 # Error responses that any route may send, worded as in docs/api.md.

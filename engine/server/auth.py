@@ -146,8 +146,8 @@ class Access:
         # The GUI and CLI may share their address with a client that sends wrong keys; they are never locked out.
         if any(_same(key, self.token) for key in keys):
             return Caller(self._local_owner(), is_own=True)
-        valid = [(key, found) for key in keys if (found := self._scopes(key)) is not None]
-        scopes = [found for _, found in valid]
+        valid = [(key, scopes_of_key) for key in keys if (scopes_of_key := self._scopes(key)) is not None]
+        scopes = [scopes_of_key for _, scopes_of_key in valid]
         is_own = any("manage" in allowed for allowed in scopes)
         # A valid key never waits because of wrong keys from its address. Keys have 256 bits and cannot be guessed.
         if keys and not scopes and (self.needs_key or manages(path)):

@@ -146,16 +146,16 @@ class Body(BaseModel):
 
     def ignored(self) -> list[str]:
         """Names of ignored fields, including nested ones: `stream_options.x`, `messages[0].y`."""
-        found = sorted(name for name, value in (self.model_extra or {}).items() if value is not None)
+        names = sorted(name for name, value in (self.model_extra or {}).items() if value is not None)
         for name in type(self).model_fields:
             value = getattr(self, name)
             if name in self.no_effect:
-                found += [name] if value is not None else []
+                names += [name] if value is not None else []
             elif name in self.shapes:
-                found += unread(value, self.shapes[name], name)
+                names += unread(value, self.shapes[name], name)
             else:
-                found += _inside(value, name)
-        return found
+                names += _inside(value, name)
+        return names
 
 
 def _inside(value: object, path: str) -> list[str]:
@@ -255,9 +255,9 @@ def fault(error: ValidationError) -> InputFault:
 
 
 def _problem_text(problem: Any) -> str:
-    given: Any = problem.get("input")
-    given = given[:_SHOWN] if isinstance(given, str) else given
-    shown = "" if isinstance(given, dict | list) else f" (got {given!r:.{_SHOWN}})"
+    value: Any = problem.get("input")
+    value = value[:_SHOWN] if isinstance(value, str) else value
+    shown = "" if isinstance(value, dict | list) else f" (got {value!r:.{_SHOWN}})"
     return f"{_path(problem['loc']) or 'body'}: {problem['msg']}{shown}."
 
 
@@ -344,7 +344,7 @@ def _grouped(names: list[str]) -> list[str]:
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(_INDEX.sub("[]", name), []).append(name)
-    return [found[0] if len(found) == 1 else pattern for pattern, found in groups.items()]
+    return [members[0] if len(members) == 1 else pattern for pattern, members in groups.items()]
 
 
 # Known keys of free-form JSON objects. Other keys are reported as ignored. A shape is a dict from each known key to
@@ -369,14 +369,14 @@ def unread(value: object, shape: Any, path: str) -> list[str]:
         shape = shape.get(str(value.get("type")), shape.get("", ANY))
         if shape is ANY:
             return []
-    found: list[str] = []
+    names: list[str] = []
     for key, inner in value.items():
         where = f"{path}.{key}"
         if key not in shape:
-            found += [where] if inner is not None else []
+            names += [where] if inner is not None else []
         else:
-            found += unread(inner, shape[key], where)
-    return found
+            names += unread(inner, shape[key], where)
+    return names
 
 
 # Objects cost the most: messages, their parts, tools and the nodes of their schemas. Validating and translating

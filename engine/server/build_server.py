@@ -175,16 +175,16 @@ async def give_back_when_idle(busy: Callable[[], bool]) -> None:
     least = looks = 0
     while True:
         try:
-            held = psutil.Process().memory_info().rss
-            if least and held - least >= WORTH_BYTES and not busy():
+            before = psutil.Process().memory_info().rss
+            if least and before - least >= WORTH_BYTES and not busy():
                 await asyncio.to_thread(give_back_freed)
-                left = psutil.Process().memory_info().rss
-                log.info("memory given back: %d MB", (held - left) // 1_000_000)
-                looks = looks + 1 if held - left < WORTH_BYTES else 0
-                if left - least < WORTH_BYTES or looks >= LOOKS:
-                    least, looks = left, 0
+                after = psutil.Process().memory_info().rss
+                log.info("memory given back: %d MB", (before - after) // 1_000_000)
+                looks = looks + 1 if before - after < WORTH_BYTES else 0
+                if after - least < WORTH_BYTES or looks >= LOOKS:
+                    least, looks = after, 0
             else:
-                least = min(held, least) or held
+                least = min(before, least) or before
         except OSError as error:  # no file descriptor to read the memory use
             log.debug("memory could not be looked at: %s", error)
         await asyncio.sleep(LOOK_S)

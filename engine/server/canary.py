@@ -172,9 +172,9 @@ class Canary:
         return None
 
     async def _compare(self, watched: Watched, recorded: RowsRecorded) -> None:
-        begun, limit_s = time.monotonic(), self._budget_s()
+        started_at, limit_s = time.monotonic(), self._budget_s()
         verdict = await self._verdict(watched.settings, recorded, limit_s)
-        spent_s = time.monotonic() - begun
+        spent_s = time.monotonic() - started_at
         size = (await asyncio.to_thread(read_shape, watched.settings.path)).file_bytes
         expected = expected_s(size, len(recorded.tokens))
         if verdict is not None or not self._is_busy():  # too slow, or it failed: not tried again with these rows
@@ -270,7 +270,7 @@ class Canary:
         except (TesseraError, OSError) as error:
             log.warning("model=%s keeps its settings: %s", model_id, error)
             return
-        found = WrongAnswers(
+        wrong = WrongAnswers(
             model=model_id,
             since=watched.right_at,
             found_at=time.time(),
@@ -291,7 +291,7 @@ class Canary:
             noise_nats=verdict.noise_nats,
         )
         with contextlib.suppress(OSError):
-            self._store.change(lambda now: msgspec.structs.replace(now, found=(*now.found, found)[-MAX_FOUND:]))
+            self._store.change(lambda now: msgspec.structs.replace(now, found=(*now.found, wrong)[-MAX_FOUND:]))
         self._news.setdefault(model_id, []).append(sentence(because("canary_note", why=why)))
         model = watched.model
         if self._pool.get(model_id) is model and model.runner is watched.runner:

@@ -66,8 +66,8 @@ class ContextSizes:
             has, most = model.facts.n_ctx, model.facts.max_ctx
             if most <= has:
                 return has
-            found = await asyncio.to_thread(self._placer.largest_context, model_id, model.settings, most)
-            return _rounded(found, has, most)
+            largest = await asyncio.to_thread(self._placer.largest_context, model_id, model.settings, most)
+            return _rounded(largest, has, most)
         entry = await self._models.entry(model_id)
         try:
             settings = self._models.settings(entry)

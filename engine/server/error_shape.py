@@ -24,8 +24,8 @@ _BY_PREFIX: Final = sorted(
 
 def shape_of(scope: Scope) -> ErrorShape:
     """The error format of the matched route; before routing, of the protocol that the path belongs to."""
-    found: ErrorShape | None = scope.get(ERROR_SHAPE)
-    return found if found is not None else shape_of_path(scope["path"])
+    own: ErrorShape | None = scope.get(ERROR_SHAPE)
+    return own if own is not None else shape_of_path(scope["path"])
 
 
 def shape_of_path(path: str) -> ErrorShape:

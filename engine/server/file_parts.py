@@ -16,13 +16,13 @@ def attached_text(file: object, param: str) -> TextPart:
 
     Raises: InputFault: the file is given by id or URL, or it is not text.
     """
-    found: dict[str, Any] = file if isinstance(file, dict) else {}
-    data = found.get("file_data")
+    fields: dict[str, Any] = file if isinstance(file, dict) else {}
+    data = fields.get("file_data")
     if not isinstance(data, str):
-        given = next((name for name in ("file_id", "file_url") if found.get(name)), "file_data")
+        field = next((name for name in ("file_id", "file_url") if fields.get(name)), "file_data")
         raise InputFault(
-            f"{param}.{given}: send the file itself as file_data (base64); the server opens no addresses.",
-            f"{param}.{given}",
+            f"{param}.{field}: send the file itself as file_data (base64); the server opens no addresses.",
+            f"{param}.{field}",
         )
     header, _, payload = data.rpartition(",")
     if len(payload) > MAX_FILE_BYTES * 4 // 3:
@@ -37,7 +37,7 @@ def attached_text(file: object, param: str) -> TextPart:
             f"{param}.file_data: only files of plain text (UTF-8) are read here, not {kind}; send its text.",
             f"{param}.file_data",
         ) from None
-    name = found.get("filename")
+    name = fields.get("filename")
     return TextPart(text=f"{name}:\n{text}\n" if isinstance(name, str) and name else f"{text}\n")
 
 

@@ -37,11 +37,11 @@ class FirstModel:
 
     async def with_runner(self) -> None:
         """Wait until a runner loads the model and this process is free again, at most PLACED_S."""
-        begun = asyncio.ensure_future(self._begun.wait())
+        start = asyncio.ensure_future(self._begun.wait())
         try:
-            await asyncio.wait((begun, self._load), timeout=PLACED_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((start, self._load), timeout=PLACED_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            begun.cancel()
+            start.cancel()
 
     async def end(self) -> None:
         """Cancel without waiting for the load: the pool stops its runner."""

@@ -63,9 +63,9 @@ class IdleMeasuring:
             for model in self._state.pool.loaded:
                 if await self._compared(model):
                     break
-                wanted = await asyncio.to_thread(self._wanted, model)
-                if wanted is not None:
-                    await self._measure(*wanted)
+                task = await asyncio.to_thread(self._wanted, model)
+                if task is not None:
+                    await self._measure(*task)
                     break
             idle_for_s = 0.0
 
@@ -151,16 +151,16 @@ class IdleMeasuring:
             await asyncio.to_thread(scratch.mkdir, parents=True, exist_ok=True)
             await asyncio.to_thread(ledger.reserve, OWNER, {"cpu": DeviceBytes(memory_bytes(heads))}, OWNER)
             try:
-                found = await measure_attention(heads, threads=threads, scratch=scratch)
+                speed = await measure_attention(heads, threads=threads, scratch=scratch)
             finally:
                 ledger.release(OWNER)
         except (TesseraError, OSError) as error:
             self._tries[key] += 1
             log.info("attention could not be measured: %s", error)
             return
-        if found is None:
+        if speed is None:
             self._tries[key] += 1
             log.info("attention could not be measured: something else used the processors")
             return
-        self._state.placer.history.record_attention(key, found)
-        log.info("attention measured: %s", found)
+        self._state.placer.history.record_attention(key, speed)
+        log.info("attention measured: %s", speed)

@@ -69,10 +69,10 @@ def register_move(state: "ServerState") -> None:
     models_folder.register(state.jobs, partial(Catalogue, state.paths, scan=False), switch)
 
 
-def _gates(paths: Paths, placer: Placer, admission: MemoryAdmission, named: "TaskSets") -> "GateService":
+def _gates(paths: Paths, placer: Placer, admission: MemoryAdmission, task_sets: "TaskSets") -> "GateService":
     from engine.job_kinds.quantize.gate import GateService
 
-    return GateService(placer, admission, paths.cache / "quantize", named)
+    return GateService(placer, admission, paths.cache / "quantize", task_sets)
 
 
 def _fit_estimator(placer: Placer) -> "FitEstimator":

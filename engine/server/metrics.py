@@ -59,7 +59,7 @@ class Metrics:
         }
         names = sorted(set().union(*counted.values()))
         return tuple(
-            ModelUse(model=name, **{field: found.get(name, 0) for field, found in counted.items()})
+            ModelUse(model=name, **{field: counts.get(name, 0) for field, counts in counted.items()})
             for name in names
         )
 

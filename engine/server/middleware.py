@@ -299,9 +299,9 @@ class HeldBytes:
 class _BoundedBody:
     """A `receive` that limits the size and time of the body."""
 
-    def __init__(self, receive: Receive, held: HeldBytes) -> None:
+    def __init__(self, receive: Receive, held_bytes: HeldBytes) -> None:
         self._receive = receive
-        self._held = held
+        self._held = held_bytes
         self._mine = 0
         self._taken = 0
         self._whole = False
@@ -315,9 +315,9 @@ class _BoundedBody:
     async def __call__(self) -> Message:
         if self._whole:  # the body is complete: wait only for a disconnect
             return await self._receive()
-        left = self._begun + BODY_S - asyncio.get_running_loop().time()
+        seconds_left = self._begun + BODY_S - asyncio.get_running_loop().time()
         try:
-            message = await asyncio.wait_for(self._receive(), min(BODY_PAUSE_S, max(left, 0)))
+            message = await asyncio.wait_for(self._receive(), min(BODY_PAUSE_S, max(seconds_left, 0)))
         except TimeoutError:
             raise BodyTooSlow from None
         self._whole = not message.get("more_body", False)
@@ -364,13 +364,13 @@ def _from_browser(headers: dict[str, str]) -> bool:
     return any(name in headers for name in ("origin", "sec-fetch-site", "referer"))
 
 
-async def _preflight(send: Send, origin: str, asked: str) -> None:
+async def _preflight(send: Send, origin: str, names: str) -> None:
     """Response to the CORS preflight of an allowed page."""
     headers = [
         (b"access-control-allow-origin", origin.encode("latin-1")),
         (b"access-control-allow-methods", b"GET, POST, PUT, DELETE"),
         # Clients of an allowed page send additional headers (x-stainless-* of OpenAI's); only the origin matters.
-        (b"access-control-allow-headers", asked.encode("latin-1") or b"authorization, content-type, x-api-key"),
+        (b"access-control-allow-headers", names.encode("latin-1") or b"authorization, content-type, x-api-key"),
         (b"access-control-max-age", b"600"),
         (b"vary", b"Origin, Access-Control-Request-Headers"),
     ]

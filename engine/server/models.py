@@ -85,8 +85,8 @@ class ServedModels:
 
     async def automatic(self) -> tuple[ModelEntry, ...]:
         """Local models that may be selected for requests without a model name."""
-        found = await self.entries()
-        return tuple(e for e in found if e.format != "remote" and not self.server_of(e.id))
+        entries = await self.entries()
+        return tuple(e for e in entries if e.format != "remote" and not self.server_of(e.id))
 
     def server_of(self, model: str) -> str:
         """URL of the other server that answers all requests for this name, or "" for this computer."""
@@ -176,7 +176,7 @@ class ServedModels:
         n_ctx = min(min_ctx, entry.context_train or min_ctx)
         if n_ctx > settings.n_ctx or (n_ctx and self._context is None):
             settings = resize_context(settings, n_ctx)
-        placement, wanted = None, self.user_settings.get(entry.id)
+        placement, user_settings = None, self.user_settings.get(entry.id)
         if self._choose is not None:
             overrides = self.overrides_for(entry, min_ctx=min_ctx)
             if overrides.n_ctx is not None and n_ctx > overrides.n_ctx:
@@ -188,8 +188,8 @@ class ServedModels:
             engine=REMOTE if entry.format == "remote" else EXTERNAL if settings.external else ENGINES[entry.format],
             settings=settings,
             placement=placement,
-            keep=wanted.keep_loaded,
-            chosen=wanted,
+            keep=user_settings.keep_loaded,
+            chosen=user_settings,
         )
 
     def chosen(self, model_id: str) -> ModelSettings:
@@ -204,9 +204,9 @@ class ServedModels:
         overrides = self.overrides
         if saved:
             overrides = overrides.with_options(self.user_settings.get(entry.id))
-        asked = bool(min_ctx or self._context or overrides.n_ctx)
+        is_chosen = bool(min_ctx or self._context or overrides.n_ctx)
         chats = not {"embedding", "rerank"} & set(entry.capabilities)
-        return msgspec.structs.replace(overrides, max_ctx=open_context(asked=asked or not chats))
+        return msgspec.structs.replace(overrides, max_ctx=open_context(is_chosen=is_chosen or not chats))
 
     async def unplaced(self, model: str) -> tuple[ModelEntry, LoadSettings]:
         """A loadable model and its settings before placement. Raises: as `resolve`."""

@@ -89,11 +89,11 @@ def _unknown(kind: inspection.Type, value: Any, path: str = "") -> Iterator[str]
         structs = [inner for inner in kind.types if isinstance(inner, inspection.StructType | inspection.ListType)]
         kind = structs[0] if len(structs) == 1 else inspection.AnyType()
     if isinstance(kind, inspection.StructType) and isinstance(value, dict):
-        known = {field.encode_name: field.type for field in kind.fields}
+        fields = {field.encode_name: field.type for field in kind.fields}
         for name, inner in value.items():
             where = f"{path}.{name}" if path else name
-            if name in known:
-                yield from _unknown(known[name], inner, where)
+            if name in fields:
+                yield from _unknown(fields[name], inner, where)
             elif name != kind.tag_field:
                 yield where
     elif isinstance(kind, inspection.ListType | inspection.VarTupleType) and isinstance(value, list):
@@ -129,13 +129,13 @@ def _typed(
     optional = body is not None and not any(field.required for field in msgspec.structs.fields(body.annotation))
 
     @wraps(endpoint)
-    async def typed(*, request: Request, **given: Any) -> Response:
+    async def typed(*, request: Request, **arguments: Any) -> Response:
         if body is not None:
             raw = await request.body()
-            given[body.name] = body.annotation() if optional and not raw else decode(raw, body.annotation)
+            arguments[body.name] = body.annotation() if optional and not raw else decode(raw, body.annotation)
         if "request" in signature.parameters:
-            given["request"] = request
-        answer = await endpoint(**given)
+            arguments["request"] = request
+        answer = await endpoint(**arguments)
         if returns is None:
             return answer if isinstance(answer, Response) else Response(status_code=status)
         return Response(encoded(answer), status_code=status, media_type=_JSON)
@@ -145,9 +145,9 @@ def _typed(
         for p in signature.parameters.values()
         if p is not body and p.name != "request"
     ]
-    taken = inspect.Parameter("request", inspect.Parameter.KEYWORD_ONLY, annotation=Request)
+    request_parameter = inspect.Parameter("request", inspect.Parameter.KEYWORD_ONLY, annotation=Request)
     typed.__signature__ = signature.replace(  # type: ignore[attr-defined]  # read by inspect.signature
-        parameters=[taken, *others], return_annotation=Response
+        parameters=[request_parameter, *others], return_annotation=Response
     )
     return typed
 

@@ -122,11 +122,11 @@ class PowerService:
     def _speed_up(self, seconds: float, *, works: bool) -> None:
         """In mode "fast", hold the performance profile while a model works and the computer is plugged in."""
         limits = self._store.get()
-        wanted = (limits.mode or self._started_mode) == "fast" and limits.cap_w is None and not is_unplugged()
+        should_run = (limits.mode or self._started_mode) == "fast" and limits.cap_w is None and not is_unplugged()
         self._rested_s = 0.0 if works else self._rested_s + seconds
-        if wanted and works:
+        if should_run and works:
             self._performance.hold()
-        elif not wanted or self._rested_s >= LINGER_S:
+        elif not should_run or self._rested_s >= LINGER_S:
             self._performance.release()
 
     def _poll_battery(self, seconds: float) -> None:
@@ -227,10 +227,10 @@ class EnergyService:
         if cpu_s is None:
             return None
         before, self._cpu_s[pid] = self._cpu_s.get(pid, cpu_s), cpu_s
-        held = model.placement.need.devices if model.placement is not None else ()
+        devices = model.placement.need.devices if model.placement is not None else ()
         assert model.runner is not None
         works = model.runner.active_requests > 0 or pid in self._worked
-        return Active(model.id, cpu_s - before, frozenset(held) - {"cpu"}, works)
+        return Active(model.id, cpu_s - before, frozenset(devices) - {"cpu"}, works)
 
     def on_stats(self, pid: int, stats: Stats) -> None:
         """Process a runner's counters, which are read once per second while it works."""

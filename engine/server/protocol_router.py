@@ -16,7 +16,7 @@ def protocol_router(shape: ErrorShape, **options: Any) -> APIRouter:
 
     class ProtocolRoute(APIRoute):
         def matches(self, scope: Scope) -> tuple[Match, Scope]:
-            match, found = super().matches(scope)
-            return match, {**found, ERROR_SHAPE: shape}
+            match, child_scope = super().matches(scope)
+            return match, {**child_scope, ERROR_SHAPE: shape}
 
     return APIRouter(route_class=ProtocolRoute, **options)

@@ -34,8 +34,8 @@ class EarlyRoute(Route):
         self.methods = set(methods)  # Starlette adds HEAD to GET
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        match, found = super().matches(scope)
-        return (match, found) if match is Match.FULL else (Match.NONE, {})
+        match, child_scope = super().matches(scope)
+        return (match, child_scope) if match is Match.FULL else (Match.NONE, {})
 
 
 class EarlyRouter:

@@ -106,13 +106,13 @@ class Speech:
             child = self._started()
             cache = str(self._cache)
             try:
-                asked = DetectSpeech(sound=sound, folder=str(folder), provider=provider, cache=cache)
-                found = await self._detect(child, asked)
-                assert isinstance(found, SpeechSegments)
-                for note in found.notes:
+                request = DetectSpeech(sound=sound, folder=str(folder), provider=provider, cache=cache)
+                detected = await self._detect(child, request)
+                assert isinstance(detected, SpeechSegments)
+                for note in detected.notes:
                     log.info("speech: %s", note)
-                yield found
-                for start, end, chance in found.segments:
+                yield detected
+                for start, end, chance in detected.segments:
                     transcript = await self._ask(child, Transcribe(first_s=start, last_s=end))
                     assert isinstance(transcript, Transcript)
                     yield Segment(start=start, end=end, transcript=transcript, no_speech=1 - chance)
@@ -177,14 +177,14 @@ class Speech:
             why = "took too long" if error.timed_out else "ran out of memory" if error.out_of_memory else "ended"
             kind = SpeechFailed if error.timed_out else ChildDied
             raise kind(f"The process that hears {why}; it restarts with the next recording.") from error
-        found: Answer = msgspec.msgpack.decode(answer, type=learned(Answer))
-        if isinstance(found, Refused) and found.sound:
-            raise InputFault(f"file: the recording cannot be read: {found.message}.", "file")
-        if isinstance(found, Refused) and found.model and isinstance(request, DetectSpeech):
-            raise BadModelFile(request.folder, found.message)
-        if isinstance(found, Refused):
-            raise SpeechFailed(f"The speech model failed: {found.message}")
-        return found
+        result: Answer = msgspec.msgpack.decode(answer, type=learned(Answer))
+        if isinstance(result, Refused) and result.sound:
+            raise InputFault(f"file: the recording cannot be read: {result.message}.", "file")
+        if isinstance(result, Refused) and result.model and isinstance(request, DetectSpeech):
+            raise BadModelFile(request.folder, result.message)
+        if isinstance(result, Refused):
+            raise SpeechFailed(f"The speech model failed: {result.message}")
+        return result
 
     def _leave(self) -> None:
         """Called after idle time: end the child and free its memory."""

@@ -97,13 +97,13 @@ class EventStream(Response):
             self._sign = bytes  # a ping for this reader only would shift the byte offsets that clients count
         pump = asyncio.create_task(self._pump(send))
         heart = asyncio.create_task(self._beat(send))
-        gone = asyncio.create_task(_disconnected(receive))
+        disconnected = asyncio.create_task(_disconnected(receive))
         try:
-            await asyncio.wait((pump, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((pump, disconnected), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (pump, heart, gone):
+            for task in (pump, heart, disconnected):
                 task.cancel()
-            await asyncio.gather(pump, heart, gone, return_exceptions=True)
+            await asyncio.gather(pump, heart, disconnected, return_exceptions=True)
             await self._chunks.aclose()
 
     async def _begin(self, send: Send) -> None:
@@ -169,14 +169,14 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
     Raises: Cancelled: the client disconnected.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request.receive))
+    disconnected = asyncio.ensure_future(_disconnected(request.receive))
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, disconnected), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise Cancelled("the client closed the connection")
         return task.result()
     finally:
-        for future in (task, gone):
+        for future in (task, disconnected):
             if not future.done():
                 future.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        await asyncio.gather(task, disconnected, return_exceptions=True)

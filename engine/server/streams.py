@@ -225,5 +225,5 @@ class StreamRegistry:
 
 def conversation_of(scope: Scope) -> str:
     """The conversation in the header of a POST request, or ""."""
-    found = (value for name, value in scope["headers"] if name.lower() == HEADER)
-    return next(found, b"").decode("utf-8", "replace").strip() if scope["method"] == "POST" else ""
+    values = (value for name, value in scope["headers"] if name.lower() == HEADER)
+    return next(values, b"").decode("utf-8", "replace").strip() if scope["method"] == "POST" else ""

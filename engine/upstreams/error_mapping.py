@@ -42,8 +42,8 @@ def refusal(name: str, status: int, body: bytes, model: str = "") -> TesseraErro
 
 def _overflow(words: str, fields: dict[str, object]) -> ContextOverflow | None:
     """The error for a prompt that is too long: clients shorten it if they get this in their own protocol."""
-    for asked, has in _FIELDS:
-        prompt, context = fields.get(asked), fields.get(has)
+    for prompt_field, has in _FIELDS:
+        prompt, context = fields.get(prompt_field), fields.get(has)
         if isinstance(prompt, int) and isinstance(context, int):
             return ContextOverflow(prompt, context)
     match = next((m for m in (form.search(words) for form in _LONG) if m), None)

@@ -132,11 +132,11 @@ class ExternalRunner(UpstreamRunner):
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Piece, None]:
         """Stream the response. Raises: ExternalFailed: the program ended meanwhile; else as an upstream's."""
-        begun = False
+        has_started = False
         try:
             async with aclosing(super().generate(request)) as events:
                 async for event in events:
-                    begun = True
+                    has_started = True
                     yield event
         except UpstreamFault:
             assert self._process is not None
@@ -147,14 +147,14 @@ class ExternalRunner(UpstreamRunner):
                 if self._stopped:  # the program no longer replies: a new one replaces it
                     self.kill()
                 raise
-            what, said = "external_broke_off" if begun else "external_ended", self._last_words()
-            raise ExternalFailed(because(what, engine=self._title, code=died.exit_code, said=said)) from died
+            what, last_words = "external_broke_off" if has_started else "external_ended", self._last_words()
+            raise ExternalFailed(because(what, engine=self._title, code=died.exit_code, said=last_words)) from died
 
     async def _ready(
         self, kind: ExternalKind, phase: str, on_progress: Callable[[str, float], None] | None
     ) -> None:
-        begun = time.monotonic()
-        while (waited := time.monotonic() - begun) < kind.ready_s:
+        started_at = time.monotonic()
+        while (waited := time.monotonic() - started_at) < kind.ready_s:
             assert self._process is not None
             if self._process.returncode is not None:
                 raise ExternalFailed(self._not_started("external_ended", kind, code=self._process.returncode))

@@ -46,7 +46,7 @@ class UpstreamLink:
         return self._registry.health(self.upstream.name)
 
     async def _look(self) -> Health:
-        name, begun, now = self.upstream.name, time.monotonic(), time.time()
+        name, started_at, now = self.upstream.name, time.monotonic(), time.time()
         try:
             async with (
                 asyncio.timeout(LOOK_S),
@@ -59,7 +59,7 @@ class UpstreamLink:
             return Health(state="unreachable", at=now, reason=error.why)
         except UpstreamFault as error:
             return Health(state="failed", at=now, reason=fact_of(error) or str(error))
-        latency = time.monotonic() - begun
+        latency = time.monotonic() - started_at
         if status != OK:
             refused = refusal(name, status, body)
             return Health(

@@ -82,12 +82,12 @@ class UpstreamRegistry:
         with self._store.locked():
             self.get(name)
             saved = self.saved
-            left = SavedUpstreams(
+            remaining = SavedUpstreams(
                 upstreams=tuple(u for u in saved.upstreams if u.name != name),
                 rules=tuple(r for r in saved.rules if r.upstream != name),
                 models={n: m for n, m in saved.models.items() if n != name},
             )
-            self._store.put(left)
+            self._store.put(remaining)
         self._health.pop(name, None)
         self.keys.remove(name)
 
@@ -111,10 +111,10 @@ class UpstreamRegistry:
         """Remove the rules for a model; return their number."""
         with self._store.locked():
             saved = self.saved
-            left = tuple(r for r in saved.rules if r.model != model or upstream not in (None, r.upstream))
-            if len(left) < len(saved.rules):
-                self._store.put(msgspec.structs.replace(saved, rules=left))
-            return len(saved.rules) - len(left)
+            remaining = tuple(r for r in saved.rules if r.model != model or upstream not in (None, r.upstream))
+            if len(remaining) < len(saved.rules):
+                self._store.put(msgspec.structs.replace(saved, rules=remaining))
+            return len(saved.rules) - len(remaining)
 
     # ---- Health
 
@@ -147,10 +147,10 @@ class UpstreamRegistry:
 
         Raises: NoRule: the name is that of an upstream's model, and no rule sends it there.
         """
-        found = self._first(model, lambda rule: rule.always)
-        if found is None and (upstream := self._owner(model)) is not None:
+        route = self._first(model, lambda rule: rule.always)
+        if route is None and (upstream := self._owner(model)) is not None:
             raise NoRule(model, upstream)
-        return found
+        return route
 
     def allows(self, model: str) -> bool:
         """Whether requests for this name always go to an upstream."""
@@ -186,7 +186,7 @@ class UpstreamRegistry:
     def entries(self) -> tuple[ModelEntry, ...]:
         """Every model of every upstream, as the library lists models."""
         saved = self.saved
-        return tuple(self._entry(u, known) for u in saved.upstreams for known in self.health(u.name).models)
+        return tuple(self._entry(u, model) for u in saved.upstreams for model in self.health(u.name).models)
 
     def entry(self, name: str) -> ModelEntry | None:
         """The model that a request for this name would reach, if a rule or its prefix sends it to an upstream."""
@@ -223,14 +223,14 @@ def external_entries(entries: Iterable[ModelEntry], *, fresh: bool = False) -> t
 
     A program's list of models is read once, and again with `fresh`. Blocks.
     """
-    known, found = tuple(entries), []
+    catalogue, external = tuple(entries), []
     for name, kind in KINDS.items():
         if kind.reads and kind.program():
-            fitting = (e for e in known if e.format == kind.reads and e.state == "online")
-            found += [_served_by(name, kind.title, entry) for entry in fitting]
+            fitting = (e for e in catalogue if e.format == kind.reads and e.state == "online")
+            external += [_served_by(name, kind.title, entry) for entry in fitting]
         if kind.models is not None:
-            found += [_program_model(name, kind.title, model) for model in kind.models(fresh)]
-    return tuple(found)
+            external += [_program_model(name, kind.title, model) for model in kind.models(fresh)]
+    return tuple(external)
 
 
 def _served_by(name: str, title: str, entry: ModelEntry) -> ModelEntry:

@@ -135,10 +135,10 @@ class UpstreamRunner:
             {"content": text, "prompt": text, "add_special": add_special, "add_special_tokens": add_special}
         )
 
-    async def _tokens(self, asked: dict[str, Any]) -> list[int]:
+    async def _tokens(self, content: dict[str, Any]) -> list[int]:
         if self.facts is None or not server_kind(self.facts.forwards).counts_tokens:
             raise InputFault(f"{self._link.upstream.name} does not tell how it counts tokens.", "model")
-        answer = await self._link.post("/tokenize", {"model": self._model, **asked})
+        answer = await self._link.post("/tokenize", {"model": self._model, **content})
         tokens = answer.get("tokens") if isinstance(answer, dict) else None
         return [t for t in tokens if isinstance(t, int)] if isinstance(tokens, list) else []
 

@@ -135,15 +135,15 @@ class Dialect(msgspec.Struct, frozen=True):
         """Whether the head of a response ends inside a message of reasoning, as when it is continued."""
         if self.headers is None or self.call_preamble is None:
             return False
-        _, opening, begun = prefill.rpartition(self.call_preamble[0])
-        return bool(opening) and not any(end in begun for end in self.headers.body_ends)
+        _, opening, prefix = prefill.rpartition(self.call_preamble[0])
+        return bool(opening) and not any(end in prefix for end in self.headers.body_ends)
 
     def speaks_in(self, prefill: str) -> bool:
         """Whether the head of a response ends in visible text, as when that text is continued."""
         if not self.content_opening or self.reasons_in(prefill):
             return False
-        _, opening, begun = prefill.rpartition(self.content_opening)
-        return bool(opening) and (self.reasoning is None or self.reasoning.start not in begun)
+        _, opening, prefix = prefill.rpartition(self.content_opening)
+        return bool(opening) and (self.reasoning is None or self.reasoning.start not in prefix)
 
 
 # Search for markers in text that is still growing.
@@ -231,12 +231,12 @@ class ParserMarks(msgspec.Struct, frozen=True):
 @lru_cache(maxsize=256)
 def marks_of(dialect: Dialect, *, calls: bool, reasoning: Markers | None) -> ParserMarks:
     """The markers of a dialect; without `calls`, no markers of calls."""
-    named = tuple(f for f in dialect.forms if calls and isinstance(f, (NamedCalls, TaggedCalls)))
+    forms = tuple(f for f in dialect.forms if calls and isinstance(f, (NamedCalls, TaggedCalls)))
     sections = dialect.sections if calls else ()
     starts = {section.start: section for section in sections}
-    loose = tuple(form.start for form in named if form.loose and form.start)
+    loose = tuple(form.start for form in forms if form.loose and form.start)
     ends = tuple(end for section in sections for end in section.ends)
-    form_ends = tuple(end for f in named for end in (f.ends if isinstance(f, NamedCalls) else (f.end,)))
+    form_ends = tuple(end for f in forms for end in (f.ends if isinstance(f, NamedCalls) else (f.end,)))
     headers = dialect.headers.starts if dialect.headers else ()
     body_ends = dialect.headers.body_ends if dialect.headers else ()
     opening = (reasoning.start,) if reasoning else ()
@@ -251,6 +251,6 @@ def marks_of(dialect: Dialect, *, calls: bool, reasoning: Markers | None) -> Par
         breakers=frozenset(breakers),
         text=Marks((*starts, *loose, *dialect.drops, *ends, *form_ends, *headers, *opening, *closing)),
         reasoning=Marks((*closing, *breakers, *headers, *body_ends)),
-        section=Marks((*starts, *ends, *(f.start for f in named), *form_ends, *body_ends, *FENCES)),
+        section=Marks((*starts, *ends, *(f.start for f in forms), *form_ends, *body_ends, *FENCES)),
         closing=Marks((*closing, *headers, *body_ends)),
     )

@@ -122,7 +122,7 @@ def _tagged(form: TaggedCalls, tool: ToolDefinition, index: int, rules: list[str
     name_end = form.name_end + gap if form.name_end != "\n" else "\n"
     parts = [_spelled(f"{form.start}{form.name_spelling}{name_end}", name=tool.name)]
     required = tool.parameters.get("required")
-    wanted = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+    required_names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
     for number, (key, schema) in enumerate(properties(tool.parameters).items()):
         rule = f"arg_{index}_{number}"
         types = allowed_types(schema, tool.parameters)
@@ -144,10 +144,10 @@ def _tagged(form: TaggedCalls, tool: ToolDefinition, index: int, rules: list[str
             rules.append(f"text_{rule}[suffix={_text(close)}]: TEXT_{rule.upper()}")
             rules.append(f'{rule}: {opened} text_{rule} "\\n"?')
         else:
-            found = schema if isinstance(schema, dict) else {}
+            schema_object = schema if isinstance(schema, dict) else {}
             defs = {key: value for key, value in tool.parameters.items() if key in {"$defs", "definitions"}}
-            rules.append(f'{rule}: {opened} %json {embedded({**found, **defs})} {_text(close)} "\\n"?')
-        parts.append(rule if key in wanted else f"{rule}?")
+            rules.append(f'{rule}: {opened} %json {embedded({**schema_object, **defs})} {_text(close)} "\\n"?')
+        parts.append(rule if key in required_names else f"{rule}?")
     return " ".join(filter(None, (*parts, _text(form.end))))
 
 

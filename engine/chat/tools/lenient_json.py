@@ -177,10 +177,10 @@ class LenientJson:
         self._state = State.KEY if char == "{" else State.VALUE
 
     def _closing(self, char: str) -> None:
-        given = "]" if char == ")" else char
-        if all(level[0] != given for level in self._stack):
+        bracket = "]" if char == ")" else char
+        if all(level[0] != bracket for level in self._stack):
             return  # a closer without an opener
-        while self._stack[-1][0] != given:
+        while self._stack[-1][0] != bracket:
             self._close()
         self._close()
 
@@ -276,17 +276,17 @@ class LenientJson:
         return end + 1
 
     def _raw_string(self, text: str, at: int) -> int:
-        held = self._held + text[at]
-        if self._quote.startswith(held):
-            self._held = held
-            if held == self._quote:
+        pending = self._held + text[at]
+        if self._quote.startswith(pending):
+            self._held = pending
+            if pending == self._quote:
                 self._held = ""
                 self._end_string()
             return at + 1
         # The buffered text is ordinary text, up to where a new delimiter could start.
-        keep = next((n for n in range(len(held) - 1, 0, -1) if self._quote.startswith(held[-n:])), 0)
-        plain = held[: len(held) - keep]
-        self._held = held[len(held) - keep :]
+        keep = next((n for n in range(len(pending) - 1, 0, -1) if self._quote.startswith(pending[-n:])), 0)
+        plain = pending[: len(pending) - keep]
+        self._held = pending[len(pending) - keep :]
         self._write(escaped(plain))
         return at + 1
 

@@ -156,10 +156,10 @@ def _spine(archive: zipfile.ZipFile) -> list[str]:
         raise BadDocument("it is locked (DRM)")
     hrefs = {item.get("id"): unquote(item.get("href") or "") for item in tree.iter(f"{_OPF}item")}
     folder = posixpath.dirname(package)
-    named = [hrefs.get(ref.get("idref"), "") for ref in tree.iter(f"{_OPF}itemref")]
-    if not any(named):
+    paths = [hrefs.get(ref.get("idref"), "") for ref in tree.iter(f"{_OPF}itemref")]
+    if not any(paths):
         raise BadDocument("it is no e-book: its list of chapters is empty")
-    files = (href.partition("#")[0] for href in named)
+    files = (href.partition("#")[0] for href in paths)
     # A book of 14 kB may name one chapter 200,000 times; each is read once.
     return list(dict.fromkeys(posixpath.normpath(posixpath.join(folder, href)) for href in files if href))
 

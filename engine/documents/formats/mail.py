@@ -60,17 +60,17 @@ def _parsed(raw: bytes) -> EmailMessage:
 
 def _is_too_deep(raw: bytes) -> bool:
     """Whether more parts are open at the same time than are read: by their boundaries, in one pass."""
-    known: set[bytes] = set()
+    boundaries: set[bytes] = set()
     around: list[bytes] = []
     for quoted, plain, line in _BOUNDARY.findall(raw):
         if quoted or plain:
-            known.add(quoted or plain)
+            boundaries.add(quoted or plain)
             continue
-        ends = line not in known and line.endswith(b"--")
+        ends = line not in boundaries and line.endswith(b"--")
         name = line[:-2] if ends else line
         if name in around:  # whatever is still open within it ends here
             del around[around.index(name) :]
-        if name in known and not ends:
+        if name in boundaries and not ends:
             around.append(name)
         if len(around) > DEEPEST:
             return True

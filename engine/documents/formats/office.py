@@ -41,7 +41,7 @@ def _slides(archive: Any) -> list[str]:
     tree = etree.fromstring(read_member(archive, "ppt/presentation.xml"), XML)
     parts = relations(archive, "ppt/presentation.xml")
     ids = ([v for k, v in e.items() if k.endswith("}id")] for e in tree.iter() if local(e) == "sldId")
-    return list(dict.fromkeys(parts[found[0]][0] for found in ids if found))
+    return list(dict.fromkeys(parts[match[0]][0] for match in ids if match))
 
 
 def _slide(tree: Any) -> Iterator[Block]:
@@ -92,13 +92,13 @@ def _related_parts(archive: Any, slide: str, seen: set[str]) -> Iterator[Block]:
 
 
 def _named(element: Any, name: str) -> Iterator[Any]:
-    return (found for found in element.iter() if local(found) == name)
+    return (child for child in element.iter() if local(child) == name)
 
 
 def _text(element: Any) -> str:
     """The text of an element, with line and paragraph breaks as spaces."""
-    found = (e for e in element.iter() if local(e) in ("t", "br", "p"))
-    return " ".join("".join((e.text or "") if local(e) == "t" else " " for e in found).split())
+    parts = (e for e in element.iter() if local(e) in ("t", "br", "p"))
+    return " ".join("".join((e.text or "") if local(e) == "t" else " " for e in parts).split())
 
 
 def xlsx(path: Path) -> Iterator[Page]:
@@ -123,7 +123,7 @@ def xlsx(path: Path) -> Iterator[Page]:
 
 
 def _sheet(sheet: Any, number: int) -> Iterator[Page]:
-    head, held, count = "", [], 0
+    head, lines, count = "", [], 0
     left_out: list[str] = []
     rows = sheet.iter_rows(max_row=_MAX_ROWS + 1, max_col=_MAX_COLUMNS + 1, values_only=True)
     for row_number, row in enumerate(rows, 1):
@@ -139,12 +139,12 @@ def _sheet(sheet: Any, number: int) -> Iterator[Page]:
             continue
         count += 1
         head = head or line
-        held.append(line)
-        if len(held) >= _SHEET_ROWS:
-            yield _table(sheet.title, number, head, held, count)
-            number, held = number + 1, []
-    if held:
-        yield _table(sheet.title, number, head, held, count)
+        lines.append(line)
+        if len(lines) >= _SHEET_ROWS:
+            yield _table(sheet.title, number, head, lines, count)
+            number, lines = number + 1, []
+    if lines:
+        yield _table(sheet.title, number, head, lines, count)
         number += 1
     if left_out:
         yield Page(number, label=sheet.title, problem="; ".join(left_out))
@@ -225,18 +225,18 @@ class _Word:
 
     def _heading_levels(self) -> dict[str, int]:
         """Heading levels by style id; a style without its own level inherits that of its base style."""
-        named: dict[str, tuple[int, str]] = {}
+        styles: dict[str, tuple[int, str]] = {}
         for tree in self._parts("styles"):
             for style in (child for child in tree if local(child) == "style"):
                 facts = {local(child): _value(child) for child in style}
                 outline = next((_value(e) for e in style.iter() if local(e) == "outlineLvl"), "")
-                named[_value(style, "styleId")] = _level(facts.get("name", ""), outline), facts.get("basedOn", "")
+                styles[_value(style, "styleId")] = _level(facts.get("name", ""), outline), facts.get("basedOn", "")
 
         def level(style: str, bases: int = 0) -> int:
-            own, base = named.get(style, (0, ""))
+            own, base = styles.get(style, (0, ""))
             return own or (level(base, bases + 1) if base and bases < _MAX_BASES else 0)
 
-        return {style: found for style in named if (found := level(style))}
+        return {style: heading for style in styles if (heading := level(style))}
 
     def _notes_of(self, kind: str) -> dict[str, Any]:
         return {_value(note, "id"): note for tree in self._parts(kind) for note in tree}
@@ -367,8 +367,8 @@ def _shown(parent: Any) -> Iterator[Any]:
             continue
         if kind == "AlternateContent":
             choices = [part for part in child if local(part) in ("Choice", "Fallback")]
-            held = (part for part in choices if any(local(e) == "t" for e in part.iter()))
-            yield from _shown(next(held, child if not choices else choices[0]))
+            with_text = (part for part in choices if any(local(e) == "t" for e in part.iter()))
+            yield from _shown(next(with_text, child if not choices else choices[0]))
         else:
             yield child
 

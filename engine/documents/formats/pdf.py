@@ -91,14 +91,14 @@ def _blocks(text: str) -> tuple[Block, ...]:
         return ()
     usual = sorted(len(line) for line in lines)[len(lines) * 3 // 4]
     blocks: list[Block] = []
-    held: list[str] = []
+    paragraph: list[str] = []
     for line in lines:
-        held.append(line)
+        paragraph.append(line)
         if len(line) < usual * 0.7 and line.endswith((".", "!", "?", ":", "”", '"', ")")):
-            blocks.append(Block("text", "\n".join(held)))
-            held = []
-    if held:
-        blocks.append(Block("text", "\n".join(held)))
+            blocks.append(Block("text", "\n".join(paragraph)))
+            paragraph = []
+    if paragraph:
+        blocks.append(Block("text", "\n".join(paragraph)))
     return tuple(blocks)
 
 
@@ -196,10 +196,10 @@ def read_image(pixels: Any) -> tuple[Block, ...]:
     return (Block("text", "\n".join(lines)),) if lines else ()
 
 
-def _is_sideways(found: list[tuple[Any, str, float]]) -> bool:
+def _is_sideways(boxes: list[tuple[Any, str, float]]) -> bool:
     """Whether most of the text is in boxes that are taller than wide."""
-    tall = sum(len(text) for box, text, _ in found if _height(box) > _width(box))
-    return 2 * tall > sum(len(text) for _, text, _ in found)
+    tall = sum(len(text) for box, text, _ in boxes if _height(box) > _width(box))
+    return 2 * tall > sum(len(text) for _, text, _ in boxes)
 
 
 def _read(pixels: Any) -> list[tuple[Any, str, float]]:
@@ -217,9 +217,9 @@ def _read(pixels: Any) -> list[tuple[Any, str, float]]:
     return [(box, text, float(sure)) for box, text, sure in zip(read.boxes, read.txts, read.scores, strict=True)]
 
 
-def _sureness(found: list[tuple[Any, str, float]]) -> float:
+def _sureness(boxes: list[tuple[Any, str, float]]) -> float:
     """The mean confidence of a page, weighted by line length."""
-    return sum(sure * len(text) for _, text, sure in found) / max(sum(len(text) for _, text, _ in found), 1)
+    return sum(sure * len(text) for _, text, sure in boxes) / max(sum(len(text) for _, text, _ in boxes), 1)
 
 
 def _lines(boxes: list[tuple[Any, str]]) -> list[str]:
@@ -227,11 +227,11 @@ def _lines(boxes: list[tuple[Any, str]]) -> list[str]:
     placed = sorted((_middle(box), _height(box), min(x for x, _ in box), text) for box, text in boxes)
     lines: list[list[tuple[float, str]]] = []
     last_middle, last_height = -1e9, 0.0
-    for middle, height, left, text in placed:
+    for middle, height, x0, text in placed:
         if lines and abs(middle - last_middle) < 0.5 * max(height, last_height):
-            lines[-1].append((left, text))
+            lines[-1].append((x0, text))
         else:
-            lines.append([(left, text)])
+            lines.append([(x0, text)])
             last_middle, last_height = middle, height
     return [" ".join(text for _, text in sorted(line)) for line in lines]
 

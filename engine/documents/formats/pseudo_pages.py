@@ -12,19 +12,19 @@ _CHAPTER_LEVEL = 2
 
 def in_parts(blocks: Iterable[Block], first: int = 1) -> Iterator[Page]:
     """Pages numbered from `first`. A part starts at a heading if possible, never inside a block."""
-    held: list[Block] = []
+    part: list[Block] = []
     size, number = 0, first
     for block in blocks:
         at_heading = block.kind == "heading" and block.level <= _CHAPTER_LEVEL and size >= _LEAST_CHARS
-        if held and (at_heading or size + len(block.text) > PART_CHARS):
-            moved = [held.pop()] if held[-1].kind == "heading" and len(held) > 1 else []
-            yield Page(number, tuple(held), _label(held))
-            held, number = moved, number + 1
-            size = sum(len(b.text) for b in held)
-        held.append(block)
+        if part and (at_heading or size + len(block.text) > PART_CHARS):
+            moved = [part.pop()] if part[-1].kind == "heading" and len(part) > 1 else []
+            yield Page(number, tuple(part), _label(part))
+            part, number = moved, number + 1
+            size = sum(len(b.text) for b in part)
+        part.append(block)
         size += len(block.text)
-    if held:
-        yield Page(number, tuple(held), _label(held))
+    if part:
+        yield Page(number, tuple(part), _label(part))
 
 
 def _label(blocks: list[Block]) -> str:
@@ -96,16 +96,16 @@ def _lines(text: str) -> str:
 
 def paragraphs(text: str, line: int = 1) -> Iterator[Block]:
     """Text between empty lines; overlong paragraphs (files without empty lines) are split at line ends."""
-    held: list[str] = []
+    rows: list[str] = []
     began, size = line, 0
     for number, row in enumerate(text.split("\n"), line):
-        if (not row.strip() or size > PART_CHARS // 2) and held:
-            yield Block("text", "\n".join(held), line=began)
-            held, size = [], 0
+        if (not row.strip() or size > PART_CHARS // 2) and rows:
+            yield Block("text", "\n".join(rows), line=began)
+            rows, size = [], 0
         if row.strip():
-            if not held:
+            if not rows:
                 began = number
-            held.append(row.rstrip())
+            rows.append(row.rstrip())
             size += len(row)
-    if held:
-        yield Block("text", "\n".join(held), line=began)
+    if rows:
+        yield Block("text", "\n".join(rows), line=began)

@@ -20,7 +20,7 @@ def table(path: Path) -> Iterator[Page]:
     except csv.Error:
         dialect = csv.excel_tab if path.suffix.lower() == ".tsv" else csv.excel
     csv.field_size_limit(1 << 20)
-    head, held, size, number, row_number = "", [], 0, 1, 0
+    head, lines, size, number, row_number = "", [], 0, 1, 0
     try:
         for row in csv.reader(text.split("\n"), dialect):
             line = " | ".join(" ".join(cell.split()) for cell in row)
@@ -28,15 +28,15 @@ def table(path: Path) -> Iterator[Page]:
                 continue
             row_number += 1
             head = head or line
-            held.append(line)
+            lines.append(line)
             size += len(line)
-            if len(held) >= _ROWS or size >= PART_CHARS:
-                yield _page(number, head, held, row_number)
-                held, size, number = [], 0, number + 1
+            if len(lines) >= _ROWS or size >= PART_CHARS:
+                yield _page(number, head, lines, row_number)
+                lines, size, number = [], 0, number + 1
     except csv.Error as error:
         raise BadDocument(f"row {row_number + 1} is no row of a table ({error})") from error
-    if held:
-        yield _page(number, head, held, row_number)
+    if lines:
+        yield _page(number, head, lines, row_number)
 
 
 def _page(number: int, head: str, rows: list[str], last: int) -> Page:

@@ -101,30 +101,30 @@ def _line_unfolded(line: str) -> str:
 
 
 def _code(lines: list[str]) -> Iterator[Block]:
-    held: list[str] = []
+    part: list[str] = []
     began, size = 1, 0
     for number, line in enumerate(lines, 1):
         match = _DEFINITION.match(line)
         ends = bool(match) or not line.strip()
-        if held and (
-            (match and size > PART_CHARS // 6) or (len(held) >= _CODE_LINES and ends) or size > PART_CHARS // 2
+        if part and (
+            (match and size > PART_CHARS // 6) or (len(part) >= _CODE_LINES and ends) or size > PART_CHARS // 2
         ):
-            if "".join(held).strip():
-                yield Block("code", "\n".join(held).strip("\n"), line=began)
-            held, size = [], 0
+            if "".join(part).strip():
+                yield Block("code", "\n".join(part).strip("\n"), line=began)
+            part, size = [], 0
         if match:
-            yield from _named(held, began, match.group(1), number)
-            if held:
-                held, size = [], 0
-        if not held:
+            yield from _named(part, began, match.group(1), number)
+            if part:
+                part, size = [], 0
+        if not part:
             began = number
-        held.append(line.rstrip()[:2000])
+        part.append(line.rstrip()[:2000])
         size += len(line)
-    if "".join(held).strip():
-        yield Block("code", "\n".join(held).strip("\n"), line=began)
+    if "".join(part).strip():
+        yield Block("code", "\n".join(part).strip("\n"), line=began)
 
 
-def _named(held: list[str], began: int, name: str, line: int) -> Iterator[Block]:
-    if "".join(held).strip():
-        yield Block("code", "\n".join(held).strip("\n"), line=began)
+def _named(lines: list[str], began: int, name: str, line: int) -> Iterator[Block]:
+    if "".join(lines).strip():
+        yield Block("code", "\n".join(lines).strip("\n"), line=began)
     yield Block("heading", name, 3, line)

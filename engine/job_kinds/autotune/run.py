@@ -57,11 +57,11 @@ async def trial(
     asks for them.
     """
     started = time.monotonic()
-    wanted = trial_settings(knobs.apply(settings), budget)
+    trial_load = trial_settings(knobs.apply(settings), budget)
     try:
-        with admit(wanted):
+        with admit(trial_load):
             async with asyncio.timeout(limit_s):
-                outcome = await _measured(wanted, budget, energy if budget.joules else None)
+                outcome = await _measured(trial_load, budget, energy if budget.joules else None)
     except TimeoutError:
         return TrialOutcome(failure=f"no end after {limit_s:.0f} s", cost_s=time.monotonic() - started)
     except TesseraError as error:
@@ -120,8 +120,8 @@ async def _metered(
     """Runs and the joules of each. Raises: Unmetered."""
     rows: list[Timed] = []
     joules: list[float] = []
-    begun = time.monotonic()
-    while len(rows) < budget.repeats or (time.monotonic() - begun < ENOUGH_S and len(rows) < MOST_RUNS):
+    started_at = time.monotonic()
+    while len(rows) < budget.repeats or (time.monotonic() - started_at < ENOUGH_S and len(rows) < MOST_RUNS):
         async with energy.during(runner.pid, devices):
             rows.append(await once())
         step_time = rows[-1].step_time
@@ -222,14 +222,14 @@ class Tuner:
         if recorded is not None:
             self._note(budget, recorded)
             return recorded
-        left = self._deadline - time.monotonic()
-        if left <= 0:
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
             raise OutOfTime
         self._step(_describe(knobs), self.count)
         first = self._slowest.get(budget)
         limit = FIRST_LIMIT_S if first is None else max(SHORTEST_LIMIT_S, PATIENCE * first)
         self._journal.begin(knobs, budget)
-        outcome = await trial(self._settings, knobs, budget, self._admit, min(limit, left + 1), self._energy)
+        outcome = await trial(self._settings, knobs, budget, self._admit, min(limit, left_s + 1), self._energy)
         if outcome.failure is not None and time.monotonic() >= self._deadline:
             raise OutOfTime  # stopped by the time limit of the search: nothing is known about this point
         self._journal.end(TuneTrial(knobs=knobs, budget=budget, outcome=outcome))

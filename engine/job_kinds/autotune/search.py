@@ -213,9 +213,9 @@ class Search:
         beside: dict[TunableSettings, float] = {}
         for dim in self._dims:
             alone = [self._short_cost(changed(self._base, level)) for level in dim.levels]
-            for level, found in zip(dim.levels, alone, strict=True):
-                if found <= NEARLY * min(alone):
-                    beside.setdefault(changed(best, level), found / min(alone))
+            for level, score in zip(dim.levels, alone, strict=True):
+                if score <= NEARLY * min(alone):
+                    beside.setdefault(changed(best, level), score / min(alone))
         unknown = [k for k in beside if k not in self._short]
         for knobs in sorted(unknown, key=lambda k: beside[k])[:MOST_REFINED]:
             await self._try(knobs, budget)

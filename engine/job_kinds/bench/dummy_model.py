@@ -198,10 +198,10 @@ def write_in_child(
             child.kill()
             path.unlink(missing_ok=True)
             raise
-        said = child.stderr.read().strip().splitlines()
+        stderr_lines = child.stderr.read().strip().splitlines()
     if child.returncode != 0:
         path.unlink(missing_ok=True)
-        raise StandInFailed(said[-1] if said else f"exit code {child.returncode}")
+        raise StandInFailed(stderr_lines[-1] if stderr_lines else f"exit code {child.returncode}")
 
 
 def main() -> None:

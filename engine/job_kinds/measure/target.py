@@ -34,9 +34,9 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Check the fields. Raises: InputFault: none or several are given."""
-        given = [n for n in ("model", "shape", "like", "hub") if getattr(self, n) is not None]
-        if len(given) != 1:
-            raise InputFault("Give exactly one of model, shape, like and hub.", given[1] if given else "model")
+        fields = [n for n in ("model", "shape", "like", "hub") if getattr(self, n) is not None]
+        if len(fields) != 1:
+            raise InputFault("Give exactly one of model, shape, like and hub.", fields[1] if fields else "model")
 
     @property
     def stand_in(self) -> bool:

@@ -191,10 +191,10 @@ class BenchService:
             where, which = machine_key(machine), shape_key(shape)
             for length in options.lengths:
                 cells = max(subject.settings.n_ctx, length + TURN_CELLS)
-                wanted = msgspec.structs.replace(
+                requested = msgspec.structs.replace(
                     subject.settings, n_ctx=cells, kv_cells=max(cells, subject.settings.kv_cells)
                 )
-                settings = placer.defaults(_owner(subject), shape, wanted).settings
+                settings = placer.defaults(_owner(subject), shape, requested).settings
                 base = knobs_of(settings)
                 layers, tiles = len(shape.layers), tiles_library(library_folder()) is not None
                 report = asyncio.run(
@@ -366,8 +366,8 @@ def run(bench_service: BenchService, task: Task, control: JobContext) -> dict[st
             nonlocal done
             control.check()
             done += "run" in now.values
-            known = {"model": options.subject.name, "points": msgspec.to_builtins(points)}
-            control.report("measuring", min(done, total), total, "runs", now, known)
+            partial = {"model": options.subject.name, "points": msgspec.to_builtins(points)}
+            control.report("measuring", min(done, total), total, "runs", now, partial)
 
         return {"report": bench_service.bench(options, step, points.append)}
 

@@ -97,12 +97,12 @@ def _written(path: Path, pieces: list[str]) -> Path:
 
 def _fairly(texts: list[str]) -> list[str]:
     """The start of each text, with a fair share of the total limit."""
-    room, taken = _ALL_BYTES, []
-    for left, text in zip(range(len(texts), 0, -1), sorted(texts, key=len), strict=True):
-        part = text[: room // left]
+    room, pieces = _ALL_BYTES, []
+    for texts_left, text in zip(range(len(texts), 0, -1), sorted(texts, key=len), strict=True):
+        part = text[: room // texts_left]
         room -= len(part)
-        taken.append((text, part))
-    parts = dict(taken)
+        pieces.append((text, part))
+    parts = dict(pieces)
     return [parts[text] for text in texts if parts[text]]
 
 

@@ -143,8 +143,8 @@ def convert(
         control.report("converting", int(progress.done), int(progress.total))
 
     done: dict[str, Any] = run_task("onnx", request, on_progress, lambda: control.stopping)
-    found = catalogue.add(target, Origin(kind="built"))
-    return found.id, done
+    added = catalogue.add(target, Origin(kind="built"))
+    return added.id, done
 
 
 def _speech(

@@ -63,8 +63,8 @@ class RunnerJudge:
     def fits(self, model: Path) -> bool:
         """Whether the file fits in the memory that is free now."""
         try:
-            with ExitStack() as held:
-                self._admitted(self._settings(model), held)
+            with ExitStack() as stack:
+                self._admitted(self._settings(model), stack)
         except NotEnoughMemory:
             return False
         return True
@@ -76,9 +76,9 @@ class RunnerJudge:
         """
         saved = SavedAnswers(self._gates.cache / "gate" / f"{sha256}.jsonl")
         keys = [_key(task) for task in self._tasks]
-        left = [(key, task) for key, task in zip(keys, self._tasks, strict=True) if key not in saved.answers]
+        unanswered = [(key, task) for key, task in zip(keys, self._tasks, strict=True) if key not in saved.answers]
         total = float(len(keys))
-        done = total - len(left)
+        done = total - len(unanswered)
 
         def on_answer(key: str, task: Task, answer: TaskAnswer) -> None:
             nonlocal done
@@ -86,11 +86,11 @@ class RunnerJudge:
             done += 1
             on_progress(Progress(phase="gate", done=done, total=total, detail=task.name))
 
-        if left:
-            with ExitStack() as held:
+        if unanswered:
+            with ExitStack() as stack:
                 settings = self._settings(model)
-                self._admitted(settings, held)
-                asyncio.run(ask_all(settings, left, on_answer, cancelled))
+                self._admitted(settings, stack)
+                asyncio.run(ask_all(settings, unanswered, on_answer, cancelled))
         passed = []
         with self._checking():
             for key, task in zip(keys, self._tasks, strict=True):
@@ -98,28 +98,28 @@ class RunnerJudge:
                     raise Cancelled
                 answer = saved.answers[key]
                 passed.append(not answer.error and task.check(answer) is None)
-        return Answered(tuple(passed), len(left))
+        return Answered(tuple(passed), len(unanswered))
 
     def _settings(self, model: Path) -> LoadSettings:
         shape = read_shape(str(model))
         n_ctx = default_context(shape.context_train, max(map(_tokens, self._tasks), default=_LEAST_CONTEXT))
         cores = usable_cores()
-        wanted = LoadSettings(
+        base = LoadSettings(
             path=str(model), n_ctx=n_ctx, kv_cells=n_ctx, n_parallel=1, n_threads=cores, n_threads_batch=cores
         )
-        return self._gates.placer.judge_shape(_OWNER, shape, wanted).settings
+        return self._gates.placer.judge_shape(_OWNER, shape, base).settings
 
-    def _admitted(self, settings: LoadSettings, held: ExitStack) -> None:
+    def _admitted(self, settings: LoadSettings, stack: ExitStack) -> None:
         self._gates.admission.reserve_now(_OWNER, settings)
-        held.callback(self._gates.admission.release, _OWNER)
+        stack.callback(self._gates.admission.release, _OWNER)
 
 
 def _tokens(task: Task) -> int:
     """Upper estimate of the tokens of a task's prompt and its longest response."""
     query = task.query
     chars = sum(len(m.text()) for m in query.messages) + sum(len(str(t.parameters)) for t in query.tools)
-    wanted = max(chars, len(task.completion)) / _CHARS_A_TOKEN + (query.max_tokens or 0) + _TEMPLATE_TOKENS
-    return max(_LEAST_CONTEXT, -(-int(wanted) // 256) * 256)
+    needed = max(chars, len(task.completion)) / _CHARS_A_TOKEN + (query.max_tokens or 0) + _TEMPLATE_TOKENS
+    return max(_LEAST_CONTEXT, -(-int(needed) // 256) * 256)
 
 
 def _key(task: Task) -> str:

@@ -58,12 +58,12 @@ def options_of(params: dict[str, Any]) -> QuantizeOptions:
 
 
 def predict(
-    catalogue: Catalogue, options: QuantizeOptions, resources: Resources, named: "TaskSets | None" = None
+    catalogue: Catalogue, options: QuantizeOptions, resources: Resources, task_sets: "TaskSets | None" = None
 ) -> QuantizeReport:
     """The likely plan from the cached measurements of this model; measures and writes nothing.
 
-    `named` are the tasks that a gate may name. Without a goal, the plan is the largest one; its `smallest_bytes` is
-    the minimum size for a request.
+    `task_sets` are the tasks that a gate may name. Without a goal, the plan is the largest one; its
+    `smallest_bytes` is the minimum size for a request.
 
     Raises: InputFault, EnvironmentFault: the model or the options.
     """
@@ -72,12 +72,12 @@ def predict(
     from quantize.job.execute import quantize as run_quantize
 
     source = source_of(catalogue, options.model)
-    gate = gate_task(options, named or {})
+    gate = gate_task(options, task_sets or {})
     if not options.goals:
         options = msgspec.structs.replace(options, budget_bytes=max(source.num_bytes, 1))
     out = target_of(source, options, catalogue.paths)
-    with texts_of(options) as given:
-        preview = build_request(given, source.path, out, catalogue.paths, resources, gate, plan_only=True)
+    with texts_of(options) as with_texts:
+        preview = build_request(with_texts, source.path, out, catalogue.paths, resources, gate, plan_only=True)
         return run_quantize(preview, lambda _: None, lambda: False)
 
 
@@ -115,8 +115,8 @@ def make(
         control.report(at.phase, round(_BAR * (at.share or 0.0)), _BAR, "", at.detail, partial, at.left_s)
 
     try:
-        with texts_of(options) as given:
-            request = build_request(given, source.path, out, catalogue.paths, resources, gate)
+        with texts_of(options) as with_texts:
+            request = build_request(with_texts, source.path, out, catalogue.paths, resources, gate)
             stopping, finishing = (lambda: control.stopping), (lambda: control.finishing)
             report = run_quantize(request, progress, stopping, executor, judge, keeps=finishing)
     except Cancelled:
@@ -180,13 +180,13 @@ def is_original(entry: ModelEntry) -> bool:
     return entry.format == "safetensors" or entry.bits_per_weight >= EXACT_BITS
 
 
-def gate_task(options: QuantizeOptions, named: "TaskSets") -> "GateTask | None":
+def gate_task(options: QuantizeOptions, task_sets: "TaskSets") -> "GateTask | None":
     """The task of the options' gate; None without one. Raises: InputFault: no such task. EnvironmentFault."""
     if options.gate is None:
         return None
     from engine.job_kinds.quantize.tasks import task_set
 
-    return task_set(options.gate, named).task
+    return task_set(options.gate, task_sets).task
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,17 +198,17 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
 
 
-def source_of(catalogue: Catalogue, named: str) -> Source:
+def source_of(catalogue: Catalogue, model: str) -> Source:
     """The model with that name, or the file or folder at an absolute path.
 
     Raises: ModelNotFound; EnvironmentFault: it is not available now.
     """
-    path = Path(named)
+    path = Path(model)
     if path.is_absolute() and path.exists():
         if path.is_dir():
             return Source(path=path, title=path.name, stem=path.name, num_bytes=0)
         return Source(path=path, title=path.name, stem=path.stem, num_bytes=path.stat().st_size)
-    entry = require(catalogue, named)
+    entry = require(catalogue, model)
     if entry.state != "online":
         raise EnvironmentFault(f"{entry.id} is {entry.state}: {entry.problem or 'its drive is not connected'}")
     return Source(path=entry.path, title=entry.name, stem=entry.id, num_bytes=entry.size_bytes)

@@ -84,15 +84,15 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     @property
     def goals(self) -> tuple[str, ...]:
         """Names of the given goals."""
-        given = [name for name in ("budget_bytes", "bpw", "mix", "plan_file") if getattr(self, name) is not None]
-        return (*given, *(["fit"] if self.fit else []))
+        names = [name for name in ("budget_bytes", "bpw", "mix", "plan_file") if getattr(self, name) is not None]
+        return (*names, *(["fit"] if self.fit else []))
 
     def check(self) -> None:
         """Check the options. Raises: InputFault: not exactly one goal, or a path that is not absolute."""
         for field in _FILES:
-            named = getattr(self, field)
-            if named is not None:
-                whole_path(named, field)
+            text = getattr(self, field)
+            if text is not None:
+                whole_path(text, field)
         if self.gate is not None and self.gate not in NAMED:
             whole_path(self.gate, "gate")
         if not self.goals:

@@ -127,17 +127,17 @@ def build_request(
     Raises: InputFault: not exactly one goal, or a path that is not absolute. All errors of reading the source.
     """
     options.check()
-    given = read_plan(whole_path(options.plan_file, "plan_file")) if options.plan_file else None
+    plan = read_plan(whole_path(options.plan_file, "plan_file")) if options.plan_file else None
     fitted = machine_fit(source, options, resources) if options.fit else None
     request = QuantizeRequest(
         source=source,
         out=out,
-        goal=given.goal if given else fitted.goal if fitted else options.goal(),
+        goal=plan.goal if plan else fitted.goal if fitted else options.goal(),
         calibration=whole_path(options.calibration, "calibration") if options.calibration else CALIBRATION,
         held_out=HELD_OUT,
         cache_dir=paths.cache / "quantize",
-        tier=given.tier if given else options.tier or ("instant" if options.mix else "balanced"),
-        rounding=given.rounding if given else options.rounding,
+        tier=plan.tier if plan else options.tier or ("instant" if options.mix else "balanced"),
+        rounding=plan.rounding if plan else options.rounding,
         imatrix=whole_path(options.imatrix, "imatrix") if options.imatrix else None,
         locks=options.type_locks(),
         kv=tuple(o for o in fitted.kv if options.kv_type in {None, o.type_k, o.type_v}) if fitted else (),
@@ -149,14 +149,14 @@ def build_request(
         verify=options.verify,
         time_s=options.time_s,
         own_text=whole_path(options.own_text, "own_text") if options.own_text else None,
-        plan=given,
+        plan=plan,
         export_plan=whole_path(options.export_plan, "export_plan") if options.export_plan else None,
         gate=gate,
         plan_only=plan_only,
         overwrite=options.overwrite,
         force=options.force,
     )
-    return request if given is None else msgspec.structs.replace(request, max_tokens=given.max_tokens)
+    return request if plan is None else msgspec.structs.replace(request, max_tokens=plan.max_tokens)
 
 
 def default_out(source: Path, options: QuantizeOptions, paths: Paths) -> Path:
@@ -276,6 +276,6 @@ def layers_on_gpu(path: str, shape: ModelShape, resources: Resources) -> int:
     if device is None or device.kind not in GPUS or placement.settings.remotes:
         return 0
     layers = max(0, placement.settings.n_gpu_layers)
-    wanted = _AT_ONCE * placement.need.device_bytes(placement.device)
+    needed = _AT_ONCE * placement.need.device_bytes(placement.device)
     free = resources.ledger.available(placement.device, machine)
-    return layers if wanted <= free else int(layers * free / wanted)
+    return layers if needed <= free else int(layers * free / needed)

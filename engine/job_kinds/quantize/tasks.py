@@ -70,13 +70,13 @@ class TaskSet(msgspec.Struct, frozen=True, kw_only=True):
 TaskSets = Mapping[str, Callable[[], TaskSet]]
 
 
-def task_set(gate: str, named: TaskSets) -> TaskSet:
+def task_set(gate: str, task_sets: TaskSets) -> TaskSet:
     """The task with that name, or from the file at that absolute path.
 
     Raises: InputFault, and errors of opening it.
     """
-    if gate in named:
-        return named[gate]()
+    if gate in task_sets:
+        return task_sets[gate]()
     if gate in NAMED:
         raise InputFault(f"The task {gate} is not known here; give a file of your own.", "gate")
     return own_tasks(whole_path(gate, "gate"))

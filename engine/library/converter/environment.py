@@ -173,10 +173,10 @@ def _remove_others(folder: Path, environment: Path) -> None:
 def _fitting_python() -> str:
     """A Python that has locked wheels. Raises: NoConverter: none is installed."""
     fitting = _PYTHONS.get((sys.platform, platform.machine()), _USUAL_PYTHONS)
-    named = [installed_program(f"python{major}.{minor}") for major, minor in reversed(fitting)]
+    programs = [installed_program(f"python{major}.{minor}") for major, minor in reversed(fitting)]
     with contextlib.suppress(FileNotFoundError):
-        named.insert(0, interpreter()[0])
-    for python in filter(None, named):
+        programs.insert(0, interpreter()[0])
+    for python in filter(None, programs):
         command = [python, "-I", "-c", "import sys; print(*sys.version_info[:2])"]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
             printed = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout
@@ -222,18 +222,18 @@ class _Making:
         shutil.rmtree(self._fetched)
         shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def _fetch(self, wanted: Sequence[str], index: Sequence[str] = ()) -> None:
+    def _fetch(self, packages: Sequence[str], index: Sequence[str] = ()) -> None:
         """Download packages, unless an earlier run downloaded all of them."""
-        mark = self._fetched / hashlib.sha256("".join(wanted).encode()).hexdigest()[:16]
+        mark = self._fetched / hashlib.sha256("".join(packages).encode()).hexdigest()[:16]
         if not mark.exists():
             words = [*index, "--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--require-hashes"]
-            what = wanted[0].split("==")[0] if len(wanted) < _MANY else because("packages")
-            self._pip(["download", *words, "-r", self._lock(wanted), "-d", str(self._fetched)], what)
+            what = packages[0].split("==")[0] if len(packages) < _MANY else because("packages")
+            self._pip(["download", *words, "-r", self._lock(packages), "-d", str(self._fetched)], what)
             mark.touch()
 
-    def _install(self, wanted: Sequence[str]) -> None:
+    def _install(self, packages: Sequence[str]) -> None:
         words = ["--no-index", "--find-links", str(self._fetched), "--no-deps", "--require-hashes"]
-        self._pip(["install", "--no-compile", *words, "-r", self._lock(wanted)], because("packages"))
+        self._pip(["install", "--no-compile", *words, "-r", self._lock(packages)], because("packages"))
 
     def _archive(self) -> str:
         """Extract the converter from the locked source archive; return its requirements file."""
@@ -248,9 +248,9 @@ class _Making:
             (self._temporary / "llama.cpp").rename(target)
         return (target / _REQUIREMENTS).read_text(encoding="utf-8")
 
-    def _lock(self, wanted: Sequence[str]) -> str:
+    def _lock(self, packages: Sequence[str]) -> str:
         path = self._temporary / "lock.txt"
-        path.write_text("".join(wanted), encoding="ascii")
+        path.write_text("".join(packages), encoding="ascii")
         return str(path)
 
     def _pip(self, words: Sequence[str], what: str | Reason) -> None:

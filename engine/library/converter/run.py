@@ -94,7 +94,7 @@ def _confined(
     environment = without_secrets(variables)
     if not landlock.version():
         return argv, environment
-    wanted = {
+    rules = {
         "argv": argv,
         "folder": str(home),
         "readable": [
@@ -112,7 +112,7 @@ def _confined(
         "hidden": [],
         "variables": variables,
     }
-    return list(child_command("devices.landlock", json.dumps(wanted))), environment
+    return list(child_command("devices.landlock", json.dumps(rules))), environment
 
 
 def _base_of(python: Path) -> tuple[str, ...]:

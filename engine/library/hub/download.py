@@ -335,8 +335,8 @@ class Download:
         for file in self._missing():
             part = self._paths.part(file)
             # Count only allocated blocks: holes of a sparse part use no disk space yet.
-            held = part.stat().st_blocks * 512 if part.exists() and hasattr(os.stat_result, "st_blocks") else 0
-            needed += max(0, file.size_bytes - held)
+            on_disk = part.stat().st_blocks * 512 if part.exists() and hasattr(os.stat_result, "st_blocks") else 0
+            needed += max(0, file.size_bytes - on_disk)
         free = shutil.disk_usage(models).free
         if needed and needed + _RESERVE_BYTES > free:
             raise NotEnoughDisk(str(models), needed + _RESERVE_BYTES, free)
@@ -444,8 +444,8 @@ class Download:
             part.with_suffix(".json").unlink(missing_ok=True)
             self._note(file)
 
-    def _note(self, file: RepoFile, found: str = "") -> None:
-        """Record the content of a file in the note: the expected hash, or `found`."""
+    def _note(self, file: RepoFile, sha256: str = "") -> None:
+        """Record the content of a file in the note: the expected hash, or `sha256`."""
         repository, folder = self._request.repository, self._paths.folder
         with filelock.FileLock(self._paths.parts / "note.lock"):
             old = origins.read_note(folder)
@@ -454,7 +454,7 @@ class Download:
                 revision=repository.revision,
                 endpoint=repository.endpoint,
                 license=repository.license,
-                sha256={**(old.sha256 if old else {}), file.name: found or identity(file)},
+                sha256={**(old.sha256 if old else {}), file.name: sha256 or identity(file)},
             )
             write_atomically(folder / origins.NOTE_NAME, msgspec.json.encode(note))
 

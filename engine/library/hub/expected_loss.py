@@ -200,7 +200,7 @@ def _loss(
     weights = sum(t.num_values for _, t in upload.tensors().values())
     problem = errors if isinstance(errors, Reason) else _damage(original, errors)
     measured = () if isinstance(errors, Reason) else errors
-    found, common = rows_loss(
+    estimate, common = rows_loss(
         upload.spec(),
         measured,
         rounding=_rounding(upload),
@@ -216,7 +216,7 @@ def _loss(
         problem_detail=problem,
     )
     if problem is None:
-        loss = msgspec.structs.replace(loss, kld=found.value, low=found.low, high=found.high)
+        loss = msgspec.structs.replace(loss, kld=estimate.value, low=estimate.low, high=estimate.high)
     return loss, common
 
 
@@ -232,10 +232,10 @@ def _damage(original: _Original, errors: Sequence[TensorError]) -> Reason | None
 def _rounding(upload: _Upload) -> str:
     """How Tessera rounded the file; "" for files of other programs."""
     try:
-        made = msgspec.json.decode(upload.text(provenance.KEY).strip(), type=learned(provenance.Provenance))
+        origin = msgspec.json.decode(upload.text(provenance.KEY).strip(), type=learned(provenance.Provenance))
     except (ValueError, RecursionError):
         return ""
-    return made.rounding
+    return origin.rounding
 
 
 def _tested(catalogue: Catalogue, uploads: Sequence[_Upload]) -> tuple[str, float | None]:
@@ -249,9 +249,9 @@ def _tested(catalogue: Catalogue, uploads: Sequence[_Upload]) -> tuple[str, floa
         exact = entry.format == "gguf" and entry.bits_per_weight >= _EXACT_BITS
         if not exact or (own.architecture, own.n_params) != (details.architecture, details.n_params):
             continue
-        found = cached_quick_loss(entry.path, catalogue.paths.cache / "quantize")
-        if found is not None:
-            return entry.id, found.kld
+        tested = cached_quick_loss(entry.path, catalogue.paths.cache / "quantize")
+        if tested is not None:
+            return entry.id, tested.kld
     return "", None
 
 
@@ -278,17 +278,17 @@ class _Finder:
 
     def uploads(self, names: Iterable[HubName], more: int) -> list[_Upload]:
         """The named uploads, and as many others of the same original. Raises: InputFault: there is no such file."""
-        found: dict[str, _Upload] = {}
+        by_name: dict[str, _Upload] = {}
         repositories: dict[str, Repository] = {}
         for name in names:
             repository = listed(self._client, self._paths, name.repo, name.revision)
             repositories[repository.repo] = repository
             chosen = _named(repository, name)
-            found.update((remote.name, remote) for remote in self._read(repository, chosen))
+            by_name.update((remote.name, remote) for remote in self._read(repository, chosen))
         for repository in self._others(repositories, more):
             usual = sorted(_quantized(repository), key=_usual)
-            found.update((remote.name, remote) for remote in self._read(repository, usual[:1]))
-        return list(found.values())
+            by_name.update((remote.name, remote) for remote in self._read(repository, usual[:1]))
+        return list(by_name.values())
 
     def original(self, name: str, uploads: Sequence[_Upload]) -> _Original:
         """What to compare with: as named, else the most exact file next to the uploads or in their base.
@@ -296,10 +296,10 @@ class _Finder:
         Raises: InputFault: there is none, or it cannot be read.
         """
         if name:
-            given = parse_hub_name(name)
-            repository = listed(self._client, self._paths, given.repo, given.revision)
-            choices = [choice for choice in choices_of(repository) if _matches(choice, given)]
-            candidates = [(repository, choice) for choice in _exact(choices, every=bool(given.label or given.file))]
+            hub = parse_hub_name(name)
+            repository = listed(self._client, self._paths, hub.repo, hub.revision)
+            choices = [choice for choice in choices_of(repository) if _matches(choice, hub)]
+            candidates = [(repository, choice) for choice in _exact(choices, every=bool(hub.label or hub.file))]
         else:
             repositories = {upload.repository.repo: upload.repository for upload in uploads}
             bases = dict.fromkeys(r.base for r in repositories.values() if r.base and r.base not in repositories)
@@ -332,26 +332,26 @@ class _Finder:
                 return _Original.of_safetensors(repository, choice, read)
             finally:
                 self._other_bytes += sum(file.fetched_bytes for file in files)
-        found = self._read(repository, [choice])
-        if not found:
+        uploads = self._read(repository, [choice])
+        if not uploads:
             raise InputFault(self._unread.pop(f"{repository.repo}:{choice.label}").problem, "original")
-        return _Original.of_gguf(found[0])
+        return _Original.of_gguf(uploads[0])
 
     def _listed(self, repos: Iterable[str]) -> list[Repository]:
-        found = []
+        repositories = []
         for repo in repos:
             try:
-                found.append(listed(self._client, self._paths, repo))
+                repositories.append(listed(self._client, self._paths, repo))
             except InputFault as error:  # gated, private or deleted: another one may be there
                 _log.info("repository=%s not used: %s", repo, error)
-        return found
+        return repositories
 
-    def _others(self, given: Mapping[str, Repository], more: int) -> list[Repository]:
+    def _others(self, repositories: Mapping[str, Repository], more: int) -> list[Repository]:
         if not more:
             return []
-        base = next((repository.base or repository.repo for repository in given.values()), "")
-        hits = self._client.search(base=base, sort="downloads", limit=more + len(given))
-        return self._listed([hit.repo for hit in hits if hit.repo not in given][:more])
+        base = next((repository.base or repository.repo for repository in repositories.values()), "")
+        hits = self._client.search(base=base, sort="downloads", limit=more + len(repositories))
+        return self._listed([hit.repo for hit in hits if hit.repo not in repositories][:more])
 
     def _read(self, repository: Repository, choices: Sequence[QuantVariant]) -> list[_Upload]:
         self._control.check()
@@ -362,7 +362,7 @@ class _Finder:
             reader = HeaderReader(self._client, self._paths, repository, arrays)
             self._readers[repository.repo] = reader
         headers = reader.headers(list(choices))
-        found = []
+        uploads = []
         for choice in choices:
             parts = headers[choice.label]
             if isinstance(parts, str):
@@ -371,8 +371,8 @@ class _Finder:
                 )
                 self._unread[unread.name] = unread
             else:
-                found.append(_Upload(repository, choice, parts))
-        return found
+                uploads.append(_Upload(repository, choice, parts))
+        return uploads
 
 
 def _quantized(repository: Repository) -> list[QuantVariant]:
@@ -384,9 +384,9 @@ def _named(repository: Repository, name: HubName) -> list[QuantVariant]:
     chosen = [choice for choice in _quantized(repository) if _matches(choice, name)]
     if not chosen:
         labels = ", ".join(choice.label for choice in choices_of(repository)) or "-"
-        wanted = name.label or name.file or "GGUF"
+        label = name.label or name.file or "GGUF"
         raise InputFault(
-            because("nothing_to_compare", repo=repository.repo, label=wanted, choices=labels), "uploads"
+            because("nothing_to_compare", repo=repository.repo, label=label, choices=labels), "uploads"
         )
     return chosen
 
@@ -403,8 +403,8 @@ def _usual(choice: QuantVariant) -> int:
 
 def _exact(choices: Iterable[QuantVariant], *, every: bool = False) -> list[QuantVariant]:
     """Those that can stand for the original, the most exact ones first; with `every`, all of them."""
-    found = [choice for choice in choices if every or _exactness(choice) < len(_EXACT_ORDER)]
-    return sorted(found, key=_exactness)
+    exact = [choice for choice in choices if every or _exactness(choice) < len(_EXACT_ORDER)]
+    return sorted(exact, key=_exactness)
 
 
 def _exactness(choice: QuantVariant) -> int:
@@ -545,7 +545,7 @@ def _plan(original: _Original, upload: _Upload) -> _Plan | Reason:
         if tensor is None or not _same_rows(name, shape, tensor.shape):
             return because("upload_of_other_model", tensor=name, original=original.name)
         runs = sampled_runs(name, shape[0], prod(tensor.shape[1:]))
-        original_qtype, found = original.find(name, runs)
+        original_qtype, tensor_spans = original.find(name, runs)
         sampled.append(
             SampledTensor(
                 name=name,
@@ -559,9 +559,9 @@ def _plan(original: _Original, upload: _Upload) -> _Plan | Reason:
         )
         own = [_span(part, tensor, run) for run in runs]
         ranges += own
-        exact += found
+        exact += tensor_spans
         begin += sum(span.nbytes for span in own)
-        original_begin += sum(span.nbytes for span in found)
+        original_begin += sum(span.nbytes for span in tensor_spans)
     for spans, size_bytes in ((ranges, upload.choice.size_bytes), (exact, original.choice.size_bytes)):
         if sum(span.nbytes for span in spans) > max(_MOST_SHARE * size_bytes, _LITTLE_BYTES):
             return because("upload_rows_too_long", percent=round(100 * _MOST_SHARE))
@@ -581,13 +581,13 @@ def _span(part: int, tensor: TensorInfo, run: RowRun) -> _Range:
 
 def _merged(ranges: Sequence[_Range]) -> list[tuple[_Range, list[int]]]:
     """Ranges that are close to each other as one, each with the numbers of its members."""
-    found: list[tuple[_Range, list[int]]] = []
+    merged: list[tuple[_Range, list[int]]] = []
     for number in sorted(range(len(ranges)), key=ranges.__getitem__):
         span = ranges[number]
-        whole, members = found[-1] if found else (None, [])
+        whole, members = merged[-1] if merged else (None, [])
         if whole is None or whole.part != span.part or span.offset - whole.offset - whole.nbytes > _GAP_BYTES:
-            found.append((span, [number]))
+            merged.append((span, [number]))
         else:
             end = max(whole.offset + whole.nbytes, span.offset + span.nbytes)
-            found[-1] = (_Range(whole.part, whole.offset, end - whole.offset), [*members, number])
-    return found
+            merged[-1] = (_Range(whole.part, whole.offset, end - whole.offset), [*members, number])
+    return merged

@@ -54,8 +54,8 @@ def choose(plan: RepoPlan, name: HubName) -> Option:
     if name.label is not None:
         option = plan.option(name.label)
     elif name.file is not None:
-        wanted = name.file
-        option = next((o for o in plan.options if any(f.name == wanted for f in o.choice.files)), None)
+        file_name = name.file
+        option = next((o for o in plan.options if any(f.name == file_name for f in o.choice.files)), None)
     else:
         by_label = {o.choice.label: o for o in plan.options}
         usual = next((by_label[label] for label in USUAL_LABELS if label in by_label), None)

@@ -87,13 +87,13 @@ def remembered(folder: Path, facts: tuple[object, ...], build: Callable[[], OwnB
     try:
         return msgspec.json.decode(path.read_bytes(), type=learned(OwnBuild | None))
     except (OSError, ValueError, RecursionError):
-        made = build()
+        offer = build()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.encode(made))
+        path.write_bytes(msgspec.json.encode(offer))
     except OSError as error:
         _log.info("own build not kept: %s", error)
-    return made
+    return offer
 
 
 def _as_source(tensor: TensorInfo) -> TensorSpec:
@@ -171,9 +171,9 @@ def listed(
     name = "".join(c if c.isalnum() else "_" for c in key)[-180:]
     path = paths.cache / "hub" / "repositories" / f"{name}.json"
     if not refresh:
-        found = _recall_listing(path, repo)
-        if found is not None:
-            return found
+        recalled = _recall_listing(path, repo)
+        if recalled is not None:
+            return recalled
     repository = client.repository(repo, revision)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -187,10 +187,10 @@ def _recall_listing(path: Path, repo: str) -> Repository | None:
     try:
         if not 0 <= time.time() - path.stat().st_mtime < _LISTING_S:
             return None
-        found = msgspec.json.decode(path.read_bytes(), type=learned(Repository))
+        repository = msgspec.json.decode(path.read_bytes(), type=learned(Repository))
     except (OSError, ValueError, RecursionError):
         return None
-    return found if found.repo == repo else None
+    return repository if repository.repo == repo else None
 
 
 def about(client: HubClient, paths: Paths, repository: Repository) -> str:
@@ -241,10 +241,10 @@ class HeaderReader:
         remaining = list(choices)
         while remaining and not self.arrays:  # until one vocabulary is read
             choice = remaining.pop(0)
-            found = self._choice(choice, {})
-            result[choice.label] = found
-            if not isinstance(found, str):
-                self.arrays = found[0].entries
+            header = self._choice(choice, {})
+            result[choice.label] = header
+            if not isinstance(header, str):
+                self.arrays = header[0].entries
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             remaining_headers = pool.map(lambda choice: self._choice(choice, self.arrays), remaining)
         result.update(zip([choice.label for choice in remaining], remaining_headers, strict=True))
@@ -278,16 +278,16 @@ class HeaderReader:
 
 
 def _option(
-    choice: QuantVariant, found: tuple[GgufFile, ...] | str | None, estimate: FitEstimator | None
+    choice: QuantVariant, header: tuple[GgufFile, ...] | str | None, estimate: FitEstimator | None
 ) -> Option:
-    if found is None:
+    if header is None:
         return Option(choice=choice, size_bytes=choice.size_bytes)
-    if isinstance(found, str):
-        return Option(choice=choice, size_bytes=choice.size_bytes, problem=found)
-    tensors: list[TensorInfo] = [tensor for part in found for tensor in part.tensors]
-    details = gguf_details(found[0], tensors)
+    if isinstance(header, str):
+        return Option(choice=choice, size_bytes=choice.size_bytes, problem=header)
+    tensors: list[TensorInfo] = [tensor for part in header for tensor in part.tensors]
+    details = gguf_details(header[0], tensors)
     bits = sum(t.nbytes for t in tensors) * 8 / details.n_params if details.n_params else 0.0
-    verdict = estimate(found, details) if estimate else None
+    verdict = estimate(header, details) if estimate else None
     return Option(
         choice=choice, size_bytes=choice.size_bytes, details=details, bits_per_weight=bits, verdict=verdict
     )
@@ -323,7 +323,7 @@ def _own_build(
     options: list[Option], headers: Mapping[str, tuple[GgufFile, ...] | str], source: str | None, folder: Path
 ) -> OwnBuild | None:
     """Local quantization of the best ready-made file's size, else of the size that fits into memory."""
-    readable = {label: found for label, found in headers.items() if not isinstance(found, str)}
+    readable = {label: header for label, header in headers.items() if not isinstance(header, str)}
     shape = readable.get(source or "") or next(iter(readable.values()), None)
     if source is None or shape is None:
         return None

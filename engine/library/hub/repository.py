@@ -90,10 +90,10 @@ def _complete(files: list[RepoFile]) -> bool:
 def _labels(stems: Iterable[str]) -> dict[str, str]:
     """A short label for each: the quantization recipe in the name if that is unique, else the file name."""
     stems = list(stems)
-    named = {stem: model_ids.from_file_name(PurePosixPath(stem).name) for stem in stems}
+    labels = {stem: model_ids.from_file_name(PurePosixPath(stem).name) for stem in stems}
     return {
-        stem: label if label and list(named.values()).count(label) == 1 else PurePosixPath(stem).name
-        for stem, label in named.items()
+        stem: label if label and list(labels.values()).count(label) == 1 else PurePosixPath(stem).name
+        for stem, label in labels.items()
     }
 
 

@@ -131,8 +131,8 @@ class RepoPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def option(self, label: str) -> Option | None:
         """The option with that label, case-insensitive."""
-        wanted = label.casefold()
-        return next((o for o in self.options if o.choice.label.casefold() == wanted), None)
+        folded = label.casefold()
+        return next((o for o in self.options if o.choice.label.casefold() == folded), None)
 
     @property
     def best(self) -> Option | None:

@@ -56,16 +56,16 @@ class StepCost:
         Interpolates between measured widths; wider steps count as the widest measured one.
         """
         measured = sorted(w for w, at in self._noted.items() if w > first and self._steps - at <= FRESH_STEPS)
-        found, at, value = [self._seconds[first]], first, self._seconds[first]
+        seconds, at, value = [self._seconds[first]], first, self._seconds[first]
         for width in measured:
             target = self._seconds[width]
             slope = (target - value) / (width - at)
-            found += [value + slope * i for i in range(1, width - at + 1)]
+            seconds += [value + slope * i for i in range(1, width - at + 1)]
             at, value = width, target
             if width >= last:
                 break
-        found += [value] * (last - at)
-        return found[: last - first + 1]
+        seconds += [value] * (last - at)
+        return seconds[: last - first + 1]
 
 
 class AssumedCost(StepCost):

@@ -198,11 +198,11 @@ def sample(sequence: Sequence, row: Any, vocabulary: Vocabulary) -> tuple[int, T
 
     Raises: ConstraintFailed; SamplingFailed: the logits are not finite.
     """
-    wanted = sequence.request.logprobs
-    raw = row.copy() if wanted is not None else None
+    num_logprobs = sequence.request.logprobs
+    raw = row.copy() if num_logprobs is not None else None
     forced = _forced(sequence, vocabulary)
     if forced is not None:
-        return forced, None if raw is None else token_logprob(raw, forced, wanted or 0, vocabulary.pieces)
+        return forced, None if raw is None else token_logprob(raw, forced, num_logprobs or 0, vocabulary.pieces)
     if sequence.noise is not None:
         sequence.noise.before(row)
     try:
@@ -220,7 +220,7 @@ def sample(sequence: Sequence, row: Any, vocabulary: Vocabulary) -> tuple[int, T
         raise SamplingFailed(f"The model's output is not a number ({error}).") from error
     if sequence.noise is not None:
         sequence.noise.sampled(float(row[token]))
-    return token, None if raw is None else token_logprob(raw, token, wanted or 0, vocabulary.pieces)
+    return token, None if raw is None else token_logprob(raw, token, num_logprobs or 0, vocabulary.pieces)
 
 
 def _forced(sequence: Sequence, vocabulary: Vocabulary) -> int | None:

@@ -287,10 +287,10 @@ class AnswerTimes:
         self, *, draft_tokens: int = 0, draft_accepted: int = 0, step_time: StepTime | None = None
     ) -> Timings:
         """Return the timings to send at the end of a request."""
-        begun, first = self.admitted or time.monotonic(), self.first_token
+        admitted, first = self.admitted or time.monotonic(), self.first_token
         return Timings(
-            queue_s=begun - self.submitted,
-            prefill_s=first - begun if first else 0.0,
+            queue_s=admitted - self.submitted,
+            prefill_s=first - admitted if first else 0.0,
             ttft_s=first - self.submitted if first else 0.0,
             decode_s=self.last_token - first if first else 0.0,
             draft_tokens=draft_tokens,

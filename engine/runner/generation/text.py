@@ -21,24 +21,24 @@ class TextStream:
         """Return the text that is certain after these bytes. If a stop string was found, `stop` names it."""
         if not self._stops:
             return self._decode(piece)
-        held = self._held + piece
-        cut, found = len(held), None
+        pending = self._held + piece
+        cut, matched_stop = len(pending), None
         for stop in self._stops:
-            at = held.find(stop)
-            if 0 <= at < cut or (at >= 0 and found is None):
-                cut, found = at, stop
-        if found is not None:
+            at = pending.find(stop)
+            if 0 <= at < cut or (at >= 0 and matched_stop is None):
+                cut, matched_stop = at, stop
+        if matched_stop is not None:
             self._held = b""
-            self.stop = found.decode()
-            return self._decode(held[:cut], True)
-        keep = max((_overlap(held, stop) for stop in self._stops), default=0)
-        self._held = held[len(held) - keep :]
-        return self._decode(held[: len(held) - keep])
+            self.stop = matched_stop.decode()
+            return self._decode(pending[:cut], True)
+        keep = max((_overlap(pending, stop) for stop in self._stops), default=0)
+        self._held = pending[len(pending) - keep :]
+        return self._decode(pending[: len(pending) - keep])
 
     def finish(self) -> str:
         """Return the withheld text if the generation ends without a stop string."""
-        held, self._held = self._held, b""
-        return self._decode(held)
+        pending, self._held = self._held, b""
+        return self._decode(pending)
 
 
 def _overlap(text: bytes, stop: bytes) -> int:

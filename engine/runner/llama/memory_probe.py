@@ -100,7 +100,7 @@ def dry_run(settings: LoadSettings) -> dict[str, Any]:
     constraints = ConstraintCompiler(vocabulary)
     with contextlib.suppress(ConstraintRefused):  # the runner builds the same token table after every load
         constraints.compile(Constraint(kind="regex", source="x"))
-    held = process_memory(os.getpid())
+    memory = process_memory(os.getpid())
     loaded.close()
     lines.clear()
     plain = llama_model.load(api, settings, lambda _fraction: True, dry_run=True, spare_outputs=0)
@@ -108,7 +108,7 @@ def dry_run(settings: LoadSettings) -> dict[str, Any]:
     saved = sum(report["compute_bytes"].values()) - sum(sizes("".join(lines))["compute_bytes"].values())
     unused_logits = 4 * vocabulary.size * max(0, loaded.n_seq_max - settings.n_parallel)
     report["untouched_bytes"] = max(0, saved) + unused_logits
-    report["overhead_bytes"] = held.rss_bytes if held else 0
+    report["overhead_bytes"] = memory.rss_bytes if memory else 0
     report["seconds"] = time.monotonic() - started
     return report
 

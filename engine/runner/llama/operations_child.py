@@ -40,13 +40,13 @@ def main() -> int:
     """Print the results."""
     try:
         settings = msgspec.json.decode(sys.argv[1].encode(), type=learned(LoadSettings))
-        found = compare(start_backends(settings.devices, variables=settings.variables), settings)
-        wrong = [o for o in found if o.wrong]
+        operations = compare(start_backends(settings.devices, variables=settings.variables), settings)
+        wrong = [o for o in operations if o.wrong]
         answer = {
-            "wrong": named(found),
+            "wrong": named(operations),
             "kinds": sorted({o.kind for o in wrong}),
-            "compared": sum(o.count for o in found),
-            "operations": [{**msgspec.to_builtins(o), "error": repr(o.error)} for o in found],
+            "compared": sum(o.count for o in operations),
+            "operations": [{**msgspec.to_builtins(o), "error": repr(o.error)} for o in operations],
         }
     except (KernelsMissing, llama_model.LoadFailed, msgspec.DecodeError, ValueError, AttributeError) as error:
         answer = {"error": str(error)}

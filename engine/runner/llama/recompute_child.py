@@ -36,11 +36,11 @@ def main() -> int:
         settings = msgspec.structs.replace(
             reference_settings(work.settings), n_threads=work.threads, n_threads_batch=work.threads
         )
-        found = judged(start_backends(), settings, work.recorded)
+        verdict = judged(start_backends(), settings, work.recorded)
     except (KernelsMissing, LoadFailed, msgspec.DecodeError, ValueError) as error:
         write_frame(sink, msgspec.json.encode({"reason": str(error)}))
         return 1
-    write_frame(sink, msgspec.json.encode(found))
+    write_frame(sink, msgspec.json.encode(verdict))
     return 0
 
 

@@ -41,22 +41,22 @@ def compute(api: Any, settings: LoadSettings) -> Reference:
 
     Raises: LoadFailed. ValueError: the CPU's own results are not finite.
     """
-    found: Reference | None = None
+    result: Reference | None = None
     plain = settings.type_v in {"f16", "bf16", "f32"}
     for attention in ("on", "off") if plain else ("on",):
         at = msgspec.structs.replace(settings, flash_attn=attention)
         loaded = llama_model.load(api, at, lambda _fraction: True)
         try:
             vocabulary = LlamaVocabulary(api, loaded.vocab)
-            if found is None:
-                found = reference(loaded, vocabulary)
+            if result is None:
+                result = reference(loaded, vocabulary)
             else:
-                noise = compare_rows(found, logprob_rows(loaded, prompts(loaded, vocabulary)))
-                found = msgspec.structs.replace(found, noise_kld_mean=noise.kld_mean, noise_kld_max=noise.kld_max)
+                noise = compare_rows(result, logprob_rows(loaded, prompts(loaded, vocabulary)))
+                result = msgspec.structs.replace(result, noise_kld_mean=noise.kld_mean, noise_kld_max=noise.kld_max)
         finally:
             loaded.close()
-    assert found is not None
-    return found
+    assert result is not None
+    return result
 
 
 def main() -> int:

@@ -19,8 +19,8 @@ def main(*arguments: str) -> int:
     try:
         if arguments == ("describe",):
             description = describe(start_backends())
-            held = process_memory(os.getpid())
-            write_answer({"devices": description, "held_bytes": held.rss_bytes if held else 0})
+            memory = process_memory(os.getpid())
+            write_answer({"devices": description, "held_bytes": memory.rss_bytes if memory else 0})
             return 0
         port, threads, *options = arguments
         if options:

@@ -188,7 +188,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             others = (self._exact, self._embedder)
             busy = scheduler.busy or any(other is not None and other.busy for other in others)
             message = self._duty_cycle.pause(self._inbox) if busy and self._inbox.empty() else self._wait(scheduler)
-            begun = time.monotonic()
+            started_at = time.monotonic()
             try:
                 while message is not None:
                     if isinstance(message, protocol.Shutdown):
@@ -199,7 +199,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                 if self._duty_cycle.owed_s > 0 and busy:
                     continue
                 abort.reset()
-                self._step_started = begun = time.monotonic()
+                self._step_started = started_at = time.monotonic()
                 self._step(scheduler)
                 if self._exact is not None:
                     self._send_outputs(self._exact.step())
@@ -210,7 +210,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             finally:
                 if self._step_started:
                     self._step_started = 0.0
-                    self._duty_cycle.stepped(time.monotonic() - begun)
+                    self._duty_cycle.stepped(time.monotonic() - started_at)
             self._request_room(scheduler)
             if self._embedder is not None and self._embedder.busy:
                 answer = self._embedder.step()
@@ -235,8 +235,8 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         """Send requests for a larger context to the server; if nothing else runs, wait for its reply."""
         for worker in (scheduler, self._exact):
             if worker is not None:
-                for wanted in worker.take_wanted():
-                    self._channel.send(wanted)
+                for request in worker.take_wanted():
+                    self._channel.send(request)
         if scheduler.stalled and self._inbox.empty():
             time.sleep(STALLED_S)
 
@@ -316,7 +316,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         """Resize the context between two steps, then that of deterministic requests."""
         assert self._loaded is not None
         assert self._abort is not None
-        begun = time.monotonic()
+        started_at = time.monotonic()
         try:
             moved, faults = scheduler.resize(message.n_ctx, message.kv_cells, through_disk=message.through_disk)
         except llama_model.LoadFailed as error:
@@ -336,7 +336,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                 n_ctx=self._loaded.n_ctx,
                 kv_cells=self._loaded.kv_cells,
                 state_bytes=moved.state_bytes,
-                seconds=time.monotonic() - begun,
+                seconds=time.monotonic() - started_at,
             )
         )
         for fault in faults:
@@ -358,11 +358,11 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             return
         media: Media | None = None
         if request.deterministic:
-            found = self._for_exact(message.id, request)
-            if isinstance(found, protocol.Fault):
-                self._channel.send(found)
+            outcome = self._for_exact(message.id, request)
+            if isinstance(outcome, protocol.Fault):
+                self._channel.send(outcome)
                 return
-            scheduler = found
+            scheduler = outcome
         if request.images:
             try:
                 tokens, media = self._encode_images(request)

@@ -54,11 +54,11 @@ class Encoder:
         except TesseraError as error:
             raise LoadFailed(str(getattr(error, "reason", error))) from error
         self._session, self.provider, self.note = _session(settings, folder)
-        given = self._session.get_inputs()
-        self._inputs = {i.name for i in given}
-        self._kind = np.int32 if any(i.type == "tensor(int32)" for i in given) else np.int64
+        inputs = self._session.get_inputs()
+        self._inputs = {i.name for i in inputs}
+        self._kind = np.int32 if any(i.type == "tensor(int32)" for i in inputs) else np.int64
         # A graph of fixed shapes takes one text of this many tokens per run.
-        wide: list[Any] = next((i.shape for i in given if i.name == "input_ids"), [])
+        wide: list[Any] = next((i.shape for i in inputs if i.name == "input_ids"), [])
         self._fixed = wide[1] if len(wide) == _PAIR and isinstance(wide[1], int) else 0
         if self._fixed:
             self.limit = min(self.limit, self._fixed)

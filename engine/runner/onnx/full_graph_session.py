@@ -33,7 +33,7 @@ def whole_session(
     if choice.adapter is None:
         return ort.InferenceSession(str(graph), options, providers=[CPU]), ""
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    begun = time.monotonic()
+    started_at = time.monotonic()
     if choice.name != QNN or choice.library is None:
         on_compile(graph.stem)
         session = _built_in(ort, options, graph, choice)
@@ -54,7 +54,7 @@ def whole_session(
     share = count_operators(session, choice.name)
     if fresh and share.placed < share.total:
         raise LoadFailed(share.refusal())
-    took = f"compiled in {time.monotonic() - begun:.0f} s"
+    took = f"compiled in {time.monotonic() - started_at:.0f} s"
     return session, f"{graph.stem}: {f'{share.text()}, {took}' if fresh else f'{choice.name}: compiled before'}"
 
 

@@ -36,11 +36,11 @@ def report(arguments: list[str]) -> dict[str, object]:
 def main() -> int:
     """Print the report, or the error."""
     try:
-        found = report(sys.argv[1:])
+        probed = report(sys.argv[1:])
     except Exception as error:
         write_answer({"error": libraries.reason(error)})
         return 1
-    write_answer(found)
+    write_answer(probed)
     return 0
 
 

@@ -65,12 +65,12 @@ def chosen_provider(settings: LoadSettings, folder: OnnxFolder) -> ProviderChoic
 
     Raises: LoadFailed: the provider is unknown; a vendor's folder was pinned to another one.
     """
-    asked = [name for name in folder.providers if adapter_of(name) is not None]
-    name = settings.provider or (asked[0] if asked else CPU)
+    adapters = [name for name in folder.providers if adapter_of(name) is not None]
+    name = settings.provider or (adapters[0] if adapters else CPU)
     if name in {"cpu", CPU}:
-        if asked:
-            adapter = adapter_of(asked[0])
-            title = adapter.title if adapter else asked[0]
+        if adapters:
+            adapter = adapter_of(adapters[0])
+            title = adapter.title if adapter else adapters[0]
             raise LoadFailed(f"it was compiled for {title} and has no form for a CPU")
         return ProviderChoice(CPU, None, None, pinned=bool(settings.provider))
     adapter = adapter_of(name)
@@ -183,12 +183,12 @@ def float_options(choice: ProviderChoice) -> dict[str, str]:
 def count_operators(session: Any, provider: str) -> Share:
     """Count operators of the final graph by provider. `get_providers` also lists providers without any."""
     placed = total = 0
-    left: dict[str, None] = {}
+    unplaced: dict[str, None] = {}
     for part in session.get_provider_graph_assignment_info():
         nodes = len(part.get_nodes())
         total += nodes
         if part.ep_name == provider:
             placed += nodes
         else:
-            left.update(dict.fromkeys(node.op_type for node in part.get_nodes()))
-    return Share(provider, placed, total, tuple(left))
+            unplaced.update(dict.fromkeys(node.op_type for node in part.get_nodes()))
+    return Share(provider, placed, total, tuple(unplaced))

@@ -72,8 +72,8 @@ class Scheduler(BaseScheduler[Sequence]):
 
     def prefilling(self, request_id: int) -> Any:
         """Return the generator of the only running request while it is in prefill; else None."""
-        found = self._running.get(request_id)
-        return found[1].generator if found and len(self._running) == 1 and not found[0].n_generated else None
+        entry = self._running.get(request_id)
+        return entry[1].generator if entry and len(self._running) == 1 and not entry[0].n_generated else None
 
     def add(
         self,
@@ -108,8 +108,8 @@ class Scheduler(BaseScheduler[Sequence]):
     def _refuse(self, request: GenerationRequest, tokens: list[int]) -> None:
         if request.images:
             raise UnsupportedParameter("messages", "The ONNX runner does not read images.")
-        if (found := problem(request, tokens, self._vocabulary.size)) is not None:
-            raise UnsupportedParameter(*found)
+        if (refusal := problem(request, tokens, self._vocabulary.size)) is not None:
+            raise UnsupportedParameter(*refusal)
         if request.prompt_logprobs:
             raise UnsupportedParameter("logprobs", "The ONNX runner has no logprobs of a prompt's own tokens.")
         if request.lora:
@@ -194,12 +194,12 @@ class Scheduler(BaseScheduler[Sequence]):
     def _advance(self, sequence: Sequence, slot: Slot, out: list[Output]) -> None:
         missing = sequence.tokens[len(slot.tokens) :][:CHUNK]
         draft = self._draft(sequence) if sequence.n_generated else []
-        begun = time.monotonic()
+        started_at = time.monotonic()
         try:
             slot.generator.append_tokens(np.array(missing + draft, np.int32))
             slot.tokens += missing + draft
             self.steps += 1
-            self.step_times.step(time.monotonic() - begun, [(sequence, len(missing) + len(draft))])
+            self.step_times.step(time.monotonic() - started_at, [(sequence, len(missing) + len(draft))])
             if len(slot.tokens) < len(sequence.tokens):
                 return
             rows = self._rows(slot, len(draft) + 1)
@@ -256,9 +256,9 @@ class Scheduler(BaseScheduler[Sequence]):
         del self._by_id[sequence.id]
         if sequence in self._waiting:
             self._waiting.remove(sequence)
-        found = self._running.pop(sequence.id, None)
-        if found is not None:
-            slot = found[1]
+        entry = self._running.pop(sequence.id, None)
+        if entry is not None:
+            slot = entry[1]
             background = sequence.request.priority == "background"  # its cache is the first to be reused
             slot.owner, slot.last_used = None, 0.0 if background else time.monotonic()
         sequence.close()

@@ -247,8 +247,8 @@ def _mapped(path: Path, kind: Any, shape: tuple[int, ...]) -> Any:
     """Return a file as an array of this shape. Raises: LoadFailed."""
     try:
         with path.open("rb") as file:
-            held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return np.frombuffer(held, kind).reshape(shape)
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return np.frombuffer(mapping, kind).reshape(shape)
     except (OSError, ValueError) as error:
         raise LoadFailed(f"{path.name} is not what {FACTS} says: {error}") from error
 

@@ -131,12 +131,12 @@ class CountRequest(Body):
         """Also lists an effort without reasoning, because reasoning is off by default."""
         silent = self.thinking is None or self.thinking.type == "disabled"
         effort = (self.output_config or {}).get("effort")
-        found = [*super().ignored(), *(["output_config.effort"] if silent and effort is not None else [])]
+        names = [*super().ignored(), *(["output_config.effort"] if silent and effort is not None else [])]
         for number, message in enumerate(self.messages):
             blocks = message.content if isinstance(message.content, list) and message.role == "assistant" else []
             hosted = (i for i, block in enumerate(blocks) if _is_hosted(block.get("type")))
-            found += [f"messages[{number}].content[{i}]" for i in hosted]
-        return found
+            names += [f"messages[{number}].content[{i}]" for i in hosted]
+        return names
 
 
 class MessagesRequest(CountRequest):
@@ -289,10 +289,10 @@ class BlockStream:
         """The response as one object."""
         content = []
         for block in self.blocks:
-            made = dict(block)
-            if made["type"] == "tool_use":
-                made["input"] = _arguments(made["input"])
-            content.append(made)
+            result = dict(block)
+            if result["type"] == "tool_use":
+                result["input"] = _arguments(result["input"])
+            content.append(result)
         return {**self.message(end.usage), "content": content, **self._stopped(end)}
 
     def _stopped(self, end: AnswerFinished) -> dict[str, Any]:
@@ -370,10 +370,10 @@ def to_query(body: CountRequest) -> ChatQuery:
     )
     if not isinstance(body, MessagesRequest):
         return query
-    given = {k: v for k in ("temperature", "top_p", "top_k") if (v := getattr(body, k)) is not None}
+    sampling = {k: v for k in ("temperature", "top_p", "top_k") if (v := getattr(body, k)) is not None}
     return msgspec.structs.replace(
         query,
-        sampling=given,
+        sampling=sampling,
         max_tokens=body.max_tokens,
         stop=tuple(s for s in body.stop_sequences or () if s),
     )

@@ -38,14 +38,14 @@ def questions_of(query: "ChatQuery") -> tuple[str, ...]:
 
     A complete question is never joined with others, because their words would find unrelated passages.
     """
-    asked = [text for m in query.messages if m.role == "user" and (text := m.text()).strip()]
-    if not asked:
+    texts = [text for m in query.messages if m.role == "user" and (text := m.text()).strip()]
+    if not texts:
         return ()
-    last = asked[-1]
-    if len(asked) == 1 or not points_back(last):
+    last = texts[-1]
+    if len(texts) == 1 or not points_back(last):
         return (last[-_MAX_CHARS:],)
     joined = [last]
-    for earlier in reversed(asked[-1 - _MAX_BACK : -1]):
+    for earlier in reversed(texts[-1 - _MAX_BACK : -1]):
         joined.insert(0, earlier)
         if not points_back(earlier):
             break
@@ -82,9 +82,9 @@ def points_back(text: str) -> bool:
 
 def interleaved(rankings: Sequence[Sequence[T]], key: Callable[[T], Hashable]) -> list[T]:
     """The items of several rankings in alternation, without duplicates."""
-    found: dict[Hashable, T] = {}
+    by_key: dict[Hashable, T] = {}
     for row in zip_longest(*rankings):
         for item in row:
             if item is not None:
-                found.setdefault(key(item), item)
-    return list(found.values())
+                by_key.setdefault(key(item), item)
+    return list(by_key.values())

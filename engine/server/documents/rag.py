@@ -80,40 +80,40 @@ class AugmentedQuery:
 
     async def checked(self, answer: str) -> dict[str, Any]:
         """The sources with the check of each sentence of the response."""
-        asked = [] if self.refusal else citation_check.sentences(answer)
+        sentences = [] if self.refusal else citation_check.sentences(answer)
         passages = [passage.text for passage in self.grounds.passages]
-        if not asked:
+        if not sentences:
             return self.report()
         if not passages:  # no passages, so no sentence is supported
-            loose = tuple(CheckedSentence(start=s.start, end=s.end, carried=False) for s in asked)
+            loose = tuple(CheckedSentence(start=s.start, end=s.end, carried=False) for s in sentences)
             self.grounds = msgspec.structs.replace(self.grounds, checked=loose)
             return self.report()
         windows = citation_check.windows(passages)
-        vectors = await self._vectors([s.text for s in asked], [window.text for window in windows])
+        vectors = await self._vectors([s.text for s in sentences], [window.text for window in windows])
         floor = await self._service.side_work.floor(self._live.store.fact("embedding_model"))
-        found = await asyncio.to_thread(self._check, asked, windows, vectors, floor)
-        self.grounds = msgspec.structs.replace(self.grounds, checked=tuple(found))
+        checks = await asyncio.to_thread(self._check, sentences, windows, vectors, floor)
+        self.grounds = msgspec.structs.replace(self.grounds, checked=tuple(checks))
         return self.report()
 
     def _check(
         self,
-        asked: list[citation_check.Sentence],
+        sentences: list[citation_check.Sentence],
         windows: list[citation_check.Window],
         vectors: tuple[Any, Any] | None,
         floor: float,
     ) -> list[CheckedSentence]:
         with self._live.store.lock:
-            return citation_check.check(asked, windows, self._live.store.stemmer.stems, vectors, floor)
+            return citation_check.check(sentences, windows, self._live.store.stemmer.stems, vectors, floor)
 
-    async def _vectors(self, asked: list[str], windows: list[str]) -> tuple[Any, Any] | None:
+    async def _vectors(self, texts: list[str], windows: list[str]) -> tuple[Any, Any] | None:
         maker = self._service.maker(self._live)
         if not maker.id:
             return None
         try:
-            rows = np.stack(list(await self._service.side_work.vectors(maker, [*asked, *windows])))
+            rows = np.stack(list(await self._service.side_work.vectors(maker, [*texts, *windows])))
         except TesseraError:
             return None
-        return rows[: len(asked)], rows[len(asked) :]
+        return rows[: len(texts)], rows[len(texts) :]
 
 
 class CollectionQuery:
@@ -194,8 +194,8 @@ async def ground(
         id=key, name=name, mode="passages", why=sentence(why), why_detail=why, found=answer.found, tokens=tokens,
         passages=chosen, notes=answer.notes,
     )  # fmt: skip
-    given = f"{ANSWER_FROM if answer.found else WEAK}\n\n{numbered(chosen)}"
-    return AugmentedQuery(service, live, with_given(query, given), grounds)
+    instructions = f"{ANSWER_FROM if answer.found else WEAK}\n\n{numbered(chosen)}"
+    return AugmentedQuery(service, live, with_given(query, instructions), grounds)
 
 
 async def _nearest(
@@ -243,13 +243,13 @@ async def fitting(
 
 
 def _everything(live: OpenCollection) -> tuple[Passage, ...]:
-    found = []
+    passages = []
     for document in live.store.documents(limit=1000):
         for page, label, _ in live.store.pages(document.id):
             chunks = live.store.chunks_of(document.id, page)
             text = "\n\n".join(chunk.text for chunk in chunks)
             if text:
-                found.append(
+                passages.append(
                     Passage(
                         id=chunks[0].id,
                         document=document.id,
@@ -262,7 +262,7 @@ def _everything(live: OpenCollection) -> tuple[Passage, ...]:
                         end=len(text),
                     )
                 )
-    return tuple(found)
+    return tuple(passages)
 
 
 def _by_document(pages: tuple[Passage, ...]) -> str:
@@ -285,17 +285,17 @@ def numbered(passages: tuple[Passage, ...]) -> str:
     return "\n\n".join(one(number, passage) for number, passage in enumerate(passages, 1))
 
 
-def with_given(query: "ChatQuery", given: str) -> "ChatQuery":
+def with_given(query: "ChatQuery", text: str) -> "ChatQuery":
     """The query with documents inserted before the last user message; earlier messages are unchanged."""
     messages = list(query.messages)
     last = max((i for i, m in enumerate(messages) if m.role == "user"), default=None)
     if last is None:
-        return msgspec.structs.replace(query, messages=(*messages, Message(role="user", content=given)))
+        return msgspec.structs.replace(query, messages=(*messages, Message(role="user", content=text)))
     content: str | tuple[Part, ...]
     old = messages[last].content
     if isinstance(old, str):
-        content = f"{given}\n\nQuestion: {old}"
+        content = f"{text}\n\nQuestion: {old}"
     else:
-        content = (TextPart(text=f"{given}\n\nQuestion: "), *old)
+        content = (TextPart(text=f"{text}\n\nQuestion: "), *old)
     messages[last] = msgspec.structs.replace(messages[last], content=content)
     return msgspec.structs.replace(query, messages=tuple(messages))

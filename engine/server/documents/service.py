@@ -75,19 +75,19 @@ class SideWork:
 
     # ------------------------------------------------------------------ model selection
 
-    async def choose(self, wanted: str, capability: str, agreed: Mapping[str, str]) -> Chosen | None:
-        """`wanted`, else a local model: a loaded one, or the smallest suitable one; None if there is none.
+    async def choose(self, requested: str, capability: str, agreed: Mapping[str, str]) -> Chosen | None:
+        """`requested`, else a local model: a loaded one, or the smallest suitable one; None if there is none.
 
-        Raises: NotAgreed: `wanted` runs on another server than the one that the user agreed to.
+        Raises: NotAgreed: `requested` runs on another server than the one that the user agreed to.
         """
-        if wanted == NONE:
+        if requested == NONE:
             return None
         models = await self._usable()
-        if wanted:
-            found = models.get(wanted)
-            if found is not None and found.server and agreed.get(wanted) != found.server:
-                raise NotAgreed(wanted, found.server)
-            return None if found is None else Chosen(wanted, found.server)
+        if requested:
+            model = models.get(requested)
+            if model is not None and model.server and agreed.get(requested) != model.server:
+                raise NotAgreed(requested, model.server)
+            return None if model is None else Chosen(requested, model.server)
         able = [id_ for id_, usable in models.items() if capability in usable.capabilities and not usable.server]
         loaded = {m.id for m in self._pool.loaded}
         best = next((m for m in able if m in loaded), able[0] if able else None)
@@ -111,10 +111,10 @@ class SideWork:
     def model(self, definition: CollectionConfig) -> EmbeddingModel | None:
         """The embedding model of a collection. Raises: EmbeddingDeferred."""
         try:
-            found: EmbeddingModel | None = self._run(self._embedding_model(definition))
+            model: EmbeddingModel | None = self._run(self._embedding_model(definition))
         except NotAgreed as error:
             raise EmbeddingDeferred(fact_of(error)) from error
-        return found
+        return model
 
     async def _embedding_model(self, definition: CollectionConfig) -> EmbeddingModel | None:
         chosen = await self.choose(definition.embedding_model, "embedding", definition.agreed)
@@ -136,12 +136,12 @@ class SideWork:
         """A vector for each passage, float32 of (width,). Raises: EmbeddingDeferred."""
         read = [model.passage_prefix + text for text in texts]
         try:
-            found: Sequence[Any] = self._run(self._beside(Chosen(model.id, model.server), read))
+            vectors: Sequence[Any] = self._run(self._beside(Chosen(model.id, model.server), read))
         except TesseraError as error:
             raise EmbeddingDeferred(
                 because("cannot_embed", model=model.id, why=fact_of(error) or str(error))
             ) from error
-        return found
+        return vectors
 
     async def questions(self, model: Chosen, texts: Sequence[str]) -> Sequence[Any]:
         """The vectors of queries that a client waits for; background work pauses meanwhile."""
@@ -261,8 +261,8 @@ class CollectionService:
 
     def _away(self, definition: CollectionConfig) -> dict[str, str]:
         """The collection's models that other servers run, with their URLs."""
-        named = dict.fromkeys((definition.embedding_model, definition.reranker))
-        servers = {model: self._models.server_of(model) for model in named if model not in ("", NONE)}
+        model_ids = dict.fromkeys((definition.embedding_model, definition.reranker))
+        servers = {model: self._models.server_of(model) for model in model_ids if model not in ("", NONE)}
         return {model: server for model, server in servers.items() if server}
 
     def _strange(self, definition: CollectionConfig) -> list[tuple[str, str]]:
@@ -271,30 +271,30 @@ class CollectionService:
 
     # ------------------------------------------------------------------ search
 
-    async def search(self, live: OpenCollection, wanted: SearchRequest) -> SearchAnswer:
+    async def search(self, live: OpenCollection, request: SearchRequest) -> SearchAnswer:
         """The best passages for a query."""
         began = time.monotonic()
         live.asked_at = began
         # open the index of an idle collection in a thread
         await asyncio.to_thread(live.store.fact, "embedding_model")
         notes: list[str] = []
-        questions = (wanted.query, *parts_of(wanted.query))
+        questions = (request.query, *parts_of(request.query))
         vectors: list[Any] = [None]
-        if wanted.ways != "words":
+        if request.ways != "words":
             vectors = await self.question_vectors(live, questions, notes)
         vector = vectors[0]
-        if wanted.ways == "meaning" and vector is None:
+        if request.ways == "meaning" and vector is None:
             raise InputFault(f"ways: {notes[0]}", "ways")
         reranker = await self._reranker(live.definition, notes)
-        used: Ways = "words" if vector is None else wanted.ways
+        used: Ways = "words" if vector is None else request.ways
         floor = await self.side_work.floor(live.store.fact("embedding_model"))
-        asked = list(zip_longest(questions, vectors))
-        limit = max(wanted.limit, _RERANKED)
-        hits, found = await asyncio.to_thread(_look, live, asked, used, limit, floor)
+        queries = list(zip_longest(questions, vectors))
+        limit = max(request.limit, _RERANKED)
+        hits, estimate = await asyncio.to_thread(_look, live, queries, used, limit, floor)
         reranked_by = ""
         if reranker:
             try:
-                ranked = await self._reranked(reranker, wanted.query, hits[:limit])
+                ranked = await self._reranked(reranker, request.query, hits[:limit])
                 most = min(limit, len(hits))
                 if len(ranked) < most:
                     notes.append(
@@ -305,15 +305,15 @@ class CollectionService:
                     hits, reranked_by = spread([*ranked, *hits[len(ranked) :]]), reranker.id
             except TesseraError as error:
                 notes.append(f"{reranker.id} could not rerank: {error}")
-        passages = await asyncio.to_thread(self._passages, live, hits, wanted.limit)
+        passages = await asyncio.to_thread(self._passages, live, hits, request.limit)
         counts = await asyncio.to_thread(live.store.counts)
         if vector is not None and counts.embedded < counts.chunks:
             notes.append(f"{counts.chunks - counts.embedded} of {counts.chunks} passages have no vector yet")
         return SearchAnswer(
             passages=passages,
-            found=found.found,
-            coverage=found.coverage,
-            cosine=found.cosine,
+            found=estimate.found,
+            coverage=estimate.coverage,
+            cosine=estimate.cosine,
             ways=used,
             reranked_by=reranked_by,
             seconds=round(time.monotonic() - began, 4),
@@ -372,22 +372,22 @@ class CollectionService:
 
     def _passages(self, live: OpenCollection, hits: list[Passage], limit: int) -> tuple[Passage, ...]:
         """The first `limit` hits with their neighbours on the page, each text once."""
-        given: set[int] = set()
-        found: list[Passage] = []
+        used_ids: set[int] = set()
+        passages: list[Passage] = []
         for hit in hits:
             page = live.store.chunks_of(hit.document, hit.page)
-            if len(found) == limit:
+            if len(passages) == limit:
                 break
-            if hit.id in given or all(chunk.id != hit.id for chunk in page):
+            if hit.id in used_ids or all(chunk.id != hit.id for chunk in page):
                 continue
-            chunks = widened(page, hit.id, given)
-            given.update(chunk.id for chunk in chunks)
+            chunks = widened(page, hit.id, used_ids)
+            used_ids.update(chunk.id for chunk in chunks)
             text = BREAK.join(chunk.text for chunk in chunks)
             start, _ = _spans(page)[chunks[0].id]
             cosine = None if hit.cosine is None else round(hit.cosine, 4)
             place = {"start": start, "end": start + len(text), "line": chunks[0].line, "text": text}
-            found.append(replace(hit, **place, score=round(hit.score, 6), cosine=cosine))
-        return tuple(found)
+            passages.append(replace(hit, **place, score=round(hit.score, 6), cosine=cosine))
+        return tuple(passages)
 
     # ------------------------------------------------------------------ display
 
@@ -414,11 +414,11 @@ class CollectionService:
 
     def all_shown(self) -> tuple[Collection, ...]:
         """All collections whose index can be opened."""
-        found = []
+        collections = []
         for live in self.collections.all():
             with contextlib.suppress(CollectionUnusable):  # it may be removed meanwhile
-                found.append(self.shown(live))
-        return tuple(found)
+                collections.append(self.shown(live))
+        return tuple(collections)
 
     def shown(self, live: OpenCollection) -> Collection:
         """The current state of a collection."""
@@ -479,12 +479,12 @@ def _ended_late(task: asyncio.Future[Any]) -> None:
 
 
 def _look(
-    live: OpenCollection, asked: Sequence[tuple[str, Any | None]], ways: Ways, limit: int, floor: float
+    live: OpenCollection, parts: Sequence[tuple[str, Any | None]], ways: Ways, limit: int, floor: float
 ) -> tuple[list[Passage], RelevanceEstimate]:
-    """The hits of a question and of its parts in alternation; `asked` is the question, then the parts."""
-    rankings = [spread(find(live.store, live.vectors, text, vector, ways, limit, floor)) for text, vector in asked]
-    found = evidence(live.store, asked[0][0], rankings[0])
-    return spread(interleaved(rankings, lambda hit: hit.id)), found
+    """The hits of a question and of its parts in alternation; `parts` is the question, then the parts."""
+    rankings = [spread(find(live.store, live.vectors, text, vector, ways, limit, floor)) for text, vector in parts]
+    estimate = evidence(live.store, parts[0][0], rankings[0])
+    return spread(interleaved(rankings, lambda hit: hit.id)), estimate
 
 
 def _spans(chunks: Sequence[Passage]) -> dict[int, tuple[int, int]]:

@@ -60,8 +60,8 @@ class InfillRequest(SamplingBody):
     @property
     def max_tokens(self) -> int:
         """Maximum tokens; at least 1, even if the client only wants its prompt cached."""
-        wanted = self.n_predict if self.n_predict is not None else DEFAULT_MAX_TOKENS
-        return max(wanted if wanted >= 0 else DEFAULT_MAX_TOKENS, 1)
+        limit = self.n_predict if self.n_predict is not None else DEFAULT_MAX_TOKENS
+        return max(limit if limit >= 0 else DEFAULT_MAX_TOKENS, 1)
 
     def gap(self) -> FimGap:
         """The gap to fill. `prompt` is the text on the cursor's line, after the prefix."""
@@ -97,8 +97,8 @@ def _common(body: SamplingBody) -> dict[str, Any]:
 
 def _sampling(state: ServerState, model: LoadedModel, body: SamplingBody) -> SamplingParams:
     """Sampling; greedy by default, because an editor repeats its requests and expects the same completion."""
-    given = {"temperature": 0.0, **body.sampling()}
-    return choose(given, state.models.recommended(model.id).plain).params
+    values = {"temperature": 0.0, **body.sampling()}
+    return choose(values, state.models.recommended(model.id).plain).params
 
 
 @router.post("/infill", openapi_extra=openapi_body(InfillRequest))
@@ -135,7 +135,7 @@ def _limited(
 
 async def _infill(state: ServerState, body: InfillRequest) -> dict[str, Any]:
     model, prompt, request = await _infill_start(state, body)
-    text, given, done = "", 0, None
+    text, num_tokens, done = "", 0, None
     started = Started(prompt_tokens=len(prompt.token_ids), cached_tokens=0)
     async with aclosing(_limited(state, body, model, request)) as events:
         async for event in events:
@@ -143,16 +143,16 @@ async def _infill(state: ServerState, body: InfillRequest) -> dict[str, Any]:
                 started = event
             elif isinstance(event, Delta):
                 text += event.text
-                given += len(event.token_ids)
+                num_tokens += len(event.token_ids)
             elif isinstance(event, Done):
                 done = event
-    end = ended(model, started, done, truncated=prompt.truncated, given=given)
+    end = ended(model, started, done, truncated=prompt.truncated, num_tokens=num_tokens)
     return chosen_fields({"content": "" if body.n_predict == 0 else text, **end}, body.response_fields)
 
 
 async def _infill_stream(state: ServerState, body: InfillRequest) -> AsyncGenerator[bytes, None]:
     model, prompt, request = await _infill_start(state, body)
-    started, given, done = Started(prompt_tokens=len(prompt.token_ids), cached_tokens=0), 0, None
+    started, num_tokens, done = Started(prompt_tokens=len(prompt.token_ids), cached_tokens=0), 0, None
     # The first chunk has the number of cached tokens, because a client that cancels never gets the last one.
     first: dict[str, Any] = {}
     async with aclosing(_limited(state, body, model, request)) as events:
@@ -161,13 +161,13 @@ async def _infill_stream(state: ServerState, body: InfillRequest) -> AsyncGenera
                 started = event
                 first = {"tokens_evaluated": event.prompt_tokens, "tokens_cached": event.cached_tokens}
             elif isinstance(event, Delta):
-                given += len(event.token_ids)
+                num_tokens += len(event.token_ids)
                 if event.text and body.n_predict != 0:
                     yield sse({"content": event.text, "stop": False, **first})
                     first = {}
             elif isinstance(event, Done):
                 done = event
-    end = ended(model, started, done, truncated=prompt.truncated, given=given)
+    end = ended(model, started, done, truncated=prompt.truncated, num_tokens=num_tokens)
     yield sse(chosen_fields({"content": "", **end}, body.response_fields))
 
 

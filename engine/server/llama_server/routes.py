@@ -88,12 +88,12 @@ async def _start(
 async def _sampling(model: LoadedModel, body: NativeRequest) -> dict[str, Any]:
     """The request's sampling values, with `logit_bias` texts converted to this model's tokens."""
     assert model.runner is not None
-    given = body.sampling()
+    values = body.sampling()
     bias: dict[int, float] = {}
     for key, value in body.biases():
         ids = [key] if isinstance(key, int) else await model.runner.tokenize(key, add_special=False)
         bias |= dict.fromkeys(ids, value)
-    return {**given, "logit_bias": bias} if bias else given
+    return {**values, "logit_bias": bias} if bias else values
 
 
 async def _tokens(model: LoadedModel, parts: list[PromptPart]) -> list[int]:
@@ -159,8 +159,8 @@ async def chat_input_tokens(request: Request) -> Response:
 
 def _loaded(state: ServerState, name: str | None) -> LoadedModel | None:
     """The loaded model of that name, or the most recently used one. Does not load a model."""
-    found = [m for m in state.pool.loaded if name is None or m.id == name]
-    return max(found, key=lambda m: m.last_used, default=None)
+    candidates = [m for m in state.pool.loaded if name is None or m.id == name]
+    return max(candidates, key=lambda m: m.last_used, default=None)
 
 
 @router.get("/props")
@@ -191,17 +191,17 @@ async def props(request: Request, model: str | None = None) -> dict[str, Any]:
 async def slots(request: Request, model: str | None = None, fail_on_no_slot: int = 0) -> list[dict[str, Any]]:
     """The slots of each loaded model and which are busy, without their contents."""
     state = server_state(request)
-    wanted = (await state.models.known(model)).id if model else None
+    model_id = (await state.models.known(model)).id if model else None
     slots: list[dict[str, Any]] = []
-    for found in state.pool.loaded:
-        if wanted is not None and found.id != wanted:
+    for loaded in state.pool.loaded:
+        if model_id is not None and loaded.id != model_id:
             continue
-        assert found.runner is not None
-        assert found.facts is not None
-        stats = await asyncio.wait_for(found.runner.stats(), 5)
+        assert loaded.runner is not None
+        assert loaded.facts is not None
+        stats = await asyncio.wait_for(loaded.runner.stats(), 5)
         slots += [
-            {"id": slot, "model": found.id, "n_ctx": found.facts.n_ctx, "is_processing": slot < stats.active}
-            for slot in range(found.settings.n_parallel)
+            {"id": slot, "model": loaded.id, "n_ctx": loaded.facts.n_ctx, "is_processing": slot < stats.active}
+            for slot in range(loaded.settings.n_parallel)
         ]
     if fail_on_no_slot and slots and all(slot["is_processing"] for slot in slots):
         raise NoSlot

@@ -59,8 +59,8 @@ class NativeRequest(SamplingBody, OutputFields):
 
     def biases(self) -> list[tuple[PromptPart, float]]:
         """Bias per token id, or per text, which applies to all its tokens."""
-        given = self.logit_bias or {}
-        pairs = given.items() if isinstance(given, dict) else given
+        biases = self.logit_bias or {}
+        pairs = biases.items() if isinstance(biases, dict) else biases
         return [(_token(key), NEVER if value is False else value) for key, value in pairs]
 
 

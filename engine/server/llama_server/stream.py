@@ -25,15 +25,15 @@ async def limited(
     limit_ms: time from the first text, after which the text ends at once.
     n_indent: the text ends before a line with less indentation than this: it would leave the block of the cursor.
     """
-    begun = 0.0
+    started_at = 0.0
     several = False
     lines = _Lines(n_indent)
     # Leaving early must end the generation immediately, not at garbage collection.
     async with aclosing(cast("AsyncGenerator[Event, None]", events)) as source:
         async for event in source:
             if isinstance(event, Delta):
-                begun = begun or time.monotonic()
-                if limit_ms and several and (time.monotonic() - begun) * 1000 > limit_ms:
+                started_at = started_at or time.monotonic()
+                if limit_ms and several and (time.monotonic() - started_at) * 1000 > limit_ms:
                     return
                 several = several or "\n" in event.text
                 yield msgspec.structs.replace(event, text=lines.feed(event.text)) if n_indent else event
@@ -55,8 +55,8 @@ class _Lines:
 
     def feed(self, text: str) -> str:
         """The text that may be given now."""
-        text, self.held, given = self.held + text, "", 0
-        while (end := text.find("\n", given)) >= 0:
+        text, self.held, begin_at = self.held + text, "", 0
+        while (end := text.find("\n", begin_at)) >= 0:
             begin = next((i for i in range(end, len(text)) if not text[i].isspace()), None)
             at = end - text.endswith("\r", 0, end)
             if begin is None:
@@ -65,20 +65,20 @@ class _Lines:
             if begin - text.rfind("\n", end, begin) - 1 < self._n_indent:
                 self.ended = True
                 return text[:at]
-            given = begin
+            begin_at = begin
         if text.endswith("\r"):
             self.held = "\r"
         return text.removesuffix("\r")
 
 
 def ended(
-    model: LoadedModel, started: Started, done: Done | None, *, truncated: bool, given: int = 0
+    model: LoadedModel, started: Started, done: Done | None, *, truncated: bool, num_tokens: int = 0
 ) -> dict[str, Any]:
     """The final fields in llama-server's format, with times in milliseconds.
 
-    given: tokens of the text so far, for a text that a limit of `limited` ended before its `Done`.
+    num_tokens: tokens of the text so far, for a text that a limit of `limited` ended before its `Done`.
     """
-    generated = done.usage.completion_tokens if done else given
+    generated = done.usage.completion_tokens if done else num_tokens
     times = done.timings if done else None
     decode_ms = round(times.decode_s * 1000, 3) if times else 0.0
     prompt_ms = round(times.prefill_s * 1000, 3) if times else 0.0
@@ -137,8 +137,8 @@ class CompletionAnswer:
         self._sampling = sampling
         self._index = index
         self._notes = notes
-        asked = body.prompts()[index]
-        self._prompt = asked if isinstance(asked, str) else ""
+        prompt = body.prompts()[index]
+        self._prompt = prompt if isinstance(prompt, str) else ""
         self._started = Started(prompt_tokens=0, cached_tokens=0)
         self._done: Done | None = None
         self._text: list[str] = []
@@ -176,7 +176,7 @@ class CompletionAnswer:
             "prompt": self._prompt,
             "tokens": [] if streamed or not self._body.return_tokens else self._tokens,
             "id_slot": -1,
-            **ended(self._model, self._started, self._done, truncated=False, given=len(self._tokens)),
+            **ended(self._model, self._started, self._done, truncated=False, num_tokens=len(self._tokens)),
             "generation_settings": settings,
             "tessera": {"sampling": self._sampling.facts(), **({"notes": notes} if notes else {})},
             "has_new_line": any("\n" in text for text in self._text),

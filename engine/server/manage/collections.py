@@ -67,7 +67,7 @@ async def change_collection(request: Request, collection: str, body: CollectionC
     """Add and remove sources, or change the settings of a collection."""
     service = await server_state(request).collection_service()
     apart = ("add", "remove", "allow_remote")
-    given = {k: v for k, v in msgspec.structs.asdict(body).items() if v is not None and k not in apart}
+    changes = {k: v for k, v in msgspec.structs.asdict(body).items() if v is not None and k not in apart}
     added, removed = _sources(body.add), set(body.remove)
 
     def change(old: CollectionConfig) -> CollectionConfig:
@@ -75,10 +75,10 @@ async def change_collection(request: Request, collection: str, body: CollectionC
         if unknown:
             raise InputFault(f"{min(unknown)} is no source of {old.name}.", "remove")
         remaining = tuple(source for source in old.sources if source not in removed)
-        new = msgspec.structs.replace(old, sources=tuple(dict.fromkeys((*remaining, *added))), **given)
+        new = msgspec.structs.replace(old, sources=tuple(dict.fromkeys((*remaining, *added))), **changes)
         if body.allow_remote is False:
             return msgspec.structs.replace(new, agreed={})
-        if body.allow_remote or "embedding_model" in given or "reranker" in given:
+        if body.allow_remote or "embedding_model" in changes or "reranker" in changes:
             return service.agreement(new, allows=bool(body.allow_remote))
         return new
 
@@ -89,8 +89,8 @@ async def change_collection(request: Request, collection: str, body: CollectionC
 async def remove_collection(request: Request, collection: str) -> Removed:
     """Delete a collection and its index; the source files are not deleted."""
     service = await server_state(request).collection_service()
-    gone = await asyncio.to_thread(service.collections.remove, collection)
-    return Removed(id=gone.id, name=gone.name)
+    removed = await asyncio.to_thread(service.collections.remove, collection)
+    return Removed(id=removed.id, name=removed.name)
 
 
 @router.post("/{collection}/refresh")
@@ -156,13 +156,13 @@ async def show_page(
 
 def _sources(paths: tuple[str, ...]) -> tuple[str, ...]:
     """Absolute paths that exist. Raises: InputFault."""
-    found = []
+    sources = []
     for path in paths:
         source = whole_path(path, "sources")
         if not source.exists():
             raise InputFault(f"{path} is not there.", "sources")
-        found.append(str(source))
-    return tuple(dict.fromkeys(found))
+        sources.append(str(source))
+    return tuple(dict.fromkeys(sources))
 
 
 def _document(row: DocumentRow) -> Document:

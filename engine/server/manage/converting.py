@@ -31,8 +31,8 @@ async def to_gguf(request: Request, body: ConvertRequest) -> Job:
 @router.post("/onnx/convert", status_code=202)
 async def to_onnx(request: Request, body: OnnxConvertRequest) -> Job:
     """Start converting a GGUF model to an ONNX folder; the job's result names the model."""
-    asked = body.fixed
-    fixed = FixedOptions(context=asked.context, bits=asked.bits, seconds=asked.seconds) if asked else None
+    options = body.fixed
+    fixed = FixedOptions(context=options.context, bits=options.bits, seconds=options.seconds) if options else None
     task = ToOnnx(
         source=body.source,
         out=_absolute_out(body.out),

@@ -17,8 +17,8 @@ router = APIRouter(prefix="/tessera/v1/keys", tags=["management"], route_class=T
 async def list_keys(request: Request) -> Keys:
     """Names and scopes of all keys; the keys themselves are not stored."""
     access = server_state(request).access
-    found = access.store.all()
-    keys = tuple(Key(name=k.name, scopes=k.scopes, created_at=k.created_at) for k in found)
+    stored = access.store.all()
+    keys = tuple(Key(name=k.name, scopes=k.scopes, created_at=k.created_at) for k in stored)
     programs = tuple(Key(name=name, program=True) for name in access.programs.names())
     return Keys(keys=keys + programs, public=access.public, required=access.needs_key)
 
@@ -35,6 +35,6 @@ async def make_key(request: Request, body: KeyRequest) -> NewKey:
 async def revoke_key(request: Request, name: str) -> None:
     """Revoke a key."""
     access = server_state(request).access
-    found = await asyncio.to_thread(lambda: access.store.remove(name) or access.programs.remove(name))
-    if not found:
+    was_removed = await asyncio.to_thread(lambda: access.store.remove(name) or access.programs.remove(name))
+    if not was_removed:
         raise InputFault(f"There is no key named {name!r}.", "name")

@@ -265,17 +265,17 @@ async def show_starters(request: Request, *, check: bool = False) -> Starters:
     """
     services, checked = await _services(request), check
     try:
-        found = await asyncio.to_thread(partial(services.starters, check=check))
+        offers = await asyncio.to_thread(partial(services.starters, check=check))
     except (HubUnreachable, Offline, RateLimited) as error:
         log.info("recommended models not checked: %s", error)
-        found, checked = await asyncio.to_thread(services.starters), False
-    speeds = [round(services.placer.expected_tok_s(proposal.starter.bytes_per_token), 1) for proposal in found]
-    first, why = recommended_models.recommend([(p.starter, speed) for p, speed in zip(found, speeds, strict=True)])
+        offers, checked = await asyncio.to_thread(services.starters), False
+    speeds = [round(services.placer.expected_tok_s(proposal.starter.bytes_per_token), 1) for proposal in offers]
+    first, why = recommended_models.recommend([(p.starter, speed) for p, speed in zip(offers, speeds, strict=True)])
     proposals = [
         msgspec.structs.replace(
             proposal, expected_tok_s=speed or None, recommended=why if proposal.starter.id == first else ""
         )
-        for proposal, speed in zip(found, speeds, strict=True)
+        for proposal, speed in zip(offers, speeds, strict=True)
     ]
     ordered = tuple(sorted(proposals, key=lambda proposal: not proposal.recommended))
     return Starters(proposals=ordered, listed_on=recommended_models.listed_on(), checked=checked)

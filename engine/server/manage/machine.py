@@ -88,7 +88,7 @@ async def placement(
     state = server_state(request)
     entry, settings = await state.models.unplaced(name)
     placer = _placer(request)
-    asked = {
+    requested = {
         "n_ctx": ctx,
         "n_parallel": parallel,
         "n_gpu_layers": gpu_layers,
@@ -96,7 +96,7 @@ async def placement(
         "type_k": kv,
         "device": device,
     }
-    limits = {field: value for field, value in asked.items() if value is not None}
+    limits = {field: value for field, value in requested.items() if value is not None}
     usual = state.models.overrides_for(entry, saved=saved)
     overrides = msgspec.structs.replace(usual, **limits)
     placed = await asyncio.to_thread(lambda: placer.choose(entry.id, settings, overrides, exact=True))
@@ -118,11 +118,11 @@ def _comparison_of(jobs: JobRegistry, model: str) -> str | None:
     return next((job.id for job in running if (job.params.get("compare") or {}).get("model") == model), None)
 
 
-def _check_pin(machine: Machine, wanted: str) -> None:
+def _check_pin(machine: Machine, device: str) -> None:
     """Raises: InputFault: this computer has no device with that name."""
     names = device_names(machine)
-    if wanted.lower() not in {name.lower() for name in names}:
-        raise InputFault(f"{wanted!r} is not a device here; use one of {', '.join(sorted(names))}.", "device")
+    if device.lower() not in {name.lower() for name in names}:
+        raise InputFault(f"{device!r} is not a device here; use one of {', '.join(sorted(names))}.", "device")
 
 
 def _placer(request: Request) -> Placer:
@@ -132,14 +132,14 @@ def _placer(request: Request) -> Placer:
 def _ledger(placer: Placer) -> api.LedgerState:
     machine = placer.machine.full()
     registry = placer.ledger
-    held = registry.reservations()
-    ours = sum(r.measured.pss_bytes if r.measured else 0 for r in held)
+    reservations = registry.reservations()
+    ours = sum(r.measured.pss_bytes if r.measured else 0 for r in reservations)
     audits = registry.audits.all()[-RECENT_AUDITS:]
     return api.LedgerState(
         pools=registry.pools(machine),
         available_bytes={d.id: registry.available(d.id, machine) for d in machine.devices if d.kind != "npu"},
         other_programs_bytes=_others(machine, ours),
-        reservations=tuple(held),
+        reservations=tuple(reservations),
         audits=audits,
     )
 

@@ -41,8 +41,8 @@ async def results(
     request: Request, model: str | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 200
 ) -> BenchResults:
     """Measurements on this computer, newest first; `model` selects those of one model."""
-    found = await asyncio.to_thread(_bench_service(request).results.all, model)
-    listed = [BenchResult(**msgspec.structs.asdict(report), id=i) for i, report in enumerate(found)]
+    reports = await asyncio.to_thread(_bench_service(request).results.all, model)
+    listed = [BenchResult(**msgspec.structs.asdict(report), id=i) for i, report in enumerate(reports)]
     return BenchResults(results=tuple(listed[::-1][:limit]))
 
 
@@ -123,11 +123,11 @@ async def autotune(request: Request, body: TuneRequest) -> Job:
 
 def _subject(body: SubjectRequest) -> Subject:
     """The model to measure. Raises: InputFault: none or several are given."""
-    found = Subject(model=body.model, shape=body.shape, like=body.like, hub=body.hub, mix=body.type)
-    found.check()
+    subject = Subject(model=body.model, shape=body.shape, like=body.like, hub=body.hub, mix=body.type)
+    subject.check()
     if body.shape is not None and body.shape not in SHAPES:
         raise InputFault(f"There is no shape {body.shape!r}. Known: {', '.join(SHAPES)}.", "shape")
-    return found
+    return subject
 
 
 def _start(request: Request, title: str, task: Task) -> Job:

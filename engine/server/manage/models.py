@@ -125,10 +125,10 @@ async def keep_engine_args(state: ServerState, entry: ModelEntry, args: EngineAr
     needed = None
     if args != NO_ARGS:
         _, before = await state.models.unplaced(entry.id)
-        wanted = with_engine_args(state.models.usual_settings(entry), args)
-        wanted = msgspec.structs.replace(wanted, draft_path=before.draft_path)
+        settings = with_engine_args(state.models.usual_settings(entry), args)
+        settings = msgspec.structs.replace(settings, draft_path=before.draft_path)
         overrides = state.models.overrides_for(entry)
-        placed = await asyncio.to_thread(state.placer.placement, entry.id, wanted, overrides, exact=False)
+        placed = await asyncio.to_thread(state.placer.placement, entry.id, settings, overrides, exact=False)
         await asyncio.to_thread(state.placer.try_engine_args, placed.settings)
         needed = placed.need.total_bytes
     # stored fallbacks were measured without these arguments

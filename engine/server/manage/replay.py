@@ -82,28 +82,28 @@ class _Replay:
     async def explained(self) -> Replayed:
         """Send the request with all current parts, then with each changed part restored."""
         model = await self._state.pool.acquire(self._model)
-        asked, mark = await self._now()
-        text = await self._text(model, asked)
+        request, mark = await self._now()
+        text = await self._text(model, request)
         same = receipts.begins_with(text, self._receipt.answer)
         parts, plan = await self._parts(model, mark), receipts.plan_of(model.settings)
         changes = self._changes(parts)
         then = await self._then()
-        anew = await receipts.asked_of(model, asked)
+        anew = await receipts.asked_of(model, request)
         if anew != self._receipt.asked and all(name != "template" for name, _, _ in changes):
             changes.append(("request", "as the receipt has it", "other defaults, or another date in the template"))
         exchanged = []
         for name, old, new in changes:
-            way = self._way(name, model, plan, asked, then)
+            way = self._way(name, model, plan, request, then)
             if same or way is None:
                 reason = "the answer is the same all the same" if same else _FIXED.get(name, "")
                 exchanged.append(Exchange(part=name, then=old, now=new, reason=reason))
                 continue
             try:
-                found = receipts.begins_with(await way(), self._receipt.answer)
+                is_same = receipts.begins_with(await way(), self._receipt.answer)
             except TesseraError as error:
                 exchanged.append(Exchange(part=name, then=old, now=new, reason=str(error)))
             else:
-                exchanged.append(Exchange(part=name, then=old, now=new, same=found))
+                exchanged.append(Exchange(part=name, then=old, now=new, same=is_same))
         return Replayed(text=text, same=same, changed=tuple(c[0] for c in changes), exchanged=tuple(exchanged))
 
     def _way(
@@ -111,38 +111,38 @@ class _Replay:
         part: str,
         model: LoadedModel,
         plan: dict[str, Any],
-        asked: GenerationRequest,
+        request: GenerationRequest,
         then: GenerationRequest,
     ) -> Callable[[], Awaitable[str]] | None:
         """A function that sends the request with one old part; None if that part is not available."""
         if part in {"template", "request"}:
             return lambda: self._text(model, then)
         if part == "plan" and self._receipt.plan != plan:
-            return lambda: self._with_plan(model, asked)
+            return lambda: self._with_plan(model, request)
         if part == "file" and self._old_model:
-            return lambda: self._with_file(asked)
+            return lambda: self._with_file(request)
         return None
 
-    async def _with_plan(self, model: LoadedModel, asked: GenerationRequest) -> str:
+    async def _with_plan(self, model: LoadedModel, request: GenerationRequest) -> str:
         old = {name: value for name, value in self._receipt.plan.items() if name in (*receipts.PLAN, "n_threads")}
         try:
-            wanted = msgspec.convert(old, learned(_Plan))
+            plan = msgspec.convert(old, learned(_Plan))
         except msgspec.ValidationError as error:
             raise InputFault(f"receipt.plan: {error}.", "receipt.plan") from None
         pool = self._state.pool
         await pool.unload(model.id)
         try:
-            changed = await pool.acquire_otherwise(model.id, wanted.applied)
-            return await self._text(changed, asked)
+            changed = await pool.acquire_otherwise(model.id, plan.applied)
+            return await self._text(changed, request)
         finally:
             await pool.unload(model.id)
 
-    async def _with_file(self, asked: GenerationRequest) -> str:
+    async def _with_file(self, request: GenerationRequest) -> str:
         model = await self._state.pool.acquire(self._old_model)
         parts = await self._parts(model, "")
         if parts.file != self._receipt.parts.file:
             raise InputFault(f"{self._old_model} is not the file of the receipt.", "old_model")
-        return await self._text(model, asked)
+        return await self._text(model, request)
 
     async def _text(self, model: LoadedModel, request: GenerationRequest) -> str:
         async with aclosing(self._state.pool.generate(model, request)) as events:
@@ -165,15 +165,15 @@ class _Replay:
         if self._receipt.route == "completions":
             _, requests, _, _ = await completions.prepared(self._state, _checked(CompletionRequest, body))
             return requests[0], receipts.template_mark(None)
-        asked = _checked(ChatRequest, body)
-        _, prepared, _ = await chat.prepared(self._state, asked)
-        seeded = msgspec.structs.replace(prepared.request.sampling, seed=asked.sampling().get("seed"))
+        body_now = _checked(ChatRequest, body)
+        _, prepared, _ = await chat.prepared(self._state, body_now)
+        seeded = msgspec.structs.replace(prepared.request.sampling, seed=body_now.sampling().get("seed"))
         request = msgspec.structs.replace(prepared.request, sampling=seeded)
         return request, receipts.template_mark(prepared.template)
 
     async def _then(self) -> GenerationRequest:
         """The original request. Receipts are untrusted, so it is validated like any request."""
-        asked = _checked(CompletionRequest, {**self._receipt.asked, "model": self._model, "deterministic": True})
+        body = _checked(CompletionRequest, {**self._receipt.asked, "model": self._model, "deterministic": True})
         try:
             form = msgspec.convert(self._receipt.format, learned(_Format))
         except msgspec.ValidationError as error:
@@ -181,7 +181,7 @@ class _Replay:
         marks = [] if form.reasoning is None else [form.reasoning.start, form.reasoning.end, form.reasoning.close]
         if any(len(mark) > _LONGEST_MARK for mark in marks):
             raise InputFault("receipt.format.reasoning: a mark is too long.", "receipt.format.reasoning")
-        (request,) = completions.requests_of(asked, choose(asked.sampling()))[:1]
+        (request,) = completions.requests_of(body, choose(body.sampling()))[:1]
         constraint = form.constraint
         if constraint is not None:
             try:
@@ -211,8 +211,8 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def applied(self, settings: LoadSettings) -> LoadSettings:
         """Return `settings` with the receipt's values."""
-        given = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
-        changed = msgspec.structs.replace(settings, **given)
+        values = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        changed = msgspec.structs.replace(settings, **values)
         return msgspec.structs.replace(changed, kv_cells=max(changed.kv_cells, changed.n_ctx))
 
 
@@ -220,5 +220,5 @@ def _checked(kind: type[B], body: dict[str, Any]) -> B:
     try:
         return kind.model_validate(body)
     except ValidationError as error:
-        found = fault(error)
-        raise InputFault(f"receipt: {found}", f"receipt.{found.param or 'body'}") from None
+        problem = fault(error)
+        raise InputFault(f"receipt: {problem}", f"receipt.{problem.param or 'body'}") from None

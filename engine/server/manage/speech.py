@@ -33,9 +33,9 @@ async def speech(request: Request) -> SpeechState:
 @router.post("/speech")
 async def transcribe(request: Request, body: SpeechRequest) -> SpokenText:
     """Transcribe a recording. It is not stored."""
-    found, segments = await while_connected(request, transcribed(server_state(request), body.sound))
-    spoken = [SpokenSegment(start=s.start, end=s.end, text=s.transcript.text) for s in segments]
-    return SpokenText(seconds=found.seconds, segments=tuple(spoken))
+    detected, segments = await while_connected(request, transcribed(server_state(request), body.sound))
+    spoken_segments = [SpokenSegment(start=s.start, end=s.end, text=s.transcript.text) for s in segments]
+    return SpokenText(seconds=detected.seconds, segments=tuple(spoken_segments))
 
 
 @router.post("/speech/model", status_code=202)

@@ -11,10 +11,10 @@ from engine.server.openai.errors import openai_body
 
 def ollama_body(error: Exception, path: str = "") -> dict[str, Any]:
     """Ollama's error text, with OpenAI's other error fields next to it."""
-    known = isinstance(error, TesseraError)
+    is_ours = isinstance(error, TesseraError)
     body: dict[str, Any] = openai_body(error, path)["error"]
     facts = {k: v for k, v in body.items() if k not in ("message", "type")}
-    return {"error": str(error) if known else body["message"], **facts}
+    return {"error": str(error) if is_ours else body["message"], **facts}
 
 
 def error_line(error: Exception) -> bytes:

@@ -29,10 +29,10 @@ def seconds(duration: str | float, param: str) -> float:
     if re.fullmatch(r"\d+(?:\.\d+)?", digits):
         total = float(digits)
     else:
-        found = _DURATION.findall(digits)
-        if not found or "".join(a + b for a, b in found) != digits:
+        parts = _DURATION.findall(digits)
+        if not parts or "".join(a + b for a, b in parts) != digits:
             raise InputFault(f"{param} {duration!r} is no duration such as 5m or 300.", param)
-        total = sum(float(number) * _SECONDS[unit] for number, unit in found)
+        total = sum(float(number) * _SECONDS[unit] for number, unit in parts)
     return -total if negative else total
 
 
@@ -40,15 +40,15 @@ def keep(model: LoadedModel, keep_alive: str | float | None) -> bool:
     """Apply `keep_alive`; return True if the model should be unloaded after this request."""
     if keep_alive is None:
         return False
-    wanted = seconds(keep_alive, "keep_alive")
-    if wanted == 0:
+    ttl_s = seconds(keep_alive, "keep_alive")
+    if ttl_s == 0:
         return True
-    model.ttl_s = None if wanted < 0 or wanted >= FOREVER_S else wanted
+    model.ttl_s = None if ttl_s < 0 or ttl_s >= FOREVER_S else ttl_s
     return False
 
 
 async def acquire(state: ServerState, body: ModelRequest) -> tuple[LoadedModel, float]:
     """The request's model with at least the requested context, and the load time in seconds."""
-    begun = time.monotonic()
+    started_at = time.monotonic()
     model = await state.pool.acquire(body.model, min_ctx=body.settings.num_ctx or 0)
-    return model, time.monotonic() - begun
+    return model, time.monotonic() - started_at

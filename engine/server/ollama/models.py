@@ -62,8 +62,8 @@ def tagged(name: str) -> str:
 
 
 def _digest(entry: ModelEntry) -> str:
-    known = entry.files[0].sha256
-    return known or hashlib.sha256(f"{entry.path}:{entry.size_bytes}".encode()).hexdigest()
+    sha256 = entry.files[0].sha256
+    return sha256 or hashlib.sha256(f"{entry.path}:{entry.size_bytes}".encode()).hexdigest()
 
 
 def _details(entry: ModelEntry) -> dict[str, Any]:
@@ -96,12 +96,12 @@ async def tags(request: Request) -> dict[str, Any]:
     state = server_state(request)
     entries = [e for e in await state.models.entries() if e.servable and e.state == "online"]
     by_id = {e.id: e for e in entries}
-    named = [
+    alias_entries = [
         (alias, by_id[model])
         for alias, model in state.models.user_settings.plain_aliases().items()
         if model in by_id
     ]
-    return {"models": [_tag(tagged(name), e) for name, e in [*((e.id, e) for e in entries), *named]]}
+    return {"models": [_tag(tagged(name), e) for name, e in [*((e.id, e) for e in entries), *alias_entries]]}
 
 
 @router.get("/ps")
@@ -110,20 +110,20 @@ async def loaded(request: Request) -> dict[str, Any]:
     state = server_state(request)
     # Reading a runner's memory may wait for another process.
     reserved = {r.owner: r for r in await asyncio.to_thread(state.placer.ledger.reservations)}
-    found = []
+    rows = []
     for model in state.pool.loaded:
         entry = await state.models.known(model.id)
-        left = FOREVER_S if model.expires_in_s is None else min(model.expires_in_s, FOREVER_S)
-        expires = datetime.now(UTC) + timedelta(seconds=left)
+        ttl_s = FOREVER_S if model.expires_in_s is None else min(model.expires_in_s, FOREVER_S)
+        expires = datetime.now(UTC) + timedelta(seconds=ttl_s)
         assert model.facts is not None
         on_device = sum(n for device, n in model.facts.memory_bytes.items() if device != "cpu")
-        held = reserved.get(model.id)
+        row = reserved.get(model.id)
         # Size as Ollama defines it: weights, context and compute buffers, without memory for stored prefixes.
-        size = held.predicted_bytes - held.parts.get("prefixes", 0) if held is not None else entry.size_bytes
+        size = row.predicted_bytes - row.parts.get("prefixes", 0) if row is not None else entry.size_bytes
         more = {"expires_at": expires.isoformat(), "size": size, "size_vram": on_device}
         more["context_length"] = model.facts.n_ctx
-        found.append({**_tag(tagged(entry.id), entry), **more})
-    return {"models": found}
+        rows.append({**_tag(tagged(entry.id), entry), **more})
+    return {"models": rows}
 
 
 @router.post("/show", openapi_extra=openapi_body(ShowBody))
@@ -199,7 +199,7 @@ async def embed(request: Request) -> Response:
     inputs: list[str | list[int]] = [body.input] if isinstance(body.input, str) else list(body.input)
     if not any(inputs[:1]) and len(inputs) < 2:
         return JSONResponse({"model": body.model, "embeddings": [], "prompt_eval_count": 0}, headers=headers)
-    begun = time.monotonic()
+    started_at = time.monotonic()
     _, loaded_s = await while_connected(request, acquire(state, body))
     work = embed_inputs(state, body.model, inputs, body.dimensions, truncate=body.truncate is not False)
     model, vectors, answer = await while_connected(request, work)
@@ -208,7 +208,7 @@ async def embed(request: Request) -> Response:
     payload: dict[str, Any] = {
         "model": body.model,
         "embeddings": [vector.tolist() for vector in vectors],
-        "total_duration": int((time.monotonic() - begun) * NANO),
+        "total_duration": int((time.monotonic() - started_at) * NANO),
         "load_duration": int(loaded_s * NANO),
         "prompt_eval_count": sum(answer.token_counts),
     }

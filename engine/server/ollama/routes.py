@@ -104,22 +104,22 @@ async def _only_load(request: Request, body: Running, fields: dict[str, Any]) ->
     return JSONResponse({**answer, "done_reason": "load"})
 
 
-async def _answer(request: Request, body: Running, asked: ChatQuery | GenerateBody, *, chat: bool) -> Response:
+async def _answer(request: Request, body: Running, source: ChatQuery | GenerateBody, *, chat: bool) -> Response:
     state = server_state(request)
     headers = ignored_header(body.ignored())
     if body.stream is not False:
-        chunks = _lines(state, body, asked, chat=chat)
+        chunks = _lines(state, body, source, chat=chat)
         ping = Lines(body.model, 0, 0.0, chat=chat).line()
         return EventStream(chunks, SHAPE, ping=ping, media_type=NDJSON, headers=headers)
     return JSONResponse(
-        await while_connected(request, _complete_response(state, body, asked, chat=chat)), headers=headers
+        await while_connected(request, _complete_response(state, body, source, chat=chat)), headers=headers
     )
 
 
 async def _lines(
-    state: ServerState, body: Running, asked: ChatQuery | GenerateBody, *, chat: bool
+    state: ServerState, body: Running, source: ChatQuery | GenerateBody, *, chat: bool
 ) -> AsyncGenerator[bytes, None]:
-    async with aclosing(_events(state, body, asked, chat=chat)) as events:
+    async with aclosing(_events(state, body, source, chat=chat)) as events:
         async for lines, item in events:
             out = lines.feed(item)
             if out:
@@ -127,10 +127,10 @@ async def _lines(
 
 
 async def _complete_response(
-    state: ServerState, body: Running, asked: ChatQuery | GenerateBody, *, chat: bool
+    state: ServerState, body: Running, source: ChatQuery | GenerateBody, *, chat: bool
 ) -> dict[str, Any]:
     answer: dict[str, Any] = {}
-    async with aclosing(_events(state, body, asked, chat=chat)) as events:
+    async with aclosing(_events(state, body, source, chat=chat)) as events:
         async for lines, item in events:
             lines.feed(item)
             if isinstance(item, AnswerFinished):
@@ -139,7 +139,7 @@ async def _complete_response(
 
 
 async def _events(
-    state: ServerState, body: Running, asked: ChatQuery | GenerateBody, *, chat: bool
+    state: ServerState, body: Running, source: ChatQuery | GenerateBody, *, chat: bool
 ) -> AsyncGenerator[tuple[Lines, ChatEvent], None]:
     """Yields the events with the object that encodes them; afterwards unloads the model if `keep_alive` is 0."""
     model, load_s = await acquire(state, body)
@@ -147,8 +147,8 @@ async def _events(
     assert model.facts is not None
     lines = Lines(body.model, model.facts.n_ctx, load_s, chat=chat)
     try:
-        if isinstance(asked, ChatQuery):
-            own = chat_of = await state.conversations.prepare(model.facts, asked)
+        if isinstance(source, ChatQuery):
+            own = chat_of = await state.conversations.prepare(model.facts, source)
             if isinstance(body, GenerateBody):
                 chat_of = await _behind(model, own, body.context)
             turn = Turn(state, model, chat_of)
@@ -158,7 +158,7 @@ async def _events(
                         lines.context = await _context(model, own, body.context, lines.text)
                     yield lines, item
             return
-        raw, notes = await _raw_request(state, model, asked)
+        raw, notes = await _raw_request(state, model, source)
         async with aclosing(state.pool.generate(model, raw)) as generation:
             async for event in generation:
                 if isinstance(event, Delta):
@@ -216,22 +216,22 @@ async def _raw_request(
 ) -> tuple[GenerationRequest, tuple[str, ...]]:
     """The generation request, and notes about format constraints that are not enforced."""
     options = body.settings
-    given = options.sampling()
-    sampling = SamplingParams(**given)
+    values = options.sampling()
+    sampling = SamplingParams(**values)
     form = output(body.format)
     constraint, notes = (None, ()) if form is None else await state.checker.fit(form, "format")
     if body.suffix:
         max_tokens = options.max_tokens or FIM_TOKENS
         gap = FimGap(prefix=body.prompt, suffix=body.suffix)
-        made = await fim_prompt(model, gap, max_tokens, may_shorten=False)
-        filled = fim_request(made, max_tokens=max_tokens, stop=options.stops(), sampling=sampling)
+        prompt = await fim_prompt(model, gap, max_tokens, may_shorten=False)
+        filled = fim_request(prompt, max_tokens=max_tokens, stop=options.stops(), sampling=sampling)
         return msgspec.structs.replace(filled, constraint=constraint, logprobs=body.wanted_logprobs), notes
     raw = GenerationRequest(
         prompt=body.prompt,
         stop=options.stops(),
         max_tokens=options.max_tokens,
         sampling=sampling,
-        explicit=tuple(given),
+        explicit=tuple(values),
         constraint=constraint,
         logprobs=body.wanted_logprobs,
     )
@@ -277,15 +277,15 @@ def _query(body: Running, messages: list[Message], tools: tuple[ToolDefinition, 
     )
 
 
-def output(wanted: str | dict[str, Any] | None) -> Constraint | None:
+def output(form: str | dict[str, Any] | None) -> Constraint | None:
     """The constraint for `json` or a JSON schema, or None. Raises: InputFault, ConstraintImpossible."""
-    if wanted is None or wanted == "":
+    if form is None or form == "":
         return None
-    if wanted == "json":
+    if form == "json":
         return structured.of_schema({}, "format")
-    if isinstance(wanted, str):
-        raise InputFault(f'format {wanted!r} is not known; use "json" or a JSON schema.', "format")
-    return structured.of_schema(wanted, "format", strict=False)
+    if isinstance(form, str):
+        raise InputFault(f'format {form!r} is not known; use "json" or a JSON schema.', "format")
+    return structured.of_schema(form, "format", strict=False)
 
 
 def _message(message: ChatMessage, earlier: list[Message], param: str) -> Message:
@@ -305,13 +305,13 @@ def _message(message: ChatMessage, earlier: list[Message], param: str) -> Messag
 
 def _call_of(earlier: list[Message], name: str | None) -> str | None:
     """The call that a tool result belongs to. Ollama's clients name the tool or rely on the order."""
-    asked = next((m for m in reversed(earlier) if m.tool_calls), None)
-    if asked is None:
+    with_calls = next((m for m in reversed(earlier) if m.tool_calls), None)
+    if with_calls is None:
         return None
     answered = {m.tool_call_id for m in earlier if m.role == "tool"}
-    waiting = [c for c in asked.tool_calls if c.id not in answered]
-    named = [c for c in waiting if c.name == name]
-    return (named or waiting or list(asked.tool_calls))[0].id
+    waiting = [c for c in with_calls.tool_calls if c.id not in answered]
+    same_name = [c for c in waiting if c.name == name]
+    return (same_name or waiting or list(with_calls.tool_calls))[0].id
 
 
 def _content(text: str, images: list[str] | None, param: str) -> str | tuple[Part, ...]:

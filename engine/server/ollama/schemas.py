@@ -19,16 +19,16 @@ class Options(SharedSampling):
 
     def sampling(self) -> dict[str, Any]:
         """The request's sampling values on top of Ollama's defaults."""
-        given: dict[str, Any] = {name: row.ollama for name, row in SAMPLING.items() if row.ollama is not None}
+        values: dict[str, Any] = {name: row.ollama for name, row in SAMPLING.items() if row.ollama is not None}
         shared = SharedSampling.model_fields.keys() - {"seed", "stop"}
-        given |= {name: v for name in shared if (v := getattr(self, name)) is not None}
+        values |= {name: v for name in shared if (v := getattr(self, name)) is not None}
         if self.repeat_last_n is not None and self.repeat_last_n >= 0:
-            given["repeat_last_n"] = self.repeat_last_n
+            values["repeat_last_n"] = self.repeat_last_n
         elif self.repeat_last_n is not None:
-            given["repeat_last_n"] = 1 << 20
+            values["repeat_last_n"] = 1 << 20
         if self.seed is not None:
-            given["seed"] = self.seed % (1 << 32)
-        return given
+            values["seed"] = self.seed % (1 << 32)
+        return values
 
     @property
     def max_tokens(self) -> int | None:
@@ -105,10 +105,10 @@ class GenerateBody(Running):
 
     def ignored(self) -> list[str]:
         """Also lists fields that a raw prompt or a fill-in-the-middle prompt cannot use."""
-        found = super().ignored()
+        names = super().ignored()
         if self.raw or self.suffix:
-            found += [name for name in ("images", "think", "context") if getattr(self, name)]
-        return found
+            names += [name for name in ("images", "think", "context") if getattr(self, name)]
+        return names
 
 
 class EmbedBody(ModelRequest):
@@ -135,8 +135,8 @@ class OldEmbedBody(ModelRequest):
 
 def _generating(options: Options | None) -> list[str]:
     """Options that affect only generated text."""
-    given = options.model_fields_set & set(Options.model_fields) if options is not None else set()
-    return [f"options.{name}" for name in sorted(given - {"num_ctx"})]
+    names = options.model_fields_set & set(Options.model_fields) if options is not None else set()
+    return [f"options.{name}" for name in sorted(names - {"num_ctx"})]
 
 
 class Named(Body):
@@ -148,10 +148,10 @@ class Named(Body):
     @property
     def wanted(self) -> str:
         """The model's name. Raises: InputFault: it is missing."""
-        found = self.model or self.name
-        if not found:
+        name = self.model or self.name
+        if not name:
             raise InputFault("model is required.", "model")
-        return found
+        return name
 
 
 class ShowBody(Named):

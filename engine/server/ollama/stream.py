@@ -116,7 +116,7 @@ class Lines:
 
 def _logprob(entry: TokenLogprob) -> dict[str, Any]:
     """One token's log probability; Ollama omits the alternatives if none were requested."""
-    named = chat_logprob(entry)
+    fields = chat_logprob(entry)
     if not entry.top:
-        named.pop("top_logprobs")
-    return named
+        fields.pop("top_logprobs")
+    return fields

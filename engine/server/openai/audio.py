@@ -60,12 +60,12 @@ class TranscriptionRequest(Body):
 
     def ignored(self) -> list[str]:
         """Also lists temperature and chunking_strategy if they have no effect."""
-        found = super().ignored()
+        names = super().ignored()
         if self.temperature:
-            found.append("temperature")
+            names.append("temperature")
         if self.chunking_strategy not in (None, "auto"):
-            found.append("chunking_strategy")
-        return found
+            names.append("chunking_strategy")
+        return names
 
 
 _FORM: Final = {
@@ -164,8 +164,8 @@ async def transcribed(state: ServerState, sound: bytes) -> tuple[SpeechSegments,
     """The whole transcript of a recording. Raises: see `Speech.transcribe`."""
     speech: SpeechSegments | None = None
     segments = []
-    async with aclosing(state.speech.transcribe(sound)) as found:
-        async for item in found:
+    async with aclosing(state.speech.transcribe(sound)) as pieces:
+        async for item in pieces:
             if isinstance(item, SpeechSegments):
                 speech = item
             else:
@@ -177,8 +177,8 @@ async def transcribed(state: ServerState, sound: bytes) -> tuple[SpeechSegments,
 async def _stream(state: ServerState, sound: bytes) -> AsyncGenerator[bytes, None]:
     speech: SpeechSegments | None = None
     texts: list[str] = []
-    async with aclosing(state.speech.transcribe(sound)) as found:
-        async for item in found:
+    async with aclosing(state.speech.transcribe(sound)) as pieces:
+        async for item in pieces:
             if isinstance(item, SpeechSegments):
                 speech = item
             elif item.transcript.text:

@@ -72,8 +72,8 @@ async def prepared(
     aside = body.priority == "side"
     model = await state.pool.acquire(body.model, ticket=ticket, loads=not aside, only=HERE if aside else None)
     typing = asks_like_an_editor(model.facts, body.prompt)
-    given = {"temperature": 0.0, **body.sampling()} if typing else body.sampling()
-    sampling = choose(given, state.models.recommended(model.id).plain)
+    values = {"temperature": 0.0, **body.sampling()} if typing else body.sampling()
+    sampling = choose(values, state.models.recommended(model.id).plain)
     if model.facts is not None and model.facts.forwards:
         sampling = only_explicit(sampling)
     requests = requests_of(body, sampling)
@@ -144,13 +144,13 @@ async def _echoes(model: LoadedModel, body: CompletionRequest) -> list[str]:
 
 
 async def _complete(state: ServerState, body: CompletionRequest) -> dict[str, Any]:
-    begun = await _start(state, body)
-    model, claim = begun.model, begun.claim
+    started = await _start(state, body)
+    model, claim = started.model, started.claim
     texts = await _echoes(model, body)
     offsets = [0 if body.scores_prompt else len(t) for t in texts]
     logprobs: list[list[TokenLogprob]] = [[] for _ in texts]
     ends: dict[int, Done] = {}
-    async for index, event in merge(begun.answers):
+    async for index, event in merge(started.answers):
         if isinstance(event, Delta):
             texts[index] += event.text
             logprobs[index] += [*event.prompt_logprobs, *event.logprobs]
@@ -177,7 +177,7 @@ async def _complete(state: ServerState, body: CompletionRequest) -> dict[str, An
             }
             for i, text in enumerate(texts)
         ],
-        **stream.with_report(stream.report(begun.notes, ends, begun.sampling, also)),
+        **stream.with_report(stream.report(started.notes, ends, started.sampling, also)),
         "usage": usage,
         "timings": stream.timings_body(ends[0]),
     }
@@ -203,8 +203,8 @@ def _logprobs(entries: list[TokenLogprob], offset: int, text: str) -> dict[str, 
 
 
 async def _stream(state: ServerState, body: CompletionRequest, ticket: QueueTicket) -> AsyncGenerator[bytes, None]:
-    begun = await _start(state, body, ticket)
-    model, claim = begun.model, begun.claim
+    started = await _start(state, body, ticket)
+    model, claim = started.model, started.claim
     echoes = await _echoes(model, body)
     writer = stream.ChunkWriter("text_completion", new_id("cmpl"), body.model, model)
     texts = list(echoes)
@@ -212,7 +212,7 @@ async def _stream(state: ServerState, body: CompletionRequest, ticket: QueueTick
         for index, text in enumerate(echoes):
             yield writer.chunk(index, b'"text":' + msgspec.json.encode(text))
     ends: dict[int, Done] = {}
-    async for index, event in merge(begun.answers):
+    async for index, event in merge(started.answers):
         if isinstance(event, Delta):
             probabilities, text = None, event.text
             if event.prompt_logprobs:  # with log probabilities, the prompt arrives with the first token
@@ -226,7 +226,7 @@ async def _stream(state: ServerState, body: CompletionRequest, ticket: QueueTick
         elif isinstance(event, Done):
             ends[index] = event
             also = await claim.report() if claim is not None else None
-            report = stream.report(begun.notes, {index: event}, begun.sampling, also)
+            report = stream.report(started.notes, {index: event}, started.sampling, also)
             yield writer.chunk(index, b'"text":""', event.finish_reason, extra=report)
     if body.wants_usage:
         yield writer.usage([ends[i].usage for i in sorted(ends)], stream.timings_body(ends[0]))

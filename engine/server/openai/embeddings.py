@@ -34,13 +34,13 @@ Inputs = (
 )
 
 
-def _listed(given: Inputs) -> list[str | list[int]]:
+def _listed(inputs: Inputs) -> list[str | list[int]]:
     """The inputs as a list."""
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given[0], int):
-        return [[t for t in given if isinstance(t, int)]]
-    return [item for item in given if isinstance(item, str | list)]
+    if isinstance(inputs, str):
+        return [inputs]
+    if isinstance(inputs[0], int):
+        return [[t for t in inputs if isinstance(t, int)]]
+    return [item for item in inputs if isinstance(item, str | list)]
 
 
 class EmbeddingRequest(Body):
@@ -67,10 +67,10 @@ class NativeEmbeddingRequest(Body):
 
     def inputs(self) -> list[str | list[int]]:
         """The inputs as a list. Raises: InputFault: there are none."""
-        given = self.content if self.content is not None else self.input
-        if given is None:
+        content = self.content if self.content is not None else self.input
+        if content is None:
             raise InputFault("content: the text to embed is missing.", "content")
-        return _listed(given)
+        return _listed(content)
 
 
 class RerankRequest(Body):

@@ -30,9 +30,9 @@ def openai_body(error: Exception, path: str = "") -> dict[str, Any]:
     Facts of the error are fields next to the message, so that programs need not parse it.
     """
     _, kind, _ = lookup(error)
-    known = isinstance(error, TesseraError)
+    is_ours = isinstance(error, TesseraError)
     body: dict[str, Any] = {
-        "message": str(error) if known else "An internal error; the server's log has the details.",
+        "message": str(error) if is_ours else "An internal error; the server's log has the details.",
         "type": kind,
         "param": getattr(error, "param", None),
         "code": error.code if isinstance(error, TesseraError) else "internal",

@@ -76,10 +76,10 @@ class Files:
 
     def get(self, file_id: str) -> StoredFile:
         """The file with this id. Raises: FileNotFound."""
-        found = self._store.get().get(file_id)
-        if found is None or not may_see(found.owner):
+        file = self._store.get().get(file_id)
+        if file is None or not may_see(file.owner):
             raise FileNotFound(f"There is no file {file_id!r} here.", "file_id")
-        return found
+        return file
 
     def path(self, file: StoredFile) -> Path:
         """Path of the file's content."""
@@ -91,7 +91,7 @@ class Files:
         """Store a file. Raises: OSError; FilesFull: too many files, or too many bytes."""
         self._require_capacity(len(raw))  # before it is written; other uploads may be faster, so once more below
         name = filename.replace("\\", "/").rsplit("/", 1)[-1] or "file"
-        made = StoredFile(
+        file = StoredFile(
             id=f"file-{secrets.token_hex(12)}",
             filename=name,
             purpose=purpose,
@@ -99,7 +99,7 @@ class Files:
             created_at=time.time(),
             owner=request_owner.get(),
         )
-        path = self.path(made)
+        path = self.path(file)
         with unfinished(path.parent) as staging:
             staging.mkdir(mode=0o700)
             (staging / path.name).write_bytes(raw)
@@ -107,37 +107,37 @@ class Files:
                 with self._store.locked():  # so that `sweep` never sees the folder without its row
                     self._require_capacity(len(raw))
                     staging.rename(path.parent)
-                    self._store.put({**self._store.get(), made.id: made})
+                    self._store.put({**self._store.get(), file.id: file})
             except OSError:
                 shutil.rmtree(path.parent, ignore_errors=True)
                 raise
-        return made
+        return file
 
     def _require_capacity(self, num_bytes: int) -> None:
         stored, owner = self._store.get().values(), request_owner.get()
         own = [file for file in stored if file.owner == owner]
         limits = [(own, MAX_FILES_OF_A_KEY, MAX_BYTES_OF_A_KEY)] if owner else []
         for files, most, most_bytes in (*limits, (stored, MAX_FILES, MAX_BYTES)):
-            held = sum(file.size_bytes for file in files)
-            if len(files) >= most or held + num_bytes > most_bytes:
-                raise FilesFull(len(files), most, held + num_bytes, most_bytes)
+            total_bytes = sum(file.size_bytes for file in files)
+            if len(files) >= most or total_bytes + num_bytes > most_bytes:
+                raise FilesFull(len(files), most, total_bytes + num_bytes, most_bytes)
 
     def sweep(self) -> None:
         """Delete what uploads left that were killed, or deletions."""
         sweep_unfinished(self.folder)
         with contextlib.suppress(OSError), self._store.locked():
-            known = self._store.get()
+            stored = self._store.get()
             for folder in self.folder.iterdir():
-                if folder.name.startswith("file-") and folder.name not in known:
+                if folder.name.startswith("file-") and folder.name not in stored:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def remove(self, file_id: str) -> StoredFile:
         """Delete a file. Raises: FileNotFound."""
         with self._store.locked():
-            gone = self.get(file_id)
+            removed = self.get(file_id)
             self._store.put({k: v for k, v in self._store.get().items() if k != file_id})
-        shutil.rmtree(self.folder / gone.id, ignore_errors=True)
-        return gone
+        shutil.rmtree(self.folder / removed.id, ignore_errors=True)
+        return removed
 
 
 def files_of(request: Request) -> Files:
@@ -205,11 +205,11 @@ async def show_file(request: Request, file_id: str) -> dict[str, Any]:
 async def file_content(request: Request, file_id: str) -> Response:
     """The content of a file, always as a download."""
     files = files_of(request)
-    found = await asyncio.to_thread(files.get, file_id)
+    file = await asyncio.to_thread(files.get, file_id)
     return FileResponse(
-        files.path(found),
+        files.path(file),
         media_type="application/octet-stream",
-        filename=found.filename,
+        filename=file.filename,
         headers={"x-content-type-options": "nosniff"},
     )
 
@@ -218,8 +218,8 @@ async def file_content(request: Request, file_id: str) -> Response:
 async def delete_file(request: Request, file_id: str) -> dict[str, Any]:
     """Delete a file, also from all vector stores."""
     files = files_of(request)
-    found = await asyncio.to_thread(files.get, file_id)
-    source = str(files.path(found))
+    file = await asyncio.to_thread(files.get, file_id)
+    source = str(files.path(file))
     service = await server_state(request).collection_service()
 
     def remove() -> None:

@@ -35,8 +35,8 @@ async def list_models(request: Request) -> dict[str, Any]:
     by_id = {described["id"]: described for described in data}
     for alias, model in state.models.user_settings.plain_aliases().items():
         if model in by_id and alias not in by_id:
-            named = {"id": alias, "name": alias, "display_name": alias, "alias_of": model}
-            data.append({**by_id[model], **named, "default": False})
+            fields = {"id": alias, "name": alias, "display_name": alias, "alias_of": model}
+            data.append({**by_id[model], **fields, "default": False})
     answer: dict[str, Any] = {"object": "list", "data": data}
     if "anthropic-version" in request.headers:
         data[:] = [{**described, **_as_anthropic(described)} for described in data]
@@ -91,10 +91,10 @@ def _as_anthropic(described: dict[str, Any]) -> dict[str, Any]:
 
 def sampling_of(entry: ModelEntry, state: ServerState) -> dict[str, Any]:
     """Default sampling values and their sources; listed separately for reasoning if they differ."""
-    found = state.models.recommended_for(entry)
-    payload: dict[str, Any] = {"sampling": choose({}, found.layers(None)).facts()}
-    if found.plain != found.layers(None):
-        payload["sampling_without_reasoning"] = choose({}, found.plain).facts()
+    recommended = state.models.recommended_for(entry)
+    payload: dict[str, Any] = {"sampling": choose({}, recommended.layers(None)).facts()}
+    if recommended.plain != recommended.layers(None):
+        payload["sampling_without_reasoning"] = choose({}, recommended.plain).facts()
     return payload
 
 

@@ -46,10 +46,10 @@ def promise(model: LoadedModel) -> Promise:
 def plan_of(settings: LoadSettings) -> dict[str, Any]:
     """The settings that affect the bits of deterministic responses."""
     exact = exact_settings(settings)
-    found = {name: msgspec.to_builtins(getattr(exact, name)) for name in (*PLAN, *_FIXED)}
+    values = {name: msgspec.to_builtins(getattr(exact, name)) for name in (*PLAN, *_FIXED)}
     if exact.tiles:
-        found["tiles"] = list(exact.tiles)
-    return found if exact.flash_attn == "off" else {**found, "n_threads": settings.n_threads}
+        values["tiles"] = list(exact.tiles)
+    return values if exact.flash_attn == "off" else {**values, "n_threads": settings.n_threads}
 
 
 def _parts_of(model: LoadedModel, machine: Machine, template: str) -> Parts:
@@ -110,10 +110,10 @@ class Claim:
 
     async def report(self) -> dict[str, Any]:
         """The fields for the end of the response."""
-        found: dict[str, Any] = {"deterministic": msgspec.to_builtins(promise(self._model))}
+        fields: dict[str, Any] = {"deterministic": msgspec.to_builtins(promise(self._model))}
         if self._body.receipt and self._request is not None:
-            found["receipt"] = msgspec.to_builtins(await self._receipt(self._request))
-        return found
+            fields["receipt"] = msgspec.to_builtins(await self._receipt(self._request))
+        return fields
 
     async def _receipt(self, request: GenerationRequest) -> Receipt:
         return Receipt(
@@ -174,11 +174,11 @@ async def asked_of(model: LoadedModel, request: GenerationRequest) -> dict[str, 
 
 def format_of(request: GenerationRequest) -> dict[str, Any]:
     """The parts of a request that /v1/completions cannot express."""
-    found: dict[str, Any] = {"keep_special": request.keep_special}
+    fields: dict[str, Any] = {"keep_special": request.keep_special}
     for name in ("constraint", "reasoning"):
         if getattr(request, name) is not None:
-            found[name] = msgspec.to_builtins(getattr(request, name))
-    return found
+            fields[name] = msgspec.to_builtins(getattr(request, name))
+    return fields
 
 
 def _check(model: LoadedModel, body: ChatRequest | CompletionRequest) -> None:
@@ -197,8 +197,8 @@ def _file_sha256(path: str) -> str:
     """SHA-256 of a model file, including all parts of a split one."""
     digests = []
     for part in read_gguf_model(path).parts:
-        found = Path(part.name).stat()
-        digests.append(_sha256(part.name, found.st_size, found.st_mtime_ns, found.st_ino))
+        stat = Path(part.name).stat()
+        digests.append(_sha256(part.name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
     return digests[0] if len(digests) == 1 else _digest(digests)
 
 

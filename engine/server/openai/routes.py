@@ -43,13 +43,13 @@ async def chat_completions(request: Request) -> Response:
     body = await parse(request, ChatRequest)
     body.refuse_impossible()
     headers = ignored_header(body.ignored())
-    asked = await _asked(request, body)
+    rag = await _asked(request, body)
     if body.stream:
         ticket = QueueTicket()
         return EventStream(
-            _stream(state, body, ticket, asked), STREAM_SHAPE, ping=comment_of(ticket), headers=headers
+            _stream(state, body, ticket, rag), STREAM_SHAPE, ping=comment_of(ticket), headers=headers
         )
-    answer = await while_connected(request, _complete(state, body, asked))
+    answer = await while_connected(request, _complete(state, body, rag))
     return JSONResponse(answer, headers=headers)
 
 
@@ -62,13 +62,13 @@ async def _asked(request: Request, body: ChatRequest) -> "CollectionQuery | None
     service = await server_state(request).collection_service()
     if isinstance(body.collection, str):
         return CollectionQuery(service, await asyncio.to_thread(service.allowed, body.collection))
-    wanted = body.collection
-    live = await asyncio.to_thread(service.allowed, wanted.id)
-    return CollectionQuery(service, live, wanted.mode, wanted.passages, only=wanted.only)
+    collection = body.collection
+    live = await asyncio.to_thread(service.allowed, collection.id)
+    return CollectionQuery(service, live, collection.mode, collection.passages, only=collection.only)
 
 
 async def prepared(
-    state: ServerState, body: ChatRequest, ticket: QueueTicket | None = None, asked: "CollectionQuery | None" = None
+    state: ServerState, body: ChatRequest, ticket: QueueTicket | None = None, rag: "CollectionQuery | None" = None
 ) -> tuple[LoadedModel, PreparedChat, "AugmentedQuery | None"]:
     """The loaded model of a request, and the prepared conversation. Raises: as the route."""
     preset = state.models.user_settings.preset(body.model.removesuffix(LATEST))
@@ -76,7 +76,7 @@ async def prepared(
     aside = body.priority == "side"
     model = await state.pool.acquire(body.model, ticket=ticket, loads=not aside, only=HERE if aside else None)
     assert model.facts is not None
-    grounded = None if asked is None else await asked.ground(model, query)
+    grounded = None if rag is None else await rag.ground(model, query)
     query = query if grounded is None else grounded.query
     chat = await state.conversations.prepare(model.facts, query, state.models.recommended(model.id))
     return model, chat, grounded
@@ -98,9 +98,9 @@ class _Started(NamedTuple):
 
 
 async def _start(
-    state: ServerState, body: ChatRequest, ticket: QueueTicket | None = None, asked: "CollectionQuery | None" = None
+    state: ServerState, body: ChatRequest, ticket: QueueTicket | None = None, rag: "CollectionQuery | None" = None
 ) -> _Started:
-    model, chat, grounded = await prepared(state, body, ticket, asked)
+    model, chat, grounded = await prepared(state, body, ticket, rag)
     claim = claimed(state, model, body, chat.template)
     answers: list[AsyncIterator[ChatEvent]] = []
     if grounded is not None and grounded.refusal:
@@ -134,10 +134,8 @@ def claimed(
     return Claim(state, model, body, template)
 
 
-async def _complete(
-    state: ServerState, body: ChatRequest, asked: "CollectionQuery | None" = None
-) -> dict[str, Any]:
-    started = await _start(state, body, asked=asked)
+async def _complete(state: ServerState, body: ChatRequest, rag: "CollectionQuery | None" = None) -> dict[str, Any]:
+    started = await _start(state, body, rag=rag)
     model, _, answers, grounded, _ = started
     choices = [stream.ChoiceBuilder(body.custom_names()) for _ in answers]
     async for index, event in merge(answers):
@@ -181,10 +179,10 @@ async def _loading(
 
 
 async def _stream(  # noqa: C901, PLR0912 - one branch per kind of event
-    state: ServerState, body: ChatRequest, ticket: QueueTicket, asked: "CollectionQuery | None" = None
+    state: ServerState, body: ChatRequest, ticket: QueueTicket, rag: "CollectionQuery | None" = None
 ) -> AsyncGenerator[bytes, None]:
     writer = stream.ChunkWriter("chat.completion.chunk", new_id("chatcmpl"), body.model)
-    starting = asyncio.ensure_future(_start(state, body, ticket, asked))
+    starting = asyncio.ensure_future(_start(state, body, ticket, rag))
     greeted: set[int] = set()
     if body.return_progress:
         async with aclosing(_loading(starting, ticket, writer, greeted)) as waiting:
@@ -198,12 +196,12 @@ async def _stream(  # noqa: C901, PLR0912 - one branch per kind of event
     texts: list[str] = []
     ends: dict[int, AnswerFinished] = {}
     custom = [stream.CustomCalls(body.custom_names()) for _ in answers]
-    held: dict[int, list[TokenLogprob]] = {}
+    pending: dict[int, list[TokenLogprob]] = {}
     async for index, event in merge(answers):
         if isinstance(event, TextDelta):
             if grounded is not None and index == 0:
                 texts.append(event.text)
-            if index in greeted and index not in held and not body.logprobs:
+            if index in greeted and index not in pending and not body.logprobs:
                 yield writer.text(index, event.text)
                 continue
         if isinstance(event, PromptProgress):
@@ -218,10 +216,10 @@ async def _stream(  # noqa: C901, PLR0912 - one branch per kind of event
         for inner in inners or ():
             yield writer.chunk(index, inner)
         if isinstance(event, AnswerLogprobs):
-            held.setdefault(index, []).extend(event.entries)
+            pending.setdefault(index, []).extend(event.entries)
         elif isinstance(event, AnswerFinished):
             ends[index] = event
-            if entries := held.pop(index, None):
+            if entries := pending.pop(index, None):
                 yield writer.chunk(index, stream.EMPTY_DELTA, None, stream.chat_logprobs(entries))
             report = await started.report({index: event})
             if grounded is not None and index == 0:
@@ -230,7 +228,7 @@ async def _stream(  # noqa: C901, PLR0912 - one branch per kind of event
         elif inners is None:
             inner = stream.chat_delta(event)
             if inner:
-                entries = held.pop(index, [])
+                entries = pending.pop(index, [])
                 yield writer.chunk(index, inner, None, stream.chat_logprobs(entries) if body.logprobs else None)
     if body.wants_usage:
         yield writer.usage([ends[i].usage for i in sorted(ends)], stream.timings_body(ends[0]))

@@ -109,19 +109,19 @@ class SamplerFields(SharedSampling):
     def sampling(self, choice: int = 0) -> dict[str, Any]:
         """The request's sampling values for one choice; with a seed, each choice gets its own seed."""
         names = SamplingParams.__struct_fields__
-        given = {k: v for k in names if k in type(self).model_fields and (v := getattr(self, k)) is not None}
+        values = {k: v for k in names if k in type(self).model_fields and (v := getattr(self, k)) is not None}
         if self.repeat_penalty is None and self.repetition_penalty is not None:  # vLLM's name
-            given["repeat_penalty"] = self.repetition_penalty
+            values["repeat_penalty"] = self.repetition_penalty
         seed = 0 if self.seed is None and self.deterministic else self.seed
         if seed is not None:
-            given["seed"] = (seed + choice) % (1 << 32)
+            values["seed"] = (seed + choice) % (1 << 32)
         if self.logit_bias is not None:
-            given["logit_bias"] = self.bias()
+            values["logit_bias"] = self.bias()
         if self.dry_sequence_breakers is not None:
-            given["dry_sequence_breakers"] = tuple(self.dry_sequence_breakers)
+            values["dry_sequence_breakers"] = tuple(self.dry_sequence_breakers)
         if self.samplers is not None:
-            given["order"] = tuple("typical_p" if name == "typ_p" else name for name in self.samplers)
-        return given
+            values["order"] = tuple("typical_p" if name == "typ_p" else name for name in self.samplers)
+        return values
 
     def bias(self) -> dict[int, float]:
         """Bias per token id. Raises: InputFault."""
@@ -156,9 +156,9 @@ class SamplingBody(SamplerFields):
 
     def ignored(self) -> list[str]:
         """Also lists `stream_options` if the request does not stream."""
-        found = super().ignored()
-        alone = self.stream_options is not None and not self.stream and "stream_options" not in found
-        return [*found, "stream_options"] if alone else found
+        names = super().ignored()
+        alone = self.stream_options is not None and not self.stream and "stream_options" not in names
+        return [*names, "stream_options"] if alone else names
 
     @property
     def wants_usage(self) -> bool:
@@ -166,9 +166,9 @@ class SamplingBody(SamplerFields):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-def limit_of(*given: int | None) -> int | None:
+def limit_of(*limits: int | None) -> int | None:
     """The first given limit; None (unlimited) if there is none or it is -1."""
-    limit = next((value for value in given if value is not None), None)
+    limit = next((value for value in limits if value is not None), None)
     return None if limit is None or limit < 0 else limit
 
 
@@ -314,8 +314,8 @@ class ChatRequest(SamplingBody, OutputFields):
 
     def custom_names(self) -> frozenset[str]:
         """Names of the tools with free-text input."""
-        found = (tool.get("custom") for tool in self.tools or () if tool.get("type") == "custom")
-        return frozenset(str(tool.get("name")) for tool in found if isinstance(tool, dict))
+        tools = (tool.get("custom") for tool in self.tools or () if tool.get("type") == "custom")
+        return frozenset(str(tool.get("name")) for tool in tools if isinstance(tool, dict))
 
     def options(self) -> dict[str, Any]:
         """Reasoning options for `ChatQuery`; if several fields set the same option, the first one counts."""

@@ -30,8 +30,8 @@ def to_query(body: ChatRequest) -> ChatQuery:
     output, param = output_of(body)
     messages = to_messages(body.messages)
     defined = tuple(tool(entry, f"tools[{i}]") for i, entry in enumerate(body.tools or []))
-    tools, wanted = allowed_tools(defined, body.tool_choice)
-    choice = tool_choice(wanted)
+    tools, allowed = allowed_tools(defined, body.tool_choice)
+    choice = tool_choice(allowed)
     goes_on = is_begun(messages) if body.continue_final_message is None else body.continue_final_message
     return ChatQuery(
         messages=tuple(messages),
@@ -78,11 +78,11 @@ def to_messages(messages: list[ChatMessage]) -> list[Message]:
 
 
 def _message(message: ChatMessage, param: str) -> Message:
-    visible, thought = _without_thoughts(message)
+    visible, inline_reasoning = _without_thoughts(message)
     return Message(
         role="tool" if message.role == "function" else message.role,
         content=_content(visible, f"{param}.content"),
-        reasoning=message.reasoning_content or message.reasoning or thought or None,
+        reasoning=message.reasoning_content or message.reasoning or inline_reasoning or None,
         tool_calls=tuple(_tool_call(c, f"{param}.tool_calls[{i}]") for i, c in enumerate(message.tool_calls or [])),
         tool_call_id=message.tool_call_id,
         name=message.name,
@@ -94,12 +94,14 @@ def _without_thoughts(message: ChatMessage) -> tuple[str | list[dict[str, Any]] 
     if message.role != "assistant" or not isinstance(message.content, list):
         return message.content, ""
     visible = [part for part in message.content if part.get("type") not in _THOUGHTS]
-    thought = ""
+    reasoning = ""
     for part in message.content:
         text = part.get(part["type"]) if part.get("type") in _THOUGHTS else None
         inner = text if isinstance(text, list) else [{"text": text}]
-        thought += "".join(str(p["text"]) for p in inner if isinstance(p, dict) and isinstance(p.get("text"), str))
-    return visible, thought
+        reasoning += "".join(
+            str(p["text"]) for p in inner if isinstance(p, dict) and isinstance(p.get("text"), str)
+        )
+    return visible, reasoning
 
 
 def _content(content: str | list[dict[str, Any]] | None, param: str) -> str | tuple[Part, ...]:
@@ -173,8 +175,8 @@ def tool(entry: dict[str, Any], param: str) -> ToolDefinition:
 
 def _custom(tool: object, param: str) -> ToolDefinition:
     """A tool with free-text input; its grammar is shown to the model."""
-    found = tool if isinstance(tool, dict) else {}
-    name, form = found.get("name"), found.get("format") or {}
+    fields = tool if isinstance(tool, dict) else {}
+    name, form = fields.get("name"), fields.get("format") or {}
     if not isinstance(name, str) or not name:
         raise InputFault(f"{param}.name is missing.", f"{param}.name")
     if not isinstance(form, dict) or form.get("type", "text") not in ("text", "grammar"):
@@ -182,7 +184,7 @@ def _custom(tool: object, param: str) -> ToolDefinition:
     grammar = form.get("grammar") or {} if form.get("type") == "grammar" else {}
     if not isinstance(grammar, dict):
         raise InputFault(f"{param}.format.grammar must be an object.", f"{param}.format.grammar")
-    described = str(found.get("description") or "")
+    described = str(fields.get("description") or "")
     return custom_tools.definition(name, described, grammar.get("syntax"), grammar.get("definition"))
 
 
@@ -197,13 +199,13 @@ def allowed_tools(
         return tools, choice
     inner = choice.get("allowed_tools", choice)  # the Responses protocol has these fields one level higher
     listed = inner.get("tools") if isinstance(inner, dict) else None
-    named = [(t.get("function") or t.get("custom") or t).get("name") for t in listed or () if isinstance(t, dict)]
+    picked = [(t.get("function") or t.get("custom") or t).get("name") for t in listed or () if isinstance(t, dict)]
     names = {definition.name for definition in tools}
-    unknown = [name for name in named if name not in names]
-    if not named or unknown or inner.get("mode") not in ("auto", "required"):
+    unknown = [name for name in picked if name not in names]
+    if not picked or unknown or inner.get("mode") not in ("auto", "required"):
         why = f"names {unknown[0]!r}, which is not in tools" if unknown else "needs a mode and tools"
         raise InputFault(f"tool_choice.allowed_tools {why}.", "tool_choice")
-    return tuple(definition for definition in tools if definition.name in named), str(inner["mode"])
+    return tuple(definition for definition in tools if definition.name in picked), str(inner["mode"])
 
 
 def tool_choice(choice: str | dict[str, Any] | None) -> ToolChoice:
@@ -233,75 +235,75 @@ def output_of(body: OutputFields) -> tuple[Constraint | None, str]:
 
     Raises: InputFault: two fields are set, or one is invalid.
     """
-    given = [n for n in _OUTPUTS if getattr(body, n) is not None]
-    if len(given) > 1:
-        raise InputFault(f"{' and '.join(given)} cannot be combined.", given[1])
-    if not given:
+    fields = [n for n in _OUTPUTS if getattr(body, n) is not None]
+    if len(fields) > 1:
+        raise InputFault(f"{' and '.join(fields)} cannot be combined.", fields[1])
+    if not fields:
         return None, "response_format"
-    name, wanted = given[0], getattr(body, given[0])
+    name, value = fields[0], getattr(body, fields[0])
     if name == "response_format":
-        return response_format(wanted, name), name
+        return response_format(value, name), name
     if name == "structured_outputs":
-        return _structured(wanted), name
-    return _named(name.removeprefix("guided_"), wanted, name), name
+        return _structured(value), name
+    return _named(name.removeprefix("guided_"), value, name), name
 
 
-def _structured(wanted: dict[str, Any]) -> Constraint | None:
+def _structured(fields: dict[str, Any]) -> Constraint | None:
     """Translate vLLM's object, which must contain exactly one constraint."""
-    given = [name for name, value in wanted.items() if value not in (None, False)]
-    if len(given) != 1:
+    names = [name for name, value in fields.items() if value not in (None, False)]
+    if len(names) != 1:
         raise InputFault("structured_outputs must hold exactly one constraint.", "structured_outputs")
-    param = f"structured_outputs.{given[0]}"
-    if given[0] == "json_object":
+    param = f"structured_outputs.{names[0]}"
+    if names[0] == "json_object":
         return structured.of_schema({}, param)
-    return _named(given[0], wanted[given[0]], param)
+    return _named(names[0], fields[names[0]], param)
 
 
-def _named(kind: str, wanted: Any, param: str) -> Constraint:
+def _named(kind: str, value: Any, param: str) -> Constraint:
     """A JSON schema, a regular expression, a grammar or a choice, in the names of llama-server and vLLM."""
     if kind in ("json", "json_schema"):
-        return structured.of_schema(_parsed(wanted, param), param, strict=False)
+        return structured.of_schema(_parsed(value, param), param, strict=False)
     if kind == "regex":
-        return structured.of_grammar("regex", wanted, param)
+        return structured.of_grammar("regex", value, param)
     if kind == "grammar":
-        return structured.of_grammar("gbnf" if "::=" in str(wanted) else "lark", wanted, param)
-    if kind == "choice" and isinstance(wanted, list) and wanted and all(isinstance(c, str) and c for c in wanted):
-        either = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in wanted)
+        return structured.of_grammar("gbnf" if "::=" in str(value) else "lark", value, param)
+    if kind == "choice" and isinstance(value, list) and value and all(isinstance(c, str) and c for c in value):
+        either = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in value)
         return structured.of_grammar("lark", f"start: {either}", param)
     raise InputFault(f"{param} is not understood here.", param)
 
 
-def _parsed(wanted: Any, param: str) -> Any:
+def _parsed(value: Any, param: str) -> Any:
     """Parse a schema that was sent as text."""
-    if not isinstance(wanted, str):
-        return wanted
+    if not isinstance(value, str):
+        return value
     try:
-        return json.loads(wanted)
+        return json.loads(value)
     except (ValueError, RecursionError):
         raise InputFault(f"{param} is no JSON.", param) from None
 
 
-def response_format(wanted: dict[str, Any], param: str) -> Constraint | None:
+def response_format(response: dict[str, Any], param: str) -> Constraint | None:
     """OpenAI's `text`, `json_object` and `json_schema`; also `regex`, `lark` and `grammar` (GBNF).
 
     Raises:
         InputFault: An unknown type or a missing part.
         ConstraintImpossible: The constraint cannot be enforced.
     """
-    kind = wanted.get("type")
+    kind = response.get("type")
     if kind == "text":
         return None
     if kind == "json_object":
-        return structured.of_schema(wanted.get("schema") or {}, f"{param}.schema", strict=False)
+        return structured.of_schema(response.get("schema") or {}, f"{param}.schema", strict=False)
     if kind == "json_schema":
-        inner = wanted.get("json_schema")
-        form = inner if isinstance(inner, dict) else wanted
+        inner = response.get("json_schema")
+        form = inner if isinstance(inner, dict) else response
         schema, strict = form.get("schema"), form.get("strict") is True
         if schema is None:
             raise InputFault(f"{param}.json_schema.schema is missing.", f"{param}.json_schema.schema")
         return structured.of_schema(schema, f"{param}.json_schema.schema", strict=strict)
     if kind in _GRAMMARS:
-        source = wanted.get(str(kind)) or wanted.get("pattern") or wanted.get("grammar")
+        source = response.get(str(kind)) or response.get("pattern") or response.get("grammar")
         grammar: structured.Kind = "regex" if kind == "regex" else "lark" if kind == "lark" else "gbnf"
         return structured.of_grammar(grammar, source, f"{param}.{kind}")
     raise InputFault(f"{param}.type {kind!r} is not supported.", f"{param}.type")

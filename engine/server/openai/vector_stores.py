@@ -55,10 +55,10 @@ class _Batches:
         return batch
 
     def get(self, store: str, batch: str) -> tuple[tuple[str, ...], float]:
-        found = self._made.get(batch)
-        if found is None or found[0] != store:
+        batch_entry = self._made.get(batch)
+        if batch_entry is None or batch_entry[0] != store:
             raise FileNotFound(f"There is no batch {batch!r} here.", "batch_id")
-        return found[1], found[2]
+        return batch_entry[1], batch_entry[2]
 
 
 _batches = _Batches()
@@ -98,12 +98,12 @@ async def list_stores(
     service = await server_state(request).collection_service()
 
     def shown() -> list[dict[str, Any]]:
-        found = []
+        stores = []
         for live in service.collections.all():
             if live.definition.id.startswith(f"{PREFIX}_") and may_see(live.definition.owner):
                 with contextlib.suppress(CollectionUnusable):  # it may be deleted meanwhile
-                    found.append(_store(live))
-        return found
+                    stores.append(_store(live))
+        return stores
 
     return page(await asyncio.to_thread(shown), limit, after, order)
 
@@ -121,11 +121,11 @@ async def change_store(request: Request, store: str) -> Response:
     body = await parse_or(request, StoreRequest)
     service, live = await _open(request, store)
     attributes = {k: v for k, v in live.definition.facts.items() if k.startswith(_ATTRIBUTES)}
-    given: dict[str, Any] = {"name": body.name} if body.name else {}
+    changes: dict[str, Any] = {"name": body.name} if body.name else {}
     if body.metadata is not None:
-        given["facts"] = {**attributes, **body.metadata}
+        changes["facts"] = {**attributes, **body.metadata}
     live = await asyncio.to_thread(
-        service.collections.change, store, lambda old: msgspec.structs.replace(old, **given)
+        service.collections.change, store, lambda old: msgspec.structs.replace(old, **changes)
     )
     return JSONResponse(await asyncio.to_thread(_store, live), headers=ignored_header(body.ignored()))
 
@@ -264,12 +264,12 @@ async def search_results(
     service: CollectionService, live: OpenCollection, questions: list[str], body: StoreSearch
 ) -> list[dict[str, Any]]:
     """The results in OpenAI's format, without duplicates, best first."""
-    found: dict[int, dict[str, Any]] = {}
+    rows: dict[int, dict[str, Any]] = {}
     for question in questions:
         for result in (await found_in(service, live, question, body)).results:
             content = [{"type": "text", "text": result.passage.text}]
-            found.setdefault(result.passage.id, {**result.payload(), "content": content})
-    return sorted(found.values(), key=lambda row: -row["score"])[: body.max_num_results or 10]
+            rows.setdefault(result.passage.id, {**result.payload(), "content": content})
+    return sorted(rows.values(), key=lambda row: -row["score"])[: body.max_num_results or 10]
 
 
 class Result(NamedTuple):
@@ -293,11 +293,11 @@ class StoreAnswer(NamedTuple):
     bears: bool
 
 
-async def found_in(service: CollectionService, live: OpenCollection, question: str, wanted: Wanted) -> StoreAnswer:
+async def found_in(service: CollectionService, live: OpenCollection, question: str, search: Wanted) -> StoreAnswer:
     """The passages of one store for one query that pass its filter and threshold."""
-    threshold = (wanted.ranking_options.score_threshold if wanted.ranking_options else None) or 0.0
-    limit = wanted.max_num_results or 10
-    answer = await service.search(live, SearchRequest(query=question[:8000], limit=50 if wanted.filters else limit))
+    threshold = (search.ranking_options.score_threshold if search.ranking_options else None) or 0.0
+    limit = search.max_num_results or 10
+    answer = await service.search(live, SearchRequest(query=question[:8000], limit=50 if search.filters else limit))
     results = []
     for passage in answer.passages:
         # Uploaded files have an id; documents of the user's collections have one in their index.
@@ -305,7 +305,7 @@ async def found_in(service: CollectionService, live: OpenCollection, question: s
         file_id = Path(passage.path).parent.name if sent else f"document-{passage.document}"
         attributes = _attributes(live, file_id)
         score = round(min(max(passage.score, 0.0), 1.0), 4)
-        if score >= threshold and (wanted.filters is None or fits(attributes, wanted.filters)):
+        if score >= threshold and (search.filters is None or fits(attributes, search.filters)):
             results.append(Result(passage, file_id, score, attributes))
     return StoreAnswer(results[:limit], answer.found)
 
@@ -377,12 +377,12 @@ def _store(live: OpenCollection) -> dict[str, Any]:
 
 
 def _batch(live: OpenCollection, batch: str) -> dict[str, Any]:
-    ids, made = _batches.get(live.definition.id, batch)
+    ids, created_at = _batches.get(live.definition.id, batch)
     counts = _counts(live, list(ids))
     return {
         "id": batch,
         "object": "vector_store.files_batch",
-        "created_at": int(made),
+        "created_at": int(created_at),
         "vector_store_id": live.definition.id,
         "status": "in_progress" if counts["in_progress"] else "completed",
         "file_counts": counts,

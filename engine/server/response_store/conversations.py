@@ -53,9 +53,9 @@ class Conversation:
 
     def take_out(self, item_id: str) -> None:
         """Delete an item. Raises: ConversationNotFound: no item has this id."""
-        gone = self.find(item_id)
-        self.items.remove(gone)
-        self.size_bytes -= size_of([gone])
+        removed = self.find(item_id)
+        self.items.remove(removed)
+        self.size_bytes -= size_of([removed])
 
     def payload(self) -> dict[str, Any]:
         """The conversation in OpenAI's format, without its items, which have a separate route."""
@@ -64,10 +64,10 @@ class Conversation:
 
     def find(self, item_id: str) -> dict[str, Any]:
         """The item with this id. Raises: ConversationNotFound: no item has it."""
-        found = next((item for item in self.items if item["id"] == item_id), None)
-        if found is None:
+        match = next((item for item in self.items if item["id"] == item_id), None)
+        if match is None:
             raise ConversationNotFound(item_id)
-        return found
+        return match
 
 
 class ConversationStore:
@@ -78,10 +78,10 @@ class ConversationStore:
 
     def get(self, conversation_id: str) -> Conversation:
         """The conversation with this id. Raises: ConversationNotFound."""
-        found = self._stored.get(conversation_id)
-        if found is None or not may_see(found.owner):
+        conversation = self._stored.get(conversation_id)
+        if conversation is None or not may_see(conversation.owner):
             raise ConversationNotFound(conversation_id)
-        return found
+        return conversation
 
     def put(self, conversation: Conversation) -> None:
         """Store a new conversation."""
@@ -90,13 +90,13 @@ class ConversationStore:
 
     def add(self, conversation: Conversation, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Append items, each with an id. A deleted conversation is not stored again."""
-        named = [stored_item(item) for item in items]
-        conversation.items += named
-        conversation.size_bytes += sum(size_of([item]) for item in named)
+        with_ids = [stored_item(item) for item in items]
+        conversation.items += with_ids
+        conversation.size_bytes += sum(size_of([item]) for item in with_ids)
         if conversation.id in self._stored:
             self._stored.move_to_end(conversation.id)
             self._bound()
-        return named
+        return with_ids
 
     def remove(self, conversation_id: str) -> None:
         """Delete a conversation. Raises: ConversationNotFound."""
@@ -111,10 +111,10 @@ class ConversationStore:
 
 def stored_item(item: dict[str, Any]) -> dict[str, Any]:
     """An item as it is stored and listed: in the format of OpenAI's reference, with an id."""
-    named = item if isinstance(item.get("id"), str) else {**item, "id": new_id("item", "_")}
-    if named.get("type", "message") != "message":
-        return named
-    stored = {"type": "message", "status": "completed", **named}
+    with_id = item if isinstance(item.get("id"), str) else {**item, "id": new_id("item", "_")}
+    if with_id.get("type", "message") != "message":
+        return with_id
+    stored = {"type": "message", "status": "completed", **with_id}
     if isinstance(stored.get("content"), str):
         answer = stored.get("role") == "assistant"
         extra: dict[str, Any] = {"annotations": [], "logprobs": []} if answer else {}

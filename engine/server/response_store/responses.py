@@ -84,10 +84,10 @@ class ResponseStore:
 
     def item(self, item_id: str, param: str) -> dict[str, Any]:
         """An input or output item of a stored response. Raises: ItemNotFound."""
-        found = self._items.get(item_id)
-        if found is None or not any(may_see(stored.owner) for stored in found[1]):
+        entry = self._items.get(item_id)
+        if entry is None or not any(may_see(stored.owner) for stored in entry[1]):
             raise ItemNotFound(item_id, param)
-        return found[0]
+        return entry[0]
 
     def meant(self, item: dict[str, Any], param: str) -> dict[str, Any]:
         """The stored item if `item` is only a reference, else `item`. Raises: ItemNotFound."""
@@ -98,17 +98,17 @@ class ResponseStore:
 
     def get(self, response_id: str) -> Stored:
         """The response with this id. Raises: ResponseNotFound."""
-        found = self._stored.get(response_id)
-        if found is None or not may_see(found.owner):
+        stored = self._stored.get(response_id)
+        if stored is None or not may_see(stored.owner):
             raise ResponseNotFound(response_id)
-        return found
+        return stored
 
     def previous(self, response_id: str) -> Stored:
         """The response that a conversation continues. Raises: PreviousResponseNotFound."""
-        found = self._stored.get(response_id)
-        if found is None or not may_see(found.owner):
+        stored = self._stored.get(response_id)
+        if stored is None or not may_see(stored.owner):
             raise PreviousResponseNotFound(response_id)
-        return found
+        return stored
 
     def remove(self, response_id: str) -> None:
         """Delete a response. Raises: ResponseNotFound."""

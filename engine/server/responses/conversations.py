@@ -67,9 +67,9 @@ async def show(request: Request, conversation: str) -> dict[str, Any]:
 async def update(request: Request, conversation: str) -> Response:
     """Replace a conversation's metadata."""
     body = await parse(request, UpdateBody)
-    found = _store(request).get(conversation)
-    found.metadata = body.metadata
-    return JSONResponse(found.payload(), headers=ignored_header(body.ignored()))
+    stored = _store(request).get(conversation)
+    stored.metadata = body.metadata
+    return JSONResponse(stored.payload(), headers=ignored_header(body.ignored()))
 
 
 @router.delete("/{conversation}")
@@ -91,9 +91,9 @@ async def list_items(
 async def add_items(request: Request, conversation: str) -> Response:
     """Add items that are not from a response."""
     body = await parse(request, AddBody)
-    found = _store(request).get(conversation)
-    found.require_capacity(body.items)
-    added = _store(request).add(found, body.items)
+    stored = _store(request).get(conversation)
+    stored.require_capacity(body.items)
+    added = _store(request).add(stored, body.items)
     return JSONResponse(page(added, len(added), None, "asc"), headers=ignored_header(body.ignored()))
 
 
@@ -106,6 +106,6 @@ async def show_item(request: Request, conversation: str, item: str) -> dict[str,
 @router.delete("/{conversation}/items/{item}")
 async def delete_item(request: Request, conversation: str, item: str) -> dict[str, Any]:
     """Delete an item; returns the conversation without it."""
-    found = _store(request).get(conversation)
-    found.take_out(item)
-    return found.payload()
+    stored = _store(request).get(conversation)
+    stored.take_out(item)
+    return stored.payload()

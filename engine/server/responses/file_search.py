@@ -48,11 +48,11 @@ def chosen(choice: str | dict[str, Any] | None, box: "Toolbox") -> SearchToolCho
         return SearchToolChoice(use=False, insisted=False, functions=choice)
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         listed = choice.get("tools")
-        named = listed if isinstance(listed, list) else []
-        others = [tool for tool in named if not (isinstance(tool, dict) and tool.get("type") == KIND)]
+        tools = listed if isinstance(listed, list) else []
+        others = [tool for tool in tools if not (isinstance(tool, dict) and tool.get("type") == KIND)]
         functions: str | dict[str, Any] = {**choice, "tools": others} if others else "none"
         insisted = choice.get("mode") == "required" and not others
-        return SearchToolChoice(use=len(others) < len(named), insisted=insisted, functions=functions)
+        return SearchToolChoice(use=len(others) < len(tools), insisted=insisted, functions=functions)
     if choice == "required" and not box.definitions:
         return SearchToolChoice(use=True, insisted=True, functions="auto")
     return SearchToolChoice(use=True, insisted=choice == "required", functions=choice)
@@ -72,10 +72,10 @@ class FoundPassages(NamedTuple):
     def citations(self, text: str) -> list[dict[str, Any]]:
         """File citations for the numbers in brackets, with their positions in the text."""
         marks = [mark for mark in _CITED.finditer(text) if 0 < int(mark[1]) <= len(self.results)]
-        named = [(mark.start(), self.results[int(mark[1]) - 1].payload()) for mark in marks]
+        cited = [(mark.start(), self.results[int(mark[1]) - 1].payload()) for mark in marks]
         return [
             {"type": "file_citation", "index": at, "file_id": fields["file_id"], "filename": fields["filename"]}
-            for at, fields in named
+            for at, fields in cited
         ]
 
 
@@ -86,11 +86,11 @@ class Search:
         self,
         service: "CollectionService",
         stores: "tuple[OpenCollection, ...]",
-        wanted: FileSearch,
+        search: FileSearch,
         *,
         insisted: bool,
     ) -> None:
-        self._service, self._stores, self._wanted, self._insisted = service, stores, wanted, insisted
+        self._service, self._stores, self._wanted, self._insisted = service, stores, search, insisted
 
     async def run(self, state: "ServerState", model: str, query: "ChatQuery") -> FoundPassages:
         """Search for the question and insert the results that fit the model's context before it."""
@@ -104,8 +104,8 @@ class Search:
         results = interleaved(rankings, lambda result: (result.file_id, result.passage.id))
         results = results[: self._wanted.max_num_results or rag.PASSAGES]
         if not results:
-            given = rag.with_given(query, rag.NOT_THERE if self._insisted else _NOTHING)
-            return FoundPassages(questions, (), given)
+            with_note = rag.with_given(query, rag.NOT_THERE if self._insisted else _NOTHING)
+            return FoundPassages(questions, (), with_note)
         budget = await rag.token_budget(loaded, query)
         passages, _ = await rag.fitting(loaded, tuple(result.passage for result in results), budget)
         text = f"{rag.ANSWER_FROM if bears else rag.WEAK}\n\n{rag.numbered(passages)}"

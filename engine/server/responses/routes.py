@@ -57,26 +57,26 @@ async def create_response(request: Request) -> Response:
     """Response to a conversation of items."""
     state = server_state(request)
     body = await parse(request, ResponsesRequest)
-    asked = await _understand(state, body)
+    parts = await _understand(state, body)
     # A stream sends its first event immediately, so errors that need an HTTP status are checked before it.
-    check_tools(asked.query)
-    if asked.query.output is not None:
-        await state.checker.check(asked.query.output, asked.query.output_param)
+    check_tools(parts.query)
+    if parts.query.output is not None:
+        await state.checker.check(parts.query.output, parts.query.output_param)
     entry = await state.models.entry(body.model)
-    layers = state.models.recommended_for(entry).layers(thinks(asked.query))
-    _report_sampling(asked, choose(asked.query.sampling, layers))  # a stream reports it before the model is loaded
+    layers = state.models.recommended_for(entry).layers(thinks(parts.query))
+    _report_sampling(parts, choose(parts.query.sampling, layers))  # a stream reports it before the model is loaded
     state.pool.announce(body.model)
-    silent = body.ignored() + asked.box.without_effect
+    silent = body.ignored() + parts.box.without_effect
     headers = ignored_header(silent)
-    items = ItemStream(asked.response, asked.box)
+    items = ItemStream(parts.response, parts.box)
     if body.background:
-        job = state.background.start(items, _stream(state, asked, items))
+        job = state.background.start(items, _stream(state, parts, items))
         if body.stream:
             return EventStream(job.follow(), SHAPE, headers=headers)
         return JSONResponse(items.snapshot(), headers=headers)
     if body.stream:
-        return EventStream(_stream(state, asked, items), SHAPE, ping=items.still_here, headers=headers)
-    await while_connected(request, _run(state, asked, items))
+        return EventStream(_stream(state, parts, items), SHAPE, ping=items.still_here, headers=headers)
+    await while_connected(request, _run(state, parts, items))
     return JSONResponse(items.snapshot(), headers=headers)
 
 
@@ -112,9 +112,9 @@ async def count_input(request: Request) -> Response:
     """Exact number of tokens of a request's prompt."""
     state = server_state(request)
     body = await parse(request, ResponsesRequest)
-    asked = await _understand(state, body)
-    found = None if asked.search is None else await asked.search.run(state, body.model, asked.query)
-    turn = await prepare_turn(state, body.model, asked.query if found is None else found.query)
+    parts = await _understand(state, body)
+    hits = None if parts.search is None else await parts.search.run(state, body.model, parts.query)
+    turn = await prepare_turn(state, body.model, parts.query if hits is None else hits.query)
     payload = {"object": "response.input_tokens", "input_tokens": await turn.prompt_tokens()}
     return JSONResponse(payload, headers=ignored_header(body.ignored()))
 
@@ -159,11 +159,11 @@ async def _understand(state: ServerState, body: ResponsesRequest) -> _Asked:
     output, param = _output(body.text or {})
     reasoning = body.reasoning or Reasoning()
     choice = file_search.chosen(body.tool_choice, box)
-    tools, wanted = allowed_tools(tuple(box.definitions), choice.functions)
+    tools, allowed = allowed_tools(tuple(box.definitions), choice.functions)
     query = ChatQuery(
         messages=messages,
         tools=tools,
-        tool_choice=tool_choice(wanted, box),
+        tool_choice=tool_choice(allowed, box),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         output=output,
         output_param=param,
@@ -180,14 +180,14 @@ async def _understand(state: ServerState, body: ResponsesRequest) -> _Asked:
 
 
 def _output(text: dict[str, Any]) -> tuple[Constraint | None, str]:
-    wanted, param = text.get("format"), "text.format"
-    if wanted is None or (isinstance(wanted, dict) and wanted.get("type") == "text"):
+    form, param = text.get("format"), "text.format"
+    if form is None or (isinstance(form, dict) and form.get("type") == "text"):
         return None, param
-    if isinstance(wanted, dict) and wanted.get("type") == "json_object":
+    if isinstance(form, dict) and form.get("type") == "json_object":
         return structured.of_schema({}, param), param
-    if isinstance(wanted, dict) and wanted.get("type") == "json_schema":
-        schema, where = wanted.get("schema"), f"{param}.schema"
-        return structured.of_schema(schema, where, strict=wanted.get("strict") is True), where
+    if isinstance(form, dict) and form.get("type") == "json_schema":
+        schema, where = form.get("schema"), f"{param}.schema"
+        return structured.of_schema(schema, where, strict=form.get("strict") is True), where
     raise InputFault(f"{param}.type must be text, json_object or json_schema.", f"{param}.type")
 
 
@@ -224,11 +224,11 @@ def _response(body: ResponsesRequest) -> dict[str, Any]:
     }
 
 
-async def _stream(state: ServerState, asked: _Asked, items: ItemStream) -> AsyncGenerator[bytes, None]:
+async def _stream(state: ServerState, parts: _Asked, items: ItemStream) -> AsyncGenerator[bytes, None]:
     items.response["status"] = "in_progress"
     yield items.begin()
     try:
-        async with aclosing(_work(state, asked, items)) as chunks:
+        async with aclosing(_work(state, parts, items)) as chunks:
             async for chunk in chunks:
                 yield chunk
     except TesseraError as error:
@@ -240,49 +240,49 @@ async def _stream(state: ServerState, asked: _Asked, items: ItemStream) -> Async
             log.exception("stream failed")
         yield items.fail(lack or error)
         return
-    _store_response(state, asked, items)
+    _store_response(state, parts, items)
 
 
-async def _run(state: ServerState, asked: _Asked, items: ItemStream) -> None:
-    async with aclosing(_work(state, asked, items)) as chunks:
+async def _run(state: ServerState, parts: _Asked, items: ItemStream) -> None:
+    async with aclosing(_work(state, parts, items)) as chunks:
         async for _ in chunks:
             pass
-    _store_response(state, asked, items)
+    _store_response(state, parts, items)
 
 
-async def _work(state: ServerState, asked: _Asked, items: ItemStream) -> AsyncGenerator[bytes, None]:
+async def _work(state: ServerState, parts: _Asked, items: ItemStream) -> AsyncGenerator[bytes, None]:
     """Search, then generate; yields the encoded events."""
-    query = asked.query
-    if asked.search is not None:
+    query = parts.query
+    if parts.search is not None:
         yield items.search_begins()
-        found = await asked.search.run(state, asked.body.model, query)
-        with_results = "file_search_call.results" in (asked.body.include or ())
-        yield items.search_ended(found, with_results=with_results)
-        query = found.query
-    turn = await prepare_turn(state, asked.body.model, query)
-    _report_sampling(asked, turn.chat.sampling)
+        passages = await parts.search.run(state, parts.body.model, query)
+        with_results = "file_search_call.results" in (parts.body.include or ())
+        yield items.search_ended(passages, with_results=with_results)
+        query = passages.query
+    turn = await prepare_turn(state, parts.body.model, query)
+    _report_sampling(parts, turn.chat.sampling)
     async with aclosing(turn.events()) as events:
         async for item in events:
             if out := items.feed(item):
                 yield out
 
 
-def _report_sampling(asked: _Asked, sampling: Chosen) -> None:
+def _report_sampling(parts: _Asked, sampling: Chosen) -> None:
     """Add the sampling values and their sources to the response."""
     for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty"):
-        asked.response[name] = getattr(sampling.params, name)
-    asked.response["tessera"] = {"sampling": sampling.facts()}
+        parts.response[name] = getattr(sampling.params, name)
+    parts.response["tessera"] = {"sampling": sampling.facts()}
 
 
-def _store_response(state: ServerState, asked: _Asked, items: ItemStream) -> None:
+def _store_response(state: ServerState, parts: _Asked, items: ItemStream) -> None:
     """Add the items to the conversation, and store the response unless the client disabled that."""
-    given = asked.body.input
-    listed = given if isinstance(given, list) else [_user_item(given or "")]
+    sent = parts.body.input
+    listed = sent if isinstance(sent, list) else [_user_item(sent or "")]
     listed = [stored_item(item) for item in listed]
-    if asked.talk is not None:
-        state.talks.add(asked.talk, [*listed, *items.output])
-    if asked.body.store is not False:
-        state.responses.put(items.snapshot(), listed, (*asked.context, items.message()))
+    if parts.talk is not None:
+        state.talks.add(parts.talk, [*listed, *items.output])
+    if parts.body.store is not False:
+        state.responses.put(items.snapshot(), listed, (*parts.context, items.message()))
 
 
 def _user_item(text: str) -> dict[str, Any]:

@@ -172,12 +172,12 @@ class ResponsesRequest(SamplerFields):
 
     def ignored(self) -> list[str]:
         """Also lists stream options without effect, `truncation` and items of hosted tools."""
-        found = super().ignored()
+        names = super().ignored()
         if self.truncation == "auto":  # prompts are never truncated: one that does not fit is an error
-            found.append("truncation")
+            names.append("truncation")
         if self.stream_options and (not self.stream or self.stream_options.get("include_obfuscation")):
-            found.append("stream_options")
+            names.append("stream_options")
         if isinstance(self.input, list):
             kinds = enumerate(item.get("type") for item in self.input)
-            found += [f"input[{i}]" for i, kind in kinds if kind in HOSTED and kind != "file_search_call"]
-        return found
+            names += [f"input[{i}]" for i, kind in kinds if kind in HOSTED and kind != "file_search_call"]
+        return names

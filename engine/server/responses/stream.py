@@ -69,15 +69,15 @@ class ItemStream:
             out += self._event(f"response.file_search_call.{state}", **ids)
         return out
 
-    def search_ended(self, found: "FoundPassages", *, with_results: bool) -> bytes:
-        """Events for the end of the search; later citations refer to `found`.
+    def search_ended(self, passages: "FoundPassages", *, with_results: bool) -> bytes:
+        """Events for the end of the search; later citations refer to `passages`.
 
         `with_results`: the item has the results.
         """
-        self._found, self._kind = found, ""
-        self._item |= {"status": "completed", "queries": list(found.questions)}
+        self._found, self._kind = passages, ""
+        self._item |= {"status": "completed", "queries": list(passages.questions)}
         if with_results:
-            self._item["results"] = found.payload()
+            self._item["results"] = passages.payload()
         out = self._event("response.file_search_call.completed", **self._ids())
         return out + self._done()
 
@@ -197,8 +197,8 @@ class ItemStream:
         assert self._found is not None
         part["annotations"] = self._found.citations(part["text"])
         return b"".join(
-            self._event("response.output_text.annotation.added", **ids, annotation_index=number, annotation=made)
-            for number, made in enumerate(part["annotations"])
+            self._event("response.output_text.annotation.added", **ids, annotation_index=number, annotation=mark)
+            for number, mark in enumerate(part["annotations"])
         )
 
     def _close_call(self, kind: str, *, whole: bool) -> bytes:
@@ -231,8 +231,8 @@ class ItemStream:
 
 def failure(error: Exception) -> dict[str, str]:
     """The `error` of a failed response."""
-    known = isinstance(error, TesseraError)
-    message = str(error) if known else "An internal error; the server's log has the details."
+    is_ours = isinstance(error, TesseraError)
+    message = str(error) if is_ours else "An internal error; the server's log has the details."
     return {"code": _code(error), "message": message}
 
 

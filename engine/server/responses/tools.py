@@ -39,8 +39,8 @@ class Toolbox:
         if name in self.custom:
             return {"type": "custom_tool_call", **base, "name": name, "input": ""}
         namespace, own = self.namespaced.get(name, (None, name))
-        made = {"type": "function_call", **base, "name": own, "arguments": ""}
-        return made if namespace is None else {**made, "namespace": namespace}
+        call = {"type": "function_call", **base, "name": own, "arguments": ""}
+        return call if namespace is None else {**call, "namespace": namespace}
 
 
 def whole_tool(tool: dict[str, Any]) -> dict[str, Any]:

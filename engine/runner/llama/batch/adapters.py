@@ -23,12 +23,12 @@ class Adapters:
         self._handles: dict[str, Any] = {}
         self._active: Key = ()
         self._turn: Key = ()
-        wanted = tuple(paths)
-        if not wanted:
+        files = tuple(paths)
+        if not files:
             return
         from engine.runner.llama.batch.fitted_adapter import fitted
 
-        for path in wanted:
+        for path in files:
             log.begin("the LoRA adapter", str(path))
             with fitted(Path(path), metadata_of(loaded)) as fitting:
                 handle = self._api.llama_adapter_lora_init(loaded.model, str(fitting).encode())

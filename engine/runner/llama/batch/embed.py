@@ -389,9 +389,9 @@ class QuickChoice:
         )
         self._texts: QuickTexts | None = None
 
-    def wanted(self, left: int) -> bool:
+    def wanted(self, num_left: int) -> bool:
         """Whether to embed this many texts in int8, or to test int8 with the first of them."""
-        return self._texts is not None or (self._untried and left >= MIN_TEXTS)
+        return self._texts is not None or (self._untried and num_left >= MIN_TEXTS)
 
     @property
     def texts_a_step(self) -> int:

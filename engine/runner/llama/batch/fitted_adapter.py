@@ -29,11 +29,11 @@ def fitted(path: Path, metadata: Mapping[str, str]) -> Iterator[Path]:
     Raises: LoadFailed: the file is smoothed without its scales, the adapter does not match, or the disk is full.
     """
     provenance = read_provenance(metadata.get(PROVENANCE, ""))
-    said = metadata.get(KEY)
-    if said is None and not (provenance is not None and provenance.smoothed):
+    scales_text = metadata.get(KEY)
+    if scales_text is None and not (provenance is not None and provenance.smoothed):
         yield path
         return
-    scales = read_channel_scales(said or "")
+    scales = read_channel_scales(scales_text or "")
     if scales is None:
         raise LoadFailed(
             f"the LoRA adapter {path} does not fit this file: its inputs were smoothed when it was quantized, "

@@ -166,18 +166,18 @@ def _highest(row: Any, k: int) -> Any:
 def _nucleus(row: Any, top: float, p: float) -> Any:
     """Return ids of a superset of the top-p nucleus: all above the first threshold with a mass of p."""
     weights = np.exp(row - top)
-    wanted = p * float(weights.sum())
+    target = p * float(weights.sum())
     for depth in (3.0, 6.0, 10.0, 15.0):
         ids = np.flatnonzero(row >= top - depth)
-        if float(weights[ids].sum()) >= wanted:
-            return _exact_share(ids, weights[ids], row[ids], wanted)
+        if float(weights[ids].sum()) >= target:
+            return _exact_share(ids, weights[ids], row[ids], target)
     return np.arange(len(row))
 
 
-def _exact_share(ids: Any, weights: Any, logits: Any, wanted: float) -> Any:
-    """Return the most probable of `ids` until their weights reach `wanted`."""
+def _exact_share(ids: Any, weights: Any, logits: Any, target: float) -> Any:
+    """Return the most probable of `ids` until their weights reach `target`."""
     order = np.argsort(-logits, kind="stable")
-    reached = int(np.searchsorted(np.cumsum(weights[order], dtype=np.float64), wanted)) + 1
+    reached = int(np.searchsorted(np.cumsum(weights[order], dtype=np.float64), target)) + 1
     return ids[order[:reached]]
 
 

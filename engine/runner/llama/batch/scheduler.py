@@ -162,8 +162,8 @@ class Scheduler(BaseScheduler[LlamaSequence]):
 
     def take_wanted(self) -> list[ContextWanted]:
         """Return the context requests since the last call."""
-        wanted, self._wanted = self._wanted, []
-        return wanted
+        requests, self._wanted = self._wanted, []
+        return requests
 
     @property
     def stalled(self) -> bool:
@@ -216,8 +216,8 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         for one in parked.values():
             if one.media is not None:
                 one.media.close()
-        found = (context_exceeded(i, len(p.tokens), self._loaded.n_ctx) for i, p in parked.items())
-        return [fault for fault in found if fault is not None]
+        faults = (context_exceeded(i, len(p.tokens), self._loaded.n_ctx) for i, p in parked.items())
+        return [fault for fault in faults if fault is not None]
 
     def keep_context(self, request_id: int) -> None:
         """Refuse to grow the context for this request: drop it if it waits, else let it end at the limit."""
@@ -247,7 +247,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         self._admit(out)
         if not self._running or begun_for_watchers(out, self._running):
             return out
-        begun = time.monotonic()
+        started_at = time.monotonic()
         self._fill_batch(out)
         if self._batch.size == 0:
             return out
@@ -267,7 +267,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             self._request_room_early()
             self._speculation.follow(self._batch, self._running)
             if self._batch.size == self._batch.outputs:
-                self._speculation.update_balances(now - begun)
+                self._speculation.update_balances(now - started_at)
         else:
             self._recover(code, out)
         out.extend(flush_text(self._by_id.values(), self._running))
@@ -275,8 +275,8 @@ class Scheduler(BaseScheduler[LlamaSequence]):
 
     def _admit(self, out: list[Output]) -> None:
         if self._quarantine.open:
-            if not self._running and (found := self._quarantine.examine()) is not None:
-                self._start(*found, out)
+            if not self._running and (suspect := self._quarantine.examine()) is not None:
+                self._start(*suspect, out)
             return
         if self._crowded and self._running:
             return

@@ -61,9 +61,9 @@ class StepBudget:
             return most
         stretch = min(max(1.0, waiting / generating), MAX_STRETCH)
         added_s = max(PROMPT_STEP_S, self._answers_s(generating)) * stretch
-        wanted = int(added_s / self._prompt_row_s) if self._prompt_row_s else 0
+        affordable = int(added_s / self._prompt_row_s) if self._prompt_row_s else 0
         whole = TILE_ROWS if depth >= DEEP and in_tiles(self._loaded.settings) else ROWS_AT_ONCE
-        rows = max(MIN_CHUNK, wanted) + generating
+        rows = max(MIN_CHUNK, affordable) + generating
         return max(MIN_CHUNK, min(rows + -rows % whole, self._loaded.n_ubatch, most) - generating)
 
     def step_rows(self, usual: int) -> int:
@@ -85,14 +85,14 @@ class StepBudget:
         if now - self._noted_at > IDLE_S and _is_busy():
             self._threads.presume_busy(now)
             self._noted_at = now
-        wanted = self._threads_set if self._fixed else self._threads.threads(rows)
+        num_threads = self._threads_set if self._fixed else self._threads.threads(rows)
         if steady and not self._fixed and self._divides:
-            wanted = self._threads.most
+            num_threads = self._threads.most
         if self._most and not self._fixed:
-            wanted = min(wanted, self._most)
-        if wanted != self._threads_set:
-            self._threads_set = wanted
-            self._loaded.api.llama_set_n_threads(self._loaded.context, wanted, wanted)
+            num_threads = min(num_threads, self._most)
+        if num_threads != self._threads_set:
+            self._threads_set = num_threads
+            self._loaded.api.llama_set_n_threads(self._loaded.context, num_threads, num_threads)
 
     def rebind(self) -> None:
         """Set the number of threads in a new context."""

@@ -67,13 +67,13 @@ def steady_length(tokens: Any, length: int) -> int:
     return int(images[gaps[-1] + 1]) if len(gaps) else int(images[0])
 
 
-def rebase(gone: CachedSequence, sequences: Iterable[CachedSequence]) -> None:
+def rebase(removed: CachedSequence, sequences: Iterable[CachedSequence]) -> None:
     """Count cells that others still share with a dropped owner at one of the others."""
     for other in sequences:
-        if other is not gone and other.shared > gone.shared and other.key == gone.key:
-            length = common_prefix(other.tokens, gone.tokens)
-            if length > gone.shared:
-                other.shared = min(other.shared, gone.shared)
+        if other is not removed and other.shared > removed.shared and other.key == removed.key:
+            length = common_prefix(other.tokens, removed.tokens)
+            if length > removed.shared:
+                other.shared = min(other.shared, removed.shared)
                 return
 
 

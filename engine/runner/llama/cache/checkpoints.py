@@ -44,8 +44,8 @@ def checkpoint_lengths(n_prompt: int, n_cached: int, branch: int, n_ubatch: int)
     questions.
     """
     spaced = range(SPACING, n_prompt, SPACING)
-    wanted = {branch, max(n_cached, n_prompt - BEFORE_END), n_prompt - BEFORE_END - n_ubatch, *spaced}
-    return sorted(p for p in wanted if max(n_cached, SHORTEST) <= p < n_prompt)
+    lengths = {branch, max(n_cached, n_prompt - BEFORE_END), n_prompt - BEFORE_END - n_ubatch, *spaced}
+    return sorted(p for p in lengths if max(n_cached, SHORTEST) <= p < n_prompt)
 
 
 def budget(loaded: LoadedModel) -> int:

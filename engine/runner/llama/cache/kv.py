@@ -135,9 +135,9 @@ class KVCache:
 
     def _acquire_longest(self, tokens: list[int], key: Key) -> CachedSequence | None:
         source, length = self.sharing.best(tokens, key)
-        found = self.spilling.worth_restoring(tokens, key, length)
-        if found is not None:
-            restored = self._restore(found, key)
+        restorable = self.spilling.worth_restoring(tokens, key, length)
+        if restorable is not None:
+            restored = self._restore(restorable, key)
             if restored is not None:
                 return restored
             source, length = self.sharing.best(tokens, key)  # making room may have emptied it
@@ -156,12 +156,12 @@ class KVCache:
             self.sharing.fork(source, target, length)
         return self._cells.take(target, key)
 
-    def _restore(self, found: Restorable, key: Key) -> CachedSequence | None:
+    def _restore(self, restorable: Restorable, key: Key) -> CachedSequence | None:
         """Restore a stored prefix, if need be over idle ones; None if even their cells have no room for it."""
         target = self._free_sequence(keep=None)
-        if target is None or not self.make_room(len(found.entry.tokens), spare=target):
+        if target is None or not self.make_room(len(restorable.entry.tokens), spare=target):
             return None
-        while not self.spilling.restore(found, target):
+        while not self.spilling.restore(restorable, target):
             if not self._evict_oldest(spare=target):
                 return None
         return self._cells.take(target, key)

@@ -76,7 +76,7 @@ class PrefixIndex:
             return next(self.sharing(tokens, key), nothing)
         whole = next(self._whole.get(key, _NONE).beginnings(tokens), nothing)
         marked = next(self._marks.get(key, _NONE).beginnings(tokens), nothing)
-        return max(whole, marked, key=lambda found: found[1])
+        return max(whole, marked, key=lambda match: match[1])
 
     def sharing(self, tokens: Any, key: Key) -> Iterator[tuple[StoredPrefix, int]]:
         """Yield entries that start like `tokens` and the number of shared tokens, most first."""
@@ -108,12 +108,12 @@ class _Ordered:
         """Yield all that share a token, most first: entries further from the position of `tokens` share fewer."""
         after = bisect_left(self._items, _bytes(tokens), key=_order)
         before = after - 1
-        left, right = self._shared(before, tokens), self._shared(after, tokens)
-        while left or right:
-            if left >= right:
-                yield self._items[before][0], left
+        shared_before, right = self._shared(before, tokens), self._shared(after, tokens)
+        while shared_before or right:
+            if shared_before >= right:
+                yield self._items[before][0], shared_before
                 before -= 1
-                left = self._shared(before, tokens)
+                shared_before = self._shared(before, tokens)
             else:
                 yield self._items[after][0], right
                 after += 1

@@ -397,7 +397,7 @@ def prune(folder: Path, limit: int, keep: Path) -> None:
     """Delete unfinished files, and the oldest files of other models until the total respects the limit."""
     sweep_unfinished(folder)
     files = sorted(
-        ((p.stat().st_mtime, p.stat().st_size, p) for p in folder.glob("*/*.kv")), key=lambda found: found[0]
+        ((p.stat().st_mtime, p.stat().st_size, p) for p in folder.glob("*/*.kv")), key=lambda file: file[0]
     )
     total = sum(size for _, size, _ in files)
     for _, size, path in files:

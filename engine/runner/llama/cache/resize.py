@@ -32,12 +32,12 @@ def resize(loaded: LoadedModel, n_ctx: int, kv_cells: int, *, through_disk: bool
 
     Raises: LoadFailed: there is not enough memory; nothing has changed. EngineBroken: the old size failed too.
     """
-    begun, before = time.monotonic(), loaded.settings
+    started_at, before = time.monotonic(), loaded.settings
     sizes = n_ctx, max(n_ctx, kv_cells)
     if loaded.kv_cells <= (cells := padded(sizes[1])) <= loaded.reserved_cells:
         loaded.settings = msgspec.structs.replace(before, n_ctx=n_ctx, kv_cells=sizes[1])
         loaded.n_ctx, loaded.kv_cells = n_ctx, cells
-        return Moved(0, time.monotonic() - begun)
+        return Moved(0, time.monotonic() - started_at)
     states = _states(loaded, through_disk=through_disk)
     cells_before = loaded.kv_cells
     loaded.api.llama_free(loaded.context)
@@ -50,7 +50,7 @@ def resize(loaded: LoadedModel, n_ctx: int, kv_cells: int, *, through_disk: bool
             raise EngineBroken(f"the context could not be made again after it did not grow: {again}") from error
         loaded.settings = before
         raise
-    return Moved(states.nbytes, time.monotonic() - begun)
+    return Moved(states.nbytes, time.monotonic() - started_at)
 
 
 def _states(loaded: LoadedModel, *, through_disk: bool) -> Any:

@@ -83,10 +83,10 @@ class Readers:
     def cancel(self, which: Callable[[ReadJob], bool]) -> list[ReadJob]:
         """Cancel queued prefetches that have not started and match `which`; return them."""
         with self._news:
-            gone = [job for job in self._ahead if which(job)]
-            for job in gone:
+            cancelled = [job for job in self._ahead if which(job)]
+            for job in cancelled:
                 self._ahead.remove(job)
-        return gone
+        return cancelled
 
     def last_ahead(self) -> ReadJob | None:
         """Cancel the last job of the prefetch queue; return it."""
@@ -290,11 +290,11 @@ class ExpertStream:
             self._parts.check()
         raw = ctypes.string_at(node.data, (tokens - 1) * node.nb[1] + 4 * used)
         ids = np.ndarray((tokens, used), np.int32, raw, strides=(node.nb[1], 4))
-        wanted, counts = np.unique(ids, return_counts=True)
-        if wanted[0] < 0 or wanted[-1] >= self._there.shape[1]:
+        experts, counts = np.unique(ids, return_counts=True)
+        if experts[0] < 0 or experts[-1] >= self._there.shape[1]:
             raise ValueError(f"layer {row} asks for an expert that does not exist")
-        self._note(row, wanted, counts, tokens)
-        self._ensure_loaded(row, wanted)
+        self._note(row, experts, counts, tokens)
+        self._ensure_loaded(row, experts)
         if row + 1 == len(self._stacks):
             return
         if tokens > _FEW_TOKENS:
@@ -302,39 +302,39 @@ class ExpertStream:
         elif self._counts.there < self._counts.asked and self._readers.idle:
             self._prefetch(row + 1, self._predictor.predict(row, node, used))
 
-    def _note(self, row: int, wanted: Any, counts: Any, tokens: int) -> None:
+    def _note(self, row: int, experts: Any, counts: Any, tokens: int) -> None:
         """Count the requested experts; a prompt chunk counts as one token, because it reads each expert once."""
         few = tokens <= _FEW_TOKENS
         steps = tokens if few else 1
         self._noted += 1
         if few and self._tokens > _LEARNING_TOKENS and self._noted % _RANKED_EACH == 0:
-            self._note_ranks(row, wanted, counts, steps)
+            self._note_ranks(row, experts, counts, steps)
         fading = 0.5 ** (steps / HALF_LIFE_TOKENS)
         self._score[row] *= fading
-        self._score[row, wanted] += counts if few else counts / tokens
+        self._score[row, experts] += counts if few else counts / tokens
         if row == 0:
             self._tokens = self._tokens * fading + steps
 
-    def _note_ranks(self, row: int, wanted: Any, counts: Any, steps: int) -> None:
+    def _note_ranks(self, row: int, experts: Any, counts: Any, steps: int) -> None:
         """Record the ranks of the requested experts before they are counted; equal ones get the middle rank."""
         scores = self._score.ravel()
-        mine = self._score[row, wanted][:, None]
+        mine = self._score[row, experts][:, None]
         ranks = (scores > mine).sum(axis=1) + (scores == mine).sum(axis=1) / 2
         self._ranks *= 0.5 ** (steps * _RANKED_EACH / len(self._stacks) / HALF_LIFE_TOKENS)
         np.add.at(self._ranks, (ranks * RANKS / scores.size).astype(int), counts)
 
-    def _ensure_loaded(self, row: int, wanted: Any) -> None:
+    def _ensure_loaded(self, row: int, experts: Any) -> None:
         """Wait until the experts that a layer needs are in memory."""
-        begun = time.monotonic()
-        self._needed = (row, frozenset(wanted.tolist()))
+        started_at = time.monotonic()
+        self._needed = (row, frozenset(experts.tolist()))
         self._cancel_prefetches()
-        missing = wanted[~self._there[row, wanted]].tolist()
-        self._counts.asked += len(wanted)
-        self._counts.there += len(wanted) - len(missing)
+        missing = experts[~self._there[row, experts]].tolist()
+        self._counts.asked += len(experts)
+        self._counts.there += len(experts) - len(missing)
         if missing:
             jobs = (self._coming.get((row, expert)) or self._absent_job((row, expert)) for expert in missing)
             self._readers.wait_for([job for job in jobs if job is not None])
-            self._counts.waited_s += time.monotonic() - begun
+            self._counts.waited_s += time.monotonic() - started_at
 
     def _prefetch(self, row: int, experts: Iterable[int]) -> None:
         """Read the probable experts of the next layer while this one is computed, in this order."""
@@ -345,14 +345,14 @@ class ExpertStream:
 
     def _cancel_prefetches(self) -> None:
         """End the current prefetches: those requested now stay, the others are cancelled if not started."""
-        row, wanted = self._needed
+        row, experts = self._needed
         if not self._prefetched:
             return
-        wanted_keys = {(row, expert) for expert in wanted}
+        wanted_keys = {(row, expert) for expert in experts}
         for job in self._readers.cancel(lambda r: r.prefetch and r.expert not in wanted_keys):
             self._forget(job)
-        begun = [job.expert for job in self._prefetched if job.begun]
-        self._predictor.note(len(begun), sum(expert in wanted_keys for expert in begun))
+        started = [job.expert for job in self._prefetched if job.begun]
+        self._predictor.note(len(started), sum(expert in wanted_keys for expert in started))
         self._prefetched = []
 
     def _forget(self, job: ReadJob) -> None:
@@ -412,14 +412,14 @@ class ExpertStream:
 
     def _choose_victim(self, spared: int) -> _Expert | None:
         """Return the least used expert in memory, except those of layer `spared` and those in use; None if none."""
-        row, wanted = self._needed
+        row, experts = self._needed
         while True:
             fresh = not self._ranked
             if fresh:
                 self._rank(spared)
             while self._ranked:
                 score, layer, number = self._ranked.pop()
-                in_work = layer == spared or (layer == row and number in wanted)
+                in_work = layer == spared or (layer == row and number in experts)
                 if self._there[layer, number] and self._score[layer, number] <= score and not in_work:
                     return layer, number
             if fresh:
@@ -427,9 +427,9 @@ class ExpertStream:
 
     def _rank(self, spared: int) -> None:
         """Rank the least used experts that may be evicted, the least used last."""
-        row, wanted = self._needed
+        row, experts = self._needed
         score = np.where(self._there, self._score, np.inf)
-        score[row, list(wanted)] = np.inf
+        score[row, list(experts)] = np.inf
         if spared >= 0:
             score[spared] = np.inf
         flat = score.ravel()

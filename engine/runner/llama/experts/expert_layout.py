@@ -128,12 +128,12 @@ def find(model: GgufModel, parts: Parts, experts: int, trunk: int) -> dict[int, 
     Raises: NotMapped: the file is not mapped, or its header has no supported experts.
     """
     numbers = {tensor.name: number for number, part in enumerate(model.parts) for tensor in part.tensors}
-    found = stacks([tensor for _, tensor in model.tensors()], experts)
-    if not found:
+    by_layer = stacks([tensor for _, tensor in model.tensors()], experts)
+    if not by_layer:
         raise NotMapped("its header names no stacks of experts that are understood here")
     mappings = list(_mappings(model, parts))
     layers = {}
-    for layer, tensors in found.items():
+    for layer, tensors in by_layer.items():
         if layer >= trunk:
             continue  # MTP heads, which are not loaded
         placed = []

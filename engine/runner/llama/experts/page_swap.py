@@ -53,16 +53,16 @@ class Pages:
         base = self._rooms[room]
         inner = base + span.inner_begin - span.begin
         size = span.inner_end - span.inner_begin
-        taken = self._take(victim, inner, size) if victim is not None else 0
+        moved = self._take(victim, inner, size) if victim is not None else 0
         if span.inner_begin > span.begin:
             self._anonymous(base, span.inner_begin - span.begin)
-        remaining = span.end - span.inner_begin - taken
+        remaining = span.end - span.inner_begin - moved
         if remaining:
-            self._anonymous(inner + taken, remaining)
+            self._anonymous(inner + moved, remaining)
         self._read(span, base)
         with self._lock:
             try:
-                self._put(span, base, taken)
+                self._put(span, base, moved)
             except NoPages:
                 with contextlib.suppress(NoPages):
                     self._as_file(span)
@@ -96,10 +96,10 @@ class Pages:
             self._as_file(victim)
         return first
 
-    def _put(self, span: Span, base: int, taken: int) -> None:
-        """Move the pages that were read to the file's address; the first `taken` bytes are contiguous."""
+    def _put(self, span: Span, base: int, moved: int) -> None:
+        """Move the pages that were read to the file's address; the first `moved` bytes are contiguous."""
         inner, size = base + span.inner_begin - span.begin, span.inner_end - span.inner_begin
-        first = taken or size
+        first = moved or size
         self._pieces[_key(span)] = first
         for edge in span.edges:
             holders = self._shared.get((span.part, edge), 0)
@@ -116,9 +116,9 @@ class Pages:
         if span.inner_end > span.inner_begin:
             self._map(span, span.inner_begin, span.inner_end - span.inner_begin)
         for edge in span.edges:
-            left = self._shared.get((span.part, edge), 1) - 1
-            if left > 0:
-                self._shared[span.part, edge] = left
+            users_left = self._shared.get((span.part, edge), 1) - 1
+            if users_left > 0:
+                self._shared[span.part, edge] = users_left
             else:
                 self._shared.pop((span.part, edge), None)
                 self._map(span, edge, PAGE)

@@ -77,7 +77,7 @@ def virtual() -> bool:
 
 def whole_ranges() -> list[int]:
     """Return addresses of this process's private memory in ranges of 2 MiB that are completely present."""
-    found = []
+    addresses = []
     try:
         with open("/proc/self/maps", encoding="utf-8") as maps:  # noqa: PTH123 - the current mappings of this process
             ranges = [(int(m[1], 16), int(m[2], 16)) for m in map(_MAP.match, maps) if m]
@@ -87,10 +87,10 @@ def whole_ranges() -> list[int]:
                     pages.seek(at // _SMALL * _ENTRY)
                     entries = pages.read(SIZE // _SMALL * _ENTRY)
                     if min(entries[_ENTRY - 1 :: _ENTRY], default=0) >= _PRESENT:
-                        found.append(at)
+                        addresses.append(at)
     except OSError:
         return []
-    return found
+    return addresses
 
 
 def _forbid(value: int) -> bool:

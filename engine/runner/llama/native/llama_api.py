@@ -112,13 +112,13 @@ def _prepare_openvino(packs: Mapping[str, tuple[Path, ...]], target: str, cache:
     paths = packs.get(openvino.BACKEND)
     if not paths:
         raise KernelsMissing("the OpenVINO kernel pack is not installed")
-    wanted = f"{openvino.PREFIX}{target}"
+    device_name = f"{openvino.PREFIX}{target}"
     try:
         names = [device.name for device in openvino.offered(paths[0].parent)]
     except OSError as error:
         raise KernelsMissing(f"OpenVINO does not load: {error}") from error
-    if wanted not in names:
-        raise KernelsMissing(f"OpenVINO offers no {wanted} now (it offers {', '.join(names) or 'none'})")
+    if device_name not in names:
+        raise KernelsMissing(f"OpenVINO offers no {device_name} now (it offers {', '.join(names) or 'none'})")
     if cache is not None:
         cache.mkdir(parents=True, exist_ok=True)
         openvino.trim(cache)

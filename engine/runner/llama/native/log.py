@@ -54,8 +54,8 @@ def begin(part: str, path: str) -> None:
 
 def explained(what: str) -> str:
     """Return a failure message with the reasons that llama.cpp has logged."""
-    said = [reason for line in _errors if (reason := _WHERE.sub("", line))]
-    reasons = list(dict.fromkeys(reason for reason in said if not _NO_REASON.search(reason))) or said[-1:]
+    messages = [reason for line in _errors if (reason := _WHERE.sub("", line))]
+    reasons = list(dict.fromkeys(reason for reason in messages if not _NO_REASON.search(reason))) or messages[-1:]
     return f"{what}: {'; '.join(reasons[-_MAX_REASONS:])}" if reasons else f"{what}, and gave no reason"
 
 

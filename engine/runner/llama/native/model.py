@@ -165,9 +165,9 @@ def _check(settings: LoadSettings) -> None:
         raise LoadFailed(f"n_ctx {settings.n_ctx} is out of range")
 
 
-def flash_attention(settings: LoadSettings, wanted: str) -> int:
-    """Return llama.cpp's value for `wanted`; its "auto" refuses attention on another backend than the cache's."""
-    return FLASH_ATTN["on" if wanted == "auto" and ATTENTION in settings.tiles else wanted]
+def flash_attention(settings: LoadSettings, setting: str) -> int:
+    """Return llama.cpp's value for `setting`; its "auto" refuses attention on another backend than the cache's."""
+    return FLASH_ATTN["on" if setting == "auto" and ATTENTION in settings.tiles else setting]
 
 
 def _context_params(api: Any, settings: LoadSettings, cells: int, n_seq_max: int) -> Any:
@@ -399,8 +399,8 @@ def _short_rope(loaded: LoadedModel) -> int:
     scaling = f"{metadata_value(loaded, 'general.architecture')}.rope.scaling"
     if metadata_value(loaded, f"{scaling}.type") not in {"", "longrope"}:
         return 0
-    found = metadata_value(loaded, f"{scaling}.original_context_length")
-    return int(found) if found.isdecimal() else 0
+    length = metadata_value(loaded, f"{scaling}.original_context_length")
+    return int(length) if length.isdecimal() else 0
 
 
 def metadata_value(loaded: LoadedModel, key: str) -> str:
@@ -414,13 +414,13 @@ def metadata_of(loaded: LoadedModel) -> dict[str, str]:
     """Return the file's metadata: key to value, as text."""
     api, model = loaded.api, loaded.model
     buffer = ctypes.create_string_buffer(1 << 20)
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for i in range(api.llama_model_meta_count(model)):
         api.llama_model_meta_key_by_index(model, i, buffer, len(buffer))
         key = buffer.value.decode("utf-8", "replace")
         api.llama_model_meta_val_str_by_index(model, i, buffer, len(buffer))
-        found[key] = buffer.value.decode("utf-8", "replace")
-    return found
+        values[key] = buffer.value.decode("utf-8", "replace")
+    return values
 
 
 def facts(loaded: LoadedModel, pieces: Sequence[bytes], backend: str) -> ModelFacts:
@@ -506,12 +506,12 @@ def _mapped_files() -> set[tuple[int, int]]:
         maps = Path("/proc/self/maps").read_text("utf-8", "replace").splitlines()
     except OSError:
         return set()
-    return {(int(found[1], 16), int(found[2], 16)) for found in map(_SHARED.match, maps) if found}
+    return {(int(match[1], 16), int(match[2], 16)) for match in map(_SHARED.match, maps) if match}
 
 
 def _anonymous_bytes() -> int:
     try:
-        found = _ANONYMOUS.search(Path("/proc/self/status").read_text("utf-8", "replace"))
+        match = _ANONYMOUS.search(Path("/proc/self/status").read_text("utf-8", "replace"))
     except OSError:
         return 0
-    return int(found[1]) << 10 if found else 0
+    return int(match[1]) << 10 if match else 0

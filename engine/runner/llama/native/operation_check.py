@@ -241,13 +241,13 @@ class OperationCheck:
         return view.astype(np.float64)
 
 
-def relative_error(right: Any, found: Any) -> float:
+def relative_error(right: Any, computed: Any) -> float:
     """Return the mean squared difference divided by that of the right values; NaN if only one is finite."""
     finite = np.isfinite(right)
-    if not np.array_equal(finite, np.isfinite(found)):
+    if not np.array_equal(finite, np.isfinite(computed)):
         return float("nan")
     square = float(np.square(right[finite]).sum())
-    lost = float(np.square(right[finite] - found[finite]).sum())
+    lost = float(np.square(right[finite] - computed[finite]).sum())
     return lost / square if square else float(lost > 0)
 
 

@@ -54,8 +54,8 @@ class RowRecorder:
     """Records one row of `every`, of texts that the CPU can compute alike: no adapters, no images, no shift."""
 
     def __init__(self, loaded: LoadedModel, every: int) -> None:
-        known = metadata_of(loaded).get("general.architecture") if every else ""
-        self._every = 0 if known in FACTORS_BY_CONTEXT else every
+        architecture = metadata_of(loaded).get("general.architecture") if every else ""
+        self._every = 0 if architecture in FACTORS_BY_CONTEXT else every
         self._left = self._every
         self._answers: deque[RowsRecorded] = deque(maxlen=ANSWERS)
         self._spent_s = 0.0
@@ -71,7 +71,7 @@ class RowRecorder:
             return
         self._left, started = self._every, time.monotonic()
         try:
-            found = reference_of(log_softmax(row)[None])
+            reference = reference_of(log_softmax(row)[None])
         except ValueError:  # not a number: the scheduler finds that itself
             return
         rows = sequence.recorded_rows
@@ -80,8 +80,8 @@ class RowRecorder:
         rows.append(
             SampledRow(
                 position=len(sequence.tokens) - 1,
-                token_ids=found.token_ids,
-                logprobs=found.logprobs,
+                token_ids=reference.token_ids,
+                logprobs=reference.logprobs,
                 batch_rows=batch.size,
                 sequences=len(batch.runs()),
             )
@@ -97,9 +97,9 @@ class RowRecorder:
 
     def take(self) -> list[RowsRecorded]:
         """The rows of the answers that ended since the last call."""
-        found = list(self._answers)
+        recorded = list(self._answers)
         self._answers.clear()
-        return found
+        return recorded
 
 
 def judged(api: Any, settings: LoadSettings, recorded: RowsRecorded) -> RowVerdict:
@@ -109,9 +109,9 @@ def judged(api: Any, settings: LoadSettings, recorded: RowsRecorded) -> RowVerdi
 
     Raises: LoadFailed. ValueError: a batch could not be decoded, or the CPU's own result is not a number.
     """
-    found = _recorded(recorded.rows)
+    reference = _recorded(recorded.rows)
     first = computed_rows(api, settings, recorded)
-    check = compare_rows(found, first)
+    check = compare_rows(reference, first)
     if check.kld_mean <= WRONG_NATS:
         return RowVerdict(nats=check.kld_mean, largest_nats=check.kld_max)
     # a quantized cache needs flash attention, so its effect is part of the noise
@@ -119,7 +119,7 @@ def judged(api: Any, settings: LoadSettings, recorded: RowsRecorded) -> RowVerdi
     if settings.flash_attn == "off":
         other = msgspec.structs.replace(other, flash_attn="on")
     second = computed_rows(api, other, recorded)
-    again = compare_rows(found, second).kld_mean
+    again = compare_rows(reference, second).kld_mean
     noise = compare_rows(reference_of(first), second).kld_mean
     return RowVerdict(
         nats=check.kld_mean,

@@ -84,8 +84,8 @@ class Scenarios:
         texts = [self._text(number, PROMPT + STEPS) for number in range(count)]
         alone = [self._alone(text) for text in texts]
         for _ in range(ROUNDS):
-            for expected, found in zip(alone, self._together(texts), strict=True):
-                if (nats := self._difference(expected, found)) is not None:
+            for expected, computed in zip(alone, self._together(texts), strict=True):
+                if (nats := self._difference(expected, computed)) is not None:
                     return nats
             if time.monotonic() > end:
                 break
@@ -185,9 +185,9 @@ class Scenarios:
             raise ValueError(f"a batch of {size} tokens could not be decoded (llama_decode returned {code})")
         return [log_softmax(row) for row in self._logits.rows(count)[:count]] if count else []
 
-    def _difference(self, expected: list[Any], found: list[Any]) -> float | None:
+    def _difference(self, expected: list[Any], computed: list[Any]) -> float | None:
         reference = reference_of(np.stack(expected), self._noise)
-        check = compare_rows(reference, np.stack(found))
+        check = compare_rows(reference, np.stack(computed))
         return None if check.kld_mean <= max(WRONG_NATS, NOISES * self._noise.noise_kld_mean) else check.kld_mean
 
     def _clear(self) -> None:

@@ -77,9 +77,9 @@ def leave_untouched(lib: Any) -> bool:
     lib.ggml_backend_buffer_free(buffer)
 
     def allocate() -> None:
-        made = lib.ggml_backend_buft_alloc_buffer(kind, _PROBE_BYTES)
-        if made:
-            lib.ggml_backend_buffer_free(made)
+        probe = lib.ggml_backend_buft_alloc_buffer(kind, _PROBE_BYTES)
+        if probe:
+            lib.ggml_backend_buffer_free(probe)
 
     allocates = _slot(kind, _TYPE_SLOTS, _ALLOC, allocate)
     if clears is None or allocates is None:
@@ -107,10 +107,10 @@ def _replace(lib: Any, kind: int, allocates: int, clears: int) -> None:
         ctypes.memset(end, 0, base + size - end)
 
     def alloc(of: int, size: int) -> int | None:
-        made: int | None = original(of, size)
-        if made and (size >= LEAST_BYTES or _sparse):
-            _table(made, _BUFFER_SLOTS)[clears] = ctypes.cast(own_clear, ctypes.c_void_p).value
-        return made
+        buffer: int | None = original(of, size)
+        if buffer and (size >= LEAST_BYTES or _sparse):
+            _table(buffer, _BUFFER_SLOTS)[clears] = ctypes.cast(own_clear, ctypes.c_void_p).value
+        return buffer
 
     own_clear, own_alloc = _CLEAR(clear), _ALLOC(alloc)
     _callbacks.extend((own_clear, own_alloc, original))

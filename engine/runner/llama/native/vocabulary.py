@@ -155,10 +155,10 @@ class LlamaVocabulary(Vocabulary):
 
     def _parts(self, data: bytes, parse_special: bool) -> Iterator[bytes]:
         """Yield the text split at starts of control tokens: llama.cpp tokenizes both sides separately anyway."""
-        named = self._named[parse_special] if len(data) > PART_BYTES else None
+        special = self._named[parse_special] if len(data) > PART_BYTES else None
         begin = 0
-        while named is not None and len(data) - begin > PART_BYTES:
-            end = _cut(named, data, begin + PART_BYTES)
+        while special is not None and len(data) - begin > PART_BYTES:
+            end = _cut(special, data, begin + PART_BYTES)
             if end is None:
                 break
             yield data[begin:end]
@@ -197,9 +197,9 @@ def _alternatives(pieces: Iterator[bytes]) -> tuple[re.Pattern[bytes], int] | No
     return re.compile(b"|".join(map(re.escape, longest_first))), len(longest_first[0])
 
 
-def _cut(named: tuple[re.Pattern[bytes], int], data: bytes, begin: int) -> int | None:
+def _cut(special: tuple[re.Pattern[bytes], int], data: bytes, begin: int) -> int | None:
     """Return the first position from `begin` on at which a named token starts, with no overlap or space before."""
-    pattern, longest = named
+    pattern, longest = special
     while (match := pattern.search(data, begin)) is not None:
         at = match.start()
         # A token that absorbs the space before it would not find it in the previous part.

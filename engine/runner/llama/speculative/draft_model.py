@@ -45,18 +45,18 @@ class DraftModel(ModelDrafter):
 
         Raises: LoadFailed: not a model, another vocabulary, or a state that cannot be rolled back.
         """
-        wanted = draft_settings(settings)
-        log.begin("the draft model", wanted.path)
+        own_settings = draft_settings(settings)
+        log.begin("the draft model", own_settings.path)
         try:
-            loaded = llama_model.load(api, wanted, lambda _fraction: True, spare_outputs=0)
+            loaded = llama_model.load(api, own_settings, lambda _fraction: True, spare_outputs=0)
         except LoadFailed as error:
-            raise type(error)(f"the draft model {wanted.path}: {error}") from error
+            raise type(error)(f"the draft model {own_settings.path}: {error}") from error
         problem = difference(target, LlamaVocabulary(api, loaded.vocab))
         if problem is None and not loaded.keeps_partial:
             problem = "its state cannot step back, which a draft model must"
         if problem is not None:
             loaded.close()
-            raise LoadFailed(f"{wanted.path} cannot draft for this model: {problem}")
+            raise LoadFailed(f"{own_settings.path} cannot draft for this model: {problem}")
         llama_model.warm_up(loaded)
         return cls(loaded, target.size)
 

@@ -144,9 +144,9 @@ class MtpHead(ModelDrafter):
         slot = next((s for s in self._slots if s.owner == owner), None)
         if slot is None:
             alike = [s for s in self._slots if s.key == key and s.at >= start > 0]
-            begun = [s for s in alike if s.tokens[:start] == tokens[:start]]
-            slot = min(begun or self._slots, key=lambda s: s.last_used)
-            if not begun:
+            matching = [s for s in alike if s.tokens[:start] == tokens[:start]]
+            slot = min(matching or self._slots, key=lambda s: s.last_used)
+            if not matching:
                 self._reset(slot, 0)
             slot.owner, slot.key = owner, key
         slot.last_used = self._clock

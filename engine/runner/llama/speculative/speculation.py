@@ -65,12 +65,12 @@ class Speculation:
 
     def extend(self, batch: Batch, sequence: LlamaSequence) -> None:
         """Append a draft after the sequence's newest token in the batch, if it pays."""
-        asked = sequence.request.speculate
+        requested = sequence.request.speculate
         self._judge(sequence)
         if not sequence.may_draft or not self._longest or not 0 < self._rows <= MAX_DRAFTING:
             return
         room = min(sequence.limit - len(sequence.tokens) - 1, self._longest, batch.room)
-        draft, recorder = self._draft(sequence, room, forced=asked is True)
+        draft, recorder = self._draft(sequence, room, forced=requested is True)
         if not draft:
             sequence.balance.skipped((self._cost.seconds(self._rows) or 0.0) / self._rows)
             return

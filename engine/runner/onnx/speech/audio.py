@@ -104,10 +104,10 @@ def resampled(samples: Samples, rate: int) -> Samples:
         bins = size // 2 + 1
         resized = np.zeros(bins, spectrum.dtype)
         resized[: min(bins, len(spectrum))] = spectrum[:bins]
-        made = np.fft.irfft(resized, size) * (size / len(block_samples))
+        samples_out = np.fft.irfft(resized, size) * (size / len(block_samples))
         first = before // unit * (RATE // whole)
-        wanted = min(block, len(samples) - start) * RATE // rate
-        out.append(made[first : first + wanted].astype(np.float32))
+        count = min(block, len(samples) - start) * RATE // rate
+        out.append(samples_out[first : first + count].astype(np.float32))
     return np.concatenate(out)
 
 

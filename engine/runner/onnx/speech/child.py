@@ -127,8 +127,8 @@ class FixedMoonshine:
         weights[..., :first] = 1 / first
         mask = np.full((1, 1, 1, s.frames), _MASKED, np.float32)
         mask[..., :frames] = 0
-        given = {"sound": sound, "weights": weights, "mask": mask}
-        encoded = dict(zip(self._outputs[0], self._encoder.run(self._outputs[0], given), strict=True))
+        inputs = {"sound": sound, "weights": weights, "mask": mask}
+        encoded = dict(zip(self._outputs[0], self._encoder.run(self._outputs[0], inputs), strict=True))
         past = self._empty()
         written = np.full((1, 1, 1, s.tokens + 1), _MASKED, np.float32)
         written[..., -1] = 0
@@ -137,7 +137,7 @@ class FixedMoonshine:
         most = min(s.tokens, math.ceil(length / RATE * TOKENS_A_SECOND) + SPARE_TOKENS)
         while len(tokens) < most:
             at = len(tokens)
-            given = {
+            inputs = {
                 "hidden": self._table[last][None, None].astype(np.float32),
                 "cos": self._cos[at][None, None, None],
                 "sin": self._sin[at][None, None, None],
@@ -146,7 +146,7 @@ class FixedMoonshine:
                 **past,
                 **encoded,
             }
-            results = dict(zip(self._outputs[1], self._decoder.run(self._outputs[1], given), strict=True))
+            results = dict(zip(self._outputs[1], self._decoder.run(self._outputs[1], inputs), strict=True))
             last, chance = log_probability(results["logits"][0, -1])
             total += chance
             if last == END:
@@ -201,10 +201,10 @@ class VoiceDetector:
         for start in range(0, len(samples), WINDOW):
             window = samples[start : start + WINDOW]
             window = np.pad(window, (0, WINDOW - len(window)))
-            given = {"input": np.concatenate((before, window))[None], "state": state}
+            inputs = {"input": np.concatenate((before, window))[None], "state": state}
             if "sr" in self._names:
-                given["sr"] = np.array(RATE, np.int64)
-            (chance, state) = self._session.run(None, given)
+                inputs["sr"] = np.array(RATE, np.int64)
+            (chance, state) = self._session.run(None, inputs)
             before = window[-_CONTEXT:]
             values.append(float(chance[0, 0]))
         return values
@@ -216,17 +216,17 @@ def speech(probabilities: list[float], num_samples: int, longest_s: float = LONG
     A longer segment is split where speech is least likely in its last third.
     """
     spans: list[tuple[int, int]] = []
-    begun: int | None = None
+    started: int | None = None
     quiet = 0
     for index, chance in enumerate([*probabilities, *[0.0] * (round(_PAUSE_S * RATE / WINDOW) + 1)]):
-        if begun is None:
+        if started is None:
             if chance >= _BEGINS:
-                begun, quiet = index, 0
+                started, quiet = index, 0
             continue
         quiet = 0 if chance >= _ENDS else quiet + 1
         if quiet * WINDOW >= _PAUSE_S * RATE:
-            spans += _cut(probabilities, begun, index + 1 - quiet, longest_s)
-            begun = None
+            spans += _cut(probabilities, started, index + 1 - quiet, longest_s)
+            started = None
     around = int(_AROUND_S * RATE)
     pieces = [(first * WINDOW, last * WINDOW) for first, last in spans]
     pieces = [(first, last) for first, last in pieces if last - first >= _SHORTEST_S * RATE]

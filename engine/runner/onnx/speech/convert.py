@@ -102,12 +102,12 @@ def _of_node(node: Any, side: str, value: Any) -> Iterator[tuple[str, Any]]:
     layer = _LAYER.search(node.name)
     if node.op_type in _PRODUCTS:
         at = _PRODUCTS[node.op_type]
-        given = [node.input[i] if i < len(node.input) else "" for i in at]
-        matrix = _floats(value(given[0]), value(given[1]), value(given[2]) if given[2] else 0)
+        names = [node.input[i] if i < len(node.input) else "" for i in at]
+        matrix = _floats(value(names[0]), value(names[1]), value(names[2]) if names[2] else 0)
         name = f"{side}.{layer[1]}.{f'{layer[2]}.' if layer[2] else ''}{layer[3]}" if layer else "head"
         yield name, matrix
-        if given[3]:
-            yield f"{name}.bias", value(given[3])
+        if names[3]:
+            yield f"{name}.bias", value(names[3])
     elif node.op_type == "LayerNormalization":
         if np.any(value(node.input[2])):
             raise BadSpeechModel("a norm has an offset")

@@ -51,14 +51,14 @@ class Moonshine:
         total = 0.0
         last, most = BEGIN, math.ceil(len(samples) / RATE * TOKENS_A_SECOND) + SPARE_TOKENS
         while len(tokens) < most:
-            given = {
+            inputs = {
                 "input_ids": np.array([[last]], np.int64),
                 "encoder_hidden_states": hidden,
                 "encoder_attention_mask": attention_mask,
                 "use_cache_branch": np.array([bool(tokens)]),
                 **past,
             }
-            results = dict(zip(self._outputs, self._decoder.run(None, given), strict=True))
+            results = dict(zip(self._outputs, self._decoder.run(None, inputs), strict=True))
             last, chance = log_probability(results["logits"][0, -1])
             total += chance
             if last == END:

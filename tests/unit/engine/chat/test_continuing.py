@@ -133,7 +133,7 @@ class _Checker:
 
 class _Renderer:
     async def render(self, template, messages, tools, **options):
-        options.pop("brought")
+        options.pop("by_client")
         return Renderer().render(RenderJob(template=template, messages=messages, tools=tools, **options))
 
 
