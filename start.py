@@ -80,13 +80,13 @@ def is_ready(kind: str) -> bool:
     """
     try:
         with open(MARKER) as marker:
-            made = dict(line.split() for line in marker if line.strip())
+            built = dict(line.split() for line in marker if line.strip())
     except (OSError, ValueError):
         return False
     covers = {"server": ("server", "desktop", "test"), "desktop": ("desktop", "test"), "test": ("test",)}
-    if not any(made.get(k) == fingerprint(k) for k in covers[kind]):
+    if not any(built.get(k) == fingerprint(k) for k in covers[kind]):
         return False
-    return set(build_tools()) <= set(made.get("tools", "").split(","))
+    return set(build_tools()) <= set(built.get("tools", "").split(","))
 
 
 def split_arguments(arguments: "list[str]") -> "tuple[dict[str, str], list[str]]":
@@ -227,7 +227,7 @@ def carry_out(own: "dict[str, str]", rest: "list[str]") -> int:
     # The tests start hundreds of processes, each of which would otherwise compile a thousand modules.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     quick = QUICK_RUN if "--quick" in rest else []
-    whole = whole_run() if all(told.startswith("--durations") for told in rest[1:]) else []
+    whole = whole_run() if all(option.startswith("--durations") for option in rest[1:]) else []
     return run([venv_python(), "-m", "pytest", *whole, *rest[1:], *quick])
 
 

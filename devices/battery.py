@@ -98,10 +98,10 @@ def _windows(state: Json) -> Battery | None:
     if not isinstance(state, dict) or not state.get("present"):
         return None
     discharging = bool(state.get("discharging"))
-    rate, full, left = (state.get(key) for key in ("rate_mw", "full_mwh", "remaining_mwh"))
+    rate, full, remaining = (state.get(key) for key in ("rate_mw", "full_mwh", "remaining_mwh"))
     return Battery(
         discharging,
-        left / 1000 * _JOULES_PER_WH if isinstance(left, int) and left > 0 else None,
+        remaining / 1000 * _JOULES_PER_WH if isinstance(remaining, int) and remaining > 0 else None,
         full / 1000 * _JOULES_PER_WH if isinstance(full, int) and full > 0 else None,
         -rate / 1000 if discharging and isinstance(rate, int) and -(1 << 30) < rate < 0 else None,
     )
@@ -117,7 +117,7 @@ def _macos(host: Host) -> Battery | None:
         return int(match[1]) if match else None
 
     volts, amperes = value("Voltage"), value("InstantAmperage")
-    left, full = value("AppleRawCurrentCapacity"), value("AppleRawMaxCapacity")  # mAh
+    remaining, full = value("AppleRawCurrentCapacity"), value("AppleRawMaxCapacity")  # mAh
     if amperes is not None and amperes >= 1 << 63:  # printed as unsigned
         amperes -= 1 << 64
     discharging = amperes is not None and amperes < 0
@@ -128,4 +128,4 @@ def _macos(host: Host) -> Battery | None:
         return milliampere_hours / 1000 * volts / 1000 * _JOULES_PER_WH
 
     watts = -amperes * volts / 1e6 if discharging and amperes is not None and volts is not None else None
-    return Battery(discharging, joules(left), joules(full), watts)
+    return Battery(discharging, joules(remaining), joules(full), watts)

@@ -116,8 +116,8 @@ def cpu_kind(name: str) -> CpuKind:
 
 def apple_gpus(cpu_name: str) -> tuple[Gpu, ...]:
     """The GPUs that an Apple chip of this name is sold with, smallest first."""
-    wanted = cpu_name.lower() if cpu_name.lower().startswith("apple ") else f"apple {cpu_name.lower()}"
-    rows = [row for row in chips().gpus if wanted in row.names]
+    chip_name = cpu_name.lower() if cpu_name.lower().startswith("apple ") else f"apple {cpu_name.lower()}"
+    rows = [row for row in chips().gpus if chip_name in row.names]
     return tuple(sorted(rows, key=lambda row: row.units or 0))
 
 
@@ -175,27 +175,27 @@ def gpu_of(device: Device, cpu_name: str) -> Gpu | None:
         words.append(cpu_name)
     text = " ".join(words).lower().replace("(tm)", "").replace("(r)", "")
     by_id = _by_id(rows, device.pci_id, device.arch)
-    named = _named(by_id or rows, text)
-    if named:
-        return _of_size(named, device)
+    matches = _named(by_id or rows, text)
+    if matches:
+        return _of_size(matches, device)
     return _of_size(by_id, device) if by_id else None
 
 
 def _by_id(rows: Sequence[Gpu], pci_id: str | None, arch: str | None) -> list[Gpu]:
     exact = [row for row in rows if pci_id and pci_id in row.ids]
-    ranged = [row for row in rows if pci_id and any(_holds(known, pci_id) for known in row.ids)]
+    ranged = [row for row in rows if pci_id and any(_holds(ids, pci_id) for ids in row.ids)]
     return exact or ranged or [row for row in rows if arch and arch in row.ids]
 
 
-def _span(known: str) -> tuple[str, int, int] | None:
+def _span(ids: str) -> tuple[str, int, int] | None:
     """Vendor, first and last device of an entry `8086:4680-4693`; None for a target or a single id."""
-    vendor, _, devices = known.partition(":")
+    vendor, _, devices = ids.partition(":")
     first, dash, last = devices.partition("-")
     return (vendor, int(first, 16), int(last, 16)) if dash else None
 
 
-def _holds(known: str, pci_id: str) -> bool:
-    span, (vendor, _, device) = _span(known), pci_id.partition(":")
+def _holds(ids: str, pci_id: str) -> bool:
+    span, (vendor, _, device) = _span(ids), pci_id.partition(":")
     return span is not None and vendor == span[0] and span[1] <= int(device, 16) <= span[2]
 
 

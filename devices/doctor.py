@@ -25,17 +25,17 @@ VARIANT_MARKS = {"haswell": "avx2", "zen4": "avx512", "icelake": "avx512", "sapp
 
 def diagnose(machine: Machine) -> tuple[Finding, ...]:
     """Findings of the machine, its backends and its devices; empty if nothing can be improved."""
-    found = [*machine.findings, *_kernels(machine), *_memory(machine)]
+    findings = [*machine.findings, *_kernels(machine), *_memory(machine)]
     for device in machine.devices:
         finding = _device(device)
-        if finding is not None and not any(f.device == device.id and f.severity != "advice" for f in found):
-            found.append(finding)
-    found += [
+        if finding is not None and not any(f.device == device.id and f.severity != "advice" for f in findings):
+            findings.append(finding)
+    findings += [
         _backend(report) for report in machine.backends if report.state == "failed" and report.backend != "cpu"
     ]
-    found += [*_not_built(machine), *_openvino(machine), *_meters(machine), *_carve_outs(machine)]
-    found += _faults(machine, {finding.id for finding in found})
-    return tuple(sorted(found, key=lambda finding: ORDER[finding.severity]))
+    findings += [*_not_built(machine), *_openvino(machine), *_meters(machine), *_carve_outs(machine)]
+    findings += _faults(machine, {finding.id for finding in findings})
+    return tuple(sorted(findings, key=lambda finding: ORDER[finding.severity]))
 
 
 def _faults(machine: Machine, listed: set[str]) -> list[Finding]:
@@ -44,7 +44,7 @@ def _faults(machine: Machine, listed: set[str]) -> list[Finding]:
         return []
     rules = fault_rules.load()
     builds = fault_rules.engine_builds(rules, chosen_version())
-    found: dict[str, Finding] = {}
+    findings: dict[str, Finding] = {}
     for device, backend, rule in fault_rules.on_machine(rules, machine, builds):
         when, then = rule.when, rule.then
         about_it = when.gpu or when.versions or when.any_version or when.variable
@@ -58,8 +58,8 @@ def _faults(machine: Machine, listed: set[str]) -> list[Finding]:
         was_here = rule.id.startswith(fault_rules.FOUND)
         severity: Severity = "advice" if (of_loads and not was_here) or not then.avoid else "warning"
         fix = then.advice or then.engine or "nothing: Tessera works round it"
-        found.setdefault(rule.id, Finding(f"known_{rule.id}", severity, rule.title, detail, fix, device.id))
-    return list(found.values())
+        findings.setdefault(rule.id, Finding(f"known_{rule.id}", severity, rule.title, detail, fix, device.id))
+    return list(findings.values())
 
 
 def build_summary(machine: Machine) -> str:
@@ -121,13 +121,13 @@ def _kernels(machine: Machine) -> list[Finding]:
     isa = frozenset(machine.devices[0].isa)
     best = ggml_cpu_variant(isa, machine.arch, machine.system)
     used = {feature.lower() for feature in cpu.features}
-    wanted = VARIANT_MARKS.get(best or "")
-    if wanted and used and wanted not in used:
+    marks = VARIANT_MARKS.get(best or "")
+    if marks and used and marks not in used:
         return [
             Finding(
                 "slow_kernels",
                 "warning",
-                f"The CPU kernels do not use this processor's {wanted.upper()}",
+                f"The CPU kernels do not use this processor's {marks.upper()}",
                 f"{cpu.library} was built for an older processor; {best} would suit this one.",
                 install_hints.rebuild(machine.system),
                 "cpu",
@@ -138,29 +138,29 @@ def _kernels(machine: Machine) -> list[Finding]:
 
 def _memory(machine: Machine) -> list[Finding]:
     ram = machine.memory
-    found = []
+    findings = []
     if ram.total_bytes is not None and ram.total_bytes < LITTLE_RAM_BYTES:
         detail = f"{ram.total_bytes >> 20} MiB: models of up to about a billion parameters at 4 bits will do."
-        found.append(
+        findings.append(
             Finding("little_ram", "warning", "This machine has little memory", detail, "tessera models starters")
         )
     elif ram.available_bytes is not None and ram.available_bytes < LITTLE_FREE_BYTES:
         detail = f"{ram.available_bytes >> 20} MiB of {(ram.total_bytes or 0) >> 20} MiB are free."
-        found.append(
+        findings.append(
             Finding("little_free", "warning", "Other programs use most of the memory", detail, "close some")
         )
     if ram.bandwidth_gbs is not None and "claims" in ram.bandwidth_source:
-        found.append(
+        findings.append(
             Finding(
                 "wrong_dmi", "advice", "The firmware reports an impossible memory speed", ram.bandwidth_source, ""
             )
         )
-    return found
+    return findings
 
 
 def _carve_outs(machine: Machine) -> list[Finding]:
     """Memory set aside for an integrated GPU that no backend can use, or that leaves the processor little."""
-    found = []
+    findings = []
     total, visible = machine.memory.installed_bytes or 0, machine.memory.total_bytes or 0
     for device in machine.devices:
         dedicated = device.memory.dedicated_bytes or 0
@@ -171,7 +171,7 @@ def _carve_outs(machine: Machine) -> list[Finding]:
             title = f"Only {_gib(dedicated)} of the {_gib(set_aside)} that are set aside for the GPU can be used"
             detail = f"Its backends report heaps of {_gib(dedicated)} together; nothing can use the rest."
             fix = f"set aside at most {_gib(dedicated)}, in the BIOS or in AMD's software"
-            found.append(Finding("heaps_below_carve_out", "warning", title, detail, fix, device.id))
+            findings.append(Finding("heaps_below_carve_out", "warning", title, detail, fix, device.id))
         elif machine.system == "windows" and dedicated > total * LARGE_CARVE_OUT:
             title = f"{_gib(dedicated)} of {_gib(total)} are set aside for the GPU"
             detail = (
@@ -179,8 +179,8 @@ def _carve_outs(machine: Machine) -> list[Finding]:
                 "half of that as well."
             )
             fix = "nothing, if your models run on the GPU; else set less aside in the BIOS"
-            found.append(Finding("large_carve_out", "advice", title, detail, fix, device.id))
-    return found
+            findings.append(Finding("large_carve_out", "advice", title, detail, fix, device.id))
+    return findings
 
 
 def _gib(num_bytes: int) -> str:
@@ -206,24 +206,24 @@ def _backend(report: BackendReport) -> Finding:
 
 def _openvino(machine: Machine) -> list[Finding]:
     """Devices that OpenVINO offers but that could not be opened, and opened ones that this project never tested."""
-    found = []
+    findings = []
     for report in machine.backends:
         if report.backend == BACKEND and report.state == "usable" and report.reason:
             title = "OpenVINO could not open every device it offers"
             fix = install_hints.no_device(BACKEND, machine.system) or ""
-            found.append(Finding("openvino_refused", "warning", title, report.reason, fix))
+            findings.append(Finding("openvino_refused", "warning", title, report.reason, fix))
     for device in machine.devices:
         names = [r.device_name for r in device.runtimes if r.backend == BACKEND and device.kind != "cpu"]
         if names:
             title = f"{names[0]} can run models on {device.name}; not tried on this hardware by this project"
             detail = "Each model computes two short texts there and on the processor before its first answer."
-            found.append(Finding("openvino_untried", "advice", title, detail, "", device.id))
-    return found
+            findings.append(Finding("openvino_untried", "advice", title, detail, "", device.id))
+    return findings
 
 
 def _not_built(machine: Machine) -> list[Finding]:
     """One advice for the best missing backend of each GPU that has none."""
-    found = []
+    rows = []
     missing = {r.backend: r for r in machine.backends if r.state == "not_built"}
     for device in machine.devices:
         if device.kind not in {"igpu", "dgpu"} or device.runtimes:
@@ -236,6 +236,6 @@ def _not_built(machine: Machine) -> list[Finding]:
                 and (not backend.vendors or device.vendor in backend.vendors)
             ):
                 title = f"The {backend.name} backend, which could use {device.name}, is not installed"
-                found.append(Finding("backend_not_built", "warning", title, "", report.fix_hint or "", device.id))
+                rows.append(Finding("backend_not_built", "warning", title, "", report.fix_hint or "", device.id))
                 break
-    return found
+    return rows

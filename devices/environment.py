@@ -58,8 +58,8 @@ _WITH_PASSWORD: Final = re.compile(r"://[^/\s@]*@")
 
 def user_folder(name: str, override: str) -> Path:
     """`name` below TESSERA_HOME, or in the user's data folder; the variable `override` takes precedence."""
-    if given := os.environ.get(override):
-        return Path(given)
+    if folder := os.environ.get(override):
+        return Path(folder)
     if home := os.environ.get("TESSERA_HOME"):
         return Path(home).expanduser().absolute() / name
     return Path(platformdirs.PlatformDirs("tessera", appauthor=False).user_data_dir) / name

@@ -157,9 +157,9 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def build_on(self, day: date) -> int:
         """The build of that day, between and beyond the known ones at their pace."""
-        known = sorted(self.dates.items())
-        after = next((i for i, (at, _) in enumerate(known) if at >= day), len(known) - 1)
-        (start, low), (end, high) = known[max(0, after - 1)], known[max(1, after)]
+        dates = sorted(self.dates.items())
+        after = next((i for i, (at, _) in enumerate(dates) if at >= day), len(dates) - 1)
+        (start, low), (end, high) = dates[max(0, after - 1)], dates[max(1, after)]
         return max(0, low + round((day - start).days * (high - low) / max(1, (end - start).days)))
 
     def build_of(self, commit: str) -> int | None:
@@ -254,9 +254,9 @@ def _conditions(when: When, facts: Facts, *, in_doubt: bool) -> Iterable[tuple[s
     if when.ubatch_to:
         yield "ubatch_to", None if facts.ubatch is None else facts.ubatch <= when.ubatch_to
     for name in _SWITCHES:
-        wanted, here = getattr(when, name), getattr(facts, name)
-        if wanted is not None:
-            yield name, None if here is None else here == wanted
+        expected, here = getattr(when, name), getattr(facts, name)
+        if expected is not None:
+            yield name, None if here is None else here == expected
 
 
 def _of_machine(when: When, facts: Facts, *, in_doubt: bool) -> Iterable[tuple[str, bool | None]]:
@@ -275,8 +275,8 @@ def _of_machine(when: When, facts: Facts, *, in_doubt: bool) -> Iterable[tuple[s
     for key, span in when.versions.items():
         yield key, _in(span, facts, key)
     if when.any_version:
-        found = {_in(span, facts, key) for key, span in when.any_version.items()}
-        yield "any_version", True if True in found else False if False in found else None
+        matches = {_in(span, facts, key) for key, span in when.any_version.items()}
+        yield "any_version", True if True in matches else False if False in matches else None
     if when.variable:
         yield "variable", when.variable in facts.environment
 
@@ -412,8 +412,8 @@ def load(own: Path | None = None) -> Rules:
         update = parse(_read(own / UPDATE))
         rules = update if update.issued > rules.issued else rules
     with contextlib.suppress(OSError, FaultRulesRefused):
-        taken = {rule.id for rule in rules.rules}
-        more = tuple(rule for rule in parse_rules(_read(own / LOCAL)) if rule.id not in taken)
+        rule_ids = {rule.id for rule in rules.rules}
+        more = tuple(rule for rule in parse_rules(_read(own / LOCAL)) if rule.id not in rule_ids)
         rules = msgspec.structs.replace(rules, rules=(*rules.rules, *more))
     return rules
 
@@ -473,10 +473,10 @@ def add_found(rule: Rule, own: Path | None = None) -> None:
 
 def forget_found(rule_id: str, own: Path | None = None) -> bool:
     """Delete the rule of a fault that was found here; False if there is none of that name. Raises: OSError."""
-    known = any(rule.id == rule_id for rule in found_here(own))
-    if known:
+    exists = any(rule.id == rule_id for rule in found_here(own))
+    if exists:
         _change_found(own, lambda rules: tuple(rule for rule in rules if rule.id != rule_id))
-    return known
+    return exists
 
 
 def _change_found(own: Path | None, change: Callable[[tuple[Rule, ...]], tuple[Rule, ...]]) -> None:

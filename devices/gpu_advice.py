@@ -197,14 +197,14 @@ def install_driver(system: Distribution, vendor: str) -> str:
     if system.id == "ubuntu" and vendor == "NVIDIA":
         return "Install NVIDIA's driver: `sudo ubuntu-drivers install`, then restart."
     packages = _PACKAGES.get(system.family, {})
-    named = packages.get(vendor) or packages.get("")
-    if named is None:
+    package = packages.get(vendor) or packages.get("")
+    if package is None:
         return (
             "Install a Vulkan driver: Mesa's for AMD and Intel (`mesa-vulkan-drivers`, elsewhere `vulkan-radeon` "
             "or `vulkan-intel`), or NVIDIA's own, with the Vulkan loader."
         )
     restart = ", then restart" if system.image_based or vendor == "NVIDIA" else ""
-    return f"Install it: `{system.install(named)}`{restart}."
+    return f"Install it: `{system.install(package)}`{restart}."
 
 
 def mesa_version(host: Host, system: Distribution, vendor: str) -> tuple[int, int] | None:

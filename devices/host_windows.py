@@ -151,8 +151,8 @@ def _method(pointer: ctypes.c_void_p, slot: int, *types: type) -> Callable[..., 
 def _dxgi_adapters() -> Json:
     """Adapters. Slots: Release 2, IDXGIFactory1.EnumAdapters1 12, IDXGIAdapter1.GetDesc1 10."""
     factory = ctypes.c_void_p()
-    wanted = (ctypes.c_ubyte * 16).from_buffer_copy(DXGI_FACTORY1.bytes_le)
-    if ctypes.windll.dxgi.CreateDXGIFactory1(ctypes.byref(wanted), ctypes.byref(factory)) != 0:
+    interface_id = (ctypes.c_ubyte * 16).from_buffer_copy(DXGI_FACTORY1.bytes_le)
+    if ctypes.windll.dxgi.CreateDXGIFactory1(ctypes.byref(interface_id), ctypes.byref(factory)) != 0:
         return None
     enumerate_adapter = _method(factory, 12, wintypes.UINT, ctypes.POINTER(ctypes.c_void_p))
     adapters = []

@@ -131,38 +131,38 @@ def _add(libc: Any, rules: int, path: str, rights: int) -> None:
 
 def main() -> None:
     """Start `argv` of the argument's JSON, restricted; exit with its code."""
-    wanted = json.loads(sys.argv[1])
+    rules = json.loads(sys.argv[1])
     libc = _libc()
     libc.prctl(_SUBREAPER, 1, 0, 0, 0)
     ours, theirs = socket.socketpair()
     child = os.fork()
     if not child:
         ours.close()
-        _become(wanted, theirs)
+        _become(rules, theirs)
     theirs.close()
     with ours:
         _, listeners, _, _ = socket.recv_fds(ours, 1, 1)
     for listener in listeners:  # none if the command could not be restricted
-        syscall_filter.supervise(listener, child, wanted["writable"])
+        syscall_filter.supervise(listener, child, rules["writable"])
     _, status = os.waitpid(child, 0)
     _kill_orphans()
     sys.exit(os.waitstatus_to_exitcode(status) % 256)
 
 
-def _become(wanted: dict[str, Any], supervisor: socket.socket) -> None:
+def _become(rules: dict[str, Any], supervisor: socket.socket) -> None:
     try:
         _libc().prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-        for name in wanted["hidden"]:
+        for name in rules["hidden"]:
             os.environ.pop(name, None)
-        os.environ |= wanted["variables"]
-        os.chdir(wanted["folder"])
-        listener = restrict(wanted["readable"], wanted["writable"], network=wanted["network"])
+        os.environ |= rules["variables"]
+        os.chdir(rules["folder"])
+        listener = restrict(rules["readable"], rules["writable"], network=rules["network"])
         socket.send_fds(supervisor, [b"f"], [listener])
         os.close(listener)
         supervisor.close()
-        os.execvp(wanted["argv"][0], wanted["argv"])  # noqa: S606 - the user saw and allowed it
+        os.execvp(rules["argv"][0], rules["argv"])  # noqa: S606 - the user saw and allowed it
     except OSError as error:
-        sys.stderr.write(f"{wanted['argv'][0]}: {error.strerror}\n")
+        sys.stderr.write(f"{rules['argv'][0]}: {error.strerror}\n")
     finally:
         os._exit(_NOT_STARTED)
 

@@ -235,19 +235,19 @@ class Ledger:
             measured = self._measure(reservation.pid)
         if measured is None:
             return None
-        held = dict(reservation.buffers if buffers is None else buffers)
+        buffers_by_device = dict(reservation.buffers if buffers is None else buffers)
         with self._lock:
-            self._held[owner] = replace(reservation, measured=measured, buffers=held)
+            self._held[owner] = replace(reservation, measured=measured, buffers=buffers_by_device)
         # The expected bytes of a process are host memory; without them, its device buffers count too.
         devices = [d for d in reservation.amounts if d != "cpu"] if reservation.expected_bytes is None else []
-        on_gpu = sum(held.get(device, 0) for device in devices)
+        on_gpu = sum(buffers_by_device.get(device, 0) for device in devices)
         return self.audits.add(
             owner,
             reservation.key,
             reservation.expected_bytes or reservation.predicted_bytes,
             # Predictions ignore shared pages.
             max(1, measured.rss_bytes - cached_bytes) + on_gpu,
-            held,
+            buffers_by_device,
             moment,
         )
 
@@ -290,8 +290,8 @@ class Ledger:
     def reservations(self) -> tuple[Reservation, ...]:
         """Current reservations, with new measurements if the process is known."""
         with self._lock:
-            held = tuple(self._held.values())
-        return tuple(replace(r, measured=self._measure(r.pid) or r.measured) if r.pid else r for r in held)
+            reservations = tuple(self._held.values())
+        return tuple(replace(r, measured=self._measure(r.pid) or r.measured) if r.pid else r for r in reservations)
 
     def pools(self, machine: Machine | None = None) -> tuple[Pool, ...]:
         """The machine's current pools."""
@@ -307,13 +307,13 @@ class Ledger:
                 free[RAM] = free.get(RAM, 0) + (now.anonymous_bytes if now is not None else 0)
                 continue
             # Measured again: a cache becomes resident as it fills, so less is outstanding than at the load.
-            held = (self._measure(reservation.pid) if reservation.pid else None) or reservation.measured
+            memory = (self._measure(reservation.pid) if reservation.pid else None) or reservation.measured
             for pool, drawn in reservation.drawn.items():
                 if pool == RAM:
-                    free[RAM] = free.get(RAM, 0) - _outstanding(reservation, drawn, held)
+                    free[RAM] = free.get(RAM, 0) - _outstanding(reservation, drawn, memory)
                 elif reservation.measured is None:  # a GPU's free memory already reflects a finished load
                     free[pool] = free.get(pool, 0) - drawn
-        return {pool: max(0, left) for pool, left in free.items()}
+        return {pool: max(0, num_bytes) for pool, num_bytes in free.items()}
 
     def _draw(self, machine: Machine, amounts: Mapping[str, DeviceBytes], exclude: str) -> dict[str, int]:
         free = self._free(machine, exclude)
@@ -354,16 +354,16 @@ def _igpu(device: Device, free: Mapping[str, int]) -> int:
     return free.get(pool_of(device), 0) + ceiling
 
 
-def _outstanding(reservation: Reservation, drawn: int, held: ProcessMemory | None) -> int:
+def _outstanding(reservation: Reservation, drawn: int, memory: ProcessMemory | None) -> int:
     """RAM that is reserved but not yet subtracted from the system's free memory.
 
     A system counts mapped file pages as available, because it may drop them; a model in use needs them.
     """
-    if held is None:
+    if memory is None:
         return drawn
     mapped = sum(amount.mapped_bytes for amount in reservation.amounts.values())
     anonymous = max(0, drawn - mapped)
-    return max(0, anonymous - held.anonymous_bytes) + min(mapped, drawn)
+    return max(0, anonymous - memory.anonymous_bytes) + min(mapped, drawn)
 
 
 # The physical memory of a machine as pools that are never counted twice.

@@ -139,15 +139,15 @@ class PowerMeters:
 def parts_w(draws: Iterable[Draw], devices: Iterable[Device] = ()) -> dict[str, float]:
     """Watts by part, none counted twice: sockets are added up, several meters of one whole are not."""
     within = {d.id for d in devices if d.kind in {"igpu", "npu"}}
-    found: dict[str, float] = {}
+    watts_by_part: dict[str, float] = {}
     for draw in draws:
         if draw.part == SYSTEM:  # psys and the battery measure the same: the larger one misses less
-            found[SYSTEM] = max(found.get(SYSTEM, 0.0), draw.watts)
+            watts_by_part[SYSTEM] = max(watts_by_part.get(SYSTEM, 0.0), draw.watts)
         else:
-            found[draw.part] = found.get(draw.part, 0.0) + draw.watts
-    if CPU in found:
-        found = {part: watts for part, watts in found.items() if part not in within}
-    return found
+            watts_by_part[draw.part] = watts_by_part.get(draw.part, 0.0) + draw.watts
+    if CPU in watts_by_part:
+        watts_by_part = {part: watts for part, watts in watts_by_part.items() if part not in within}
+    return watts_by_part
 
 
 def whole_w(parts: dict[str, float]) -> float | None:
@@ -214,10 +214,10 @@ def _monitors(host: Host) -> list[_Source]:
     for folder in host.listdir(HWMON):
         base = f"{HWMON}/{folder}"
         driver = text(host, f"{base}/name")
-        wanted = _MONITORS.get(driver)
-        for n in range(1, _MOST_INPUTS) if wanted else ():
+        labels = _MONITORS.get(driver)
+        for n in range(1, _MOST_INPUTS) if labels else ():
             for kind in ("power", "energy"):
-                part = (wanted or {}).get(text(host, f"{base}/{kind}{n}_label"))
+                part = (labels or {}).get(text(host, f"{base}/{kind}{n}_label"))
                 if part is not None:
                     sources.append(_Source(f"hwmon {driver}", part, f"{base}/{kind}{n}_input"))
     return sources

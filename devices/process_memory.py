@@ -53,7 +53,7 @@ def heaviest_descendant(pid: int) -> int:
                 sizes[relative.pid] = relative.memory_info().rss
     except psutil.Error:
         return pid
-    return max(sizes, key=lambda found: sizes[found], default=pid)
+    return max(sizes, key=lambda each: sizes[each], default=pid)
 
 
 def _portable(pid: int) -> ProcessMemory | None:

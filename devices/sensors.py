@@ -38,14 +38,14 @@ class LiveReader:
 
     def read(self, devices: Iterable[Device]) -> tuple[LiveDevice, ...]:
         """One reading for each device; takes milliseconds, with NVIDIA's command about 0.1 s."""
-        wanted = tuple(devices)
-        if self._meters is None or wanted != self._metered:
-            self._meters, self._metered = PowerMeters(self._host, wanted, self._clock), wanted
+        requested = tuple(devices)
+        if self._meters is None or requested != self._metered:
+            self._meters, self._metered = PowerMeters(self._host, requested, self._clock), requested
         draws = self._meters.read()
         watts = {draw.part: draw.watts for draw in draws} | parts_w(draws)
-        awake = [d for d in wanted if d.vendor == "NVIDIA" and d.kind != "cpu" and not self._asleep(d)]
+        awake = [d for d in requested if d.vendor == "NVIDIA" and d.kind != "cpu" and not self._asleep(d)]
         listed = self._nvidia() if awake else {}
-        return tuple(self._one(device, listed, watts.get(device.id)) for device in wanted)
+        return tuple(self._one(device, listed, watts.get(device.id)) for device in requested)
 
     def _one(self, device: Device, nvidia: dict[str, list[str]], watts: float | None) -> LiveDevice:
         if device.kind == "cpu":

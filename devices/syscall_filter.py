@@ -272,7 +272,7 @@ def _may_continue(number: int, arguments: Sequence[int]) -> bool:
             continue
         if name in _WHICH and _signed(arguments[0]) not in _WHICH[name]:
             raise PermissionError(errno.EPERM, "the processes of a user")
-        if (named := _signed(arguments[index])) and not _is_descendant(named):
+        if (process := _signed(arguments[index])) and not _is_descendant(process):
             raise PermissionError(errno.EPERM, "another program")
         return True
     return False

@@ -63,8 +63,8 @@ def driver_versions(host: Host) -> tuple[tuple[str, str], ...]:
         "rocm": text(host, ROCM_VERSION).split("-")[0],
         "amdgpu_dkms": text(host, "/sys/module/amdgpu/version"),
     }
-    given = " ".join(word.partition("=")[2] for word in words if word.startswith("amdgpu.lockup_timeout="))
-    limits = [int(n) for n in re.findall(r"\d{1,9}", text(host, LOCKUP_TIMEOUT) or given, re.ASCII)]
+    limits_text = " ".join(word.partition("=")[2] for word in words if word.startswith("amdgpu.lockup_timeout="))
+    limits = [int(n) for n in re.findall(r"\d{1,9}", text(host, LOCKUP_TIMEOUT) or limits_text, re.ASCII)]
     versions["lockup_timeout_ms"] = str(min((ms for ms in limits if ms), default="") or "")
     versions["mes"] = next((str(version) for version in _mes_versions(host)), "")
     versions["cwsr_fix"] = "1" if _has_cwsr_fix(host) or "amdgpu.cwsr_enable=0" in words else ""
@@ -115,9 +115,9 @@ def _gtt(host: Host, words: list[str], machine: Machine) -> list[Finding]:
     findings = []
     physical = machine.memory.installed_bytes or 0
     pages = int(physical * GTT_SHARE) // 4096
-    wanted = f"ttm.pages_limit={pages}"
+    parameters = f"ttm.pages_limit={pages}"
     if _release(machine) < TTM_ALONE_KERNEL:
-        wanted = f"amdgpu.gttsize={pages * 4096 >> 20} {wanted}"
+        parameters = f"amdgpu.gttsize={pages * 4096 >> 20} {parameters}"
     misspelt = next((word for word in words if word.startswith("amdgpu.gtt_size=")), None)
     if misspelt is not None:
         findings.append(
@@ -126,7 +126,7 @@ def _gtt(host: Host, words: list[str], machine: Machine) -> list[Finding]:
                 "warning",
                 "The kernel ignores amdgpu.gtt_size",
                 "The parameter is spelt gttsize, and it is deprecated: ttm.pages_limit sets the ceiling now.",
-                set_kernel_parameters(host, wanted if pages else "ttm.pages_limit=PAGES", misspelt),
+                set_kernel_parameters(host, parameters if pages else "ttm.pages_limit=PAGES", misspelt),
             )
         )
     for gpu in machine.devices:
@@ -140,7 +140,7 @@ def _gtt(host: Host, words: list[str], machine: Machine) -> list[Finding]:
                     "advice",
                     "The integrated GPU may use only about half of the RAM",
                     f"{budget >> 20} of {physical >> 20} MiB. A higher ceiling costs nothing while unused.",
-                    set_kernel_parameters(host, wanted),
+                    set_kernel_parameters(host, parameters),
                     gpu.id,
                 )
             )
@@ -183,7 +183,7 @@ def _watchdog(host: Host, words: list[str], machine: Machine) -> list[Finding]:
     short_ms = min((ms for ms in set_to if ms), default=SHORT_WATCHDOG_MS if by_version else None)
     if short_ms is None or short_ms > SHORT_WATCHDOG_MS:
         return []
-    given = next((word for word in words if word.startswith("amdgpu.lockup_timeout=")), "")
+    misspelt = next((word for word in words if word.startswith("amdgpu.lockup_timeout=")), "")
     return [
         Finding(
             "gpu_watchdog_short",
@@ -191,7 +191,7 @@ def _watchdog(host: Host, words: list[str], machine: Machine) -> list[Finding]:
             f"Linux ends work on the GPU after {short_ms / 1000:.0f} s",
             "Prompts in long contexts can take longer in one piece, from about 16,000 tokens on with the largest "
             "models; the device is then lost. Linux 7 lowered the limit from 10 to 2 s.",
-            set_kernel_parameters(host, "amdgpu.lockup_timeout=10000", given),
+            set_kernel_parameters(host, "amdgpu.lockup_timeout=10000", misspelt),
             gpu.id,
         )
     ]

@@ -216,9 +216,9 @@ class Machine(msgspec.Struct, frozen=True):
 
     def device(self, device_id: str) -> Device | None:
         """The device with that id, or the first of that kind; None if there is none."""
-        wanted = device_id.lower()
-        by_id = next((d for d in self.devices if d.id.lower() == wanted), None)
-        return by_id or next((d for d in self.devices if d.kind == wanted), None)
+        key = device_id.lower()
+        by_id = next((d for d in self.devices if d.id.lower() == key), None)
+        return by_id or next((d for d in self.devices if d.kind == key), None)
 
     @property
     def isa(self) -> frozenset[str]:

@@ -61,28 +61,28 @@ def read(folder: Path) -> Iterator[Advisory]:
         if path.suffix not in {".yaml", ".json"}:
             continue
         text = path.read_text(encoding="utf-8")
-        said = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=yaml.CSafeLoader)
-        if not isinstance(said, dict) or "withdrawn" in said:
+        document = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=yaml.CSafeLoader)
+        if not isinstance(document, dict) or "withdrawn" in document:
             continue
-        if "timestamp" in said.get("$meta", ()):
-            yield from _safety_db(said)
+        if "timestamp" in document.get("$meta", ()):
+            yield from _safety_db(document)
             continue
-        for affected in said.get("affected", ()):
+        for affected in document.get("affected", ()):
             package = affected.get("package", {})
             if package.get("ecosystem") == "PyPI":
                 yield Advisory(
-                    id=said["id"],
+                    id=document["id"],
                     package=canonicalize_name(package["name"]),
                     affected=affected,
-                    published=str(said.get("published", ""))[:10],
-                    summary=str(said.get("summary") or said.get("details", "")).split("\n")[0],
+                    published=str(document.get("published", ""))[:10],
+                    summary=str(document.get("summary") or document.get("details", "")).split("\n")[0],
                 )
 
 
-def _safety_db(said: dict[str, Any]) -> Iterator[Advisory]:
+def _safety_db(document: dict[str, Any]) -> Iterator[Advisory]:
     """Advisories from safety-db: version ranges per package, without a reason; dated by the whole list."""
-    date = time.strftime("%Y-%m-%d", time.gmtime(said["$meta"]["timestamp"]))
-    for package, specifiers in said.items():
+    date = time.strftime("%Y-%m-%d", time.gmtime(document["$meta"]["timestamp"]))
+    for package, specifiers in document.items():
         if not package.startswith("$"):
             yield Advisory(
                 id="safety-db",
@@ -117,9 +117,9 @@ def _inside(version: Version, events: Iterable[dict[str, Any]]) -> bool:
 
 
 def _event(event: dict[str, Any]) -> tuple[str, Version]:
-    ((kind, said),) = event.items()
+    ((kind, version),) = event.items()
     try:
-        return kind, Version(str(said))
+        return kind, Version(str(version))
     except InvalidVersion:  # not comparable: report it, to be safe
         return kind, Version("0" if kind == "introduced" else NEVER)
 
@@ -129,22 +129,20 @@ def main(argv: list[str]) -> int:
     if len(argv) != 1:
         sys.stderr.write(f"{__doc__}\n")
         return 2
-    known = list(read(Path(argv[0])))
+    advisories = list(read(Path(argv[0])))
     versions = {name: version for name, (version, _) in locked(LOCKS).items()}
-    hits = found(known, versions)
-    covered = len({a.package for a in known} & set(versions))
-    newest = max((a.published for a in known), default="none")
-    print(
-        f"{len(known)} advisories, the newest of {newest}; {covered} of {len(versions)} locked packages are named"
-    )
+    hits = found(advisories, versions)
+    covered = len({a.package for a in advisories} & set(versions))
+    newest = max((a.published for a in advisories), default="none")
+    print(f"{len(advisories)} advisories, newest {newest}; {covered} of {len(versions)} locked packages are named")
     unexplained = 0
     for each in hits:
         reason = EXPLAINED.get(f"{each.package} {versions[each.package]}")
         unexplained += reason is None
-        told = f" - {reason}" if reason else ""
-        print(f"{each.package} {versions[each.package]}: {each.id} {each.summary}{told}")
+        suffix = f" - {reason}" if reason else ""
+        print(f"{each.package} {versions[each.package]}: {each.id} {each.summary}{suffix}")
     print(f"{len(hits)} hit a locked version, {unexplained} of them unexplained")
-    return int(bool(unexplained) or not known)
+    return int(bool(unexplained) or not advisories)
 
 
 if __name__ == "__main__":

@@ -37,10 +37,10 @@ def require_packs(program: Path, platform: str | None = None) -> None:
     from devices.kernel_packs.manifest import this_platform
 
     assets = ROOT / "assets" / "kernels"
-    wanted = sorted(path.name for path in assets.glob(f"*-{platform or this_platform()}-*.tar.xz"))
-    kept = program / "_internal" / "assets" / "kernels"
-    for name in wanted:
-        if not (kept / name).is_file() or (kept / name).read_bytes() != (assets / name).read_bytes():
+    names = sorted(path.name for path in assets.glob(f"*-{platform or this_platform()}-*.tar.xz"))
+    folder = program / "_internal" / "assets" / "kernels"
+    for name in names:
+        if not (folder / name).is_file() or (folder / name).read_bytes() != (assets / name).read_bytes():
             raise SystemExit(f"{name} is in {assets} but not in the program: see installers/bundle/tessera.spec")
 
 
@@ -64,9 +64,9 @@ def add_pack(program: Path, archive: Path, work: Path) -> None:
             if Path(file.name).suffix != ".txt":  # the licences are in assets/licences
                 shutil.copy(pack.folder / file.name, package / "lib")
         return
-    kept = program / "_internal" / "assets" / "kernels"
-    kept.mkdir(parents=True, exist_ok=True)
-    shutil.copy(archive, kept / f"{pack.manifest.name}-{pack.manifest.version}.tar.xz")
+    folder = program / "_internal" / "assets" / "kernels"
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(archive, folder / f"{pack.manifest.name}-{pack.manifest.version}.tar.xz")
 
 
 def require_own_kernels(program: Path, platform: str | None = None) -> None:

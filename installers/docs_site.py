@@ -35,7 +35,7 @@ _BACKENDS: Final = (
 def front_page() -> str:
     """README.md with links adapted to the docs folder."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").replace("](docs/", "](")
-    return REPOSITORY_ONLY.sub(lambda found: found[0] if (ROOT / "docs" / found[1]).exists() else "]", text)
+    return REPOSITORY_ONLY.sub(lambda match: match[0] if (ROOT / "docs" / match[1]).exists() else "]", text)
 
 
 def command_page() -> str:
@@ -183,9 +183,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Hook of mkdocs: turn links to files outside of docs into plain text."""
     folder = (ROOT / "docs" / page.file.src_uri).parent
 
-    def kept(found: re.Match[str]) -> str:
-        target = (folder / found[1].split("#")[0]).resolve()
-        return found[0] if target.is_relative_to(ROOT / "docs") else "]"
+    def kept(match: re.Match[str]) -> str:
+        target = (folder / match[1].split("#")[0]).resolve()
+        return match[0] if target.is_relative_to(ROOT / "docs") else "]"
 
     return re.sub(r"\]\((\.\./[^)]+)\)", kept, markdown)
 
@@ -213,10 +213,10 @@ def benchmarks_page() -> str:
         "The plot shows every recorded figure; each colour is one row of the table for that metric.",
         "",
     ]
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_metric: dict[str, list[dict[str, Any]]] = {}
     for line in newest():
-        found.setdefault(line["metric"], []).append(line)
-    for metric, of_metric in found.items():
+        by_metric.setdefault(line["metric"], []).append(line)
+    for metric, of_metric in by_metric.items():
         names = list(dict.fromkeys(name for line in of_metric for name in line["parameters"]))
         heads = [*(name.capitalize() for name in names), "Value", "Runs", "Date, commit", "Note"]
         lines += [f"## {metric[:1].upper()}{metric[1:]}", "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
@@ -282,7 +282,7 @@ def _panel(metric: str, unit: str, lines: dict[str, list[tuple[int, float]]], fi
         return f"{x:.1f}", f"{bottom - (bottom - top) * value / largest:.1f}"
 
     title = f"{metric[:1].upper()}{metric[1:]}" + (f" ({unit})" if unit else "")
-    found = [
+    parts = [
         f'<text x="{left - 34}" y="20" font-weight="bold">{escape(title)}</text>',
         f'<path d="M{left} {top}V{bottom}H{right}" fill="none" stroke="#8c959f"/>',
         f'<text x="{left - 6}" y="{top + 4}" text-anchor="end">{largest:.3g}</text>',
@@ -295,11 +295,11 @@ def _panel(metric: str, unit: str, lines: dict[str, list[tuple[int, float]]], fi
         placed = [at(*point) for point in points]
         if len(placed) > 1:
             route = " ".join(f"{x},{y}" for x, y in placed)
-            found.append(f'<polyline points="{route}" fill="none" stroke="{colour}"/>')
+            parts.append(f'<polyline points="{route}" fill="none" stroke="{colour}"/>')
         for (x, y), (_, value) in zip(placed, points, strict=True):
             name = escape(f"{series}: {value:g} {unit}".strip())
-            found.append(f'<circle cx="{x}" cy="{y}" r="3.5" fill="{colour}"><title>{name}</title></circle>')
-    return found
+            parts.append(f'<circle cx="{x}" cy="{y}" r="3.5" fill="{colour}"><title>{name}</title></circle>')
+    return parts
 
 
 def conformance_page() -> str:

@@ -33,18 +33,18 @@ _HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 def locked(locks: Iterable[str] = LOCKS) -> dict[str, tuple[str, list[str]]]:
     """Package name to version and SHA-256 of every file that may be installed, for this Python and system."""
-    found: dict[str, tuple[str, list[str]]] = {}
+    pins: dict[str, tuple[str, list[str]]] = {}
     for lock in locks:
         path = ROOT / "installers" / "lock" / f"{lock}.txt"
         name = ""
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-            if begun := _LINE.match(line):
-                applies = begun[3] is None or Marker(begun[3].strip()).evaluate()
-                name = canonicalize_name(begun[1]) if applies else ""
+            if match := _LINE.match(line):
+                applies = match[3] is None or Marker(match[3].strip()).evaluate()
+                name = canonicalize_name(match[1]) if applies else ""
                 if applies:
-                    found.setdefault(name, (begun[2], []))
-            found.get(name, ("", []))[1].extend(_HASH.findall(line))
-    return found
+                    pins.setdefault(name, (match[2], []))
+            pins.get(name, ("", []))[1].extend(_HASH.findall(line))
+    return pins
 
 
 def asked_for() -> list[str]:

@@ -41,7 +41,7 @@ def encode(value: object) -> bytes:
 
 def decode(raw: bytes | str, kind: type[T]) -> T:
     """Decode a request from JSON."""
-    return msgspec.json.decode(raw, type=learned(kind), dec_hook=lambda found, value: found(value))
+    return msgspec.json.decode(raw, type=learned(kind), dec_hook=lambda target, value: target(value))
 
 
 OnProgress = Callable[[Progress], None]

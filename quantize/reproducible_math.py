@@ -54,8 +54,8 @@ def environment_of(request: Mapping[str, object] | object) -> dict[str, str]:
 
 def cpu_library() -> Path | None:
     """The ggml CPU backend library that this child process must use; None: the fastest one."""
-    named = os.environ.get(_LIBRARY)
-    return Path(named) if named else None
+    path = os.environ.get(_LIBRARY)
+    return Path(path) if path else None
 
 
 def _library() -> Path | None:

@@ -69,11 +69,11 @@ def allows_quantization(tensor: TensorSpec) -> bool:
     )
 
 
-def effective_type(wanted: GgmlType, row_values: int) -> GgmlType:
-    """The type that a row of `row_values` values gets if `wanted` is requested."""
-    if row_values % BLOCK_SIZES[wanted][0] == 0:
-        return wanted
-    fallback = GgmlType[wanted.traits.fallback or wanted.name]
+def effective_type(ideal: GgmlType, row_values: int) -> GgmlType:
+    """The type that a row of `row_values` values gets if `ideal` is requested."""
+    if row_values % BLOCK_SIZES[ideal][0] == 0:
+        return ideal
+    fallback = GgmlType[ideal.traits.fallback or ideal.name]
     return fallback if row_values % BLOCK_SIZES[fallback][0] == 0 else GgmlType.F16
 
 

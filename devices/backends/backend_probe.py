@@ -102,11 +102,11 @@ def _not_built(machine: Machine, tried: set[str]) -> list[BackendReport]:
     for backend in libraries.BACKENDS:
         if backend.name in tried or machine.system not in backend.systems:
             continue
-        wanted = any(
+        is_needed = any(
             d.kind in backend.kinds and (not backend.vendors or d.vendor in backend.vendors)
             for d in machine.devices
         )
-        if wanted:
+        if is_needed:
             reason = types.NOT_INSTALLED
             hint = install_hints.missing_backend(backend.name, machine.system, machine.arch)
             reports.append(BackendReport(backend.name, "", "not_built", reason, hint))

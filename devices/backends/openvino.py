@@ -58,10 +58,10 @@ def trim(cache: Path, most_bytes: int = CACHE_BYTES) -> None:
         files = sorted(
             ((p.stat().st_mtime, p.stat().st_size, p) for p in cache.iterdir() if p.is_file()), reverse=True
         )
-        held = 0
+        total = 0
         for _, size, path in files:
-            held += size
-            if held > most_bytes:
+            total += size
+            if total > most_bytes:
                 path.unlink(missing_ok=True)
 
 

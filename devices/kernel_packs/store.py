@@ -196,10 +196,10 @@ def _from_tar(source: Path, work: Path) -> Manifest:
 
     with tarfile.open(source) as archive:
         members = {Path(member.name).name: member for member in archive if member.isfile()}
-        held = archive.extractfile(members[manifests.NAME]) if manifests.NAME in members else None
-        if held is None:
+        manifest_file = archive.extractfile(members[manifests.NAME]) if manifests.NAME in members else None
+        if manifest_file is None:
             raise PackRefused(f"{source.name} holds no {manifests.NAME}")
-        manifest = manifests.parse(held.read(manifests.MAX_MANIFEST_BYTES + 1))
+        manifest = manifests.parse(manifest_file.read(manifests.MAX_MANIFEST_BYTES + 1))
         for file in manifest.files:
             opened = archive.extractfile(members[file.name]) if file.name in members else None
             if opened is None:
@@ -218,8 +218,8 @@ def _head(path: Path) -> bytes:
 
 def _copy(source: IO[bytes], target: Path, num_bytes: int) -> None:
     """Copy at most one byte more than expected: an archive bomb ends as a file of the wrong size."""
-    left = num_bytes + 1
+    remaining = num_bytes + 1
     with target.open("xb") as file:
-        while left > 0 and (chunk := source.read(min(_CHUNK, left))):
+        while remaining > 0 and (chunk := source.read(min(_CHUNK, remaining))):
             file.write(chunk)
-            left -= len(chunk)
+            remaining -= len(chunk)

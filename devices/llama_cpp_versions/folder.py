@@ -24,9 +24,9 @@ def engines_folder() -> Path:
 
 def chosen_version(model: str | None = None) -> str | None:
     """The version for this model file, or for all; None is the shipped one. Reads one small file."""
-    given = os.environ.get(VARIABLE)
-    if given:
-        return None if given == SHIPPED else given
+    version = os.environ.get(VARIABLE)
+    if version:
+        return None if version == SHIPPED else version
     return VersionStore(engines_folder()).chosen(model)
 
 

@@ -28,8 +28,8 @@ def checked_name(wheel: Path) -> str:
     if name != "llama-cpp-python":
         raise EngineVersionRefused(f"{wheel.name} is a wheel of {name}, not of llama-cpp-python")
     if fits.isdisjoint(tags.sys_tags()):
-        wanted = " or ".join(sorted(map(str, fits)))
-        raise EngineVersionRefused(f"{wheel.name} is for {wanted}, this is {next(iter(tags.sys_tags()))}")
+        supported = " or ".join(sorted(map(str, fits)))
+        raise EngineVersionRefused(f"{wheel.name} is for {supported}, this is {next(iter(tags.sys_tags()))}")
     if not VERSION_NAME.match(str(version)):
         raise EngineVersionRefused(f"{wheel.name} has a version that cannot name a folder")
     return str(version)
@@ -42,10 +42,10 @@ def unpack(wheel: Path, target: Path) -> None:
             infos = [info for info in archive.infolist() if not info.is_dir()]
             _check_bounds(wheel, infos)
             hashes = _recorded(archive, infos)
-            wanted = [info for info in infos if info.filename.startswith(f"{PACKAGE}/")]
-            if f"{PACKAGE}/{PACKAGE}.py" not in {info.filename for info in wanted}:
+            package_files = [info for info in infos if info.filename.startswith(f"{PACKAGE}/")]
+            if f"{PACKAGE}/{PACKAGE}.py" not in {info.filename for info in package_files}:
                 raise EngineVersionRefused(f"{wheel.name} holds no {PACKAGE}/{PACKAGE}.py")
-            for info in wanted:
+            for info in package_files:
                 digest = _extract(archive, info, target)
                 if hashes.get(info.filename) != digest:
                     raise EngineVersionRefused(f"{info.filename} in {wheel.name} is not what its list says")
@@ -80,11 +80,11 @@ def _recorded(archive: zipfile.ZipFile, infos: list[zipfile.ZipInfo]) -> dict[st
 def _extract(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path) -> str:
     path = target / info.filename
     path.parent.mkdir(parents=True, exist_ok=True)
-    digest, left = hashlib.sha256(), info.file_size
+    digest, remaining = hashlib.sha256(), info.file_size
     with archive.open(info) as source, path.open("xb") as file:
         while chunk := source.read(_CHUNK):
-            left -= len(chunk)
-            if left < 0:
+            remaining -= len(chunk)
+            if remaining < 0:
                 raise EngineVersionRefused(f"{info.filename} is larger than the wheel says")
             digest.update(chunk)
             file.write(chunk)

@@ -58,7 +58,7 @@ def memory_limit(host: Host) -> MemoryLimit | None:
             stat = fields(text(host, f"{base}/memory.stat"), " ")
             cache = number(stat.get("total_inactive_file")) or 0
             limits.append(MemoryLimit(limit, max(0, used - cache), f"{base}/memory.limit_in_bytes"))
-    return min(limits, key=lambda found: found.free_bytes, default=None)
+    return min(limits, key=lambda each: each.free_bytes, default=None)
 
 
 def cpu_quota(host: Host) -> float | None:

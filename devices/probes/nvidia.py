@@ -40,8 +40,8 @@ def _filled(device: Device, row: list[str] | None, ram: SystemMemory) -> Device:
     if total is None:  # a unified-memory GPU such as GB10 reports "[N/A]"
         memory = device.memory
     else:
-        vram, taken = total << 20, (used or 0) << 20
-        memory = Memory(vram, vram, min(taken, vram), None, None, max(0, vram - taken), unified=False)
+        vram, used_bytes = total << 20, (used or 0) << 20
+        memory = Memory(vram, vram, min(used_bytes, vram), None, None, max(0, vram - used_bytes), unified=False)
     if device.kind == "igpu":
         memory = replace(memory, physical_bytes=ram.total_bytes, unified=True)
     return replace(

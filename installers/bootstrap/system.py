@@ -59,11 +59,11 @@ _MANAGERS = {
 def _known_libraries() -> str:
     for ldconfig in ("ldconfig", "/sbin/ldconfig", "/usr/sbin/ldconfig"):
         try:
-            found = subprocess.run([ldconfig, "-p"], capture_output=True, text=True, check=False)
+            result = subprocess.run([ldconfig, "-p"], capture_output=True, text=True, check=False)
         except OSError:
             continue
-        if found.returncode == 0:
-            return found.stdout
+        if result.returncode == 0:
+            return result.stdout
     return ""
 
 
@@ -74,22 +74,22 @@ def missing(
 
     venv: an environment must be created, for which Debian and Ubuntu have a separate package.
     """
-    found: dict[str, tuple[str, str, str]] = {}
+    packages_by_need: dict[str, tuple[str, str, str]] = {}
     if venv and sys.base_prefix == "/usr" and find_spec("ensurepip") is None:
         name = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-        found["Python's venv with ensurepip"] = (f"{name}-venv", "python3", "python")
+        packages_by_need["Python's venv with ensurepip"] = (f"{name}-venv", "python3", "python")
     for need, (programs, packages) in {**(_TOOLS if compiler else {}), **(_TEST_TOOLS if tests else {})}.items():
         if not any(shutil.which(p) for p in programs):
-            found[need] = packages
+            packages_by_need[need] = packages
     if gui:
-        known = _known_libraries()
+        libraries = _known_libraries()
         for soname, packages in _QT_LIBRARIES.items():
             name = soname.split(".so")[0].removeprefix("lib")
-            if soname not in known and (known or not ctypes.util.find_library(name)):
-                found[soname] = packages
+            if soname not in libraries and (libraries or not ctypes.util.find_library(name)):
+                packages_by_need[soname] = packages
         if not shutil.which("fc-list") and not os.path.isdir("/usr/share/fonts"):
-            found["a font"] = _FONTS
-    return found
+            packages_by_need["a font"] = _FONTS
+    return packages_by_need
 
 
 def install_line(needs: dict[str, tuple[str, str, str]]) -> str | None:

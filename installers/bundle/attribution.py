@@ -26,8 +26,8 @@ _LISTED: Final = re.compile(r"^(\S+): (/\S+)$", re.MULTILINE)
 BOOTLOADER: Final = "pyinstaller"
 
 
-def brought(files: Iterable[Path], own: tuple[Path, ...], known: set[str]) -> list[Component]:
-    """The components of files outside of the packages in `known` (canonical names) and Tessera's `own` folders.
+def brought(files: Iterable[Path], own: tuple[Path, ...], names: set[str]) -> list[Component]:
+    """The components of files outside of the packages in `names` (canonical names) and Tessera's `own` folders.
 
     Raises: RuntimeError: a file belongs to an unlisted package, or to none.
     """
@@ -38,7 +38,7 @@ def brought(files: Iterable[Path], own: tuple[Path, ...], known: set[str]) -> li
         place = file.resolve()
         if any(folder in (*file.parents, *place.parents) for folder in site):
             owner = owners.get(str(file)) or owners.get(str(place))
-            if owner not in known | {BOOTLOADER, "tessera"}:
+            if owner not in names | {BOOTLOADER, "tessera"}:
                 strangers.append(f"{file} of {owner or 'no package'}")
         elif any(folder in place.parents for folder in (*own, *python)) or _is_python(place):
             continue
@@ -63,12 +63,12 @@ def _is_windows(file: Path) -> bool:
 
 
 def _owners() -> dict[str, str]:
-    found: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for dist in metadata.distributions():
         name, folder = canonicalize_name(dist.metadata["Name"]), str(dist.locate_file(""))
         for file in dist.files or ():
-            found[os.path.join(folder, file)] = name  # as strings, because there are tens of thousands
-    return found
+            owners[os.path.join(folder, file)] = name  # as strings, because there are tens of thousands
+    return owners
 
 
 def _debian(files: set[Path]) -> tuple[list[Component], list[str]]:
@@ -78,19 +78,19 @@ def _debian(files: set[Path]) -> tuple[list[Component], list[str]]:
         # With merged /usr, dpkg knows a library below /lib or /usr/lib, depending on how its package was built.
         names = [str(file), str(file).removeprefix("/usr"), f"/usr{file}"]
         try:
-            said = subprocess.run(["dpkg", "-S", *names], capture_output=True, text=True, check=False).stdout
+            listing = subprocess.run(["dpkg", "-S", *names], capture_output=True, text=True, check=False).stdout
         except FileNotFoundError:
-            said = ""
-        if found := _LISTED.search(said):
-            packages.add(found[1].partition(":")[0])
+            listing = ""
+        if match := _LISTED.search(listing):
+            packages.add(match[1].partition(":")[0])
         else:
             strangers.append(f"{file} of no package of this system")
     return [_debian_package(name) for name in sorted(packages)], strangers
 
 
 def _debian_package(name: str) -> Component:
-    asked = ["dpkg-query", "-W", "-f", "${Version}\n${Homepage}\n", name]
-    version, page, *_ = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split("\n")
+    command = ["dpkg-query", "-W", "-f", "${Version}\n${Homepage}\n", name]
+    version, page, *_ = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
     text = (DOCUMENTS / name / "copyright").read_text(encoding="utf-8", errors="replace")
     names = list(dict.fromkeys(_LICENCE_LINE.findall(text)))
     return Component(

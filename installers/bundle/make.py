@@ -56,8 +56,8 @@ def python_in(work: Path) -> Path:
 def portable_wheel(python: Path, work: Path, jobs: int) -> Path:
     """A llama-cpp-python wheel for every CPU of this architecture, built once below `work`."""
     folder = work / f"wheel-{_made_from('build.txt', 'llama.txt')}"
-    if found := list(folder.glob("llama_cpp_python-*.whl")):
-        return found[0]
+    if wheels := list(folder.glob("llama_cpp_python-*.whl")):
+        return wheels[0]
     sources = work / "sources"
     shutil.rmtree(sources, ignore_errors=True)
     env = environment()
@@ -120,8 +120,8 @@ def _forget_scripts(folder: Path) -> None:
     """Remove scripts from the lists of installed files: their paths are outside of the bundle."""
     for path in folder.glob("*.dist-info/RECORD"):
         lines = path.read_text("utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if not line.startswith("../") and "/direct_url.json," not in line]
-        path.write_text("".join(kept), encoding="utf-8")
+        remaining = [line for line in lines if not line.startswith("../") and "/direct_url.json," not in line]
+        path.write_text("".join(remaining), encoding="utf-8")
 
 
 def _strip(folder: Path) -> None:
@@ -161,10 +161,10 @@ def _link_copies(folder: Path) -> None:
 def sizes(folder: Path) -> list[tuple[str, int]]:
     """Bytes per part, largest first: the packages in the program's folder, small ones combined."""
     inside = folder / "_internal"
-    found = {}
+    by_name = {}
     for path in [*inside.iterdir(), folder / "tessera"]:
         files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file() and not p.is_symlink()]
-        found[path.name] = sum(p.stat().st_size for p in files if not p.is_symlink())
-    large = [(name, size) for name, size in found.items() if size > 4 << 20]
-    rest = sum(size for size in found.values() if size <= 4 << 20)
+        by_name[path.name] = sum(p.stat().st_size for p in files if not p.is_symlink())
+    large = [(name, size) for name, size in by_name.items() if size > 4 << 20]
+    rest = sum(size for size in by_name.values() if size <= 4 << 20)
     return [*sorted(large, key=lambda item: -item[1]), ("everything else", rest)]

@@ -89,13 +89,13 @@ def ggml_version(tree: Path) -> str:
 
 def compile_plugin(recipe: Recipe, work: Path, extra: list[str], env: dict[str, str], jobs: int) -> list[Path]:
     """The plugin's libraries, stripped. `extra`: CMake flags for this computer. Raises: CalledProcessError."""
-    tree, made = toolchain.source_tree(work), work / f"build-{recipe.name}"
+    tree, out = toolchain.source_tree(work), work / f"build-{recipe.name}"
     flags = [f"-D{flag}" for flag in (*COMMON, *recipe.flags)] + extra
     if recipe.toolchain == "mingw":
         flags += _mingw(work, env)
     if recipe.toolchain != "msvc":
         # Remap paths of the build machine; otherwise every build differs.
-        remap = f"-ffile-prefix-map={work}=work -ffile-prefix-map={made}=build -ffile-prefix-map={tree}=llama.cpp"
+        remap = f"-ffile-prefix-map={work}=work -ffile-prefix-map={out}=build -ffile-prefix-map={tree}=llama.cpp"
         if recipe.backend == "tiles":
             remap += f" -ffile-prefix-map={kernels.TILES}=tiles"
         remap += " -ffunction-sections -fdata-sections"
@@ -109,24 +109,24 @@ def compile_plugin(recipe: Recipe, work: Path, extra: list[str], env: dict[str, 
         small = "-Wl,--gc-sections -Wl,--build-id=none"
         flags.append(f"-DCMAKE_MODULE_LINKER_FLAGS_RELEASE={small}")
     flags.append("-DCMAKE_SKIP_RPATH=ON")
-    subprocess.run(["cmake", "-S", str(tree), "-B", str(made), "-G", "Ninja", *flags], env=env, check=True)
-    targets = _variants(made, env) if recipe.target == "ggml-cpu-variants" else [recipe.target]
-    subprocess.run(["ninja", "-C", str(made), f"-j{jobs}", *targets], env=env, check=True)
-    if unsound := toolchain.unsound_shaders(made):
+    subprocess.run(["cmake", "-S", str(tree), "-B", str(out), "-G", "Ninja", *flags], env=env, check=True)
+    targets = _variants(out, env) if recipe.target == "ggml-cpu-variants" else [recipe.target]
+    subprocess.run(["ninja", "-C", str(out), f"-j{jobs}", *targets], env=env, check=True)
+    if unsound := toolchain.unsound_shaders(out):
         raise SystemExit(f"glslc spoilt constants of {', '.join(unsound)}: see MENDED_SHADERS in toolchain.py")
-    return _checked(recipe, made / "bin")
+    return _checked(recipe, out / "bin")
 
 
 def _checked(recipe: Recipe, folder: Path) -> list[Path]:
     """The recipe's libraries in `folder`, stripped. Raises: SystemExit: one would crash."""
     stem = "cpu-" if recipe.backend == "cpu" else recipe.target.removeprefix("ggml-")
-    found = [p for p in sorted(folder.iterdir()) if (m := LIBRARY.match(p.name)) and m[1].startswith(stem)]
-    for path in found:
+    libraries = [p for p in sorted(folder.iterdir()) if (m := LIBRARY.match(p.name)) and m[1].startswith(stem)]
+    for path in libraries:
         if recipe.toolchain == "native":
             subprocess.run(["strip", "--strip-unneeded", str(path)], check=True)
         elif recipe.toolchain == "mingw" and recipe.backend in {"cpu", "tiles"} and (moves := aligned_moves(path)):
             raise SystemExit(f"{path.name} would crash on Windows: {len(moves)} aligned moves, as {moves[0]}")
-    return found
+    return libraries
 
 
 def aligned_moves(library: Path) -> list[str]:
@@ -141,17 +141,17 @@ def aligned_moves(library: Path) -> list[str]:
     return [line.split("\t", 1)[1] for line in listed.splitlines() if ALIGNED_MOVE.search(line)]
 
 
-def _variants(made: Path, env: dict[str, str]) -> list[str]:
+def _variants(tree: Path, env: dict[str, str]) -> list[str]:
     listed = subprocess.run(
-        ["ninja", "-C", str(made), "-t", "targets", "all"], env=env, check=True, capture_output=True, text=True
+        ["ninja", "-C", str(tree), "-t", "targets", "all"], env=env, check=True, capture_output=True, text=True
     )
     return sorted(set(re.findall(r"^(ggml-cpu-[a-z0-9_.]+): phony", listed.stdout, re.MULTILINE)))
 
 
 def _mingw_knows_throttling() -> bool:
-    asked = "#include <windows.h>\nTHREAD_POWER_THROTTLING_STATE state;\n"
+    program = "#include <windows.h>\nTHREAD_POWER_THROTTLING_STATE state;\n"
     command = ["x86_64-w64-mingw32-gcc", "-D_WIN32_WINNT=0x0A00", "-fsyntax-only", "-x", "c", "-"]
-    return subprocess.run(command, input=asked, capture_output=True, text=True, check=False).returncode == 0
+    return subprocess.run(command, input=program, capture_output=True, text=True, check=False).returncode == 0
 
 
 def _mingw(work: Path, env: dict[str, str]) -> list[str]:
@@ -194,22 +194,22 @@ def glibc_needed(libraries: list[Path]) -> str:
     for path in libraries:
         if ".so" in path.name:
             listed = subprocess.run(["readelf", "-V", str(path)], capture_output=True, text=True, check=True).stdout
-            found = re.findall(r"GLIBC_(\d+(?:\.\d+)+)", listed)
-            newest = max([newest, *(tuple(map(int, version.split("."))) for version in found)])
+            versions = re.findall(r"GLIBC_(\d+(?:\.\d+)+)", listed)
+            newest = max([newest, *(tuple(map(int, version.split("."))) for version in versions)])
     return ".".join(map(str, newest))
 
 
 def engine_commit(tree: Path) -> str:
     """The llama.cpp commit of the locked archive; empty if it is not recorded."""
     head = tree.parents[1] / ".git" / "modules" / "vendor" / "llama.cpp" / "HEAD"
-    found = head.read_text(encoding="ascii").strip() if head.is_file() else ""
-    return found if re.fullmatch(r"[0-9a-f]{40}", found) else ""
+    commit = head.read_text(encoding="ascii").strip() if head.is_file() else ""
+    return commit if re.fullmatch(r"[0-9a-f]{40}", commit) else ""
 
 
 def shader_compiler(env: dict[str, str]) -> str:
     """The versions of glslc and of its glslang, on one line."""
-    told = subprocess.run(["glslc", "--version"], env=env, capture_output=True, text=True, check=True).stdout
-    return ", ".join(line.strip() for line in told.splitlines() if re.match(r"(shaderc|glslang) ", line))
+    versions = subprocess.run(["glslc", "--version"], env=env, capture_output=True, text=True, check=True).stdout
+    return ", ".join(line.strip() for line in versions.splitlines() if re.match(r"(shaderc|glslang) ", line))
 
 
 def describe(recipe: Recipe, tree: Path, libraries: list[Path], env: dict[str, str]) -> Manifest:
@@ -234,9 +234,9 @@ def describe(recipe: Recipe, tree: Path, libraries: list[Path], env: dict[str, s
     if words:
         built["licences"] = "; ".join(words)
     compilers = {"mingw": ["x86_64-w64-mingw32-g++-posix", "--version"], "msvc": ["cl"]}
-    asked = compilers.get(recipe.toolchain, ["g++", "--version"])
-    told = subprocess.run(asked, capture_output=True, text=True, check=True)
-    first = (told.stdout or told.stderr).splitlines()[0]
+    command = compilers.get(recipe.toolchain, ["g++", "--version"])
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    first = (result.stdout or result.stderr).splitlines()[0]
     return parse(
         msgspec.json.encode(
             Manifest(
@@ -301,13 +301,13 @@ def main() -> int:
         return 3
     if root is not None:
         env |= toolchain.kept_shaders(options.work, toolchain.source_tree(options.work))
-    extra, brought = toolchain.vulkan_flags(root, windows=recipe.toolchain == "mingw") if vulkan else [], []
+    extra, bundled = toolchain.vulkan_flags(root, windows=recipe.toolchain == "mingw") if vulkan else [], []
     if intel:
         opencl = openvino.unpack_opencl(options.work) if options.packages else None
         wheel = openvino.unpack_wheel(options.work)
         extra = openvino.cmake_flags(wheel, opencl)
-        brought = openvino.collect(wheel, opencl, options.work / "brought")
-    libraries = compile_plugin(recipe, options.work, extra, env, options.jobs) + brought
+        bundled = openvino.collect(wheel, opencl, options.work / "brought")
+    libraries = compile_plugin(recipe, options.work, extra, env, options.jobs) + bundled
     libraries += _licences(recipe, options.work)
     needed = glibc_needed(libraries)
     if needed and tuple(map(int, needed.split("."))) > NEWEST_GLIBC:
@@ -322,13 +322,13 @@ def main() -> int:
     return compare(target, options.compare) if options.compare else 0
 
 
-def compare(built: Path, kept: Path) -> int:
+def compare(built: Path, committed: Path) -> int:
     """Return 0 if both files have the same bytes; else print the manifest differences and return 1."""
-    if built.read_bytes() == kept.read_bytes():
-        print(f"{kept.name} is what the sources give, byte for byte")
+    if built.read_bytes() == committed.read_bytes():
+        print(f"{committed.name} is what the sources give, byte for byte")
         return 0
-    print(f"{kept} is not what the sources give here:")
-    ours, theirs = (msgspec.to_builtins(read_manifest(path)) for path in (built, kept))
+    print(f"{committed} is not what the sources give here:")
+    ours, theirs = (msgspec.to_builtins(read_manifest(path)) for path in (built, committed))
     for key in ours:
         if ours[key] != theirs[key]:
             print(f"  {key}: built {ours[key]}\n  {' ' * len(key)}  kept  {theirs[key]}")
@@ -338,9 +338,9 @@ def compare(built: Path, kept: Path) -> int:
 def read_manifest(archive: Path) -> Manifest:
     """The manifest in a pack."""
     with tarfile.open(archive) as packed:
-        held = packed.extractfile(NAME)
-        assert held is not None
-        return parse(held.read())
+        member = packed.extractfile(NAME)
+        assert member is not None
+        return parse(member.read())
 
 
 if __name__ == "__main__":

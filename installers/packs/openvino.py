@@ -82,10 +82,10 @@ def collect(wheel: Path, opencl: Path | None, target: Path) -> list[Path]:
     target.mkdir(parents=True, exist_ok=True)
     libraries = wheel / "openvino" / "libs"
     patterns = WINDOWS_LIBRARIES if sys.platform == "win32" else LIBRARIES
-    wanted = {found.name: found for pattern in patterns for found in libraries.glob(pattern)}
+    files = {library.name: library for pattern in patterns for library in libraries.glob(pattern)}
     licences = next(wheel.glob("openvino-*.dist-info/licenses"))
-    wanted |= {f"openvino-{p.name.removesuffix('.txt')}.txt": p for p in licences.rglob("*") if p.is_file()}
+    files |= {f"openvino-{p.name.removesuffix('.txt')}.txt": p for p in licences.rglob("*") if p.is_file()}
     if opencl is not None:
-        wanted["libOpenCL.so.1"] = next((opencl / "usr/lib").glob("*-linux-gnu/libOpenCL.so.1"))
-        wanted["ocl-icd-copyright.txt"] = opencl / "usr/share/doc/ocl-icd-libopencl1/copyright"
-    return [Path(shutil.copyfile(source, target / name)) for name, source in sorted(wanted.items())]
+        files["libOpenCL.so.1"] = next((opencl / "usr/lib").glob("*-linux-gnu/libOpenCL.so.1"))
+        files["ocl-icd-copyright.txt"] = opencl / "usr/share/doc/ocl-icd-libopencl1/copyright"
+    return [Path(shutil.copyfile(source, target / name)) for name, source in sorted(files.items())]

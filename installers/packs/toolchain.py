@@ -71,7 +71,7 @@ def source_tree(work: Path) -> Path:
 
 def unsound_shaders(folder: Path) -> list[str]:
     """Compiled shaders below `folder` that convert an infinite or undefined constant to a half float."""
-    found = []
+    names = []
     for path in sorted(p for p in folder.rglob("*.spv") if p.is_file()):
         words, at, constants = memoryview(path.read_bytes()).cast("I"), 5, {}
         while at < len(words) and words[at] >> 16:
@@ -79,9 +79,9 @@ def unsound_shaders(folder: Path) -> list[str]:
             if operation == OP_CONSTANT:
                 constants[words[at + 2]] = words[at + 3]
             elif operation == OP_FCONVERT and constants.get(words[at + 3], 0) & INFINITE == INFINITE:
-                found.append(path.stem)
+                names.append(path.stem)
             at += count
-    return found
+    return names
 
 
 def locked_packages() -> dict[str, tuple[str, str]]:
@@ -99,12 +99,12 @@ def unpack_packages(folder: Path, driver: bool = False, mirror: str | None = Non
     Raises: CalledProcessError: the mirror does not have that version. ValueError: a package has other bytes.
     """
     root, lists = folder / "root", folder / "apt"
-    wanted = root / ("usr/share/vulkan/icd.d" if driver else "usr/include/spirv")
-    if wanted.exists() and (root / "usr/bin/glslc").exists():
+    present = root / ("usr/share/vulkan/icd.d" if driver else "usr/include/spirv")
+    if present.exists() and (root / "usr/bin/glslc").exists():
         return root
     debs, newer_debs = folder / "debs", folder / "newer-debs"
-    for made in (root, debs, newer_debs, lists / "partial"):
-        made.mkdir(parents=True, exist_ok=True)
+    for new_folder in (root, debs, newer_debs, lists / "partial"):
+        new_folder.mkdir(parents=True, exist_ok=True)
     source = folder / "newer.list"
     trusted = "[check-valid-until=no] " if mirror else ""
     source.write_text(f"deb {trusted}{mirror or _mirror()} {NEWER_SUITE} main\n", encoding="ascii")
@@ -124,8 +124,8 @@ def unpack_packages(folder: Path, driver: bool = False, mirror: str | None = Non
         subprocess.run(["apt-get", *newer, "download", *exact], cwd=place, check=True)
         for name in names:
             _check_package(place, name, locked)
-    for target, found in ((root, debs), (folder / "newer-root", newer_debs)):
-        for deb in sorted(found.glob("*.deb")):
+    for target, deb_folder in ((root, debs), (folder / "newer-root", newer_debs)):
+        for deb in sorted(deb_folder.glob("*.deb")):
             subprocess.run(["dpkg", "-x", deb, target], check=True)
     _wrap_glslc(folder / "newer-root", root / "usr/bin/glslc")
     return root
@@ -158,11 +158,11 @@ def kept_shaders(work: Path, tree: Path) -> dict[str, str]:
     a Vulkan pack. The folder's name is a hash of the shader sources and glslc; all other inputs are on glslc's
     command line.
     """
-    named = hashlib.sha256()
+    digest = hashlib.sha256()
     sources = tree / "ggml" / "src" / "ggml-vulkan" / "vulkan-shaders"
     for path in (work / "newer-root/usr/bin/glslc", *sorted(p for p in sources.rglob("*") if p.is_file())):
-        named.update(path.name.encode() + b"\0" + path.read_bytes())
-    folder = work / "shaders" / named.hexdigest()[:16]
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    folder = work / "shaders" / digest.hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     return {"KEPT_SHADERS": str(folder)}
 
@@ -170,13 +170,13 @@ def kept_shaders(work: Path, tree: Path) -> dict[str, str]:
 def _mirror() -> str:
     """URL of this computer's Debian mirror."""
     listed = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
-    known = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
-    found = next((address for address in known if address.rstrip("/").endswith("/debian")), None)
-    if found is None:
+    addresses = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
+    mirror = next((address for address in addresses if address.rstrip("/").endswith("/debian")), None)
+    if mirror is None:
         raise SystemExit(
             "--packages takes Debian's packages, and no source of this system is Debian's: use Debian 12"
         )
-    return found
+    return mirror
 
 
 def environment(root: Path | None) -> dict[str, str]:
@@ -198,10 +198,10 @@ def environment(root: Path | None) -> dict[str, str]:
 
 
 def _absolute(library: str, folders: list[str]) -> str:
-    found = next(
+    library_path = next(
         (Path(f) / Path(library).name for f in folders if (Path(f) / Path(library).name).exists()), library
     )
-    return f'"library_path": "{found}"'
+    return f'"library_path": "{library_path}"'
 
 
 def vulkan_flags(root: Path | None, *, windows: bool) -> list[str]:
@@ -222,16 +222,16 @@ def bad_tool(recipe: Recipe, env: dict[str, str]) -> str:
         if re.search(pattern, _version_text(tool, env)):
             return f"this {tool} builds bad kernels: {why}"
     for tool, oldest in recipe.oldest:
-        found = re.search(r"version:? (\d+)\.(\d+)", _version_text(tool, env))
-        if found and (int(found[1]), int(found[2])) < oldest:
-            return f"this {tool} is {found[1]}.{found[2]}, and {oldest[0]}.{oldest[1]} is the oldest that works"
+        match = re.search(r"version:? (\d+)\.(\d+)", _version_text(tool, env))
+        if match and (int(match[1]), int(match[2])) < oldest:
+            return f"this {tool} is {match[1]}.{match[2]}, and {oldest[0]}.{oldest[1]} is the oldest that works"
     return ""
 
 
 def _version_text(tool: str, env: dict[str, str]) -> str:
-    found = shutil.which(tool, path=env["PATH"])
-    command = [found or tool, "--version"]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False).stdout if found else ""
+    program = shutil.which(tool, path=env["PATH"])
+    command = [program or tool, "--version"]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False).stdout if program else ""
 
 
 def missing_tools(tools: tuple[str, ...], env: dict[str, str]) -> str:

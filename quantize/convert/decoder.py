@@ -215,8 +215,8 @@ def _order(tensor: OutTensor) -> tuple[int, str]:
     return (int(parts[1]), tensor.name) if parts[0] == "blk" else (-1, tensor.name)
 
 
-def _check_layers(source: Checkpoint, found: list[OutTensor], config: Config) -> None:
-    names = {t.name for t in found}
+def _check_layers(source: Checkpoint, tensors: list[OutTensor], config: Config) -> None:
+    names = {t.name for t in tensors}
     layers = int(config["num_hidden_layers"])
     hidden = int(config["hidden_size"])
     for name in ("token_embd.weight", "output_norm.weight"):
@@ -224,10 +224,10 @@ def _check_layers(source: Checkpoint, found: list[OutTensor], config: Config) ->
             raise BadFile(str(source.folder), f"no tensor gives {name}")
     for layer in range(layers):
         for part in ("attn_norm", "attn_output", "ffn_down"):
-            wanted = f"blk.{layer}.{part}"
-            if not any(n.startswith(wanted) for n in names):
+            prefix = f"blk.{layer}.{part}"
+            if not any(n.startswith(prefix) for n in names):
                 raise BadFile(str(source.folder), f"layer {layer} lacks {part}")
-    for tensor in found:
+    for tensor in tensors:
         into_hidden = tensor.name == "token_embd.weight" or tensor.name.endswith(("attn_q.weight", "ffn_up.weight"))
         if into_hidden and tensor.shape[0] != hidden:
             raise BadWeights(str(source.folder), tensor.name, f"rows of {tensor.shape[0]}, expected {hidden}")

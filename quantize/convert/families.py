@@ -49,15 +49,15 @@ def bert(source: Checkpoint, config: Config) -> Recipe:
     Raises: UnsupportedModel: an activation, positions or a head that llama.cpp's BERT does not support. BadFile.
     """
     ranks = RANKER in config["architectures"]
-    wanted = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
-    for key, value in wanted.items():
+    expected = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
+    for key, value in expected.items():
         if config.get(key, value) != value:
             raise UnsupportedModel(str(source.folder), f"{key} is {config[key]!r}; only {value!r} can be run")
-    tensors, left = [], []
+    tensors, unused = [], []
     for full in source.names:
         name = _target(full, ranks=ranks)
         if name is None:
-            left.append(full)
+            unused.append(full)
         elif name:
             tensors.append(_tensor(source, full, name))
     _check(source, config, {t.name for t in tensors}, ranks=ranks)
@@ -71,7 +71,7 @@ def bert(source: Checkpoint, config: Config) -> Recipe:
     meta.put(".attention.causal", False, ValueType.BOOL)
     meta.put(".pooling_type", _RANK if ranks else _pooling(source))
     meta.put("tokenizer.ggml.token_type_count", int(config.get("type_vocab_size") or 1))
-    notes = [f"{len(left)} tensors that embeddings do not need were left out"] if left else []
+    notes = [f"{len(unused)} tensors that embeddings do not need were left out"] if unused else []
     if ranks:
         notes.append("llama.cpp gives query and document one segment: scores are not quite the model's; ONNX's are")
     return Recipe(meta, sorted(tensors, key=_order), notes)
@@ -108,7 +108,7 @@ def _tensor(source: Checkpoint, full: str, name: str) -> OutTensor:
     return OutTensor(name, tuple(reversed(info.shape)), chunks, keep_f32=len(info.shape) == 1 or name in _ADDED)
 
 
-def _check(source: Checkpoint, config: Config, found: set[str], *, ranks: bool) -> None:
+def _check(source: Checkpoint, config: Config, names: set[str], *, ranks: bool) -> None:
     """Check the tensors. Raises: BadFile: a tensor is missing. UnsupportedModel: a head with several scores."""
     needed = {f"{name}.weight" for name in _OUTER.values()}
     for layer in range(int(config["num_hidden_layers"])):
@@ -118,7 +118,7 @@ def _check(source: Checkpoint, config: Config, found: set[str], *, ranks: bool) 
         scores = source.info("classifier.weight").shape[0] if source.has("classifier.weight") else 0
         if scores > 1:
             raise UnsupportedModel(str(source.folder), f"its head has {scores} classes; a reranker has one score")
-    missing = sorted(needed - found)
+    missing = sorted(needed - names)
     if missing:
         raise BadFile(str(source.folder), f"{len(missing)} tensors are missing, such as {missing[0]}")
 
@@ -237,8 +237,8 @@ def _smollm3(source: Checkpoint, config: Config) -> Recipe:
     """
     layers = int(config["num_hidden_layers"])
     expected = [int((n + 1) % _NO_ROPE_STEP != 0) for n in range(layers)]
-    found = config.get("no_rope_layers") or expected
-    if list(found) != expected:
+    stated = config.get("no_rope_layers") or expected
+    if list(stated) != expected:
         reason = f"its layers without positions are not every {_NO_ROPE_STEP}th, which llama.cpp takes for granted"
         raise UnsupportedModel(str(source.folder), reason)
     if config.get("use_sliding_window"):
@@ -262,11 +262,11 @@ def check_attention_scale(source: Checkpoint, config: Config, large_layers: int)
     llama.cpp divides by the square root of the head length. In the largest model of a generation (identified by its
     number of layers) it uses width / heads instead. Source: src/models/gemma2.cpp, gemma3.cpp.
     """
-    wanted = float(config.get("query_pre_attn_scalar", 256.0))
+    stated = float(config.get("query_pre_attn_scalar", 256.0))
     large = int(config["num_hidden_layers"]) == large_layers
     applied = config["hidden_size"] / config["num_attention_heads"] if large else float(head_dim(config))
-    if wanted != applied:
-        reason = f"query_pre_attn_scalar is {wanted:g}, the runtime would use {applied:g}"
+    if stated != applied:
+        reason = f"query_pre_attn_scalar is {stated:g}, the runtime would use {applied:g}"
         raise UnsupportedModel(str(source.folder), reason)
 
 

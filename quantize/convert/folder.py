@@ -222,9 +222,9 @@ def _put_family_quirks(recipe: Recipe, source: Checkpoint, vocab: Vocabulary, st
             meta.put(f"tokenizer.ggml.{name}_token_id", number)
 
 
-def _float_type(source: Checkpoint, wanted: FloatType) -> GgmlType:
-    if wanted != "auto":
-        return GgmlType[wanted]
+def _float_type(source: Checkpoint, requested: FloatType) -> GgmlType:
+    if requested != "auto":
+        return GgmlType[requested]
     sizes: dict[str, int] = {}
     for name in source.names:
         info = source.info(name)
@@ -437,7 +437,7 @@ def choose(tokenizer: Tokenizer, data: dict[str, Any], meta: Metadata) -> str:
 
     `meta` must contain the rest of the vocabulary. Raises: UnsupportedModel: no pre-tokenizer matches.
     """
-    wanted = [tokenizer.encode(text, add_special_tokens=False).ids for text in TRIALS]
+    expected = [tokenizer.encode(text, add_special_tokens=False).ids for text in TRIALS]
     with TemporaryDirectory(prefix="vocabulary-") as folder:
         path = Path(folder) / "vocabulary.gguf"
         for name in candidates(tokenizer, data):
@@ -445,7 +445,7 @@ def choose(tokenizer: Tokenizer, data: dict[str, Any], meta: Metadata) -> str:
             trial.update(meta)
             trial.put("tokenizer.ggml.pre", name)
             path.write_bytes(header(trial, ()))
-            if tokenize(path, list(TRIALS)) == wanted:
+            if tokenize(path, list(TRIALS)) == expected:
                 return name
     raise UnsupportedModel(
         str(meta.architecture), "llama.cpp splits text in no way that gives this tokenizer's token ids"

@@ -85,18 +85,18 @@ def stage(source: Path, into: Path, root: Path | None = None) -> Staged:
 
 def _copied(source: Path, name: str, into: Path, root: Path | None) -> bool:
     """Copy a description without the programs that it names; returns whether it named any."""
-    given = read_json(safe_member(source, name, root), _MAX_JSON_BYTES)
-    named = given.pop(_PROGRAMS, None)
+    config = read_json(safe_member(source, name, root), _MAX_JSON_BYTES)
+    programs = config.pop(_PROGRAMS, None)
     if (
-        named
+        programs
         and name == "tokenizer_config.json"
         and not any((source / file).is_file() for file in ("tokenizer.json", "tokenizer.model"))
     ):
         raise UnsupportedModel(
             str(source), "its tokenizer is a program of the publisher's, and no other code is run"
         )
-    (into / name).write_bytes(msgspec.json.encode(given))
-    return bool(named)
+    (into / name).write_bytes(msgspec.json.encode(config))
+    return bool(programs)
 
 
 def _pooling(source: Path, into: Path) -> None:

@@ -106,8 +106,8 @@ class _Folder(msgspec.Struct, frozen=True):
 
     def packed(self, stored: str, shape: tuple[int, ...], scale: str, what: str, rows: Any) -> Packed:
         """A weight of this shape; its values have the type of a 16-bit scale, else that of the folder."""
-        found = self.tensors[scale].dtype if scale in self.tensors else ""
-        dtype = found if found in {"F16", "BF16"} else self.dtype
+        scale_dtype = self.tensors[scale].dtype if scale in self.tensors else ""
+        dtype = scale_dtype if scale_dtype in {"F16", "BF16"} else self.dtype
         of = self.tensors[stored]
         num = int(np.prod(shape, dtype=np.int64))
         size = 4 if dtype == "F32" else 2
@@ -144,10 +144,10 @@ def packed_weights(
 
 def _float_dtype(config: Mapping[str, Any]) -> str:
     inner = config.get("text_config")
-    named = config.get("dtype") or config.get("torch_dtype")
-    if not named and isinstance(inner, dict):
-        named = inner.get("dtype") or inner.get("torch_dtype")
-    return {"float16": "F16", "float32": "F32"}.get(str(named).removeprefix("torch."), "BF16")
+    stated = config.get("dtype") or config.get("torch_dtype")
+    if not stated and isinstance(inner, dict):
+        stated = inner.get("dtype") or inner.get("torch_dtype")
+    return {"float16": "F16", "float32": "F32"}.get(str(stated).removeprefix("torch."), "BF16")
 
 
 def _weight_name(stored: str) -> str:
@@ -211,20 +211,20 @@ def _grid_shape(size: tuple[int, int], rows: int, columns: int) -> tuple[int, in
 def _block_of(folder: _Folder, scale: str, shape: tuple[int, int]) -> tuple[int, int]:
     """Rows and columns that share a scale."""
     rows, columns = shape
-    found = folder.tensors[scale].shape
+    scale_shape = folder.tensors[scale].shape
     stated = folder.settings.get("weight_block_size") or _group(folder, "block_structure")
-    count = int(np.prod(found, dtype=np.int64))
+    count = int(np.prod(scale_shape, dtype=np.int64))
     sizes = [(rows, columns), (1, columns)]
     if isinstance(stated, list) and len(stated) == 2 and all(isinstance(n, int) and n > 0 for n in stated):
         sizes.insert(0, (stated[0], stated[1]))
-    elif len(found) == 2 and all(found) and rows % found[0] == 0 == columns % found[1]:
-        sizes.append((rows // found[0], columns // found[1]))
+    elif len(scale_shape) == 2 and all(scale_shape) and rows % scale_shape[0] == 0 == columns % scale_shape[1]:
+        sizes.append((rows // scale_shape[0], columns // scale_shape[1]))
     for size in sizes:
         if np.prod(_grid_shape(size, rows, columns)) == count and (
-            len(found) < 2 or count == 1 or _grid_shape(size, rows, columns) == found
+            len(scale_shape) < 2 or count == 1 or _grid_shape(size, rows, columns) == scale_shape
         ):
             return size
-    raise BadWeights(folder.where, scale, f"{found} scales do not divide a weight of {rows} x {columns}")
+    raise BadWeights(folder.where, scale, f"{scale_shape} scales do not divide a weight of {rows} x {columns}")
 
 
 def _group(folder: _Folder, key: str) -> Any:
@@ -296,9 +296,9 @@ def _bits(folder: _Folder, key: str, words: int, values: int) -> int:
     return fitting[0]
 
 
-def _check_layout(folder: _Folder, name: str, stated: Any, known: tuple[str, ...]) -> None:
+def _check_layout(folder: _Folder, name: str, stated: Any, layouts: tuple[str, ...]) -> None:
     """Raises: UnsupportedModel: the words are in an order of certain kernels."""
-    if stated is not None and str(stated).lower() not in known:
+    if stated is not None and str(stated).lower() not in layouts:
         raise UnsupportedModel(folder.where, f"{name} is in the layout {str(stated)[:40]!r}, which cannot be read")
 
 

@@ -39,18 +39,18 @@ class CheckpointRows:
 
     def find(self, name: str, rows: Sequence[int]) -> tuple[str, list[StoredRow]]:
         """The type of a tensor's values, and where these rows of it are, in ascending order."""
-        found = [self._numbers.stored(number) for number in _picked(self._tensors[name], rows)]
-        return found[0][0], [row for _, row in found]
+        stored = [self._numbers.stored(number) for number in _picked(self._tensors[name], rows)]
+        return stored[0][0], [row for _, row in stored]
 
 
 def _picked(tensor: OutTensor, rows: Sequence[int]) -> Iterator[int]:
     """The numbers of source rows that become these rows of a tensor."""
-    wanted = iter(rows)
-    row, first = next(wanted, None), 0
+    numbers = iter(rows)
+    row, first = next(numbers, None), 0
     for chunk in tensor.chunks():
         while row is not None and row < first + len(chunk):
             yield int(chunk[row - first, 0])
-            row = next(wanted, None)
+            row = next(numbers, None)
         if row is None:
             return
         first += len(chunk)

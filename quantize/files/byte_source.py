@@ -120,11 +120,11 @@ class Window:
         if here + count > self.source.size:
             raise IncompleteFile(self.source.name, self.source.size, here + count, known=False)
         buffered = self.buffer[self.index :]
-        wanted = min(max(count - len(buffered), self._chunk), self.source.size - here - len(buffered))
-        self._allowance -= wanted
+        num_bytes = min(max(count - len(buffered), self._chunk), self.source.size - here - len(buffered))
+        self._allowance -= num_bytes
         if self._allowance < 0:
             raise BadFile(self.source.name, "the header is larger than any real one", here)
-        fresh = self.source.read_at(here + len(buffered), wanted)
+        fresh = self.source.read_at(here + len(buffered), num_bytes)
         self.buffer = buffered + fresh
         self._base, self.index = here, 0
         self._chunk = min(self._chunk * 2, _MAX_CHUNK_BYTES)

@@ -69,11 +69,11 @@ class WorkFolder:
         """
         read = tuple((p, identity_of(p)) for p in (*model_files(request.source), request.calibration))
         source, text = model_sha256(request.source, request.cache_dir), file_sha256(request.calibration)
-        for path, found, before in (
+        for path, current, before in (
             (request.source, source, request.source_sha256),
             (request.calibration, text, request.calibration_sha256),
         ):
-            if before and found != before:
+            if before and current != before:
                 raise SourceChanged(str(path))
         facts = f"{_VERSION} {source} {text} {request.max_tokens} {request.arithmetic}".rstrip()
         key = sha256(facts.encode()).hexdigest()[:24]
@@ -210,8 +210,8 @@ def cached_result(what: str, source: Path, cache_dir: Path, kind: type[T]) -> T 
 
     Raises: CannotRead.
     """
-    found = read_json(_result_file(what, source, cache_dir))
-    return None if found is None else msgspec.convert(found, learned(kind))
+    content = read_json(_result_file(what, source, cache_dir))
+    return None if content is None else msgspec.convert(content, learned(kind))
 
 
 def cache_result(what: str, source: Path, cache_dir: Path, result: object) -> None:

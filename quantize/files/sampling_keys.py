@@ -63,7 +63,7 @@ GENERATION_CONFIG_NAMES: Final = {row.hf: name for name, row in SAMPLING.items()
 
 def checked(values: Mapping[str, object], names: Mapping[str, str]) -> dict[str, Value]:
     """Recommended values of an untrusted file, under Tessera's names; invalid values are omitted."""
-    found: dict[str, Value] = {}
+    valid: dict[str, Value] = {}
     for theirs, ours in names.items():
         value = values.get(theirs)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -72,8 +72,8 @@ def checked(values: Mapping[str, object], names: Mapping[str, str]) -> dict[str,
             value = BOUNDS[ours][1]
         low, high = BOUNDS[ours]
         if low <= value <= high:
-            found[ours] = int(value) if SAMPLING[ours].whole else round(float(value), 6)
-    return found
+            valid[ours] = int(value) if SAMPLING[ours].whole else round(float(value), 6)
+    return valid
 
 
 def from_gguf(metadata: Mapping[str, object]) -> dict[str, Value]:

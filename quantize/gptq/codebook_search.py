@@ -73,9 +73,9 @@ class OctetGrid:
         """The grids of some rows."""
         return OctetGrid(self.qtype, np.ascontiguousarray(self.step[:, columns]))
 
-    def nearest(self, octet: int, wanted: Floats, weights: Floats) -> Floats:
-        """The values nearest to `wanted` (8, rows), with squares weighted by `weights` (8,); same shape."""
-        scaled = wanted * self._inverse[octet]
+    def nearest(self, octet: int, target: Floats, weights: Floats) -> Floats:
+        """The values nearest to `target` (8, rows), with squares weighted by `weights` (8,); same shape."""
+        scaled = target * self._inverse[octet]
         minus = scaled < 0
         size = np.abs(scaled)
         if self._even:
@@ -84,7 +84,7 @@ class OctetGrid:
             least = (size[:, odd] ** 2 * weights[:, None]).argmin(axis=0)
             size[least, odd] *= -1
             minus[least, odd] ^= True
-        points = np.empty_like(wanted)
+        points = np.empty_like(target)
         rows = np.ascontiguousarray(size.T)
         for half in range(0, OCTET, self._dims):
             part = slice(half, half + self._dims)
@@ -104,9 +104,9 @@ class OctetGrid:
         scaled = values.reshape(-1, OCTET, rows) * self._inverse[:, None, :]
         signs = np.packbits(scaled < 0, axis=1, bitorder="little")[:, 0].T
         digits = _digits(np.abs(scaled)).transpose(2, 0, 1).reshape(-1, self._dims)
-        names, wanted = (d @ _BASE ** np.arange(self._dims) for d in (_digits(self._table), digits))
+        names, point_names = (d @ _BASE ** np.arange(self._dims) for d in (_digits(self._table), digits))
         order = names.argsort(kind="stable")
-        positions = np.searchsorted(names[order], wanted)
+        positions = np.searchsorted(names[order], point_names)
         # If the step is 0, all codebook entries are equal.
         points = order[np.minimum(positions, len(order) - 1)].astype(np.uint16)
         return points.reshape(rows, columns // self._dims), np.ascontiguousarray(signs)
@@ -142,10 +142,10 @@ def feed_octets_forward(targets: Floats, grid: OctetGrid, octets: BlockHessian) 
     values, errors = np.empty_like(targets), np.empty_like(targets)
     for start in range(0, len(targets), _BLOCK):
         stop = min(len(targets), start + _BLOCK)
-        wanted = targets[start:stop] - feedback[:start, start:stop].T @ errors[:start]
+        goal = targets[start:stop] - feedback[:start, start:stop].T @ errors[:start]
         for at in range(start, stop, OCTET):
             own = slice(at, at + OCTET)
-            x = wanted[at - start : at - start + OCTET]
+            x = goal[at - start : at - start + OCTET]
             if at > start:
                 x -= feedback[start:at, own].T @ errors[start:at]
             values[own] = grid.nearest(at // OCTET, x, octets.metrics[at // OCTET].diagonal())
@@ -179,8 +179,8 @@ def _improved(grid: OctetGrid, octet: int, values: Floats, slope: Floats, metric
 
     Searches around the minimum without a grid, with squares weighted by the metric's diagonal.
     """
-    wanted = values - np.linalg.solve(metric, slope)
-    points = grid.nearest(octet, wanted, metric.diagonal())
+    minimum = values - np.linalg.solve(metric, slope)
+    points = grid.nearest(octet, minimum, metric.diagonal())
     change = points - values
     better = np.einsum("kr,kr->r", change, 2 * slope + metric @ change) < 0
     return np.where(better, points, values)

@@ -50,7 +50,7 @@ def find_exact_types(request: ExactRequest, send: Step) -> ExactTypes:
     """Test sampled rows of every quantizable tensor. Raises: BadFile: a value is not finite."""
     source = SourceWeights(request.source)
     names = [n for n in source.names if source.info(n).ggml_type in FLOAT_TYPES and quantizable(source, n)]
-    found = {}
+    types_by_name = {}
     for at, name in enumerate(names):
         send(at, len(names), name)
         dtype = source.info(name).ggml_type
@@ -58,9 +58,9 @@ def find_exact_types(request: ExactRequest, send: Step) -> ExactTypes:
         if exact_types(first, dtype):
             sample = np.concatenate(list(_samples(source, name, _ROWS)))
             if types := exact_types(sample, dtype):
-                found[name] = types
+                types_by_name[name] = types
     send(len(names), len(names), "")
-    return ExactTypes(types=found)
+    return ExactTypes(types=types_by_name)
 
 
 def _samples(source: SourceWeights, name: str, most: int) -> Iterator[Floats]:
@@ -83,8 +83,8 @@ def exact_types(rows: Floats, dtype: GgmlType) -> tuple[str, ...]:
 
 def pack_exactly(rows: Floats, qtype: str, dtype: GgmlType) -> Bytes:
     """Rows in a type of `exact_types`, as (rows, row_bytes); ggml rounds the blocks that are on no grid."""
-    blocks, held = _packed(rows, qtype, dtype)
-    lost = ~held.reshape(len(rows), -1)
+    blocks, is_exact = _packed(rows, qtype, dtype)
+    lost = ~is_exact.reshape(len(rows), -1)
     some = lost.any(axis=1)
     if some.any():
         traits = GgmlType[qtype].traits
@@ -97,8 +97,8 @@ def pack_exactly(rows: Floats, qtype: str, dtype: GgmlType) -> Bytes:
 def _packed(rows: Floats, qtype: str, dtype: GgmlType) -> tuple[Bytes, Flags]:
     """Packed rows, and for each block whether it holds its weights without loss."""
     size = GgmlType[qtype].traits.block_values
-    blocks, held = PACKERS[qtype](np.ascontiguousarray(rows).reshape(-1, size), *_ROUNDOFF[dtype])
-    return blocks.reshape(len(rows), -1), held
+    blocks, is_exact = PACKERS[qtype](np.ascontiguousarray(rows).reshape(-1, size), *_ROUNDOFF[dtype])
+    return blocks.reshape(len(rows), -1), is_exact
 
 
 def _by_ggml(qtype: str) -> Callable[[Floats, float, float], tuple[Bytes, Flags]]:
@@ -117,17 +117,17 @@ def _symmetric(qtype: str, lowest: int, highest: int) -> Callable[[Floats, float
     """For types with the values `scale * code`, codes from `lowest` to `highest`."""
 
     def packed(blocks: Floats, roundoff: float, least: float) -> tuple[Bytes, Flags]:
-        codes, steps, held = _multiples(blocks, -lowest, roundoff, least)
+        codes, steps, is_exact = _multiples(blocks, -lowest, roundoff, least)
         flipped = codes.max(axis=1, initial=0) > highest
         codes[flipped] *= -1
         steps[flipped] *= -1
-        held &= codes.max(axis=1, initial=0) <= highest
+        is_exact &= codes.max(axis=1, initial=0) <= highest
         out = np.zeros((len(blocks), GgmlType[qtype].traits.block_bytes), np.uint8)
         at = 0
         if qtype == "Q3_K":  # every factor is 1: 33 less 32, in four low and two high bits
             out[:, 96:104], out[:, 104:108], at = 0x11, 0xAA, 108
         out[:, at : at + 2] = steps.astype(np.float16)[:, None].view(np.uint8)
-        return _with_codes(out, qtype, codes - lowest), held
+        return _with_codes(out, qtype, codes - lowest), is_exact
 
     return packed
 
@@ -139,25 +139,25 @@ def _with_codes(base: Bytes, qtype: str, codes: Floats) -> Bytes:
 
 def _two_bits(blocks: Floats, roundoff: float, least: float) -> tuple[Bytes, Flags]:
     """Q2_K with one step for the whole block: four neighbouring multiples of it."""
-    codes, steps, held = _multiples(blocks, 3, roundoff, least)
+    codes, steps, is_exact = _multiples(blocks, 3, roundoff, least)
     lowest = np.minimum(codes.min(axis=1), 0)
-    held &= codes.max(axis=1) - lowest <= 3  # the highest code
+    is_exact &= codes.max(axis=1) - lowest <= 3  # the highest code
     out = np.zeros((len(blocks), GgmlType.Q2_K.traits.block_bytes), np.uint8)
     out[:, :16] = 0x11  # every factor is 1
     out[:, 80:82] = steps.astype(np.float16)[:, None].view(np.uint8)
     out[:, 82:84] = (-lowest * steps).astype(np.float16)[:, None].view(np.uint8)
-    return _with_codes(out, "Q2_K", np.minimum(codes - lowest[:, None], 3)), held
+    return _with_codes(out, "Q2_K", np.minimum(codes - lowest[:, None], 3)), is_exact
 
 
 def _with_minimum(qtype: str, top: int) -> Callable[[Floats, float, float], tuple[Bytes, Flags]]:
     """For types with the values `minimum + scale * code`, codes up to `top`."""
 
     def packed(blocks: Floats, roundoff: float, least: float) -> tuple[Bytes, Flags]:
-        codes, steps, lows, held = _offset_multiples(blocks, top, roundoff, least)
+        codes, steps, lows, is_exact = _offset_multiples(blocks, top, roundoff, least)
         out = np.zeros((len(blocks), GgmlType[qtype].traits.block_bytes), np.uint8)
         out[:, 0:2] = steps.astype(np.float16)[:, None].view(np.uint8)
         out[:, 2:4] = lows.astype(np.float16)[:, None].view(np.uint8)
-        return _with_codes(out, qtype, codes), held
+        return _with_codes(out, qtype, codes), is_exact
 
     return packed
 
@@ -166,16 +166,16 @@ def _multiples(blocks: Floats, top: int, roundoff: float, least: float) -> tuple
     """Codes from -top to top, the step of each block, and whether they give its weights."""
     peaks = np.abs(blocks).max(axis=1)
     codes, steps = np.zeros_like(blocks), np.zeros_like(peaks)
-    held = peaks == 0
+    is_exact = peaks == 0
 
-    def attempt(left: npt.NDArray[np.intp], largest: int) -> Flags:
-        some, scale = blocks[left], largest / peaks[left]
-        found = np.rint(some * scale[:, None])
+    def attempt(open_blocks: npt.NDArray[np.intp], largest: int) -> Flags:
+        some, scale = blocks[open_blocks], largest / peaks[open_blocks]
+        integers = np.rint(some * scale[:, None])
         if largest * roundoff > _SURE_CODES:
-            scale = (found * found).sum(axis=1) / (found * some).sum(axis=1)
-            found = np.rint(some * scale[:, None])
+            scale = (integers * integers).sum(axis=1) / (integers * some).sum(axis=1)
+            integers = np.rint(some * scale[:, None])
         # Every weight but 0 bounds the step by the rounding of its own value.
-        sizes, counts = np.abs(some), np.abs(found)
+        sizes, counts = np.abs(some), np.abs(integers)
         away = roundoff * sizes + least
         with np.errstate(divide="ignore", invalid="ignore"):
             low = np.where(counts > 0, (sizes - away) / counts, -np.inf).max(axis=1)
@@ -185,13 +185,13 @@ def _multiples(blocks: Floats, top: int, roundoff: float, least: float) -> tuple
         usual = _as_bfloat16(step)
         half = _as_half(np.where((low <= usual) & (usual <= high), usual, step))
         allowed = away + _SCALE_ROUNDOFF * sizes
-        fits: Flags = (np.abs(found * half[:, None] - some) <= allowed).all(axis=1)
-        at = left[fits]
-        codes[at], steps[at] = found[fits], half[fits]
+        fits: Flags = (np.abs(integers * half[:, None] - some) <= allowed).all(axis=1)
+        at = open_blocks[fits]
+        codes[at], steps[at] = integers[fits], half[fits]
         return fits
 
-    _search(np.flatnonzero(~held), top, held, attempt)
-    return codes, steps, held
+    _search(np.flatnonzero(~is_exact), top, is_exact, attempt)
+    return codes, steps, is_exact
 
 
 def _offset_multiples(
@@ -201,43 +201,43 @@ def _offset_multiples(
     lows = blocks.min(axis=1)
     spans = blocks.max(axis=1) - lows
     codes, steps, minima = np.zeros_like(blocks), np.zeros_like(lows), _as_half(lows)
-    held = (spans == 0) & (np.abs(minima - lows) <= (roundoff + _SCALE_ROUNDOFF) * np.abs(lows) + least)
+    is_exact = (spans == 0) & (np.abs(minima - lows) <= (roundoff + _SCALE_ROUNDOFF) * np.abs(lows) + least)
 
-    def attempt(left: npt.NDArray[np.intp], largest: int) -> Flags:
-        some = blocks[left]
-        found = np.rint((some - lows[left][:, None]) * (largest / spans[left])[:, None])
-        centred = found - found.mean(axis=1, keepdims=True)
+    def attempt(open_blocks: npt.NDArray[np.intp], largest: int) -> Flags:
+        some = blocks[open_blocks]
+        integers = np.rint((some - lows[open_blocks][:, None]) * (largest / spans[open_blocks])[:, None])
+        centred = integers - integers.mean(axis=1, keepdims=True)
         step = _as_half((centred * some).sum(axis=1) / (centred * centred).sum(axis=1))
-        low = _as_half((some - found * step[:, None]).mean(axis=1))
-        parts = np.abs(found * step[:, None]) + np.abs(low)[:, None]
+        low = _as_half((some - integers * step[:, None]).mean(axis=1))
+        parts = np.abs(integers * step[:, None]) + np.abs(low)[:, None]
         # The fitted line is off by a part of the largest weight's rounding.
         fitted = roundoff / 2 * np.abs(some).max(axis=1, keepdims=True)
         allowed = roundoff * np.abs(some) + fitted + _SCALE_ROUNDOFF * parts + least
-        fits: Flags = (np.abs(found * step[:, None] + low[:, None] - some) <= allowed).all(axis=1)
-        at = left[fits]
-        codes[at], steps[at], minima[at] = found[fits], step[fits], low[fits]
+        fits: Flags = (np.abs(integers * step[:, None] + low[:, None] - some) <= allowed).all(axis=1)
+        at = open_blocks[fits]
+        codes[at], steps[at], minima[at] = integers[fits], step[fits], low[fits]
         return fits
 
-    _search(np.flatnonzero(spans != 0), top, held, attempt)
-    return codes, steps, minima, held
+    _search(np.flatnonzero(spans != 0), top, is_exact, attempt)
+    return codes, steps, minima, is_exact
 
 
 def _search(
-    left: npt.NDArray[np.intp], top: int, held: Flags, attempt: Callable[[npt.NDArray[np.intp], int], Flags]
+    blocks: npt.NDArray[np.intp], top: int, exact: Flags, attempt: Callable[[npt.NDArray[np.intp], int], Flags]
 ) -> None:
     """Try every code of the largest weight on the blocks that are left; on many blocks, the usual codes first."""
     order = list(range(1, top + 1))
-    if len(left) > 2 * _ORDER_BLOCKS:
-        some, hits = left[:: len(left) // _ORDER_BLOCKS], {}
+    if len(blocks) > 2 * _ORDER_BLOCKS:
+        some, hits = blocks[:: len(blocks) // _ORDER_BLOCKS], {}
         for largest in order:
             hits[largest] = int(attempt(some, largest).sum())
         order.sort(key=lambda largest: -hits[largest])
     for largest in order:
-        if not len(left):
+        if not len(blocks):
             return
-        done = attempt(left, largest)
-        held[left[done]] = True
-        left = left[~done]
+        done = attempt(blocks, largest)
+        exact[blocks[done]] = True
+        blocks = blocks[~done]
 
 
 def _as_half(values: Floats) -> Floats:

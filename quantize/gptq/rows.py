@@ -55,12 +55,12 @@ class Grid(msgspec.Struct, frozen=True):
     num_linear: int
     tables: npt.NDArray[np.int32]  # (rows - num_linear,) indices into _TABLES
 
-    def nearest(self, column: int, wanted: Floats, out: Floats, work: Floats) -> None:
-        """Write the grid values of one column nearest to `wanted` to `out`; all (rows,). `work` is scratch."""
+    def nearest(self, column: int, target: Floats, out: Floats, work: Floats) -> None:
+        """Write the grid values of one column nearest to `target` to `out`; all (rows,). `work` is scratch."""
         n = self.num_linear
         if n:
             w = work[:n]
-            np.subtract(wanted[:n], self.origin[column], out=w)
+            np.subtract(target[:n], self.origin[column], out=w)
             np.multiply(w, self.inverse[column, :n], out=w)
             np.rint(w, out=w)
             np.maximum(w, 0.0, out=w)
@@ -69,7 +69,7 @@ class Grid(msgspec.Struct, frozen=True):
             np.add(w, self.origin[column], out=out[:n])
         if n < len(out):
             w = work[n:]
-            np.multiply(wanted[n:], self.inverse[column, n:], out=w)
+            np.multiply(target[n:], self.inverse[column, n:], out=w)
             np.add(w, _LUT_HALF + 0.5, out=w)
             np.maximum(w, 0.0, out=w)
             np.minimum(w, 2.0 * _LUT_HALF, out=w)
@@ -420,9 +420,9 @@ def _feed_errors_forward(targets: Floats, values: Floats, grid: Grid, feedback: 
     work = np.empty(rows, np.float32)
     for start in range(0, k, _BLOCK):
         stop = min(k, start + _BLOCK)
-        wanted = targets[start:stop] - feedback[:start, start:stop].T @ errors[:start]
+        goal = targets[start:stop] - feedback[:start, start:stop].T @ errors[:start]
         for i in range(start, stop):
-            x = wanted[i - start]
+            x = goal[i - start]
             if i > start:
                 x -= feedback[start:i, i] @ errors[start:i]
             grid.nearest(i, x, values[i], work)
@@ -434,9 +434,9 @@ def _descend(values: Floats, errors: Floats, grid: Grid, moments: Floats) -> Non
     """One sweep: each column in turn moves to its best grid value given all others. In place."""
     k, rows = values.shape
     work = np.empty(rows, np.float32)
-    wanted = np.empty(rows, np.float32)
+    minimum = np.empty(rows, np.float32)
     changes = np.empty((_BLOCK, rows), np.float32)
-    found = np.empty(rows, np.float32)
+    nearest = np.empty(rows, np.float32)
     for start in range(0, k, _BLOCK):
         stop = min(k, start + _BLOCK)
         slopes = moments[start:stop] @ errors
@@ -444,11 +444,11 @@ def _descend(values: Floats, errors: Floats, grid: Grid, moments: Floats) -> Non
             slope = slopes[i - start]
             if i > start:
                 slope += moments[i, start:i] @ changes[: i - start]
-            np.multiply(slope, -1.0 / moments[i, i], out=wanted)
-            wanted += values[i]
-            grid.nearest(i, wanted, found, work)
-            np.subtract(found, values[i], out=changes[i - start])
-            values[i] = found
+            np.multiply(slope, -1.0 / moments[i, i], out=minimum)
+            minimum += values[i]
+            grid.nearest(i, minimum, nearest, work)
+            np.subtract(nearest, values[i], out=changes[i - start])
+            values[i] = nearest
         errors[start:stop] += changes[: stop - start]
 
 
@@ -486,8 +486,8 @@ def fit_scales(
     packed = blocks.reshape(-1, traits.block_bytes).copy()
     knobs = []
     for at in scale_offsets:
-        held = packed[:, at : at + 2].copy().view(np.float16).reshape(rows, -1)
-        knobs.append(ScaleParam(held, _slope(packed, qtype, at, scale_offsets, width), _half))
+        scales = packed[:, at : at + 2].copy().view(np.float16).reshape(rows, -1)
+        knobs.append(ScaleParam(scales, _slope(packed, qtype, at, scale_offsets, width), _half))
     turn(knobs, traits.block_values, _errors(blocks, qtype, targets, curvature), curvature)
     for at, knob in zip(scale_offsets, knobs, strict=True):
         packed[:, at : at + 2] = knob.held.reshape(-1, 1).view(np.uint8)
@@ -501,12 +501,12 @@ def fit_factors(
     traits = GgmlType[qtype].traits
     rows, width = len(blocks), len(targets)
     packed = blocks.reshape(-1, traits.block_bytes).copy()
-    held = np.stack([(packed[:, at] >> shift) & 15 for at, shift in factors], axis=1)
-    first, second = (_with_factors(packed, factors, np.full_like(held, value)) for value in (0, 1))
+    stored = np.stack([(packed[:, at] >> shift) & 15 for at, shift in factors], axis=1)
+    first, second = (_with_factors(packed, factors, np.full_like(stored, value)) for value in (0, 1))
     values = (dequantize_rows(p.reshape(rows, -1), qtype, width) for p in (second, first))
-    knob = ScaleParam(held.reshape(rows, -1).astype(np.float32), np.subtract(*values), _nibble)
+    knob = ScaleParam(stored.reshape(rows, -1).astype(np.float32), np.subtract(*values), _nibble)
     turn([knob], traits.block_values // len(factors), _errors(blocks, qtype, targets, curvature), curvature)
-    return _with_factors(packed, factors, knob.held.astype(np.uint8).reshape(held.shape)).reshape(rows, -1)
+    return _with_factors(packed, factors, knob.held.astype(np.uint8).reshape(stored.shape)).reshape(rows, -1)
 
 
 def turn(knobs: list[ScaleParam], size: int, errors: Floats, curvature: Hessian) -> None:
@@ -526,14 +526,14 @@ def turn(knobs: list[ScaleParam], size: int, errors: Floats, curvature: Hessian)
         moved = np.zeros_like(here)
         for knob in knobs:
             direction = np.ascontiguousarray(knob.slope[:, segment * size : (segment + 1) * size].T)
-            felt = own @ direction
-            curve = np.einsum("kr,kr->r", felt, direction)
+            product = own @ direction
+            curve = np.einsum("kr,kr->r", product, direction)
             options = np.einsum("kr,kr->r", here, direction)
             old = knob.held[:, segment].astype(np.float32)
             step = np.divide(options, curve, out=np.zeros_like(options), where=curve > 0)
             knob.held[:, segment] = knob.nearest(old - step)
             change = knob.held[:, segment].astype(np.float32) - old
-            here += felt * change
+            here += product * change
             moved += direction * change
         pull += moments.T @ moved
 
@@ -541,12 +541,12 @@ def turn(knobs: list[ScaleParam], size: int, errors: Floats, curvature: Hessian)
 _LARGEST = float(np.finfo(np.float16).max)
 
 
-def _half(wanted: Floats) -> npt.NDArray[np.floating]:
-    return np.clip(wanted, -_LARGEST, _LARGEST)
+def _half(values: Floats) -> npt.NDArray[np.floating]:
+    return np.clip(values, -_LARGEST, _LARGEST)
 
 
-def _nibble(wanted: Floats) -> npt.NDArray[np.floating]:
-    return np.clip(np.rint(wanted), 0, 15)
+def _nibble(values: Floats) -> npt.NDArray[np.floating]:
+    return np.clip(np.rint(values), 0, 15)
 
 
 def _errors(blocks: Bytes, qtype: str, targets: Floats, curvature: Hessian) -> Floats:

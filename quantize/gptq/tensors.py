@@ -42,16 +42,16 @@ def packed_path(folder: WorkFolder, request: RoundRequest, name: str) -> Path:
 
 def round_tensors(request: TensorsRequest, send: Step) -> int:
     """Round tensors one by one; skips cached ones. Returns the number of rounded tensors."""
-    wanted = request.round
-    folder = WorkFolder.open(wanted.measure)
-    source = SourceWeights(wanted.measure.source)
+    task = request.round
+    folder = WorkFolder.open(task.measure)
+    source = SourceWeights(task.measure.source)
     groups = {name: g for g in folder.groups() or () for name in g.members}
-    stock = read_imatrix(wanted.imatrix) if wanted.imatrix and wanted.rounding == Rounding.STOCK else {}
-    rounder = Rounder(folder, source, wanted, groups, stock)
+    stock = read_imatrix(task.imatrix) if task.imatrix and task.rounding == Rounding.STOCK else {}
+    rounder = Rounder(folder, source, task, groups, stock)
     sizes = {n: source.info(n).num_values for n in request.names}
     total, passed, done = float(sum(sizes.values())), 0.0, 0
     for name in request.names:
-        path = packed_path(folder, wanted, name)
+        path = packed_path(folder, task, name)
         if not path.exists():
             with folder.keeping(path) as partial, partial.open("wb") as file:
                 for values, blocks in rounder.chunks(name):
@@ -108,10 +108,10 @@ class Rounder:
     def _curvature(
         self, group: SharedInputGroup, expert: int, *, in_lattice: bool
     ) -> tuple[Hessian, BlockHessian | None]:
-        wanted = (group.name, expert, in_lattice)
-        if self._last is None or self._last[0] != wanted:
+        key = (group.name, expert, in_lattice)
+        if self._last is None or self._last[0] != key:
             moments = self._folder.moments(group) if group.seen else None
             tokens = self._folder.tokens(group, expert)
             curvature = group_curvature(group, moments, expert, tokens, feedback=not in_lattice)
-            self._last = (wanted, curvature, in_octets(curvature) if in_lattice else None)
+            self._last = (key, curvature, in_octets(curvature) if in_lattice else None)
         return self._last[1:]

@@ -220,8 +220,8 @@ class _Job:
         self.basis = self._basis(source, model.file_bytes)
         self.scale_header_bytes = self.basis.scale_header_bytes(model, spec)
         measured = None if request.plan else self._measured(source)
-        found = request.imatrix or (measured.imatrix if measured else None)
-        imatrix = self._inputs(self.basis.path) if request.plan else found
+        imatrix_path = request.imatrix or (measured.imatrix if measured else None)
+        imatrix = self._inputs(self.basis.path) if request.plan else imatrix_path
         self._measure_cache(source)
         head = header_bytes(model, spec) + self.scale_header_bytes
         question = plan_input(self.request, self.rounding, spec, head, measured, imatrix, self.exact)
@@ -297,11 +297,11 @@ class _Job:
     def _planned(self, question: PlanInput, source_hash: str, source_bytes: int) -> QuantizeReport:
         """A report with the plan and its forecast; the results are still empty."""
         with self.phases.phase("plan"):
-            given = self.request.plan
-            if given is None:
+            plan_file = self.request.plan
+            if plan_file is None:
                 plan = make_plan(question, self.request.goal)
             else:
-                plan = applied(given, given_plan(question, given.goal, given.types))
+                plan = applied(plan_file, given_plan(question, plan_file.goal, plan_file.types))
         return self._report(plan, question, source_hash, source_bytes)
 
     def _report(self, plan: QuantPlan, question: PlanInput, source_hash: str, source_bytes: int) -> QuantizeReport:
@@ -474,9 +474,9 @@ class _Job:
             task = self._measure_request(source)
             return self.request.imatrix or measure_inputs(task, self.on_progress, self.cancelled)
 
-    def _verified(self, source: Path, made: Path, stock: Path | None, text: Path) -> tuple[FileReport, ...]:
+    def _verified(self, source: Path, result: Path, stock: Path | None, text: Path) -> tuple[FileReport, ...]:
         with self.phases.phase("verify"):
-            task = verify_request(self.request, source, made, stock, text)
+            task = verify_request(self.request, source, result, stock, text)
             return verify(task, self.on_progress, self.cancelled)
 
     def _gated(self, question: PlanInput, ours: WriteRequest, candidates: dict[Mix, Path]) -> GateReport:

@@ -132,8 +132,8 @@ def learned_rates(cache_dir: Path) -> dict[str, float]:
 
     It comes from the last jobs (separately with a GPU), otherwise it is measured now.
     """
-    found = read_json(cache_dir / "rates.json")
-    rates = found if isinstance(found, dict) else {}
+    stored = read_json(cache_dir / "rates.json")
+    rates = stored if isinstance(stored, dict) else {}
     rates = {p: median(map(float, values)) for p, values in rates.items() if isinstance(values, list) and values}
     if not rates.keys() >= set(_COMPUTED):
         rates = {**dict.fromkeys(_COMPUTED, slower_than_table()), **rates}
@@ -142,8 +142,8 @@ def learned_rates(cache_dir: Path) -> dict[str, float]:
 
 def learn_rates(cache_dir: Path, shape: JobShape, report: QuantizeReport, whole: Collection[str]) -> None:
     """Store the durations of the phases that ran completely. Raises: DiskFull. OSError."""
-    found = read_json(cache_dir / "rates.json")
-    rates: dict[str, list[float]] = found if isinstance(found, dict) else {}
+    stored = read_json(cache_dir / "rates.json")
+    rates: dict[str, list[float]] = stored if isinstance(stored, dict) else {}
     # Half of each window counts, and a comparison stops once it is clear: the time covers only the evaluated
     # tokens.
     seen = max((r.tokens * 2 for r in report.file_reports), default=0) if report.stock else 0
@@ -236,8 +236,8 @@ def _grid_seconds(values: int, width: int) -> float:
 
 
 def _head_values(model: ModelSpec) -> int:
-    named = {t.name: t.num_values for t in model.tensors}
-    return named.get("output.weight", named.get("token_embd.weight", 0))
+    values_by_name = {t.name: t.num_values for t in model.tensors}
+    return values_by_name.get("output.weight", values_by_name.get("token_embd.weight", 0))
 
 
 # A product of two square float matrices takes some 10 ms. The best of a few runs is the machine's speed.
@@ -260,13 +260,13 @@ def slower_than_table() -> float:
 def _probed(_when: int) -> float:
     import numpy as np
 
-    left = np.full((_SIDE, _SIDE), 0.5, dtype=np.float32)
-    out = np.empty_like(left)
-    np.matmul(left, left, out=out)  # the first product starts the library's threads
+    matrix = np.full((_SIDE, _SIDE), 0.5, dtype=np.float32)
+    out = np.empty_like(matrix)
+    np.matmul(matrix, matrix, out=out)  # the first product starts the library's threads
     seconds = []
     for _ in range(_ROUNDS):
         started = time.perf_counter()
-        np.matmul(left, left, out=out)
+        np.matmul(matrix, matrix, out=out)
         seconds.append(time.perf_counter() - started)
     flops = 2 * _SIDE**3 / min(seconds) / _threads()
     return min(max(_TABLE_FLOPS / flops, _LEAST), _MOST)

@@ -58,10 +58,10 @@ def ask_gate(
 
     `reference` is a file, its hash and its description. Raises: same as `judge`.
     """
-    asked = 0
+    num_asked = 0
 
     def ask(model: Path, sha256: str, turn: int) -> tuple[bool, ...]:
-        nonlocal asked
+        nonlocal num_asked
         # A third file exceeds the forecast: the progress bar stays at its end.
         shift, total = float(turn * task.cases), 2.0 * task.cases
 
@@ -69,7 +69,7 @@ def ask_gate(
             on_progress(msgspec.structs.replace(at, done=min(total, shift + at.done), total=total))
 
         answers = judge.ask(model, sha256, forward, cancelled)
-        asked += answers.asked
+        num_asked += answers.asked
         return answers.passed
 
     path, sha256, note = reference
@@ -79,7 +79,7 @@ def ask_gate(
         checks.append(compared(mix, before, ask(file, file_sha256(file), len(checks) + 1)))
         if not checks[-1].vetoed:
             break
-    whole = asked == 2 * len(before) and len(checks) == 1
+    whole = num_asked == 2 * len(before) and len(checks) == 1
     return GateReport(task=task.name, reference=note, checks=tuple(checks)), whole
 
 

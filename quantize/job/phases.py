@@ -79,5 +79,5 @@ class JobProgress:
             self._done = max(self._done, before + within * self._phases[phase])
         trust = _TRUST_FRAC * total
         pace = (time.monotonic() - self._started + trust) / (self._done + trust)
-        left = (total - self._done) * pace
-        self._on_progress(msgspec.structs.replace(progress, share=self._done / total, left_s=left))
+        left_s = (total - self._done) * pace
+        self._on_progress(msgspec.structs.replace(progress, share=self._done / total, left_s=left_s))

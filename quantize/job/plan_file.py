@@ -117,9 +117,9 @@ def check_claim(plan: PlanFile, measured: Interval) -> None:
         )
 
 
-def applied(plan: PlanFile, made: QuantPlan) -> QuantPlan:
+def applied(plan: PlanFile, computed: QuantPlan) -> QuantPlan:
     """The plan made from the given types, with the values stored in the plan file."""
-    return msgspec.structs.replace(made, goal=plan.goal, damage=plan.damage, best_stock=plan.best_stock)
+    return msgspec.structs.replace(computed, goal=plan.goal, damage=plan.damage, best_stock=plan.best_stock)
 
 
 NO_PLAN = "no plan was exported: the file is a llama.cpp preset, or was not compared"
@@ -129,13 +129,13 @@ def same_or_not(plan: PlanFile, digest: str, *, force: bool) -> str:
     """Message about a file made from a plan. Raises: InvalidOption: the file's bytes differ, without `force`."""
     if digest == plan.file_sha256:
         return f"byte for byte the file the plan describes (SHA-256 {digest[:16]}…)"
-    found = (
+    result = (
         "not byte for byte the file the plan describes: the arithmetic of this processor or of this build of "
         "llama.cpp differs in its last bits"
     )
     if not force:
-        raise InvalidOption("--plan", f"the result is {found}. --force keeps such a file, which is measured here")
-    return f"{found}. It was measured here and holds what the plan claims"
+        raise InvalidOption("--plan", f"the result is {result}. --force keeps such a file, which is measured here")
+    return f"{result}. It was measured here and holds what the plan claims"
 
 
 def plan_of(

@@ -83,12 +83,12 @@ def publish(
     Raises: SourceChanged: the source has changed. BadFile, InvalidOption: as in `Output.publish`, or the file
     differs from the one that the followed plan describes. OSError.
     """
-    given, exports = request.plan, request.export_plan
-    provenance = given.provenance if given and report.shipped == "ours" else provenance_of(report, request.tier)
+    plan, exports = request.plan, request.export_plan
+    provenance = plan.provenance if plan and report.shipped == "ours" else provenance_of(report, request.tier)
     stamp(chosen, provenance)
-    digest = file_sha256(chosen) if given or exports else ""
-    if given and report.shipped == "ours":
-        note = same_or_not(given, digest, force=request.force)
+    digest = file_sha256(chosen) if plan or exports else ""
+    if plan and report.shipped == "ours":
+        note = same_or_not(plan, digest, force=request.force)
         report = msgspec.structs.replace(report, warnings=(*report.warnings, note))
     exported = plan_of(request, report, rounded, provenance, digest) if exports else None
     if exports and not exported:

@@ -100,5 +100,5 @@ def measured_cache(
     types = {t for o in request.kv for t in (o.type_k, o.type_v)}
     longest = min(LONGEST, max(USUAL, n_ctx)) if request.tier == "max" else USUAL
     task = KvRequest(measure=measure, types=tuple(sorted(types)), longest=longest)
-    found = kv_damage(task, on_progress, cancelled)
-    return msgspec.structs.replace(request, kv=with_damage(request.kv, found, n_ctx)), found
+    losses = kv_damage(task, on_progress, cancelled)
+    return msgspec.structs.replace(request, kv=with_damage(request.kv, losses, n_ctx)), losses

@@ -49,8 +49,8 @@ def summary(report: QuantizeReport) -> list[str]:
         lines += gate_lines(report.gate)
     elif report.shipped == "nothing":
         forecast = report.forecast
-        known = " on the processor alone (how fast the GPU is here is known after the first job)"
-        took = _duration(forecast.seconds) + (known if forecast.gpu_untimed else "")
+        note = " on the processor alone (how fast the GPU is here is known after the first job)"
+        took = _duration(forecast.seconds) + (note if forecast.gpu_untimed else "")
         lines.append(
             f"would take about {took}, {forecast.disk_bytes / _MIB:,.0f} MiB of disk, "
             f"{forecast.memory_bytes / _MIB:,.0f} MiB of memory"

@@ -19,12 +19,12 @@ _COLUMN_WORK = 400.0
 
 
 def types_to_round(
-    plan: QuantPlan, rounding: Rounding, measured: Measured | None, given: PlanFile | None
+    plan: QuantPlan, rounding: Rounding, measured: Measured | None, plan_file: PlanFile | None
 ) -> dict[str, str]:
     """The tensors of a plan with their types, except those that ggml rounds while the file is written."""
     changed = {t.name: t.qtype for t in plan.tensors if t.qtype != t.source_qtype}
-    if given is not None:
-        return {n: q for n, q in changed.items() if n not in given.plain}
+    if plan_file is not None:
+        return {n: q for n, q in changed.items() if n not in plan_file.plain}
     measured_types = measured.evidence.damage(rounding) if measured and rounding != Rounding.STOCK else {}
     return {n: q for n, q in changed.items() if n in plan.exact or q in measured_types.get(n, {})}
 
@@ -77,8 +77,8 @@ class _Rounding:
         keep = hessians_fit_on_disk(folder, groups)
         grouped = {name for g in groups for name in g.members}
         self.round([n for n in pending if n not in grouped])
-        wanted = [g for g in groups if set(g.members) & set(pending)]
-        with in_passes(folder, wanted, measure.memory_bytes) as passes:
+        needed = [g for g in groups if set(g.members) & set(pending)]
+        with in_passes(folder, needed, measure.memory_bytes) as passes:
             for subset, of_these in passes:
                 ensure_moments(measure, folder, subset, self._on_progress, self._cancelled, of_these)
                 self.round([n for g in subset for n in g.members if n in pending])

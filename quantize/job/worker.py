@@ -63,9 +63,9 @@ class _Sender:
             return
         self._last = now
         gained = done - self._first
-        left = (now - self._start) / gained * (total - done) if gained > 0 else None
+        left_s = (now - self._start) / gained * (total - done) if gained > 0 else None
         _emit(
-            self._out, "progress", Progress(phase=self._phase, done=done, total=total, detail=detail, left_s=left)
+            self._out, "progress", Progress(phase=self._phase, done=done, total=total, detail=detail, left_s=left_s)
         )
 
 

@@ -100,8 +100,8 @@ def _data(
         return copied(part, tensor)
     if slot.name in request.packed:
         return _from_cache(request.packed[slot.name], slot)
-    found = importance.get(slot.name)
-    return encoded(weights, slot.name, slot.qtype.name, found, request.threads)
+    weights_of = importance.get(slot.name)
+    return encoded(weights, slot.name, slot.qtype.name, weights_of, request.threads)
 
 
 def _from_cache(path: Path, slot: TensorSlot) -> Iterator[Any]:

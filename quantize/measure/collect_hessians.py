@@ -64,8 +64,8 @@ def collect_moments(request: MomentsRequest, send: Step) -> int:
         as_floats(measure.source, scratch, measure.gpu_layers) as path,
         _load(measure, path) as model,
     ):
-        wanted = read_json(folder.path / "tokens.json")
-        windows = read_windows(model, measure.calibration, wanted, spread=True, cache_dir=measure.cache_dir)
+        tokens = read_json(folder.path / "tokens.json")
+        windows = read_windows(model, measure.calibration, tokens, spread=True, cache_dir=measure.cache_dir)
         parts = _Parts(model, request, folder.groups() or (), len(windows))
 
         def watch(context: EvalContext, index: int, part: tuple[int, Tokens]) -> None:
@@ -116,10 +116,10 @@ class _Parts:
 
     def tap(self, inner: NodeHook, window: int) -> PartTap:
         """The hook for evaluating a window."""
-        given = None
+        start = None
         if self._streams is not None and self._start is not None:
-            given = (self._start, self._streams.read(self._start, window))
-        return PartTap(inner, start=given, reads=[self._goal] if self._goal else [])
+            start = (self._start, self._streams.read(self._start, window))
+        return PartTap(inner, start=start, reads=[self._goal] if self._goal else [])
 
     def save(self, tap: PartTap, window: int) -> None:
         """Store a window's residual stream for the next pass."""

@@ -64,10 +64,10 @@ class GroupTap(Tap):
 
     def groups(self, source: SourceWeights) -> tuple[SharedInputGroup, ...]:
         """The groups of quantizable weights in order of use; tables that are only looked up come last."""
-        wanted = {n for n in source.names if quantizable(source, n)}
+        weights = {n for n in source.names if quantizable(source, n)}
         members: dict[str, list[str]] = {}
         for weight, first in self._order.items():
-            if weight in wanted:
+            if weight in weights:
                 members.setdefault(first, []).append(weight)
         groups = [
             SharedInputGroup(
@@ -80,7 +80,7 @@ class GroupTap(Tap):
             )
             for names in members.values()
         ]
-        unused = sorted(wanted - self._order.keys())
+        unused = sorted(weights - self._order.keys())
         groups += [SharedInputGroup(name=n, members=(n,), width=source.shape(n)[2], seen=False) for n in unused]
         return tuple(groups)
 
@@ -205,13 +205,13 @@ def _routed(inputs: Floats, routes: npt.NDArray[np.int32]) -> Iterator[tuple[int
 def partition(groups: Iterable[SharedInputGroup], memory_bytes: int) -> list[list[SharedInputGroup]]:
     """Split groups into subsets whose Hessians fit in memory; a larger group gets its own subset."""
     subsets: list[list[SharedInputGroup]] = []
-    left = 0
+    bytes_left = 0
     for group in groups:
-        if not subsets or group.moment_bytes > left:
+        if not subsets or group.moment_bytes > bytes_left:
             subsets.append([])
-            left = memory_bytes
+            bytes_left = memory_bytes
         subsets[-1].append(group)
-        left -= group.moment_bytes
+        bytes_left -= group.moment_bytes
     return subsets
 
 

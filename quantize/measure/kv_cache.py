@@ -67,9 +67,9 @@ def kv_damage(request: KvRequest, on_progress: OnProgress, cancelled: CancelChec
     return msgspec.convert(cached, learned(tuple[KvCacheLoss, ...]))
 
 
-def with_damage(options: tuple[KvOption, ...], found: tuple[KvCacheLoss, ...], n_ctx: int) -> tuple[KvOption, ...]:
+def with_damage(options: tuple[KvOption, ...], losses: tuple[KvCacheLoss, ...], n_ctx: int) -> tuple[KvOption, ...]:
     """Options whose KL divergence is replaced by the sum of the measured values of K and V."""
-    cost = {(d.side, d.qtype): d.at(n_ctx) for d in found} | {("k", _FLOAT): 0.0, ("v", _FLOAT): 0.0}
+    cost = {(d.side, d.qtype): d.at(n_ctx) for d in losses} | {("k", _FLOAT): 0.0, ("v", _FLOAT): 0.0}
     return tuple(
         msgspec.structs.replace(o, damage=cost["k", o.type_k] + cost["v", o.type_v])
         if ("k", o.type_k) in cost and ("v", o.type_v) in cost

@@ -41,11 +41,11 @@ def quick_loss(
 
     Raises: Cancelled. ChildDied: llama.cpp crashed on the file. TextTooShort, CannotRead.
     """
-    found = cached_quick_loss(request.source, cache_dir)
-    if found is None:
-        found = answer_of(QuickLoss, "quick_loss", request, on_progress, cancelled)
-        cache_result(_CACHED_AS, request.source, cache_dir, found)
-    return found
+    loss = cached_quick_loss(request.source, cache_dir)
+    if loss is None:
+        loss = answer_of(QuickLoss, "quick_loss", request, on_progress, cancelled)
+        cache_result(_CACHED_AS, request.source, cache_dir, loss)
+    return loss
 
 
 def cached_quick_loss(source: Path, cache_dir: Path) -> QuickLoss | None:
@@ -77,6 +77,6 @@ def measure_quick_loss(request: QuickLossRequest, send: Step) -> QuickLoss:
         for index, name in enumerate(names):
             send(index, len(names), name)
             model.overwrite(name, requantized(source, name, _TYPE, threads=request.threads))
-        found = np.concatenate(list(model.side_by_side(list(zip(windows, expected, strict=True)), compare)))
+        divergences = np.concatenate(list(model.side_by_side(list(zip(windows, expected, strict=True)), compare)))
         send(len(names), len(names), "")
-    return QuickLoss(kld=float(found.mean()), tokens=int(found.size))
+    return QuickLoss(kld=float(divergences.mean()), tokens=int(divergences.size))

@@ -43,9 +43,9 @@ def measured_types(row_values: int, qtypes: tuple[str, ...]) -> tuple[str, ...]:
 
     Types with small blocks are added if some types do not fit.
     """
-    wanted = (*qtypes, *(t.name for t in ANCHORS))
-    fitting = [q for q in wanted if row_values % type_traits(q).block_values == 0]
-    if len(fitting) < len(wanted):
+    names = (*qtypes, *(t.name for t in ANCHORS))
+    fitting = [q for q in names if row_values % type_traits(q).block_values == 0]
+    if len(fitting) < len(names):
         fitting += [t.name for t in SMALL_BLOCKS if row_values % t.traits.block_values == 0]
     return tuple(dict.fromkeys(fitting))
 
@@ -149,8 +149,8 @@ def _measure_group(
             rounded = {("stock", q): several[exponents.index(stock) % len(several)] for q, several in tried.items()}
             if gptq:
                 rounded |= {("rows", q): best_rows(several) for q, several in tried.items()}
-                made = gptq_rows(weights, qtypes, curvature, tried=tried, octets=octets)
-                rounded |= {("gptq", q): r for q, r in made.items()}
+                by_type = gptq_rows(weights, qtypes, curvature, tried=tried, octets=octets)
+                rounded |= {("gptq", q): r for q, r in by_type.items()}
             amounts = {key: float(result.errors.sum(dtype=np.float64)) for key, result in rounded.items()}
             here = {block: values[int(expert)] for block, values in peaks.items()}
             amounts |= {(_INPUTS, q): input_error(weights, q, here) for q in qtypes}

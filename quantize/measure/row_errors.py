@@ -39,12 +39,12 @@ def sampled_runs(name: str, width: int, rows: int) -> tuple[RowRun, ...]:
     count = min(rows, max(1, min(int(rows * _FRACTION), -(-_MAX_VALUES // width))))
     runs = min(_RUNS, count)
     draw = random.Random(hashlib.sha256(f"{name} {width} {rows}".encode()).digest())  # noqa: S311 a sample
-    found = []
+    sampled = []
     for run in range(runs):
         low, high = rows * run // runs, rows * (run + 1) // runs
         length = count * (run + 1) // runs - count * run // runs
-        found.append(RowRun(draw.randint(low, max(low, high - length)), length))
-    return tuple(found)
+        sampled.append(RowRun(draw.randint(low, max(low, high - length)), length))
+    return tuple(sampled)
 
 
 class SampledTensor(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,14 +81,14 @@ def row_errors(
 def measure_row_errors(request: RowErrorsRequest, send: Step) -> tuple[TensorError, ...]:
     """The child process's part."""
     scales = read_channel_scales(request.scales) if request.scales else None
-    found = []
+    errors = []
     for index, tensor in enumerate(request.tensors):
         send(index, len(request.tensors), tensor.name)
         original = _rows(request.original, tensor.original_begin, tensor, tensor.original_qtype)
         rows = _rows(request.sample, tensor.begin, tensor, tensor.qtype)
-        found.append(_error(tensor, original, _unscaled(tensor, rows, scales) if scales else rows))
+        errors.append(_error(tensor, original, _unscaled(tensor, rows, scales) if scales else rows))
     send(len(request.tensors), len(request.tensors), "")
-    return tuple(found)
+    return tuple(errors)
 
 
 def _rows(path: Path, begin: int, tensor: SampledTensor, qtype: str) -> Floats:

@@ -161,12 +161,12 @@ def hessians_fit_on_disk(folder: WorkFolder, groups: tuple[SharedInputGroup, ...
 def joined(on_progress: OnProgress, total: float) -> Callable[[int, Progress], None]:
     """Combine the progress of several child processes; `total` is their total work."""
     done: dict[int, float] = {}
-    left: dict[int, float] = {}
+    left_s: dict[int, float] = {}
 
     def report(index: int, progress: Progress) -> None:
         done[index] = progress.done
-        left[index] = progress.left_s or 0.0
-        slowest = max(left.values()) or None
+        left_s[index] = progress.left_s or 0.0
+        slowest = max(left_s.values()) or None
         on_progress(msgspec.structs.replace(progress, done=sum(done.values()), total=total, left_s=slowest))
 
     return report
@@ -197,8 +197,8 @@ def _measure_errors(
         for subset, of_these in passes:
             unseen = [g for g in subset if g.seen and folder.diagonals(g) is None]
             pending = [g for g in subset if not has_errors(folder, g, request.qtypes, gptq=g.name in by_gptq)]
-            wanted = pending + [g for g in unseen if g not in pending]
-            ensure_moments(request, folder, wanted, on_progress, cancelled, of_these)
+            groups_needed = pending + [g for g in unseen if g not in pending]
+            ensure_moments(request, folder, groups_needed, on_progress, cancelled, of_these)
             cost = {
                 g.name: len(g.members) * g.width**2 * (1.0 if g.name in by_gptq else _PLAIN_FRACTION)
                 for g in pending
@@ -225,11 +225,11 @@ def _assemble(
     members_of = {g.name: g.members for g in groups}
     tensors = []
     for group in groups:
-        wanted = measured_types(group.width, request.qtypes)
+        names = measured_types(group.width, request.qtypes)
         model = model_of[group.name]
         for name, like in zip(sorted(group.members), sorted(members_of[model]), strict=True):
             whole = filled(errors[group.name][name], errors[model][like])
-            picked = {r: {q: by_type[q] for q in wanted} for r, by_type in whole.items()}
+            picked = {r: {q: by_type[q] for q in names} for r, by_type in whole.items()}
             tensors.append(TensorEvidence(name=name, group=unit_of[name], alpha=alpha_by_unit[name], errors=picked))
     return LossMeasurements(
         tier=request.tier,

@@ -128,8 +128,8 @@ class _Probe:
     @staticmethod
     def _first(cuts: Iterable[SplitPoint | None]) -> SplitPoint | None:
         """The first of several split points; None if one is missing."""
-        found = list(cuts)
-        return None if None in found else min((c for c in found if c), key=lambda c: c.index, default=None)
+        points = list(cuts)
+        return None if None in points else min((c for c in points if c), key=lambda c: c.index, default=None)
 
     def kld(self, changed: Iterable[str]) -> float:
         """Mean KL divergence between the model with these weights changed and the original model."""
@@ -139,8 +139,8 @@ class _Probe:
             context: EvalContext, _: int, part: tuple[tuple[int, Tokens], Logits]
         ) -> npt.NDArray[np.float64]:
             (number, window), expected = part
-            given = (start, self._streams.read(start, number)) if start else None
-            return kld_from(expected, self._logits(context, window, PartTap(NullTap(), start=given)))
+            start_state = (start, self._streams.read(start, number)) if start else None
+            return kld_from(expected, self._logits(context, window, PartTap(NullTap(), start=start_state)))
 
         parts = list(zip(self._windows, self._reference, strict=True))
         return float(np.concatenate(list(self.model.side_by_side(parts, compare))).mean())

@@ -177,8 +177,8 @@ def _smooth(request: SmoothRequest, send: Step) -> Smoothed:
             return _best(source, seam, squares[name], tried[name], peaks)
 
         with ThreadPoolExecutor(max_workers=measure.threads) as pool:
-            found = zip(seams, pool.map(best, seams), strict=True)
-            chosen = {seam.readers[0]: scale for seam, scale in found if scale.max() != scale.min()}
+            by_point = zip(seams, pool.map(best, seams), strict=True)
+            chosen = {seam.readers[0]: scale for seam, scale in by_point if scale.max() != scale.min()}
         before = log_softmax(_answers(model, windows[0]))
     # A gate that is not proportional to both of its inputs shows only in the predictions.
     norms = [s for s in seams if len(source.info(s.maker).shape) == 1]

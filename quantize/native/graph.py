@@ -44,10 +44,10 @@ def op_id(name: str) -> int:
     op_name.restype = ctypes.c_char_p
     op_name.argtypes = [ctypes.c_int]
     for number in range(200):
-        found = op_name(number)
-        if found == name.encode():
+        current = op_name(number)
+        if current == name.encode():
             return number
-        if found is None or found == b"":
+        if current is None or current == b"":
             break
     raise ValueError(f"ggml has no operation {name!r}")
 

@@ -68,10 +68,10 @@ class PartTap(NodeHook):
         read = self._reads.get(index)
         if read is not None:
             _check(read, node)
-        wanted = self._inner is not None and self._inner.asks(address, node)
-        if read is None and not wanted:
+        is_wanted = self._inner is not None and self._inner.asks(address, node)
+        if read is None and not is_wanted:
             return False
-        self._asked[address] = (read, wanted)
+        self._asked[address] = (read, is_wanted)
         return True
 
     def takes(self, address: int, node: GgmlTensor) -> bool:
@@ -82,12 +82,12 @@ class PartTap(NodeHook):
             self._start = None
             write_bytes(node, values.view(np.uint8).reshape(-1))
             return True
-        read, wanted = self._asked[address]
+        read, is_wanted = self._asked[address]
         if read is not None:
             values = read_floats(node)
             self.found[read.layer] = values.reshape(-1, values.shape[-1]).copy()
             del self._reads[read.index]
-        if wanted:
+        if is_wanted:
             assert self._inner is not None
             if not self._inner.takes(address, node):
                 self._inner = None

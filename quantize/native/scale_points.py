@@ -61,9 +61,9 @@ class SeamTap(NodeHook):
         points = []
         for node in self._nodes:
             maker = _maker(node, nodes, readers)
-            wanted = _products(node, readers) if maker else None
-            if maker and wanted and all(uses[name] == 1 for name in (maker, *wanted)):
-                points.append(ScalePoint(maker=maker, readers=tuple(wanted), width=node.width))
+            products = _products(node, readers) if maker else None
+            if maker and products and all(uses[name] == 1 for name in (maker, *products)):
+                points.append(ScalePoint(maker=maker, readers=tuple(products), width=node.width))
         return tuple(points)
 
 

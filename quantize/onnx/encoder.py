@@ -121,8 +121,8 @@ class EncoderGraph:
         x = self._norm(x, "token_embd_norm")
         valid = g.node("Cast", [mask], to=6 if self._tokens is None else _FLOAT)
         if self._tokens is not None:
-            gone = g.node("Sub", [valid, g.constant("const.one", np.array(1, np.float32))])
-            far = g.node("Mul", [gone, g.constant("const.far", np.array(_MASKED, np.float32))])
+            masked = g.node("Sub", [valid, g.constant("const.one", np.array(1, np.float32))])
+            far = g.node("Mul", [masked, g.constant("const.far", np.array(_MASKED, np.float32))])
             valid = g.node("Reshape", [far, g.constant("const.mask", np.array([1, 1, 1, self._tokens], np.int64))])
         for layer in range(shape.layers):
             at = f"blk.{layer}."

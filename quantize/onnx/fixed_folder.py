@@ -198,9 +198,9 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
         return ((codes.astype(np.float32) - self.zero) * np.float32(self.scale)).astype(np.float32)
 
 
-def scale_of(found: Range, kind: str = "uint16", slack: float = _SLACK) -> Scale:
+def scale_of(limits: Range, kind: str = "uint16", slack: float = _SLACK) -> Scale:
     """The scale for a range; zero is always within it."""
-    low, high = min(0.0, found[0]), max(0.0, found[1])
+    low, high = min(0.0, limits[0]), max(0.0, limits[1])
     low, high = low * (1 + slack), high * (1 + slack)
     scale = max((high - low) / _TOP[kind], 1e-9)
     return Scale(scale=scale, zero=int(min(_TOP[kind], max(0, round(-low / scale)))), kind=kind)
@@ -243,8 +243,8 @@ class FixedGraph:
         value = self._graph.node("DequantizeLinear", [codes, *self._constants(scale)])
         return _Value(value, codes, scale)
 
-    def _rounded(self, made: str, scale: Scale, out: str | None = None) -> _Value:
-        return self._value(self._graph.node("QuantizeLinear", [made, *self._constants(scale)], out=out), scale)
+    def _rounded(self, source: str, scale: Scale, out: str | None = None) -> _Value:
+        return self._value(self._graph.node("QuantizeLinear", [source, *self._constants(scale)], out=out), scale)
 
     def _step(self, name: str, op: str, inputs: list[str], **facts: Any) -> _Value:
         return self._rounded(self._graph.node(op, inputs, **facts), scale_of(self._ranges[name]))
@@ -312,8 +312,8 @@ class FixedGraph:
 
     def reshape(self, _name: str, x: _Value, shape: tuple[int, ...]) -> _Value:
         """Reshape without changing values."""
-        wanted = self._graph.constant("shape." + "x".join(map(str, shape)), np.array(shape, np.int64))
-        return self._moved(x, "Reshape", [x.name, wanted])
+        target = self._graph.constant("shape." + "x".join(map(str, shape)), np.array(shape, np.int64))
+        return self._moved(x, "Reshape", [x.name, target])
 
     def transpose(self, _name: str, x: _Value, order: tuple[int, ...]) -> _Value:
         """Transpose without changing values."""

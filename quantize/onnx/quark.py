@@ -66,11 +66,11 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
 
 def quark_python() -> str:
     """Path of a Python that has Quark. Raises: QuarkFailed: none."""
-    named = os.environ.get("TESSERA_QUARK_PYTHON")
-    if named:
-        if Path(named).is_file():
-            return named
-        raise QuarkFailed(f"TESSERA_QUARK_PYTHON names {named}, which does not exist")
+    program = os.environ.get("TESSERA_QUARK_PYTHON")
+    if program:
+        if Path(program).is_file():
+            return program
+        raise QuarkFailed(f"TESSERA_QUARK_PYTHON names {program}, which does not exist")
     if importlib.util.find_spec("quark") is not None:
         return interpreter()[0]
     raise QuarkFailed(
@@ -94,9 +94,9 @@ def export(source: Path, out: Path, *, tokens: int = 128, form: Form = "float") 
     words = encoder.wordpiece_json(model)
     tokens = min(tokens, shape.context)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as work:
-        made = Path(work) / "out"
-        made.mkdir()
-        plain = Path(work) / "float" if python else made
+        folder = Path(work) / "out"
+        folder.mkdir()
+        plain = Path(work) / "float" if python else folder
         plain.mkdir(exist_ok=True)
         with (plain / "model.onnx.data").open("wb") as data:
             graph = GraphWriter(data, "model.onnx.data", OPSET)
@@ -104,15 +104,15 @@ def export(source: Path, out: Path, *, tokens: int = 128, form: Form = "float") 
         graph.save(plain / "model.onnx")
         if python:
             np.savez(plain / "texts.npz", **calibration_texts(words, tokens))
-            _quantize(python, plain, made / "model.onnx", form)
+            _quantize(python, plain, folder / "model.onnx", form)
         for name, value in (
             ("tokenizer.json", words),
             ("config.json", encoder.encoder_config(shape, len(words["model"]["vocab"]))),
         ):
-            (made / name).write_bytes(msgspec.json.encode(value))
-        (made / "1_Pooling").mkdir()
-        (made / "1_Pooling" / "config.json").write_bytes(msgspec.json.encode(encoder.pooling_config(shape)))
-        made.rename(out)
+            (folder / name).write_bytes(msgspec.json.encode(value))
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_bytes(msgspec.json.encode(encoder.pooling_config(shape)))
+        folder.rename(out)
     size = sum(path.stat().st_size for path in out.glob("model.onnx*"))
     notice = f"One text of at most {tokens} tokens at once; {form}; {UNTRIED}."
     return Exported(folder=str(out), form=form, graph_bytes=size, notices=(notice,))

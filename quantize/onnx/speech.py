@@ -287,11 +287,11 @@ class _DecoderGraph(_Graph):
             x = g.node("Add", [x, self._linear(mixed, f"{at}.self_attn.o_proj")])
             normed = self._norm(x, f"{at}.post_attention_layernorm")
             q = self._heads(self._linear(normed, f"{at}.encoder_attn.q_proj"), 1, (0, 2, 1, 3))
-            heard = [
+            encoded = [
                 g.input(f"heard.{layer}.key", "float32", (1, s.heads, s.head_dim, s.frames)),
                 g.input(f"heard.{layer}.value", "float32", (1, s.heads, s.frames, s.head_dim)),
             ]
-            mixed = self._mixed(q, heard[0], heard[1], mask, 1)
+            mixed = self._mixed(q, encoded[0], encoded[1], mask, 1)
             x = g.node("Add", [x, self._linear(mixed, f"{at}.encoder_attn.o_proj")])
             x = g.node("Add", [x, self._gated(self._norm(x, f"{at}.final_layernorm"), at)])
         logits = self._linear(self._norm(x, "decoder.norm"), "head")

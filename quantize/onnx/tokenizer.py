@@ -79,9 +79,9 @@ def tokenizer_json(head: GgufFile) -> dict[str, Any]:
 def tokenizer_config(head: GgufFile) -> dict[str, Any]:
     """The content of `tokenizer_config.json`: special tokens by name, including those for fill-in-the-middle."""
     tokens = texts(head, "tokenizer.ggml.tokens")
-    named = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding"}
+    keys = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding"}
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": adds_bos(head)}
-    for key, name in named.items():
+    for key, name in keys.items():
         at = head.metadata.get(f"tokenizer.ggml.{name}_token_id")
         if isinstance(at, int) and 0 <= at < len(tokens):
             config[key] = tokens[at]
@@ -111,8 +111,8 @@ def end_tokens(head: GgufFile) -> list[int]:
     tokens = texts(head, "tokenizer.ggml.tokens")
     # As in llama.cpp: these end a turn regardless of the header. Source: llama-vocab.cpp, special_eog_ids.
     marks = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>"}
-    named = [i for i, token in enumerate(tokens) if token in marks]
-    return list(dict.fromkeys([t for t in ids if isinstance(t, int) and 0 <= t < len(tokens)] + named))
+    marked = [i for i, token in enumerate(tokens) if token in marks]
+    return list(dict.fromkeys([t for t in ids if isinstance(t, int) and 0 <= t < len(tokens)] + marked))
 
 
 def token_types(head: GgufFile, count: int) -> np.ndarray[Any, Any]:

@@ -72,8 +72,8 @@ def stock_types(model: ModelSpec, mix: str, *, has_imatrix: bool) -> dict[str, G
             falcon=model.architecture == "falcon",
             is_70b=_is_70b(model),
         )
-        wanted = mix_type(mix, role, at, tensor.row_values, tied_head=tied_head)
-        types[tensor.name] = effective_type(wanted, tensor.row_values)
+        ideal = mix_type(mix, role, at, tensor.row_values, tied_head=tied_head)
+        types[tensor.name] = effective_type(ideal, tensor.row_values)
         if role in _COUNTED:
             seen[role] += 1
     return {t.name: types[t.name] for t in model.tensors}

@@ -200,7 +200,7 @@ def _all_options(question: PlanInput) -> list[list[_Option]]:
 
 
 def _lock_for(tensor: TensorSpec, locks: Sequence[TypeOverride], unmatched: set[str]) -> TypeOverride | None:
-    found = None
+    match = None
     for lock in locks:
         try:
             matches = re.search(lock.pattern, tensor.name)
@@ -208,8 +208,8 @@ def _lock_for(tensor: TensorSpec, locks: Sequence[TypeOverride], unmatched: set[
             raise InvalidOption("--lock", f"{lock.pattern!r} is no regular expression: {error}") from error
         if matches and allows_quantization(tensor):
             unmatched.discard(lock.pattern)
-            found = found or lock
-    return found
+            match = match or lock
+    return match
 
 
 def _options(
@@ -227,13 +227,13 @@ def _options(
         return [msgspec.structs.replace(option, lossless=_grid(question, tensor.name, option.qtype))]
     options = {source: as_is}
     for name, damage in by_type.items():
-        wanted = GgmlType[name]
-        actual = effective_type(wanted, tensor.row_values)
+        ideal = GgmlType[name]
+        actual = effective_type(ideal, tensor.row_values)
         if actual in options or not _usable(question, tensor, source, actual):
             continue
         value = by_type.get(actual.name, damage)
         price = 1 + question.speed_price * (slowness(actual, question.device, question.speeds) - 1)
-        options[actual] = _Option(actual, tensor_bytes(tensor, actual), value, value * price, wanted)
+        options[actual] = _Option(actual, tensor_bytes(tensor, actual), value, value * price, ideal)
     _put_exact(question, tensor, lock, options, min(by_type.values(), default=0.0))
     if lock is not None:
         least = bits_per_weight(effective_type(GgmlType[lock.qtype], tensor.row_values))
@@ -288,8 +288,8 @@ def _usable(question: PlanInput, tensor: TensorSpec, source: GgmlType, actual: G
 
 
 def _locked(tensor: TensorSpec, lock: TypeOverride, as_is: _Option, by_type: Mapping[str, float]) -> _Option:
-    wanted = GgmlType[lock.qtype]
-    actual = effective_type(wanted, tensor.row_values)
+    ideal = GgmlType[lock.qtype]
+    actual = effective_type(ideal, tensor.row_values)
     if actual is as_is.qtype:
         return as_is
     if actual in FLOAT_TYPES and as_is.qtype not in FLOAT_TYPES:
@@ -297,7 +297,7 @@ def _locked(tensor: TensorSpec, lock: TypeOverride, as_is: _Option, by_type: Map
             "--lock", f"{tensor.name} is already {as_is.qtype.name}; {lock.qtype} cannot restore it"
         )
     damage = by_type.get(actual.name, 0.0 if actual in FLOAT_TYPES else _nearest(actual, by_type))
-    return _Option(actual, tensor_bytes(tensor, actual), damage, damage, wanted)
+    return _Option(actual, tensor_bytes(tensor, actual), damage, damage, ideal)
 
 
 def _nearest(qtype: GgmlType, by_type: Mapping[str, float]) -> float:
@@ -335,9 +335,9 @@ def _fixed_plan(question: PlanInput, goal: SizeTarget) -> QuantPlan:
         qtype = types[tensor.name]
         lock = _lock_for(tensor, question.locks, unmatched)
         if lock is not None:
-            wanted = effective_type(GgmlType[lock.qtype], tensor.row_values)
-            if not lock.at_least or bits_per_weight(wanted) > bits_per_weight(qtype):
-                qtype = wanted
+            locked = effective_type(GgmlType[lock.qtype], tensor.row_values)
+            if not lock.at_least or bits_per_weight(locked) > bits_per_weight(qtype):
+                qtype = locked
         source = GgmlType[tensor.qtype]
         if qtype is not source and not question.evidence.has_imatrix and needs_imatrix(tensor.name, qtype):
             raise InvalidOption("--type", f"{goal.mix} needs an importance matrix ({tensor.name} at {qtype.name})")
@@ -533,13 +533,13 @@ def _dual(items: list[_Item], capacity: int) -> tuple[float, float]:
     price.
     """
     steps = sorted((step for item in items for step in _hull(item)), reverse=True)
-    left = capacity - sum(int(i.num_bytes[0]) for i in items)
+    remaining = capacity - sum(int(i.num_bytes[0]) for i in items)
     price = 0.0
     for slope, size in steps:
         price = slope
-        if size > left:
+        if size > remaining:
             break
-        left -= size
+        remaining -= size
     bound = sum(float((i.cost + price * i.num_bytes).min()) for i in items) - price * capacity
     return price, bound
 
