@@ -201,6 +201,17 @@ BANNED_NAMES = {
     "pass_by": "skip",
     "within_reason": "cap_kv_cells",
 }
+# Participles that say nothing of what a variable holds; a noun does: `match`, `rows`, `options`, `started_at`.
+PARTICIPLES = (
+    *("asked", "begun", "brought", "felt", "found", "given", "gone", "heard", "held", "kept", "known", "learnt"),
+    *("made", "named", "said", "spoken", "taken", "thought", "told", "wanted"),
+)
+_ASSIGNED = re.compile(rf"\b(?:{'|'.join(PARTICIPLES)})\b\s*(?:[:=,)]|[-+|&]=|in\b)")
+# Facts of errors, which are named on the wire as in the sentences of engine/message_catalog.
+ERROR_FACTS = (
+    *("DeviceWrong", "GraphDiffers", "IncompleteFile", "ModelNotFound", "NoCollection", "NothingToDownload"),
+    *("PoolExceeded", "UpstreamRefusesKey"),
+)
 _PARTS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
@@ -220,6 +231,28 @@ def test_names_are_the_fields_own(package):
                 standard.append(BANNED_NAMES[name])
             found += [f"{where}: {name}: say {word}" for word in standard]
     assert found == []
+
+
+@pytest.mark.parametrize("package", ["app", "devices", "engine", "installers", "quantize", "start.py"])
+def test_variables_are_nouns(package):
+    bad = []
+    for path in sorted((ROOT / package).rglob("*.py")) or [ROOT / package]:
+        text = path.read_text("utf-8")
+        if not _ASSIGNED.search(text):  # reading the syntax of every file would take seconds
+            continue
+        tree = ast.parse(text)
+        classes = [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
+        facts = {id(node) for c in classes if c.name in ERROR_FACTS for node in ast.walk(c)}
+        facts |= {id(field.target) for c in classes for field in c.body if isinstance(field, ast.AnnAssign)}
+        signals = {
+            id(each) for c in classes for field in c.body if isinstance(field, ast.Assign) for each in field.targets
+        }
+        for node in ast.walk(tree):
+            is_stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            name = node.id if is_stored else node.arg if isinstance(node, ast.arg) else ""
+            if name in PARTICIPLES and id(node) not in facts | signals:
+                bad.append(f"{path.relative_to(ROOT).as_posix()}:{node.lineno}: {name}: name what it holds")
+    assert bad == []
 
 
 def test_sizes_are_in_binary_units_everywhere():
