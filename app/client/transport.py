@@ -1,8 +1,9 @@
 """Abstract HTTP interface to a server. Calls block and raise ApiError."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -56,3 +57,28 @@ class Transport(ABC):
 def path_part(text: str) -> str:
     """Quote a name for use as one path segment."""
     return quote(sendable(text), safe="")
+
+
+P = ParamSpec("P")
+
+
+class Route(Generic[P, T]):
+    """A route as a method: `pin = Route[[str, str], Pinned]("post", "/models/{}/pin", Pinned, PinRequest)`.
+
+    The arguments fill the gaps of the path; one more is the body, or the only field of the struct `wraps`.
+    """
+
+    def __init__(self, verb: str, path: str, answer: type[T], wraps: type[msgspec.Struct] | None = None) -> None:
+        self._verb, self._path, self._answer, self._wraps = verb, OURS + path, answer, wraps
+
+    def __get__(self, transport: Transport, owner: type[Transport]) -> Callable[P, T]:
+        return partial(self._call, transport)
+
+    def _call(self, transport: Transport, *arguments: Any) -> T:
+        gaps = self._path.count("{}")
+        path = self._path.format(*(path_part(str(part)) for part in arguments[:gaps]))
+        body = arguments[gaps:]
+        if self._wraps is not None:
+            body = (self._wraps(**dict(zip(self._wraps.__struct_fields__, body, strict=True))),)
+        answer: T = getattr(transport, self._verb)(path, self._answer, *body)
+        return answer
