@@ -112,7 +112,6 @@ def fetch(name: str, settings: Settings) -> Path:
 
 
 def _archive(client: httpx2.Client, address: str, entry: IndexEntry) -> Path:
-    """Download one archive, or reuse the cached file."""
     if Path(entry.file).name != entry.file or not 0 < entry.num_bytes <= MAX_PACK_BYTES:
         raise PackRefused(f"the index names a file {entry.file[:64]!r} of {entry.num_bytes} bytes")
     target = user_paths().cache / "packs" / f"{entry.sha256[:16]}-{entry.file}"

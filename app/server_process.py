@@ -97,7 +97,6 @@ class ServerProcess:
         return kind(address["url"], address["token"], local=True)
 
     def stop(self) -> None:
-        """Stop the server and wait for it."""
         self._process.terminate()
         try:
             self._process.wait(5)

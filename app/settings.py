@@ -329,19 +329,15 @@ class Settings:
     fixed: frozenset[str] = field(default_factory=frozenset)
 
     def __getitem__(self, name: str) -> Value:
-        """Value of a setting."""
         return self.values[name]
 
     def text(self, name: str) -> str:
-        """Value of a text setting."""
         return str(self.values[name])
 
     def integer(self, name: str) -> int:
-        """Value of an integer setting."""
         return int(self.values[name])
 
     def flag(self, name: str) -> bool:
-        """Value of a boolean setting."""
         return bool(self.values[name])
 
     def changed(self, name: str, value: object) -> "Settings":

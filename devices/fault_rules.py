@@ -432,7 +432,6 @@ class CurrentRules:
         return self._own or folder()
 
     def now(self) -> Rules:
-        """The rules."""
         own = self.folder
         seen = tuple(_changed(own / name) for name in (UPDATE, LOCAL))
         rules = self._rules

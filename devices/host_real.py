@@ -91,7 +91,6 @@ class RealHost:
 
     @property
     def system(self) -> System:
-        """The operating system."""
         return SYSTEMS.get(sys.platform, "unknown")
 
     def read(self, path: str) -> bytes | None:

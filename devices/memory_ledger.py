@@ -137,7 +137,6 @@ class DeviceBytes(msgspec.Struct, frozen=True):
 
     @property
     def total_bytes(self) -> int:
-        """Anonymous and mapped bytes together."""
         return self.anonymous_bytes + self.mapped_bytes
 
 

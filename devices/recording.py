@@ -55,11 +55,9 @@ class RecordedHost:
 
     @property
     def system(self) -> System:
-        """The recorded operating system."""
         return self._system
 
     def read(self, path: str) -> bytes | None:
-        """A recorded file."""
         content = self._parts["files"].get(path)
         if isinstance(content, bytes):
             return content
@@ -70,7 +68,6 @@ class RecordedHost:
         return tuple(sorted(self._folders.get(path.rstrip("/") or "/", ())))
 
     def readlink(self, path: str) -> str | None:
-        """A recorded link."""
         target = self._parts["links"].get(path)
         return target if isinstance(target, str) else None
 
@@ -91,18 +88,15 @@ class RecordedHost:
         return CommandResult(code if isinstance(code, int) else None, output if isinstance(output, str) else "")
 
     def registry(self, key: str) -> Mapping[str, Json]:
-        """Values of a recorded key."""
         values = self._parts["registry"].get(key)
         return values if isinstance(values, Mapping) else {}
 
     def registry_keys(self, key: str) -> tuple[str, ...]:
-        """Subkeys of a recorded key."""
         prefix = key + "\\"
         below = (k[len(prefix) :] for k in self._parts["registry"] if str(k).startswith(prefix))
         return tuple(sorted({name.partition("\\")[0] for name in below}))
 
     def sysctl(self, name: str) -> int | str | None:
-        """A recorded sysctl."""
         value = self._parts["sysctl"].get(name)
         return value if isinstance(value, int | str) and not isinstance(value, bool) else None
 
@@ -112,7 +106,6 @@ class RecordedHost:
         return value if isinstance(value, str) else None
 
     def api(self, name: str) -> Json:
-        """A recorded fact."""
         value: Json = self._parts["api"].get(name)
         return value
 
@@ -129,11 +122,9 @@ class RecordingHost:
 
     @property
     def system(self) -> System:
-        """The operating system."""
         return self._inner.system
 
     def read(self, path: str) -> bytes | None:
-        """Read a file and record it."""
         content = self._inner.read(path)
         if content is not None:
             self._parts["files"][path] = content.decode("utf-8", "replace")
@@ -149,26 +140,22 @@ class RecordingHost:
         return names
 
     def readlink(self, path: str) -> str | None:
-        """Read a link and record it."""
         target = self._inner.readlink(path)
         if target is not None:
             self._parts["links"][path] = target
         return target
 
     def access(self, path: str) -> str:
-        """Query the access and record it."""
         answer = self._inner.access(path)
         self._parts["access"][path] = answer
         return answer
 
     def run(self, argv: Sequence[str], timeout_s: float) -> CommandResult:
-        """Run a command and record it."""
         done = self._inner.run(argv, timeout_s)
         self._parts["commands"][" ".join(argv)] = {"returncode": done.returncode, "stdout": done.stdout}
         return done
 
     def registry(self, key: str) -> Mapping[str, Json]:
-        """Read a key and record it."""
         values = self._inner.registry(key)
         self._parts["registry"][key] = dict(values)
         return values
@@ -181,7 +168,6 @@ class RecordingHost:
         return names
 
     def sysctl(self, name: str) -> int | str | None:
-        """Read a sysctl and record it."""
         value = self._inner.sysctl(name)
         if value is not None:
             self._parts["sysctl"][name] = value

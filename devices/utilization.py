@@ -34,7 +34,6 @@ class UsageSampler:
         self._nvidia_at = float("-inf")
 
     def sample(self) -> Usage:
-        """A sample of the machine now."""
         now = self._clock()
         memory = psutil.virtual_memory()
         draws = self._meters.read()

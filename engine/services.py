@@ -77,7 +77,6 @@ class EngineFacade:
 
     @cached_property
     def catalogue(self) -> "Catalogue":
-        """The library."""
         from engine.library.catalogue import Catalogue
 
         return self._given or Catalogue(self.paths)

@@ -174,7 +174,6 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self._worker.process.pid
 
     def take(self, event: dict[str, Any]) -> None:

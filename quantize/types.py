@@ -44,7 +44,6 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
     @property
     def row_values(self) -> int:
-        """Number of values in one row."""
         return self.shape[0]
 
     @property
@@ -57,7 +56,6 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
     @property
     def num_values(self) -> int:
-        """Number of values in the tensor."""
         return self.row_values * self.num_rows
 
 
@@ -193,7 +191,6 @@ class QuantPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def types(self) -> dict[str, str]:
-        """Type names by tensor name."""
         return {t.name: t.qtype for t in self.tensors}
 
     @property

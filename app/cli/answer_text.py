@@ -88,7 +88,6 @@ class AnswerText:
         self._wrap = WordWrap() if sys.stdout.isatty() else None
 
     def write(self, text: str) -> None:
-        """Write one chunk."""
         shown = shown_text(text)
         if self._wrap is not None:
             shown = self._wrap.feed(shown, shutil.get_terminal_size().columns)

@@ -51,7 +51,6 @@ class ProgressBar:
         )
 
     def close(self) -> None:
-        """Remove the bar."""
         self._bar.stop()
 
 
@@ -87,7 +86,6 @@ class PhaseLine:
         draw(f"{_CLEAR}{words}")
 
     def clear(self) -> None:
-        """Erase the line."""
         if self._shown:
             self._shown = False
             draw(_CLEAR)

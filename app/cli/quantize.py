@@ -186,7 +186,6 @@ def command(source: str, out: Path | None, as_json: bool, **options: Any) -> Non
 
 
 def _print_use(path: Path) -> None:
-    """Print the command that uses the file."""
     from contextlib import closing
 
     from engine.services import EngineFacade
@@ -336,6 +335,5 @@ class _Line:
         draw(f"\r\x1b[2K{text[:100]}")
 
     def clear(self) -> None:
-        """Clear the line."""
         if self._enabled:
             draw("\r\x1b[2K")

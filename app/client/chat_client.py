@@ -270,15 +270,12 @@ class ChatClient(ChatRoutes):
         return self._exchange("GET", path, answer, None, query)
 
     def post(self, path: str, answer: type[T], body: Body = None) -> T:
-        """Response of a POST."""
         return self._exchange("POST", path, answer, _encoded(body))
 
     def put(self, path: str, answer: type[T], body: Body = None) -> T:
-        """Response of a PUT."""
         return self._exchange("PUT", path, answer, _encoded(body))
 
     def delete(self, path: str, answer: type[T]) -> T:
-        """Response of a DELETE."""
         return self._exchange("DELETE", path, answer)
 
     def stream(self, path: str, event: type[T], body: Body = None) -> Generator[T]:

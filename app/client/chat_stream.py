@@ -57,7 +57,6 @@ class ChatResponse:
     last_s: float = 0.0
 
     def take(self, chunk: ChatDelta) -> None:
-        """Add a chunk."""
         self.phase = chunk.phase or self.phase
         if chunk.text or chunk.reasoning:
             self.last_s = time.monotonic() - self.began

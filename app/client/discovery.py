@@ -43,7 +43,6 @@ def server_here(kind: type[C], paths: Paths | None = None) -> C | None:
 
 
 def _runs(pid: int) -> bool:
-    """Return True if this process exists on this computer."""
     if os.name == "nt":  # on Windows, `os.kill` would end the process
         import psutil
 

@@ -232,7 +232,6 @@ class Routes(ChatRoutes, JobRoutes):
         return self.get(f"{OURS}/loaded", LoadedModels).models
 
     def load(self, model: str, request: LoadRequest | None = None) -> LoadedModel:
-        """Load a model now."""
         return self.post(f"{OURS}/models/{path_part(model)}/load", LoadedModel, request)
 
     set_alias = Route[[str, str], Alias]("put", "/aliases/{}", Alias, AliasRequest)

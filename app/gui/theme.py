@@ -42,7 +42,6 @@ class DesignTokens:
     fast_ms: int
 
     def colour(self, name: str) -> QColor:
-        """A named colour of the interface."""
         return QColor(self.colours[name])
 
     def precision_colour(self, bits: float) -> QColor:

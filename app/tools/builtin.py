@@ -43,7 +43,6 @@ class Calculator:
         """Do nothing: the tool never changes."""
 
     def call(self, tool: str, arguments: dict[str, Any]) -> ToolOutcome:
-        """Evaluate the expression."""
         del tool
         code = arguments.get("expression")
         if not isinstance(code, str) or not code.strip():
@@ -94,7 +93,6 @@ class FileReader:
         """Do nothing: the folders are fixed."""
 
     def call(self, tool: str, arguments: dict[str, Any]) -> ToolOutcome:
-        """List a folder or read a file."""
         work: Callable[[Path, dict[str, Any]], ToolOutcome] = self._list if tool == "list_folder" else self._read
         try:
             return work(self._allowed_path(arguments.get("path", ".")), arguments)

@@ -44,7 +44,6 @@ class Quantity:
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Any:
-        """The quotient."""
         if isinstance(other, Quantity):
             return _plain(
                 self.value / other.value, tuple(a - b for a, b in zip(self.dims, other.dims, strict=True))
@@ -70,7 +69,6 @@ class Quantity:
         return Quantity(self.value - self._same(other), self.dims)
 
     def __neg__(self) -> "Quantity":
-        """The negative value."""
         return Quantity(-self.value, self.dims)
 
     def __lt__(self, other: Any) -> bool:

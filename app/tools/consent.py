@@ -54,7 +54,6 @@ class ConsentStore:
         )
 
     def all(self) -> dict[str, StoredDecision]:
-        """All decisions by key."""
         return dict(self._store.get())
 
     def find(self, key: str) -> StoredDecision | None:

@@ -63,7 +63,6 @@ class McpServer:
         return self._changed
 
     def real_name(self, name: str) -> str:
-        """Name of a tool on the server."""
         return self._names[name]
 
     def start(self) -> None:
@@ -90,7 +89,6 @@ class McpServer:
         self._take(self._portal.call(_tools, self._session))
 
     def call(self, name: str, arguments: dict[str, Any]) -> ToolOutcome:
-        """Call one tool."""
         if self._portal is None or self._session is None:
             return ToolOutcome(f"The MCP server {self.config.name} is not running.", ok=False)
         future: Future[ToolOutcome] | None = None

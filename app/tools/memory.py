@@ -115,7 +115,6 @@ class MemoryTool:
         """Do nothing: the tool never changes."""
 
     def call(self, tool: str, arguments: dict[str, Any]) -> ToolOutcome:
-        """Save the fact."""
         del tool
         folder = self._folder_id if arguments.get("only_this_project") is True else None
         try:

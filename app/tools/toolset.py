@@ -51,7 +51,6 @@ class ServerSource:
         return self._server.specs
 
     def title(self, tool: str) -> str:
-        """Display name of a tool, with its server."""
         return f"{self.name}: {self._server.real_name(tool)}"
 
     def refresh(self) -> None:

@@ -380,7 +380,6 @@ class Web:
         """Do nothing: the tools are fixed."""
 
     def call(self, tool: str, arguments: dict[str, Any]) -> ToolOutcome:
-        """Search, or read a page."""
         try:
             return self._search(arguments) if tool == "web_search" else self._read(arguments)
         except WebRefused as error:

@@ -67,7 +67,6 @@ class Microphone:
 
     @property
     def pid(self) -> int:
-        """The process that records."""
         return self._process.pid
 
     def __iter__(self) -> Iterator[Opened | Sound]:

@@ -55,7 +55,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_bytes(self) -> int:
-        """Size of all files."""
         return sum(file.num_bytes for file in self.files)
 
 

@@ -64,7 +64,6 @@ class PackStore:
         return tuple(packs)
 
     def active(self) -> tuple[Pack, ...]:
-        """The packs in use."""
         return tuple(pack for pack in self.packs() if pack.in_use)
 
     def add(self, source: Path) -> Pack:

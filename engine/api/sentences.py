@@ -74,7 +74,6 @@ def _may_grow(kind: Any) -> bool:
 
 
 def _add(value: object, built: Any) -> None:
-    """Add sentences to what msgspec built of a value."""
     if isinstance(value, Reason):
         built["text"] = str(value)
     elif isinstance(value, msgspec.Struct) and isinstance(built, dict):

@@ -112,7 +112,6 @@ class PreparedChat(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
     def answer(self) -> "ResponseReader":
-        """A reader for one choice."""
         return ResponseReader(self)
 
 

@@ -172,5 +172,4 @@ class ConstraintChecker:
         self.child.warm()
 
     def close(self) -> None:
-        """Stop the child."""
         self.child.close()

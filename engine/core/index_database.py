@@ -33,7 +33,6 @@ class IndexStore(ABC):
             return str(self.connection.execute("SELECT value FROM fact WHERE name=?", (name,)).get or "")
 
     def set_fact(self, name: str, value: str) -> None:
-        """Store a metadata value of the index."""
         with self.lock, self.connection:
             self.connection.execute("INSERT OR REPLACE INTO fact VALUES(?, ?)", (name, value))
 

@@ -22,7 +22,6 @@ class ProgramKeys:
         self._store = JsonStore(path, dict[str, str], dict, private=True)
 
     def names(self) -> tuple[str, ...]:
-        """Return the programs that have a key."""
         return tuple(self._store.get())
 
     def key(self, program: str) -> str | None:

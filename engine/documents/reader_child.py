@@ -141,7 +141,6 @@ class Cutter:
         self._headings: list[tuple[int, str]] = []
 
     def cut(self, page: Page) -> PageRead:
-        """Split one page into chunks."""
         return PageRead(page.number, page.label, tuple(self._chunks(page)), page.problem)
 
     def _chunks(self, page: Page) -> Iterator[Chunk]:

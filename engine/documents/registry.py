@@ -195,7 +195,6 @@ class Follower:
             self._sources = ()
 
     def stop(self) -> None:
-        """Stop watching."""
         with self._turn:
             self._stop.set()
             if self._thread is not None:
@@ -293,7 +292,6 @@ class OpenCollection:
         return True
 
     def close(self) -> None:
-        """Close the index."""
         self.store.close()
         self._lock.release()
 
@@ -354,7 +352,6 @@ class Collections:
                 live.rest()
 
     def all(self) -> list[OpenCollection]:
-        """All collections."""
         return [self._live_of(definition) for definition in self.definitions.all()]
 
     def add(self, name: str, prefix: str = NAMED, **fields: object) -> OpenCollection:

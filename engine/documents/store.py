@@ -262,7 +262,6 @@ class Store(IndexStore):
             return {path: (size, mtime, state) for path, size, mtime, state in rows}
 
     def document(self, key: int | str) -> DocumentRow | None:
-        """A document by its id or path, or None."""
         column = "id" if isinstance(key, int) else "path"
         with self.lock:
             row = next(iter(self._db.execute(f"{_DOCUMENT} WHERE {column}=?", (key,))), None)
@@ -280,7 +279,6 @@ class Store(IndexStore):
             return [_document(row) for row in rows]
 
     def pages(self, document_id: int) -> list[tuple[int, str, str]]:
-        """Number, label and problem of each page."""
         with self.lock:
             rows = self._db.execute(
                 "SELECT number, label, problem FROM page WHERE document_id=? ORDER BY number", (document_id,)
@@ -323,7 +321,6 @@ class Store(IndexStore):
             return [(chunk_id, embedded_text(title, heading, text)) for chunk_id, title, heading, text in rows]
 
     def counts(self) -> Counts:
-        """Counts of documents, pages, passages and vectors."""
         with self.lock:
             documents, failed, pages, chars = self._db.execute(
                 "SELECT count(*), coalesce(sum(state='failed'),0), coalesce(sum(num_pages),0),"

@@ -117,7 +117,6 @@ class JobContext:
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raise Paused or Cancelled if that was requested."""
         if self._overrides == "paused":
             raise Paused
         if self._overrides == "cancelled":
@@ -213,7 +212,6 @@ class _Slots:
         self._changed = threading.Condition()
 
     def join(self, control: JobContext) -> None:
-        """Join the queue."""
         with self._changed:
             self._line.append(control)
 
@@ -229,7 +227,6 @@ class _Slots:
         return acquired
 
     def release(self) -> None:
-        """Free a slot."""
         with self._changed:
             self._free += 1
             self._changed.notify_all()

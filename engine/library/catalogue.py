@@ -198,7 +198,6 @@ class Store:
         return dict(rows)
 
     def close(self) -> None:
-        """Close the database."""
         with self._lock:
             self._db.close()
 

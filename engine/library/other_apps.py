@@ -51,7 +51,6 @@ def candidates(home: Path, environment: Mapping[str, str], platform: str) -> Ite
 
 
 def _system_folders(home: Path, environment: Mapping[str, str], platform: str) -> tuple[Path, Path]:
-    """Folders for caches and for application data."""
     if platform == "darwin":
         return home / "Library" / "Caches", home / "Library" / "Application Support"
     if platform == "win32":

@@ -97,7 +97,6 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size_bytes(self) -> int:
-        """Total size of all files."""
         return sum(file.size_bytes for file in self.files)
 
     @property

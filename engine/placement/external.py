@@ -230,7 +230,6 @@ def _flm_settings(program: ExternalProgram, path: str, n_ctx: int) -> LoadSettin
 
 
 def _flm_place(settings: LoadSettings, machine: Machine, ledger: Ledger, owner: str) -> Placement:
-    """Placement on AMD's NPU."""
     footprint = fastflowlm.installed_model(settings.path).footprint_bytes
     npu = next((d for d in machine.devices if d.kind == "npu" and d.vendor == "AMD"), None)
     memory = (

@@ -368,7 +368,6 @@ class PlacementHistory:
 
 
 def _sound_rows(table: Any, kind: Any) -> dict[str, Any]:
-    """The rows of a table that have this type."""
     sound = {}
     for name, row in table.items() if isinstance(table, dict) else ():
         with contextlib.suppress(msgspec.ValidationError):

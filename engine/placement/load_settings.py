@@ -173,7 +173,6 @@ class ContextChoice(msgspec.Struct, frozen=True):
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
-        """The reason and the offer."""
         return (self.reason,) if self.offer is None else (self.reason, self.offer)
 
 

@@ -288,7 +288,6 @@ class TunedSetting(msgspec.Struct, frozen=True, kw_only=True):
         return because("choice_against", **values)
 
     def words(self) -> str:
-        """The same fact in English."""
         return sentence(self.fact())
 
 

@@ -76,7 +76,6 @@ class Results:
         self._newest: dict[tuple[str, str], Report] = {}
 
     def add(self, report: Report) -> None:
-        """Append one result."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
             file.write(msgspec.json.encode(report) + b"\n")

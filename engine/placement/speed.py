@@ -200,7 +200,6 @@ class Forecast(msgspec.Struct, frozen=True):
 
     @property
     def is_measured(self) -> bool:
-        """Whether any of the devices was measured."""
         return any(self.measured_gbs(device.id, backend) is not None for device, backend, _ in self.devices)
 
     def decode_s(self, depth: float) -> float:

@@ -121,17 +121,14 @@ class Load(msgspec.Struct, kw_only=True):
         )
 
     def need(self, settings: LoadSettings) -> MemoryEstimate:
-        """Memory need of a load with these settings."""
         return load_need(
             self.shape, settings, self.machine, self.ledger, self.resources.remotes if self.resources else None
         )
 
     def moved(self, settings: LoadSettings) -> Placement:
-        """The placement with other settings."""
         return moved_to(self.placed, settings, self.machine, self.need(settings))
 
     def add_reasons(self, *reasons: Reason, **changes: Any) -> None:
-        """Add reasons to the placement."""
         placed = self.placed
         self.placement = msgspec.structs.replace(placed, reasons=(*placed.reasons, *reasons), **changes)
 

@@ -65,7 +65,6 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
         return sum(part.num_bytes for part in self.parts)
 
     def device_bytes(self, device: str) -> int:
-        """Bytes on one device."""
         return sum(part.num_bytes for part in self.parts if part.device == device)
 
     def mapped_bytes(self, device: str) -> int:
@@ -214,7 +213,6 @@ class ModelSettings(LoadOptions, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def load_options(self) -> LoadOptions:
-        """The fields that concern only loads."""
         return LoadOptions(**{name: getattr(self, name) for name in LoadOptions.__struct_fields__})
 
     def pending(self, loaded: "ModelSettings") -> tuple[str, ...]:

@@ -115,7 +115,6 @@ class LoadedModel:
 
     @property
     def queued(self) -> int:
-        """Number of requests that wait in the queue."""
         if self.runner is None or self.facts is None:
             return self.waiting
         return self.waiting + max(0, self.runner.active_requests - self.facts.n_parallel)
@@ -141,7 +140,6 @@ class QueueTicket:
         self._before = 0
 
     def take(self, model: LoadedModel) -> None:
-        """Join the queue of a model."""
         self._model, self._before = model, model.waiting
 
     @property

@@ -57,7 +57,6 @@ class RemoteRunner:
 
     @property
     def sessions(self) -> tuple[Session, ...]:
-        """Its open sessions."""
         return tuple(self._sessions)
 
     async def load(
@@ -112,7 +111,6 @@ class RemoteRunner:
         return await self._inner.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     async def detokenize(self, token_ids: list[int]) -> list[bytes]:
-        """Text of token ids."""
         return await self._inner.detokenize(token_ids)
 
     async def embed(
@@ -131,7 +129,6 @@ class RemoteRunner:
             raise await self._reason(error) from error
 
     async def stats(self) -> Stats:
-        """Counters and state of the runner."""
         return await self._inner.stats()
 
     async def stop(self) -> None:

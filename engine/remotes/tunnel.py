@@ -71,6 +71,5 @@ class Tunnel:
             await self._process.wait()
 
     def kill(self) -> None:
-        """Kill the process at once."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()

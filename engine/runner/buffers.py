@@ -16,7 +16,6 @@ class BufferLog:
         self._kinds: dict[tuple[str, str], int] = {}
 
     def read(self, line: str) -> None:
-        """Parse one line of the log."""
         match = BUFFER.search(line)
         if match is None:
             return

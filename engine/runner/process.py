@@ -166,7 +166,6 @@ class RunnerProcess:
                 self._post(protocol.Cancel(id=request_id))
 
     async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        """Return the token ids of a text."""
         query = protocol.Tokenize(
             id=self._new_id(), text=text, add_special=add_special, parse_special=parse_special
         )
@@ -178,7 +177,6 @@ class RunnerProcess:
         return list(reply.token_ids)
 
     async def detokenize(self, token_ids: list[int]) -> list[bytes]:
-        """Return the bytes of each token."""
         reply = await self._ask(protocol.Detokenize(id=self._new_id(), token_ids=token_ids))
         return list(reply.pieces)
 
@@ -210,7 +208,6 @@ class RunnerProcess:
         return reply
 
     async def stats(self) -> protocol.Stats:
-        """Return counters and state of the runner."""
         reply = await self._ask(protocol.StatsQuery(id=self._new_id()))
         assert isinstance(reply, protocol.Stats)
         return reply
@@ -263,12 +260,10 @@ class RunnerProcess:
             await asyncio.sleep(0)  # lets their pipes close
 
     async def end(self) -> None:
-        """Kill the child and wait for it."""
         self.kill()
         await asyncio.wait([self._reader_task, self._stderr_task], timeout=SHUTDOWN_S)
 
     def kill(self) -> None:
-        """Kill the child."""
         if self._process.returncode is None:
             self._process.kill()
 

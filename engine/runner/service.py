@@ -220,7 +220,6 @@ class TokenizerPool:
             threading.Thread(target=self._work, args=(texts,), name=name, daemon=True).start()
 
     def add(self, message: Text, text: str) -> None:
-        """Queue a text for tokenizing."""
         with self._lock:
             self._pending[message.id] = False
         short = len(text) <= SHORT_CHARS

@@ -63,7 +63,6 @@ class Watchdog:
             self._wait(SILENCE_S, because("no_sign_of_life", seconds=SILENCE_S))
 
     def stop(self) -> None:
-        """Stop checking."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -304,7 +304,6 @@ def write_schemas() -> None:
 
 
 def _inline(model: type[BaseModel]) -> dict[str, Any]:
-    """The model's JSON schema with all definitions inlined."""
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
 

@@ -328,7 +328,6 @@ class _Server(SleepingServer):
         self._loop_watch: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Publish the URL once the sockets are served."""
         loop = asyncio.get_running_loop()
         quieten(loop)
         for handler in logging.getLogger().handlers:

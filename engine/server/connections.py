@@ -84,7 +84,6 @@ class Connection(HttpToolsProtocol):
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the timers."""
         self._stop_timer()
         if self._unread_timer is not None:
             self._unread_timer.cancel()

@@ -30,7 +30,6 @@ class ContextSizes:
         self._looking: dict[tuple[str, LoadSettings | None], asyncio.Task[int]] = {}
 
     def loaded(self, model_id: str) -> int | None:
-        """The context length of a loaded model, or None."""
         model = self._pool.get(model_id)
         return model.facts.n_ctx if model is not None and model.ready and model.facts is not None else None
 

@@ -70,7 +70,6 @@ class OriginCheck:
 
 
 def _split(origin: str) -> tuple[str, str] | None:
-    """Scheme and host of an origin."""
     try:
         parts = urlsplit(origin)
         return parts.scheme.lower(), (parts.hostname or "").lower()

@@ -100,7 +100,6 @@ class PowerService:
         self._performance.release()
 
     def sampled(self, usage: Usage, seconds: float) -> None:
-        """Process a usage sample."""
         self._power_w = whole_w(dict(usage.parts))
         self._poll_battery(seconds)
         works = any(m.runner is not None and m.runner.active_requests for m in self._pool.loaded)
@@ -257,7 +256,6 @@ class EnergyService:
         return msgspec.structs.replace(done, timings=msgspec.structs.replace(done.timings, joules=joules))
 
     def snapshot(self) -> api.Energy:
-        """The energy part of the statistics."""
         if not self.ledger.measured:
             return api.Energy(note=NO_METER)
         parts = dict(self._newest.parts) if self._newest is not None else {}

@@ -48,7 +48,6 @@ class EarlyRouter:
         self._routes: list[_Declared] = []
 
     def get(self, path: str) -> Callable[[Endpoint], Endpoint]:
-        """Declare a GET route."""
         return self._declare("GET", path, None)
 
     def post(self, path: str, body: type[BaseModel]) -> Callable[[Endpoint], Endpoint]:
@@ -63,11 +62,9 @@ class EarlyRouter:
         return declare
 
     def plain(self) -> list[Route]:
-        """The routes for Starlette."""
         return [EarlyRoute(r.path, _served(r.endpoint), methods=[r.method]) for r in self._routes]
 
     def documented(self) -> "APIRouter":
-        """The routes for FastAPI."""
         from fastapi import APIRouter
 
         from engine.server.body import openapi_body

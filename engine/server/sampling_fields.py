@@ -37,6 +37,5 @@ class SharedSampling(Body):
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
 
     def stops(self) -> tuple[str, ...]:
-        """Stop strings as a tuple."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return tuple(s for s in stop if s)

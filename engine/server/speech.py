@@ -194,7 +194,6 @@ class Speech:
             asyncio.get_running_loop().run_in_executor(None, child.close)
 
     async def close(self) -> None:
-        """End the child."""
         if self._going is not None:
             self._going.cancel()
         if self._child is not None:

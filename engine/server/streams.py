@@ -65,7 +65,6 @@ class ResumableStream:
 
     @property
     def done(self) -> bool:
-        """Whether the stream is complete."""
         return self.completed_at != 0
 
     @property
@@ -99,7 +98,6 @@ class ResumableStream:
                 await news.wait()
 
     async def stop(self) -> None:
-        """Stop the stream."""
         if self.done:
             return
         self._refuse(StreamStopped())
@@ -206,7 +204,6 @@ class StreamRegistry:
             await stream.stop()
 
     async def close(self) -> None:
-        """Stop all streams."""
         streams = list(self._streams.values())
         self._streams.clear()
         for stream in streams:

@@ -128,7 +128,6 @@ class Connection(asyncio.Protocol):
         return self.complete and self._stays and not self.lost
 
     def send(self, data: bytes) -> None:
-        """Send a request."""
         assert self._transport is not None
         self._reset()
         self._wake.clear()
@@ -279,7 +278,6 @@ class HttpClient:
         return connection
 
     def close(self) -> None:
-        """Close the idle connections."""
         with contextlib.suppress(RuntimeError):  # the loop may be closed already
             for connection in self._idle:
                 connection.close()

@@ -32,7 +32,6 @@ class UpstreamKeys:
         return self._file.get().get(name)
 
     def get(self, name: str) -> str | None:
-        """The key, or None."""
         stored = self.entry(name)
         if stored is None:
             return None

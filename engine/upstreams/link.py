@@ -89,7 +89,6 @@ class UpstreamLink:
             raise UpstreamBrokeOff(name, because("upstream_no_json", upstream=name, path=path)) from error
 
     def close(self) -> None:
-        """Close its connections."""
         self.client.close()
 
 

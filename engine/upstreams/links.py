@@ -31,7 +31,6 @@ class UpstreamLinks:
         return link
 
     async def look(self, name: str | None = None) -> dict[str, Health]:
-        """Check the health of one upstream, or of all."""
         names = [name] if name is not None else [u.name for u in self.registry.saved.upstreams]
         states = await asyncio.gather(*(self.link(n).look() for n in names))
         return dict(zip(names, states, strict=True))
@@ -44,7 +43,6 @@ class UpstreamLinks:
         return UpstreamRunner(self.link(name), model, self.registry)
 
     def close(self) -> None:
-        """Close all connections."""
         for link in self._links.values():
             link.close()
         self._links.clear()

@@ -43,7 +43,6 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         return self.queue is None and not self.unfit
 
     def fact(self) -> Reason:
-        """The rule as a sentence."""
         there: str | Reason = self.upstream
         if self.as_model:
             there = because("rule_there_as", upstream=self.upstream, model=self.as_model)

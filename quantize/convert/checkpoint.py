@@ -47,7 +47,6 @@ class Checkpoint:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all tensors."""
         packed, parts = self._packed
         stored = {p.stored: name for name, p in packed.items()}
         return tuple(stored.get(n, n) for n in self._where if n in stored or n not in parts)

@@ -29,7 +29,6 @@ class Metadata(dict[str, MetaValue]):
         self.put(key, float(value), ValueType.FLOAT32)
 
     def put_array(self, key: str, values: list[Any] | Array, element: ValueType) -> None:
-        """Store an array of one element type."""
         self[self._full(key)] = array(values, element)
 
     def _full(self, key: str) -> str:

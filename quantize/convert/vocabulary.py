@@ -35,7 +35,6 @@ class Vocabulary:
     scores: list[float] = field(default_factory=list)
 
     def set(self, number: int, text: bytes, kind: int, score: float = 0.0) -> None:
-        """Replace one token."""
         self.tokens[number], self.kinds[number] = text, kind
         if self.scores:
             self.scores[number] = score

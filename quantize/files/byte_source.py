@@ -57,7 +57,6 @@ class FileSource:
 
     @property
     def name(self) -> str:
-        """The path."""
         return str(self.path)
 
     @property

@@ -137,7 +137,6 @@ class _MetadataReader:
         self._text_left = limits.text_bytes
 
     def read_pair(self) -> None:
-        """Read the next key and its value."""
         window = self._window
         at = window.tell()
         key = self._key(at)

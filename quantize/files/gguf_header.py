@@ -137,7 +137,6 @@ class TensorInfo(msgspec.Struct, frozen=True):
 
     @property
     def num_values(self) -> int:
-        """Product of the shape."""
         return math.prod(self.shape)
 
 

@@ -48,22 +48,18 @@ class GgufModel(msgspec.Struct, frozen=True):
 
     @property
     def metadata(self) -> Mapping[str, Value]:
-        """Metadata of the first part."""
         return self.parts[0].metadata
 
     @property
     def architecture(self) -> str:
-        """Architecture of the first part."""
         return self.parts[0].architecture
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Path of each part, in order."""
         return tuple(part.name for part in self.parts)
 
     @property
     def file_bytes(self) -> int:
-        """Size of all parts."""
         return sum(part.file_bytes for part in self.parts)
 
     def tensors(self) -> list[tuple[GgufFile, TensorInfo]]:

@@ -46,7 +46,6 @@ class SharedInputGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def moment_bytes(self) -> int:
-        """Bytes of its Hessians."""
         return 4 * self.width * self.width * self.experts if self.seen else 0
 
 

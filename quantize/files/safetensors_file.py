@@ -49,7 +49,6 @@ class SafetensorInfo(msgspec.Struct, frozen=True):
 
     @property
     def num_values(self) -> int:
-        """Product of the shape."""
         return math.prod(self.shape)
 
 
@@ -80,7 +79,6 @@ class SafetensorsModel(msgspec.Struct, frozen=True):
         return sum(f.file_bytes for f in self.files)
 
     def tensors(self) -> dict[str, tuple[SafetensorsFile, SafetensorInfo]]:
-        """Every tensor by name."""
         return {t.name: (f, t) for f in self.files for t in f.tensors}
 
 

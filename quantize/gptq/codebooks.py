@@ -87,7 +87,6 @@ class Codebook(msgspec.Struct, frozen=True):
 
     @property
     def block_bytes(self) -> int:
-        """Bytes per block."""
         return GgmlType[self.qtype].traits.block_bytes
 
     def step_offsets(self) -> list[tuple[int, int]]:

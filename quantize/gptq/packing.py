@@ -103,12 +103,10 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def block_values(self) -> int:
-        """Weights per block."""
         return GgmlType[self.qtype].traits.block_values
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block."""
         return GgmlType[self.qtype].traits.block_bytes
 
 

@@ -189,7 +189,6 @@ class _Job:
         return job_shape(self.request, self.rounding, spec, source_bytes, verifies=self.verifies, measured=measured)
 
     def run(self) -> QuantizeReport:
-        """Run all phases in order."""
         request = self.request
         if request.plan_only and request.source.is_dir():
             return self._previewed_folder()
@@ -345,7 +344,6 @@ class _Job:
         rounded: dict[str, str],
         report: QuantizeReport,
     ) -> QuantizeReport:
-        """Write, compare and publish."""
         plan, basis = report.plan, self.basis.path
         rival = stock_rival(question, plan, self.rounding) if self.verifies else None
         self._require_disk(plan.file_bytes + (rival.file_bytes if rival else 0))

@@ -60,7 +60,6 @@ class Writing:
         return blocks
 
     def written(self, task: WriteRequest) -> Path:
-        """Write the file and return its path."""
         if self._executor is not HERE:  # round in the executor what `write` would round itself
             blocks = self.packed(task.source, plain_types(task), task.imatrix, Rounding.STOCK)
             task = msgspec.structs.replace(task, packed={**blocks, **task.packed})

@@ -115,7 +115,6 @@ class _Parts:
             self._goal = goal
 
     def tap(self, inner: NodeHook, window: int) -> PartTap:
-        """The hook for evaluating a window."""
         start = None
         if self._streams is not None and self._start is not None:
             start = (self._start, self._streams.read(self._start, window))

@@ -73,7 +73,6 @@ class EvalContext:
             raise LoadFailed(path, "make a context")
 
     def close(self) -> None:
-        """Free the context."""
         if self._context is not None:
             self._lib.llama_free(self._context)
             self._context = None

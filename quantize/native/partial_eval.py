@@ -23,7 +23,6 @@ class NullTap(NodeHook):
     """Reads nothing; the graph is computed to its end."""
 
     def asks(self, address: int, node: GgmlTensor) -> bool:
-        """Always False."""
         del address, node
         return False
 

@@ -98,7 +98,6 @@ class ReferenceModel:
 
     @property
     def trained_context(self) -> int:
-        """The context length that the model was trained with."""
         return int(self._lib.llama_model_n_ctx_train(self._model))
 
     def open_context(self, *, window: int, threads: int, kv_types: tuple[str, str]) -> EvalContext:
@@ -119,7 +118,6 @@ class ReferenceModel:
         return len(self._contexts)
 
     def close(self) -> None:
-        """Free the contexts and the model."""
         for context in self._contexts:
             context.close()
         if self._model is not None:

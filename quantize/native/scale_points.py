@@ -39,7 +39,6 @@ class SeamTap(NodeHook):
         self._nodes: list[_Node] = []
 
     def asks(self, address: int, node: GgmlTensor) -> bool:
-        """Record the node."""
         reads = tuple(int(a) for a in node.src[:_MAX_SRC] if a)
         names = tuple(name_of(tensor_at(a)) for a in reads)
         self._nodes.append(_Node(address, int(node.op), int(node.ne[0]), name_of(node), reads, names))

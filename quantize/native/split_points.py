@@ -51,7 +51,6 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def layers(self) -> set[int]:
-        """The layers whose weights it uses."""
         return {int(m[1]) for m in map(_LAYER.match, self.uses) if m}
 
 

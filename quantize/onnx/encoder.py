@@ -161,7 +161,6 @@ class EncoderGraph:
         return g.node("Slice", [self._constant("position_embd.weight"), zero, length, zero])
 
     def _mixed(self, q: str, k: str, v: str, valid: str) -> str:
-        """Attention over all heads."""
         g, s = self._graph, self._shape
         if self._tokens is None:
             facts: dict[str, Any] = {"num_heads": s.heads}

@@ -59,7 +59,6 @@ class FixedNumbers:
         return self._values[name]
 
     def input(self, name: str, shape: tuple[int, ...]) -> Floats:
-        """An input of this pass."""
         value = self._inputs[name]
         assert value.shape == shape, (name, value.shape, shape)
         return value if name.startswith("past.") or name == "mask" else self._note(name, value)
@@ -78,7 +77,6 @@ class FixedNumbers:
         return self._note(name, (x / scale).astype(np.float32) * self._weight(weight))
 
     def binary(self, name: str, op: str, a: Floats, b: Floats) -> Floats:
-        """Add, Sub or Mul."""
         result: Floats = a + b if op == "Add" else a - b if op == "Sub" else a * b
         return self._note(name, result)
 
@@ -107,7 +105,6 @@ class FixedNumbers:
         return x[..., :middle], x[..., middle:]
 
     def join(self, name: str, parts: tuple[Floats, ...], axis: int) -> Floats:
-        """Concatenate along an axis."""
         return self._note(name, np.concatenate(parts, axis))
 
     def rows(self, name: str, table: str) -> Floats:
@@ -115,7 +112,6 @@ class FixedNumbers:
         return self._note(name, self._values[table][self._positions])
 
     def cached(self, name: str, new: Floats, past: Floats, axis: int) -> Floats:
-        """Concatenate the past and the new values."""
         self.new[name] = self._note(name, new)
         return np.concatenate((past, new), axis)
 
@@ -189,7 +185,6 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = "uint16"
 
     def codes(self, values: Any) -> Any:
-        """The codes of float values."""
         codes = np.rint(np.asarray(values, np.float64) / self.scale) + self.zero
         return codes.clip(0, _TOP[self.kind]).astype(self.kind)
 
@@ -282,7 +277,6 @@ class FixedGraph:
         return self._step(name, "MatMul", [x.name, self._matrix(weight)])
 
     def shifted(self, name: str, x: _Value, bias: str) -> _Value:
-        """Add one value per column."""
         return self._step(name, "Add", [x.name, self._small(bias).name])
 
     def _small(self, name: str) -> _Value:
@@ -334,7 +328,6 @@ class FixedGraph:
         return self._step(name, "Concat", [p.name for p in parts], axis=axis)
 
     def rows(self, _name: str, table: str) -> _Value:
-        """The rows of a constant table at the positions."""
         scale = scale_of((-1.0, 1.0), slack=0.0)
         stored = self._value(self._graph.constant(table, scale.codes(self._tables[table])), scale)
         return self._moved(stored, "Gather", [stored.name, self._positions], axis=0)

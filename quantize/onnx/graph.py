@@ -46,7 +46,6 @@ class GraphWriter:
         self._count = 0
 
     def input(self, name: str, kind: str, shape: Sequence[int | str]) -> str:
-        """Declare an input of the graph."""
         self._inputs.append(helper.make_tensor_value_info(name, _KINDS[kind], list(shape)))
         return name
 

@@ -37,7 +37,6 @@ class BlockWeights(msgspec.Struct, frozen=True):
 
     @property
     def block_values(self) -> int:
-        """Values per scale."""
         return int(self.packed.shape[2]) * 8 // self.bits
 
     def values(self) -> Floats:

@@ -59,7 +59,6 @@ class _All:
         self._owners = {spec.name: owner for owner in tools for spec in owner.specs()}
 
     def call(self, name: str, arguments: str) -> ToolOutcome:
-        """Run one call."""
         own = own_tool(name)
         if name not in self._owners and own is not None and "edit" in self._owners:
             return self._owners["edit"].call(name, arguments)

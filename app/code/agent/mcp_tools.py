@@ -50,5 +50,4 @@ class McpTools:
         return server.call(name, decoded)
 
     def stop(self) -> None:
-        """Stop the server."""
         self._server.stop()

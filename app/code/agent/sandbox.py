@@ -343,7 +343,6 @@ class _Programs:
             self._add_parts(folder, parts[name])
 
     def add_folder(self, folder: Path, links: int = 0) -> None:
-        """Show a folder of programs."""
         real = folder.resolve()
         if _is_shown_anyway(folder) or str(folder) in self.paths or not self._may_show(folder, real):
             return

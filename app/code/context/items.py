@@ -56,9 +56,7 @@ class Context:
 
     @property
     def used_tokens(self) -> int:
-        """Estimated tokens of all items."""
         return sum(item.num_tokens for item in self.items)
 
     def rendered(self) -> str:
-        """All items as one text."""
         return "\n".join(item.rendered() for item in self.items)

@@ -84,7 +84,6 @@ class Journal:
         return group_id
 
     def last(self) -> EditGroup | None:
-        """The newest group, or None."""
         for group_id, made_at, label in self._db.execute("SELECT * FROM edit_group ORDER BY id DESC LIMIT 1"):
             rows = self._db.execute(
                 "SELECT path, before, before_sha, after_sha, before_executable, new_folders FROM file_change"
@@ -117,5 +116,4 @@ class Journal:
         return any(after == sha256 for (after,) in rows)
 
     def close(self) -> None:
-        """Close the database."""
         self._db.close()

@@ -216,7 +216,6 @@ class EditReviews:
         return dismissed
 
     def offer_again(self, rejected: Sequence[tuple[int, Hunk]]) -> None:
-        """Offer rejected edits again."""
         now = remaining(self.proposal, ())
         hunks = list(now.hunks)
         for place, hunk in rejected:

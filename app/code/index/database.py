@@ -166,7 +166,6 @@ class IndexDatabase(IndexStore):
         return [SymbolHit(*row) for row in rows]
 
     def num_chunks(self) -> int:
-        """Number of chunks."""
         return int(self._db.execute("SELECT count(*) FROM chunk").get)
 
     def match_counts(self, words: Sequence[str]) -> dict[str, int]:
@@ -185,5 +184,4 @@ class IndexDatabase(IndexStore):
             yield ChunkHit(path, first, last, -score)
 
     def close(self) -> None:
-        """Close the database."""
         self._db.close()

@@ -173,7 +173,6 @@ class BenchPage(Page):
         self._show_utilization()
 
     def refresh(self) -> None:
-        """Request the model shapes and all earlier results."""
         api = self._services.api
 
         def show_shapes(answer: Shapes) -> None:
@@ -413,7 +412,6 @@ class BenchPage(Page):
 
     @property
     def selected(self) -> list[BenchResult]:
-        """Results of the selected rows, in table order."""
         rows = sorted({index.row() for index in self.table.selectedIndexes()})
         return [self._results[r] for r in rows if r < len(self._results)]
 

@@ -72,14 +72,12 @@ class ChatRows(QStyledItemDelegate):
         return QSize(0, line + (tokens.unit * 2 if index.data(ID) else tokens.unit + tokens.unit // 2))
 
     def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
-        """A field in the row for its name."""
         del option, index
         editor = line_field("", self.tr("Name"))
         editor.setParent(parent)
         return editor
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        """Draw one row."""
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         tokens = self._theme.tokens

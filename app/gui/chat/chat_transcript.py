@@ -188,7 +188,6 @@ class FoldItem(ColumnItem):
         return max(self._column.totalHeightForWidth(width), self.sizeHint().height())
 
     def start_edit(self) -> None:
-        """Replace the summary by an editor."""
         if self.editor is not None:
             return
         editor = MessageEditor(self._theme, self.text.text(), self.tr("Edit the summary"), self.tr("Save"))

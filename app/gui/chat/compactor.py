@@ -138,7 +138,6 @@ class Compactor(QObject):
         self._change(folds_table.set_opened, fold_id, opened)
 
     def undo(self, fold_id: int) -> None:
-        """Undo a summary."""
         self.cancel()
         self._change(folds_table.remove, fold_id)
 

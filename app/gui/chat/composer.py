@@ -123,7 +123,6 @@ class ContextMeter(QWidget):
         return "warn" if after < self._total else "bad"
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Paint a rounded bar."""
         del event
         painter = shape_painter(self)
         tokens = self._theme.tokens
@@ -231,7 +230,6 @@ class Composer(QFrame):
 
     @property
     def text(self) -> str:
-        """The draft text."""
         return self.editor.toPlainText()
 
     @property
@@ -240,19 +238,16 @@ class Composer(QFrame):
         return self._ready
 
     def set_text(self, text: str) -> None:
-        """Replace the text."""
         if text != self.text:
             self.editor.setPlainText(text)
 
     def set_draft(self, text: str, attachments: Sequence[Attachment]) -> None:
-        """Replace the text and the attachments."""
         self.set_text(text)
         if self.attachments or attachments:
             self.attachments = list(attachments)
             self._show_chips()
 
     def draft_tokens(self) -> int:
-        """Estimated tokens of the draft and its documents."""
         return estimate_tokens(self.text) + sum(estimate_tokens(item.text) for item in self.attachments)
 
     def set_busy(self, busy: bool) -> None:
@@ -339,13 +334,11 @@ class Composer(QFrame):
         self._on_read(Document(name, "text/plain", document_text(name, text)))
 
     def clear(self) -> None:
-        """Clear the draft."""
         self.attachments.clear()
         self._show_chips()
         self.editor.clear()
 
     def attach(self, files: list[str]) -> None:
-        """Read files on a worker and attach them."""
         for name in files:
             path = Path(name)
             self._background.run(
@@ -368,7 +361,6 @@ class Composer(QFrame):
             event.acceptProposedAction()
 
     def dropEvent(self, event: QDropEvent) -> None:
-        """Attach the dropped files."""
         self.attach([url.toLocalFile() for url in event.mimeData().urls() if url.isLocalFile()])
         event.acceptProposedAction()
 

@@ -109,7 +109,6 @@ class ChatController(QObject):
 
     @property
     def _store(self) -> Store:
-        """The store of the open conversation."""
         return self._services.store.of(self.conversation.id)
 
     def _leave(self, conversation_id: int) -> None:
@@ -191,7 +190,6 @@ class ChatController(QObject):
         self._watch(future, self._on_turn, self._on_not_saved)
 
     def continue_answer(self, message_id: int) -> None:
-        """Continue a stopped response."""
         if self.busy or self.tree.leaf_id != message_id:
             return
         message = self.tree[message_id]

@@ -30,7 +30,6 @@ class ChatImportExport(QObject):
         self._window = window
 
     def export(self, conversation_id: int, title: str = "") -> None:
-        """Show a file dialog, then export a conversation."""
         from app.gui.chat.chat_export import file_name
 
         filters = [
@@ -101,7 +100,6 @@ class ChatImportExport(QObject):
         dialog.open()
 
     def import_from(self, path: Path) -> None:
-        """Import the chats of a file."""
         from app.gui.chat.chat_export import import_chats, read_export
 
         def progress(done: int, total: int) -> None:

@@ -43,7 +43,6 @@ class MessageActions(QObject):
         self._waiting = 0  # id of the response to retry when the server is reachable again
 
     def follow(self, widget: MessageWidget) -> None:
-        """Connect the actions of this widget."""
         chat = self._controller
         widget.regenerate.connect(chat.regenerate)
         widget.edited.connect(chat.edit)
@@ -68,13 +67,11 @@ class MessageActions(QObject):
             self._controller.regenerate(path[-1].id)
 
     def edit_last(self) -> None:
-        """Edit the user's last message."""
         questions = [message for message in self._controller.tree.path() if message.role == "user"]
         if questions and not self._controller.busy:
             self.edit_wanted.emit(questions[-1].id)
 
     def copy_last(self) -> None:
-        """Copy the last answer."""
         answers = [message for message in self._controller.tree.path() if message.role == "assistant"]
         if answers:
             QGuiApplication.clipboard().setText(answers[-1].content)

@@ -86,5 +86,4 @@ class VariablesDialog(QDialog):
 
     @property
     def values(self) -> dict[str, str]:
-        """The entered values by name."""
         return {name: field.text() for name, field in self._fields.items()}

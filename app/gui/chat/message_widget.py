@@ -106,7 +106,6 @@ class MessageWidget(ColumnItem):
         return self._body
 
     def append_text(self, content: str, reasoning: str) -> None:
-        """Append streamed text."""
         if reasoning:
             self._show_reasoning("")
             assert self._reasoning is not None
@@ -240,7 +239,6 @@ class MessageWidget(ColumnItem):
             tool.set_quiet(not self.underMouse())
 
     def start_edit(self) -> None:
-        """Replace the text by an editor."""
         if self._editor is not None:
             return
         mine = self.message.role == "user"

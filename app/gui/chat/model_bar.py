@@ -141,7 +141,6 @@ class ModelPicker(QObject):
         self._palette: SearchPopup | None = None
 
     def open(self) -> None:
-        """Show the available models."""
         window = self._parent.window()
         palette = SearchPopup(self._services.theme, self.tr("Models"), self.tr("Search models"), window)
         self._palette = palette
@@ -198,7 +197,6 @@ class ModelPicker(QObject):
         return Entry(choice.id, choice.title, self._summary(choice), mark, action, self.tr("Load settings"))
 
     def open_settings(self, model: str) -> None:
-        """Show the load settings of a model."""
         from app.gui.library.load_dialog import LoadDialog
 
         choice = self._services.models.get(model)
@@ -234,7 +232,6 @@ class ModelPicker(QObject):
             self.chosen.emit(key)
 
     def _on_acted(self, model: str) -> None:
-        """Load or unload a model."""
         choice = self._services.models.get(model)
         if choice is not None:
             self._act(model, load=not choice.loaded)

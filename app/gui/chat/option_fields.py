@@ -185,7 +185,6 @@ class SamplingFields(QWidget):
         return float(recommended.value if recommended is not None else SAMPLING[name].neutral)
 
     def set_own(self, name: str, value: float) -> None:
-        """Set a field for this chat."""
         self.own[name] = round(value, 4)
         self._show()
         self.changed.emit()
@@ -355,7 +354,6 @@ class OutputOptions(QWidget):
         self._on_edited()
 
     def show_values(self, values: Mapping[str, object]) -> None:
-        """Show the values of a conversation."""
         if self._budget.text() and (values == self.own or self.hasFocus()):
             return
         self._showing = True

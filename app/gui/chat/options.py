@@ -131,7 +131,6 @@ class ChatOptions(SidePanel):
         return int(self._services.settings.now[_LIMIT.name])
 
     def show_conversation(self, conversation: Conversation) -> None:
-        """Show the settings of a conversation."""
         self._showing = True
         if self.prompt.toPlainText() != conversation.system_prompt:
             self.prompt.setPlainText(conversation.system_prompt)
@@ -177,7 +176,6 @@ class ChatOptions(SidePanel):
         return chosen or (own if own not in self._collections else "")
 
     def refresh_presets(self) -> None:
-        """Reload the presets."""
         self._watch(self._services.store.submit(conversations.presets), self._show_presets)
 
     def refresh_recommendation(self) -> None:

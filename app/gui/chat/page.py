@@ -268,7 +268,6 @@ class ChatPage(QSplitter):
         self.sidebar.select(conversation_id)
 
     def use_model(self, model_id: str) -> None:
-        """Start a new chat with this model."""
         self.new_chat()
         self.controller.change(model=model_id)
         self._show_models()
@@ -286,7 +285,6 @@ class ChatPage(QSplitter):
         self._context.refresh()
 
     def stop(self) -> None:
-        """Stop the response."""
         self.controller.stop()
 
     def stop_answer(self) -> None:
@@ -570,7 +568,6 @@ class Drafts(QObject):
         controller.conversation_changed.connect(self._on_conversation)
 
     def save(self) -> None:
-        """Save the text with its chat."""
         self._timer.stop()
         chat = self._controller.conversation
         if chat.id and chat.id == self._shown_id and self._composer.text != chat.draft:

@@ -43,7 +43,6 @@ class PhaseLabel(QLabel):
         self._refresh()
 
     def end(self) -> None:
-        """Hide the label and stop the timer."""
         self._tick.stop()
         self.hide()
 

@@ -34,7 +34,6 @@ class ProjectOfChat(QObject):
         self.folder = Path.home()
 
     def follow(self, conversation: Conversation) -> None:
-        """Load the project of this conversation."""
         self._wanted = folder_id = conversation.folder_id
         if folder_id is None:
             self._show("", Path.home())
@@ -74,8 +73,6 @@ class Projects(QObject):
         self.dialog: ProjectDialog | None = None
 
     def edit(self, folder_id: int) -> None:
-        """Show the form of a project."""
-
         def read(folder: Folder) -> "tuple[Folder, list[Offered]]":
             from app.tools.catalogue import offered
 

@@ -30,7 +30,6 @@ class PromptLibrary(QObject):
         composer.prompts_wanted.connect(self.open)
 
     def open(self) -> None:
-        """Show the saved prompts."""
         future = self._services.store.submit(store.prompts)
         self._services.background.watch(future, self._show, None, self)
 

@@ -119,7 +119,6 @@ class Sidebar(QFrame):
         self.refresh()
 
     def _selection(self) -> QFrame:
-        """The bar for several selected chats."""
         theme = self._services.theme
         self._count = label("", "small")
         away = IconButton(theme, "archive", self.tr("Archive the selected chats"), self._archive_selected)
@@ -183,7 +182,6 @@ class Sidebar(QFrame):
         return control
 
     def focus_search(self) -> None:
-        """Focus the search field."""
         self._search.setFocus()
         self._search.selectAll()
 
@@ -207,8 +205,6 @@ class Sidebar(QFrame):
             self.chosen.emit(ids[place], 0)
 
     def refresh(self) -> None:
-        """Reload the list."""
-
         def load(connection: Any) -> tuple[list[Conversation], list[Folder]]:
             return conversations.listing(connection), conversations.folders(connection)
 
@@ -437,7 +433,6 @@ class Sidebar(QFrame):
             self.trash(ids)
 
     def trash(self, conversation_ids: list[int]) -> None:
-        """Move conversations to the trash."""
         self._do(conversations.trash, conversation_ids)
         self.trashed.emit(conversation_ids)
 

@@ -154,7 +154,6 @@ class ToolTurns(QObject):
         self.consent_over.emit()
 
     def close(self) -> None:
-        """Stop the servers."""
         self._cancelled.set()
         self._decisions.put("no")
         if self._servers is not None:

@@ -76,7 +76,6 @@ class ToolsPanel(SidePanel):
         self.setLayout(stack(scrolled(column, self.tr("Tools"))))
 
     def show_conversation(self, conversation: Conversation) -> None:
-        """Show the tools of a conversation."""
         self._on, self._model = conversation.tools, conversation.model
         self._show_default()
         if self.isVisible():

@@ -37,7 +37,6 @@ class ToolsSide(QObject):
 
     @property
     def panel(self) -> "ToolsPanel":
-        """The tools panel."""
         if self._panel is None:
             from app.gui.chat.tools_panel import ToolsPanel
 
@@ -53,12 +52,10 @@ class ToolsSide(QObject):
         return self._panel
 
     def hide(self) -> None:
-        """Hide the panel."""
         if self._panel is not None:
             self._panel.hide()
 
     def toggle(self) -> None:
-        """Show or hide the panel."""
         if self.panel.isVisible():
             self.panel.hide()
         else:
@@ -84,7 +81,6 @@ class ToolConsentCard(ConsentCard):
         return row(self.more, 1, self.decline, self.once)
 
     def choices(self) -> Menu:
-        """The menu of decisions that last."""
         menu = Menu(self._theme, self)
         for icon, decision, words in (
             ("chat", "chat", self.tr("For this chat")),

@@ -57,7 +57,6 @@ class LevelMeter(QWidget):
         self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Paint the dot and the bar."""
         del event
         painter, tokens = shape_painter(self), self._theme.tokens
         middle = self.height() / 2
@@ -91,7 +90,6 @@ class RecordingSign(QFrame):
         self.hide()
 
     def show_recording(self, device: str) -> None:
-        """Show that this microphone is on."""
         self.words.setText(self.tr("Listening · English"))
         self.words.setAccessibleName(self.tr("The microphone is on. What you say becomes text in your message."))
         name = device or self.tr("System's microphone")
@@ -177,7 +175,6 @@ class Dictation(QObject):
 
     @property
     def recording(self) -> bool:
-        """Whether a microphone is on."""
         return self._microphone is not None
 
     @property
@@ -186,7 +183,6 @@ class Dictation(QObject):
         return self._text is not None
 
     def toggle(self) -> None:
-        """Begin or stop."""
         if self.active:
             self.stop()
         elif self._services.settings.now.flag(ENABLED):
@@ -473,7 +469,6 @@ class ReadAloud(QObject):
         self._show(widget)
 
     def toggle(self, message_id: int, text: str) -> None:
-        """Read this text, or stop reading it."""
         same = self.active and message_id == self._message_id
         self.stop()
         if not same and text.strip() and self._services.settings.now.flag(ENABLED):
@@ -502,7 +497,6 @@ class ReadAloud(QObject):
         self._show_all()
 
     def stop(self) -> None:
-        """Be silent."""
         aloud, self._aloud = self._aloud, None
         if aloud is not None:
             self._services.background.run(aloud.stop, None, None, self)

@@ -94,7 +94,6 @@ class AgentRun(QObject):
 
     @property
     def text(self) -> str:
-        """All that was shown."""
         return "".join(self._shown)
 
     def start(
@@ -195,7 +194,6 @@ def as_markdown(event: AgentEvent) -> str:  # noqa: PLR0911 - one return per eve
 
 
 def _shortened(arguments: str) -> str:
-    """The arguments of a call in one line."""
     try:
         text = json.dumps(json.loads(arguments), ensure_ascii=False)
     except (ValueError, RecursionError):

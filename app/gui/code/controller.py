@@ -374,7 +374,6 @@ class CodeController(QObject):
         self._run(work, done)
 
     def apply(self, chosen: Sequence[int], *, allow_uncommitted: bool = False) -> None:
-        """Write the chosen edits."""
         project, reviews, label = self._project, self._reviews, self.question[:80]
         if project is None or reviews is None or not chosen or self.busy:
             return

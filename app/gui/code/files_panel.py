@@ -116,7 +116,6 @@ class FilesPanel(QWidget):
         self.tree.show_paths([*self._paths, *new], marks)
 
     def open(self, path: str) -> None:
-        """Load a file and show it."""
         self._wanted = path
 
         def work() -> SourceText:

@@ -449,7 +449,6 @@ class CodePage(QWidget):
         self.files.show_pending(pending)
 
     def _on_agent(self, run: AgentRun) -> None:
-        """Show the commands of an agent in the terminal."""
         run.command_started.connect(self._on_command)
         run.command_wrote.connect(self.terminal.append)
         run.command_ended.connect(self.terminal.end)
@@ -551,12 +550,10 @@ class AgentConsentCard(ConsentCard):
     max_height = 220
 
     def answers(self) -> QBoxLayout:
-        """The buttons, all on the right."""
         self.session = button("", lambda: self._decide("session"))
         return row(1, self.decline, self.session, self.once)
 
     def ask(self, request: ConsentRequest) -> None:
-        """Show a request."""
         words = self.tr("Allow further edits of this file") if request.kind == "edit" else ""
         self.session.setText(words or self.tr("Allow this again"))
         super().ask(request)

@@ -105,7 +105,6 @@ class ReviewPanel(QWidget):
             self.diff.show_rows([])
 
     def clear(self) -> None:
-        """Show no edits."""
         self.show_proposal(Proposal(files=(), malformed=()))
 
     def _item(self, text: str, hunk_id: int) -> QListWidgetItem:

@@ -237,7 +237,6 @@ class SourceView(QPlainTextEdit):
         return selections
 
     def _bar(self, place: int, hunk: InlineHunk) -> QFrame:
-        """The buttons of an edit."""
         bar = QFrame(self.viewport())
         bar.setProperty("kind", "card")
         bar.setCursor(Qt.CursorShape.ArrowCursor)

@@ -166,7 +166,6 @@ class TerminalPanel(QWidget):
         self.setLayout(column)
 
     def begin(self, command: str) -> None:
-        """A command starts."""
         self._parser = AnsiParser()
         self._returned = False
         self._begun = time.monotonic()
@@ -205,7 +204,6 @@ class TerminalPanel(QWidget):
         self.output.verticalScrollBar().setValue(self.output.verticalScrollBar().maximum())
 
     def clear(self) -> None:
-        """Forget all output."""
         self._begun = None
         self._timer.stop()
         self.stop.setEnabled(False)
@@ -293,6 +291,5 @@ class TerminalPanel(QWidget):
             self._timer.start()
 
     def hideEvent(self, event: QHideEvent) -> None:
-        """Stop counting."""
         super().hideEvent(event)
         self._timer.stop()

@@ -291,8 +291,6 @@ class DocumentsCard(QFrame):
         self._list(())
 
     def refresh(self) -> None:
-        """Request the names of the collections."""
-
         def show(collections: Sequence[Collection]) -> None:
             self._list(tuple(each.name for each in collections))
 

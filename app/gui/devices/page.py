@@ -87,7 +87,6 @@ class DevicesPage(Page):
         services.models.reachable_changed.connect(lambda reachable: self.refresh() if reachable else None)
 
     def refresh(self) -> None:
-        """Request the devices and the ledger."""
         self._request("devices", self._services.api.devices, self._show_machine)
         self._refresh_ledger()
 
@@ -321,7 +320,6 @@ def _alternative(model: str, item: Alternative, pin: Pin) -> QHBoxLayout:
 
 
 def _changes(model: str, placement: Placement, expanded: set[str]) -> QWidget:
-    """A button that shows which step changed which setting."""
     rows = QWidget()
     lines = []
     for change in placement.changes:

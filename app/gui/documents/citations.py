@@ -58,7 +58,6 @@ class _Source(QPushButton):
         return super().sizeHint().width() - shown
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Show what fits."""
         super().resizeEvent(event)
         self._show(self.width() - self._padding)
 

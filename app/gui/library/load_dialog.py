@@ -143,8 +143,6 @@ class LoadDialog(QDialog):
 
     @property
     def choices(self) -> LoadOptions:
-        """The current settings."""
-
         def of(field: QSpinBox) -> int | None:
             return None if field.value() == field.minimum() else field.value()
 

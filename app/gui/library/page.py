@@ -167,7 +167,6 @@ class LibraryPage(Page):
         return [(model, certificate.pass_frac if certificate else None) for model, certificate in certificates]
 
     def pull(self, model: str, quantization: str = "") -> None:
-        """Start a download."""
         if self._is_offline():
             return
         request = PullRequest(model=model, quant=quantization or None)
@@ -254,8 +253,6 @@ class LibraryPage(Page):
         self._services.ask(self.banner, lambda: self._services.api.verify(model), self._jobs.started)
 
     def remove(self, model: str, name: str) -> None:
-        """Remove a model and offer to undo it."""
-
         def done(removed: Removed) -> None:
             self.refresh()
             self._services.models.refresh()

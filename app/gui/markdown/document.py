@@ -124,7 +124,6 @@ class MarkdownDocument:
         cursor.insertText(breakable(text), self._formats.text)
 
     def append(self, text: str) -> None:
-        """Append text."""
         text = self._as_parsed(text)
         if not text:
             return
@@ -571,7 +570,6 @@ class _Nesting:
     text: QTextCharFormat | None = None
 
     def follow(self, token: "Token") -> None:
-        """Update the nesting for an opening or closing token."""
         match token.type:
             case "bullet_list_open" | "ordered_list_open":
                 self.lists.append(_List(token))

@@ -89,7 +89,6 @@ class Formats:
         return block
 
     def code(self, colour: str | None = None) -> QTextCharFormat:
-        """Format of code text in a syntax colour."""
         text = QTextCharFormat()
         text.setFont(self._mono)
         if colour is not None:
@@ -97,7 +96,6 @@ class Formats:
         return text
 
     def inline_code(self, base: QTextCharFormat) -> QTextCharFormat:
-        """Format of inline code."""
         text = QTextCharFormat(base)
         text.setFont(self._mono)
         text.setBackground(self.theme.tokens.colour("hover"))
@@ -124,7 +122,6 @@ class Formats:
         return text
 
     def rule(self) -> QTextBlockFormat:
-        """Format of a horizontal rule."""
         block = QTextBlockFormat()
         block.setTopMargin(self.unit)
         block.setBottomMargin(self.unit)
@@ -139,7 +136,6 @@ class Formats:
         return block
 
     def table(self, *, after_code: bool) -> QTextTableFormat:
-        """Format of a table with hairlines."""
         table = QTextTableFormat()
         table.setCellPadding(self.unit * 0.75)
         table.setCellSpacing(0)

@@ -38,7 +38,6 @@ class FormulaObjects(QPyTextObject):
         return text_format
 
     def intrinsicSize(self, document: QTextDocument, position: int, text_format: QTextFormat) -> QSizeF:
-        """The size of the image."""
         del document, position
         image = self._image(text_format)
         return QSizeF(image.width, _height(image, text_format)) if image else QSizeF(0, 0)

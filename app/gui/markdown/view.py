@@ -124,7 +124,6 @@ class MarkdownView(QTextBrowser):
         return code.language or self.tr("text")
 
     def set_markdown(self, text: str) -> None:
-        """Replace the text."""
         if self._unwrapped and not text.startswith(self.markdown):
             self._wrap_all()
         self._forget_pending()
@@ -308,7 +307,6 @@ class MarkdownView(QTextBrowser):
         return button
 
     def code_menu(self, number: int) -> Menu:
-        """The menu of a code block."""
         menu, code = Menu(self._theme, self), self._content.code[number]
         menu.add("download", self.tr("Save as a file…"), lambda: code_actions.save(code, self.window()))
         if code_actions.is_picture(code):
@@ -357,7 +355,6 @@ class MarkdownView(QTextBrowser):
         menu.popup(event.globalPos())
 
     def _table_at(self, place: QPoint) -> QTextTable | None:
-        """The table at this place of the viewport."""
         table = self.cursorForPosition(place).currentTable()
         return table if table is not None and self._table_rect(table).contains(place) else None
 
@@ -394,7 +391,6 @@ class MarkdownView(QTextBrowser):
             self.table_menu(table).below(button)
 
     def table_menu(self, table: QTextTable) -> Menu:
-        """The menu of a table."""
         menu = Menu(self._theme, self)
         for words, source in self._table_sources(table):
             menu.add("copy", words, partial(self._copy_text, source))
@@ -429,7 +425,6 @@ class MarkdownView(QTextBrowser):
         self.height_changed.emit()
 
     def createMimeDataFromSelection(self) -> QMimeData:
-        """Copy formulas as their source text."""
         mime = super().createMimeDataFromSelection()
         text = mime.text()
         if BREAK in text and BREAK not in self.markdown:

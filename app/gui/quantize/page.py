@@ -65,7 +65,6 @@ class PathChoice(QWidget):
         return self._path if chosen == PATH else chosen
 
     def dialog(self) -> QFileDialog:
-        """The file dialog for choosing a path."""
         raise NotImplementedError
 
     def words(self, name: str) -> str:
@@ -198,7 +197,6 @@ class FitPage(Page):
         self._refresh()
 
     def choose(self, model: str) -> None:
-        """Select this model."""
         self._wanted = model
         self._refresh()
 
@@ -475,7 +473,6 @@ class OwnTextChoice(PathChoice):
         super().__init__(self.tr("Calibration text"), _TEXTS)
 
     def dialog(self) -> QFileDialog:
-        """Dialog for a folder."""
         dialog = QFileDialog(self, self.tr("A folder with your own text"))
         dialog.setFileMode(QFileDialog.FileMode.Directory)
         return dialog
@@ -515,7 +512,6 @@ class GateChoice(PathChoice):
         super().__init__(self.tr("Quality gate"), _GATES)
 
     def dialog(self) -> QFileDialog:
-        """Dialog for a task file."""
         dialog = QFileDialog(self, self.tr("A file of tasks"))
         dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
         dialog.setNameFilters([self.tr("Tasks (*.jsonl *.json)"), self.tr("All files (*)")])

@@ -62,7 +62,6 @@ class RowsCard(QFrame, Generic[T]):
         self._note.setText(note)
 
     def _run_then_reload(self, call: Callable[[], object]) -> None:
-        """Run a call, then reload."""
         self._services.ask(self._banner, call, lambda _: self._on_asked())
 
     def _on_asked(self) -> None:

@@ -108,12 +108,10 @@ class IconButton(QToolButton):
             self.clicked.connect(lambda _checked=False: on_click())
 
     def set_words(self, words: str) -> None:
-        """Set the tooltip and accessible name."""
         self.setToolTip(words)
         self.setAccessibleName(words)
 
     def set_icon(self, icon: str, colour: str | None = None) -> None:
-        """Set another icon."""
         self._icon = icon
         self._colour = colour or self._colour
         self._refresh()
@@ -391,7 +389,6 @@ class Banner(QFrame):
 
     @property
     def text(self) -> str:
-        """The visible text."""
         return self._text.text()
 
     def notify(self, text: str, tone: Tone = "info", *actions: tuple[str, Callable[[], object]]) -> None:
@@ -492,7 +489,6 @@ class EmptyState(QWidget):
         self.setLayout(layout)
 
     def add_below(self, widget: QWidget) -> None:
-        """Add a widget below the button."""
         layout = self.layout()
         assert isinstance(layout, QVBoxLayout)
         layout.insertWidget(layout.count() - 1, widget, 0, Qt.AlignmentFlag.AlignHCenter)
@@ -548,7 +544,6 @@ class ElidedLabel(QLabel):
         return QSize(min(whole.width(), _FEWEST * self.fontMetrics().averageCharWidth()), whole.height())
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Paint the text, elided if necessary."""
         del event
         shown = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideMiddle, self.width())
         tip = self.text() if shown != self.text() else ""

@@ -41,7 +41,6 @@ class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannot
         self.restyle()
 
     def restyle(self) -> None:
-        """Apply the theme."""
         tokens = self._theme.tokens
         self.setBackground(tokens.colour("raised"))
         for side in ("left", "bottom"):

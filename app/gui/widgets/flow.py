@@ -17,11 +17,9 @@ class FlowLayout(QLayout):
         self.setContentsMargins(QMargins(0, 0, 0, 0))
 
     def addItem(self, item: QLayoutItem) -> None:
-        """Add an item at the end."""
         self._items.append(item)
 
     def count(self) -> int:
-        """Number of items."""
         return len(self._items)
 
     def itemAt(self, index: int) -> QLayoutItem | None:
@@ -33,7 +31,6 @@ class FlowLayout(QLayout):
         return self._items.pop(index) if 0 <= index < len(self._items) else None
 
     def expandingDirections(self) -> Qt.Orientation:
-        """The layout does not expand."""
         return Qt.Orientation(0)
 
     def hasHeightForWidth(self) -> bool:
@@ -41,21 +38,17 @@ class FlowLayout(QLayout):
         return True
 
     def heightForWidth(self, width: int) -> int:
-        """Height of all lines."""
         return self._place(QRect(0, 0, width, 0), move=False)
 
     def setGeometry(self, rect: QRect) -> None:
-        """Place the items."""
         super().setGeometry(rect)
         self._place(rect, move=True)
 
     def sizeHint(self) -> QSize:
-        """Size of all items on one line."""
         width = sum(item.sizeHint().width() + self._gap for item in self._items) - self._gap
         return QSize(max(width, 0), max((item.sizeHint().height() for item in self._items), default=0))
 
     def minimumSize(self) -> QSize:
-        """Size of the largest item."""
         size = QSize()
         for item in self._items:
             size = size.expandedTo(item.minimumSize())
@@ -113,17 +106,14 @@ class Flow(QWidget):
         self.setSizePolicy(policy)
 
     def add_named(self, words: str, control: QWidget) -> None:
-        """Add a control below its name."""
         named_control = QWidget()
         named_control.setLayout(stack(label(words, "small"), control, spacing=2))
         self.add(named_control)
 
     def add(self, widget: QWidget) -> None:
-        """Add a widget at the end."""
         self._flow.addWidget(widget)
 
     def clear(self) -> None:
-        """Remove and delete all widgets."""
         while (item := self._flow.takeAt(0)) is not None:
             widget = item.widget()
             if widget is not None:

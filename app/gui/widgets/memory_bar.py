@@ -29,7 +29,6 @@ class Share:
 
     @property
     def tip(self) -> str:
-        """The parts, one per line."""
         lines = [f"{name}: {formatted.size(size)}" for name, size in self.parts]
         return "\n".join([f"{self.name}: {formatted.size(self.num_bytes)}", *lines])
 
@@ -56,11 +55,9 @@ class MemoryBar(QWidget):
         self.update()
 
     def sizeHint(self) -> QSize:
-        """A wide bar."""
         return QSize(320, 16)
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Paint the segments in a rounded frame."""
         del event
         painter = shape_painter(self)
         frame = QPainterPath()

@@ -85,18 +85,15 @@ class Menu(QMenu):
         Shadow(self, parent.window(), theme.tokens.radius)
 
     def add(self, icon: str, words: str, run: Callable[[], object], colour: str = "muted") -> QAction:
-        """Add an entry."""
         action = self.addAction(self._theme.icon(icon, colour), words)
         action.triggered.connect(lambda _checked=False: run())
         return action
 
     def below(self, widget: QWidget) -> None:
-        """Open the menu below a widget."""
         self.popup(widget.mapToGlobal(QPoint(0, widget.height() + 4)))
         self.aboutToHide.connect(partial(_leave, widget))
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Round the corners."""
         super().resizeEvent(event)
         round_corners(self, self._theme.tokens.radius)
 
@@ -173,7 +170,6 @@ class ConsentCard(QFrame):
         return request.title
 
     def ask(self, request: "ConsentRequest") -> None:
-        """Show a question."""
         words = self.words(request)
         self.title.setText(words)
         self.warning.setText(request.warning or "")

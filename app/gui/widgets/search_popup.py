@@ -99,7 +99,6 @@ class SearchPopup(QDialog):
         return super().eventFilter(watched, event)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Round the corners."""
         super().resizeEvent(event)
         round_corners(self, self._theme.tokens.radius)
 

@@ -24,7 +24,6 @@ class Swatch(QWidget):
         self.setFixedSize(side, side)
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Paint the square."""
         del event
         painter = shape_painter(self)
         painter.setBrush(self._colour())

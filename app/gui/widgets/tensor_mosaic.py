@@ -112,7 +112,6 @@ class Mosaic(QWidget):
         theme.changed.connect(self._place)
 
     def show_tiles(self, tiles: Sequence[Tile]) -> None:
-        """Show these tensors."""
         self._tiles = tiles
         roles = {tile.role for tile in tiles if tile.layer >= 0}
         self._roles = sorted(roles, key=lambda role: (_ORDER.index(role) if role in _ORDER else len(_ORDER), role))

@@ -96,7 +96,6 @@ class Column(QAbstractScrollArea):
         return self._widgets.get(key)
 
     def items(self) -> list[ColumnItem]:
-        """All current widgets."""
         return list(self._widgets.values())
 
     def rebuild(self, key: int) -> None:
@@ -107,7 +106,6 @@ class Column(QAbstractScrollArea):
             self._arrange()
 
     def scroll_to_end(self) -> None:
-        """Scroll to the end and follow it."""
         self._stick = True
         self._arrange()
         self.at_end_changed.emit(True)

@@ -47,7 +47,6 @@ class CallSink:
         return dict(tool.parameters) if tool else {}
 
     def start(self, name: str) -> None:
-        """Start a call of this function."""
         name = self._meant(name)
         self._emit(CallStarted(self.count, new_call_id(self._id_style, name, self.count), name))
         self._wrote = ""

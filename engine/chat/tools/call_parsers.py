@@ -210,7 +210,6 @@ class PythonPayload:
         self._value: LenientJson | None = None
 
     def feed(self, text: str) -> str | None:
-        """Read the name, then arguments one by one."""
         self._held += text
         while self._held:
             if self._name is None:

@@ -33,7 +33,6 @@ class ToolGrammar(NamedTuple):
 
     @property
     def whole(self) -> str:
-        """The grammar with the opening."""
         opening = f"{_text(self.opening)} " if self.opening else ""
         return self.continuation.replace("start: calls", f"start: {opening}calls", 1)
 

@@ -237,7 +237,6 @@ class AnswerParser:
         self._interrupted |= self._begun
 
     def _block_over(self) -> None:
-        """Return to text after a block."""
         self._mode = _Mode.TEXT
         self._fresh = True
         self._interrupt()

@@ -37,7 +37,6 @@ class TaggedPayload:
         self._fresh = True  # at the first character of a value
 
     def feed(self, text: str) -> str | None:
-        """Consume text, stage by stage."""
         self._held += text
         while self._stage():
             pass

@@ -58,7 +58,6 @@ class _Walk:
         self._text: list[str] = []
 
     def flush(self) -> Iterator[Block]:
-        """Yield the collected text as paragraphs."""
         text = " ".join("".join(self._text).split())
         self._text = []
         if text:

@@ -70,7 +70,6 @@ class Journal:
         self._write(_Begun(knobs=knobs, budget=budget))
 
     def end(self, trial: TuneTrial) -> None:
-        """Record the end of a trial."""
         self._ended[trial.knobs, trial.budget] = trial.outcome
         self._write(_Ended(trial=trial))
 

@@ -45,7 +45,6 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Name in results."""
         if self.shape is not None:
             return f"{self.shape} {self.mix}"
         return self.model or self.hub or Path(self.like or "").name

@@ -83,7 +83,6 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     @property
     def goals(self) -> tuple[str, ...]:
-        """Names of the given goals."""
         names = [name for name in ("budget_bytes", "bpw", "mix", "plan_file") if getattr(self, name) is not None]
         return (*names, *(["fit"] if self.fit else []))
 

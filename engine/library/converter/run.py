@@ -81,7 +81,6 @@ def _mostly(file: Any) -> str:
 def _confined(
     converter: Converter, staged: Staged, out: Path, scratch: Path, kind: str, name: str
 ) -> tuple[list[str], dict[str, str]]:
-    """The command and its environment."""
     home = scratch / "home"
     home.mkdir()
     words = [str(staged.folder), str(out), kind, name]

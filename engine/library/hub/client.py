@@ -56,7 +56,6 @@ class HubClient:
 
     @property
     def api(self) -> huggingface_hub.HfApi:
-        """huggingface-hub's client for this endpoint."""
         if self._api is None:
             self._api = huggingface_hub.HfApi(
                 endpoint=self.endpoint, token=self.token, library_name="tessera", library_version=_VERSION

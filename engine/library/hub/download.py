@@ -246,7 +246,6 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def total_bytes(self) -> int:
-        """Size of all files."""
         return sum(file.size_bytes for file in self.files)
 
 

@@ -118,7 +118,6 @@ class _Original(NamedTuple):
 
     @classmethod
     def of_gguf(cls, upload: _Upload) -> "_Original":
-        """A GGUF model as the original."""
         tensors = upload.tensors()
 
         def find(name: str, runs: Sequence[RowRun]) -> tuple[str, list[_Range]]:
@@ -376,7 +375,6 @@ class _Finder:
 
 
 def _quantized(repository: Repository) -> list[QuantVariant]:
-    """The quantized GGUF files of a repository."""
     return [c for c in choices_of(repository) if c.format == "gguf" and c.label.upper() not in _ORIGINALS]
 
 

@@ -111,7 +111,6 @@ class PartialFile:
         self.save()
 
     def close(self) -> None:
-        """Close the file descriptor."""
         with self._lock:
             if self._fd >= 0:
                 os.close(self._fd)

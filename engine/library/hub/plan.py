@@ -364,7 +364,6 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """Repository and file name."""
         return f"{self._repo}/{self._file.name}"
 
     @property

@@ -398,7 +398,6 @@ class Sequence:
         return delta
 
     def finish(self, reason: FinishReason) -> list[Event]:
-        """Return the last events of this request."""
         if self.text.stop is None:
             self.pending_text += self.text.finish()
         events: list[Event] = []

@@ -450,7 +450,6 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
 
 
 def _code_of(error: Exception) -> str:
-    """Return the fault code of a load error."""
     if isinstance(error, SelfCheckFailed):
         return "self_check_failed"
     return "file_refused" if isinstance(error, llama_model.FileRefused) else "load_failed"

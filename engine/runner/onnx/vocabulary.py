@@ -75,7 +75,6 @@ class FolderVocabulary(Vocabulary):
         return self._parsing.encode(query, document)
 
     def encoding(self, text: str) -> Any:
-        """Encode one text for an encoder."""
         return self._parsing.encode(text)
 
 

@@ -265,7 +265,6 @@ class BlockStream:
         }
 
     def feed(self, item: ChatEvent) -> bytes:  # noqa: PLR0911 - one return per kind of event
-        """The encoded events for this chat event."""
         if isinstance(item, TextDelta):
             return self._grow("text", "text", "text_delta", item.text)
         if isinstance(item, ReasoningDelta):

@@ -272,7 +272,6 @@ class CollectionService:
     # ------------------------------------------------------------------ search
 
     async def search(self, live: OpenCollection, request: SearchRequest) -> SearchAnswer:
-        """The best passages for a query."""
         began = time.monotonic()
         live.asked_at = began
         # open the index of an idle collection in a thread
@@ -421,7 +420,6 @@ class CollectionService:
         return tuple(collections)
 
     def shown(self, live: OpenCollection) -> Collection:
-        """The current state of a collection."""
         definition, counts, progress = live.definition, live.store.counts(), live.progress
         problems = [because("not_there", path=source) for source in definition.sources if not Path(source).exists()]
         problems += [because("remote_not_agreed", model=m, server=s) for m, s in self._strange(definition)]

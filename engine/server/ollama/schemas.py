@@ -45,7 +45,6 @@ class ModelRequest(Body):
 
     @property
     def settings(self) -> Options:
-        """The options, or the defaults."""
         return self.options or Options()
 
 

@@ -35,7 +35,6 @@ Inputs = (
 
 
 def _listed(inputs: Inputs) -> list[str | list[int]]:
-    """The inputs as a list."""
     if isinstance(inputs, str):
         return [inputs]
     if isinstance(inputs[0], int):
@@ -54,7 +53,6 @@ class EmbeddingRequest(Body):
     input_type: Literal["query", "passage", "document", "search_query", "search_document"] | None = None
 
     def inputs(self) -> list[str | list[int]]:
-        """The inputs as a list."""
         return _listed(self.input)
 
 
@@ -85,7 +83,6 @@ class RerankRequest(Body):
     return_documents: bool | None = None
 
     def texts(self) -> list[str]:
-        """The text of each document."""
         texts = []
         for index, document in enumerate(self.documents):
             text = document if isinstance(document, str) else document.get("text")

@@ -376,7 +376,6 @@ class CompletionRequest(SamplingBody, OutputFields):
         return bool(self.echo) and self.logprobs is not None and not self.suffix
 
     def prompts(self) -> list[str | list[int]]:
-        """The prompts as a list."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):

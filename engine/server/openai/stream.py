@@ -225,7 +225,6 @@ class ChoiceBuilder:
         self.end: AnswerFinished | None = None
 
     def take(self, event: ChatEvent) -> None:
-        """Add one event."""
         if isinstance(event, TextDelta):
             self._text.append(event.text)
         elif isinstance(event, ReasoningDelta):

@@ -46,7 +46,6 @@ class Job:
         self.wake()
 
     def wake(self) -> None:
-        """Wake the readers."""
         news, self._news = self._news, asyncio.Event()
         news.set()
 

@@ -84,7 +84,6 @@ class ConversationStore:
         return conversation
 
     def put(self, conversation: Conversation) -> None:
-        """Store a new conversation."""
         self._stored[conversation.id] = conversation
         self._bound()
 

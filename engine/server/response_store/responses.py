@@ -116,7 +116,6 @@ class ResponseStore:
         del self._stored[response_id]
 
     def discard(self, response_id: str) -> None:
-        """Delete a response if it is stored."""
         if response_id in self._stored:
             self.remove(response_id)
 

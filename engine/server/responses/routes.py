@@ -192,7 +192,6 @@ def _output(text: dict[str, Any]) -> tuple[Constraint | None, str]:
 
 
 def _response(body: ResponsesRequest) -> dict[str, Any]:
-    """The initial response object."""
     return {
         "id": new_id("resp", "_"),
         "object": "response",

@@ -61,7 +61,6 @@ class ItemStream:
         return {**self.response, "output": list(self.output)}
 
     def search_begins(self) -> bytes:
-        """Events for the start of the file search."""
         item: dict[str, Any] = {"id": new_id("fs", "_"), "type": "file_search_call", "status": "in_progress"}
         out = self._open({**item, "queries": [], "results": None}, item["type"])
         ids = self._ids()
@@ -82,7 +81,6 @@ class ItemStream:
         return out + self._done()
 
     def feed(self, item: ChatEvent) -> bytes:
-        """The encoded events for this chat event."""
         if isinstance(item, AnswerLogprobs):
             self._logprobs += map(chat_logprob, item.entries)
         if isinstance(item, TextDelta):
@@ -100,7 +98,6 @@ class ItemStream:
         return b""
 
     def fail(self, error: Exception) -> bytes:
-        """The final event of a failed response."""
         self.response |= {"status": "failed", "error": failure(error)}
         return self._event("response.failed", response=self.snapshot())
 

@@ -395,7 +395,6 @@ class QuickChoice:
 
     @property
     def texts_a_step(self) -> int:
-        """Number of texts per step."""
         return _TEXTS * self._threads
 
     def rows(self, texts: list[list[int]], exact: Callable[[list[int]], Any]) -> list[Any] | None:

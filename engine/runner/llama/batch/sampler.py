@@ -128,7 +128,6 @@ class ChainSampler(Sampler):
         array.sorted = False
 
     def close(self) -> None:
-        """Free the native chains."""
         for stages in self._chains:
             self._api.llama_sampler_free(stages)
         self._chains = []

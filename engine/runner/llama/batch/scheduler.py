@@ -121,7 +121,6 @@ class Scheduler(BaseScheduler[LlamaSequence]):
 
     @property
     def kv(self) -> KVCache:
-        """The KV cache, for statistics."""
         return self._kv
 
     def add(

@@ -74,7 +74,6 @@ class Checkpoints:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all copies."""
         return sum(c.data.nbytes for c in self._held.values())
 
     def take(self, seq_id: int, length: int) -> Checkpoint | None:

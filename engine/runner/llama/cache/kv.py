@@ -40,7 +40,6 @@ class KVCache:
 
     @property
     def cells(self) -> int:
-        """Number of all cells."""
         return self._cells.total
 
     @property

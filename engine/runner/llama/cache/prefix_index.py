@@ -55,13 +55,11 @@ class PrefixIndex:
         self._marks: dict[Key, _Ordered] = {}
 
     def add(self, entry: StoredPrefix) -> None:
-        """Add an entry."""
         self._whole.setdefault(entry.key, _Ordered()).add(entry, len(entry.tokens))
         for length, _ in entry.marks:
             self._marks.setdefault(entry.key, _Ordered()).add(entry, length)
 
     def remove(self, entry: StoredPrefix) -> None:
-        """Remove an entry if it is in the index."""
         self._whole.get(entry.key, _NONE).remove(entry, len(entry.tokens))
         for length, _ in entry.marks:
             self._marks.get(entry.key, _NONE).remove(entry, length)

@@ -110,7 +110,6 @@ class Parts:
             os.posix_fadvise(self.plain[part], offset, size, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        """Close all files."""
         for descriptor in (*self.plain, *self.direct):
             with contextlib.suppress(OSError):
                 os.close(descriptor)

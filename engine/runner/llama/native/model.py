@@ -91,7 +91,6 @@ class LoadedModel:
         return max(self.n_ctx, growth_limit(self.settings))
 
     def close(self) -> None:
-        """Free the context and the model."""
         self.api.llama_free(self.context)
         self.api.llama_model_free(self.model)
 

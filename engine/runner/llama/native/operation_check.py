@@ -118,7 +118,6 @@ class OperationCheck:
             function.restype, function.argtypes = result, arguments
 
     def close(self) -> None:
-        """Free the CPU backend."""
         self._lib.ggml_backend_free(self._cpu)
 
     def operations(self) -> list[Operation]:

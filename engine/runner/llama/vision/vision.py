@@ -62,7 +62,6 @@ class Media:
         return index - sum(span.n_tokens - span.n_pos for span in self.spans if span.end <= index)
 
     def at(self, index: int) -> Span | None:
-        """Return the image that starts at this index."""
         return next((span for span in self.spans if span.start == index), None)
 
     def text_until(self, index: int, end: int) -> int:

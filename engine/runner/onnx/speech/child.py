@@ -274,7 +274,6 @@ class Transcriber:
         self._samples: Samples = np.zeros(0, np.float32)
 
     def answer(self, body: bytes) -> bytes:
-        """Handle one request."""
         request = msgspec.msgpack.decode(body, type=learned(Request))
         try:
             answer = self._detect(request) if isinstance(request, DetectSpeech) else self._transcribe(request)
