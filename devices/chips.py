@@ -17,6 +17,8 @@ TABLE: Final = Path(__file__).with_name("chips.json")
 USUAL: Final = "usual for"
 # Evidence key of the number of cores of Apple's GPU.
 GPU_CORES: Final = "gpu-core-count"
+# Evidence key of a card's PCI Express link, in GB/s.
+LINK: Final = "PCI Express link, GB/s"
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Confidence = Literal["high", "medium", "low"]
@@ -54,7 +56,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class CpuKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One kind of CPU. `reads_gbs`: read by all cores together; `bandwidth_gbs`: its usual memory.
 
-    `ghz` is with all fast cores busy; `slow_cores`: it has only efficiency cores.
+    `ghz` is with all fast cores busy; `slow_cores`: it has only efficiency cores. `unpack_ns`: nanoseconds in which
+    one of its threads multiplies by a quantized weight, if not as usual.
     """
 
     id: Text
@@ -64,6 +67,7 @@ class CpuKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     reads_gbs: Positive
     bandwidth_gbs: Positive
     slow_cores: bool = False
+    unpack_ns: Positive | None = None
     confidence: Confidence
     sources: Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]
 

@@ -3,10 +3,11 @@
 import re
 
 from devices import types
+from devices.chips import LINK
 from devices.host import Host, fields, number, read_number, text
 from devices.probes import fix_hints, gpu_ids
 from devices.probes.cgroup_limits import is_container
-from devices.probes.pci import PciFunction
+from devices.probes.pci import ADDRESS, BUS, PciFunction
 from devices.types import Device, Evidence, Memory, State, SystemMemory
 
 DRM = "/sys/class/drm"
@@ -23,6 +24,11 @@ SOC_DRIVERS |= {"panthor": "Arm", "lima": "Arm", "v3d": "Broadcom"}
 # Memory always left to the rest of the system, although drivers report all of the GTT as free.
 RESERVE_FRAC = 0.1
 MIN_RESERVE_BYTES = 2 << 30
+# GB/s per lane and GT/s: 8b/10b coding up to 5 GT/s, then 128b/130b. Source: PCI Express.
+SLOW_LANE_GBS, LANE_GBS, SLOW_GTS, MOST_LANES = 0.1, 0.123, 5.0, 32
+# What a card behind Thunderbolt 3 or USB4 gets; the bridges' own registers say 1 GB/s, whatever the cable carries.
+# Source: Intel's Thunderbolt 3 technology brief, 22 Gbit/s of PCI Express.
+EXTERNAL_LINK_GBS = 2.7
 
 
 def linux_gpus(host: Host, functions: tuple[PciFunction, ...], ram: SystemMemory, cpu_name: str) -> list[Device]:
@@ -95,8 +101,27 @@ def _pci_gpu(
         asleep=f.asleep,
         reason=reason,
         fix_hint=hint,
-        evidence=(Evidence(f"{f.path}/uevent", "PCI_ID", f.pci_id), why),
+        evidence=(Evidence(f"{f.path}/uevent", "PCI_ID", f.pci_id), why, *([] if integrated else _link(host, f))),
     )
+
+
+def _link(host: Host, f: PciFunction) -> list[Evidence]:
+    """The slowest link between a card and the processor: some cards have a switch of their own behind the slot."""
+    chain = ADDRESS.findall(host.readlink(f.path) or "")
+    if any(text(host, f"{BUS}/{address}/removable") == "removable" for address in chain):
+        return [Evidence(f"{f.path}/removable", LINK, str(EXTERNAL_LINK_GBS), 0.7)]
+    speeds = [] if f.asleep else [gbs for address in chain if (gbs := _lanes_gbs(host, f"{BUS}/{address}"))]
+    return [Evidence(f"{f.path}/current_link_width", LINK, f"{min(speeds):.1f}", 0.8)] if speeds else []
+
+
+def _lanes_gbs(host: Host, path: str) -> float | None:
+    """GB/s of one link at its full speed; its current speed is lower while nothing uses it."""
+    lanes, speed = read_number(host, f"{path}/current_link_width"), text(host, f"{path}/max_link_speed")
+    gts = re.match(r"(\d+(?:\.\d+)?) GT/s", speed or "")
+    if gts is None or lanes is None or not 0 < lanes <= MOST_LANES:
+        return None
+    rate = float(gts[1])
+    return lanes * rate * (SLOW_LANE_GBS if rate <= SLOW_GTS else LANE_GBS)
 
 
 def _name(host: Host, f: PciFunction, vendor: str, chip: gpu_ids.GpuId | None, cpu_name: str) -> str:

@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from devices.chips import CpuKind, Gpu, cpu_kind, gpu
+from devices.chips import LINK, CpuKind, Gpu, cpu_kind, gpu
 from devices.msgspec_lock import learned
 from devices.types import Device, Runtime
 
@@ -31,6 +31,8 @@ SOFTWARE_GFLOPS: Final = 35.0
 # RAM on an RTX 5080 reads 692 tokens/s (ollama, issue 11772); laptops have half the lanes.
 CARD_LINK_GBS: Final = 20.0
 LAPTOP_LINK_GBS: Final = 12.0
+# The same of a link whose speed is known: 20 of the 28 GB/s that 16 lanes of the usual speed carry.
+LINK_SHARE: Final = 0.7
 # Used if no depths were published: speed of prompt attention and of reading the cache, relative to the weights.
 # Source: the median of the values fitted to chips with published depths.
 ATTENTION_SHARE: Final = 0.35
@@ -38,6 +40,11 @@ CACHE_SHARE: Final = 0.75
 # Cost of a mixture's small products relative to the most expensive kind, which was fitted.
 MIXTURE_LAYERS: Final[dict[str, float]] = {"few": 0.2, "many": 0.4, "mixed": 1.0}
 MIXTURE_PROMPTS: Final[dict[str, float]] = {"few": 0.6, "many": 1.0, "mixed": 1.0}
+# A card with more memory than this has matrix units, unless it or the table says something else. A guess.
+MATRIX_FROM_BYTES: Final = 9 << 30
+# Prompt operations per byte of bandwidth on a worker, which reports nothing else: between GPUs with matrix units
+# and without. A guess.
+REMOTE_FLOP_PER_BYTE: Final = 12.0
 # An integrated GPU copies within the same memory that it reads from.
 SHARED_LINK_SHARE: Final = 0.4
 
@@ -80,7 +87,7 @@ class MixtureSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class CpuSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """CPUs: TFLOPS per core and GHz, share of the bandwidth, and GB/s that one thread reads.
 
-    `unpack_ns`: nanoseconds in which one thread multiplies by a quantized weight; `layer_us`: how long the threads
+    `unpack_ns`: nanoseconds in which one core multiplies by a quantized weight; `layer_us`: how long the threads
     wait for each other per layer and token. `own_kernels`: how much faster Tessera's kernels read prompts than
     llama.cpp's, with AVX-512 and VNNI.
     """
@@ -99,11 +106,16 @@ class CpuSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class UnknownSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """GPUs that are in no table: bandwidth, and prompt operations per byte of it."""
+    """GPUs that are in no table, by memory: bandwidth, and prompt operations per byte of it.
+
+    `matrix_flop_per_byte`: with matrix units. Without them a GPU that nobody listed is an old or a small one.
+    """
 
     kind: Literal["igpu", "dgpu"]
+    up_to_gib: Positive | None = None
     bandwidth_gbs: Positive
     flop_per_byte: Positive
+    matrix_flop_per_byte: Positive
     reads: Positive
     layer_ms: NotNegative
 
@@ -227,14 +239,14 @@ def rates(device: Device, backend: str, threads: int | None = None) -> Rates:
         return _cpu_rates(device, threads)
     if device.kind not in {"igpu", "dgpu"}:  # a worker reports its own bandwidth; an NPU has its own rule
         gbs = bandwidth(device)
-        return Rates(gbs=gbs, gflops=gbs * _unknown("igpu").flop_per_byte)
+        return Rates(gbs=gbs, gflops=gbs * REMOTE_FLOP_PER_BYTE)
     chip = gpu(device.chip)
     runtime = next((r for r in device.runtimes if r.backend == backend), None)
     if runtime is None and chip is not None:  # this backend is not installed, as for OpenVINO by Vulkan
         runtime = Runtime(backend, "", 0, 0, 0, "unknown", matrix_units=chip.has_matrix(backend, "linux"))
     chip_speed = speed_of(chip, backend) if chip is not None else None
     if chip is None or chip_speed is None:
-        return _unknown_rates(device)
+        return _unknown_rates(device, runtime)
     fitted = next((r for r in chip_speeds().fitted if (r.chip, r.backend) == (chip.id, backend)), None)
     if fitted is not None and has_matrix(runtime) == bool(chip.matrix):
         return fitted.rates
@@ -283,7 +295,7 @@ def has_matrix(runtime: Runtime | None) -> bool:
 
 def peak_tflops(chip: Gpu, matrix: bool, *, has_dot: bool = True) -> float | None:
     """The peak that prompt speeds are a share of, in 10^12 operations per second."""
-    if chip.family == DP4A:
+    if chip.family == DP4A and chip.int8_dp4a_tops is not None:
         return chip.int8_dp4a_tops
     if matrix and chip.family in TENSOR_INT8:
         return chip.int8_matrix_tops
@@ -299,7 +311,7 @@ def bandwidth(device: Device) -> float:
     if device.memory.bandwidth_gbs:
         return device.memory.bandwidth_gbs
     if device.kind in {"igpu", "dgpu"}:
-        return _unknown(device.kind).bandwidth_gbs
+        return _unknown(device).bandwidth_gbs
     return cpu_kind("other").bandwidth_gbs
 
 
@@ -308,7 +320,9 @@ def link_gbs(device: Device) -> float:
     if device.kind != "dgpu":
         return bandwidth(device) * SHARED_LINK_SHARE
     chip = gpu(device.chip)
-    return LAPTOP_LINK_GBS if chip is not None and "Laptop" in chip.name else CARD_LINK_GBS
+    usual = LAPTOP_LINK_GBS if chip is not None and "Laptop" in chip.name else CARD_LINK_GBS
+    link = next((float(e.value) for e in device.evidence if e.key == LINK), None)
+    return usual if link is None else min(CARD_LINK_GBS, link * LINK_SHARE)
 
 
 def mixture_speed(device: Device, backend: str) -> MixtureSpeed:
@@ -330,14 +344,20 @@ def _is_for(row: MixtureSpeed, device: Device, backend: str) -> bool:
     )
 
 
-def _unknown(kind: str) -> UnknownSpeed:
-    return next(row for row in chip_speeds().unknown if row.kind == kind)
+def _unknown(device: Device) -> UnknownSpeed:
+    """What a GPU of this kind and memory usually has."""
+    size = (device.memory.physical_bytes or 0) / 2**30
+    rows = (row for row in chip_speeds().unknown if row.kind == device.kind)
+    return next(row for row in rows if row.up_to_gib is None or 0 < size <= row.up_to_gib)
 
 
-def _unknown_rates(device: Device) -> Rates:
-    row = _unknown(device.kind)
-    gbs = bandwidth(device)
-    return Rates(gbs=gbs * row.reads, gflops=gbs * row.flop_per_byte, layer_s=row.layer_ms / 1000)
+def _unknown_rates(device: Device, runtime: Runtime | None) -> Rates:
+    row, gbs = _unknown(device), bandwidth(device)
+    reported = None if runtime is None else runtime.matrix_units
+    likely = "rtx" in device.name.lower() or (device.memory.physical_bytes or 0) > MATRIX_FROM_BYTES
+    is_matrix = reported if reported is not None else device.kind == "dgpu" and likely
+    per_byte = row.matrix_flop_per_byte if is_matrix else row.flop_per_byte
+    return Rates(gbs=gbs * row.reads, gflops=gbs * per_byte, layer_s=row.layer_ms / 1000)
 
 
 def _cpu_rates(device: Device, threads: int | None) -> Rates:

@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from devices.backends.openvino import BACKEND as OPENVINO
+from devices.chips import cpu_kind
 from devices.types import Device
 from engine.placement.chip_speeds import (
     MIXTURE_LAYERS,
@@ -406,6 +407,7 @@ def _answer_s(
 def _slow_products_s(shape: ModelShape, settings: LoadSettings, device: Device, rate: Rates) -> float:
     """Seconds per token that a CPU needs longer for unpacking weights and for waiting than for reading them."""
     rule, threads = chip_speeds().cpu, max(1, settings.n_threads or (device.cores.threads if device.cores else 1))
+    unpack_ns = cpu_kind(device.chip or device.name).unpack_ns or rule.unpack_ns
     frac, read, unpacked = expert_frac(shape), 0.0, 0.0
     for tensor in shape.tensors:
         if len(tensor.shape) == 1 or is_looked_up(tensor.name, shape):
@@ -413,7 +415,7 @@ def _slow_products_s(shape: ModelShape, settings: LoadSettings, device: Device, 
         used = frac if "_exps" in tensor.name else 1.0
         read += tensor.nbytes * used / 1e9 / rate.gbs
         if tensor.ggml_type not in WIDE:
-            unpacked += tensor.num_values * used / 1e9 * rule.unpack_ns / threads
+            unpacked += tensor.num_values * used / 1e9 * unpack_ns / threads
         else:
             unpacked += tensor.nbytes * used / 1e9 / rate.gbs
     barriers = len(shape.layers) * rule.layer_us / 1e6 if threads > 1 else 0.0

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from devices.backends.ggml_child import reported_units
-from devices.chips import TABLE, USUAL, chips, cpu_kind, gpu, gpu_of, read_chips, with_chips
+from devices.chips import LINK, TABLE, USUAL, chips, cpu_kind, gpu, gpu_of, read_chips, with_chips
 from devices.host import CommandResult
 from devices.probes.ram import apple_bandwidth, gpu_cores
 from devices.recording import RecordedHost
@@ -216,3 +216,56 @@ def test_processors_are_known_by_the_names_they_tell(name, kind):
 def test_the_plain_x2_elite_has_the_narrower_bus():
     assert MACHINES["x2-elite-windows"].device("cpu").memory.bandwidth_gbs == 152
     assert cpu_kind("Snapdragon(R) X2 Elite Extreme - X2E-96-100").bandwidth_gbs == 228
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "chip"),
+    [
+        ("NVIDIA GeForce MX450", "sm_75", "mx450"),
+        ("NVIDIA GeForce GTX 1050 Ti", "sm_61", "gtx1050ti"),
+        ("NVIDIA GeForce GTX 1650 SUPER", "sm_75", "gtx1650s"),
+        ("NVIDIA GeForce RTX 3080 Ti Laptop GPU", "sm_86", "rtx3080tim"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "sm_120", "rtxpro6000"),
+        ("Tesla P40", "sm_61", "p40"),
+        ("NVIDIA GeForce GTX 970", "sm_52", "gtx970"),
+        ("NVIDIA Quadro P620", "sm_61", "gt1030"),  # nothing tells: the smallest of its target
+    ],
+)
+def test_old_and_small_cards_are_not_taken_for_large_ones(name, arch, chip):
+    assert gpu_of(replace(card(name), arch=arch), "").id == chip
+
+
+@pytest.mark.parametrize(
+    ("files", "link"),
+    [
+        ({"0000:00:01.1": ("16", "16.0 GT/s PCIe"), "0000:03:00.0": ("16", "16.0 GT/s PCIe")}, "31.5"),
+        # AMD's cards have a switch: the slot in front of it has four lanes
+        ({"0000:00:01.1": ("4", "8.0 GT/s PCIe"), "0000:03:00.0": ("16", "16.0 GT/s PCIe")}, "3.9"),
+        ({"0000:00:01.1": ("4", "2.5 GT/s PCIe"), "0000:03:00.0": ("63", "Unknown")}, "1.0"),
+        ({"0000:00:01.1": (None, None), "0000:03:00.0": ("x", "")}, None),
+        ({"0000:00:01.1": ("4", "2.5 GT/s PCIe", "removable"), "0000:03:00.0": ("4", "16.0 GT/s PCIe")}, "2.7"),
+    ],
+)
+def test_the_slowest_link_to_a_card_is_known(files, link):
+    from devices.probes.gpu_linux import _link
+    from devices.probes.pci import PciFunction
+
+    class Host:
+        def readlink(self, path):
+            return (
+                "../../../devices/pci0000:00/0000:00:01.1/0000:03:00.0" if path.endswith("0000:03:00.0") else None
+            )
+
+        def read(self, path):
+            address, _, name = path.removeprefix("/sys/bus/pci/devices/").partition("/")
+            row = files[address]
+            known = {
+                "current_link_width": row[0],
+                "max_link_speed": row[1],
+                "removable": row[2] if row[2:] else "fixed",
+            }
+            return None if known[name] is None else known[name].encode()
+
+    function = PciFunction("0000:03:00.0", 0x030000, 0x1002, 0x7550, None, "amdgpu", False, False)
+    found = [e.value for e in _link(Host(), function) if e.key == LINK]
+    assert found == ([] if link is None else [link])

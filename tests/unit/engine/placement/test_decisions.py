@@ -1,11 +1,15 @@
 """What dispatch decides for models that many people run, on machines as sold, beside what specialists say."""
 
+import json
+from pathlib import Path
+from statistics import median
+
 import pytest
 from msgspec.structs import replace
 
-from devices.chips import with_chips
+from devices.chips import LINK, with_chips
 from devices.memory_ledger import Ledger
-from devices.types import Device, Memory, Runtime
+from devices.types import CoreCounts, Device, Evidence, Memory, Runtime
 from engine.message_catalog import sentence
 from engine.placement.chip_speeds import chip_speeds, openvino_rates, peak_tflops, rates
 from engine.placement.history import PlacementHistory
@@ -14,6 +18,7 @@ from engine.placement.steps import place
 from engine.placement.types import NO_OVERRIDES, PlacementLimits
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
+from quantize.files.gguf_file import TensorInfo
 from quantize.ggml_types import GgmlType
 from tests.support.machines.opened_machines import GIB, names, opened, with_card, with_ram
 from tests.support.models.published_shapes import MODELS
@@ -173,6 +178,9 @@ def with_small_gpu(machine, pci_id, name, arch):
         ("simpledrm-card0", "1002:164e", "gfx1036", "gfx1036"),  # a 7950X and the two units beside it
         ("nv-hybrid-addw4", "8086:a788", "xe-lp", "uhd-32"),
         ("arl-275hx-npu-present-unusable", "8086:7d67", "xe-lpg", "xe-lpg-64"),
+        ("nv-hybrid-addw4", "8086:3e9b", None, "gen9"),
+        ("nv-hybrid-addw4", "8086:46d1", "xe-lp", "uhd-n"),
+        ("nv-hybrid-addw4", "8086:8a52", None, "gen11-g7"),
     ],
 )
 def test_a_small_gpu_that_loses_to_its_processor_is_not_taken(name, pci_id, arch, chip, model):
@@ -181,6 +189,71 @@ def test_a_small_gpu_that_loses_to_its_processor_is_not_taken(name, pci_id, arch
     found = placed(machine, model)
     assert (found.device, found.fits) == ("cpu", True), SMALL
     assert any(a.backend == "vulkan" for a in found.alternatives)
+
+
+@pytest.mark.parametrize("model", ["4B", "8B", "gpt-oss-20b"])
+@pytest.mark.parametrize(
+    ("card", "gib", "chip"),
+    [
+        ("NVIDIA GeForce GT 710", 2, "gt710"),
+        ("NVIDIA GeForce GT 1030", 2, "gt1030"),
+        ("a card that nobody listed", 2, None),
+    ],
+)
+def test_a_card_that_is_slower_than_the_processor_is_not_taken(card, gib, chip, model):
+    """A desktop of 2022 with the card that only drives its screens; 14 and 48 GB/s against 90."""
+    machine = with_ram(with_card(opened("simpledrm-card0", own=False), card, gib), 32)
+    dgpu = machine.device("dgpu")
+    dgpu = replace(dgpu, arch=None, pci_id=None, memory=replace(dgpu.memory, bandwidth_gbs=None))
+    dgpu = replace(dgpu, runtimes=tuple(replace(r, matrix_units=None, int_dot=None) for r in dgpu.runtimes))
+    machine = with_chips(replace(machine, devices=(machine.devices[0], dgpu)))
+    assert machine.devices[1].chip == chip
+    found = placed(machine, model)
+    assert (found.device, found.fits) == ("cpu", True)
+
+
+def test_what_a_card_copies_over_a_slow_link_counts():
+    """A card of 32 GB in a housing of its own beside a Strix Halo, and on 16 lanes."""
+    halo = opened("sh-framework-desktop-linux")
+    card = replace(opened("nv-hybrid-addw4").device("dgpu"), arch="sm_120")
+
+    def chosen(link):
+        beside = replace(halo, devices=(*halo.devices, replace(card, evidence=(Evidence("sysfs", LINK, link),))))
+        return {
+            model: decision(with_card(beside, "NVIDIA GeForce RTX 5090", 32), model)
+            for model in ("8B", "gpt-oss-120b")
+        }
+
+    assert chosen("2.7") == {"8B": "dgpu/cuda", "gpt-oss-120b": "igpu/vulkan"}
+    assert chosen("31.5") == {"8B": "dgpu/cuda", "gpt-oss-120b": "dgpu/cuda+"}
+
+
+def test_processors_write_as_was_published():
+    """By the rule that chooses, not by the one that was fitted: it also counts unpacking and waiting."""
+    runs = json.loads(Path("tests/data/speeds/runs.json").read_text(encoding="utf-8"))
+    factors = {}
+    for run in (r for r in runs if r["backend"] == "cpu" and r["note"] != "another backend's processor"):
+        memory = Memory(physical_bytes=64 * GIB, bandwidth_gbs=run["bandwidth_gbs"])
+        count = run["threads"]
+        cpu = Device(
+            "cpu", "cpu", "", run["chip"], "usable", memory, cores=CoreCounts(*(count,) * 3, 0, count, count)
+        )
+        like = MODELS["8B"]
+        layers = (like.layers * 2)[: run["layers"]]
+        weights = TensorInfo(
+            "blk.0.ffn_up.weight",
+            (1000, round(run["params_b"] * 1e6)),
+            GgmlType.Q4_K,
+            0,
+            round(run["file_gib"] * GIB),
+        )
+        shape = replace(like, layers=layers, tensors=(weights,), file_bytes=weights.nbytes)
+        rule = Forecast(shape, LoadSettings(path="m", n_ctx=4096, n_threads=count), ((cpu, "cpu", 1.0),), None)
+        forecast = 1 / rule.decode_s(64)
+        factors[run["chip"]] = max(forecast / run["decode_tok_s"], run["decode_tok_s"] / forecast)
+    assert len(factors) == 13
+    assert median(factors.values()) < 1.15, factors
+    assert max(factors.values()) < 1.5, factors
 
 
 def test_the_four_rows_that_were_wrong_are_as_their_forecasts():
@@ -311,8 +384,6 @@ def test_a_worker_reads_what_it_says_and_openvino_counts_matrix_units_without_vu
 
 def test_tables_that_are_looked_up_cost_one_row():
     """Gemma 3n and 4 E keep an embedding for each layer: most of their file, of which a token takes one row."""
-    from quantize.files.gguf_file import TensorInfo
-
     shape = MODELS["4B"]
     table = TensorInfo(
         "per_layer_token_embd.weight", (8960, 262_144), GgmlType.Q5_K, 0, 8960 * 262_144 // 256 * 176
