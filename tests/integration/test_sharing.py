@@ -9,8 +9,10 @@ import random
 import pytest
 
 from engine.core.types import Delta, Done, GenerationRequest, SamplingParams, Started
+from engine.runner.llama.batch import scheduler
 from engine.runner.llama.batch.adapters import Adapters
 from engine.runner.llama.batch.scheduler import Scheduler
+from engine.runner.llama.cache import kv, kv_offload
 from engine.runner.llama.cache.kv_offload import MIN_GAIN
 from engine.runner.llama.cache.prefix_store import PrefixStore
 from engine.runner.llama.native.llama_api import start_backends
@@ -86,9 +88,8 @@ class Run:
     def add(self, i, prompt, options):
         # The likeliest token, from a request that reuses all cached tokens.
         greedy = SamplingParams(temperature=1.0, top_k=1)
-        request = GenerationRequest(
-            prompt=prompt, max_tokens=ANSWER, sampling=greedy, ignore_eos=True, speculate=False, **options
-        )
+        usual = {"max_tokens": ANSWER, "sampling": greedy, "ignore_eos": True, "speculate": False}
+        request = GenerationRequest(prompt=prompt, **{**usual, **options})
         assert self.engine.add(i, request, prompt) is None
         self.answers[i] = []
 
@@ -244,6 +245,29 @@ def test_prefixes_are_stored_and_restored_while_others_are_evicted(narrow, seed,
             run.step()
     run.finish()
     assert all(run.answers[i] == narrow.answer(asked[i]) for i in range(0, 30, 7))
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_large_states_are_not_copied_while_an_answer_waits(bench, monkeypatch, quick):
+    """Neither idle prefixes that should give way, nor a long prompt that is being read: only when it has ended."""
+    monkeypatch.setattr(kv_offload, "QUICK_COPY_BYTES", 1 << 30 if quick else 0)
+    monkeypatch.setattr(kv, "IDLE_CELLS", 8)
+    monkeypatch.setattr(scheduler, "SAVED_FROM", 64)
+    rng, run = random.Random(5), Run(bench.engine(stored_bytes=256 << 20))
+    engine, saved = run.engine, []
+    engine.kv.spilling.save = lambda sequence: saved.append(len(sequence.tokens))
+    run.add(0, tokens(rng, 10), {"max_tokens": 400})
+    run.step()
+    for i in (1, 2, 3):  # the third finds the cells of the first two idle
+        run.add(i, tokens(rng, 300), {})
+        while i not in run.done:
+            run.step()
+    assert (engine.kv.spilling._store.ram_bytes > 0, bool(saved)) == (quick, quick)
+    run.finish()
+    run.add(4, tokens(rng, 300), {})
+    run.finish()
+    assert engine.kv.spilling._store.ram_bytes > 0
+    assert saved
 
 
 @pytest.mark.parametrize("gap", [0, 1, 3])

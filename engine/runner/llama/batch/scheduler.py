@@ -389,13 +389,16 @@ class Scheduler(BaseScheduler[LlamaSequence]):
     def _save_long_prompts(self) -> None:
         """Write the states of long prompts being read to disk whenever their length has doubled.
 
-        If a driver ends this process, the next one continues from there.
+        If a driver ends this process, the next one continues from there. Large states wait until no answer does.
         """
+        answering = any(s.n_generated for s in self._running)
         for sequence in self._running:
-            if sequence.cache is None or sequence.decoding or not sequence.request.cache_prompt:
+            if sequence.cache is None or sequence.n_generated or not sequence.request.cache_prompt:
                 continue
             length = len(sequence.cache.tokens)
-            if length >= max(SAVED_FROM, 2 * sequence.saved):
+            if length < max(SAVED_FROM, 2 * sequence.saved):
+                continue
+            if not answering or self._kv.spilling.is_quick(sequence.cache):
                 sequence.saved = length
                 self._kv.spilling.save(sequence.cache)
 

@@ -192,13 +192,17 @@ class KVCache:
         return chosen
 
     def _thin_out(self, chosen: CachedSequence) -> None:
-        """Evict idle prefixes other than `chosen`: all that the store holds, else only a surplus."""
+        """Evict idle prefixes other than `chosen`: all that the store holds, else only a surplus.
+
+        While other requests run, large ones stay: copying them would hold up the others' next tokens.
+        """
         if not self.spilling.enabled or not self._keeps_partial:
             return
         alone = all(s is chosen or not s.in_use for s in self._cells.sequences)
         for sequence in [s for s in self._cells.idle_sequences() if s.tokens]:
             if self._cells.idle > max(IDLE_CELLS, self._cells.used - self._cells.idle):
-                self._evict(sequence)
+                if alone or self.spilling.holds(sequence) or self.spilling.is_quick(sequence):
+                    self._evict(sequence)
             elif alone and self.spilling.holds(sequence):
                 self._cells.drop(sequence)
 

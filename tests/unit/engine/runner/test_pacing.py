@@ -4,8 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from devices.backends.cpu_kernels import ATTENTION
 from engine.runner.llama.batch.step_budget import (
     DEEP,
+    LEAST_CHUNK,
+    LONG_TEXT,
     MIN_CHUNK,
     TILE_ROWS,
     StepBudget,
@@ -92,6 +95,19 @@ def test_a_rest_of_nearly_a_tile_is_read_as_one(cached, length, kept):
 @pytest.mark.parametrize("n_ubatch", [4, 16, 32])
 def test_a_prompt_goes_on_however_many_answer(n_ubatch):
     assert make_pace(n_ubatch).prefill_budget(40, depth=4000) == MIN_CHUNK
+
+
+def test_behind_a_long_text_a_step_has_fewer_rows():
+    """One row takes 20 ms there: sixteen would hold up an answer for a third of a second."""
+    pace = make_pace(tiles=(ATTENTION,))
+    pace.note(rows=1, outputs=1, seconds=0.01, cpu_s=0.02, now=1.0)
+    pace.note(rows=100, outputs=0, seconds=2.0, cpu_s=4.0, now=1.0)
+    assert pace.prefill_budget(1, depth=LONG_TEXT) == 7 >= LEAST_CHUNK
+    assert pace.prefill_budget(1, depth=LONG_TEXT - 1) >= MIN_CHUNK
+    assert make_pace(n_gpu_layers=9).prefill_budget(1, depth=LONG_TEXT) >= MIN_CHUNK
+    for now in range(30):  # such steps are learnt from, too
+        pace.note(rows=8, outputs=1, seconds=0.01 + 7 * 0.001, cpu_s=0.03, now=2.0 + now)
+    assert 90 <= pace.prefill_budget(1, depth=LONG_TEXT) < 110
 
 
 def test_many_that_wait_for_their_first_token_stretch_a_step(pace):
