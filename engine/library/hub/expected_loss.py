@@ -52,6 +52,7 @@ _AT_ONCE = 12
 # Ranges that are closer than this are read as one: a request costs more than these bytes.
 _GAP_BYTES = 2048
 _MAX_WAITS = 5
+_LONGEST_WAIT_S = 300.0
 # A file of a few huge rows would be read as a whole. A small one may be, if its rows are few.
 _MOST_SHARE, _LITTLE_BYTES = 0.03, 1 << 20
 # A relative error of all weights together as large as this means other weights, not rounding.
@@ -475,7 +476,8 @@ class _Job:
         begins = [0, *accumulate(span.nbytes for span in ranges)]
         merged = _merged(ranges)
         self._read(remote, merged[0][0])  # the others then know where the storage is
-        with ThreadPoolExecutor(_AT_ONCE) as pool, out.open("wb") as written:
+        pool = ThreadPoolExecutor(_AT_ONCE)
+        with out.open("wb") as written:
             try:
                 contents = pool.map(lambda each: self._read(remote, each[0]), merged)
                 for (whole, members), raw in zip(merged, contents, strict=True):
@@ -485,7 +487,7 @@ class _Job:
                         written.write(raw[offset - whole.offset :][:nbytes])
                         self._done += nbytes
                     self._control.report("comparing", self._done, self._total, "bytes", model.name)
-            finally:
+            finally:  # a slow server does not delay the end of a cancelled job
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, files: Sequence[RemoteFile], span: _Range) -> bytes:
@@ -496,7 +498,7 @@ class _Job:
             try:
                 raw = file.read_at(span.offset, span.nbytes)
             except RateLimited as error:
-                if waited == _MAX_WAITS:
+                if waited == _MAX_WAITS or error.retry_after_s > _LONGEST_WAIT_S:
                     raise
                 self._control.wait(error.retry_after_s)
                 continue

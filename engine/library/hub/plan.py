@@ -198,9 +198,11 @@ def about(client: HubClient, paths: Paths, repository: Repository) -> str:
     card = next((file for file in repository.files if file.name == _CARD), None)
     if card is None:
         return ""
-    path = paths.cache / "hub" / "about" / f"{card.git_sha1 or card.sha256}.txt"
+    digest = card.git_sha1 or card.sha256
+    path = paths.cache / "hub" / "about" / f"{digest}.txt"
     with contextlib.suppress(OSError, ValueError):
-        return path.read_text(encoding="utf-8")
+        if digest:
+            return path.read_text(encoding="utf-8")
     source = RemoteFile(client, repository, card)
     try:
         raw = source.read_at(0, _MAX_CARD_BYTES)
@@ -208,6 +210,8 @@ def about(client: HubClient, paths: Paths, repository: Repository) -> str:
         _log.info("no model card of %s: %s", repository.repo, error)
         return ""
     text = first_paragraph(raw.decode("utf-8", "replace"))
+    if not digest:
+        return text
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -392,6 +396,9 @@ class RemoteFile:
             self._url = str(response.url)  # storage, after the redirect: the next read skips the redirect
             if response.status_code != httpx2.codes.PARTIAL_CONTENT and (start, end) != (0, self.size):
                 raise InputFault(because("no_ranges", file=self.name), "repo")
+            expected = f"bytes {start}-{end - 1}/"
+            if not response.headers.get("Content-Range", expected).startswith(expected):
+                raise HubUnreachable(self._client.endpoint, f"other bytes of {self.name} than requested were sent")
             chunks = []
             missing = end - start
             for chunk in response.iter_raw():

@@ -1,14 +1,24 @@
 """The hub client over real sockets against the fake hub: search, listings, names, refusals."""
 
+import contextlib
+import gzip
 import hashlib
+import itertools
+import json
 import logging
+import socket
+import threading
+import time
 
 import pytest
 
 from engine.core.errors import InputFault
 from engine.library import errors
+from engine.library.hub import client as hub_client
 from engine.library.hub.client import HubClient
+from engine.library.hub.plan import RemoteFile, about, plan_repository
 from engine.library.hub.repository import choices_of, first_paragraph, is_safe_name, projectors_of
+from engine.library.hub.types import RepoFile, Repository
 from tests.support.fakes.downloads import SPARK
 from tests.support.fakes.fake_hub import FakeFile
 
@@ -162,3 +172,149 @@ def test_no_telemetry_and_no_request_beyond_the_asked_one(hub, client, spark):
     assert agent.startswith("tessera/")
     assert "torch" not in agent
     assert "agent/" not in agent
+
+
+class Liar:
+    """A hub that sends what a test says, whatever was requested; `sent` counts the bytes that were taken."""
+
+    def __init__(self):
+        self.parts, self.sent, self.requests = (), 0, 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=self._answer, args=(self._listener.accept()[0],), daemon=True).start()
+
+    def _answer(self, connection):
+        with connection, contextlib.suppress(OSError):
+            while b"\r\n\r\n" not in connection.recv(65536):
+                pass
+            self.requests += 1
+            for part in self.parts() if callable(self.parts) else self.parts:
+                connection.sendall(part)
+                self.sent += len(part)
+
+    def close(self):
+        self._listener.close()
+
+
+@pytest.fixture
+def liar(hub):  # `hub` sets the environment
+    running = Liar()
+    yield running
+    running.close()
+
+
+def head(status=200, *headers):
+    return "\r\n".join([f"HTTP/1.1 {status} X", *headers, "connection: close", "", ""]).encode("latin-1")
+
+
+def endless(first, chunk=b" " * (1 << 20)):
+    return lambda: itertools.chain([first], itertools.repeat(chunk))
+
+
+_GZIP = gzip.compress(b"[" + b" " * 10_000_000 + b"]")
+_LIES = {
+    "an answer without end": endless(head() + b"["),
+    "an error without end": endless(head(500)),
+    "a redirect without end": endless(head(302, "location: http://127.0.0.1:9/")),
+    "redirects in a circle": [head(302, "location: /again", "content-length: 0")],
+    "a redirect to no address": [head(302, "location: http://[", "content-length: 0")],
+    "compressed": [head(200, "content-encoding: gzip", f"content-length: {len(_GZIP)}"), _GZIP],
+    "no JSON": [head(), b"<html>"],
+    "no text": [head(), b"\xff\xfe\x00"],
+    "a number": [head(), b"1"],
+    "numbers": [head(), b"[1, 2]"],
+    "nested": [head(), b"[" * 200_000],
+    "two million values": [head(), b"[" + b"0," * 2_100_000 + b"0]"],
+    "names of no repository": [head(), b'[{"id": {}, "tags": 3}]'],
+    "texts for numbers": [head(), b'[{"id": "a/b", "downloads": "many"}]'],
+    "a status that is none": [b"HTTP/1.1 abc\r\n\r\n"],
+    "a head without end": endless(b"HTTP/1.1 200 OK\r\n", b"x: y\r\n" * 1000),
+}
+
+
+@pytest.mark.parametrize("lie", _LIES)
+def test_a_hub_that_lies_is_reported_and_takes_little(liar, lie):
+    liar.parts = _LIES[lie]
+    client = HubClient(liar.endpoint)
+    for ask in (lambda: client.search("x"), lambda: client.repository("a/b")):
+        liar.sent = 0
+        with pytest.raises(errors.HubUnreachable) as caught:
+            ask()
+        assert "Traceback" not in str(caught.value)
+        assert liar.sent < 60 << 20
+
+
+def test_pages_without_results_end(liar):
+    liar.parts = [head(200, f'link: <{liar.endpoint}/api/models?cursor=x>; rel="next"', "content-length: 2"), b"[]"]
+    assert HubClient(liar.endpoint).search("x") == ()
+    assert liar.requests == 1
+
+
+def test_a_hub_that_sends_a_byte_now_and_then_is_slow_for_a_while_only(liar, monkeypatch):
+    monkeypatch.setattr(hub_client, "_SLOW_AFTER_S", 0.1)
+
+    def drip():
+        yield head()
+        while True:
+            time.sleep(0.02)
+            yield b" "
+
+    liar.parts = drip
+    with pytest.raises(errors.HubUnreachable):
+        HubClient(liar.endpoint).search("x")
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        (["retry-after: 17"], 17),
+        (["retry-after: \xb2"], 30),
+        (["retry-after: " + "9" * 400], 86_400),
+        (["retry-after: Wed, 21 Oct 2026 07:28:00 GMT"], 30),
+        (["retry-after: -5"], 30),
+        (["ratelimit: limit=5, t=\xb3"], 30),
+        (['ratelimit: "api";r=0;t=42'], 42),
+    ],
+)
+def test_the_wait_that_a_hub_asks_for_is_bounded(liar, headers, seconds):
+    liar.parts = [head(429, *headers, "content-length: 0")]
+    with pytest.raises(errors.RateLimited) as caught:
+        HubClient(liar.endpoint).repository("a/b")
+    assert caught.value.retry_after_s == seconds
+
+
+def test_hashes_of_a_listing_never_name_a_path(hub, client, catalogue, spark):
+    """Headers and descriptions are stored under the hash of their file."""
+    paths = catalogue.paths
+    for name, file in spark.files.items():
+        for up in (1, 3, 6):
+            file.sha256 = file.git_sha1 = "../" * up + f"of-{name}"
+            assert plan_repository(client, paths, "org/Spark-GGUF", refresh=True).options[0].details is not None
+            assert about(client, paths, client.repository("org/Spark-GGUF")) == ""
+    assert not list(paths.cache.parent.parent.rglob("of-*"))
+    for file in client.repository("org/Spark-GGUF").files:
+        assert (file.sha256, file.git_sha1) == (None, None)
+
+
+@pytest.mark.parametrize("size", [-1, 1 << 60])
+def test_files_of_impossible_sizes_are_left_out(liar, size):
+    listing = {"id": "a/b", "sha": "c" * 40, "siblings": [{"rfilename": "m-Q8_0.gguf", "size": size}]}
+    raw = json.dumps(listing).encode()
+    liar.parts = [head(200, f"content-length: {len(raw)}"), raw]
+    assert HubClient(liar.endpoint).repository("a/b").files == ()
+
+
+def test_other_bytes_than_requested_are_not_taken(liar):
+    repository = Repository(
+        repo="a/b", endpoint=liar.endpoint, revision="main", files=(RepoFile(name="x", size_bytes=100),)
+    )
+    file = RemoteFile(HubClient(liar.endpoint), repository, repository.files[0])
+    liar.parts = [head(206, "content-range: bytes 0-9/100", "content-length: 10"), b"0123456789"]
+    assert file.read_at(0, 10) == b"0123456789"
+    with pytest.raises(errors.HubUnreachable, match="other bytes"):
+        file.read_at(50, 10)
