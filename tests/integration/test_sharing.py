@@ -157,6 +157,41 @@ def test_owners_share_neither_what_runs_nor_what_idles(bench):
     assert apart.done[4].usage.cached_tokens == 0
 
 
+def test_many_requests_of_one_owner_do_not_delay_those_of_another(bundled_model):
+    """All slots answer one owner, and more of its requests wait: the other's is admitted before the next step.
+
+    The preempted request continues where it was, and every answer is the same as alone.
+    """
+    bench = Bench(bundled_model, n_parallel=3)
+    try:
+        rng = random.Random(3)
+        prompts = [tokens(rng, 20) for _ in range(8)]
+        run = Run(bench.engine())
+        for i in range(6):
+            run.add(i, prompts[i], {"owner": "many", "max_tokens": 30})
+        while len(run.answers[2]) < 3:
+            run.step()
+        run.add(6, prompts[6], {"owner": "one", "max_tokens": 30})
+        before = run.read
+        run.step()
+        assert 6 in [s.id for s in run.engine._running]
+        run.add(7, prompts[7], {"owner": "another", "max_tokens": 30})
+        while 6 not in run.first or 7 not in run.first:
+            run.step()
+        assert run.first[7] - before < 20 + 20 + 3 * PIECE
+        assert not run.done
+        read = run.read
+        run.finish()
+        assert run.read - read <= sum(len(prompts[i]) for i in (3, 4, 5)) + 2 * MIN_GAIN  # no prompt is read again
+        for i in (2, 6):
+            alone = Run(bench.engine())
+            alone.add(0, prompts[i], {"max_tokens": 30})
+            alone.finish()
+            assert run.answers[i] == alone.answers[0]
+    finally:
+        bench.loaded.close()
+
+
 def test_who_follows_the_reading_hears_of_its_beginning_before_the_first_step(bench):
     bench.loaded.api.llama_memory_clear(bench.loaded.memory, True)
     engine = Scheduler(bench.loaded, bench.vocabulary, PrefixStore(0, 0, None, "x"), Adapters(bench.loaded, ()))

@@ -2,9 +2,9 @@
 
 import abc
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from engine.core.types import Event, FinishReason, GenerationRequest, TokenLogprob
 from engine.runner.generation.reasoning import ReasoningLimit
@@ -14,26 +14,17 @@ from engine.runner.generation.step_accounting import StepTimes
 from engine.runner.generation.vocabulary import Vocabulary
 from engine.runner.protocol import Fault
 
-# Order of the request queue: interactive requests first, background requests ("side") last.
+# Order of the request queue: interactive requests first, background requests ("side") last. Among equals, the owner
+# with the fewest running requests is first, so that many requests of one API key do not delay those of another.
 
 S = TypeVar("S", bound=Sequence)
+_RANKS: Final = {"interactive": 0, "batch": 1, "background": 1, "side": 2}
 
 
-def enqueue(waiting: deque[S], sequence: S) -> None:
-    """Append to the queue; interactive requests go before all others."""
-    if sequence.request.priority == "interactive":
-        behind = next((i for i, s in enumerate(waiting) if s.request.priority != "interactive"), None)
-        waiting.insert(len(waiting) if behind is None else behind, sequence)
-    else:
-        waiting.append(sequence)
-
-
-def enqueue_again(waiting: deque[S], sequence: S) -> None:
-    """Requeue a preempted request at the head, or at the end if it is a "side" request."""
-    if sequence.request.priority == "side":
-        waiting.append(sequence)
-    else:
-        waiting.appendleft(sequence)
+def next_in_line(waiting: Iterable[S], running: Iterable[Sequence]) -> S:
+    """Return the request to admit next. `waiting` is in order of arrival."""
+    counts = Counter(s.request.owner for s in running)
+    return min(waiting, key=lambda s: (_RANKS[s.request.priority], counts[s.request.owner]))
 
 
 def must_wait(sequence: Sequence, running: Iterable[Sequence]) -> bool:
@@ -41,10 +32,22 @@ def must_wait(sequence: Sequence, running: Iterable[Sequence]) -> bool:
     return sequence.request.priority == "side" and any(s.request.priority != "side" for s in running)
 
 
-def to_preempt(running: list[S], waiting: Iterable[S]) -> list[S]:
-    """Return the running "side" requests to preempt because another request arrived."""
+def to_preempt(running: list[S], waiting: Iterable[S], slots: int) -> list[S]:
+    """Return the running requests to preempt because another request arrived.
+
+    All "side" requests; or, if every slot is in use and an owner has none, the newest one of the owner with most.
+    """
+    waiting = list(waiting)
     side = [s for s in running if s.request.priority == "side"]
-    return side if side and any(s.request.priority != "side" for s in (*running, *waiting)) else []
+    if side and any(s.request.priority != "side" for s in (*running, *waiting)):
+        return side
+    if len(running) < slots:
+        return []
+    counts = Counter(s.request.owner for s in running)
+    if all(counts[s.request.owner] or s.request.priority != "interactive" for s in waiting):
+        return []
+    owner, most = counts.most_common(1)[0]
+    return [next(s for s in reversed(running) if s.request.owner == owner)] if most > 1 else []
 
 
 Output = tuple[int, Event] | Fault
@@ -91,7 +94,7 @@ class BaseScheduler(abc.ABC, Generic[S]):
 
     def _enqueue(self, sequence: S) -> None:
         self._by_id[sequence.id] = sequence
-        enqueue(self._waiting, sequence)
+        self._waiting.append(sequence)
 
     def _admitted(self, sequence: S, cached_tokens: int, out: list[Output]) -> None:
         """Record an admitted request, of which `cached_tokens` are already computed."""

@@ -23,6 +23,7 @@ from engine.runner.generation.scheduler import (
     answer_limit,
     context_exceeded,
     must_wait,
+    next_in_line,
     problem,
     sample,
 )
@@ -141,9 +142,11 @@ class Scheduler(BaseScheduler[Sequence]):
 
     def _admit(self, out: list[Output]) -> None:
         while self._waiting and len(self._running) < self._loaded.settings.n_parallel:
-            if must_wait(self._waiting[0], [running for running, _ in self._running.values()]):
+            running = [each for each, _ in self._running.values()]
+            sequence = next_in_line(self._waiting, running)
+            if must_wait(sequence, running):
                 return
-            sequence = self._waiting.popleft()
+            self._waiting.remove(sequence)
             try:
                 slot = self._slot_for(sequence)
             except Exception as error:

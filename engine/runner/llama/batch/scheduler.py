@@ -14,8 +14,8 @@ from engine.runner.generation.scheduler import (
     SamplingFailed,
     answer_limit,
     context_exceeded,
-    enqueue_again,
     must_wait,
+    next_in_line,
     sample,
     to_preempt,
 )
@@ -241,7 +241,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         self._end_cancelled(out)
         for sequence in [s for s in self._by_id.values() if s.n_generated and s.over]:
             self._end(sequence, "length", out)  # it waited for a larger context, which was refused
-        for sequence in to_preempt(self._running, self._waiting):
+        for sequence in to_preempt(self._running, self._waiting, self._loaded.settings.n_parallel):
             self._set_aside(sequence)
         self._admit(out)
         if not self._running or begun_for_watchers(out, self._running):
@@ -281,7 +281,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             return
         self._crowded = False
         while self._waiting and len(self._running) < self._loaded.settings.n_parallel:
-            sequence = self._waiting[0]
+            sequence = next_in_line(self._waiting, self._running)
             if must_wait(sequence, self._running):
                 return
             source, shared = self._kv.sharing.best(sequence.shareable, sequence.key)
@@ -528,7 +528,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         sequence.cache = None
         sequence.row = -1
         self._running.remove(sequence)
-        enqueue_again(self._waiting, sequence)
+        self._waiting.appendleft(sequence)  # before all others of its priority and owner
 
 
 # Context shift: continues when the context is full by discarding the middle and computing the rest again.

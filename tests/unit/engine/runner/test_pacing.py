@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from devices.backends.cpu_kernels import ATTENTION
+from engine.runner.generation.scheduler import next_in_line, to_preempt
 from engine.runner.llama.batch.step_budget import (
     DEEP,
     LEAST_CHUNK,
@@ -137,3 +138,49 @@ def test_groups_that_take_turns_do_not_take_each_others():
     firsts = [prefill_order(groups[step % 2])[0].n_missing for step in range(8)]
     assert firsts[0::2] == [30, 900, 30, 900]
     assert firsts[1::2] == [20, 800, 20, 800]
+
+
+def requests(words):
+    """Requests from words such as `a`, `a:side`: owner, and priority if it is not interactive."""
+    parts = [word.partition(":") for word in words.split()]
+    return [
+        SimpleNamespace(
+            name=f"{number}{owner}", request=SimpleNamespace(owner=owner, priority=how or "interactive")
+        )
+        for number, (owner, _, how) in enumerate(parts)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "running", "chosen"),
+    [
+        ("a a b", "", "0a"),
+        ("a a b", "a", "2b"),
+        ("a b", "a a b", "1b"),
+        ("a b", "a b", "0a"),
+        ("a:side b:batch a", "b", "2a"),
+        ("a:side b:batch c:background", "b", "2c"),
+        ("a:side a:batch", "", "1a"),
+    ],
+)
+def test_the_owner_with_the_fewest_running_requests_is_next(waiting, running, chosen):
+    assert next_in_line(requests(waiting), requests(running)).name == chosen
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "slots", "preempted"),
+    [
+        ("a a", "a", 2, []),
+        ("a a", "b", 2, ["1a"]),
+        ("a a", "b", 3, []),
+        ("a a", "", 2, []),
+        ("a b", "c", 2, []),  # each has one
+        ("b a a b a", "b", 5, []),
+        ("b a a b a", "c", 5, ["4a"]),
+        ("a a", "b:batch", 2, []),
+        ("a:side a", "b", 4, ["0a"]),
+        ("a:side b:side", "c:side", 2, []),
+    ],
+)
+def test_the_newest_request_of_the_owner_with_most_makes_room(running, waiting, slots, preempted):
+    assert [s.name for s in to_preempt(requests(running), requests(waiting), slots)] == preempted
