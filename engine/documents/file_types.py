@@ -10,8 +10,8 @@ STREAMED: Final = frozenset({"mbox", "pdf"})
 
 _BY_KIND: Final = {
     "markdown": "md markdown mdx mkd",
-    "text": "txt text log rst adoc asciidoc org tex srt vtt nfo",
-    "html": "html htm xhtml",
+    "text": "txt text log rst adoc asciidoc org tex bib srt vtt nfo ics vcf",
+    "html": "html htm xhtml fb2",
     "pdf": "pdf",
     "docx": "docx",
     "pptx": "pptx",
@@ -21,9 +21,10 @@ _BY_KIND: Final = {
     "unread": "doc ppt xls xlsb wpd mobi azw3",
     "epub": "epub",
     "csv": "csv tsv",
-    "eml": "eml",
+    "eml": "eml mht mhtml",
     "mbox": "mbox",
     "picture": "png jpg jpeg tif tiff bmp webp",
+    "notebook": "ipynb",
     "code": (
         "py pyi js mjs cjs jsx ts tsx java kt kts scala go rs c h cc cpp cxx hpp hh cs swift m mm rb php pl pm lua "
         "r jl sh bash zsh fish ps1 bat cmd sql graphql proto toml yaml yml json jsonl ndjson geojson ini cfg conf "

@@ -5,8 +5,7 @@ The document stays open for the next request.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from importlib import import_module
+from collections.abc import Iterator
 from itertools import dropwhile
 from pathlib import Path
 from typing import Final
@@ -15,30 +14,12 @@ import msgspec
 
 from devices.child_service import serve
 from devices.msgspec_lock import learned
+from engine.documents.formats import reader_of
 from engine.documents.types import BadDocument, Block, Chunk, Page, PageRead, ReadAnswer, ReadRequest
 
 # A response ends after this much work, so that progress is visible and killing the process loses little.
 _ANSWER_S: Final = 4.0
 _ANSWER_CHARS: Final = 400_000
-# Kind to module and reader function; the module is imported for the first file of the kind.
-_READERS: Final = {
-    "text": ("text", "text"),
-    "markdown": ("text", "markdown"),
-    "code": ("text", "code"),
-    "html": ("html", "html"),
-    "epub": ("html", "epub"),
-    "pdf": ("pdf", "pdf"),
-    "docx": ("office", "docx"),
-    "pptx": ("office", "pptx"),
-    "xlsx": ("office", "xlsx"),
-    "opendocument": ("opendocument", "opendocument"),
-    "rtf": ("rtf", "rtf"),
-    "unread": ("opendocument", "unread"),
-    "csv": ("table", "table"),
-    "eml": ("mail", "eml"),
-    "mbox": ("mail", "mbox"),
-    "picture": ("pdf", "image_pages"),
-}
 _decode = msgspec.msgpack.Decoder(learned(ReadRequest)).decode
 
 
@@ -47,14 +28,14 @@ class _Open:
 
     def __init__(self, request: ReadRequest) -> None:
         path = Path(request.path)
-        read = _reader(request.kind)
-        self.key = (request.path, request.ocr)
+        read = reader_of(request.kind)
+        self.key = _key(request)
         self.num_pages = 0
         if request.kind == "pdf":
             pages: Iterator[Page] = read(path, request.first, ocr=request.ocr)
             self.num_pages = _pdf_pages(path)
-        elif request.kind == "mbox":
-            pages = read(path, request.first)
+        elif request.kind in ("eml", "mbox"):
+            pages = read(path, request.first, attachments=request.attachments)
         else:
             pages = dropwhile(lambda page: page.number < request.first, read(path))
         self.pages = pages
@@ -63,10 +44,8 @@ class _Open:
         self.has_text = False
 
 
-def _reader(kind: str) -> Callable[..., Iterator[Page]]:
-    module, name = _READERS[kind]
-    reader: Callable[..., Iterator[Page]] = getattr(import_module(f"engine.documents.formats.{module}"), name)
-    return reader
+def _key(request: ReadRequest) -> tuple[object, ...]:
+    return (request.path, request.ocr, request.attachments)
 
 
 def _pdf_pages(path: Path) -> int:
@@ -92,10 +71,10 @@ class _Reading:
     def _read(self, request: ReadRequest) -> ReadAnswer:
         try:
             if not request.limit:
-                _reader(request.kind)
+                reader_of(request.kind)
                 return ReadAnswer()
             document = self._open
-            if document is None or document.key != (request.path, request.ocr) or document.next != request.first:
+            if document is None or document.key != _key(request) or document.next != request.first:
                 document = self._open = _Open(request)
             return self._some(document, request.limit)
         except BadDocument as error:

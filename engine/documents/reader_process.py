@@ -20,7 +20,8 @@ MEMORY_BYTES: Final = 3 << 29
 # A page at 200 dpi needs 1.4 GB and fragments the heap; beyond the limit a new child process continues.
 OCR_MEMORY_BYTES: Final = 1 << 31
 # Kinds whose pages are read independently.
-_PAGED: Final = ("pdf", "mbox")
+_PAGED: Final = ("pdf", "mbox", "eml")
+_MAILS: Final = ("mbox", "eml")
 _decode = msgspec.msgpack.Decoder(learned(ReadAnswer)).decode
 
 
@@ -82,7 +83,19 @@ class Reader:
             why = why or f"its parser ended with code {error.exit_code}"
             if request.kind not in _PAGED:
                 return ReadAnswer(problem=why)
+            if request.kind in _MAILS and request.attachments:
+                return self._message(request, why)
             return ReadAnswer((PageRead(request.first, f"page {request.first}", (), why),), done=False)
+
+    def _message(self, request: ReadRequest, why: str) -> ReadAnswer:
+        """A message without its attachments, one of which cannot be read."""
+        plain = msgspec.structs.replace(request, limit=1, attachments=False)
+        try:
+            answer = self._send(plain)
+        except ChildFailed as error:
+            return self._carefully(plain, error)
+        pages = tuple(msgspec.structs.replace(page, problem=page.problem or why) for page in answer.pages)
+        return msgspec.structs.replace(answer, pages=pages, done=answer.done or request.kind == "eml")
 
     def _send(self, request: ReadRequest) -> ReadAnswer:
         with self._lock:

@@ -32,10 +32,10 @@ from engine.message_catalog.reasons import Reason, because
 MAX_UNREAD: Final = 10_000
 # A file of a few kB can expand to any amount of text. This is twenty times the longest novel.
 MAX_CHARS: Final = 64_000_000
-# How passages are cut. If an index was cut otherwise, files with tables are read again; equal passages keep their
-# vectors.
-_CUT: Final = "tables of 1000"
-_WITHOUT_TABLES: Final = frozenset({"pdf", "picture", "code", "text", "eml", "mbox"})
+# How files are read. If an index was made otherwise, mails and files with tables are read again; equal passages
+# keep their vectors.
+_CUT: Final = "tables of 1000, mails with attachments"
+_WITHOUT_TABLES: Final = frozenset({"pdf", "picture", "code", "text"})
 # After this time the next file gets a turn.
 TURN_S: Final = 20.0
 Outcome = Literal["done", "later", "stopped"]

@@ -125,7 +125,8 @@ class CheckedSentence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 class ReadRequest(msgspec.Struct, frozen=True):
     """Read from page `first` (from 1), at most `limit` pages. With `ocr`, scanned pages are recognized by OCR.
 
-    A limit of 0 reads nothing and only imports the reader of the kind.
+    A limit of 0 reads nothing and only imports the reader of the kind. Without `attachments`, those
+    of mails are only named.
     """
 
     path: str
@@ -133,6 +134,7 @@ class ReadRequest(msgspec.Struct, frozen=True):
     first: int = 1
     limit: int = 64
     ocr: bool = False
+    attachments: bool = True
 
 
 class ReadAnswer(msgspec.Struct, frozen=True):

@@ -39,6 +39,7 @@ from tests.optin.marathon_world import World
 
 AFTER_S = 60
 P99_MS, RATE = 250.0, 50.0
+LONG_S, SHOWN = 1.0, 12
 MB_LEFT, DESCRIPTORS_LEFT, DISK_MB_LEFT = 150, 20, 20
 STORY = "Once upon a time there was a small dog who"
 VICTIM = "victim.gguf"
@@ -244,6 +245,7 @@ class Honest:
     def __init__(self, world, url, key):
         self.world, self.phase, self.is_disk_full = world, "quiet", False
         self.times, self.counts = defaultdict(list), Counter()
+        self.longest = []  # (seconds, when, what) of the times above a second
         headers = {"authorization": f"Bearer {key}"}
         self.client = httpx2.AsyncClient(base_url=url, timeout=120, headers=headers)
         self.known = {}
@@ -271,7 +273,16 @@ class Honest:
                             continue
                         now, text = time.perf_counter(), text + said
                         what = "first token" if last is None else "gap"
-                        self.times[self.phase, what].append(now - (last or begun))
+                        took = now - (last or begun)
+                        self.times[self.phase, what].append(took)
+                        if took > LONG_S:
+                            self.longest.append(
+                                (
+                                    took,
+                                    time.monotonic(),
+                                    what + (", deterministic" if body["deterministic"] else ""),
+                                )
+                            )
                         last = now
                 known = self.known.setdefault(prompt, text) if prompt == STORY and not wrong else text
                 if wrong or not text or text != known:
@@ -352,6 +363,7 @@ class Run:
         self.world = World(folder, random.Random(options.seed + 1), "http://127.0.0.1:9")
         shutil.copy(BUNDLED, self.world.home / "models" / VICTIM)
         self.sent = Counter()
+        self.tried = []  # (when, fault)
 
     async def manage(self, method, path, **more):
         headers = {"authorization": f"Bearer {self.world.told()['token']}"}
@@ -421,6 +433,7 @@ class Run:
         while True:
             for fault in (self.kill_victim, self.jump, self.fill):
                 await asyncio.sleep(self.rng.uniform(4, 10))
+                self.tried.append((time.monotonic(), fault.__name__))
                 await fault()
             with contextlib.suppress(OSError):
                 (world.folder / "ballast").unlink(missing_ok=True)
@@ -471,6 +484,9 @@ class Run:
             print(f"{what}: p99 {quiet:.0f} ms undisturbed, {abused:.0f} ms beside abusers")
             if not abused <= quiet + P99_MS:
                 blame(f"{what}: p99 is {abused - quiet:.0f} ms above the undisturbed one ({P99_MS:.0f} allowed)")
+        for took, when, what in sorted(honest.longest, reverse=True)[:SHOWN]:
+            before = [f"{name} {when - then:.1f} s before" for then, name in self.tried if then <= when][-2:]
+            print(f"  {took:.1f} s: {what}; {', '.join(before) or 'no fault before'}")
         requests = sum(count for who, count in self.sent.items() if ":" not in who)
         rate = requests / self.abused_s
         print(f"abusers: {rate:.0f} requests/s; {dict(self.sent)}")

@@ -1,6 +1,8 @@
 """HTML, and e-books, which are HTML in an archive. Nothing is downloaded and no script is run."""
 
+import contextlib
 import posixpath
+import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +13,12 @@ from lxml import etree
 from lxml import html as lxml_html
 
 from engine.documents.formats.archive import open_archive, read_member
-from engine.documents.formats.pseudo_pages import in_parts, paragraphs
+from engine.documents.formats.pseudo_pages import decoded, in_parts, paragraphs
 from engine.documents.types import BadDocument, Block, Page
 
 _LEFT_OUT: Final = frozenset({
     "script", "style", "noscript", "template", "svg", "head", "nav", "button", "iframe", "object", "footer",
-    "select", "datalist",
+    "select", "datalist", "binary",
 })  # fmt: skip
 _NO_TEXT: Final = frozenset({"script", "style", "template", "noscript"})
 # ARIA landmarks of page parts that are not content: they repeat on every page of a site.
@@ -24,31 +26,69 @@ _LANDMARKS_LEFT_OUT: Final = frozenset({"banner", "contentinfo", "navigation", "
 _HEADINGS: Final = {f"h{level}": level for level in range(1, 7)}
 _ENDS: Final = frozenset({
     "p", "div", "section", "article", "li", "ul", "ol", "dl", "dt", "dd", "blockquote", "figure", "figcaption",
-    "br", "hr", "main", "aside", "header", "address", "body", "td", "tr",
+    "br", "hr", "main", "summary", "details", "textarea", "fieldset", "legend", "caption", "th", "form", "center",
+    "title", "aside", "header", "address", "body", "td", "tr",
 })  # fmt: skip
 _CONTAINER: Final = "{urn:oasis:names:tc:opendocument:xmlns:container}"
 _OPF: Final = "{http://www.idpf.org/2007/opf}"
 _XML: Final = etree.XMLParser(resolve_entities=False, no_network=True, recover=True, huge_tree=False)
 
 
+# Where an HTML or XML file states its encoding, and names that mean more than they say. Source: WHATWG Encoding.
+_STATED: Final = re.compile(
+    rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w.:-]+)|^\s*<\?xml[^>]+encoding\s*=\s*["']([\w.:-]+)""", re.IGNORECASE
+)
+_SAME: Final = {
+    "iso-8859-1": "cp1252", "latin1": "cp1252", "us-ascii": "cp1252", "ascii": "cp1252", "gb2312": "gb18030",
+    "gbk": "gb18030", "x-gbk": "gb18030", "shift_jis": "cp932", "x-sjis": "cp932", "euc-kr": "cp949",
+    "ks_c_5601-1987": "cp949", "iso-8859-9": "cp1254", "iso-8859-11": "cp874", "tis-620": "cp874",
+    "x-mac-cyrillic": "mac_cyrillic", "macintosh": "mac_roman",
+}  # fmt: skip
+_TEXT_ENCODING: Final = re.compile(
+    r"utf-?8|cp\d+|windows-\d+|iso-?8859-\d+|koi8-[rut]|gb\d+|hz-gb-2312|big5(-?hkscs)?"
+    r"|euc-jp|iso-2022-(jp|kr)|mac_\w+|johab", re.IGNORECASE
+)  # fmt: skip
+_MARKS: Final = (b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf")
+
+
 def html(path: Path) -> Iterator[Page]:
     """Headings, paragraphs, tables and preformatted text of an HTML file."""
-    yield from in_parts(blocks_of(path.read_bytes()))
+    raw = path.read_bytes()
+    if path.suffix.lower() == ".fb2":  # its titles are in the text
+        raw = re.sub(rb"<(/?)title\b", rb"<\1h2", raw)
+    yield from in_parts(blocks_of(raw))
 
 
-def blocks_of(raw: bytes) -> Iterator[Block]:
-    """The blocks of an HTML document. Raises: BadDocument: it contains no document."""
+def blocks_of(raw: bytes, charset: str | None = None) -> Iterator[Block]:
+    """The blocks of an HTML document. Raises: BadDocument: it contains no document.
+
+    `charset` is the encoding that was stated outside of it.
+    """
     try:
-        declared = b"charset" in raw[:4096].lower() or raw[:3] == b"\xef\xbb\xbf" or raw[:5] == b"<?xml"
-        root = lxml_html.document_fromstring(
-            raw, parser=None if declared else lxml_html.HTMLParser(encoding="utf-8")
-        )
+        source = _text_of(raw, charset).encode("utf-8", "replace")
+        root = lxml_html.document_fromstring(source, parser=lxml_html.HTMLParser(encoding="utf-8"))
     except (etree.LxmlError, ValueError) as error:
         raise BadDocument(f"it contains no HTML ({error})") from error
     body = root.find("body")
     walk = _Walk()
     yield from walk.run(root if body is None else body)
     yield from walk.flush()
+
+
+def _text_of(raw: bytes, charset: str | None) -> str:
+    """The text in the stated encoding, if its bytes are in it; else as the decoder of plain text finds it."""
+    stated = _STATED.search(raw[:4096])
+    names = (charset, (stated[1] or stated[2]).decode() if stated else None)
+    for name in (_SAME.get(name.lower(), name) for name in names if name):
+        if _TEXT_ENCODING.fullmatch(name) and not raw.startswith(_MARKS):
+            with contextlib.suppress(LookupError):
+                text = raw.decode(name, "replace")
+                if text.count("\ufffd") <= len(text) // 1000 + raw.count(b"\xef\xbf\xbd"):
+                    return text
+    try:
+        return decoded(raw)
+    except BadDocument:  # it contains zeros
+        return raw.replace(b"\0", b"").decode("utf-8", "replace")
 
 
 class _Walk:

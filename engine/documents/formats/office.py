@@ -1,6 +1,8 @@
 """PowerPoint presentations, Excel workbooks and Word documents."""
 
+import re
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +16,10 @@ from engine.documents.types import BadDocument, Block, Page
 _SHEET_ROWS: Final = 60
 _MAX_ROWS: Final = 200_000
 _MAX_COLUMNS: Final = 200
+# Parts of a workbook with comments and text boxes.
+_BESIDE: Final = re.compile(r"xl/(comments\w*/?\w*|threadedComments/\w+|drawings/drawing\d+)\.xml", re.IGNORECASE)
+# Excel repeats the comments of a thread in a comment for older programs.
+_THREAD: Final = "[Threaded comment]"
 
 
 def pptx(path: Path) -> Iterator[Page]:
@@ -102,7 +108,7 @@ def _text(element: Any) -> str:
 
 
 def xlsx(path: Path) -> Iterator[Page]:
-    """Sheets as tables; long ones in pages of 60 rows, each with the sheet's head."""
+    """Sheets as tables, long ones in pages of 60 rows, each with the sheet's head; then comments and text boxes."""
     import openpyxl
 
     with open_archive(path):
@@ -120,6 +126,24 @@ def xlsx(path: Path) -> Iterator[Page]:
         for page in _sheet(sheet, number):
             yield page
             number = page.number + 1
+    with open_archive(path) as archive:
+        beside = [
+            block for name in archive.namelist() if _BESIDE.fullmatch(name) for block in _beside(archive, name)
+        ]
+    if beside:
+        yield Page(number, tuple(beside), "comments and text boxes")
+
+
+def _beside(archive: Any, name: str) -> Iterator[Block]:
+    """Text of a workbook that is not in its cells: comments with their cell, and text boxes."""
+    tree = etree.fromstring(read_member(archive, name), XML)
+    kinds = ("comment", "threadedComment") if "omment" in name else ("sp",)
+    for element in tree.iter():
+        if local(element) in kinds:
+            text = _text(element) or " ".join((element.text or "").split())
+            text = text or " ".join("".join(t.text or "" for t in _named(element, "text")).split())
+            if text and not text.startswith(_THREAD):
+                yield Block("text", f"{element.get('ref', '')}: {text}".removeprefix(": "))
 
 
 def _sheet(sheet: Any, number: int) -> Iterator[Page]:
@@ -134,7 +158,7 @@ def _sheet(sheet: Any, number: int) -> Iterator[Page]:
             break
         if len(row) > _MAX_COLUMNS and row[_MAX_COLUMNS] is not None and len(left_out) == 0:
             left_out.append(f"columns after {_MAX_COLUMNS} are not read")
-        line = " | ".join("" if v is None else " ".join(str(v).split()) for v in row[:_MAX_COLUMNS]).rstrip(" |")
+        line = " | ".join("" if v is None else _cell(v) for v in row[:_MAX_COLUMNS]).rstrip(" |")
         if not line:
             continue
         count += 1
@@ -148,6 +172,12 @@ def _sheet(sheet: Any, number: int) -> Iterator[Page]:
         number += 1
     if left_out:
         yield Page(number, label=sheet.title, problem="; ".join(left_out))
+
+
+def _cell(value: object) -> str:
+    """A value of a sheet in one line; a date without a time is only a date."""
+    is_day = isinstance(value, datetime) and not (value.hour or value.minute or value.second or value.microsecond)
+    return " ".join((str(value.date()) if isinstance(value, datetime) and is_day else str(value)).split())
 
 
 def _table(title: str, number: int, head: str, rows: list[str], last: int) -> Page:
@@ -167,7 +197,7 @@ _LEFT_OUT: Final = frozenset({
     "tblPr", "tblPrEx", "trPr", "tcPr", "tblGrid", "sectPr", "rt", "docPr", "binData",
 })  # fmt: skip
 _SIGNS: Final = {"tab": " ", "ptab": " ", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
-_NOTES: Final = {"footnoteReference": "footnotes", "endnoteReference": "endnotes"}
+_NOTES: Final = {"footnoteReference": "footnotes", "endnoteReference": "endnotes", "commentReference": "comments"}
 # Related parts that contain text: charts and SmartArt.
 DRAWN_PARTS: Final = frozenset({"chart", "diagramData"})
 # Symbols of fonts such as Wingdings are not Unicode characters.

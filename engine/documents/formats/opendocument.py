@@ -26,7 +26,8 @@ def opendocument(path: Path) -> Iterator[Page]:
     """Paragraphs, tables, notes and text boxes in document order; headings by their level."""
     with open_archive(path) as archive:
         try:
-            if b"encryption-data" in read_member(archive, "META-INF/manifest.xml"):
+            manifest = "META-INF/manifest.xml"
+            if manifest in archive.namelist() and b"encryption-data" in read_member(archive, manifest):
                 raise BadDocument("it is encrypted")
             content = etree.fromstring(read_member(archive, "content.xml"), XML)
         except (KeyError, etree.LxmlError) as error:

@@ -1,5 +1,7 @@
 """Parts of about one page for formats without pages; also decodes text."""
 
+import contextlib
+import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -45,6 +47,15 @@ _WESTERN: Final = frozenset(
     "\u00a0äöüÄÖÜßáéíóúÁÉÍÓÚàèìòùÀÈÌÒÙâêîôûÂÊÎÔÛãõñÃÕÑçÇåÅæÆøØëïËÏœŒÿ€£§°©®¢¥µ¿¡«»‹›„“”‚‘’–—…•·×÷±²³¹½¼¾ªº™†‡‰¶"  # noqa: RUF001
 )
 _WESTERN_SHARE: Final = 0.1
+# Hebrew letters and marks in Windows-1255. Texts in Cyrillic that long have other letters, too.
+_HEBREW: Final = frozenset(
+    b"\x84\x91\x92\x93\x94\x96\x97\xa0\xa4\xa7\xab\xb7\xbb" + bytes(range(0xC0, 0xD4)) + bytes(range(0xE0, 0xFB))
+)
+# Letters of ISO 8859-2 that are signs in Windows-1250, within a word; and bytes that only Windows-1250 has.
+_LATIN2: Final = re.compile(rb"[A-Za-z\xc0-\xff][\xa6\xab\xb1\xb6\xbb][A-Za-z\xc0-\xff]")
+_LATIN2_NEVER: Final = re.compile(rb"[\x80-\x9f]")
+_ENOUGH_HIGH: Final = 60
+_JAPANESE_MAIL: Final = re.compile(rb"\x1b\$[@B].{2,400}?\x1b\([BJ]", re.DOTALL)
 _SAMPLE_BYTES: Final = 64 << 10
 _LAST_ASCII: Final = 127
 
@@ -54,6 +65,9 @@ def decoded(raw: bytes) -> str:
     for mark, encoding in _BOMS:
         if raw.startswith(mark):
             return _lines(raw.decode(encoding, errors="replace"))
+    if _JAPANESE_MAIL.search(raw):  # in seven bits, like ASCII
+        with contextlib.suppress(UnicodeDecodeError):
+            return _lines(raw.decode("iso2022_jp"))
     if b"\0" in raw[:65536]:
         return _lines(_utf16(raw))
     try:
@@ -86,7 +100,12 @@ def _encoding(raw: bytes) -> str:
     western = _WESTERN.issuperset(high.decode("cp1252", errors="replace"))
     if western and len(high) < _WESTERN_SHARE * len(sample) + 3:
         return "cp1252"
+    if len(high) >= _ENOUGH_HIGH and _HEBREW.issuperset(high):
+        return "cp1255"
     best = from_bytes(sample, cp_isolation=_ENCODINGS.split()).best()
+    unsure = best is None or best.encoding == "cp1250"
+    if unsure and _LATIN2.search(sample) and not _LATIN2_NEVER.search(sample):
+        return "iso8859_2"
     return "cp1252" if best is None else best.encoding
 
 

@@ -1,6 +1,8 @@
 """Tables in text files, separated by comma, semicolon or tab."""
 
 import csv
+import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -10,19 +12,27 @@ from engine.documents.types import PART_CHARS, BadDocument, Block, Page
 
 _ROWS: Final = 60
 _SAMPLE: Final = 8192
+# Excel's own first line, which names the separator.
+_STATED: Final = re.compile(r'"?sep=([^\w\s"]|\t)"?\n', re.IGNORECASE)
 
 
 def table(path: Path) -> Iterator[Page]:
     """Pages of up to 60 rows, each with the table's head (its first row)."""
     text = decoded(path.read_bytes())
+    stated = _STATED.match(text)
+    if stated:
+        text = text[stated.end() :]
     try:
-        dialect: type[csv.Dialect] = csv.Sniffer().sniff(text[:_SAMPLE], delimiters=",;\t|")
+        dialect: type[csv.Dialect] = csv.Sniffer().sniff(
+            text[:_SAMPLE], delimiters=stated[1] if stated else ",;\t|"
+        )
     except csv.Error:
         dialect = csv.excel_tab if path.suffix.lower() == ".tsv" else csv.excel
     csv.field_size_limit(1 << 20)
     head, lines, size, number, row_number = "", [], 0, 1, 0
     try:
-        for row in csv.reader(text.split("\n"), dialect):
+        # with line ends, which a cell may contain
+        for row in csv.reader(io.StringIO(text, newline=""), dialect):
             line = " | ".join(" ".join(cell.split()) for cell in row)
             if not line.strip(" |"):
                 continue

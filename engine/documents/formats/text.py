@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from markdown_it import MarkdownIt
 
@@ -12,6 +13,7 @@ from engine.documents.types import PART_CHARS, BadDocument, Block, Page
 
 _JSON = frozenset({".json", ".jsonl", ".ndjson", ".geojson"})
 _CODE_LINES = 40
+_OUTPUT_CHARS = 4000
 _MEAN_LINE_CHARS = 400
 # "CHAPTER 12. The Whale", "Part II", "3.2 Results" as a separate paragraph.
 _HEADING = re.compile(
@@ -81,6 +83,35 @@ def code(path: Path) -> Iterator[Page]:
         # Its words would only add noise.
         raise BadDocument(f"it is generated: its lines have more than {_MEAN_LINE_CHARS} characters on average")
     yield from in_parts(_code(lines))
+
+
+def notebook(path: Path) -> Iterator[Page]:
+    """Cells of a Jupyter notebook: Markdown, code and printed output. Raises: BadDocument: it is damaged."""
+    try:
+        cells = json.loads(decoded(path.read_bytes()))["cells"]
+        parts = [(cell["cell_type"], _joined(cell["source"]), list(_outputs(cell))) for cell in cells]
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        raise BadDocument("it is damaged, or not a notebook") from error
+    yield from in_parts(block for part in parts for block in _cell(*part))
+
+
+def _cell(kind: str, source: str, outputs: list[str]) -> Iterator[Block]:
+    if kind == "markdown":
+        yield from _markdown(source)
+    elif source.strip():
+        yield Block("code", source)
+    for output in outputs:
+        yield from paragraphs(output[:_OUTPUT_CHARS])
+
+
+def _outputs(cell: dict[str, Any]) -> Iterator[str]:
+    """The printed and shown text of a cell; pictures are left out."""
+    for output in cell.get("outputs", ()):
+        yield _joined(output.get("text") or output.get("data", {}).get("text/plain") or "")
+
+
+def _joined(text: str | list[str]) -> str:
+    return text if isinstance(text, str) else "".join(text)
 
 
 def _unfolded(source: str) -> str:

@@ -3,10 +3,12 @@
 import json
 import os
 import random
+from email.message import EmailMessage
 
 import pytest
 
 from devices import child as limited_child
+from devices.child import ChildFailed
 from engine.documents import reader_process
 from engine.documents.file_types import kind_of
 from engine.documents.reader_process import Reader
@@ -137,9 +139,148 @@ def test_mail_is_one_page_a_message_and_names_attachments(reader, tmp_path):
     assert "numbers.csv" in text_of(pages[1])
 
 
+def with_attachments(folder, subject="Boats"):
+    """A mail with a text, a table, a Word file, a PDF, a damaged PDF, a picture, and a mail with a note."""
+    inner = EmailMessage()
+    inner["From"], inner["Subject"] = "tom@example.org", "Inner words"
+    inner.set_content("The inner boat sinks.")
+    inner.add_attachment("A note within: the rudder.\n", filename="note.txt", charset="utf-16")
+    mail = made.message(subject, "All boats are attached.")
+    mail.add_attachment(made.docx(folder / "w.docx").read_bytes(), maintype="application", subtype="octet-stream",
+                        filename="w.docx")  # fmt: skip
+    mail.add_attachment(made.pdf(folder / "p.pdf", [["Page of the pilot."]]).read_bytes(), maintype="application",
+                        subtype="pdf")  # fmt: skip
+    mail.add_attachment(b"%PDF-broken", maintype="application", subtype="pdf", filename="broken.pdf")
+    mail.add_attachment(b"\x89PNG", maintype="image", subtype="png", filename="photo.png")
+    mail.add_attachment(inner)
+    mail.add_attachment(inner.as_bytes(), maintype="application", subtype="octet-stream", filename="same.eml")
+    return mail
+
+
+@pytest.mark.parametrize("kind", ["eml", "mbox"])
+def test_attachments_of_a_mail_are_read_and_the_others_are_named(reader, tmp_path, kind):
+    path, mail = tmp_path / f"a.{kind}", with_attachments(tmp_path)
+    if kind == "eml":
+        path.write_bytes(mail.as_bytes())
+    else:
+        made.mbox(path, [mail, made.message("Second", "The second one.")])
+    pages, problem = read(reader, path)
+    assert not problem
+    text = text_of(pages[0])
+    for words in (
+        "All boats are attached.",
+        "1 | 2",
+        "412 crowns",
+        "Page of the pilot.",
+        "The inner boat sinks.",
+        "Inner words",
+    ):
+        assert words in text
+    assert text.count("A note within: the rudder.") == 2
+    assert "Attachments (not read): broken.pdf (it is damaged, or not a PDF), photo.png" in text
+    assert len(pages) == (1 if kind == "eml" else 2)
+
+
+@pytest.mark.parametrize("kind", ["eml", "mbox"])
+def test_an_attachment_that_stops_the_reader_leaves_the_text_of_its_mail(reader, tmp_path, monkeypatch, kind):
+    path = tmp_path / f"a.{kind}"
+    if kind == "eml":
+        path.write_bytes(with_attachments(tmp_path).as_bytes())
+    else:
+        made.mbox(path, [with_attachments(tmp_path, f"Boats {n}") for n in range(2)])
+    send = reader._send
+
+    def stopped(request):
+        if request.attachments:
+            raise ChildFailed(timed_out=True, out_of_memory=False, exit_code=None)
+        return send(request)
+
+    monkeypatch.setattr(reader, "_send", stopped)
+    pages, _ = read(reader, path)
+    assert len(pages) == (1 if kind == "eml" else 2)
+    for page in pages:
+        assert "All boats are attached." in text_of(page)
+        assert "w.docx, attachment 3.pdf, broken.pdf" in text_of(page)
+        assert "took longer than" in page.problem
+
+
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
+        ("sep.csv", "sep=;\nname;price\nIda;1,20\n", "name | price\nIda | 1,20"),
+        ("lines.csv", 'id,text\n1,"two\nlines, ""both"""\n', '1 | two lines, "both"'),
+        (
+            "undeclared.html",
+            ("<p>" + "Секретное собрание состоится во вторник. " * 3).encode("cp1251"),
+            "Секретное",
+        ),
+        (
+            "lies.html",
+            ("<meta charset=utf-8><p>" + "Секретное собрание состоится во вторник. " * 3).encode("koi8-r"),
+            "Секретное",
+        ),
+        ("stated.html", "<meta charset='gb2312'><p>租金每月为八百元".encode("gbk"), "租金每月为八百元"),
+        ("wide.html", "<p>Flut um zw\u00f6lf".encode("utf-16"), "Flut um zw\u00f6lf"),
+        (
+            "stated.eml",
+            b"From: a@b\nContent-Type: text/html; charset=koi8-r\n\n<p>" + "Секрет".encode("koi8-r"),
+            "Секрет",
+        ),
+        (
+            "empty-plain.eml",
+            (
+                b"From: a@b\nContent-Type: multipart/alternative; boundary=x\n\n--x\nContent-Type: text/plain\n"
+                b"\n \n--x\nContent-Type: text/html\n\n<p>The dory leaks.\n--x--\n"
+            ),
+            "The dory leaks.",
+        ),
+        (
+            "page.mhtml",
+            (
+                b"From: <Saved>\nContent-Type: multipart/related; boundary=x\n\n--x\nContent-Type: text/html\n\n"
+                b"<p>The dory leaks.\n--x\nContent-Type: image/png\n\nx\n--x--\n"
+            ),
+            "The dory leaks.",
+        ),
+        (
+            "hebrew.txt",
+            ("הסוד נמצא כאן והוא מחכה לקורא שימצא אותו בתוך הטקסט הארוך הזה. " * 2).encode("cp1255"),
+            "הסוד נמצא",
+        ),
+        (
+            "mail-japanese.txt",
+            "秘密はここにあり、読者がそれを見つけるのを待っています。".encode("iso2022_jp"),
+            "秘密は",
+        ),
+        (
+            "polish.txt",
+            ("Zażółć gęślą jaźń, święto będzie w środę, mówił ksiądz. " * 2).encode("iso8859_2"),
+            "gęślą jaźń",
+        ),
+        (
+            "a.fb2",
+            (
+                '<?xml version="1.0" encoding="utf-8"?><FictionBook><body><section><title><p>One</p></title>'
+                "<p>A dory.</p></section></body><binary>AAAA</binary></FictionBook>"
+            ),
+            "One\n\nA dory.",
+        ),
+        (
+            "a.ipynb",
+            json.dumps(
+                {
+                    "cells": [
+                        {"cell_type": "markdown", "source": ["# Boats\n", "A dory."]},
+                        {
+                            "cell_type": "code",
+                            "source": "leak()",
+                            "outputs": [{"text": ["wet\n"]}, {"data": {"text/plain": "7"}}],
+                        },
+                    ]
+                }
+            ),
+            "A dory.\n\nleak()\n\nwet\n\n7",
+        ),
         ("a.csv", "name;age\nIda;7\n", "name | age\nIda | 7"),
         ("a.md", "# Top\n\ntext\n\n| a | b |\n|---|---|\n| 1 | 2 |\n", "| a | b |\n|---|---|\n| 1 | 2 |"),
         ("a.py", "import os\n\n\ndef swim():\n    return 1\n", "def swim():"),

@@ -2,9 +2,11 @@
 """Text that Word, PowerPoint, Excel and browsers display is read; hidden text is not."""
 
 import zipfile
+from datetime import date, datetime
 
 import openpyxl
 import pytest
+from openpyxl.comments import Comment
 
 from engine.documents import file_types
 from engine.documents.formats import office
@@ -240,9 +242,30 @@ def test_what_a_sheet_has_too_much_of_is_a_problem(tmp_path, monkeypatch, far):
     assert what in pages[1].problem
 
 
+def test_comments_and_days_of_a_workbook_are_read(text_of, tmp_path):
+    book = openpyxl.Workbook()
+    book.active.append(["Boat", date(2026, 3, 1), datetime(2026, 3, 1, 14, 30)])  # noqa: DTZ001 - as in a sheet
+    book.active["A1"].comment = Comment("It leaks.", "Ida")
+    book.save(tmp_path / "a.xlsx")
+    text, problems = text_of(tmp_path / "a.xlsx")
+    assert "Boat | 2026-03-01 | 2026-03-01 14:30:00" in text
+    assert "A1: It leaks." in text
+    assert not problems
+
+
+def test_comments_of_a_word_file_are_read(text_of, tmp_path):
+    comment = (
+        '<w:root><w:comment w:id="1" w:author="Ida"><w:p><w:r><w:t>It leaks.</w:t></w:r></w:p></w:comment></w:root>'
+    )
+    body = par(run("The dory"), '<w:r><w:commentReference w:id="1"/></w:r>')
+    word_file(tmp_path / "a.docx", body, comments=("comments.xml", comment))
+    assert text_of(tmp_path / "a.docx") == ("The dory\n\nIt leaks.", [])
+
+
 @pytest.mark.parametrize(
     ("page", "expected"),
     [
+        ("<details><summary>Sum</summary>det</details><textarea>area</textarea>", "Sum\n\ndet\n\narea"),
         ("<form><h1>Head</h1><p>All of it</p><select><option>no</option></select></form>", "Head\n\nAll of it"),
         ("<table><caption>Prices</caption><tr><td>one<br>two</td><td><p>a</p><p>b</p></td></tr></table>", "Prices\n\none two | a b"),
         ("<table><tr><td>a<script>no()</script></td></tr></table>", "a"),
