@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import io
 import json
+import os
 import random
 import shutil
 import signal
@@ -349,10 +350,15 @@ class Honest:
         return word in answer.text.replace(f'"{word}"', "", 1) if answer.status_code == 200 else False
 
 
+def at(values, part):
+    """The value in milliseconds below which this part of them lies."""
+    ordered = sorted(values)
+    return 1000 * ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else float("nan")
+
+
 def p99(values):
     """The 99th percentile in milliseconds."""
-    ordered = sorted(values)
-    return 1000 * ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))] if ordered else float("nan")
+    return at(values, 0.99)
 
 
 class Run:
@@ -481,7 +487,10 @@ class Run:
         honest, blame = self.honest, self.world.blame
         for what in ("first token", "gap"):
             quiet, abused = (p99(honest.times[phase, what]) for phase in ("quiet", "abused"))
-            print(f"{what}: p99 {quiet:.0f} ms undisturbed, {abused:.0f} ms beside abusers")
+            for phase in ("quiet", "abused", "after"):
+                times = honest.times[phase, what]
+                shown = ", ".join(f"p{100 * part:g} {at(times, part):.0f}" for part in (0.5, 0.9, 0.99))
+                print(f"{what}, {phase}: {len(times)} times, {shown}, most {at(times, 1):.0f} ms")
             if not abused <= quiet + P99_MS:
                 blame(f"{what}: p99 is {abused - quiet:.0f} ms above the undisturbed one ({P99_MS:.0f} allowed)")
         for took, when, what in sorted(honest.longest, reverse=True)[:SHOWN]:
@@ -505,6 +514,7 @@ class Run:
 
 def main():
     if sys.argv[1:2] == ["--abuse"]:
+        os.nice(19)  # they stand for other computers: what they compute is not the server's
         asyncio.run(Abusers(sys.argv[2], sys.argv[3:5]).run())
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
