@@ -14,7 +14,7 @@ from devices.types import Device, Machine, Runtime
 from engine.message_catalog.reasons import Reason, because
 from engine.placement import cpu_choices as streaming
 from engine.placement import openvino
-from engine.placement.chip_speeds import bandwidth
+from engine.placement.chip_speeds import bandwidth, rates
 from engine.placement.cpu_choices import (
     cpu_kernel_reasons,
     file_weights,
@@ -53,6 +53,9 @@ SPLIT_RESERVE_BYTES: Final = 512 << 20
 # Factor on a candidate's time of a usual turn, once for a larger ubatch and once for attention of all layers on the
 # GPU: both may cost a little there, but gain more on long prompts.
 TIE: Final = 0.95
+# A smaller ubatch must make a usual turn faster by this factor, so that doubt about the forecast changes nothing.
+FASTER_TURN: Final = 0.97
+SMALLEST_UBATCH: Final = 128
 
 
 class PlacementQuery(msgspec.Struct, frozen=True):
@@ -288,7 +291,7 @@ class _Offload:
         """
         best = self._with_most_layers()
         if best.settings.n_gpu_layers == self._total and best.fits:
-            return best
+            return self._with_best_ubatch(best)
         usual, larger = self._base, min(HOST_UBATCH, self._base.n_batch)
         tried = [best, *self._without_experts()]
         if larger > usual.n_ubatch and any(c.fits for c in tried):
@@ -301,6 +304,19 @@ class _Offload:
             return not c.fits, c.speed.turn_s * TIE ** ((at.n_ubatch == larger) + (at.n_gpu_layers == self._total))
 
         return min(tried, key=order)
+
+    def _with_best_ubatch(self, usual: Candidate) -> Candidate:
+        """The same with a smaller ubatch if this model's usual turns are faster with it, as behind long texts."""
+        if not rates(self._gpu, self._runtime.backend).prompt_mask_s or len(self._devices) > 1:
+            return usual
+        sizes = (usual.settings.n_ubatch // 2, usual.settings.n_ubatch // 4)
+        smaller = [
+            self._candidate(msgspec.structs.replace(usual.settings, n_ubatch=size), fits=True)
+            for size in sizes
+            if size >= SMALLEST_UBATCH
+        ]
+        best = min((usual, *smaller), key=lambda c: c.speed.turn_s)
+        return best if best.speed.turn_s < FASTER_TURN * usual.speed.turn_s else usual
 
     def _with_most_layers(self) -> Candidate:
         cells = self._base.kv_cells

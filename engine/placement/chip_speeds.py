@@ -161,8 +161,10 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     - fixed seconds per token, per layer, per layer of experts and per recurrent layer.
 
     A prompt's token takes operations of weights / `gflops` and of attention / `attention_gflops`, plus seconds
-    per token, recurrent layer, billion BF16 weights and expert. Each ubatch adds seconds per GB of weights, per
-    layer and per GB of cache. None: use the rule of the chip's family, which does not have that term.
+    per token, recurrent layer, billion BF16 weights and expert. Its attention adds seconds per billion pairs of a
+    head and a cached token, more for those whose mask no cache of the chip holds, and per billion multiply-adds of
+    wide heads. Each ubatch adds seconds per GB of weights, per layer and per GB of cache. None: use the rule of the
+    chip's family, which does not have that term.
     """
 
     gbs: Positive
@@ -183,6 +185,9 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     piece_gb_s: NotNegative = 0.0
     piece_layer_s: NotNegative = 0.0
     piece_cache_gb_s: NotNegative = 0.0
+    prompt_pair_s: NotNegative = 0.0
+    prompt_mask_s: NotNegative = 0.0
+    prompt_wide_heads_s: NotNegative = 0.0
 
     @property
     def cache_read_gbs(self) -> float:

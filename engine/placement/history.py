@@ -72,16 +72,28 @@ class MeasuredSpeed(msgspec.Struct, frozen=True):
 def seconds_at(points: Sequence[SpeedPoint], depth: float, forecast: Callable[[float], float]) -> float:
     """Seconds per token after `depth` others, of a model that `forecast` describes.
 
-    The points are moved to this model by its own forecast at their depths. Between and beyond two of them, time
-    grows with the forecast; the measured slope may even fall, but not below half of what was measured.
+    The points are moved to this model by its own forecast at their depths. Between two of them, and beyond, time
+    grows with the forecast; the measured slope may even fall, but not below half of what was measured. Beyond
+    points that are close to each other, noise would decide the slope, so it is mostly that of the forecast.
     """
-    moved = [(p.depth, p.measured_s * forecast(p.depth) / p.forecast_s) for p in points]
-    above = next((i for i, (at, _) in enumerate(moved) if at >= depth), len(moved) - 1)
-    (near, near_s), (far, far_s) = moved[max(0, above - 1)], moved[max(above, min(1, len(moved) - 1))]
-    low, high, at_depth = forecast(near), forecast(far), forecast(depth)
-    if high <= low:
-        return near_s * at_depth / low
-    return max(near_s + (far_s - near_s) * (at_depth - low) / (high - low), min(near_s, far_s) / 2)
+    moved = [(forecast(p.depth), p.measured_s * forecast(p.depth) / p.forecast_s) for p in points]
+    at_depth = forecast(depth)
+    above = next((i for i, point in enumerate(points) if point.depth >= depth), len(points))
+    if 0 < above < len(points) and moved[above - 1][0] < moved[above][0]:
+        (at, at_s), (other, other_s) = moved[above - 1], moved[above]
+        slope = (other_s - at_s) / (other - at)
+    else:
+        at, at_s = moved[min(above, len(points) - 1)]
+        others = [point for point in moved if point[0] != at]
+        if not others:
+            return at_s * at_depth / at
+        clear = [point for point in others if abs(point[0] / at - 1) >= CLEAR_GROWTH]
+        # The nearest of those, else the farthest of all.
+        (other, other_s), *_ = sorted(clear or others, key=lambda point: abs(point[0] - at), reverse=not clear)
+        clear_frac = min(1.0, (abs(other / at - 1) / CLEAR_GROWTH) ** 2)
+        usual = (at_s / at + other_s / other) / 2  # how long tokens take here, as a multiple of the forecast
+        slope = clear_frac * (at_s - other_s) / (at - other) + (1 - clear_frac) * usual
+    return max(at_s + slope * (at_depth - at), min(at_s, other_s) / 2)
 
 
 def attention_key(machine: str, heads: Heads, threads: int) -> str:
@@ -102,6 +114,9 @@ MAX_ENTRIES: Final = 500
 USE_TOKENS: Final = 20_000
 # A correction that changed by more than this is written at once.
 NEWS: Final = 0.1
+# Two measured points tell how time grows if their forecasts differ by this. A measurement under load is off by as
+# much, so of closer points only the square of their share of it counts.
+CLEAR_GROWTH: Final = 0.2
 # Responses between two writes of the statistics.
 SAVE_EVERY: Final = 16
 # Settings that a fallback may change and that are therefore stored.

@@ -92,6 +92,14 @@ USUAL_UBATCH: Final = 512
 UBATCH_EXPONENT: Final = 0.25
 # Share of the time for reading a dense model's weights per ubatch that is not hidden behind the products.
 DENSE_PIECE: Final = 0.3
+# Elements of the attention mask (ubatch x cached tokens, 16 bits each) that the caches of a chip hold: beyond them
+# a prompt through RADV takes longer for each head and cached token, the more the larger the ubatch is.
+# Published: Strix Halo, a dense 27B: the bend is at 9,000 tokens with an ubatch of 1,024, at 17,000 with 512 and at
+# 34,000 with 256. Exponent: from the same curves.
+CACHED_MASK: Final = 9e6
+MASK_EXPONENT: Final = 0.6
+# Attention kernels are made for heads of this size; larger ones cost more per multiplication.
+NARROW_HEADS: Final = 128
 # Types that are read without unpacking; and the one that GPUs have matrix units for only in some backends.
 WIDE: Final = frozenset({GgmlType.BF16, GgmlType.F16})
 SLOW_IN_PROMPTS: Final = GgmlType.BF16
@@ -432,6 +440,27 @@ def attention_gmac(shape: ModelShape, depth: float) -> float:
     return 2 * (shape.attention or shape.embedding) * rows / 1e9
 
 
+def beyond_cached_mask(depth: float, piece: float) -> float:
+    """Cached tokens beyond those whose mask the chip's caches hold, for a prompt in ubatches of `piece`."""
+    return max(0.0, depth - CACHED_MASK / piece) * float((piece / USUAL_UBATCH) ** MASK_EXPONENT)
+
+
+def _attention_s(shape: ModelShape, rate: Rates, depth: float, piece: int) -> float:
+    """Seconds of attention for one prompt token after `depth` others."""
+    seconds = 2 * attention_gmac(shape, depth) / rate.attention_rate
+    if not (rate.prompt_pair_s or rate.prompt_mask_s or rate.prompt_wide_heads_s):
+        return seconds
+    whole = [layer for layer in shape.layers if layer.key_values and not (layer.sliding and shape.sliding_window)]
+    heads, width = shape.heads / 1e9, (shape.attention or shape.embedding) / max(1, shape.heads)
+    cached = attention_gmac(shape, depth) / (2 * width)  # billions of pairs of a head and a cached token
+    seconds += cached * rate.prompt_pair_s
+    seconds += heads * len(whole) * beyond_cached_mask(depth, piece) * rate.prompt_mask_s
+    if width > NARROW_HEADS:
+        of_whole = attention_gmac(msgspec.structs.replace(shape, layers=tuple(whole)), depth)
+        seconds += of_whole * rate.prompt_wide_heads_s
+    return seconds
+
+
 def _prompt_s(
     shape: ModelShape, settings: LoadSettings, device: Device, backend: str, rate: Rates, depth: float
 ) -> float:
@@ -456,7 +485,7 @@ def _prompt_s(
     if shape.experts:
         seconds += _experts_s(shape, device, backend, rate, seconds, active, piece)
     linear = sum(1 for layer in shape.layers if layer.state_bytes)
-    seconds += 2 * attention_gmac(shape, depth) / rate.attention_rate
+    seconds += _attention_s(shape, rate, depth, max(1, settings.n_ubatch))
     seconds += rate.prompt_token_s + linear * rate.prompt_linear_s + wide * rate.prompt_wide_s
     whole = weights / 1e9 * (1.0 if shape.experts else DENSE_PIECE)
     of_piece = whole * rate.piece_gb_s + len(shape.layers) * rate.piece_layer_s

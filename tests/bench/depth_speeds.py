@@ -1,4 +1,4 @@
-"""Fit seconds a token = a + b x depth to published runs of chips, and say how far off that is for a model left out.
+"""Fit seconds per token over depth to published runs of chips, and say how far off that is for a model left out.
 
 `python tests/bench/depth_speeds.py [--rows FILE] [--shapes FILE] [--write]`
 
@@ -6,15 +6,16 @@ Rows are tests/data/speeds/depths.jsonl. With `--rows` the constants fitted to t
 the same fields. `--write` puts the constants of chips that the table of chips knows into chip_speeds.json.
 
 For each chip, backend and driver branch the parts of a token's time (weights, layers, experts, cache, attention)
-get non-negative constants by least squares on relative errors, each file counted once, a few robust rounds; a part
-that the runs say little of stays near the rule for the chip's family, with which the fit begins.
+get non-negative constants by least squares, each file counted once, a few robust rounds. Two errors count: that of
+each row, and that of each curve's growth from its first point, both relative to the row's time. A part that the
+runs say little of stays near the rule for the chip's family, with which the fit begins.
 """
 
 import argparse
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,13 @@ from engine.placement.chip_speeds import (
     ruled_rates,
     speed_of,
 )
-from engine.placement.speed import DENSE_PIECE, UBATCH_EXPONENT, USUAL_UBATCH
+from engine.placement.speed import (
+    DENSE_PIECE,
+    NARROW_HEADS,
+    UBATCH_EXPONENT,
+    USUAL_UBATCH,
+    beyond_cached_mask,
+)
 
 FOLDER = Path("tests/data/speeds")
 ROWS, SHAPES = FOLDER / "depths.jsonl", FOLDER / "shapes.json"
@@ -58,8 +65,18 @@ WIDE, BRAIN = re.compile(r"BF16|F16|F32"), re.compile(r"BF16")
 HELD = {"decode": 0.6, "prompt": 0.003}
 # Errors beyond this count less.
 ROUGH = 0.1
+# Weight of a row's growth from the first point of its curve, against that of its own time.
+GROWTH = 1.0
 MODELS_TO_JUDGE, MODELS_TO_SHIP = 6, 4
+# Where the prompt's attention begins, as shares of the time of its multiply-adds with heads of 128 values: seconds
+# per head and cached token, of a mask beyond the caches (only RADV is known for it), and of wide heads.
+PAIR_SHARE, WIDE_SHARE = 0.1, 0.1
+MASK_SHARE = {"vulkan-radv": 0.1}
+MASK_SHARE_ELSEWHERE = 0.02
+# SYCL has no products of its own for BF16. Source: runs of a B70, dense models: 91 to 97 GB/s of 608.
+SLOW_BRAIN = {"sycl": 5.0}
 GOALS = {"decode": (15, 4, 2), "prompt": (20, 10, 4)}
+DEEP_ENOUGH = 15_000  # tokens that a curve must reach to tell what a day takes
 FURTHER = 2000  # tokens between a measured point and one forecast from it
 # Least constants, where the rule has no such part.
 LEAST_DECODE = {"token_s": 2e-4, "linear_s": 5e-5, "attention_gflops": 6e4}
@@ -79,9 +96,12 @@ def depth(row: dict) -> float:
 def usable(row: dict, shapes: dict) -> bool:
     shape, note = shapes.get(row["arch"] or ""), row.get("note") or ""
     strange = ("server", "HTTP", "ds4", "patched b", "ubatch inferred")
+    # Forks, and a kind of attention that llama.cpp is not built with any more.
+    other_builds = any(word in row["engine"] for word in ("(fork", "(rocwmma"))
     clean = row["engine"].startswith("llama.cpp") and (
         note.startswith("unpatched") or not any(word in note for word in strange)
     )
+    clean = clean and not other_builds
     told = row["file_gib"] and (row["phase"] == "decode" or row["ubatch"])
     plain = row["kv_type"] in {"f16", None} and row["flash_attn"] is not False
     return bool(shape and shape["full"] is not None and clean and told and plain and " x" not in row["chip"])
@@ -122,12 +142,16 @@ def parts(row: dict, shapes: dict) -> np.ndarray:
             ]
         )  # fmt: skip
     piece = min(row["ubatch"] or USUAL_UBATCH, row["n"])
+    heads, cached = shape["heads"] / 1e9, shape["full"] * at + shape["swa"] * min(at, shape["win"])
+    width = shape["mla"][0] if shape["mla"] else shape["hd"]
+    wide_heads = attention_gmac({**shape, "swa": 0}, at) if width > NARROW_HEADS else 0
     more = shape["active_b"] * MIXTURE_PROMPTS[kind] * (USUAL_UBATCH / piece) ** UBATCH_EXPONENT if mixture else 0
     weights = read * (1 if mixture else DENSE_PIECE)
     return np.array(
         [
             1, shape["active_b"], shape["active_b"] * brain, more, weights / piece, attention_gmac(shape, at),
             shape["layers"] / piece, cache_gb(shape, at) / piece, shape["lin"],
+            heads * cached, heads * shape["full"] * beyond_cached_mask(at, piece), wide_heads,
         ]
     )  # fmt: skip
 
@@ -154,32 +178,44 @@ def ruled(key: tuple[str, str, str], rows: Sequence[dict]) -> np.ndarray:
     if phase == "decode":
         return np.array(
             [
-                LEAST_DECODE["token_s"], layer_s, 1 / reads, 0.9 / reads, expert_s, 1 / (0.75 * reads),
-                LEAST_DECODE["linear_s"], 1.5 / gbs, 2 / LEAST_DECODE["attention_gflops"],
+                LEAST_DECODE["token_s"], layer_s, 1 / reads, SLOW_BRAIN.get(of, 1) * 0.9 / reads, expert_s,
+                1 / (0.75 * reads), LEAST_DECODE["linear_s"], 1.5 / gbs, 2 / LEAST_DECODE["attention_gflops"],
             ]
         )  # fmt: skip
-    dense = 2 / flops
+    dense, attention = 2 / flops, 2 / (0.35 * flops)
+    pair = attention * 2 * NARROW_HEADS
     wide = {"vulkan-radv": 1.5, "vulkan-amdvlk": 1.5}.get(of, 0.2)
     return np.array(
         [
-            LEAST_PROMPT["token_s"], dense, wide * dense, (1 / prompt - 1) * dense, 2 / gbs, 2 / (0.35 * flops),
+            LEAST_PROMPT["token_s"], dense, wide * dense, (1 / prompt - 1) * dense, 2 / gbs, attention,
             LEAST_PROMPT["layer"], 2 / gbs, LEAST_PROMPT["linear_s"],
+            PAIR_SHARE * pair, MASK_SHARE.get(of, MASK_SHARE_ELSEWHERE) * pair, WIDE_SHARE * attention,
         ]
     )  # fmt: skip
 
 
 def least_squares(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Without negative constants, by coordinates."""
+    """Without negative constants: Lawson and Hanson's active sets on the normal equations."""
     scale = np.sqrt((matrix**2).sum(0)) + 1e-30
     matrix = matrix / scale
     square, right = matrix.T @ matrix + 1e-9 * np.eye(matrix.shape[1]), matrix.T @ wanted
-    found = np.zeros(matrix.shape[1])
-    for _ in range(3000):
-        before = found.copy()
-        for j in range(len(found)):
-            found[j] = max(0.0, found[j] + (right[j] - square[j] @ found) / square[j, j])
-        if np.abs(found - before).max() < 1e-9:
+    found, used = np.zeros(len(right)), np.zeros(len(right), bool)
+    for _ in range(5 * len(right)):
+        gain = np.where(used, -1, right - square @ found)
+        if used.all() or gain.max() <= 1e-10:
             break
+        used[gain.argmax()] = True
+        while True:
+            trial = np.zeros(len(right))
+            trial[used] = np.linalg.solve(square[np.ix_(used, used)], right[used])
+            falls = used & (trial <= 0)
+            if not falls.any():
+                found = trial
+                break
+            step = (found[falls] / (found[falls] - trial[falls] + 1e-300)).min()
+            found = found + step * (trial - found)
+            used &= found > 1e-12
+            found[~used] = 0
     return found / scale
 
 
@@ -188,13 +224,20 @@ def fitted(rows: Sequence[dict], start: np.ndarray, shapes: dict) -> np.ndarray:
     matrix = np.array([parts(row, shapes) for row in rows])
     held = np.sqrt(HELD[rows[0]["phase"]])
     count = Counter((row["arch"], row["quant"]) for row in rows)
-    weight, robust = np.array([count[row["arch"], row["quant"]] ** -0.5 for row in rows]), np.ones(len(rows))
-    found = start
+    weight = np.array([count[row["arch"], row["quant"]] ** -0.5 for row in rows])
+    at = {id(row): number for number, row in enumerate(rows)}
+    grown = np.array([(at[id(row)], at[id(c[0])]) for c in curves(rows) for row in deeper(c)]).reshape(-1, 2)
+    last, first = grown.T.astype(int)
+    growth, grew = matrix[last] - matrix[first], seconds[last] - seconds[first]
+    # The rows, the growth of curves, and the rule; each relative to its time.
+    all_parts = np.vstack([matrix / seconds[:, None], growth / seconds[last, None], np.diag(1 / start)])
+    wanted = np.concatenate([np.ones(len(rows)), grew / seconds[last], np.ones(len(start))])
+    each = np.concatenate([weight, GROWTH * weight[last], np.full(len(start), held)])
+    robust, found = np.ones(len(wanted)), start
     for _ in range(5):
-        each = weight * robust
-        both = np.vstack([matrix / seconds[:, None] * each[:, None], np.diag(held / start)])
-        found = least_squares(both, np.concatenate([each, np.full(len(start), held)]))
-        robust = np.sqrt(ROUGH / np.maximum(np.abs(matrix @ found / seconds - 1), ROUGH))
+        found = least_squares(all_parts * (each * robust)[:, None], wanted * each * robust)
+        robust = np.sqrt(ROUGH / np.maximum(np.abs(all_parts @ found - wanted), ROUGH))
+        robust[-len(start) :] = 1
     return found
 
 
@@ -218,8 +261,14 @@ def curves(rows: Sequence[dict]) -> list[list[dict]]:
     """Rows of one file and campaign, shallowest first."""
     found = defaultdict(list)
     for row in rows:
-        found[row["quant"], row["series"], row["ubatch"] if row["phase"] == "prompt" else 0].append(row)
+        size = row["ubatch"] if row["phase"] == "prompt" else 0
+        found[row["arch"], row["quant"], row["series"], size].append(row)
     return [sorted(curve, key=depth) for curve in found.values()]
+
+
+def deeper(curve: Sequence[dict]) -> list[dict]:
+    """The rows of a curve that are well beyond its first one."""
+    return [row for row in curve if depth(row) > depth(curve[0]) + FURTHER]
 
 
 def with_points(rows: Sequence[dict], constants: np.ndarray, shapes: dict) -> tuple[list[float], list[float]]:
@@ -232,13 +281,13 @@ def with_points(rows: Sequence[dict], constants: np.ndarray, shapes: dict) -> tu
     for curve in curves(rows):
         first = curve[0]
         scale = 1 / first["tok_s"] / forecast(first)
-        deeper = [row for row in curve if depth(row) > depth(first) + FURTHER]
-        one += [abs(forecast(row) * scale * row["tok_s"] - 1) for row in deeper]
-        third = min(deeper, key=lambda row: abs(depth(row) - depth(curve[-1]) / 3), default=None)
+        later = deeper(curve)
+        one += [abs(forecast(row) * scale * row["tok_s"] - 1) for row in later]
+        third = min(later, key=lambda row: abs(depth(row) - depth(curve[-1]) / 3), default=None)
         if third is None:
             continue
         growth = (1 / third["tok_s"] - 1 / first["tok_s"]) / (forecast(third) - forecast(first))
-        for row in deeper:
+        for row in later:
             if depth(row) > depth(third) + FURTHER:
                 seconds = 1 / first["tok_s"] + growth * (forecast(row) - forecast(first))
                 two.append(abs(seconds * row["tok_s"] - 1))
@@ -275,17 +324,94 @@ def left_out(rows: Sequence[dict], shapes: dict) -> None:
         print(f"    two points measured: {told(two[phase])} (goal {goals[2]} %)")
 
 
+def seconds_between(rows: Sequence[dict]) -> Callable[[float], float]:
+    """Seconds per token of published rows over depth: straight lines between their medians, and beyond."""
+    found = defaultdict(list)
+    for row in rows:
+        found[depth(row)].append(1 / row["tok_s"])
+    depths = np.array(sorted(found))
+    seconds = np.array([np.median(found[at]) for at in depths])
+
+    def at_depth(at: float) -> float:
+        above = int(np.clip(np.searchsorted(depths, at), 1, len(depths) - 1))
+        share = max(0.0, (at - depths[above - 1]) / (depths[above] - depths[above - 1]))
+        return float(seconds[above - 1] + share * (seconds[above] - seconds[above - 1]))
+
+    return at_depth
+
+
+def day(read_s: Callable[[float], float], write_s: Callable[[float], float]) -> float:
+    """Seconds of an agent's day: 20,000 tokens read, then 30 turns of 1,300 read and 200 written."""
+    seconds = sum(500 * read_s(at + 250) for at in range(0, 20_000, 500))
+    for at in range(20_000, 65_000, 1500):
+        seconds += 1300 * read_s(at + 650) + 200 * write_s(at + 1400)
+    return seconds
+
+
+def days(rows: Sequence[dict], judged: Sequence[dict], shapes: dict, *, without_model: bool) -> None:
+    """What an agent's day loses where backend and ubatch of a file are chosen by forecast.
+
+    `judged` are the rows of the choices. Drivers of one branch are one choice, which takes what the fastest takes.
+    """
+    known, found, losses = groups(rows, shapes), groups(judged, shapes), []
+    for chip, model in sorted({(key[0], row["arch"]) for key, of in found.items() for row in of}):
+        choices: dict[str, dict[tuple[str, int], list[tuple[float, float]]]] = {}
+        for of in sorted(name for c, name, phase in found if c == chip and phase == "prompt" and name in BRANCHES):
+            constants = {}
+            for phase in GOALS:
+                learned_from = known.get((chip, of, phase), [])
+                others = [row for row in learned_from if not without_model or row["arch"] != model]
+                if len(models(others)) >= MODELS_TO_SHIP - without_model:
+                    constants[phase] = fitted(others, ruled((chip, of, phase), learned_from), shapes)
+            if len(constants) == len(GOALS):
+                both = {p: [r for r in found.get((chip, of, p), []) if r["arch"] == model] for p in GOALS}
+                for (quant, size), took in days_of(both, constants, shapes):
+                    choices.setdefault(quant, {}).setdefault((of, size), []).append(took)
+        for quant, of_file in sorted(choices.items()):
+            if len(of_file) > 1:
+                forecast, real = ({c: min(t[i] for t in took) for c, took in of_file.items()} for i in (0, 1))
+                chosen = min(forecast, key=lambda choice: forecast[choice])
+                losses.append(real[chosen] / min(real.values()) - 1)
+                print(f"  {chip} {model} {quant}: {chosen[0]}, ubatch {chosen[1]} loses {losses[-1]:.1%}")
+    if losses:
+        print(f"an agent's day loses {np.mean(losses):.1%} in the mean, at most {max(losses):.0%}, n={len(losses)}")
+
+
+def days_of(
+    rows: dict[str, list[dict]], constants: dict[str, np.ndarray], shapes: dict
+) -> Iterator[tuple[tuple[str, int], tuple[float, float]]]:
+    """(type of the file, ubatch) with the seconds of a day by forecast and by published rows."""
+    reads, writes = rows["prompt"], rows["decode"]
+    for quant, size, driver in sorted({(r["quant"], r["ubatch"], r["backend"]) for r in reads}):
+        read = [r for r in reads if (r["quant"], r["ubatch"], r["backend"]) == (quant, size, driver)]
+        written = [r for r in writes if (r["quant"], r["backend"]) == (quant, driver)]
+        if max(map(depth, read)) < DEEP_ENOUGH or not is_deep(read) or not is_deep(written):
+            continue
+
+        def at(row: dict, n: int) -> Callable[[float], float]:
+            here = constants[row["phase"]]
+            return lambda middle: float(parts({**row, "depth": middle - n / 2, "n": n}, shapes) @ here)
+
+        forecast = day(at(read[-1], size), at(written[-1], 1))
+        yield (quant, size), (forecast, day(seconds_between(read), seconds_between(written)))
+
+
 def elsewhere(rows: Sequence[dict], other: Sequence[dict], shapes: dict) -> None:
     """Another file's rows by constants fitted to these."""
-    here, errors = groups(rows, shapes), defaultdict(list)
+    here, errors, one, two = groups(rows, shapes), defaultdict(list), defaultdict(list), defaultdict(list)
     for key, theirs in groups(other, shapes).items():
         if len(models(here.get(key, []))) >= MODELS_TO_SHIP:
             constants = fitted(here[key], ruled(key, here[key]), shapes)
             found = [abs(float(parts(row, shapes) @ constants) * row["tok_s"] - 1) for row in theirs]
             errors[key[2]] += found
+            pointed = with_points(theirs, constants, shapes)
+            one[key[2]] += pointed[0]
+            two[key[2]] += pointed[1]
             print(f"  {' '.join(key)}: {told(found)}")
     for phase in GOALS:
         print(f"{phase}, other rows: {told(errors[phase])}")
+        print(f"    one shallow point measured: {told(one[phase])}")
+        print(f"    two points measured: {told(two[phase])}")
 
 
 def shipped(rows: Sequence[dict], shapes: dict) -> list[dict]:
@@ -304,7 +430,7 @@ def shipped(rows: Sequence[dict], shapes: dict) -> list[dict]:
             "cache_gbs": 1 / max(a[5], 1e-9), "expert_layer_s": a[4], "linear_s": a[6],
             "attention_gflops": 2 / max(p[5], 1e-9), "prompt_token_s": p[0], "prompt_linear_s": p[8],
             "prompt_wide_s": p[2], "prompt_experts_s": p[3], "piece_gb_s": p[4], "piece_layer_s": p[6],
-            "piece_cache_gb_s": p[7],
+            "piece_cache_gb_s": p[7], "prompt_pair_s": p[9], "prompt_mask_s": p[10], "prompt_wide_heads_s": p[11],
         }  # fmt: skip
         all_rows = [row for of_phase in both.values() for row in of_phase]
         rounded = {name: float(f"{value:.4g}") for name, value in rates.items()}
@@ -342,9 +468,12 @@ def main() -> None:
     if options.write:
         write(shipped(rows, shapes))
     if options.rows:
-        elsewhere(rows, read(options.rows), shapes)
+        other = read(options.rows)
+        elsewhere(rows, other, shapes)
+        days(rows, other, shapes, without_model=False)
     else:
         left_out(rows, shapes)
+        days(rows, rows, shapes, without_model=True)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,12 @@ from statistics import median
 import pytest
 from msgspec.structs import replace
 
+from devices.memory_ledger import Ledger
+from engine.placement.candidates import PlacementQuery, on_gpus
 from engine.placement.chip_speeds import chip_speeds, rates
 from engine.placement.history import PlacementHistory, SpeedPoint, seconds_at
-from engine.placement.speed import Forecast, expected, speed_curve
+from engine.placement.speed import BACKENDS, Forecast, expected, speed_curve
+from engine.placement.types import PlacementLimits
 from engine.runner.protocol import LoadSettings
 from tests.bench import depth_speeds
 from tests.support.machines.opened_machines import opened
@@ -40,9 +43,58 @@ def test_answers_and_prompts_are_slower_behind_long_texts(backend):
 
 def test_time_is_a_line_over_depth():
     halo = opened("sh-framework-desktop-linux")
-    for pick in ("decode_tok_s", "prefill_tok_s"):
-        a, b, c = (1 / getattr(speed(halo, "vulkan", "8B", depth), pick) for depth in (2000, 22_000, 42_000))
+    for pick, backend in (("decode_tok_s", "vulkan"), ("prefill_tok_s", "rocm")):
+        a, b, c = (1 / getattr(speed(halo, backend, "8B", depth), pick) for depth in (2000, 22_000, 42_000))
         assert b - a == pytest.approx(c - b, rel=1e-6)
+
+
+def test_prompts_through_radv_slow_down_where_the_mask_leaves_the_caches():
+    """Source: a dense 27B on Strix Halo: the bend is at 9,000 tokens with an ubatch of 1,024, 34,000 with 256."""
+    halo = opened("sh-framework-desktop-linux")
+
+    def slopes(ubatch):
+        depths = (1000, 5000, 30_000, 60_000)
+        a, b, c, d = (1 / speed(halo, "vulkan", "8B", depth, ubatch).prefill_tok_s for depth in depths)
+        return (b - a) / 4000, (d - c) / 30_000
+
+    for ubatch in (512, 1024):
+        before, after = slopes(ubatch)
+        assert after > 1.2 * before
+    assert slopes(1024)[1] > slopes(512)[1]
+    before, after = slopes(128)
+    assert after == pytest.approx(before, rel=1e-6), "the mask fits up to 70,000 tokens"
+
+
+def test_a_model_used_behind_long_texts_gets_a_smaller_ubatch_on_radv():
+    halo = opened("sh-framework-desktop-linux", own=False)
+
+    def chosen(depth):
+        history = PlacementHistory(None)
+        if depth:
+            history.record_use("m", 20_000, float(depth), 1)
+        settings = LoadSettings(path="m", n_ctx=131_072)
+        query = PlacementQuery(MODELS["8B"], settings, PlacementLimits(), halo, Ledger(lambda: halo), history, "m")
+        (found,) = on_gpus(query)
+        return found.settings.n_ubatch
+
+    assert chosen(None) == BACKENDS["vulkan"].n_ubatch
+    assert chosen(60_000) < BACKENDS["vulkan"].n_ubatch
+
+
+def test_points_close_to_each_other_give_the_level_and_not_the_slope():
+    """Two prompts of similar length, the second one while the computer was busy: half as fast."""
+
+    def forecast(depth):
+        return 1.0 + depth / 10_000
+
+    close = (SpeedPoint(32, 1.0, forecast(32)), SpeedPoint(256, 2.0, forecast(256)))
+    assert seconds_at(close, 32, forecast) == pytest.approx(1.0)
+    assert seconds_at(close, 256, forecast) == pytest.approx(2.0)
+    at_the_end = seconds_at(close, 30_000, forecast)
+    assert 1.0 * forecast(30_000) < at_the_end < 2.1 * forecast(30_000)
+    # A third point far away shows the slope, whatever the two near ones say.
+    far = (*close, SpeedPoint(10_000, 3.0, forecast(10_000)))
+    assert seconds_at(far, 30_000, forecast) == pytest.approx(3.0 + (3.0 - 2.0) / 0.9744 * 2, rel=1e-3)
 
 
 def test_the_constants_are_those_the_script_fits():
