@@ -215,6 +215,13 @@ def _named(rows: Iterable[Gpu], text: str) -> list[Gpu]:
 
 
 @cache
+@cache
+def architectures(text: str) -> tuple[str, ...]:
+    """AMD's names, such as gfx1151, of the chips that a text names, such as "Radeon 8060S"."""
+    rows = _named(chips().gpus, text.lower())
+    return tuple(sorted({identity for row in rows for identity in row.ids if identity.startswith("gfx")}))
+
+
 def _word(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])")
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import msgspec
 
 from devices.atomic_file import locked, write_atomically
+from devices.chips import architectures
 from devices.environment import user_folder
 from devices.errors import FaultRulesRefused
 from devices.msgspec_lock import learned
@@ -265,7 +266,10 @@ def _of_machine(when: When, facts: Facts, *, in_doubt: bool) -> Iterable[tuple[s
     if when.vendor:
         yield "vendor", facts.vendor == when.vendor if facts.vendor else None
     if when.gpu:
-        yield "gpu", re.search(when.gpu, facts.gpu, re.IGNORECASE) is not None if facts.gpu else None
+        yield (
+            "gpu",
+            re.search(when.gpu, _with_architecture(facts.gpu), re.IGNORECASE) is not None if facts.gpu else None,
+        )
     if when.integrated is not None:
         yield "integrated", None if facts.integrated is None else facts.integrated == when.integrated
     if when.gpus:
@@ -281,6 +285,11 @@ def _of_machine(when: When, facts: Facts, *, in_doubt: bool) -> Iterable[tuple[s
         yield "variable", when.variable in facts.environment
 
 
+def _with_architecture(gpu: str) -> str:
+    """The chip's names, with AMD's name of its architecture if they lack it."""
+    return gpu if "gfx" in gpu else " ".join((gpu, *architectures(gpu)))
+
+
 def _in(span: Span, facts: Facts, key: str) -> bool | None:
     version = facts.versions.get(key)
     return span.holds(version) if version else None
@@ -294,7 +303,7 @@ def _in_builds(builds: Builds, facts: Facts, *, in_doubt: bool) -> bool | None:
     repairs = dict.fromkeys(builds.good, "") | builds.patches
     for commit, chips in repairs.items():
         has_it = any(have.startswith(commit) or commit.startswith(have) for have in facts.patches)
-        if has_it and re.search(chips, facts.gpu, re.IGNORECASE):
+        if has_it and re.search(chips, _with_architecture(facts.gpu), re.IGNORECASE):
             return False
     if facts.builds is None:
         return None if (builds.first, builds.until) != (0, 1 << 31) else True
@@ -315,6 +324,10 @@ def gpu_facts(
     versions["kernel" if machine.system == "linux" else "system"] = machine.kernel
     if device.driver_version:
         versions["windows_driver" if machine.system == "windows" else str(device.driver)] = device.driver_version
+        if device.vendor == "NVIDIA":
+            versions["nvidia"] = _nvidia_version(device.driver_version)
+    if device.kind == "igpu" and device.memory.dedicated_bytes is not None:
+        versions["carve_out_gib"] = f"{device.memory.dedicated_bytes / 2**30:.1f}"
     names = sorted({runtime.description for runtime in device.runtimes})
     alike = [d for d in machine.devices if d.vendor == device.vendor and d.kind == device.kind]
     return Facts(
@@ -328,6 +341,12 @@ def gpu_facts(
         versions={name: value for name, value in versions.items() if value},
         environment=machine.variables,
     )
+
+
+def _nvidia_version(version: str) -> str:
+    """NVIDIA's own number of a driver: Windows' 32.0.15.8088 is 580.88."""
+    match = re.fullmatch(r"\d+\.\d+\.\d*(\d)\.(\d\d)(\d\d)", version, re.ASCII)
+    return f"{match[1]}{match[2]}.{match[3]}" if match else version
 
 
 def engine_builds(rules: Rules, version: str | None) -> tuple[int, int] | None:

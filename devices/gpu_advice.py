@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from devices import install_hints
 from devices.backends.libraries import WITHOUT_DEVICE
 from devices.distribution import Distribution, Family, distribution
-from devices.host import Host
+from devices.host import CommandResult, Host
 from devices.kernel_packs import bundled
 from devices.types import BackendReport, Device, Machine
 
@@ -147,6 +147,18 @@ _VERSION_COMMANDS: Final[dict[Family, tuple[str, ...]]] = {
     "debian": ("dpkg-query", "-W", "-f", "${Version}", "mesa-vulkan-drivers"),
     "fedora": ("rpm", "-q", "--qf", "%{VERSION}", "mesa-vulkan-drivers"),
 }
+# Of the package with the firmware of AMD's GPUs; distributions of a family have one or the other.
+_FIRMWARE_COMMANDS: Final[dict[Family, tuple[str, ...]]] = {
+    "debian": ("dpkg-query", "-W", "-f", "${Version} ", "firmware-amd-graphics", "linux-firmware"),
+    "fedora": ("rpm", "-q", "--qf", "%{VERSION} ", "amd-gpu-firmware", "linux-firmware"),
+    "arch": ("pacman", "-Q", "linux-firmware-amdgpu", "linux-firmware"),
+    "suse": ("rpm", "-q", "--qf", "%{VERSION} ", "kernel-firmware-amdgpu"),
+}
+# Since Mesa 24.3 the name of this library has the version, whatever installed it.
+_GALLIUM: Final = re.compile(r"libgallium-(\d{2}\.\d{1,2}\.\d{1,3})\b.*\.so", re.ASCII)
+_LIBRARIES: Final = (
+    "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/run/opengl-driver/lib",
+)  # fmt: skip
 _ARCH_PACKAGES: Final = {"AMD": "vulkan-radeon", "Intel": "vulkan-intel"}
 _SUSE_PACKAGES: Final = {"AMD": "libvulkan_radeon", "Intel": "libvulkan_intel"}
 COMMAND_S: Final = 5.0
@@ -169,7 +181,7 @@ def driver_problem(host: Host, system: Distribution, devices: tuple[Device, ...]
     listed = driver_files(host)
     for device in devices:
         pattern = _DRIVER_FILES.get(device.vendor, r".")
-        if not any(re.search(pattern, name) for name in listed):
+        if not any(re.search(pattern, path.rpartition("/")[2]) for path in listed):
             return f"no Vulkan driver for {device.vendor} is installed", install_driver(system, device.vendor)
     for device in devices:
         needed = MESA_FOR_ARCH.get(device.arch or "")
@@ -181,12 +193,12 @@ def driver_problem(host: Host, system: Distribution, devices: tuple[Device, ...]
 
 
 def driver_files(host: Host) -> tuple[str, ...]:
-    """The names of the files that list Vulkan drivers."""
+    """The files that list Vulkan drivers, of this processor's kind only."""
     return tuple(
-        name
+        f"{folder}/{name}"
         for folder in (*DRIVER_LISTS, *DRIVER_LISTS_NIXOS)
         for name in host.listdir(folder)
-        if name.endswith(".json") and not name.startswith("lvp_")
+        if name.endswith(".json") and not re.search(r"^lvp_|i[36]86|icd32", name)
     )
 
 
@@ -209,16 +221,42 @@ def install_driver(system: Distribution, vendor: str) -> str:
 
 def mesa_version(host: Host, system: Distribution, vendor: str) -> tuple[int, int] | None:
     """Version of the installed Mesa Vulkan driver; None if unknown."""
+    parts = _mesa(host, system, vendor).split(".")
+    return (int(parts[0]), int(parts[1])) if len(parts) > 1 else None
+
+
+def package_versions(host: Host, machine: Machine) -> tuple[tuple[str, str], ...]:
+    """Versions of Mesa and of AMD's firmware, which rules of known faults compare, as far as they are known.
+
+    It runs a command for each, so it is not part of the inventory.
+    """
+    vendors = {d.vendor for d in machine.devices if d.kind in {"igpu", "dgpu"}}
+    if host.system != "linux" or not vendors & {"AMD", "Intel"}:
+        return ()
+    system = distribution(host)
+    mesa = _mesa(host, system, "AMD" if "AMD" in vendors else "Intel")
+    firmware = None
+    if "AMD" in vendors and (command := _FIRMWARE_COMMANDS.get(system.family)):
+        firmware = re.search(r"(?<!\d)20\d{6}(?!\d)", host.run(command, COMMAND_S).stdout, re.ASCII)
+    versions = {"mesa": mesa, "linux_firmware": firmware[0] if firmware else ""}
+    return tuple((name, version) for name, version in versions.items() if version)
+
+
+def _mesa(host: Host, system: Distribution, vendor: str) -> str:
+    """The version of Mesa's Vulkan driver by its package, else by its library; empty if unknown."""
+    if vendor not in {"AMD", "Intel"}:
+        return ""
     command = _VERSION_COMMANDS.get(system.family, ())
-    if system.family == "arch" and vendor in _ARCH_PACKAGES:
+    if system.family == "arch":
         command = ("pacman", "-Q", _ARCH_PACKAGES[vendor])
-    if system.family == "suse" and vendor in _SUSE_PACKAGES:
+    if system.family == "suse":
         command = ("rpm", "-q", "--qf", "%{VERSION}", _SUSE_PACKAGES[vendor])
-    if not command or vendor not in {"AMD", "Intel"}:
-        return None
-    done = host.run(command, COMMAND_S)
-    match = re.search(r"(?:^|[\s:])(\d{2})\.(\d{1,2})\.", done.stdout) if done.returncode == 0 else None
-    return (int(match[1]), int(match[2])) if match else None
+    done = host.run(command, COMMAND_S) if command else CommandResult(None)
+    words = done.stdout if done.returncode == 0 else ""
+    if match := re.search(r"(?:^|[\s:])(\d{2}\.\d{1,2}(?:\.\d{1,3})?)(?!\d)", words, re.ASCII):
+        return match[1]
+    names = (name for folder in _LIBRARIES for name in host.listdir(folder))
+    return next((match[1] for name in names if (match := _GALLIUM.match(name))), "")
 
 
 def newer_mesa(system: Distribution, needed: tuple[int, int]) -> str:

@@ -14,7 +14,7 @@ from devices.backends.backend_probe import try_backends as try_all
 from devices.backends.libraries import BACKENDS
 from devices.child_command import child_command
 from devices.detect import detailed
-from devices.gpu_advice import advised
+from devices.gpu_advice import advised, driver_files, package_versions
 from devices.host import Host
 from devices.kernel_packs import bundled
 from devices.kernel_packs.folder import installed_libraries
@@ -31,7 +31,7 @@ def live_report(host: Host, cache: Path | None, *, try_backends: bool = True, fr
 
     Before backends are tested, bundled kernels are installed if a device can use them.
     """
-    machine = detailed(host)
+    machine = _with_packages(host, detailed(host))
     if not try_backends:
         return machine
     bundled.provide(machine)
@@ -61,9 +61,15 @@ def work_round_crashes(machine: Machine) -> None:
                             os.environ[name] = value
 
 
+def _with_packages(host: Host, machine: Machine) -> Machine:
+    drivers = driver_files(host) if host.system == "linux" else ()
+    versions = (*machine.versions, *package_versions(host, machine))
+    return replace(machine, versions=versions, vulkan_drivers=drivers)
+
+
 def recorded_report(host: RecordedHost) -> Machine:
     """Build the report from a recording and its recorded backend results."""
-    machine = detailed(host)
+    machine = _with_packages(host, detailed(host))
     reports = advised(host, machine, backend_reports(host.backends), live=False)
     return merged(replace(machine, backends=reports)) if reports else machine
 

@@ -55,7 +55,12 @@ def machine_findings(host: Host, machine: Machine) -> tuple[Finding, ...]:
 
 
 def driver_versions(host: Host) -> tuple[tuple[str, str], ...]:
-    """Versions of Linux's drivers and firmware that rules of known faults compare, as far as they can be read."""
+    """Versions of drivers and firmware that rules of known faults compare, as far as they can be read."""
+    if host.system == "windows":
+        from devices.probes.gpu_windows import adrenalin_version
+
+        release = adrenalin_version(host)
+        return (("adrenalin", release),) if release else ()
     if host.system != "linux":
         return ()
     words = text(host, "/proc/cmdline").split()

@@ -197,7 +197,7 @@ class Machine(msgspec.Struct, frozen=True):
 
     `distribution` is Linux's by name and version, such as "Debian 12"; empty on other systems. `versions` are those
     of drivers and firmware that rules of known faults compare (devices/fault_rules.py), `variables` the environment
-    variables among them that are set.
+    variables among them that are set. `vulkan_drivers` are the files that list Vulkan drivers on Linux.
     """
 
     system: System
@@ -213,6 +213,7 @@ class Machine(msgspec.Struct, frozen=True):
     distribution: str = ""
     versions: tuple[tuple[str, str], ...] = ()
     variables: tuple[str, ...] = ()
+    vulkan_drivers: tuple[str, ...] = ()
 
     def device(self, device_id: str) -> Device | None:
         """The device with that id, or the first of that kind; None if there is none."""

@@ -38,6 +38,16 @@ def windows_gpus(host: Host, ram: SystemMemory) -> list[Device]:
     return list(gpus.values())
 
 
+def adrenalin_version(host: Host) -> str:
+    """AMD's release of the display driver, such as 26.3.1, as its installer writes it; empty if there is none."""
+    for name in host.registry_keys(DISPLAY_CLASS):
+        if re.fullmatch(r"[0-9]{4}", name, re.ASCII):
+            release = str(host.registry(f"{DISPLAY_CLASS}\\{name}").get("RadeonSoftwareVersion") or "")
+            if re.match(r"\d{2}\.\d{1,2}\b", release, re.ASCII):
+                return release[:32]
+    return ""
+
+
 def _drivers(host: Host) -> dict[str, Mapping[str, Json]]:
     drivers: dict[str, Mapping[str, Json]] = {}
     for name in host.registry_keys(DISPLAY_CLASS):

@@ -202,6 +202,7 @@ _FALLBACKS: Final = {
     "without_guesses": "disable speculative decoding",
     "other_backend": "use {backend} instead ({device})",
     "matrix_units_off": "do not use the GPU's matrix units",
+    "other_vulkan_driver": "use the GPU's other Vulkan driver",
     "half_precision_off": "do not compute in half precision on the GPU",
     "memory_not_pinned": "do not pin memory for the GPU",
     "died_reading": "a runner died here at {tokens} tokens of a prompt, so the next one reads with other settings",

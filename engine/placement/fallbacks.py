@@ -24,6 +24,9 @@ SWITCHES: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "cuda": (("memory_not_pinned", ("GGML_CUDA_NO_PINNED",)),),
     "rocm": (("memory_not_pinned", ("GGML_CUDA_NO_PINNED",)),),
 }
+# A vendor's Vulkan drivers on Linux: the one that llama.cpp takes if several are installed, and the others.
+# Beginnings of the names of their lists.
+DRIVERS: dict[str, tuple[str, str]] = {"AMD": ("radeon", "amd_"), "Intel": ("intel_icd", "intel_hasvk")}
 # Value in settings without restrictions.
 MAX_DRAFT = 16
 # ggml's name of the operation.
@@ -41,8 +44,8 @@ def next_fallback(
     """The next settings to try, of those that `may_try` allows; None if nothing is left.
 
     In order: without the model's own draft head and state copies, another backend of the same device, a smaller
-    ubatch, the plain f16 cache, switches of the backend, the CPU, then without Tessera's own kernels, without
-    repacked weights, and without mapping the file.
+    ubatch, the plain f16 cache, switches of the backend, another Vulkan driver, the CPU, then without Tessera's own
+    kernels, without repacked weights, and without mapping the file.
     """
     untried = (fallback for fallback in _fallbacks(settings, machine) if fallback.settings not in tried)
     return next((fallback for fallback in untried if may_try(fallback.settings)), None)
@@ -73,7 +76,7 @@ def _fallbacks(settings: LoadSettings, machine: Machine) -> list[Fallback]:
 def prefill_fallbacks(settings: LoadSettings, machine: Machine) -> list[Fallback]:
     """What to try after a runner died while it read a long prompt.
 
-    In order: half the ubatch, switches of the backend, other backends of the device, the CPU.
+    In order: half the ubatch, switches of the backend, another Vulkan driver, other backends, the CPU.
     """
     fallbacks, smaller = [], settings.n_ubatch // 2
     if smaller >= SMALLEST_DEEP_UBATCH:
@@ -97,7 +100,25 @@ def _switched_off(settings: LoadSettings, machine: Machine) -> list[Fallback]:
         if variables != settings.variables:
             changed = msgspec.structs.replace(settings, variables=variables)
             fallbacks.append(Fallback(settings=changed, change=because(kind)))
-    return fallbacks
+    return [*fallbacks, *_by_other_driver(settings, machine)] if backend == "vulkan" else fallbacks
+
+
+def _by_other_driver(settings: LoadSettings, machine: Machine) -> list[Fallback]:
+    """The same through another installed Vulkan driver of the device's vendor, as AMDVLK next to RADV."""
+    name = settings.devices[0]
+    vendor = next((d.vendor for d in machine.devices for r in d.runtimes if r.device_name == name), "")
+    usual, other = DRIVERS.get(vendor, (None, None))
+    files = {path: path.rpartition("/")[2] for path in machine.vulkan_drivers}
+    installed = [word for word in (usual, other) if word and any(f.startswith(word) for f in files.values())]
+    if usual is None or len(installed) <= 1:
+        return []
+    # The lists of other vendors stay, so that their GPUs keep their numbers.
+    left = ":".join(path for path, file in files.items() if not file.startswith(usual))
+    variables = with_variables(settings.variables, {"VK_ICD_FILENAMES": left})
+    if variables == settings.variables:
+        return []
+    changed = msgspec.structs.replace(settings, variables=variables)
+    return [Fallback(settings=changed, change=because("other_vulkan_driver"))]
 
 
 def with_variables(present: tuple[str, ...], more: Mapping[str, str]) -> tuple[str, ...]:

@@ -96,8 +96,12 @@ class MachineState:
         if machine is None:
             return inventory(self._host)
         if any(d.kind == "dgpu" and d.vendor == "NVIDIA" for d in machine.devices):
-            return merged(replace(detailed(self._host), backends=machine.backends))
-        return merged(replace(inventory(self._host), backends=machine.backends, meters=machine.meters))
+            current = detailed(self._host)
+        else:
+            current = replace(inventory(self._host), meters=machine.meters)
+        versions = {**dict(machine.versions), **dict(current.versions)}  # those of packages are read once
+        current = replace(current, versions=tuple(versions.items()), vulkan_drivers=machine.vulkan_drivers)
+        return merged(replace(current, backends=machine.backends))
 
 
 class Resources(msgspec.Struct, frozen=True):

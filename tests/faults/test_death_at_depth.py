@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+from msgspec.structs import replace
 
 from devices.types import Runtime
 from engine.core.errors import RunnerDied
@@ -156,3 +157,21 @@ def test_the_ladder_of_a_gpu_ends_on_the_cpu():
     assert steps[-1] in {"on_processor", "shorter_pieces"}
     assert tried[-1].devices == ()
     assert "GGML_VK_DISABLE_COOPMAT=1" in tried[2].variables
+
+
+def test_another_vulkan_driver_is_tried_and_those_of_other_vendors_stay():
+    machine = reports()["sh-linux-amdvlk-vs-rocm"]
+    name = next(r.device_name for d in machine.devices for r in d.runtimes if r.backend == "vulkan")
+    settings = LoadSettings(path="m", devices=(name,), n_gpu_layers=99, n_ubatch=128)
+
+    def drivers(*files):
+        listed = replace(machine, vulkan_drivers=tuple(f"/usr/share/vulkan/icd.d/{file}" for file in files))
+        found = [f for f in prefill_fallbacks(settings, listed) if f.change.kind == "other_vulkan_driver"]
+        return [f.settings.variables for f in found]
+
+    both = drivers("amd_icd64.json", "nvidia_icd.json", "radeon_icd.x86_64.json")
+    assert both == [
+        ("VK_ICD_FILENAMES=/usr/share/vulkan/icd.d/amd_icd64.json:/usr/share/vulkan/icd.d/nvidia_icd.json",)
+    ]
+    assert drivers("radeon_icd.x86_64.json", "nvidia_icd.json") == []
+    assert drivers("amd_icd64.json") == []

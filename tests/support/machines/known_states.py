@@ -57,7 +57,7 @@ def facts_of(state: dict[str, Any], rules: Rules) -> Facts:
     flash = settings.get("flash_attn")
     return Facts(
         backend=BACKENDS.get(str(engine.get("backend", "")), str(engine.get("backend", ""))),
-        system="wsl" if "WSL" in str(system.get("subsystem", "")) else str(system.get("system", "")),
+        system="wsl" if "WSL" in str(system.get("subsystem", "")) else _system(system),
         vendor=next((v for v, words in VENDORS.items() if re.search(words, name, re.IGNORECASE)), ""),
         gpu=name,
         integrated=gpu.get("integrated"),
@@ -82,6 +82,10 @@ def facts_of(state: dict[str, Any], rules: Rules) -> Facts:
         direct_io=settings.get("direct_io"),
         environment=tuple(settings.get("env", {})),
     )
+
+
+def _system(told: dict[str, Any]) -> str:
+    return str(told.get("system") or ("linux" if told.get("distro") or told.get("cmdline") else ""))
 
 
 def _builds(engine: dict[str, Any], rules: Rules) -> tuple[int, int] | None:

@@ -12,7 +12,9 @@ from app.cli.main import cli
 from devices import fault_rules
 from devices.errors import FaultRulesRefused
 from devices.fault_rules import Builds, Facts, Span, Then, decide, load, matching, numbers, parse, together, update
+from devices.recording import RecordedHost
 from devices.report import work_round_crashes
+from devices.system_checks import driver_versions
 from devices.types import Device, Machine, Memory, Runtime, SystemMemory
 from engine.core.paths import user_paths
 from engine.placement.device_checks import DeviceChecks
@@ -280,3 +282,41 @@ def test_a_driver_that_crashes_when_asked_for_its_gpus_gets_the_switch_before_it
     monkeypatch.setenv(SWITCH, "0")
     work_round_crashes(laptop("32.0.23033.1002"))
     assert os.environ[SWITCH] == "0", "the user's own value stays"
+
+
+@pytest.mark.parametrize(
+    ("name", "matches"),
+    [
+        ("AMD Radeon 8060S Graphics (RADV STRIX_HALO)", True),
+        ("AMD Radeon(TM) 8050S Graphics", True),
+        ("Radeon 890M", True),
+        ("AMD Radeon 780M Graphics (RADV PHOENIX)", False),
+        ("AMD Radeon RX 9070 XT", False),
+        ("gfx1103 Radeon 8060S", False),
+    ],
+)
+def test_a_chip_without_its_architecture_is_known_by_its_name(rules, name, matches):
+    facts = halo(gpu=name, builds=(10469, 10469))
+    found = {rule.id for rule in matching(rules.rules, facts)}
+    assert ("hip-igpu-wrong-answers" in found) is matches
+
+
+@pytest.mark.parametrize(
+    ("system", "vendor", "version", "key", "expected"),
+    [
+        ("windows", "NVIDIA", "32.0.15.8088", "nvidia", "580.88"),
+        ("windows", "NVIDIA", "580.88", "nvidia", "580.88"),
+        ("linux", "NVIDIA", "575.64.03", "nvidia", "575.64.03"),
+        ("windows", "AMD", "32.0.23033.1002", "windows_driver", "32.0.23033.1002"),
+    ],
+)
+def test_a_drivers_version_has_the_number_that_rules_use(system, vendor, version, key, expected):
+    device = Device("1", "dgpu", vendor, "x", "usable", Memory(), driver="nvidia", driver_version=version)
+    machine = Machine(system, "k", "x86_64", "", "", SystemMemory(), (device,))
+    assert fault_rules.gpu_facts(machine, device, "vulkan", None).versions[key] == expected
+
+
+def test_amds_release_on_windows_is_read_from_the_registry():
+    key = r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc1-08002be10318}\0001"
+    host = RecordedHost({"format": 1, "system": "windows", "registry": {key: {"RadeonSoftwareVersion": "26.3.1"}}})
+    assert dict(driver_versions(host)) == {"adrenalin": "26.3.1"}

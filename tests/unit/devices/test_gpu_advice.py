@@ -11,6 +11,7 @@ from devices.gpu_advice import advised, gpu_lines
 from devices.kernel_packs import bundled
 from devices.merge import merged
 from devices.recording import RecordedHost
+from devices.report import recorded_report
 from devices.types import BackendReport
 from tests.support.machines.machines import machines, reports
 
@@ -148,3 +149,47 @@ def test_every_recorded_machine_gets_a_line_for_each_gpu(name):
     lines = gpu_lines(machine)
     assert len(lines) == max(1, sum(d.kind in {"igpu", "dgpu"} for d in machine.devices))
     assert all(line.startswith("GPU: ") and not line.endswith(": ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("system", "command", "printed", "versions"),
+    [
+        ("Debian 13", "dpkg-query -W -f ${Version} mesa-vulkan-drivers", "25.0.7-2", {"mesa": "25.0.7"}),
+        ("Ubuntu 24.04", "dpkg-query -W -f ${Version} mesa-vulkan-drivers", "26.1.0~kisak1~n", {"mesa": "26.1.0"}),
+        ("Fedora 43", "rpm -q --qf %{VERSION} mesa-vulkan-drivers", "26.0.5", {"mesa": "26.0.5"}),
+        ("Arch", "pacman -Q vulkan-radeon", "vulkan-radeon 1:26.2.2-1\n", {"mesa": "26.2.2"}),
+        (
+            "Debian 13",
+            "dpkg-query -W -f ${Version}  firmware-amd-graphics linux-firmware",
+            "20251125-1~bpo13+1 ",
+            {"linux_firmware": "20251125"},
+        ),
+        (
+            "Ubuntu 24.04",
+            "dpkg-query -W -f ${Version}  firmware-amd-graphics linux-firmware",
+            "20240318.git3b128b60-0ubuntu2.10 ",
+            {"linux_firmware": "20240318"},
+        ),
+        (
+            "Fedora 43",
+            "rpm -q --qf %{VERSION}  amd-gpu-firmware linux-firmware",
+            "package amd-gpu-firmware is not installed\n20251125 ",
+            {"linux_firmware": "20251125"},
+        ),
+        (
+            "Arch",
+            "pacman -Q linux-firmware-amdgpu linux-firmware",
+            "linux-firmware-amdgpu 20251125-2\nlinux-firmware 20251125-2\n",
+            {"linux_firmware": "20251125"},
+        ),
+        ("NixOS", "", "", {"mesa": "25.2.8"}),
+    ],
+)
+def test_versions_of_mesa_and_firmware_are_those_of_the_packages(system, command, printed, versions):
+    recording = copy.deepcopy(RECORDINGS[HALO])
+    recording["files"]["/etc/os-release"] = SYSTEMS[system]
+    recording["commands"] |= {command: {"returncode": int("not installed" in printed), "stdout": printed}}
+    if system == "NixOS":
+        recording["files"]["/run/opengl-driver/lib/libgallium-25.2.8.so"] = ""
+    found = dict(recorded_report(RecordedHost({**recording, "backends": []})).versions)
+    assert {name: found.get(name) for name in ("mesa", "linux_firmware") if name in found} == versions
