@@ -239,7 +239,8 @@ class MemoryAdmission:
         if load is not None:
             self._refine(model_id, load.settings)
         if measured is not None:
-            self._ledger.record_measured(model_id, measured, buffers.bytes())
+            granted = max(load.settings.kv_cells, load.settings.n_ctx) if load is not None else 0
+            self._ledger.record_measured(model_id, measured, buffers.bytes(granted))
 
     def _refine(self, model_id: str, settings: LoadSettings) -> None:
         """Replace the reservation by formulas with llama.cpp's own numbers."""

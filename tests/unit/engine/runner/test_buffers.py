@@ -27,3 +27,18 @@ def test_sizes_add_up_by_buffer_and_the_last_reservation_counts():
         "Vulkan0": 150 * MIB,
         "CPU": round((8 + 4 + 1 + 7.5 + 0.5) * MIB),
     }
+
+
+def test_of_a_reserved_cache_only_the_granted_cells_count():
+    """Lines of a model with a sliding window; its small cache is used whole, and a GPU reserves nothing."""
+    log = BufferLog()
+    for line in (
+        "llama_kv_cache:        CPU KV buffer size =    64.00 MiB",
+        "llama_kv_cache: size =   64.00 MiB ( 65536 cells,   4 layers,  4/1 seqs), K (f16):   32.00 MiB, V ...",
+        "llama_kv_cache:        CPU KV buffer size =     2.00 MiB",
+        "llama_kv_cache:    Vulkan0 KV buffer size =     2.00 MiB",
+        "llama_kv_cache: size =    4.00 MiB (  1024 cells,   4 layers,  4/1 seqs), K (f16):    2.00 MiB, V ...",
+    ):
+        log.read(line)
+    assert log.bytes(8192) == {"CPU": (8 + 2) * MIB, "Vulkan0": 2 * MIB}
+    assert log.bytes() == {"CPU": 66 * MIB, "Vulkan0": 2 * MIB}
