@@ -94,8 +94,7 @@ class Models(QObject):
         self.starters = Starters(proposals=())  # recommended models, the same on every page
         self.reachable = False
         self._asking = False
-        self._timer = QTimer(self)
-        self._timer.setInterval(3000)
+        self._timer = QTimer(self, interval=3000)
         self._timer.timeout.connect(self.refresh)
 
     def start(self) -> None:

@@ -377,8 +377,7 @@ class Supervisor(QObject):
         self._restarted_at: float | None = None
         self._starting = False
         self._reported = False  # the second crash was reported; the user decides what comes next
-        self._timer = QTimer(self)
-        self._timer.setInterval(_LOOK_MS)
+        self._timer = QTimer(self, interval=_LOOK_MS)
         self._timer.timeout.connect(self._check_server)
         self._timer.start()
 

@@ -65,8 +65,7 @@ class StreamJob(Job):
         self._buffer: deque[Any] = deque()
         self._source: Stream[Any] | None = None
         self._lock = threading.Lock()
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
+        self._timer = QTimer(self, singleShot=True)
         self._timer.timeout.connect(self.flush)
 
     def consume(self, open_source: Callable[[], Stream[Any]]) -> None:

@@ -24,8 +24,7 @@ class JobCard(QFrame):
         self.setProperty("kind", "card")
         self._title = label("", "strong")
         self._note = label("", "small", wrap=True)
-        self._bar = QProgressBar()
-        self._bar.setTextVisible(False)
+        self._bar = QProgressBar(textVisible=False)
         self._bar.setAccessibleName(self.tr("Progress"))
         self._pause = IconButton(theme, "pause", self.tr("Pause"), self._on_pause)
         self._finish = IconButton(

@@ -29,9 +29,7 @@ class Jobs(QObject):
         self._stream: StreamJob | None = None
         self.by_id: dict[str, Job] = {}
         self._since = time.time()  # jobs that ended earlier count as history
-        self._again = QTimer(self)
-        self._again.setSingleShot(True)
-        self._again.setInterval(_AGAIN_MS)
+        self._again = QTimer(self, singleShot=True, interval=_AGAIN_MS)
         self._again.timeout.connect(self.follow)
         models.reachable_changed.connect(self._on_reachable)
         if models.reachable:

@@ -51,8 +51,7 @@ class Formulas(QObject):
         self._child: QProcess | None = None
         self._buffer = b""
         self._number = 0
-        self._watch = QTimer(self)
-        self._watch.setSingleShot(True)
+        self._watch = QTimer(self, singleShot=True)
         self._watch.timeout.connect(self._give_up)
 
     def get(self, formula: Formula) -> FormulaImage | None:

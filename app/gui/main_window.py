@@ -26,7 +26,7 @@ from app.gui.close_guard import question
 from app.gui.navigation import Destination, Rail, Sections
 from app.gui.shortcuts import SHORTCUTS, ShortcutSheet, native_keys
 from app.gui.theme import ASSETS
-from app.gui.widgets.basics import Banner, stack
+from app.gui.widgets.basics import Banner, holding, stack
 from app.gui.widgets.search_popup import Entry, SearchPopup
 from app.gui.widgets.splitter import keep_splitters, restore_splitters, window_state
 from app.settings import BY_NAME
@@ -79,8 +79,7 @@ class MainWindow(QMainWindow):
         self._rail.chosen.connect(lambda name: self.show_page(self._newest[name]))
         self._sections = Sections()
         self._sections.chosen.connect(self.show_page)
-        right = QWidget()
-        right.setLayout(stack(self.banner, self._sections, self._stack, spacing=0))
+        right = holding(stack(self.banner, self._sections, self._stack, spacing=0))
         holder = QWidget()
         layout = QHBoxLayout(holder)
         layout.setContentsMargins(0, 0, 0, 0)
@@ -360,8 +359,7 @@ class Tray(QObject):
         self._menu = QMenu(self._window)
         self._menu.addAction(self.tr("Show Tessera"), self.show_window)
         self._menu.addAction(self.tr("Quit"), self._quit)
-        self._icon = QSystemTrayIcon(QIcon(str(ASSETS / "icons" / "tessera.svg")), self)
-        self._icon.setToolTip("Tessera")
+        self._icon = QSystemTrayIcon(QIcon(str(ASSETS / "icons" / "tessera.svg")), self, toolTip="Tessera")
         self._icon.setContextMenu(self._menu)
         self._icon.activated.connect(self._on_activated)
         self._icon.show()

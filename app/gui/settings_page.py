@@ -218,12 +218,9 @@ class SettingsPage(Page):
 
     def _text_editor(self, setting: Setting, value: str) -> QWidget:
         if setting.name.endswith("_prompt"):
-            area = QPlainTextEdit(value)
-            area.setTabChangesFocus(True)
+            area = QPlainTextEdit(value, tabChangesFocus=True)
             area.setFixedHeight(96)
-            delay = QTimer(area)
-            delay.setSingleShot(True)
-            delay.setInterval(_DELAY_MS)
+            delay = QTimer(area, singleShot=True, interval=_DELAY_MS)
             delay.timeout.connect(lambda: self._save(setting.name, area.toPlainText()))
             area.textChanged.connect(delay.start)
             return area
@@ -267,8 +264,7 @@ class SettingsPage(Page):
         lines = []
         for shown in SHORTCUTS:
             keys = label(shown_keys(shown, num_destinations), "chip")
-            line = row(label(words_of(shown), wrap=True), keys)
-            line.setStretch(0, 1)
+            line = row(label(words_of(shown), wrap=True), keys, grow=0)
             lines.append(line)
         self._add_frame("shortcuts", self.tr("Shortcuts"), card(*lines))
 
@@ -294,14 +290,12 @@ class SettingsPage(Page):
 
     def _folder_line(self, words: str, path: str) -> QHBoxLayout:
         """A long path that can be scrolled, selected, copied and opened."""
-        shown = QLineEdit(path)
-        shown.setReadOnly(True)
+        shown = QLineEdit(path, readOnly=True)
         shown.setAccessibleName(words)
         shown.setCursorPosition(0)
         opens = button(self.tr("Open"), lambda: show_in_folder(path))
         opens.setAccessibleName(self.tr("Open {name}").format(name=words))
-        line = row(label(words), shown, opens, spacing=16)
-        line.setStretch(0, 1)
+        line = row(label(words), shown, opens, spacing=16, grow=0)
         line.setStretch(1, 2)
         return line
 
@@ -310,8 +304,7 @@ class SettingsPage(Page):
 
         from app.db import conversations
 
-        box = QMessageBox(self)
-        box.setTextFormat(Qt.TextFormat.PlainText)
+        box = QMessageBox(self, textFormat=Qt.TextFormat.PlainText)
         box.setText(self.tr("Delete all chats in the trash permanently?"))
         box.setStandardButtons(QMessageBox.StandardButton.Discard | QMessageBox.StandardButton.Cancel)
         box.setDefaultButton(QMessageBox.StandardButton.Cancel)

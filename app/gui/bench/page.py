@@ -15,7 +15,6 @@ from PySide6.QtWidgets import (
     QSpinBox,
     QTableWidget,
     QTableWidgetItem,
-    QWidget,
 )
 
 from app.gui import formatted
@@ -23,7 +22,7 @@ from app.gui.app_context import AppContext
 from app.gui.bench.plots import BusyPlot, SpeedPlot, plots_image
 from app.gui.jobs import Jobs
 from app.gui.reasons import failure_of
-from app.gui.widgets.basics import Banner, EmptyState, Page, button, card, label, row, stack
+from app.gui.widgets.basics import Banner, EmptyState, Page, button, card, holding, label, row, stack
 from app.gui.widgets.chart import value_words
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import ComboBox, entries_of
@@ -73,12 +72,10 @@ class BenchPage(Page):
         self._list_models()
 
     def _build_controls(self) -> None:
-        self.model = ComboBox()
-        self.model.setAccessibleName(self.tr("Model or shape to measure"))
+        self.model = ComboBox(self.tr("Model or shape to measure"))
         self.model.currentIndexChanged.connect(lambda _: self._on_model())
-        self.mix = ComboBox()
+        self.mix = ComboBox(self.tr("Quantization of the simulated model"))
         self.mix.addItems(list(STAND_IN_MIXES))
-        self.mix.setAccessibleName(self.tr("Quantization of the simulated model"))
         self.lengths = QLineEdit("128, 512, 2048")
         self.lengths.setAccessibleName(self.tr("Prompt lengths in tokens"))
         self.repeats = QSpinBox()
@@ -98,8 +95,7 @@ class BenchPage(Page):
         self.progress.hide()
         self.note = label("", "small", wrap=True)
         self.note.hide()
-        first = row(self.model, self.mix)
-        first.setStretch(0, 1)
+        first = row(self.model, self.mix, grow=0)
         second = row(
             label(self.tr("Prompt lengths"), "small"),
             self.lengths,
@@ -110,8 +106,7 @@ class BenchPage(Page):
         searches = Flow()
         searches.add(self.tune)
         searches.add(self.save_energy)
-        actions = row(searches, self.stop, self.start)
-        actions.setStretch(0, 1)
+        actions = row(searches, self.stop, self.start, grow=0)
         self.content.addWidget(card(first, second, actions, self.progress, self.note, spacing=12))
 
     def _build_plots(self) -> None:
@@ -159,8 +154,7 @@ class BenchPage(Page):
         self.json = button(self.tr("Save JSON"), lambda: self._save("json"))
         keep = row(1, self.image, self.csv, self.json)
         hint = label(self.tr("Select several rows to compare them."), "small")
-        self._before = QWidget()
-        self._before.setLayout(
+        self._before = holding(
             stack(label(self.tr("Measured before"), "strong"), card(self.table, hint, keep), spacing=8)
         )
         self._before.hide()  # until there are results

@@ -83,9 +83,7 @@ class Titles(_Aside):
     def __init__(self, services: AppContext, controller: ChatController, parent: QObject) -> None:
         super().__init__(services, parent)
         self._controller = controller
-        self._idle = QTimer(self)
-        self._idle.setSingleShot(True)
-        self._idle.setInterval(_IDLE_MS)
+        self._idle = QTimer(self, singleShot=True, interval=_IDLE_MS)
         self._idle.timeout.connect(self._begin)
         controller.busy_changed.connect(self._on_busy)
 
@@ -148,9 +146,7 @@ class PromptPrefill(_Aside):
         self._chat = -1
         self.spent_s = 0.0
         self.wasted_chars = 0
-        self._pause = QTimer(self)
-        self._pause.setSingleShot(True)
-        self._pause.setInterval(_PAUSE_MS)
+        self._pause = QTimer(self, singleShot=True, interval=_PAUSE_MS)
         self._pause.timeout.connect(self._begin)
         composer.draft_changed.connect(lambda _: self._pause.start() if not controller.busy else None)
         controller.busy_changed.connect(self._on_busy)

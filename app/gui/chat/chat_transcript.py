@@ -17,7 +17,7 @@ from app.gui.chat.message_editor import MessageEditor
 from app.gui.chat.message_widget import MessageWidget, folded
 from app.gui.documents.citations import GroundsCard, SourcesCard
 from app.gui.theme import Theme
-from app.gui.widgets.basics import IconButton, button, label, row, set_kind, stack
+from app.gui.widgets.basics import IconButton, button, framed, label, row, set_kind, stack
 from app.gui.widgets.virtual_list import Column, ColumnItem
 from app.tools.types import shown_text
 
@@ -170,8 +170,7 @@ class FoldItem(ColumnItem):
         edit = IconButton(theme, "edit", self.tr("Edit the summary"), self.start_edit, size=16)
         undo = IconButton(theme, "trash", self.tr("Undo this summary"), lambda: self.undone.emit(fold.id), size=16)
         self.text = label(fold.summary, "muted", wrap=True, selectable=True)
-        frame = QFrame()
-        frame.setProperty("kind", "note")
+        frame = framed("note")
         margins = (2 * unit, unit, 2 * unit, unit)
         self._inner = stack(
             row(self.fold, 1, edit, undo, spacing=2), self.text, self.send, spacing=unit, margins=margins
@@ -327,8 +326,7 @@ class ToolItem(ColumnItem):
         self.fold = button("", None, "link")
         self.fold.setCheckable(True)
         self.fold.toggled.connect(lambda opened: self._show(opened=opened))
-        self.text = QPlainTextEdit()
-        self.text.setReadOnly(True)
+        self.text = QPlainTextEdit(readOnly=True)
         theme.dress(self.text, "small")
         self.text.setPlainText(shown_text(message.content))
         self.text.setAccessibleName(self.tr("Result of the tool"))
@@ -424,6 +422,4 @@ class PairWidget(ColumnItem):
 
     @staticmethod
     def _frame() -> QFrame:
-        frame = QFrame()
-        frame.setProperty("kind", "card")
-        return frame
+        return framed("card")

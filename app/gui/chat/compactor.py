@@ -49,9 +49,7 @@ class Compactor(QObject):
         self._cancelled = threading.Event()
         self._one_at_a_time = threading.Lock()  # a cancelled run may still be writing its last summary
         self._counts: dict[tuple[str, str], int] = {}
-        self._idle = QTimer(self)
-        self._idle.setSingleShot(True)
-        self._idle.setInterval(_IDLE_MS)
+        self._idle = QTimer(self, singleShot=True, interval=_IDLE_MS)
         self._idle.timeout.connect(self._in_idle_time)
         self._saved.connect(self._on_saved)
         services.background.at_close(self.cancel)

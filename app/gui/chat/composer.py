@@ -23,7 +23,7 @@ from app.gui.chat.answer_stats import number
 from app.gui.chat.request import estimate_tokens
 from app.gui.reasons import error_message
 from app.gui.theme import Theme
-from app.gui.widgets.basics import ElidedLabel, IconButton, clear, label, row, stack
+from app.gui.widgets.basics import ElidedLabel, IconButton, clear, framed, label, row, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.growing_text import GrowingText
 from app.gui.widgets.swatch import shape_painter
@@ -311,10 +311,8 @@ class Composer(QFrame):
             edit = IconButton(self._theme, "edit", self.tr("Edit the waiting message"), self.take_back, size=16)
             drop = partial(self._drop, place)
             remove = IconButton(self._theme, "close", self.tr("Discard the waiting message"), drop, size=14)
-            holder = QFrame()
-            holder.setProperty("kind", "note")
-            line = row(label(words, "small"), ElidedLabel(shown), edit, remove, margins=(8, 0, 2, 0))
-            line.setStretch(1, 1)
+            holder = framed("note")
+            line = row(label(words, "small"), ElidedLabel(shown), edit, remove, margins=(8, 0, 2, 0), grow=1)
             holder.setLayout(line)
             self._waiting.addWidget(holder)
 
@@ -394,10 +392,7 @@ class Composer(QFrame):
 
     @staticmethod
     def _chip(words: QWidget, remove: QWidget) -> QFrame:
-        holder = QFrame()
-        holder.setProperty("kind", "note")
-        holder.setLayout(row(words, remove, spacing=4, margins=(8, 0, 2, 0)))
-        return holder
+        return framed("note", row(words, remove, spacing=4, margins=(8, 0, 2, 0)))
 
     def _remover(self, item: Attachment) -> Callable[[], None]:
         def remove() -> None:
@@ -408,8 +403,7 @@ class Composer(QFrame):
         return remove
 
     def _choose_files(self) -> None:
-        dialog = QFileDialog(self, self.tr("Attach files"))
-        dialog.setFileMode(QFileDialog.FileMode.ExistingFiles)
+        dialog = QFileDialog(self, self.tr("Attach files"), fileMode=QFileDialog.FileMode.ExistingFiles)
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         dialog.filesSelected.connect(self.attach)
         dialog.open()

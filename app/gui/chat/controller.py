@@ -447,8 +447,7 @@ class ArrivingAnswer(QObject):
         self.message_id = 0
         self.so_far: ChatResponse | None = None
         self._job: StreamJob | None = None
-        self._save_timer = QTimer(self)
-        self._save_timer.setInterval(_SAVE_MS)
+        self._save_timer = QTimer(self, interval=_SAVE_MS)
         self._save_timer.timeout.connect(self._save_text)
 
     def begin(self, message_id: int, so_far: ChatResponse, body: dict[str, Any]) -> None:

@@ -64,8 +64,7 @@ class MemoryDialog(QDialog):
         self.use.activated.connect(lambda _: services.settings.set(_SETTING, self.use.currentData()))
         self.search = search_field(self.tr("Search facts"))
         self.search.textChanged.connect(lambda _: self._show())
-        self.new = QLineEdit()
-        self.new.setPlaceholderText(self.tr("I prefer short answers in metric units"))
+        self.new = QLineEdit(placeholderText=self.tr("I prefer short answers in metric units"))
         self.new.setAccessibleName(self.tr("New fact"))
         self.new.setMaxLength(MAX_MEMORY_CHARS)
         self.new.returnPressed.connect(self._add)
@@ -120,8 +119,7 @@ class MemoryDialog(QDialog):
             self._rows.addWidget(label(more, "small"))
 
     def _row(self, memory: Memory) -> QWidget:
-        text = QLineEdit(memory.text)
-        text.setMaxLength(MAX_MEMORY_CHARS)
+        text = QLineEdit(memory.text, maxLength=MAX_MEMORY_CHARS)
         text.setCursorPosition(0)
         text.setAccessibleName(self.tr("Fact: {text}").format(text=memory.text))
         when = QLocale().toString(
@@ -148,8 +146,7 @@ class MemoryDialog(QDialog):
         hint = self.tr("Forget: {text}").format(text=memory.text)
         forget = IconButton(self._services.theme, "trash", hint, partial(self._forget, memory))
         holder = QWidget()
-        line = row(text, where, forget, spacing=8)
-        line.setStretch(0, 1)
+        line = row(text, where, forget, spacing=8, grow=0)
         holder.setLayout(line)
         return holder
 
@@ -216,6 +213,5 @@ class UsedMemory(QFrame):
         text = label(self.tr("Used memory: {facts}").format(facts=shown), "small", wrap=True)
         text.setToolTip("\n".join(facts)[:_TOOLTIP_CHARS])
         edit = button(self.tr("Memory…"), lambda: MemoryDialog(services, self.window()).open(), "link")
-        line = row(text, edit, spacing=8, margins=(16, 8, 16, 8))
-        line.setStretch(0, 1)
+        line = row(text, edit, spacing=8, margins=(16, 8, 16, 8), grow=0)
         self.setLayout(line)

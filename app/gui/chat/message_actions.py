@@ -138,8 +138,7 @@ class WrongAnswersNotice(QObject):
         self._answer_again = answer_again
         self._begun_s = time.time()
         self._named: set[float] = set()  # when the faults were found that were named outside their chats
-        self._timer = QTimer(self)
-        self._timer.setInterval(_LOOK_MS)
+        self._timer = QTimer(self, interval=_LOOK_MS)
         self._timer.timeout.connect(self.look)
         self._timer.start()
 

@@ -53,10 +53,8 @@ class MessageEditor(QWidget):
         self._text.done.connect(self._accept)
         self._text.left.connect(self.closed)
         self._text.grew.connect(self.height_changed)
-        send = button(accept, self._accept, "primary")
-        send.setToolTip(self.tr("Ctrl+Enter"))
-        cancel = button(self.tr("Cancel"), self.closed.emit)
-        cancel.setToolTip(self.tr("Esc"))
+        send = button(accept, self._accept, "primary", tip=self.tr("Ctrl+Enter"))
+        cancel = button(self.tr("Cancel"), self.closed.emit, tip=self.tr("Esc"))
         self.setLayout(stack(self._text, row(1, cancel, send)))
         self.setFocusProxy(self._text)
 

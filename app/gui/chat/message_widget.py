@@ -17,7 +17,7 @@ from app.gui.chat.message_editor import MessageEditor
 from app.gui.chat.phase_label import PhaseLabel
 from app.gui.markdown.view import MarkdownView
 from app.gui.theme import Theme
-from app.gui.widgets.basics import FactsLine, IconButton, button, label, row, stack
+from app.gui.widgets.basics import FactsLine, IconButton, button, framed, label, row, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Menu
 from app.gui.widgets.virtual_list import ColumnItem
@@ -168,8 +168,7 @@ class MessageWidget(ColumnItem):
 
     def _build_question(self) -> None:
         unit = self._theme.tokens.unit
-        self._bubble = QFrame()
-        self._bubble.setProperty("kind", "bubble")
+        self._bubble = framed("bubble")
         self._body = MarkdownView(self._theme)
         content = self.message.content
         self._body.set_plain(folded(content))
@@ -323,18 +322,15 @@ class MessageWidget(ColumnItem):
             self._column.addWidget(note)
         ended = runaway_words(message)
         if ended and message.status == "complete":
-            frame = QFrame()
-            frame.setProperty("kind", "note")
-            line = row(label(ended, "small", wrap=True), margins=(16, 8, 16, 8))
-            line.setStretch(0, 1)
+            frame = framed("note")
+            line = row(label(ended, "small", wrap=True), margins=(16, 8, 16, 8), grow=0)
             if self._last:
                 line.addWidget(button(self.tr("Continue"), lambda: self.continued.emit(message.id)))
             frame.setLayout(line)
             self._column.addWidget(frame)
         if message.status != "error":
             return
-        frame = QFrame()
-        frame.setProperty("kind", "banner-bad")
+        frame = framed("banner-bad")
         words = label(message.facts.error or self.tr("The answer failed."), wrap=True, selectable=True)
         column = stack(words, margins=(16, 12, 16, 12))
         remedies = [("retry", self.tr("Try again"))]
@@ -376,8 +372,7 @@ class MessageWidget(ColumnItem):
         self._reasoning_layout.addLayout(row(view, margins=(inset, 0, 0, 0)))
 
     def _tool_card(self, call: ToolCall) -> QFrame:
-        frame = QFrame()
-        frame.setProperty("kind", "note")
+        frame = framed("note")
         arguments = call.arguments
         try:
             arguments = json.dumps(json.loads(arguments), indent=2, ensure_ascii=False)

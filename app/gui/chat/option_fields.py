@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QCheckBox, QDoubleSpinBox, QLabel, QPlainTextEdit,
 
 from app.gui import formatted
 from app.gui.theme import Theme
-from app.gui.widgets.basics import IconButton, button, label, line_field, row, rule, stack
+from app.gui.widgets.basics import IconButton, button, holding, label, line_field, row, rule, stack
 from engine.api.models import EffectiveValue
 from quantize.files.sampling_keys import SAMPLING, SamplingField
 
@@ -162,8 +162,7 @@ class SamplingFields(QWidget):
             )
             state = self.states[knob.name] = label("", "small", wrap=True)
             name = label(title, "strong", wrap=True)
-            line = row(name, reset, field, spacing=4)
-            line.setStretch(0, 1)
+            line = row(name, reset, field, spacing=4, grow=0)
             column.addLayout(line)
             column.addWidget(label(self.tr(knob.description), "small", wrap=True))
             column.addWidget(state)
@@ -219,8 +218,7 @@ class SamplingFields(QWidget):
             field = QSpinBox()
             field.setRange(int(knob.minimum), int(knob.maximum))
         else:
-            field = QDoubleSpinBox()
-            field.setSingleStep(0.05)
+            field = QDoubleSpinBox(singleStep=0.05)
             field.setRange(knob.minimum, knob.maximum)
         field.setMinimumWidth(FIELD_WIDTH)
         field.lineEdit().setTextMargins(6, 0, 6, 0)
@@ -258,8 +256,7 @@ class OutputOptions(QWidget):
         self.reasoning.setAccessibleName(self.tr("Reasoning budget"))
         self.reasoning.valueChanged.connect(lambda _: self._on_reasoning())
         self._budget = label("", "small")
-        self._reasons = QWidget()
-        self._reasons.setLayout(
+        self._reasons = holding(
             stack(
                 row(label(self.tr("Reasoning budget"), "strong"), 1, self._budget),
                 self.reasoning,
@@ -369,10 +366,8 @@ class OutputOptions(QWidget):
         self._showing = False
 
     def _text(self, name: str, hint: str, height: int) -> QPlainTextEdit:
-        field = QPlainTextEdit()
+        field = QPlainTextEdit(placeholderText=hint, tabChangesFocus=True)
         field.setAccessibleName(name)
-        field.setPlaceholderText(hint)
-        field.setTabChangesFocus(True)
         field.setFixedHeight(height)
         return field
 

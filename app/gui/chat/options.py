@@ -19,7 +19,7 @@ from app.db.records import Conversation, Preset
 from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.chat.option_fields import FIELD_WIDTH, Creativity, OutputOptions, SamplingFields
-from app.gui.widgets.basics import IconButton, button, label, row, rule, scrolled, stack
+from app.gui.widgets.basics import IconButton, button, holding, label, row, rule, scrolled, stack
 from app.gui.widgets.popups import ComboBox
 from app.gui.widgets.splitter import Disclosure, SidePanel
 from app.settings import BY_NAME, Settings
@@ -46,18 +46,14 @@ class ChatOptions(SidePanel):
         self._showing = False
         self._own: Mapping[str, object] = {}
         self._presets: list[Preset] = []
-        self.prompt = QPlainTextEdit()
-        self.prompt.setTabChangesFocus(True)
+        self.prompt = QPlainTextEdit(tabChangesFocus=True)
         self.prompt.setAccessibleName(self.tr("System prompt"))
         self.prompt.setPlaceholderText(self.tr("How the model should behave in this chat"))
         self.prompt.setFixedHeight(128)
-        self._delay = QTimer(self)
-        self._delay.setSingleShot(True)
-        self._delay.setInterval(_DELAY_MS)
+        self._delay = QTimer(self, singleShot=True, interval=_DELAY_MS)
         self._delay.timeout.connect(self._emit)
         self.prompt.textChanged.connect(self._on_edited)
-        self.preset = ComboBox()
-        self.preset.setAccessibleName(self.tr("Preset"))
+        self.preset = ComboBox(self.tr("Preset"))
         self.preset.activated.connect(self._on_preset)
         remove = IconButton(services.theme, "trash", self.tr("Remove this preset"), self._remove_preset)
         save = button(self.tr("Save as preset…"), self._save_preset)
@@ -75,8 +71,7 @@ class ChatOptions(SidePanel):
         self.limit.setAccessibleName(self.tr(_LIMIT.title))
         self.limit.setToolTip(self.tr(_LIMIT.description))
         self.limit.valueChanged.connect(self._on_edited)
-        self.documents = ComboBox()
-        self.documents.setAccessibleName(self.tr("Documents"))
+        self.documents = ComboBox(self.tr("Documents"))
         self.documents.addItem(self.tr("None"))
         self.documents.activated.connect(lambda _: self._on_collection())
         self._collections: tuple[str, ...] = ("",)
@@ -93,8 +88,7 @@ class ChatOptions(SidePanel):
         usual = formatted.whole(self._usual_limit) if self._usual_limit else self.tr("No limit")
         form = self.tr("{low} to {high} tokens · Default: {value}")
         limit = label(form.format(low=least, high=most, value=usual), "small", wrap=True)
-        inside = QWidget()
-        inside.setLayout(
+        inside = holding(
             stack(
                 self.sampling,
                 rule(),

@@ -30,7 +30,7 @@ from app.gui.chat.voice import Voice
 from app.gui.chat.welcome import Welcome
 from app.gui.close_guard import show_in_folder
 from app.gui.reasons import error_message
-from app.gui.widgets.basics import SCROLL_BAR, Banner, button, label, row, stack
+from app.gui.widgets.basics import SCROLL_BAR, Banner, button, framed, label, row, stack
 from engine.api.collections import Collection
 
 _MIN_BOTH = 42  # in letters of body text: minimum width to show the list and the chat
@@ -54,8 +54,7 @@ class ChatPage(QSplitter):
         self.sidebar = Sidebar(services)
         self.import_export = ChatImportExport(services, self)
         self.composer = Composer(theme, services.background, queues=True)
-        self._tools_button = button("", None, "quiet")
-        self._tools_button.setToolTip(self.tr("Tools that the model may use in this chat"))
+        self._tools_button = button("", None, "quiet", tip=self.tr("Tools that the model may use in this chat"))
         self.composer.add_tool(self._tools_button)
         self._sources: dict[str, str] = {}  # titles of document collections by id
         self.prompts = PromptLibrary(services, self.composer, self._model_title)
@@ -83,8 +82,7 @@ class ChatPage(QSplitter):
     def _build(self) -> None:
         unit = self._services.theme.tokens.unit
         self._middle.setLayout(stack(self.transcript, self._welcome, spacing=0))
-        foot = QWidget()
-        foot.setMaximumWidth(self._services.theme.tokens.column + 6 * unit)
+        foot = QWidget(maximumWidth=self._services.theme.tokens.column + 6 * unit)
         note = label(self.tr("Models make mistakes. Check what matters."), "small")
         note.setAlignment(Qt.AlignmentFlag.AlignHCenter)
         self._columns = row(spacing=0)
@@ -102,11 +100,8 @@ class ChatPage(QSplitter):
         self._columns.addWidget(_with(column))
         self._keep = button(self.tr("Save this chat"), self._save_temporary)
         words = label(self.tr("Temporary chat. It is not saved, and is gone when you leave it."), wrap=True)
-        line = row(words, self._keep, margins=(16, 4, 8, 4))
-        line.setStretch(0, 1)
-        self._temporary = QFrame()
-        self._temporary.setProperty("kind", "banner-info")
-        self._temporary.setLayout(line)
+        line = row(words, self._keep, margins=(16, 4, 8, 4), grow=0)
+        self._temporary = framed("banner-info", line)
         self._temporary.hide()
         self.bar.temporary_pressed.connect(self._on_temporary_pressed)
         self.sidebar.export_many_pressed.connect(self.import_export.export_many)
@@ -560,9 +555,7 @@ class Drafts(QObject):
         self._shown_id = -1
         self._new_text = ""
         self._attached: dict[int, list[Attachment]] = {}
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.setInterval(_SAVED_AFTER_MS)
+        self._timer = QTimer(self, singleShot=True, interval=_SAVED_AFTER_MS)
         self._timer.timeout.connect(self.save)
         composer.draft_changed.connect(lambda _text: self._timer.start())
         controller.conversation_changed.connect(self._on_conversation)

@@ -21,8 +21,7 @@ class PhaseLabel(QLabel):
         self.setTextFormat(label().textFormat())
         self.phase = WAITING
         self._began = self._asked_at = time.monotonic()
-        self._tick = QTimer(self)
-        self._tick.setInterval(_TICK_MS)
+        self._tick = QTimer(self, interval=_TICK_MS)
         self._tick.timeout.connect(self._refresh)
 
     def begin(self, began: float, phase: GenerationPhase = WAITING) -> None:

@@ -15,7 +15,7 @@ from app.db.records import Conversation, Folder, Hit
 from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.chat.chat_list_view import EXCERPT, FOLDER, ID, MESSAGE, ChatTree, HitRows
-from app.gui.widgets.basics import IconButton, label, row, search_field, stack, when_released
+from app.gui.widgets.basics import IconButton, framed, label, row, search_field, stack, when_released
 from app.gui.widgets.popups import Menu
 
 _SEARCH_DELAY_MS = 120
@@ -68,9 +68,7 @@ class Sidebar(QFrame):
         self._loaded: tuple[list[Conversation], list[Folder]] = ([], [])
         self._looks: object = None
         self._search = search_field(self.tr("Search chats"), self.tr("Search all chats"))
-        self._delay = QTimer(self)
-        self._delay.setSingleShot(True)
-        self._delay.setInterval(_SEARCH_DELAY_MS)
+        self._delay = QTimer(self, singleShot=True, interval=_SEARCH_DELAY_MS)
         self._delay.timeout.connect(self._on_search)
         self._search.textChanged.connect(self._delay.start)
         self.model = QStandardItemModel(self)
@@ -126,9 +124,7 @@ class Sidebar(QFrame):
         delete = IconButton(theme, "trash", self.tr("Delete the selected chats"), self._trash_selected)
         done = IconButton(theme, "close", self.tr("End the selection"), self._end_selection)
         self._with_selection = (away, export, delete)
-        bar = QFrame()
-        bar.setProperty("kind", "note")
-        bar.setLayout(row(self._count, 1, *self._with_selection, done, spacing=2, margins=(8, 2, 2, 2)))
+        bar = framed("note", row(self._count, 1, *self._with_selection, done, spacing=2, margins=(8, 2, 2, 2)))
         bar.hide()
         self._bar = bar
         return bar

@@ -147,12 +147,10 @@ class ToolsPanel(SidePanel):
             self._decisions.addWidget(label(self.tr("Saved permissions"), "strong"))
         for key, decision in sorted(decisions.items()):
             state = self.tr("always") if decision.decision == "always" else self.tr("never")
-            text = label(f"{decision_words(key)[:_MAX_SHOWN]}: {state}", "small", wrap=True)
-            text.setToolTip(shown_line(key))
+            text = label(f"{decision_words(key)[:_MAX_SHOWN]}: {state}", "small", wrap=True, tip=shown_line(key))
             hint = self.tr("Ask again for {name}").format(name=key)
             forget = IconButton(self._services.theme, "close", hint, partial(self._forget, key))
-            line = row(text, forget, spacing=4)
-            line.setStretch(0, 1)
+            line = row(text, forget, spacing=4, grow=0)
             self._decisions.addLayout(line)
 
     def _row(self, source: Offered) -> QWidget:
@@ -345,11 +343,9 @@ class AddServer(QDialog):
         self.name, self.where = QLineEdit(), QLineEdit()
         self.name.setPlaceholderText("notes")
         self.where.setPlaceholderText(self.tr("npx -y some-server ~/Documents, or https://…"))
-        self.values = QPlainTextEdit()
-        self.values.setPlaceholderText("API_KEY=…")
+        self.values = QPlainTextEdit(placeholderText="API_KEY=…")
         self.values.setFixedHeight(64)
-        self.json = QPlainTextEdit()
-        self.json.setPlaceholderText('{"mcpServers": {"files": {"command": "npx", "args": ["…"]}}}')
+        self.json = QPlainTextEdit(placeholderText='{"mcpServers": {"files": {"command": "npx", "args": ["…"]}}}')
         self.json.setFixedHeight(100)
         for field, words in (
             (self.known, self.tr("Well-known servers")),

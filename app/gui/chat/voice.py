@@ -84,8 +84,7 @@ class RecordingSign(QFrame):
         self.words = ElidedLabel()
         self.device = IconButton(theme, "chevron", self.tr("Choose the microphone"), self.device_wanted.emit)
         self.stop = button(self.tr("Stop dictation"), self.stopped.emit)
-        line = row(self.meter, self.words, self.device, self.stop, spacing=8, margins=(12, 4, 4, 4))
-        line.setStretch(1, 1)
+        line = row(self.meter, self.words, self.device, self.stop, spacing=8, margins=(12, 4, 4, 4), grow=1)
         self.setLayout(line)
         self.hide()
 
@@ -162,9 +161,7 @@ class Dictation(QObject):
         self._text: _LiveText | None = None
         self._asking = self._stopping = False
         self._run = 0  # replies to an earlier dictation are ignored
-        self._dead = QTimer(self)
-        self._dead.setSingleShot(True)
-        self._dead.setInterval(_DEAD_MS)
+        self._dead = QTimer(self, singleShot=True, interval=_DEAD_MS)
         self._dead.timeout.connect(lambda: self._on_no_microphone(CannotRecord("ended")))
         self.sign.stopped.connect(self.stop)
         self.sign.hidden.connect(self._on_hidden)
@@ -439,8 +436,7 @@ class ReadingSign(QFrame):
         super().__init__()
         self.setProperty("kind", "note")
         words = ElidedLabel(self.tr("Reading the answer aloud"))
-        line = row(words, button(self.tr("Stop reading"), on_stop), margins=(12, 4, 4, 4))
-        line.setStretch(0, 1)
+        line = row(words, button(self.tr("Stop reading"), on_stop), margins=(12, 4, 4, 4), grow=0)
         self.setLayout(line)
         self.hide()
 

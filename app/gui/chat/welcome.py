@@ -19,7 +19,7 @@ from app.gui.library.recommended import (
     size_of,
     want_words,
 )
-from app.gui.widgets.basics import button, card, clear, label, reserve_scroll_bar, row, stack
+from app.gui.widgets.basics import button, card, clear, holding, label, reserve_scroll_bar, row, stack
 from app.gui.widgets.flow import Flow
 from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
 from engine.api.machine import Machine
@@ -56,8 +56,7 @@ class Welcome(QScrollArea):
         self._begin = _heading(self.tr("Or start with a model that fits this computer"))
         self._begin.hide()
         self._more = button(self.tr("All models"), self.library_pressed.emit, "link")
-        self._offers = QWidget()
-        self._offers.setLayout(self._proposals)
+        self._offers = holding(self._proposals)
         self._first.setLayout(
             stack(
                 self._try,
@@ -76,8 +75,7 @@ class Welcome(QScrollArea):
         column.addStretch(1)
         inner = QWidget()
         inner.setProperty("kind", "page")
-        holder = QWidget()
-        holder.setMaximumWidth(services.theme.tokens.column)
+        holder = QWidget(maximumWidth=services.theme.tokens.column)
         holder.setLayout(column)
         outer = row(spacing=0, margins=(24, 24, 24, 24))
         outer.addStretch(0)

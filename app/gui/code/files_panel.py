@@ -12,7 +12,7 @@ from app.gui.code.source_view import NEXT, PREVIOUS, Selected, SourceText, Sourc
 from app.gui.reasons import error_message
 from app.gui.shortcuts import native_keys
 from app.gui.theme import Theme
-from app.gui.widgets.basics import ElidedLabel, IconButton, button, label, row, stack
+from app.gui.widgets.basics import ElidedLabel, IconButton, button, holding, label, row, stack
 from app.gui.widgets.splitter import saved_splitter
 
 _TREE, _SOURCE = 180, 520  # default widths in pixels
@@ -54,13 +54,11 @@ class FilesPanel(QWidget):
         words = self.tr("Open in the editor")
         self.editor = IconButton(services.theme, "external", words, self._open_in_editor)
         self.editor.setEnabled(False)
-        head = row(self.fold, self.heading, self.editor, spacing=4)
-        head.setStretch(1, 1)
+        head = row(self.fold, self.heading, self.editor, spacing=4, grow=1)
         self.count = label("", "strong", wrap=True)
         previous = self.tr("Previous edit ({keys})").format(keys=native_keys(PREVIOUS))
         following = self.tr("Next edit ({keys})").format(keys=native_keys(NEXT))
-        self.edits = QWidget()
-        self.edits.setLayout(
+        self.edits = holding(
             row(
                 self.count,
                 1,

@@ -38,7 +38,7 @@ from app.gui.code.source_view import Selected
 from app.gui.code.terminal_panel import TerminalPanel
 from app.gui.code.transcript import Transcript
 from app.gui.reasons import error_message
-from app.gui.widgets.basics import Banner, EmptyState, IconButton, button, label, row, rule, stack
+from app.gui.widgets.basics import Banner, EmptyState, IconButton, button, holding, label, row, rule, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import ComboBox, ConsentCard, Menu, entries_of
 from app.gui.widgets.splitter import saved_splitter
@@ -63,8 +63,7 @@ class CodePage(QWidget):
         self._hinted = True
         self.banner = Banner(services.theme)
         self.folder = label(self.tr("No folder is open"), "muted")
-        self.model = ComboBox()
-        self.model.setAccessibleName(self.tr("Model"))
+        self.model = ComboBox(self.tr("Model"))
         self.model.setMinimumWidth(200)
         self.transcript = Transcript(services.theme)
         self.review = ReviewPanel(services)
@@ -140,8 +139,7 @@ class CodePage(QWidget):
             ("output", self.tr("Fix pasted output")),
         ):
             tasks.add(button(text, self._task(name), "quiet"))
-        self.asking = QWidget()
-        self.asking.setLayout(stack(self.chips, self.used, tasks, self.composer))
+        self.asking = holding(stack(self.chips, self.used, tasks, self.composer))
         below = stack(self.consent, self.reading, self.asking, margins=(16, 4, 16, 16))
         talk = QWidget()
         column = stack(self.hint, self.transcript, self.past, spacing=0)
@@ -261,8 +259,7 @@ class CodePage(QWidget):
         self.recent.show_projects(projects)
         self.empty_recent.clear()
         for folder in [Path(project.folder) for project, is_missing in projects if not is_missing][:_MOST_RECENT]:
-            link = button(folder.name, partial(self.open_folder, folder), "link")
-            link.setToolTip(str(folder))
+            link = button(folder.name, partial(self.open_folder, folder), "link", tip=str(folder))
             self.empty_recent.add(link)
 
     def _open_recent(self, folder: str) -> None:

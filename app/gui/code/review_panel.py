@@ -48,8 +48,7 @@ class ReviewPanel(QWidget):
         self.apply.setEnabled(False)
         self.undo = button(self.tr("Undo"), self.undo_pressed.emit)
         self.undo.setEnabled(False)
-        split = QSplitter(Qt.Orientation.Vertical)
-        split.setHandleWidth(1)
+        split = QSplitter(Qt.Orientation.Vertical, handleWidth=1)
         split.addWidget(self.hunks)
         split.addWidget(self.diff)
         split.setStretchFactor(1, 3)
@@ -231,9 +230,7 @@ class SideBySide(QWidget):
         theme.changed.connect(self._redraw)
 
     def _pane(self, name: str) -> QPlainTextEdit:
-        pane = QPlainTextEdit()
-        pane.setReadOnly(True)
-        pane.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+        pane = QPlainTextEdit(readOnly=True, lineWrapMode=QPlainTextEdit.LineWrapMode.NoWrap)
         pane.setAccessibleName(name)
         self._theme.dress(pane, "mono")
         pane.setTextInteractionFlags(

@@ -101,8 +101,7 @@ class SourceView(QPlainTextEdit):
             (ACCEPT, lambda: self._decide_current(self.accepted)),
             (REJECT, lambda: self._decide_current(self.rejected)),
         ):
-            shortcut = QShortcut(QKeySequence(keys), self)
-            shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
+            shortcut = QShortcut(QKeySequence(keys), self, context=Qt.ShortcutContext.WidgetShortcut)
             shortcut.activated.connect(run)
         self.updateRequest.connect(self._place_bars)
         theme.changed.connect(self._redraw)
@@ -250,9 +249,7 @@ class SourceView(QPlainTextEdit):
         return bar
 
     def _button(self, words: str, run: Callable[[], object], keys: str) -> QPushButton:
-        control = button(words, run, "quiet")
-        control.setToolTip(f"{words} ({native_keys(keys)})")
-        return control
+        return button(words, run, "quiet", tip=f"{words} ({native_keys(keys)})")
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Keep the buttons of the edits at the right side."""

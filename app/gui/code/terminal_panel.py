@@ -147,20 +147,16 @@ class TerminalPanel(QWidget):
             wrap=True,
         )
         self.cut.hide()
-        self.output = QPlainTextEdit()
-        self.output.setReadOnly(True)
-        self.output.setUndoRedoEnabled(False)
+        self.output = QPlainTextEdit(readOnly=True, undoRedoEnabled=False)
         self.output.setAccessibleName(self.tr("Output"))
         self.output.setTextInteractionFlags(
             Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
         )
         theme.dress(self.output, "mono")
         theme.changed.connect(self._repaint)
-        self._timer = QTimer(self)
-        self._timer.setInterval(_TICK_MS)
+        self._timer = QTimer(self, interval=_TICK_MS)
         self._timer.timeout.connect(self._show_time)
-        head = row(self.command, self.state, self.stop)
-        head.setStretch(0, 1)
+        head = row(self.command, self.state, self.stop, grow=0)
         column = stack(head, self.cut, margins=(8, 8, 8, 8))
         column.addWidget(self.output, 1)
         self.setLayout(column)

@@ -4,14 +4,14 @@ import time
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QFrame, QScrollArea, QWidget
+from PySide6.QtWidgets import QFrame, QScrollArea
 
 from app.code.edits.display import EditDisplay
 from app.generation_phase import GenerationPhase
 from app.gui.chat.phase_label import PhaseLabel
 from app.gui.markdown.view import MarkdownView
 from app.gui.theme import Theme
-from app.gui.widgets.basics import clear, label, row, stack
+from app.gui.widgets.basics import clear, framed, holding, label, row, stack
 
 _MARGIN = 16
 _BUBBLE_FRACTION = 0.85  # of the width, as in the chat
@@ -33,8 +33,7 @@ class Transcript(QScrollArea):
         self._phase = PhaseLabel()
         self._layout = stack(spacing=12, margins=(_MARGIN, _MARGIN, _MARGIN, _MARGIN))
         self._layout.setAlignment(Qt.AlignmentFlag.AlignTop)
-        inner = QWidget()
-        inner.setLayout(self._layout)
+        inner = holding(self._layout)
         self.setWidget(inner)
         self.setWidgetResizable(True)
         self.setFrameShape(QFrame.Shape.NoFrame)
@@ -66,8 +65,7 @@ class Transcript(QScrollArea):
 
     def _bubble(self, question: str) -> QFrame:
         """A request bubble, as in the chat."""
-        bubble = QFrame()
-        bubble.setProperty("kind", "bubble")
+        bubble = framed("bubble")
         body = MarkdownView(self._theme)
         body.set_plain(question)
         body.setAccessibleName(self.tr("Your question"))

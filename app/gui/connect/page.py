@@ -47,8 +47,7 @@ class ConnectPage(Page):
         self._write: Callable[[], list[Path]] | None = None
         self._done_words = ""
         self.banner = Banner(services.theme, self)
-        self.model = ComboBox()
-        self.model.setAccessibleName(self.tr("Model"))
+        self.model = ComboBox(self.tr("Model"))
         self.model.setMinimumWidth(240)
         self.content.addWidget(card(row(label(self.tr("Model"), "small"), self.model, 1)))
         self._states: dict[str, QLabel] = {}
@@ -58,8 +57,7 @@ class ConnectPage(Page):
         for name, integration in INTEGRATIONS.items():
             self._cards[name] = self._card(name, integration)
             self.content.addWidget(self._cards[name])
-        self.shown = QPlainTextEdit()
-        self.shown.setReadOnly(True)
+        self.shown = QPlainTextEdit(readOnly=True)
         services.theme.dress(self.shown, "small")
         self.shown.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.shown.setMinimumHeight(220)
@@ -96,8 +94,7 @@ class ConnectPage(Page):
         for part in (label(integration.title, "strong", wrap=True), state, here):
             head.add(part)
         text = stack(head, label(hint, "small", wrap=True), spacing=4)
-        line = row(self._glyph(name), text, remove, connect, spacing=12)
-        line.setStretch(1, 1)
+        line = row(self._glyph(name), text, remove, connect, spacing=12, grow=1)
         return card(line, margin=12)
 
     def _glyph(self, name: str) -> QLabel:
@@ -259,22 +256,18 @@ class DocumentsCard(QFrame):
         self.setProperty("kind", "card")
         self._services = services
         self._known: tuple[str, ...] = ()
-        self.collection = ComboBox()
-        self.collection.setAccessibleName(self.tr("Documents that the program may read"))
+        self.collection = ComboBox(self.tr("Documents that the program may read"))
         self.collection.currentIndexChanged.connect(lambda _: self._show())
-        self.program = ComboBox()
-        self.program.setAccessibleName(self.tr("Program that reads documents"))
+        self.program = ComboBox(self.tr("Program that reads documents"))
         for each in MCP_PROGRAMS:
             self.program.addItem(self.tr(each.name), each.name)
         self.program.currentIndexChanged.connect(lambda _: self._show())
-        self.text = QPlainTextEdit()
-        self.text.setReadOnly(True)
+        self.text = QPlainTextEdit(readOnly=True)
         services.theme.dress(self.text, "small")
         self.text.setLineWrapMode(QPlainTextEdit.LineWrapMode.WidgetWidth)
         self.text.setFixedHeight(_TEXT_HEIGHT)
         self.text.setAccessibleName(self.tr("Text to paste for documents"))
-        self.copy = button(self.tr("Copy"), self._copy, "primary")
-        self.copy.setAccessibleName(self.tr("Copy the text for documents"))
+        self.copy = button(self.tr("Copy"), self._copy, "primary", name=self.tr("Copy the text for documents"))
         self._where = label("", "small", wrap=True)
         why = label(
             self.tr(

@@ -16,7 +16,7 @@ from app.gui.devices.facts import KINDS, backend_words, device_facts, gpu_words,
 from app.gui.devices.power_card import PowerCard
 from app.gui.jobs import Jobs
 from app.gui.reasons import error_message, translated
-from app.gui.widgets.basics import Banner, LabelKind, Page, button, card, clear, label, row, stack
+from app.gui.widgets.basics import Banner, LabelKind, Page, button, card, clear, holding, label, row, stack
 from app.gui.widgets.memory_bar import MemoryUse
 from engine.api.machine import (
     Alternative,
@@ -74,8 +74,7 @@ class DevicesPage(Page):
         for layout in (self._loaded, self._devices, self._backends):
             self.content.addLayout(layout)
         self.power = PowerCard(services, self.banner)
-        self._power = QWidget()
-        self._power.setLayout(stack(label(self.tr("Power"), "strong"), self.power, spacing=8))
+        self._power = holding(stack(label(self.tr("Power"), "strong"), self.power, spacing=8))
         self._power.hide()
         self.content.addWidget(self._power)
         self.while_visible(_REFRESH_MS, self._refresh_ledger, self.refresh)
@@ -189,9 +188,7 @@ class DevicesPage(Page):
         words = label(text, "", wrap=True, selectable=True)
         self._services.theme.dress(words, "small")
         copy = button(self.tr("Copy"), lambda: QGuiApplication.clipboard().setText(text), "link")
-        line = row(words, copy)
-        line.setStretch(0, 1)
-        return line
+        return row(words, copy, grow=0)
 
     def _show_ledger(self, ledger: LedgerState) -> None:
         self._memory.setVisible(bool(ledger.pools))
@@ -310,8 +307,7 @@ def _alternative(model: str, item: Alternative, pin: Pin) -> QHBoxLayout:
         line += " · " + _tr("about {n} tokens/s").format(n=formatted.whole(item.decode_tok_s))
     reason = translated(item.reason)
     text = label(f"{line}: {reason}" if reason else line, "small", wrap=True)
-    shown = row(text)
-    shown.setStretch(0, 1)
+    shown = row(text, grow=0)
     if item.decode_tok_s:  # without a speed, the model cannot run there
         shown.addWidget(
             _button(_tr("Pin"), f"{model}, {_where(item)}", partial(pin, model, pin_name(item)), "link")
@@ -334,15 +330,11 @@ def _changes(model: str, placement: Placement, expanded: set[str]) -> QWidget:
         rows.setVisible(model in expanded)
 
     shows = _button(_tr("Source of each setting"), model, toggle, "link")
-    box = QWidget()
-    box.setLayout(stack(row(shows, 1), rows, spacing=4))
-    return box
+    return holding(stack(row(shows, 1), rows, spacing=4))
 
 
 def _button(text: str, what: str, run: Callable[[], object], kind: str = "") -> QPushButton:
-    widget = button(text, run, kind)
-    widget.setAccessibleName(f"{text}: {what}")
-    return widget
+    return button(text, run, kind, name=f"{text}: {what}")
 
 
 def _sentence(text: str) -> str:

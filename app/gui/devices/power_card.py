@@ -28,8 +28,7 @@ class PowerCard(QFrame):
         self.setProperty("kind", "card")
         self._now = label("", "small", wrap=True)
         self._notes = label("", "small", wrap=True)
-        self.mode = ComboBox()
-        self.mode.setAccessibleName(self.tr("Mode"))
+        self.mode = ComboBox(self.tr("Mode"))
         self.mode.addItem(self.tr("Server's start options"), None)
         for mode in get_args(Mode):
             self.mode.addItem(_mode_words(mode), mode)

@@ -83,8 +83,7 @@ class DocumentsPage(Page):
         self._change(lambda: self._services.api.make_collection(request))
 
     def _choose(self) -> None:
-        dialog = QFileDialog(self, self.tr("Add a folder"))
-        dialog.setFileMode(QFileDialog.FileMode.Directory)
+        dialog = QFileDialog(self, self.tr("Add a folder"), fileMode=QFileDialog.FileMode.Directory)
         dialog.fileSelected.connect(self.add_folder)
         dialog.open()
 
@@ -141,11 +140,8 @@ class DocumentsPage(Page):
         )
 
     def _offer(self, model: str, text: str, name: str) -> QHBoxLayout:
-        get = button(self.tr("Download"), partial(self.model_wanted.emit, model))
-        get.setAccessibleName(name)
-        line = row(label(text, "small", wrap=True), get)
-        line.setStretch(0, 1)
-        return line
+        get = button(self.tr("Download"), partial(self.model_wanted.emit, model), name=name)
+        return row(label(text, "small", wrap=True), get, grow=0)
 
     def _card(self, item: Collection) -> QFrame:
         read = self._services.api.refresh_collection

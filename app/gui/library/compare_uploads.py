@@ -42,8 +42,7 @@ class CompareUploads(QFrame):
         )
         self.others = QCheckBox(_tr("Also other uploads of this model"))
         self.go = button(_tr("Compare by loss"), self._start)
-        line = row(self._note, self.others, self.go, spacing=16)
-        line.setStretch(0, 1)
+        line = row(self._note, self.others, self.go, spacing=16, grow=0)
         self._rows = QVBoxLayout()
         self._rows.setSpacing(4)
         self.setLayout(
@@ -111,8 +110,7 @@ class CompareUploads(QFrame):
         get = button(_tr("Download"), lambda: self.pull_pressed.emit(loss.repo, loss.label), "link")
         get.setAccessibleName(_tr("Download {name}").format(name=loss.name))
         text = label(f"{name}: {' · '.join(facts)}", "", wrap=True, selectable=True)
-        line = row(text, get, spacing=16)
-        line.setStretch(0, 1)
+        line = row(text, get, spacing=16, grow=0)
         return stack(line)
 
 

@@ -59,8 +59,7 @@ class DetailsDialog(QDialog):
         if details.chat_template:
             column.addWidget(rule())
             column.addWidget(label(self.tr("Chat template"), "strong"))
-            area = QPlainTextEdit(details.chat_template)
-            area.setReadOnly(True)
+            area = QPlainTextEdit(details.chat_template, readOnly=True)
             theme.dress(area, "small")
             area.setAccessibleName(self.tr("Chat template"))
             area.setFixedHeight(160)
@@ -69,8 +68,7 @@ class DetailsDialog(QDialog):
         inner = QWidget()
         inner.setProperty("kind", "page")
         inner.setLayout(column)
-        self._scroll = QScrollArea()
-        self._scroll.setWidgetResizable(True)
+        self._scroll = QScrollArea(widgetResizable=True)
         self._scroll.setFrameShape(QFrame.Shape.NoFrame)
         self._scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self._scroll.setWidget(inner)
@@ -81,8 +79,7 @@ class DetailsDialog(QDialog):
             margins=(24, 24, 24, 8),
         )
         close = row(1, button(self.tr("Close"), self.close), margins=(24, 8, 24, 16))
-        layout = stack(head, self._scroll, close, spacing=0)
-        layout.setStretch(1, 1)
+        layout = stack(head, self._scroll, close, spacing=0, grow=1)
         self.setLayout(layout)
         if model.card_text:
             self._fit_card()

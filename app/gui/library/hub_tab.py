@@ -68,9 +68,7 @@ class HubTab(QWidget):
         self.banner = Banner(services.theme)
         hint = self.tr("Search Hugging Face, or paste owner/name")
         self.search = search_field(hint, self.tr("Search models"))
-        self._delay = QTimer(self)
-        self._delay.setSingleShot(True)
-        self._delay.setInterval(_DELAY_MS)
+        self._delay = QTimer(self, singleShot=True, interval=_DELAY_MS)
         self._delay.timeout.connect(self._search)
         self.search.textEdited.connect(lambda _: self._delay.start())
         self.search.returnPressed.connect(self._search)
@@ -96,8 +94,7 @@ class HubTab(QWidget):
         self.search.setFocus()
 
     def _filter(self, name: str, entries: Sequence[tuple[str, str]]) -> ComboBox:
-        box = ComboBox()
-        box.setAccessibleName(name)
+        box = ComboBox(name)
         for value, words_ in entries:
             box.addItem(self.tr(words_), value)
         box.activated.connect(lambda _: self._search())
@@ -250,8 +247,7 @@ class HubTab(QWidget):
         if not plan.build_from and plan.repository.base:
             look = button(self.tr("Look there"), self._opener(plan.repository.base))
             words = self.tr("Files of other sizes are made from the original, which is in {name}.")
-            line = row(label(words.format(name=plan.repository.base), "muted", wrap=True), look, spacing=16)
-            line.setStretch(0, 1)
+            line = row(label(words.format(name=plan.repository.base), "muted", wrap=True), look, spacing=16, grow=0)
             self.results.addWidget(card(line))
         if quantized_options(plan):
             self.results.addWidget(self._compare_card(plan))
@@ -404,8 +400,7 @@ class FitFromHub(QFrame):
         source = next(option for option in plan.options if option.choice.label == plan.build_from)
         self._model = f"{plan.repository.repo}:{source.choice.label}"
         size = source.size_bytes
-        self.target = ComboBox()
-        self.target.setAccessibleName(self.tr("Size of the new file"))
+        self.target = ComboBox(self.tr("Size of the new file"))
         self.target.addItem(self.tr("As large as fits this computer"), QuantizeOptions(model=self._model, fit=True))
         smaller = [o for o in plan.options if o.choice.format == "gguf" and o.size_bytes < size]
         for option in sorted(smaller, key=lambda o: -o.size_bytes):
@@ -422,8 +417,7 @@ class FitFromHub(QFrame):
             self.target.setCurrentIndex(
                 next(n for n in range(self.target.count()) if self.target.itemData(n).budget_bytes == near[0])
             )
-        self.tier = ComboBox()
-        self.tier.setAccessibleName(self.tr("How thorough"))
+        self.tier = ComboBox(self.tr("How thorough"))
         for value, name, tip in _TIERS:
             self.tier.addItem(self.tr(name), value)
             self.tier.setItemData(self.tier.count() - 1, self.tr(tip), Qt.ItemDataRole.ToolTipRole)
@@ -437,8 +431,7 @@ class FitFromHub(QFrame):
         controls = Flow(spacing=8)
         for control in (self.target, self.tier, self.delete):
             controls.add(control)
-        line = row(controls, go, spacing=16)
-        line.setStretch(0, 1)
+        line = row(controls, go, spacing=16, grow=0)
         self.setLayout(
             stack(
                 label(self.tr("Make your own file from the original"), "strong"),

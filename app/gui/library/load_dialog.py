@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QCheckBox, QDialog, QFrame, QGridLayout, QSlider, QSpinBox, QWidget
+from PySide6.QtWidgets import QCheckBox, QDialog, QGridLayout, QSlider, QSpinBox, QWidget
 
 from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.devices.facts import PARTS, tr
 from app.gui.reasons import error_message, translated
-from app.gui.widgets.basics import Banner, button, label, row, rule, stack
+from app.gui.widgets.basics import Banner, button, framed, holding, label, row, rule, stack
 from app.gui.widgets.memory_bar import MemoryUse, Share
 from app.gui.widgets.popups import ComboBox
 from engine.api.machine import PlacementAnswer
@@ -47,8 +47,7 @@ class LoadDialog(QDialog):
         self.layers = self._number(self.tr("Layers on the GPU"), _MOST_LAYERS)
         self.threads = self._number(self.tr("Processor threads"), _MOST_THREADS, 1)
         self.parallel = self._number(self.tr("Concurrent requests"), _MOST_PARALLEL, 1)
-        self.cache = ComboBox()
-        self.cache.setAccessibleName(self.tr("KV cache type"))
+        self.cache = ComboBox(self.tr("KV cache type"))
         self.cache.addItem(self.tr("Automatic"), None)
         for name in K_DAMAGE:
             bits = formatted.decimal(float(CACHE_TYPES[name].bits))
@@ -61,9 +60,7 @@ class LoadDialog(QDialog):
         self.memory = MemoryUse(services.theme, self.tr("Memory needed"))
         self._verdict = label("", "small", wrap=True)
         self._verdict.setMinimumHeight(round(2.6 * services.theme.tokens.small))
-        self._delay = QTimer(self)
-        self._delay.setSingleShot(True)
-        self._delay.setInterval(_DELAY_MS)
+        self._delay = QTimer(self, singleShot=True, interval=_DELAY_MS)
         self._delay.timeout.connect(self._predict)
         self._build(title)
         self._connect()
@@ -104,14 +101,11 @@ class LoadDialog(QDialog):
                 (self.tr("Concurrent requests"), self.tr("Higher values use more memory."), self.parallel),
             )
         ):
-            texts = QWidget()
-            texts.setLayout(stack(label(name), label(hint, "small", wrap=True), spacing=2))
+            texts = holding(stack(label(name), label(hint, "small", wrap=True), spacing=2))
             grid.addWidget(texts, number, 0)
             grid.addWidget(field, number, 1, Qt.AlignmentFlag.AlignVCenter)
         head = row(label(self.tr("Context length")), 1, self._context_words, self.own_context, spacing=12)
-        note = QFrame()
-        note.setProperty("kind", "note")
-        note.setLayout(stack(self.memory, self._verdict, row(self.eight_bit, 1), margins=(16, 12, 16, 12)))
+        note = framed("note", stack(self.memory, self._verdict, row(self.eight_bit, 1), margins=(16, 12, 16, 12)))
         self.reset = button(self.tr("Reset to automatic"), self._reset)
         self.load = button(self.tr("Save and load"), lambda: self._save(self._load_now), "primary")
         save = button(self.tr("Save"), lambda: self._save(self.accept))

@@ -56,8 +56,7 @@ class ModelCard(QFrame):
         mosaic = Mosaic(theme, height=48)
         mosaic.setFixedSize(80, 56)
         mosaic.show_tiles(tiles_of_types(model.details.type_bytes, 40))
-        title = label(spoken_name(model), "strong", wrap=True)
-        title.setToolTip(model.path)
+        title = label(spoken_name(model), "strong", wrap=True, tip=model.path)
         facts = label(facts_of(model), "small", wrap=True)
         chips = Flow(spacing=4)
         for words_, kind in chips_of(model, tool_calls_frac):

@@ -92,8 +92,7 @@ class LibraryPage(Page):
         self._empty.hide()
         self.search = search_field(self.tr("Filter by name, kind or capability"), self.tr("Filter the models"))
         self.search.textChanged.connect(lambda _: self._make_cards())
-        self.order = ComboBox()
-        self.order.setAccessibleName(self.tr("Order of the models"))
+        self.order = ComboBox(self.tr("Order of the models"))
         for words, name in (
             (self.tr("Usual order"), ""),
             (self.tr("By name"), "name"),
@@ -107,8 +106,7 @@ class LibraryPage(Page):
         change = button(self.tr("Change folder…"), self.choose_models_folder, "link")
         change.setToolTip(self.tr("Move all models to another folder or drive"))
         self._sorting = QWidget()
-        sorting = row(self.search, self.order, self._total, change, spacing=12, margins=(0, 0, 0, 12))
-        sorting.setStretch(0, 1)
+        sorting = row(self.search, self.order, self._total, change, spacing=12, margins=(0, 0, 0, 12), grow=0)
         self._sorting.setLayout(sorting)
         self._here.setLayout(stack(self._sorting, self._column, self._empty, 1, spacing=0, margins=(0, 16, 0, 0)))
         self.hub = HubTab(services, jobs)

@@ -96,15 +96,12 @@ class MarkdownView(QTextBrowser):
         self._table_button.hide()
         self._document.documentLayout().documentSizeChanged.connect(self._on_size_changed)
         theme.changed.connect(self._on_theme_changed)
-        self._redraw = QTimer(self)
-        self._redraw.setSingleShot(True)
-        self._redraw.setInterval(_FORMULAS_MS)
+        self._redraw = QTimer(self, singleShot=True, interval=_FORMULAS_MS)
         self._redraw.timeout.connect(self._show_formulas)
         theme.formulas.ready.connect(self._on_formulas)
         self._pending = ""
         self._took_s = 0.0
-        self._later = QTimer(self)
-        self._later.setSingleShot(True)
+        self._later = QTimer(self, singleShot=True)
         self._later.timeout.connect(self._show_pending)
 
     @property
@@ -469,8 +466,7 @@ def offer_link(url: QUrl, parent: QWidget) -> None:
     if url.scheme().lower() not in _OPENABLE:
         return
     title = QCoreApplication.translate("MarkdownView", "Open link?")
-    box = QMessageBox(QMessageBox.Icon.NoIcon, title, "", parent=parent)
-    box.setTextFormat(Qt.TextFormat.PlainText)
+    box = QMessageBox(QMessageBox.Icon.NoIcon, title, "", parent=parent, textFormat=Qt.TextFormat.PlainText)
     box.setText(
         QCoreApplication.translate("MarkdownView", "The answer contains this link. Open it in your browser?")
     )

@@ -49,8 +49,7 @@ class PathChoice(QWidget):
         super().__init__()
         self._path = ""
         self._before = 0
-        self.box = ComboBox()
-        self.box.setAccessibleName(name)
+        self.box = ComboBox(name)
         for value, text, tip in rows:
             self.box.addItem(self.tr(text), value)
             self.box.setItemData(self.box.count() - 1, self.tr(tip), Qt.ItemDataRole.ToolTipRole)
@@ -127,13 +126,11 @@ class FitPage(Page):
         self._foreign = ForeignFamily(services, jobs, self.banner, self)
         self._foreign.converted.connect(self.choose)
         self._loss = LossChips(services, jobs, self.banner, self._request_curve, self)
-        self.model = ComboBox()
-        self.model.setAccessibleName(self.tr("Model"))
+        self.model = ComboBox(self.tr("Model"))
         self.model.setMinimumWidth(220)
         self.model.setSizeAdjustPolicy(ComboBox.SizeAdjustPolicy.AdjustToContents)  # the models are loaded later
         self.model.activated.connect(lambda _: self._on_model())
-        self.tier = ComboBox()
-        self.tier.setAccessibleName(self.tr("How thorough"))
+        self.tier = ComboBox(self.tr("How thorough"))
         for value, name, words_ in _TIERS:
             self.tier.addItem(self.tr(name), value)
             self.tier.setItemData(self.tier.count() - 1, self.tr(words_), Qt.ItemDataRole.ToolTipRole)
@@ -144,9 +141,7 @@ class FitPage(Page):
         self.slider.setMinimumHeight(24)
         self.slider.setAccessibleName(self.tr("Size of the file"))
         self.slider.valueChanged.connect(self._on_slider)
-        self._delay = QTimer(self)
-        self._delay.setSingleShot(True)
-        self._delay.setInterval(_DELAY_MS)
+        self._delay = QTimer(self, singleShot=True, interval=_DELAY_MS)
         self._delay.timeout.connect(self._forecast)
         self.size_words = label("", "title")
         self._smallest, self._largest = label("", "small"), label("", "small")
@@ -171,8 +166,7 @@ class FitPage(Page):
         rows = {"Model": self.model, "Target": self.aim, "How thorough": self.tier, "Calibration text": self.text}
         for words, control in (rows | {"Quality gate": self.gate}).items():
             choose.add_named(self.tr(words), control)
-        size = row(self._smallest, self.slider, self._largest, spacing=12)
-        size.setStretch(1, 1)
+        size = row(self._smallest, self.slider, self._largest, spacing=12, grow=1)
         go = row(self.size_words, 1, self.start)
         self.content.addWidget(JobList(theme, self._jobs, frozenset({JobKind.QUANTIZE, JobKind.CONVERT})))
         self.content.addLayout(self._report)
@@ -473,9 +467,7 @@ class OwnTextChoice(PathChoice):
         super().__init__(self.tr("Calibration text"), _TEXTS)
 
     def dialog(self) -> QFileDialog:
-        dialog = QFileDialog(self, self.tr("A folder with your own text"))
-        dialog.setFileMode(QFileDialog.FileMode.Directory)
-        return dialog
+        return QFileDialog(self, self.tr("A folder with your own text"), fileMode=QFileDialog.FileMode.Directory)
 
     def words(self, name: str) -> str:
         """The row text, with the folder's name."""
@@ -512,8 +504,7 @@ class GateChoice(PathChoice):
         super().__init__(self.tr("Quality gate"), _GATES)
 
     def dialog(self) -> QFileDialog:
-        dialog = QFileDialog(self, self.tr("A file of tasks"))
-        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
+        dialog = QFileDialog(self, self.tr("A file of tasks"), fileMode=QFileDialog.FileMode.ExistingFile)
         dialog.setNameFilters([self.tr("Tasks (*.jsonl *.json)"), self.tr("All files (*)")])
         return dialog
 
@@ -534,17 +525,14 @@ class Aim(QWidget):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kind = ComboBox()
-        self.kind.setAccessibleName(self.tr("Target"))
+        self.kind = ComboBox(self.tr("Target"))
         self.kind.addItem(self.tr("File size"))
         self.kind.addItem(self.tr("Context length"))
-        self.context = ComboBox()
-        self.context.setAccessibleName(self.tr("Context length in tokens"))
+        self.context = ComboBox(self.tr("Context length in tokens"))
         for n_ctx in _CONTEXTS:
             self.context.addItem(self.tr("{n} tokens").format(n=formatted.whole(n_ctx)), n_ctx)
         self.context.setCurrentIndex(self.context.findData(DEFAULT_CONTEXT))
-        self.cache = ComboBox()
-        self.cache.setAccessibleName(self.tr("KV cache type"))
+        self.cache = ComboBox(self.tr("KV cache type"))
         self.cache.addItem(self.tr("automatic"), None)
         for name in K_DAMAGE:
             self.cache.addItem(self.tr(_CACHE_NAMES.get(name, name)), name)

@@ -34,8 +34,7 @@ class FrontierPlot(Chart):
         self.addItem(self._here)
         self._labels: list[pyqtgraph.TextItem] = []
         self._points: list[tuple[float, float]] = []
-        self._settle = QTimer(self)
-        self._settle.setSingleShot(True)
+        self._settle = QTimer(self, singleShot=True)
         self._settle.timeout.connect(self._place_labels)
         self.getViewBox().sigRangeChanged.connect(lambda *_: self._settle.start(0))
         self.getViewBox().sigResized.connect(lambda *_: self._settle.start(0))

@@ -5,7 +5,7 @@ from typing import Any
 
 from PySide6.QtCore import QDateTime, QTimer, Signal
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLayout, QPlainTextEdit
+from PySide6.QtWidgets import QHBoxLayout, QLayout, QPlainTextEdit
 
 from app.gui import formatted
 from app.gui.app_context import AppContext
@@ -16,7 +16,7 @@ from app.gui.server.rows_card import RowsCard
 from app.gui.server.upstreams_card import UpstreamsCard
 from app.gui.server.workers_card import RemotesCard
 from app.gui.server_link import ServerLink
-from app.gui.widgets.basics import Banner, IconButton, Page, button, card, label, row, set_kind, stack
+from app.gui.widgets.basics import Banner, IconButton, Page, button, card, framed, label, row, set_kind, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.plain_table import PlainTable
 from app.gui.widgets.popups import ComboBox
@@ -39,18 +39,15 @@ class KeysCard(RowsCard[Keys]):
         self._rows.setSpacing(8)
         name = self.tr("Name of the new key")
         self.name = self._field(self.tr("Name of the program or person"), name, _MOST_NAME)
-        self.scope = ComboBox()
-        self.scope.setAccessibleName(self.tr("Permissions of the new key"))
+        self.scope = ComboBox(self.tr("Permissions of the new key"))
         self.scope.addItem(self.tr("May run models"), ["chat"])
         self.scope.addItem(self.tr("May also manage models"), ["chat", "manage"])
         self.add.setText(self.tr("Create a key"))
-        self._new = QFrame()
-        self._new.setProperty("kind", "banner-ok")
+        self._new = framed("banner-ok")
         self.key = label("", "", wrap=True, selectable=True)
         services.theme.dress(self.key)
         self._copy = button(self.tr("Copy the key"), self._copy_key, "primary")
-        line = row(self.key, self._copy)
-        line.setStretch(0, 1)
+        line = row(self.key, self._copy, grow=0)
         shown_once = label(self.tr("Copy it now: it is not shown again."), "small")
         self._new.setLayout(stack(shown_once, line, spacing=4, margins=(16, 8, 8, 8)))
         self._new.hide()
@@ -159,8 +156,7 @@ class ServerPage(Page):
         self.elsewhere = ElsewhereCard(services, link, self.banner)
         self.elsewhere.moved.connect(services.models.refresh)
         self.add_section(self.tr("A Tessera on another computer"), self.elsewhere)
-        self.log = QPlainTextEdit()
-        self.log.setReadOnly(True)
+        self.log = QPlainTextEdit(readOnly=True)
         theme.dress(self.log, "small")
         self.log.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.log.setMinimumHeight(200)
@@ -174,13 +170,11 @@ class ServerPage(Page):
 
     def _build_snippets(self) -> None:
         theme = self._services.theme
-        self.client = ComboBox()
-        self.client.setAccessibleName(self.tr("Program to connect"))
+        self.client = ComboBox(self.tr("Program to connect"))
         for snippet in SNIPPETS:
             self.client.addItem(snippet.name)
         self.client.currentIndexChanged.connect(lambda _: self._show_snippet())
-        self.snippet = QPlainTextEdit()
-        self.snippet.setReadOnly(True)
+        self.snippet = QPlainTextEdit(readOnly=True)
         theme.dress(self.snippet)
         self.snippet.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.snippet.setAccessibleName(self.tr("Text to paste"))

@@ -50,8 +50,7 @@ class ElsewhereCard(QFrame):
         self.code.hide()
         self.shown = label("", "small", wrap=True, selectable=True)
         self.shown.hide()
-        entry = row(self.url, self.key, self.use)
-        entry.setStretch(0, 1)
+        entry = row(self.url, self.key, self.use, grow=0)
         self.setLayout(
             stack(
                 self._note,

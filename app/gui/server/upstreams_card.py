@@ -20,8 +20,7 @@ class UpstreamsCard(RowsCard[Upstreams]):
         self.url = self._field("http://10.0.0.2:8000", self.tr("Address of the other server"), 2000)
         self.key = self._field(self.tr("Key, if it needs one"), self.tr("Key of the other server"), 4000)
         self.key.setEchoMode(QLineEdit.EchoMode.Password)
-        entry = row(self.name, self.url, self.key, self.add)
-        entry.setStretch(1, 1)
+        entry = row(self.name, self.url, self.key, self.add, grow=1)
         self.setLayout(stack(self._note, self._rows, entry, spacing=12, margins=(16, 16, 16, 16)))
         self._refresh_button()
         self._show(Upstreams())
@@ -83,9 +82,7 @@ class UpstreamsCard(RowsCard[Upstreams]):
             lambda: self._run_then_reload(lambda: self._services.api.remove_upstream_rule(model)),
         )
         remove.setAccessibleName(self.tr("Remove the rule for {model}").format(model=model))
-        line = row(label(text, wrap=True), remove)
-        line.setStretch(0, 1)
-        return line
+        return row(label(text, wrap=True), remove, grow=0)
 
     def _state(self, upstream: UpstreamRow) -> str:
         if upstream.state == "ok":

@@ -1,14 +1,14 @@
 """Remote hosts that hold layers of a model: add over SSH, accept the host key, check, remove."""
 
 import msgspec
-from PySide6.QtWidgets import QFrame, QLayout, QVBoxLayout
+from PySide6.QtWidgets import QLayout, QVBoxLayout
 
 from app.client import ApiError
 from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.reasons import error_message, translated
 from app.gui.server.rows_card import RowsCard, kind_of_state
-from app.gui.widgets.basics import Banner, button, label, row, stack
+from app.gui.widgets.basics import Banner, button, framed, label, row, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import ComboBox
 from engine.api.remotes import RemoteRequest, RemoteRow, Remotes, Use
@@ -26,19 +26,16 @@ class RemotesCard(RowsCard[Remotes]):
         self._asked: tuple[str, RemoteRequest] | None = None
         self.name = self._field(self.tr("Name"), self.tr("Name of the other computer"), _MOST_NAME)
         self.where = self._field("you@desk-pc", self.tr("User and address for SSH"), _MOST_ADDRESS)
-        self.use = ComboBox()
-        self.use.setAccessibleName(self.tr("When to send layers there"))
+        self.use = ComboBox(self.tr("When to send layers there"))
         self.use.addItem(self.tr("when a model does not fit here"), "unfit")
         self.use.addItem(self.tr("also when it is faster"), "faster")
         self.use.addItem(self.tr("only for models pinned to it"), "pinned")
-        who = row(self.name, self.where)
-        who.setStretch(1, 1)
+        who = row(self.name, self.where, grow=1)
         how = Flow()
         how.add(self.use)
         how.add(self.add)
         entry = stack(who, how)
-        self._question = QFrame()
-        self._question.setProperty("kind", "banner-warn")
+        self._question = framed("banner-warn")
         self._shown = label("", "", wrap=True, selectable=True)
         self.accept = button(self.tr("It is the right computer"), self._accept, "primary")
         self.refuse = button(self.tr("Do not add it"), self._refuse)

@@ -1,7 +1,7 @@
 """Labels, buttons, cards and banners in the style sheet's kinds."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import (
@@ -51,12 +51,14 @@ LabelKind = Literal["", "muted", "small", "title", "strong", "chip", "chip-ok", 
 Tone = Literal["info", "ok", "warn", "bad"]
 
 
-def label(text: str = "", kind: LabelKind = "", *, wrap: bool = False, selectable: bool = False) -> QLabel:
+def label(
+    text: str = "", kind: LabelKind = "", *, wrap: bool = False, selectable: bool = False, tip: str = ""
+) -> QLabel:
     """A plain-text label. Markup in the text is not interpreted."""
-    result = QLabel(text)
-    result.setTextFormat(Qt.TextFormat.PlainText)
+    result = QLabel(text, textFormat=Qt.TextFormat.PlainText)
     result.setProperty("kind", kind)
     result.setWordWrap(wrap)
+    result.setToolTip(tip)
     if kind.startswith("chip"):
         result.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
     if selectable:
@@ -74,9 +76,13 @@ def set_kind(widget: QWidget, kind: str) -> None:
         widget.style().polish(widget)
 
 
-def button(text: str, on_click: Callable[[], object] | None = None, kind: str = "") -> QPushButton:
-    """A push button. `kind` is primary, danger, link or empty."""
+def button(
+    text: str, on_click: Callable[[], object] | None = None, kind: str = "", *, name: str = "", tip: str = ""
+) -> QPushButton:
+    """A push button. `kind` is primary, danger, link or empty; `name` is for screen readers."""
     result = QPushButton(text)
+    result.setAccessibleName(name)
+    result.setToolTip(tip)
     result.setProperty("kind", kind)
     result.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
     if on_click is not None:
@@ -128,7 +134,6 @@ class IconButton(QToolButton):
         self._refresh()
 
     def focusOutEvent(self, event: QFocusEvent) -> None:
-        """Hide the icon again if the button is quiet."""
         super().focusOutEvent(event)
         self._refresh()
 
@@ -141,32 +146,24 @@ class IconButton(QToolButton):
         self.setIcon(QIcon() if hidden else self._theme.icon(self._icon, self._colour))
 
 
-def row(
-    *items: QWidget | QLayout | int, spacing: int = 8, margins: tuple[int, int, int, int] | None = None
-) -> QHBoxLayout:
-    """A horizontal layout. A number adds stretch."""
-    layout = QHBoxLayout()
-    _fill(layout, items, spacing, margins)
-    return layout
+Item = QWidget | QLayout | int
+Margins = tuple[int, int, int, int]
+L = TypeVar("L", QHBoxLayout, QVBoxLayout)
 
 
-def stack(
-    *items: QWidget | QLayout | int, spacing: int = 8, margins: tuple[int, int, int, int] | None = None
-) -> QVBoxLayout:
-    """A vertical layout. A number adds stretch."""
-    layout = QVBoxLayout()
-    _fill(layout, items, spacing, margins)
-    return layout
+def row(*items: Item, spacing: int = 8, margins: Margins = (0, 0, 0, 0), grow: int | None = None) -> QHBoxLayout:
+    """A horizontal layout. A number adds stretch; the item at position `grow` takes the free space."""
+    return _filled(QHBoxLayout(), items, spacing, margins, grow)
 
 
-def _fill(
-    layout: QHBoxLayout | QVBoxLayout,
-    items: tuple[QWidget | QLayout | int, ...],
-    spacing: int,
-    margins: tuple[int, int, int, int] | None,
-) -> None:
+def stack(*items: Item, spacing: int = 8, margins: Margins = (0, 0, 0, 0), grow: int | None = None) -> QVBoxLayout:
+    """A vertical layout, as `row`."""
+    return _filled(QVBoxLayout(), items, spacing, margins, grow)
+
+
+def _filled(layout: L, items: tuple[Item, ...], spacing: int, margins: Margins, grow: int | None) -> L:
     layout.setSpacing(spacing)
-    layout.setContentsMargins(*(margins or (0, 0, 0, 0)))
+    layout.setContentsMargins(*margins)
     for item in items:
         if isinstance(item, QWidget):
             layout.addWidget(item)
@@ -174,21 +171,35 @@ def _fill(
             layout.addLayout(item)
         else:
             layout.addStretch(item)
+    if grow is not None:
+        layout.setStretch(grow, 1)
+    return layout
 
 
-def card(*items: QWidget | QLayout | int, kind: str = "card", spacing: int = 8, margin: int = 16) -> QFrame:
+def card(*items: Item, kind: str = "card", spacing: int = 8, margin: int = 16) -> QFrame:
     """A framed group of items."""
+    return framed(kind, stack(*items, spacing=spacing, margins=(margin, margin, margin, margin)))
+
+
+def framed(kind: str, layout: QLayout | None = None) -> QFrame:
+    """A frame of this kind."""
     frame = QFrame()
     frame.setProperty("kind", kind)
-    frame.setLayout(stack(*items, spacing=spacing, margins=(margin, margin, margin, margin)))
+    if layout is not None:
+        frame.setLayout(layout)
     return frame
+
+
+def holding(layout: QLayout) -> QWidget:
+    """A plain widget with this layout."""
+    widget = QWidget()
+    widget.setLayout(layout)
+    return widget
 
 
 def rule() -> QFrame:
     """A horizontal hairline."""
-    line = QFrame()
-    line.setProperty("kind", "rule")
-    return line
+    return framed("rule")
 
 
 def when_released(owner: QObject, run: Callable[[], object]) -> None:
@@ -248,8 +259,7 @@ def scrolled(column: QLayout, name: str) -> QScrollArea:
     """A frameless, vertically scrolling area around `column` with the parent's background."""
     inner = QFrame()
     inner.setLayout(column)
-    area = QScrollArea()
-    area.setWidgetResizable(True)
+    area = QScrollArea(widgetResizable=True)
     area.setAccessibleName(name)
     area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
     area.setFrameShape(QFrame.Shape.NoFrame)
@@ -270,8 +280,7 @@ class Page(QScrollArea):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         inner = QWidget()
         inner.setProperty("kind", "page")
-        column = QWidget()
-        column.setMaximumWidth(width)
+        column = QWidget(maximumWidth=width)
         column.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         self.title = label(title, "title")
         self.subtitle = label(subtitle, "muted", wrap=True)
@@ -372,8 +381,7 @@ class Banner(QFrame):
         """`over`: the widget that it floats over, at its bottom or its top."""
         super().__init__(over)
         self._over, self._at_top = over, at_top
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
+        self._timer = QTimer(self, singleShot=True)
         self._timer.timeout.connect(self._on_time)
         if over is not None:
             over.installEventFilter(self)
@@ -499,8 +507,7 @@ class EmptyState(QWidget):
 
 def line_field(hint: str, name: str = "") -> QLineEdit:
     """A text field with a placeholder. Its accessible name is `name`, or the placeholder."""
-    field = QLineEdit()
-    field.setPlaceholderText(hint)
+    field = QLineEdit(placeholderText=hint)
     field.setAccessibleName(name or hint)
     return field
 

@@ -3,7 +3,7 @@
 from PySide6.QtCore import QMargins, QPoint, QRect, QSize, Qt
 from PySide6.QtWidgets import QLabel, QLayout, QLayoutItem, QSizePolicy, QWidget
 
-from app.gui.widgets.basics import label, stack
+from app.gui.widgets.basics import holding, label, stack
 
 
 class FlowLayout(QLayout):
@@ -106,8 +106,7 @@ class Flow(QWidget):
         self.setSizePolicy(policy)
 
     def add_named(self, words: str, control: QWidget) -> None:
-        named_control = QWidget()
-        named_control.setLayout(stack(label(words, "small"), control, spacing=2))
+        named_control = holding(stack(label(words, "small"), control, spacing=2))
         self.add(named_control)
 
     def add(self, widget: QWidget) -> None:

@@ -107,14 +107,14 @@ def _leave(widget: QWidget) -> None:
 
 
 class ComboBox(QComboBox):
-    """A combo box with a rounded list of up to 12 visible entries."""
+    """A combo box with a rounded list of up to 12 visible entries; `name` is for screen readers."""
 
     _MOST = 12
     _shadow: Shadow | None = None
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.setMaxVisibleItems(self._MOST)
+    def __init__(self, name: str = "") -> None:
+        super().__init__(maxVisibleItems=self._MOST)
+        self.setAccessibleName(name)
 
     def showPopup(self) -> None:
         """Round the corners of the list after it has its size."""
@@ -151,8 +151,7 @@ class ConsentCard(QFrame):
         self.setProperty("kind", "card")
         self.title = label("", "strong", wrap=True)
         self.warning = label("", "chip-warn", wrap=True)
-        self.detail = QPlainTextEdit()
-        self.detail.setReadOnly(True)
+        self.detail = QPlainTextEdit(readOnly=True)
         theme.dress(self.detail, "small")
         self.detail.setAccessibleName(self.tr("Effect of the selected entry"))
         self.decline = button(self.tr("Decline"), lambda: self._decide("no"))

@@ -53,9 +53,7 @@ class Column(QAbstractScrollArea):
         self._arranging = False
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.viewport().setAutoFillBackground(False)
-        self._later = QTimer(self)
-        self._later.setSingleShot(True)
-        self._later.setInterval(0)
+        self._later = QTimer(self, singleShot=True, interval=0)
         self._later.timeout.connect(self._arrange)
         self.verticalScrollBar().setSingleStep(32)
         reserve_scroll_bar(self)
