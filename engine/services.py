@@ -21,48 +21,28 @@ if TYPE_CHECKING:
     from devices.host import Host
     from devices.llama_cpp_versions.store import VersionStore
     from engine.api.hub import Proposal
-    from engine.api.machine import FitReport, Placement  # noqa: TC004 - for annotations of other modules
+    from engine.api.machine import FitReport, Placement
     from engine.core.keys import KeyStore
     from engine.core.program_keys import ProgramKeys
-    from engine.core.sampling import Chosen  # noqa: TC004 - for annotations of other modules
+    from engine.core.sampling import Chosen
     from engine.job_kinds.quantize.calibration_text import OwnText
     from engine.job_kinds.quantize.options import QuantizeOptions
     from engine.job_kinds.quantize.tasks import TaskSets
     from engine.library.catalogue import Catalogue
     from engine.library.hub.file_selection import HubName
-    from engine.library.hub.types import Option, OwnBuild, RepoHit, RepoPlan  # noqa: TC004 - for annotations of other modules
+    from engine.library.hub.types import Option, OwnBuild, RepoHit, RepoPlan
     from engine.library.other_apps import ForeignFolder
     from engine.library.trash import Removed
-    from engine.library.types import ModelEntry  # noqa: TC004 - for annotations of other modules
+    from engine.library.types import ModelEntry
     from engine.onnx.discovery import ProviderReport
-    from engine.placement.device_verification import ComparedDevice  # noqa: TC004 - for annotations of other modules
-    from engine.placement.engine_versions import Compared  # noqa: TC004 - for annotations of other modules
+    from engine.placement.device_verification import ComparedDevice
+    from engine.placement.engine_versions import Compared
     from engine.placement.external import ProgramStore
     from engine.placement.measurements import Report
     from engine.placement.model_settings import ModelSettingsStore
     from engine.placement.placer import Placer
     from engine.placement.types import WrongAnswers
     from quantize.job.request import QuantizeReport
-
-__all__ = [
-    "BUNDLED_MODELS",
-    "DEFAULT_CONTEXT",
-    "Chosen",
-    "Compared",
-    "ComparedDevice",
-    "EngineFacade",
-    "FitReport",
-    "ModelEntry",
-    "Option",
-    "OwnBuild",
-    "Paths",
-    "Placement",
-    "RepoHit",
-    "RepoPlan",
-    "__version__",
-    "is_plain_text",
-    "user_paths",
-]
 
 
 class EngineFacade:

@@ -10,26 +10,6 @@ from app.client.transport import Stream
 if TYPE_CHECKING:
     from app.client.routes import Client, Routes, local_server, running_server
 
-__all__ = [
-    "AnswerStream",
-    "ApiError",
-    "ChatClient",
-    "ChatDelta",
-    "ChatResponse",
-    "Client",
-    "JobFailed",
-    "Routes",
-    "ServerNotStarted",
-    "ServerUnreachable",
-    "Stream",
-    "ToolCalls",
-    "UnexpectedAnswer",
-    "answers",
-    "chat_body",
-    "local_server",
-    "running_server",
-]
-
 
 def __getattr__(name: str) -> Any:
     """Import on first use, so that a chat's first token does not wait for types that it does not need."""

@@ -8,28 +8,6 @@ from msgspec import Meta
 from engine.documents.types import CheckedSentence, Document, Passage
 from engine.message_catalog.reasons import Reason
 
-__all__ = [
-    "CheckedSentence",
-    "Citations",
-    "Collection",
-    "CollectionChange",
-    "CollectionRequest",
-    "Collections",
-    "Document",
-    "DocumentPages",
-    "Documents",
-    "ModelChoice",
-    "Name",
-    "PageState",
-    "PageText",
-    "Passage",
-    "Removed",
-    "SearchAnswer",
-    "SearchRequest",
-    "SentTo",
-    "Source",
-]
-
 Name = Annotated[str, Meta(min_length=1, max_length=120)]
 Source = Annotated[str, Meta(min_length=1, max_length=4096)]
 ModelChoice = Annotated[str, Meta(max_length=200)]

@@ -22,30 +22,6 @@ from engine.library.hub.types import (
 )
 from engine.library.types import Details
 
-__all__ = [
-    "CompareUploadsRequest",
-    "Details",
-    "FitEstimate",
-    "Folder",
-    "Folders",
-    "Newer",
-    "Option",
-    "OwnBuild",
-    "Proposal",
-    "QuantVariant",
-    "RepoFile",
-    "RepoHit",
-    "RepoPlan",
-    "Repository",
-    "SearchResults",
-    "Starter",
-    "Starters",
-    "Updates",
-    "UploadComparison",
-    "UploadLoss",
-]
-
-
 _HubName = Annotated[str, Meta(min_length=1, max_length=500)]
 
 

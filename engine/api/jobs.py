@@ -10,27 +10,6 @@ from engine.jobs.job_types import ENDED, Fault, Job, JobKind, JobState, ModelMad
 from engine.placement.measurements import Comparison, Point, Report, TunableSettings, TuneReport, TypePrices
 from quantize.types import QuickLoss
 
-__all__ = [
-    "ENDED",
-    "BenchPartial",
-    "Fault",
-    "Job",
-    "JobKind",
-    "JobState",
-    "Jobs",
-    "Measured",
-    "ModelMade",
-    "Point",
-    "Progress",
-    "Quantized",
-    "QuickLoss",
-    "Report",
-    "TunableSettings",
-    "TuneReport",
-    "partial_of",
-    "result_of",
-]
-
 T = TypeVar("T")
 
 

@@ -19,33 +19,6 @@ from engine.library.types import (
 )
 from engine.message_catalog.reasons import Reason
 
-__all__ = [
-    "Details",
-    "FileCheck",
-    "Format",
-    "Freed",
-    "ImportRequest",
-    "LinkRequest",
-    "Linked",
-    "LocateRequest",
-    "Model",
-    "ModelFile",
-    "Models",
-    "ModelsFolder",
-    "MoveRequest",
-    "Moved",
-    "Origin",
-    "PullRequest",
-    "Removed",
-    "RenameRequest",
-    "ServerPath",
-    "State",
-    "Tensor",
-    "Tensors",
-    "Trash",
-    "Verification",
-]
-
 
 class PullRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """POST /tessera/v1/models/pull: owner/name, owner/name:Q4_K_M, a URL, or the id of a recommended model."""

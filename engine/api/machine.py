@@ -37,41 +37,6 @@ from engine.placement.types import (
     WrongAnswers,
 )
 
-__all__ = [
-    "Alternative",
-    "Audit",
-    "BackendReport",
-    "CanaryState",
-    "CoreCounts",
-    "Device",
-    "Evidence",
-    "Finding",
-    "FitOption",
-    "FitReport",
-    "Kind",
-    "LedgerState",
-    "LiveDevice",
-    "LiveDevices",
-    "Machine",
-    "Memory",
-    "MemoryEstimate",
-    "Meter",
-    "PinRequest",
-    "Pinned",
-    "Placement",
-    "PlacementAnswer",
-    "Pool",
-    "ProcessMemory",
-    "Reason",
-    "Reservation",
-    "Runtime",
-    "SettingChange",
-    "State",
-    "Streaming",
-    "SystemMemory",
-    "WrongAnswers",
-]
-
 
 class Machine(types.Machine, frozen=True, kw_only=True):
     """GET /tessera/v1/devices: all known facts about this computer; `build` lists the installed kernels."""

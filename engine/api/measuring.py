@@ -7,23 +7,6 @@ from msgspec import Meta
 
 from engine.placement.measurements import Concurrency, Goal, Point, Report, SpeedAtLength, SpeedCurve, Spread
 
-__all__ = [
-    "BenchRequest",
-    "BenchResult",
-    "BenchResults",
-    "CompareRequest",
-    "Concurrency",
-    "Goal",
-    "Point",
-    "QuickTestRequest",
-    "Report",
-    "Shapes",
-    "SpeedAtLength",
-    "SpeedCurve",
-    "Spread",
-    "TuneRequest",
-]
-
 Length = Annotated[int, Meta(ge=1, le=1 << 20)]
 Parallel = Annotated[int, Meta(ge=1, le=64)]
 

@@ -8,27 +8,6 @@ from msgspec import Meta
 from engine.placement.types import LoadOptions
 from engine.runner.engine_args import NO_ARGS, BadEngineArg, EngineArgs, from_text, given
 
-__all__ = [
-    "Alias",
-    "AliasRequest",
-    "Aliases",
-    "Applies",
-    "EffectiveValue",
-    "EngineArgsRequest",
-    "EngineRequest",
-    "LoadOptions",
-    "LoadRequest",
-    "LoadedModel",
-    "LoadedModels",
-    "ModelEngine",
-    "ModelEngineArgs",
-    "ModelLoadSettings",
-    "ModelSampling",
-    "Name",
-    "SamplingRequest",
-    "Unloaded",
-]
-
 Applies = Literal["now", "when_idle", "at_load"]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 
@@ -219,6 +198,3 @@ class Aliases(msgspec.Struct, frozen=True, kw_only=True):
     """GET /tessera/v1/aliases: alias to model."""
 
     aliases: dict[str, str]
-
-
-__all__ = ["NO_ARGS", "BadEngineArg", "EngineArgs", "from_text", "given"]

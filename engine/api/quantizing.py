@@ -5,21 +5,6 @@ from engine.job_kinds.quantize.options import LockRequest, QuantizeOptions
 from quantize.job.request import Forecast, QuantizeReport
 from quantize.types import FileReport, PresetPlan, QuantPlan, TensorPlan, Tier
 
-__all__ = [
-    "DEFAULT_CONTEXT",
-    "FileReport",
-    "Forecast",
-    "LockRequest",
-    "PlanForecast",
-    "PresetPlan",
-    "QuantPlan",
-    "QuantizeOptions",
-    "QuantizeReport",
-    "QuantizeSketch",
-    "TensorPlan",
-    "Tier",
-]
-
 
 class PlanForecast(Forecast, frozen=True, kw_only=True):
     """Expected cost of a job, and the largest context that fits on this computer with the file (None: unknown)."""

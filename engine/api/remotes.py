@@ -8,8 +8,6 @@ from msgspec import Meta
 from engine.message_catalog.reasons import Reason
 from engine.remotes.types import Port, RemoteDevice, State, Use
 
-__all__ = ["RemoteDevice", "RemoteRequest", "RemoteRow", "Remotes", "State", "Use"]
-
 
 class RemoteRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """PUT /tessera/v1/remotes/{name}. `host_key` is the expected fingerprint of the host.

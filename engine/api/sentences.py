@@ -16,8 +16,6 @@ from engine.message_catalog import command
 from engine.message_catalog.reasons import Reason
 from engine.placement.types import FitOption, Placement
 
-__all__ = ["command", "described", "encoded", "with_sentences"]
-
 # More fields for clients: their types and values.
 _ADDED: Final[dict[type, dict[str, tuple[Any, Callable[[Any], object]]]]] = {
     Reservation: {

@@ -8,21 +8,6 @@ from engine.core.request_timing import TimeSpent
 from engine.core.startup_timing import Phase
 from engine.runner.protocol import ExpertStats
 
-__all__ = [
-    "DeviceUsage",
-    "Energy",
-    "ExpertStats",
-    "ModelEnergy",
-    "ModelStats",
-    "RequestTimes",
-    "Stats",
-    "TimeSpent",
-    "Usage",
-    "UsageSamples",
-    "Work",
-    "WorkSamples",
-]
-
 
 class ModelStats(LoadedModel, frozen=True, kw_only=True):
     """Current state of one model. Token counts are since its load; speeds are since the previous event.

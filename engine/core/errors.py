@@ -9,31 +9,6 @@ from engine.message_catalog import sentence, sentences, with_command
 from engine.message_catalog.reasons import Reason, because
 from quantize import errors as quantizer
 
-__all__ = [
-    "PARTS",
-    "BadModelFile",
-    "BatterySpent",
-    "Cancelled",
-    "ConstraintRefused",
-    "ContextOverflow",
-    "DeviceCheckFailed",
-    "EnvironmentFault",
-    "FileRefused",
-    "InputFault",
-    "ModelNotFound",
-    "ModelNotLoaded",
-    "NoLoadSurvived",
-    "NotEnoughMemory",
-    "OutOfResources",
-    "PartMissing",
-    "RunnerDied",
-    "SelfCheckFailed",
-    "StaysHere",
-    "exhausted",
-    "fact_of",
-    "reason_for",
-]
-
 
 class ModelNotFound(InputFault):
     """No model of this name is known on this computer."""

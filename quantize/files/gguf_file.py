@@ -27,18 +27,6 @@ from quantize.files.gguf_header import (
 )
 from quantize.ggml_types import BLOCK_SIZES, GgmlType
 
-__all__ = [
-    "Entry",
-    "GgufFile",
-    "LazyArray",
-    "Limits",
-    "TensorInfo",
-    "Value",
-    "ValueType",
-    "read_gguf",
-    "read_gguf_source",
-]
-
 _MAGIC = b"GGUF"
 _DEFAULT_ALIGNMENT = 32
 _FIRST_BYTES = 64 * 1024
