@@ -23,6 +23,7 @@ CHILDREN: Final = frozenset(
         "engine.job_kinds.quantize.regex_child",
         "engine.remotes.tunnel_child",
         "engine.documents.reader_child",
+        "engine.runner.llama.deep_check_child",
         "engine.runner.llama.memory_probe",
         "engine.runner.llama.operations_child",
         "engine.runner.llama.recompute_child",

@@ -35,7 +35,7 @@ class DeviceCheckRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Result of comparing a device with the CPU for models of one kind; `checked_at` is in seconds since the epoch.
 
     `what` names device and features; `reason` says why it is wrong and is empty if it is right. `operations`
-    describes the single operations that differ.
+    describes the single operations that differ. `deep_at`: when long texts were compared, too; 0: not yet.
     """
 
     what: str
@@ -44,6 +44,7 @@ class DeviceCheckRecord(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     operations: str = ""
     check: DeviceCheck | None = None
+    deep_at: float = 0.0
 
 
 class DeviceChecks:
@@ -59,6 +60,31 @@ class DeviceChecks:
         """The recorded result for these settings; None if they were not compared, or run on the CPU alone."""
         key = check_key(settings, shape, machine)
         return self._store.get().get(key) if key else None
+
+    def record_deep(
+        self,
+        settings: LoadSettings,
+        shape: ModelShape,
+        machine: Machine,
+        wrong_because: str = "",
+        check: DeviceCheck | None = None,
+    ) -> None:
+        """Store that long texts were compared too, after a verdict on short ones; `wrong_because`: they differ."""
+        key = check_key(settings, shape, machine)
+
+        def changed(old: dict[str, DeviceCheckRecord]) -> dict[str, DeviceCheckRecord]:
+            if key is None or key not in old:
+                return old
+            now = time.time()
+            verdict = msgspec.structs.replace(old[key], deep_at=now)
+            if wrong_because:
+                verdict = msgspec.structs.replace(
+                    verdict, wrong=True, reason=wrong_because, check=check or verdict.check, checked_at=now
+                )
+            return with_row(old, key, verdict)
+
+        with contextlib.suppress(OSError):  # on failure they are compared again
+            self._store.change(changed)
 
     def wrong(self) -> list[DeviceCheckRecord]:
         """What was found wrong on this computer, newest first."""
@@ -138,8 +164,8 @@ def describe(settings: LoadSettings) -> str:
 def check_key(settings: LoadSettings, shape: ModelShape, machine: Machine) -> str | None:
     """Key of everything that a device's results depend on; None if only the CPU computes.
 
-    It has device, driver, kernel, libraries, visibility settings, boot and suspends; the model's architecture,
-    widths and types; attention, cache types and whether layers stay on the CPU.
+    It has device, driver with Mesa and firmware, kernel, libraries, visibility settings, boot and suspends; the
+    model's architecture, widths and types; attention, cache types and whether layers stay on the CPU.
     """
     if not settings.devices or not settings.n_gpu_layers or settings.embeddings or settings.provider:
         return None
@@ -157,7 +183,7 @@ def check_key(settings: LoadSettings, shape: ModelShape, machine: Machine) -> st
     facts += sorted({tensor.ggml_type.name for tensor in shape.tensors})
     owners = [d for d in machine.devices for r in d.runtimes if r.device_name in settings.devices]
     facts += [(d.id, d.driver, d.driver_version) for d in owners]
-    facts += [machine.kernel, machine.arch, _text(Path(BOOT_ID)), _text(SUSPENDS)]
+    facts += [machine.versions, machine.kernel, machine.arch, _text(Path(BOOT_ID)), _text(SUSPENDS)]
     for paths in installed_libraries(library_folder()).values():
         facts += [_status(path) for path in paths]
     prefixes = ("GGML_", "VK_", "HIP_", "ROCR_", "CUDA_", "HSA_", "ZE_", "ONEAPI_", "MESA_", "RADV_")

@@ -1,5 +1,7 @@
 """Measures for placement while the computer is idle: the devices that could run a loaded model, and attention.
 
+It also compares long texts on a device with the CPU, once for each device, driver and kind of model.
+
 Placement uses the results. A request stops the measurement; it restarts at the next idle time. The comparison of
 devices is a job, so that the user sees it and can cancel it; then this server does not start it again.
 """
@@ -7,27 +9,42 @@ devices is a job, so that the user sees it and can cancel it; then this server d
 import asyncio
 import contextlib
 import logging
+import os
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from devices.backends.cpu_kernels import ATTENTION
+from devices.child_command import child_command
 from devices.errors import TesseraError
+from devices.llama_cpp_versions.folder import child_variables
 from devices.memory_ledger import DeviceBytes
+from devices.msgspec_lock import learned
+from devices.process_memory import bound_memory
+from engine.core.types import DeviceCheck
 from engine.job_kinds.bench.attention import measure_attention, memory_bytes
 from engine.job_kinds.measure.work import CompareOptions, Task
 from engine.jobs.job_types import ENDED, JobKind
 from engine.placement.cpu_choices import heads_of
+from engine.placement.estimate import ledger_amounts
 from engine.placement.history import Heads, attention_key
 from engine.placement.onnx import with_power
 from engine.placement.placer import read_shape
 from engine.placement.results import machine_key
+from engine.placement.shape import ModelShape
+from engine.placement.speed import weights_read
 from engine.placement.types import NO_OVERRIDES
 from engine.pool.loaded_model import LoadedModel
+from engine.runner.process import runner_environment
+from engine.runner.protocol import LoadSettings
+from engine.server.canary import TOKEN_BYTES_PER_S, comparable
 
 if TYPE_CHECKING:
     from engine.server.state import ServerState
 
 LOOK_S: Final = 2.0
+PIECE: Final = 256
 # A user who reads a response or types the next prompt is not idle yet.
 IDLE_S: Final = 60.0
 # Maximum share of CPU time that other programs may use on an idle computer.
@@ -38,6 +55,15 @@ TRIES: Final = 3
 LONGEST_S: Final = 180.0
 
 WATCH_S: Final = 0.1
+# The longest text that is compared with the CPU. Faults in public threads began at up to 7,000 tokens. A large
+# model gets a shorter one, which the CPU should read in this time.
+DEEPEST: Final = 7500
+LEAST_DEPTH: Final = 1200
+DEEP_S: Final = 240.0
+DEEP_LIMIT_S: Final = 900.0
+# The rows of both computations, with all of the vocabulary.
+DEEP_BYTES: Final = 512 << 20
+DEEP_OWNER: Final = "comparing long texts"
 OWNER: Final = "measuring attention"
 
 log = logging.getLogger(__name__)
@@ -51,6 +77,8 @@ class IdleMeasuring:
         self._idle_s = idle_s
         self._most_busy = most_busy
         self._tries: Counter[str] = Counter()
+        # Loads whose device has yet to compute long texts; they stay while memory has no room for a second copy.
+        self._deep: dict[str, LoadSettings] = {}
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -59,6 +87,10 @@ class IdleMeasuring:
             await asyncio.sleep(min(LOOK_S, self._idle_s))
             idle_for_s = 0.0 if self._busy() else idle_for_s + min(LOOK_S, self._idle_s)
             if idle_for_s < self._idle_s or not await asyncio.to_thread(self._is_idle):
+                continue
+            self._deep |= {model.id: model.settings for model in self._state.pool.loaded if model.settings.devices}
+            if await self._checked_one():
+                idle_for_s = 0.0
                 continue
             for model in self._state.pool.loaded:
                 if await self._compared(model):
@@ -81,6 +113,100 @@ class IdleMeasuring:
         usage = self._state.utilization
         samples = usage.last(max(1, int(self._idle_s))) if usage is not None else ()
         return bool(samples) and sum(s.cpu_frac for s in samples) <= self._most_busy * len(samples)
+
+    async def _checked_one(self) -> bool:
+        """Compare long texts of one load with the CPU. Whether that began."""
+        for model_id, settings in list(self._deep.items()):
+            shape = await asyncio.to_thread(self._unchecked, model_id, settings)
+            if shape is None:
+                del self._deep[model_id]
+            elif await self._check_deep(model_id, settings, shape):
+                return True
+        return False
+
+    def _unchecked(self, model_id: str, settings: LoadSettings) -> ModelShape | None:
+        """The shape of a model whose device was compared for short texts only; None if there is nothing to do."""
+        if self._tries[DEEP_OWNER + model_id] >= TRIES or not comparable(settings):
+            return None
+        placer = self._state.placer
+        try:
+            shape = read_shape(settings.path)
+        except (TesseraError, OSError):  # the file is gone
+            return None
+        verdict = placer.resources.checks.verdict(settings, shape, placer.machine_now())
+        return shape if verdict is not None and not verdict.wrong and not verdict.deep_at else None
+
+    async def _check_deep(self, model_id: str, settings: LoadSettings, shape: ModelShape) -> bool:
+        """Whether it began; False if memory has no room for a second copy of the model now."""
+        placer, state = self._state.placer, self._state
+        depth = deep_length(settings, shape)
+        small = msgspec.structs.replace(settings, n_ctx=depth + PIECE, kv_cells=0, n_parallel=1)
+        amounts = ledger_amounts(await asyncio.to_thread(placer.need_of, small))
+        host = amounts.get("cpu", DeviceBytes(0))
+        more = DeviceBytes(host.anonymous_bytes + DEEP_BYTES, host.mapped_bytes + shape.file_bytes)
+        amounts = {**amounts, "cpu": more}
+        try:
+            await asyncio.to_thread(placer.ledger.reserve, DEEP_OWNER, amounts, DEEP_OWNER)
+        except TesseraError as error:
+            log.debug("model=%s: long texts wait for memory: %s", model_id, error)
+            return False
+        try:
+            answer = await self._deep_answer(settings, depth)
+        finally:
+            placer.ledger.release(DEEP_OWNER)
+        if answer is None:
+            return True
+        machine = await asyncio.to_thread(placer.machine_now)
+        checks, name = placer.resources.checks, ", ".join(settings.devices)
+        if "done" not in answer:
+            self._tries[DEEP_OWNER + model_id] += 1
+            log.info("model=%s: long texts were not compared: %s", model_id, answer.get("error"))
+        elif "wrong" not in answer:
+            log.info("model=%s: %s computes %d tokens and an answer like the CPU", model_id, name, depth)
+            await asyncio.to_thread(checks.record_deep, settings, shape, machine)
+        else:
+            why = answer.get("reason") or f"{answer['nats']:.2g} nats from the CPU"
+            reason = f"{name} computes {answer['wrong']} wrongly ({why})"
+            log.warning("model=%s: %s", model_id, reason)
+            check = msgspec.convert(answer["check"], learned(DeviceCheck)) if "check" in answer else None
+            await asyncio.to_thread(checks.record_deep, settings, shape, machine, reason, check)
+            model = state.pool.get(model_id)
+            if model is not None and model.settings == settings:
+                model.pending = ("device",)
+                await state.pool.load_again(model)
+        return True
+
+    async def _deep_answer(self, settings: LoadSettings, depth: int) -> dict[str, Any] | None:
+        """What the child found; None if a request arrived, or if it took too long."""
+        threads = max(1, (os.cpu_count() or 2) // 2)
+        settings = msgspec.structs.replace(
+            settings, n_threads=threads, n_threads_batch=threads, reference_path=None
+        )
+        words = (str(os.getpid()), msgspec.json.encode(settings).decode(), str(depth))
+        process = await asyncio.create_subprocess_exec(
+            *child_command("engine.runner.llama.deep_check_child", *words),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=runner_environment(child_variables(settings.path)),
+        )
+        bound_memory(process.pid)
+        reply = asyncio.ensure_future(process.communicate())
+        ends = asyncio.get_running_loop().time() + DEEP_LIMIT_S
+        try:
+            while not reply.done():
+                await asyncio.wait({reply}, timeout=WATCH_S)
+                if not reply.done() and (self._busy() or asyncio.get_running_loop().time() > ends):
+                    log.info("comparing long texts is left for later")
+                    return None
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+            output, _ = await reply
+        try:
+            return dict(msgspec.json.decode(output))
+        except (msgspec.DecodeError, ValueError):  # the device took the process with it
+            return {"error": f"the process ended with {process.returncode}"}
 
     async def _compared(self, model: LoadedModel) -> bool:
         """Compare the places for this model if that was not done yet; move it to a faster one. Whether it began."""
@@ -164,3 +290,11 @@ class IdleMeasuring:
             return
         self._state.placer.history.record_attention(key, speed)
         log.info("attention measured: %s", speed)
+
+
+def deep_length(settings: LoadSettings, shape: ModelShape) -> int:
+    """Tokens of the long text that a device is compared with the CPU for."""
+    readable = int(DEEP_S * TOKEN_BYTES_PER_S / max(1, weights_read(shape)))
+    least = max(LEAST_DEPTH, shape.sliding_window + PIECE, int(2.5 * settings.n_ubatch))
+    most = min(max(settings.n_ctx, settings.max_ctx) - PIECE, DEEPEST)
+    return max(2 * PIECE, min(most, max(least, readable)))

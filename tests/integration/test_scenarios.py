@@ -8,9 +8,11 @@ import os
 import numpy as np
 import pytest
 
+from engine.core.types import DeviceCheck
+from engine.runner.llama import deep_check_child, reference_child
 from engine.runner.llama.native import scenarios
 from engine.runner.llama.native.batch import Batch, Logits
-from engine.runner.llama.native.device_check import prompts, reference
+from engine.runner.llama.native.device_check import Reference, prompts, reference
 from engine.runner.llama.native.llama_api import start_backends
 from engine.runner.llama.native.model import load
 from engine.runner.llama.native.scenarios import Scenarios
@@ -217,6 +219,75 @@ def test_no_architecture_or_cache_type_raises_an_alarm_on_the_cpu(tmp_path, name
         loaded.close()
     assert wrong is None
     assert len(done) >= 3
+
+
+class WrongBehind(Logits):
+    """Behind 600 tokens a driver takes the column of another token; the CPU's plain kernels do not."""
+
+    def __init__(self, loaded):
+        super().__init__(loaded)
+        self._context = loaded
+
+    def rows(self, count):
+        found = super().rows(count)
+        at = self._context.api.llama_memory_seq_pos_max(self._context.memory, 0)
+        return np.roll(found, 1, axis=1) if at > 600 and self._context.settings.repack else found
+
+
+class WrongAfterHundred(WrongBehind):
+    """llama.cpp, pull request 23690: right at first, other tokens after 100 of an answer."""
+
+    decodes = 0
+
+    def rows(self, count):
+        found = Logits.rows(self, count)
+        WrongAfterHundred.decodes += self._context.settings.repack
+        wrong = self._context.settings.repack and WrongAfterHundred.decodes > 100
+        return np.roll(found, 1, axis=1) if wrong else found
+
+
+@pytest.mark.parametrize(
+    ("fault", "wrong"),
+    [
+        (Logits, None),
+        (WrongBehind, "a long text and what follows"),
+        (WrongAfterHundred, "an answer of 150 tokens"),
+    ],
+)
+def test_long_texts_and_answers_are_compared_with_the_cpu(bundled_model, monkeypatch, fault, wrong):
+    monkeypatch.setattr(deep_check_child, "Logits", fault)
+    settings = LoadSettings(path=str(bundled_model), n_ctx=1024, n_batch=512, n_ubatch=256, n_threads=1)
+    found = deep_check_child.compared(settings, 700)
+    assert found.get("wrong") == wrong
+    assert found["nats"] < 0.02 or wrong
+
+
+@pytest.mark.parametrize(("n_ctx", "loads"), [(4096, [256, 256]), (131_072, [256, 4097, 4097])])
+def test_the_reference_of_a_longrope_model_has_the_factors_of_the_devices_context(monkeypatch, n_ctx, loads):
+    """Phi-3 has two sets of rotary factors, and llama.cpp chooses by the size of the context, here beyond 4,096."""
+    contexts, expected = [], Reference(version=1, tokens="", rows=1, width=1, token_ids=b"", logprobs=b"")
+
+    class Loaded:
+        vocab = None
+
+        def close(self):
+            """Nothing was loaded."""
+
+    def loaded(_api, settings, _progress):
+        contexts.append(settings.n_ctx)
+        return Loaded()
+
+    monkeypatch.setattr(reference_child.llama_model, "load", loaded)
+    monkeypatch.setattr(reference_child.llama_model, "short_rope", lambda _loaded: 4096)
+    monkeypatch.setattr(reference_child, "LlamaVocabulary", lambda _api, _vocab: None)
+    monkeypatch.setattr(reference_child, "reference", lambda _loaded, _vocabulary: expected)
+    monkeypatch.setattr(reference_child, "prompts", lambda _loaded, _vocabulary: [])
+    monkeypatch.setattr(reference_child, "logprob_rows", lambda _loaded, _sequences: None)
+    check = DeviceCheck(rows=1, kld_mean=0.1, kld_max=0.2, top_changed_frac=0.0, logprob_difference=0.3)
+    monkeypatch.setattr(reference_child, "compare_rows", lambda _expected, _rows: check)
+    settings = reference_child.reference_settings(LoadSettings(path="m", n_ctx=n_ctx))
+    assert reference_child.compute(None, settings, n_ctx).noise_kld_mean == 0.1
+    assert contexts == loads
 
 
 def test_variables_of_a_load_are_set_or_removed_before_a_backend_starts(monkeypatch):

@@ -36,8 +36,10 @@ def reference_settings(settings: LoadSettings) -> LoadSettings:
     )  # fmt: skip
 
 
-def compute(api: Any, settings: LoadSettings) -> Reference:
+def compute(api: Any, settings: LoadSettings, n_ctx: int = 0) -> Reference:
     """Return the reference, with the noise of the CPU's other attention kernels if the cache type allows it.
+
+    `n_ctx` is the device's context, whose size decides between two sets of rotary factors in LongRoPE models.
 
     Raises: LoadFailed. ValueError: the CPU's own results are not finite.
     """
@@ -46,6 +48,11 @@ def compute(api: Any, settings: LoadSettings) -> Reference:
     for attention in ("on", "off") if plain else ("on",):
         at = msgspec.structs.replace(settings, flash_attn=attention)
         loaded = llama_model.load(api, at, lambda _fraction: True)
+        if at.n_ctx <= (short := llama_model.short_rope(loaded)) < n_ctx:
+            loaded.close()
+            settings = msgspec.structs.replace(settings, n_ctx=short + 1)
+            at = msgspec.structs.replace(settings, flash_attn=attention)
+            loaded = llama_model.load(api, at, lambda _fraction: True)
         try:
             vocabulary = LlamaVocabulary(api, loaded.vocab)
             if result is None:
@@ -65,7 +72,7 @@ def main() -> int:
     target = Path(sys.argv[2])
     try:
         settings = msgspec.json.decode(sys.argv[1].encode(), type=learned(LoadSettings))
-        reference = compute(start_backends(), reference_settings(settings))
+        reference = compute(start_backends(), reference_settings(settings), settings.n_ctx)
         write_atomically(target, msgspec.msgpack.encode(reference), durable=False)
     except (KernelsMissing, llama_model.LoadFailed, msgspec.DecodeError, ValueError, OSError) as error:
         write_answer({"error": str(error)})

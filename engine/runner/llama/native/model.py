@@ -385,7 +385,7 @@ def _reservations(loaded: LoadedModel, settings: LoadSettings, cells: int) -> It
     api, devices = loaded.api, settings.devices or settings.n_gpu_layers
     if not devices and may_reserve() and not api.llama_model_is_recurrent(loaded.model):
         size = min(growth_limit(settings) * max(cells, settings.n_ctx) // settings.n_ctx, RESERVED_CELLS)
-        if settings.n_ctx <= (short := _short_rope(loaded)):
+        if settings.n_ctx <= (short := short_rope(loaded)):
             size = min(size, short)
         while size > cells:
             yield size
@@ -393,7 +393,7 @@ def _reservations(loaded: LoadedModel, settings: LoadSettings, cells: int) -> It
     yield cells
 
 
-def _short_rope(loaded: LoadedModel) -> int:
+def short_rope(loaded: LoadedModel) -> int:
     """Return the context up to which llama.cpp uses a LongRoPE model's factors for short texts; 0: it has none."""
     scaling = f"{metadata_value(loaded, 'general.architecture')}.rope.scaling"
     if metadata_value(loaded, f"{scaling}.type") not in {"", "longrope"}:

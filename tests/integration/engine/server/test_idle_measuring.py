@@ -4,11 +4,14 @@ import asyncio
 import contextlib
 import threading
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from devices.backends.cpu_kernels import tiles_library
 from devices.backends.libraries import library_folder
 from engine.core.errors import Cancelled
+from engine.core.types import DeviceCheck
 from engine.job_kinds.bench import attention as attention_bench
 from engine.job_kinds.measure import work
 from engine.library.catalogue import Catalogue
@@ -21,14 +24,18 @@ from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer, read_shape
 from engine.placement.resources import open_resources
 from engine.placement.results import machine_key
+from engine.runner.protocol import LoadSettings
 from engine.server import idle_measuring
 from engine.server.auth import Access
-from engine.server.idle_measuring import IdleMeasuring
+from engine.server.idle_measuring import IdleMeasuring, deep_length
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
 from engine.server.utilization import Utilization
 from tests.support.fakes.free_pool import FreePool
 from tests.support.fakes.scripted import TOKEN, home_paths
+from tests.support.models.published_shapes import MODELS
+
+CHECK = {"rows": 26, "kld_mean": 2.0, "kld_max": 3.0, "top_changed_frac": 0.5, "logprob_difference": 4.0}
 
 
 @pytest.fixture(autouse=True)
@@ -212,3 +219,53 @@ def test_a_comparison_that_the_user_cancels_does_not_come_back(tmp_path):
             assert state.pool.get("spark") is loaded
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("answer", "wrong"),
+    [
+        ({"done": ["a long text"], "nats": 0.001}, False),
+        ({"done": ["a long text"], "wrong": "a long text", "nats": 2.0, "check": CHECK}, True),
+    ],
+)
+def test_long_texts_on_a_device_are_compared_once_while_nothing_runs(tmp_path, monkeypatch, answer, wrong):
+    """The child's answer is given; it is tested with faults in test_scenarios.py."""
+    asked, renewed = [], []
+
+    async def answered(_self, settings, depth):
+        asked.append((settings, depth))
+        return answer
+
+    monkeypatch.setattr(IdleMeasuring, "_deep_answer", answered)
+
+    async def scenario():
+        async with resting(tmp_path, "spark") as (state, loaded):
+            # as if a GPU computed it, which was compared for short texts
+            loaded.settings = replace(loaded.settings, devices=("Vulkan0",), n_gpu_layers=99)
+            shape, machine = read_shape(loaded.settings.path), state.placer.machine_now()
+            checks = state.placer.resources.checks
+            checks.record(loaded.settings, shape, machine, msgspec.convert(CHECK, DeviceCheck))
+
+            async def again(model):
+                renewed.append(model.pending)
+
+            monkeypatch.setattr(state.pool, "load_again", again)
+            await until(lambda: checks.verdict(loaded.settings, shape, machine).deep_at)
+            await asyncio.sleep(1)
+            found = checks.verdict(loaded.settings, shape, machine)
+            assert found.wrong is wrong
+            assert ("wrongly" in found.reason) is wrong
+            ((_, depth),) = asked
+            assert depth == loaded.settings.n_ctx - idle_measuring.PIECE
+            assert set(renewed) == ({("device",)} if wrong else set())
+            assert idle_measuring.DEEP_OWNER not in {r.owner for r in state.placer.ledger.reservations()}
+
+    asyncio.run(scenario())
+
+
+def test_the_long_text_reaches_beyond_the_window_and_several_ubatches():
+    settings = LoadSettings(path="m", n_ctx=32_768, n_ubatch=2048)
+    shape = MODELS["8B"]
+    assert deep_length(settings, shape) >= 2.5 * 2048
+    assert deep_length(replace(settings, n_ubatch=512), replace(shape, sliding_window=4096)) > 4096
+    assert deep_length(replace(settings, n_ctx=2048), shape) < 2048
