@@ -269,3 +269,9 @@ def test_damaged_edits_of_real_files_never_break_one(tmp_path):
     for number, trial in enumerate(trials(changes, rng, 56)):
         state, reported = run_trial(trial, tmp_path / str(number))
         assert state in {"applied", "refused"}, (state, trial.format, trial.damage, reported, trial.answer)
+
+
+def test_a_fault_names_its_line_counted_from_one():
+    answer = "First.\n\n<<<<<<< SEARCH\na\n=======\nb\n>>>>>>> REPLACE\n"
+    (malformed,) = parse_answer(answer, frozenset()).malformed
+    assert answer.splitlines()[malformed.line - 1] == "<<<<<<< SEARCH"

@@ -2,6 +2,7 @@
 
 import json
 from bisect import bisect_left
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from msgspec.structs import replace as replaced
 from devices.memory_ledger import Ledger
 from devices.types import CoreCounts, Runtime
 from engine.message_catalog import sentence, sentences
-from engine.placement import candidates
+from engine.placement import candidates, choose
 from engine.placement.cpu_choices import heads_of
 from engine.placement.estimate import kv_layer_bytes
 from engine.placement.fallbacks import next_fallback
@@ -28,7 +29,7 @@ from engine.placement.history import (
 from engine.placement.load_settings import ROOMY_BYTES
 from engine.placement.placer import read_shape
 from engine.placement.results import machine_key
-from engine.placement.speed import bytes_per_token
+from engine.placement.speed import Speed, bytes_per_token
 from engine.placement.steps import place
 from engine.placement.types import NO_OVERRIDES, PlacementLimits
 from engine.runner.protocol import LoadSettings
@@ -110,6 +111,27 @@ def test_a_pin_beats_everything(shape, path):
 def test_a_pin_that_cannot_be_honoured_is_said(shape, path):
     placement = placed(shape, path, HALO, PlacementLimits(device="cuda"))
     assert "cuda is not usable here" in sentences(placement.reasons)[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "measured", "gain", "used"),
+    [
+        ("igpu", False, 1.2, False),
+        ("igpu", True, 1.2, True),
+        ("dgpu", False, 1.2, True),
+        ("dgpu", False, 1.05, False),
+    ],
+)
+def test_a_forecast_of_an_integrated_gpu_must_promise_more(kind, measured, gain, used):
+    def candidate(kind, backend, tok_s):
+        device = SimpleNamespace(kind=kind, id=kind)
+        speed = Speed(prefill_tok_s=10 * tok_s, decode_tok_s=tok_s, measured=measured)
+        settings = SimpleNamespace(n_gpu_layers=99)
+        facts = {"device": device, "backend": backend, "speed": speed, "settings": settings, "runtime": None}
+        return SimpleNamespace(**facts, fits=True, others=())
+
+    cpu, gpu = candidate("cpu", "cpu", 10.0), candidate(kind, "vulkan", 10.0 * gain)
+    assert (choose._best([cpu, gpu], cpu) is gpu) == used
 
 
 def test_a_measurement_on_this_machine_beats_the_prior(shape, path):

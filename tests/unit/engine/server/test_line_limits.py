@@ -1,8 +1,11 @@
-"""Where a completion of several lines ends, however its text is cut into tokens."""
+"""Where a completion of several lines ends, however its text is cut into tokens, and its times."""
+
+from types import SimpleNamespace
 
 import pytest
 
-from engine.server.llama_server.stream import _Lines
+from engine.core.types import Done, Started, Timings, Usage
+from engine.server.llama_server.stream import _Lines, ended
 
 
 @pytest.mark.parametrize(
@@ -26,3 +29,14 @@ def test_a_line_out_of_the_block_ends_the_text(text, n_indent, expected, size):
         if lines.ended:
             break
     assert given + ("" if lines.ended else lines.held) == expected
+
+
+def test_times_at_the_end_of_an_answer_are_whole_microseconds():
+    done = Done(
+        finish_reason="stop",
+        usage=Usage(prompt_tokens=3, completion_tokens=5),
+        timings=Timings(prefill_s=0.00123456789, decode_s=0.0123456789),
+    )
+    started = Started(prompt_tokens=3, cached_tokens=0)
+    times = ended(SimpleNamespace(id="m"), started, done, truncated=False)["timings"]
+    assert (times["prompt_ms"], times["predicted_ms"]) == (1.235, 12.346)

@@ -209,3 +209,9 @@ def test_rules_win_in_their_order_and_names_are_exact():
 def test_addresses_lose_their_tail():
     assert checked_url(" https://h:1/api/v1/ ") == "https://h:1/api"
     assert checked_url("http://[::1]:8000") == "http://[::1]:8000"
+
+
+def test_a_list_of_many_capabilities_is_cut():
+    stated = [f"odd-{number}" for number in range(40)]
+    _, (model,) = read_list(json.dumps({"data": [{"id": "m", "capabilities": stated}]}).encode())
+    assert set(model.capabilities) == {"completion", "chat", "tools", *stated[:16]}
