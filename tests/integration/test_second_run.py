@@ -87,8 +87,11 @@ def test_more_than_eight_failures_are_not_run_again(tmp_path, failures, code):
     assert runs(tmp_path) == (1 if code else 3)
 
 
-@pytest.mark.parametrize(("scope", "code"), [("session", 0), ("function", 1)])
-def test_the_errors_of_a_shared_fixture_are_one_failure(tmp_path, scope, code):
+@pytest.mark.parametrize(
+    ("scope", "code", "arguments"),
+    [("session", 0, ()), ("session", 0, ("-n", "2", "--dist", "load")), ("function", 1, ())],
+)
+def test_the_errors_of_a_shared_fixture_are_one_failure(tmp_path, scope, code, arguments):
     text = f"""
 @pytest.fixture(scope={scope!r})
 def shared():
@@ -98,9 +101,26 @@ def shared():
 def test_it(shared, n):
     pass
 """
-    done = suite(tmp_path, text)
+    done = suite(tmp_path, text, *arguments)
     assert done.returncode == code, done.stdout
     assert ("20 flaky" if code == 0 else "20 errors") in done.stdout.strip().splitlines()[-1]
+
+
+def test_a_fixture_that_fails_at_its_end_is_flaky_too(tmp_path):
+    text = """
+@pytest.fixture(scope="module")
+def shared():
+    yield
+    assert run() > 1, "the server did not end"
+
+def test_one(shared): pass
+def test_two(shared): pass
+"""
+    done = suite(tmp_path, text)
+    assert done.returncode == 0, done.stdout
+    assert "1 flaky" in done.stdout.strip().splitlines()[-1]
+    assert "the server did not end" in done.stdout
+    assert runs(tmp_path) == 3
 
 
 def test_a_suite_that_cannot_be_collected_is_red_at_once(tmp_path):
