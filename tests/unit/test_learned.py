@@ -1,15 +1,13 @@
 """What is decoded into a class goes through `learned`: no two threads of a process learn a class at once."""
 
 import ast
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from devices.msgspec_lock import learned
+from tests.support.sources import PRODUCT, ROOT, parsed
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("engine", "app", "quantize", "devices")
 # Commands of the terminal are one thread.
 EXCEPT = (ROOT / "app" / "cli", ROOT / "devices" / "msgspec_lock.py")
 BUILTINS = frozenset({"bool", "str", "int", "float", "bytes", "dict", "list", "tuple", "Any"})
@@ -37,10 +35,15 @@ def is_safe(node):
     return named <= BUILTINS and not any(isinstance(part, ast.Attribute) for part in ast.walk(node))
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.slow
+@pytest.mark.parametrize("package", PRODUCT)
 def test_every_type_that_is_decoded_into_is_learned(package):
-    files = [p for p in sorted((ROOT / package).rglob("*.py")) if not any(p.is_relative_to(e) for e in EXCEPT)]
-    found = [(path, kind) for path in files for kind in decoded_types(ast.parse(path.read_text("utf-8")))]
+    found = [
+        (path, kind)
+        for path, tree in parsed(r"\bmsgspec\b", (package,))
+        if not any(path.is_relative_to(e) for e in EXCEPT)
+        for kind in decoded_types(tree)
+    ]
     assert found
     unsafe = [f"{path.relative_to(ROOT)}: {ast.unparse(kind)}" for path, kind in found if not is_safe(kind)]
     assert unsafe == []

@@ -2,9 +2,11 @@
 
 import ast
 from itertools import combinations
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+import pytest
+
+from tests.support.sources import PRODUCT, parsed
+
 FIELDS = 5
 SHARE = 0.6
 
@@ -92,9 +94,9 @@ def fields(node):
 
 
 def records():
-    for package in ("app", "devices", "engine", "quantize"):
-        for file in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+    for package in PRODUCT:
+        for _, tree in parsed(r"^ +\w+: ", (package,)):
+            for node in ast.walk(tree):
                 if isinstance(node, ast.ClassDef) and (node.bases or node.decorator_list):
                     found = fields(node)
                     if len(found) >= FIELDS:
@@ -108,6 +110,7 @@ def mirrors():
             yield tuple(sorted((one, other)))
 
 
+@pytest.mark.slow
 def test_a_record_repeats_no_other_without_a_reason():
     stated = [tuple(sorted(line.split())) for lines in REASONS.values() for line in lines.strip().splitlines()]
     assert len(stated) == len(set(stated))

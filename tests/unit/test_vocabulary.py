@@ -1,13 +1,15 @@
 """The field's words: names that stood for things with a standard name do not come back (docs/glossary.md)."""
 
 import ast
+import functools
+import io
 import re
 import tokenize
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.sources import PRODUCT, ROOT, texts
+
 # A part of a name between underscores or capitals, and what it is called instead.
 BANNED = {
     "acquit": "clear",
@@ -213,23 +215,35 @@ ERROR_FACTS = (
     *("PoolExceeded", "UpstreamRefusesKey"),
 )
 _PARTS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_WORD = re.compile(r"[^\W\d]\w*")
 
 
-@pytest.mark.parametrize("package", ["app", "devices", "engine", "quantize"])
+@functools.cache
+def parts(name):
+    return {name, *(part.lower() for part in _PARTS.findall(name))}
+
+
+def clashes(names, banned):
+    """What to say instead of each banned name."""
+    for name in names:
+        yield from (f"{name}: say {banned[part]}" for part in parts(name) & banned.keys())
+        if name in BANNED_NAMES:
+            yield f"{name}: say {BANNED_NAMES[name]}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", PRODUCT)
 def test_names_are_the_fields_own(package):
     found = []
-    for path in (ROOT / package).rglob("*.py"):
+    for path, text in texts(package).items():
         where = path.relative_to(ROOT).as_posix()
         banned = BANNED | {
             w: s for folder, words in BANNED_IN.items() if where.startswith(folder) for w, s in words.items()
         }
-        with path.open("rb") as file:
-            names = {t.string for t in tokenize.tokenize(file.readline) if t.type == tokenize.NAME}
-        for name in names:
-            standard = [banned[part] for part in {name, *(p.lower() for p in _PARTS.findall(name))} & banned.keys()]
-            if name in BANNED_NAMES:
-                standard.append(BANNED_NAMES[name])
-            found += [f"{where}: {name}: say {word}" for word in standard]
+        if any(clashes(set(_WORD.findall(text)), banned)):  # also of comments and texts, where all words may stand
+            tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+            names = {token.string for token in tokens if token.type == tokenize.NAME}
+            found += [f"{where}: {clash}" for clash in clashes(names, banned)]
     assert found == []
 
 

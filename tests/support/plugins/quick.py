@@ -1,4 +1,4 @@
-"""The quick run, `--quick`: unit tests only. They may not start a process, open Qt or load native code.
+"""The quick run, `--quick`: quick unit tests. They may not start a process, open Qt or load native code.
 
 Unit tests may not start processes in any run, except for tests with the mark `process`. Qt and native libraries are
 only forbidden in the quick run, because in a complete run other tests of the same worker have loaded them.
@@ -13,7 +13,7 @@ import pytest
 UNIT = Path(__file__).resolve().parents[2] / "unit"
 STARTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec", "os.system"})
 NATIVE = ("PySide6", "ggml", "llama_cpp", "onnxruntime", "onnxruntime_genai", "openvino")
-STARTING, LOADING = "process", "native"
+STARTING, LOADING, SLOW = "process", "native", "slow"
 
 
 class _Gate:
@@ -62,7 +62,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--quick"):
         return
-    left_out = [item for item in items if any(map(item.get_closest_marker, (STARTING, LOADING)))]
+    left_out = [item for item in items if any(map(item.get_closest_marker, (STARTING, LOADING, SLOW)))]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
 

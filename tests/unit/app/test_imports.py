@@ -224,6 +224,7 @@ SCRAP = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(SCRAP)
 @settings(max_examples=examples(300), deadline=None)
 def test_no_document_breaks_the_reader(document):

@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -47,6 +48,7 @@ def broken_machines(draw):
     return recording
 
 
+@pytest.mark.slow
 @settings(
     max_examples=examples(150),
     deadline=None,

@@ -184,6 +184,7 @@ def test_a_damaged_list_is_kept_aside(raw, tmp_path):
     assert [job.title for job in JobRegistry(file).jobs()] == ["x"]
 
 
+@pytest.mark.slow
 def test_the_list_stays_bounded(tmp_path):
     registry = JobRegistry(tmp_path / "jobs.json")
     registry.register(JobKind.PULL, lambda params, control: None, parallel=8)

@@ -3,6 +3,7 @@
 import json
 import struct
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,6 +38,7 @@ def test_arbitrary_bytes_are_refused(raw):
         assert raw[:4] == b"GGUF" or raw[8:9] == b"{"
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60))
 @given(st.dictionaries(keys, values, max_size=8))
 def test_what_was_written_is_read_back(pairs):

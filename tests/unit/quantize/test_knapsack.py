@@ -4,6 +4,7 @@ import itertools
 import time
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +28,7 @@ def brute_force(items, capacity):
     return min(fitting, default=None)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(400), deadline=None)
 @given(st.lists(item, min_size=1, max_size=6), st.integers(1, 240))
 def test_finds_the_least_cost(items, capacity):
@@ -41,6 +43,7 @@ def test_finds_the_least_cost(items, capacity):
     assert len(found.options) == len(items)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(100), deadline=None)
 @given(st.lists(item, min_size=1, max_size=20), st.integers(1, 600), st.integers(0, 200))
 def test_more_room_never_costs_more(items, capacity, more):

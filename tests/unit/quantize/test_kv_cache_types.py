@@ -1,12 +1,11 @@
 """There is one list of types of the KV cache, and it agrees with the table of GGML's types."""
 
 import ast
-from pathlib import Path
 
 from quantize.ggml_types import GgmlType
 from quantize.kv_cache_types import CACHE_TYPES, K_DAMAGE, V_DAMAGE
+from tests.support.sources import ROOT, parsed
 
-ROOT = Path(__file__).resolve().parents[3]
 ENOUGH = 4
 
 
@@ -20,12 +19,11 @@ def test_numbers_and_bits_are_those_of_ggml():
 
 def test_no_other_module_lists_them():
     copies = []
-    for top in ("app", "devices", "engine", "quantize"):
-        for file in (ROOT / top).rglob("*.py"):
-            for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-                if isinstance(node, ast.Tuple | ast.List | ast.Set | ast.Dict):
-                    items = node.keys if isinstance(node, ast.Dict) else node.elts
-                    words = {item.value for item in items if isinstance(item, ast.Constant)}
-                    if len(words & CACHE_TYPES.keys()) >= ENOUGH:
-                        copies.append(f"{file.relative_to(ROOT)}:{node.lineno}")
+    for file, tree in parsed(rf"['\"]({'|'.join(CACHE_TYPES)})['\"]"):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Tuple | ast.List | ast.Set | ast.Dict):
+                items = node.keys if isinstance(node, ast.Dict) else node.elts
+                words = {item.value for item in items if isinstance(item, ast.Constant)}
+                if len(words & CACHE_TYPES.keys()) >= ENOUGH:
+                    copies.append(f"{file.relative_to(ROOT)}:{node.lineno}")
     assert len(copies) == 1, copies

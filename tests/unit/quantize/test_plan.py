@@ -54,6 +54,7 @@ def spark() -> ModelSpec:
     return model_spec(read_gguf(SPARK))
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(30), deadline=None)
 @given(limit=st.integers(3_500_000, 17_000_000))
 def test_the_file_is_never_larger_than_the_budget(spark, limit):
@@ -70,6 +71,7 @@ def test_a_plan_for_an_npu_has_only_types_that_npus_keep(spark):
     assert any(not kind.traits.is_float for kind in kinds)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(30), deadline=None)
 @given(limit=st.integers(3_500_000, 9_000_000), more=st.integers(0, 500_000))
 def test_more_bytes_never_plan_more_damage(spark, limit, more):
@@ -79,6 +81,7 @@ def test_more_bytes_never_plan_more_damage(spark, limit, more):
     assert large.damage <= small.damage * (1 + 1e-12)
 
 
+@pytest.mark.slow
 def test_beats_every_stock_mix_of_its_size_on_its_own_evidence(spark):
     q = question(spark, speed_price=0.0)
     for stock in stock_plans(q):

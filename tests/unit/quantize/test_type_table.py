@@ -1,7 +1,6 @@
 """Facts about quantization types stand in one table: no other file of the product names a type."""
 
 import ast
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +11,8 @@ from quantize.gptq.codebooks import LATTICES
 from quantize.gptq.exact import PACKERS
 from quantize.gptq.packing import LAYOUTS
 from quantize.plan.speed import decode_time
+from tests.support.sources import ROOT, parsed
 
-ROOT = Path(__file__).resolve().parents[3]
 # The table; what packs and unpacks blocks, one function a type; and llama.cpp's mixes, which are made of types.
 MAY_NAME = {
     "quantize/ggml_types.py",
@@ -26,16 +25,11 @@ MAY_NAME = {
 # Types too coarse to be planned with by a table.
 ONLY_MEASURED = {"IQ2_XXS", "IQ2_XS", "IQ2_S", "MXFP4", "NVFP4"}
 QUANTIZED = {t.name for t in GgmlType if t.traits.block_values > 1}
-FILES = sorted(
-    str(path.relative_to(ROOT).as_posix())
-    for package in ("app", "devices", "engine", "quantize")
-    for path in (ROOT / package).rglob("*.py")
-)
 
 
-def named_types(source):
+def named_types(tree):
     """Quantized types that code names: as a whole string, or as a member of the table."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and node.value in QUANTIZED:
             yield node.lineno, node.value
         elif isinstance(node, ast.Attribute) and node.attr in QUANTIZED:
@@ -45,16 +39,16 @@ def named_types(source):
 def test_no_other_file_names_a_type():
     found = {
         f"{file}:{line}": name
-        for file in FILES
-        if file not in MAY_NAME
-        for line, name in named_types((ROOT / file).read_text("utf-8"))
+        for path, tree in parsed(rf"\b({'|'.join(QUANTIZED)})\b")
+        if (file := path.relative_to(ROOT).as_posix()) not in MAY_NAME
+        for line, name in named_types(tree)
     }
     assert not found, "put what is known about a type into its row of quantize/ggml_types.py"
 
 
 def test_the_search_finds_names():
     source = 'x = {"IQ4_NL": 1}; y = GgmlType.Q4_K; z = "such as Q6_K"'
-    assert {name for _, name in named_types(source)} == {"IQ4_NL", "Q4_K"}
+    assert {name for _, name in named_types(ast.parse(source))} == {"IQ4_NL", "Q4_K"}
 
 
 def test_every_packer_of_a_grid_has_its_name():

@@ -265,6 +265,7 @@ KEYS = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(200), deadline=None)
 @given(known=OBJECTS, wanted=KEYS)
 def test_settings_go_in_and_come_out_again(known, wanted):

@@ -2,6 +2,7 @@
 
 import difflib
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -39,6 +40,7 @@ def occurrences(lines, piece):
     return [i for i in range(len(lines) - len(piece) + 1) if lines[i : i + len(piece)] == piece]
 
 
+@pytest.mark.slow
 @FAST
 @given(lines=LINES, search=LINES, replace=LINES, eol=EOL, ended=st.booleans())
 def test_a_hunk_changes_only_the_one_place_that_holds_its_text(lines, search, replace, eol, ended):
@@ -66,6 +68,7 @@ def test_a_hunk_changes_only_the_one_place_that_holds_its_text(lines, search, re
     assert squeezed(middle) == squeezed(replace)
 
 
+@pytest.mark.slow
 @FAST
 @given(old=LINES, new=LINES, context=st.integers(0, 4), eol=EOL)
 @example(old=[""], new=["a = 1", ""], context=0, eol="\n")
@@ -78,6 +81,7 @@ def test_a_true_diff_gives_the_new_text_or_refuses(old, new, context, eol):
         assert contents(result.text) == new
 
 
+@pytest.mark.slow
 @FAST
 @given(lines=LINES, hunks=st.lists(st.tuples(LINES, LINES), max_size=4), chosen=st.sets(st.integers(0, 3)))
 def test_a_subset_of_the_applied_hunks_is_merged_or_needs_another(lines, hunks, chosen):
@@ -100,6 +104,7 @@ OTHER_MARKS = ("@@ -1,2 +1,2 @@", " x", "+y", "-x", "x", "", "```", "```diff", "
 TOKENS = st.sampled_from((*EDIT_MARKS, *OTHER_MARKS, "--- /dev/null"))
 
 
+@pytest.mark.slow
 @FAST
 @given(answer=st.lists(TOKENS, max_size=25), text=st.sampled_from(["", "x\n", "x\ny\n", "y\nx\nx\n", "x"]))
 def test_no_answer_breaks_the_reader_and_refusals_change_nothing(answer, text):

@@ -370,6 +370,7 @@ def test_dialects_are_chosen_by_marks_and_default_to_the_generic_one():
     assert choose("… <tool_call> … <function=name>").name == "qwen-coder"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

@@ -117,6 +117,7 @@ def test_a_family_without_reasoning_takes_the_marks_of_the_template():
         assert (said, made, reasoning) == ("Hello.", [], f"I could {call} but no.")
 
 
+@pytest.mark.slow
 def test_templates_that_open_the_block_are_covered():
     opened = [n for n in WEIGHING if open_markers(render(n, [Message(role="user", content="x")]).prefill)]
     assert len(opened) > 5, "tests above must have met blocks that the template opened"

@@ -146,6 +146,7 @@ def test_comments_fit_the_language():
 LINES = st.lists(st.text(alphabet="ab \n", max_size=30), max_size=60).map("\n".join)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(200), deadline=None)
 @given(prefix=LINES, suffix=LINES, keep=st.tuples(st.integers(0, 400), st.integers(0, 400), st.integers(0, 400)))
 def test_shortening_keeps_what_is_next_to_the_gap(prefix, suffix, keep):

@@ -20,6 +20,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=6), values, max_size=5), st.booleans(), st.sampled_from([None, 1]))
 @settings(max_examples=examples(400), deadline=None)
 def test_valid_json_keeps_its_value_and_ends_where_it_ends(value, ascii_only, indent):
@@ -30,6 +31,7 @@ def test_valid_json_keeps_its_value_and_ends_where_it_ends(value, ascii_only, in
     assert json.loads(out) == json.loads(text)
 
 
+@pytest.mark.slow
 @given(st.text(alphabet="{}[],:\"'\\u12dat =\n\ud83d<tf.-", max_size=40))
 @settings(max_examples=examples(1500), deadline=None)
 def test_anything_becomes_valid_json_however_it_is_cut(text):

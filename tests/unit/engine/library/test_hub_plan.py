@@ -36,6 +36,7 @@ def estimate_size(limit, parts):
     return FitEstimate(fits=size < limit, needed_bytes=size, available_bytes=limit)
 
 
+@pytest.mark.slow
 def test_twenty_quantizations_cost_one_vocabulary(hub, client, catalogue):
     repo = hub.add("org/Big-GGUF", repository_of_twenty())
     plan = plan_repository(client, catalogue.paths, "org/Big-GGUF")

@@ -144,6 +144,7 @@ HYBRID = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backends", ["own", "vulkan"])
 @pytest.mark.parametrize(("name", "card"), HYBRID)
 def test_a_card_of_8_gb_is_not_left_for_an_integrated_gpu(name, card, backends):

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,6 +39,7 @@ def test_beginnings_of_a_text_are_found(texts, asked):
     assert found == sorted(t for t in texts if t and t == asked[: len(t)])
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(TEXT, st.sets(st.integers(1, 7))), max_size=20), TEXT)
 def test_the_best_is_what_can_be_brought_furthest(stored, asked):
     index = PrefixIndex()

@@ -48,6 +48,7 @@ def test_there_are_many_long_texts_of_every_kind(texts):
     assert {kind for kind, _, _ in texts} == {"code", "table", "list", "data", "song", "translation", "prose"}
 
 
+@pytest.mark.slow
 def test_no_long_text_is_taken_for_a_loop(texts):
     wrong = [(kind, name, found) for kind, name, text in texts if (found := watch(text, 32)[0]) is not None]
     assert wrong == []

@@ -189,6 +189,7 @@ def bodies(kind=Body):
         yield from bodies(inner)
 
 
+@pytest.mark.slow
 def test_a_field_that_is_declared_and_never_read_fails(page):
     """What a route takes is read somewhere, of every protocol; what it means is proven in test_request_contract."""
     read = read_names()

@@ -18,6 +18,7 @@ MANY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", MANY.values(), ids=MANY.keys())
 def test_too_many_values_are_refused(made):
     with pytest.raises(InputFault, match="more than"):

@@ -25,7 +25,7 @@ def measured(model):
             repeats=4,
             stand_in=False,
             step=lambda _: None,
-            tokens=400,
+            tokens=200,
             machine=MACHINE,
             host=host,
         )
@@ -48,7 +48,7 @@ def test_a_measurement_tells_its_tokens_a_joule_beyond_the_rest(bundled_model, m
     assert point.power_w > REST_W
     # Behind the looks at the rest, which saw no child. A busy machine lets time pass between meter and clock.
     worked = [cpu_s for _, cpu_s in host.looks if cpu_s > 0]
-    assert point.tokens_per_joule == pytest.approx(4 * 401 / (WORK_W * (worked[-1] - worked[0])), rel=0.3)
+    assert point.tokens_per_joule == pytest.approx(4 * 201 / (WORK_W * (worked[-1] - worked[0])), rel=0.3)
 
 
 def recorded(files=None):
