@@ -5,6 +5,7 @@ import gc
 import inspect
 import itertools
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import httpcore2
 import httpx2
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from installers.bootstrap import model
 from tests.support.servers import RunningServer
@@ -51,6 +53,17 @@ for profile, derandomize in (("fixed", True), ("random", False)):
         suppress_health_check=[HealthCheck.too_slow],
     )
 settings.load_profile("fixed")
+
+# Constants of the product's source files would make examples depend on the modules that earlier tests imported, and
+# parsing these files takes each process of a new clone seconds.
+_constants_of_modules = providers._get_local_constants
+
+
+def _constants() -> providers.Constants:
+    return providers._local_constants if settings.get_current_profile_name() == "fixed" else _constants_of_modules()
+
+
+providers._get_local_constants = _constants
 
 _real_connect = socket.socket.connect
 _real_connect_ex = socket.socket.connect_ex
@@ -91,6 +104,22 @@ def _homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Unused paths; `mktemp` would scan all earlier folders for the next number."""
     folder = tmp_path_factory.mktemp("homes")
     return (folder / str(number) for number in itertools.count())
+
+
+@pytest.fixture(scope="session")
+def _numbers() -> Iterator[int]:
+    return itertools.count()
+
+
+@pytest.fixture
+def tmp_path(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, _numbers: Iterator[int]
+) -> Path:
+    """As pytest's own, which scans all earlier folders for the next number."""
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    path = tmp_path_factory.getbasetemp() / f"{name}_{next(_numbers)}"
+    path.mkdir(mode=0o700)
+    return path
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from tests.support.models.mtp_model import write_mtp_model
-from tests.support.models.shapes import SHAPES, write_shape
+from tests.support.models.shapes import shallow, write_shape
 from tests.support.models.variants import write_weaker
 from tests.support.servers import ROOT, RunningServer
 
@@ -22,7 +22,7 @@ def running(tmp_path_factory, bundled_model):
     home = tmp_path_factory.mktemp("drafting")
     (home / "models").mkdir()
     write_weaker(bundled_model, home / "models" / "weaker.gguf", 0.3)
-    write_shape(home / "models" / "stranger.gguf", SHAPES["llama"])
+    write_shape(home / "models" / "stranger.gguf", shallow("llama"))
     write_mtp_model(home / "models" / "headed.gguf", "right")
     server = RunningServer(home)
     yield server
@@ -123,7 +123,7 @@ def test_the_terminal_chooses_one(running):
 def test_a_servers_draft_serves_every_model_of_its_vocabulary(tmp_path, bundled_model):
     (tmp_path / "models").mkdir()
     write_weaker(bundled_model, tmp_path / "models" / "weaker.gguf", 0.3)
-    write_shape(tmp_path / "models" / "stranger.gguf", SHAPES["llama"])
+    write_shape(tmp_path / "models" / "stranger.gguf", shallow("llama"))
     server = RunningServer(tmp_path, "--draft", "weaker.gguf")
     try:
         assert manage(server, "POST", "models/spark/load").json()["draft"] == "weaker.gguf"

@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.support.models.small_folder import small_file
 from tests.support.servers import RunningServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
@@ -101,23 +102,28 @@ def test_locks_are_obeyed(server):
     assert {t["qtype"] for t in plan["tensors"] if "attn_v" in t["name"]} == {"Q8_0"}
 
 
-def test_a_job_makes_a_model_that_can_be_used(server):
+def test_a_job_makes_a_model_that_can_be_used(server, tmp_path):
+    """Of a small model, because the new file is compared with it on the usual amount of text."""
+    source = small_file(tmp_path / "shrinking.gguf", 2)
     with manage(server) as client:
-        started = client.post("/tessera/v1/quantize", json=WISH)
-        assert started.status_code == 202
+        linked = client.post("/tessera/v1/models/link", json={"where": str(source)})
+        assert linked.status_code == 200, linked.text
+        wish = {"model": "shrinking", "budget_bytes": 1_200_000, "tier": "instant"}
+        started = client.post("/tessera/v1/quantize", json=wish)
+        assert started.status_code == 202, started.text
         ended = wait_for_end(client, started.json()["id"])
         assert ended["state"] == "done", ended["error"]
         made = Path(ended["result"]["path"])
-        assert made.stat().st_size == ended["result"]["report"]["file_bytes"] <= 5_000_000
+        assert made.stat().st_size == ended["result"]["report"]["file_bytes"] <= 1_200_000
         body = {
             "model": ended["result"]["model"],
             "messages": [{"role": "user", "content": "Hi"}],
             "max_tokens": 4,
         }
         answer = client.post("/v1/chat/completions", json=body)
-        removed = client.delete(f"/tessera/v1/models/{body['model']}")  # the server is shared
+        removed = [client.delete(f"/tessera/v1/models/{name}") for name in (body["model"], "shrinking")]
     assert answer.status_code == 200, answer.text
-    assert removed.is_success, removed.text
+    assert all(gone.is_success for gone in removed), [gone.text for gone in removed]
     assert not made.exists()
 
 

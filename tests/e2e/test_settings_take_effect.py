@@ -66,7 +66,7 @@ def answering(server, client):
     with client.stream(
         "POST",
         "/v1/completions",
-        json={"model": MODEL, "prompt": "Once", "max_tokens": 800, "ignore_eos": True, "stream": True},
+        json={"model": MODEL, "prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True},
     ) as stream:
         lines = stream.iter_lines()
         next(lines)
@@ -130,7 +130,7 @@ def test_a_request_that_comes_meanwhile_is_answered_with_the_new_settings(server
 
 def test_a_runner_that_dies_with_settings_pending_is_replaced(server, client):
     ask(client)
-    body = {"model": MODEL, "prompt": "Once", "max_tokens": 800, "ignore_eos": True, "stream": True}
+    body = {"model": MODEL, "prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
     with client.stream("POST", "/v1/completions", json=body) as stream:
         lines = stream.iter_lines()
         next(lines)

@@ -31,32 +31,23 @@ def test_one_answer_and_its_speed():
     assert "tok/s" not in done.stdout
 
 
-def test_json_is_one_object():
-    done = tessera("chat", "spark", "-p", "Hi", "--json", "--max-tokens", "5", "-t", "0")
-    answer = json.loads(done.stdout)
-    assert answer["model"] == "spark"
-    assert answer["usage"]["completion_tokens"] == 5
-    assert answer["finish_reason"] == "length"
-    assert answer["timings"]["ttft_s"] > 0
-
-
-def test_the_prompt_can_come_from_standard_input():
-    piped = tessera("chat", "-p", "-", "-t", "0", "--json", stdin="What is a token?")
-    given = tessera("chat", "-p", "What is a token?", "-t", "0", "--json")
-    assert json.loads(piped.stdout)["answer"] == json.loads(given.stdout)["answer"]
-
-
-def test_what_is_piped_in_stands_below_the_prompt(tmp_path):
+def test_a_prompt_is_given_piped_or_both_and_json_is_one_object(tmp_path):
+    """What is piped in stands below the prompt; `-` is a prompt that is only piped in."""
     (tmp_path / "note.txt").write_text("a token\n")
     options = ("-t", "0", "--json", "--max-tokens", "8")
     given = json.loads(tessera("chat", "spark", "-p", "What is\n\na token", *options).stdout)
+    alone = json.loads(tessera("chat", "-p", "-", *options, stdin="What is\n\na token").stdout)
     piped = json.loads(tessera("chat", "spark", "-p", "What is", *options, stdin="a token\n").stdout)
     with (tmp_path / "note.txt").open() as file:
         command = [sys.executable, "-m", "app", "chat", "spark", "-p", "What is", *options]
         read = json.loads(subprocess.run(command, cwd=ROOT, stdin=file, capture_output=True, timeout=90).stdout)
+    assert (given["model"], given["finish_reason"]) == ("spark", "length")
+    assert given["usage"]["completion_tokens"] == 8
     assert given["usage"]["prompt_tokens"] > 5
-    assert piped["usage"]["prompt_tokens"] == read["usage"]["prompt_tokens"] == given["usage"]["prompt_tokens"]
-    assert piped["answer"] == read["answer"] == given["answer"]
+    assert given["timings"]["ttft_s"] > 0
+    for other in (alone, piped, read):
+        assert other["usage"]["prompt_tokens"] == given["usage"]["prompt_tokens"]
+        assert other["answer"] == given["answer"]
 
 
 def test_a_pipe_that_stays_open_and_empty_holds_nobody_up():

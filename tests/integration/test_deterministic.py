@@ -21,7 +21,7 @@ ASKED = [
     GenerationRequest(
         prompt=prompt(words),
         sampling=SamplingParams(temperature=temperature, seed=3),
-        max_tokens=16,
+        max_tokens=8,
         logprobs=2,
         ignore_eos=True,
         deterministic=True,

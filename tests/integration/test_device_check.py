@@ -18,7 +18,7 @@ from engine.placement.placer import read_shape
 from engine.runner.llama.native.device_check import Reference, compare_rows, is_wrong, read_reference
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from tests.support.models.shapes import SHAPES, write_shape
+from tests.support.models.shapes import shallow, write_shape
 
 GPU = Device(
     id="gpu0",
@@ -118,7 +118,7 @@ def test_a_reference_that_is_of_no_use_costs_the_comparison_only(bundled_model, 
 
 
 def test_another_models_reference_is_not_compared(reference, tmp_path):
-    other = write_shape(tmp_path / "other.gguf", SHAPES["llama"])
+    other = write_shape(tmp_path / "other.gguf", shallow("llama"))
     assert loaded_with(other, reference).device_check is None
 
 

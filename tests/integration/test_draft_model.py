@@ -7,7 +7,7 @@ import pytest
 
 from engine.core.errors import BadModelFile
 from engine.core.types import SamplingParams
-from tests.support.models.shapes import SHAPES, write_shape
+from tests.support.models.shapes import shallow, write_shape
 from tests.support.models.variants import write_weaker
 from tests.support.runner_calls import CHAT, collect, with_runner
 
@@ -104,7 +104,7 @@ def test_the_check_sees_another_distribution():
 
 
 def test_another_vocabulary_is_refused_with_both_sizes(bundled_model, tmp_path):
-    other = write_shape(tmp_path / "other.gguf", SHAPES["llama"])
+    other = write_shape(tmp_path / "other.gguf", shallow("llama"))
     with pytest.raises(BadModelFile, match=r"4096 tokens.*8192"):
         with_runner(bundled_model, lambda r: collect(r, "x"), draft_path=str(other))
 

@@ -119,8 +119,8 @@ def test_a_full_context_ends_the_answer_unless_a_shift_was_asked_for(name, tmp_p
     path = write_architecture(tmp_path / "model.gguf", ARCHITECTURES[name])
 
     async def both(runner):
-        ended = await collect(runner, FIRST, max_tokens=500)
-        shifted = await collect(runner, FIRST, max_tokens=500, context_shift=True)
+        ended = await collect(runner, FIRST, max_tokens=200)
+        shifted = await collect(runner, FIRST, max_tokens=200, context_shift=True)
         with pytest.raises(InputFault, match="max_tokens"):
             await collect(runner, FIRST, max_tokens=None, context_shift=True)
         after = await collect(runner, FIRST[::-1])
@@ -128,7 +128,7 @@ def test_a_full_context_ends_the_answer_unless_a_shift_was_asked_for(name, tmp_p
 
     ended, shifted, after = run(path, both, n_ctx=256)
     assert (len(ended[0]), ended[2]) == (256 - len(FIRST), "length")
-    assert (len(shifted[0]), shifted[2]) == (500, "length")
+    assert (len(shifted[0]), shifted[2]) == (200, "length")
     before = shifted[0][: 256 - len(FIRST) - 17]
     assert before == ended[0][: len(before)]
     # After the first shift the text continues from the shortened context.

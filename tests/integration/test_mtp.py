@@ -8,6 +8,7 @@ from tests.support.models.mtp_model import MTP_MODELS, write_mtp_model
 from tests.support.runner_calls import collect, with_runner
 
 PROMPTS = [[7, 9, 30, 4] * n for n in (3, 9, 80)]
+LENGTH = 32
 # With these settings, results differ only by 32-bit rounding, whatever other requests share a step.
 EXACT = {"type_k": "f32", "type_v": "f32", "flash_attn": "off", "max_rollback": 4}
 
@@ -33,10 +34,12 @@ def model(head, tmp_path_factory):
 
 def test_text_is_the_same_whatever_the_head_guesses(model, kind):
     async def work(runner):
-        plain = [await collect(runner, p, speculate=False) for p in PROMPTS]
-        drafted = [await collect(runner, p, speculate=True) for p in PROMPTS]
-        together = await asyncio.gather(*(collect(runner, p, speculate=True) for p in PROMPTS[:2]))
-        crowd = await asyncio.gather(*(collect(runner, p, speculate=True) for p in PROMPTS * 2))
+        plain = [await collect(runner, p, speculate=False, max_tokens=LENGTH) for p in PROMPTS]
+        drafted = [await collect(runner, p, speculate=True, max_tokens=LENGTH) for p in PROMPTS]
+        together = await asyncio.gather(
+            *(collect(runner, p, speculate=True, max_tokens=LENGTH) for p in PROMPTS[:2])
+        )
+        crowd = await asyncio.gather(*(collect(runner, p, speculate=True, max_tokens=LENGTH) for p in PROMPTS * 2))
         return plain, drafted, together, crowd
 
     plain, drafted, together, crowd = with_runner(model, work, mtp=True, **EXACT)
@@ -49,7 +52,7 @@ def test_text_is_the_same_whatever_the_head_guesses(model, kind):
 
 
 async def one_by_one(runner):
-    return [await collect(runner, p, speculate=False) for p in PROMPTS]
+    return [await collect(runner, p, speculate=False, max_tokens=LENGTH) for p in PROMPTS]
 
 
 def unlike(length):

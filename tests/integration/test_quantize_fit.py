@@ -45,6 +45,7 @@ def plan(tmp_path: Path, fit, **changes):
         tier="instant",
         overwrite=True,
         threads=2,
+        verify_tokens=1024,
     )
     import msgspec
 

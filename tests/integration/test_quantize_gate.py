@@ -58,6 +58,7 @@ def request(folder, gate, **changes):
         "cache_dir": folder / "cache",
         "tier": "instant",
         "threads": 2,
+        "verify_tokens": 1024,
         "gate": gate,
     }
     return QuantizeRequest(**(facts | changes))

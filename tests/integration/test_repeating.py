@@ -6,7 +6,7 @@ import random
 import pytest
 
 from engine.core.types import GenerationRequest, SamplingParams
-from tests.support.models.shapes import SHAPES, write_shape
+from tests.support.models.shapes import shallow, write_shape
 from tests.support.runner_calls import answered, with_runner
 
 SEEDED = SamplingParams(temperature=1.0, seed=5)
@@ -18,7 +18,7 @@ CACHE = {"cache_ram_bytes": 64 << 20, "cache_disk_bytes": 64 << 20}
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory):
     """Random 4-bit weights, whose products use different kernels for one row and for many."""
-    return write_shape(tmp_path_factory.mktemp("repeating") / "model.gguf", SHAPES["llama-q4_0"])
+    return write_shape(tmp_path_factory.mktemp("repeating") / "model.gguf", shallow("llama-q4_0"))
 
 
 def tokens(count, seed=1):

@@ -11,7 +11,7 @@ from engine.runner.llama.native.row_check import ROWS, judged
 from engine.runner.llama.reference_child import reference_settings
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings, RowsRecorded
-from tests.support.models.shapes import SHAPES, write_shape
+from tests.support.models.shapes import shallow, write_shape
 
 pytestmark = pytest.mark.native
 PROMPTS = [[3 + (i * step) % 97 for i in range(length)] for step, length in ((1, 20), (5, 300), (7, 60), (11, 9))]
@@ -61,7 +61,7 @@ def verdicts(settings, found):
     ],
 )
 def test_a_sound_load_raises_no_alarm(tmp_path, name, cache, attention, ubatch):
-    path = write_shape(tmp_path / "model.gguf", SHAPES[name])
+    path = write_shape(tmp_path / "model.gguf", shallow(name))
     settings, found = recorded(
         path, n_batch=2 * ubatch, n_ubatch=ubatch, type_k=cache, type_v=cache, flash_attn=attention
     )

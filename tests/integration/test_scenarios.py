@@ -18,7 +18,7 @@ from engine.runner.llama.native.model import load
 from engine.runner.llama.native.scenarios import Scenarios
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import LoadSettings
-from tests.support.models.shapes import SHAPES, write_shape
+from tests.support.models.shapes import shallow, write_shape
 
 pytestmark = pytest.mark.native
 
@@ -207,7 +207,7 @@ def test_a_historical_fault_is_found_before_the_first_answer(spark, monkeypatch,
     ],
 )
 def test_no_architecture_or_cache_type_raises_an_alarm_on_the_cpu(tmp_path, name, cache, attention, ubatch):
-    path = write_shape(tmp_path / "model.gguf", SHAPES[name])
+    path = write_shape(tmp_path / "model.gguf", shallow(name))
     api = start_backends()
     common = {"path": str(path), "n_ctx": 1024, "n_batch": 4 * ubatch, "n_ubatch": ubatch, "n_threads": 1}
     settings = LoadSettings(**common, type_k=cache, type_v=cache, flash_attn=attention)

@@ -19,7 +19,7 @@ from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import read_gguf
 from tests.support.fakes.scripted import home_paths
-from tests.support.models.shapes import SHAPES, Q, scaled, write_shape
+from tests.support.models.shapes import Q, scaled, shallow, write_shape
 from tests.support.runner_calls import collect, with_runner
 from tests.support.servers import RunningServer
 
@@ -47,7 +47,7 @@ def write_nan(source, target):
     ],
 )
 def test_sound_models_pass_by_far(tmp_path, shape, kv):
-    path = write_shape(tmp_path / "model.gguf", SHAPES[shape])
+    path = write_shape(tmp_path / "model.gguf", shallow(shape))
     api = start_backends()
     loaded = load(api, LoadSettings(path=str(path), n_ctx=512, n_threads=1, type_k=kv), lambda _fraction: True)
     try:

@@ -30,7 +30,7 @@ def test_embeddings_and_chats_take_turns(bundled_model):
         alone = await runner.embed(text[:1])
         seen: list[int] = []
         chat = asyncio.create_task(
-            listen(runner, seen, CHAT.format("Tell me a story."), max_tokens=450, speculate=False)
+            listen(runner, seen, CHAT.format("Tell me a story."), max_tokens=200, speculate=False)
         )
         while not seen:  # noqa: ASYNC110 - the task fills it, once per event-loop iteration
             await asyncio.sleep(0)
@@ -43,10 +43,10 @@ def test_embeddings_and_chats_take_turns(bundled_model):
     alone, told, during, running, seen = with_runner(bundled_model, work)
     assert running  # the embeddings did not wait for the end of the chat
     assert during >= 8  # nor did the chat wait; deltas travel in frames, so a few are in flight
-    assert len(seen) == 450
+    assert len(seen) == 200
     assert all(vector == alone.vectors[0] for vector in told.vectors)
     quiet = with_runner(
-        bundled_model, lambda r: listen(r, [], CHAT.format("Tell me a story."), max_tokens=450, speculate=False)
+        bundled_model, lambda r: listen(r, [], CHAT.format("Tell me a story."), max_tokens=200, speculate=False)
     )
     assert seen == quiet
 

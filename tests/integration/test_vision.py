@@ -15,14 +15,14 @@ from engine.core.errors import InputFault
 from engine.core.types import GenerationRequest, Image, SamplingParams
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from tests.support.models.shapes import SHAPES, Shape, write_shape
+from tests.support.models.shapes import Shape, shallow, write_shape
 from tests.support.models.vision_shapes import noise, png, write_projector
 from tests.support.runner_calls import answered
 from tests.support.servers import RunningServer
 
 REFERENCE = Path(__file__).resolve().parents[1] / "support/models/vision_reference.py"
 GREEDY = SamplingParams(temperature=0)
-MROPE = Shape("qwen2vl", layers=4, rope_sections=(8, 12, 12, 0))
+MROPE = Shape("qwen2vl", layers=2, rope_sections=(8, 12, 12, 0))
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vision")
     return {
         "square": (
-            write_shape(folder / "a.gguf", SHAPES["llama"]),
+            write_shape(folder / "a.gguf", shallow("llama")),
             write_projector(folder / "mmproj-a.gguf", "gemma3", 512),
         ),
         "mrope": (
@@ -214,7 +214,7 @@ def served(tmp_path_factory):
     home = tmp_path_factory.mktemp("seeing")
     folder = home / "models" / "seer"
     folder.mkdir(parents=True)
-    write_shape(folder / "seer.gguf", SHAPES["llama"])
+    write_shape(folder / "seer.gguf", shallow("llama"))
     write_projector(folder / "mmproj-seer.gguf", "gemma3", 512)
     running = RunningServer(home)
     yield running

@@ -118,13 +118,13 @@ def test_pages_of_our_documentation_are_found(served):
 
 
 def cut(page):
-    """Sections of a page, each with its title, at most some 200 tokens long; beginnings of those not asked for."""
+    """Sections of a page, each with its title, at most some 200 tokens long; the beginning of one not asked for."""
     if page.name == "cli.md":  # a list of options
         return []
     text = page.read_text(encoding="utf-8")
     title = text.split("\n", 1)[0].lstrip("# ")
     made = []
     for section in re.split(r"\n(?=## )", text):
-        body = section.strip() if page.name in QUESTIONS.values() else section.strip()[:700]
+        body = section.strip()
         made += [f"{title}\n{body[at : at + 700]}" for at in range(0, len(body), 700)]
-    return made
+    return made if page.name in QUESTIONS.values() else made[:1]

@@ -1,5 +1,6 @@
 """A real `tessera serve` process for tests."""
 
+import contextlib
 import json
 import os
 import secrets
@@ -23,6 +24,24 @@ HEARS_INTERRUPTS: dict[str, Any] = (
 )
 
 
+# What llama.cpp said of the memory of loads, which each server would ask anew in a child: by file and settings.
+_dry_runs: dict[str, Any] = {}
+
+
+def give_dry_runs(home: Path) -> None:
+    """Spare a new home the dry runs that another one made in this process."""
+    file = home / "cache" / "dry_runs.json"
+    if _dry_runs and not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"version": 1, "data": _dry_runs}))
+
+
+def take_dry_runs(home: Path) -> None:
+    """Remember the dry runs of that home."""
+    with contextlib.suppress(OSError, ValueError):
+        _dry_runs.update(json.loads((home / "cache" / "dry_runs.json").read_text())["data"])
+
+
 class RunningServer:
     """Runs on a free port with a separate home. `log` is its stderr, `program` the module that is run."""
 
@@ -30,6 +49,7 @@ class RunningServer:
         self, home: Path, *arguments: str, env: dict[str, str] | None = None, program: str = "app"
     ) -> None:
         self.home = home
+        give_dry_runs(home)
         self.log_path = home / "server.log"
         started = time.monotonic()
         with self.log_path.open("wb") as log:
@@ -67,6 +87,7 @@ class RunningServer:
         return found
 
     def stop(self) -> None:
+        take_dry_runs(self.home)
         self.process.terminate()
         try:
             self.process.wait(60)
@@ -104,10 +125,14 @@ def free_port() -> int:
 
 
 def wait_for(condition, seconds: float = 60.0, what: str = "condition") -> float:
-    """Wait until `condition()` is true; return the seconds it took."""
-    started = time.monotonic()
+    """Wait until `condition()` is true; return the seconds it took.
+
+    Most conditions are requests, which cost the server CPU time too: what takes long is asked less often.
+    """
+    started, pause = time.monotonic(), 0.01
     while not condition():
         if time.monotonic() - started > seconds:
             raise AssertionError(f"{what} did not come true within {seconds} s")
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(0.06, 1.1 * pause)
     return time.monotonic() - started

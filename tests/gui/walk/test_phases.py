@@ -37,7 +37,7 @@ def test_a_comparison_says_of_both_models_where_their_answers_are(walk, tmp_path
     walk.click("Compare with a second model", "chat.bar")
     walk.until("chat.bar.second.isVisible()")
     notes = tmp_path / "notes.txt"
-    notes.write_text("The keeper of the lighthouse is Berta Quill. The sea was calm that day. " * 120)
+    notes.write_text("The keeper of the lighthouse is Berta Quill. The sea was calm that day. " * 60)
     walk.attach(notes)
     walk.click("Message", "chat")
     walk.type(QUESTION)
@@ -66,7 +66,7 @@ def project(tmp_path):
     folder.mkdir()
     for name in ("lamp", "tower", "keeper", "tide"):
         lines = [
-            f"def {name}_{n}(height, wind):\n    return height * {n} + wind  # of the {name}\n" for n in range(30)
+            f"def {name}_{n}(height, wind):\n    return height * {n} + wind  # of the {name}\n" for n in range(10)
         ]
         (folder / f"{name}.py").write_text("\n".join(lines))
     return folder

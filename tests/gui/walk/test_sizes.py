@@ -62,7 +62,7 @@ def test_the_bar_shows_whole_words_or_none_however_low_the_window_is(large_walk,
     set_theme(walk, percent)
     walk.go("Chat")
     named = []
-    for height in range(480, 781, 20):
+    for height in range(480, 781, 30):
         walk.ask(f"window.resize(900, {height})")
         walk.until(f"window.height() == {height}")
         walk.settle()

@@ -12,6 +12,15 @@ from tests.support.models.small_folder import NARROW, small_file
 pytestmark = pytest.mark.timeout(2400)  # a real model, and measuring, on a crowded computer
 PATIENCE_S = 300.0
 FIT, CONNECT = "window.page('fit')", "window.page('connect')"
+# What other pages then know of the editor's request.
+KNOWN = {
+    "Server": (
+        "any(row[0] == 'Continue/1.0' for row in window.page('server').programs.texts())",
+        "'loaded model' in window.page('server').log.toPlainText()",
+    ),
+    "Dashboard": ("window.page('dashboard').history.texts()[0][0] == 'Continue'",),
+    "Devices": ("'ram' in window.page('devices')._uses",),
+}
 DOCUMENT = (
     "Skerry Vore is a small island in the north. A lighthouse stands on it. The keeper of the lighthouse is "
     "Berta Quill. She has lived there for eleven years with two goats. "
@@ -44,6 +53,22 @@ def answer_of_the_editor(walk, config):
     return json.loads(told)["choices"][0]["message"]["content"]
 
 
+def visit_all_pages(walk):
+    """What each fetches when it is shown; they know of the editor's request, and the new model answers."""
+    for page in ("Chat", "Documents", *PAGES):
+        walk.go(page)
+        for shown in KNOWN.get(page, ()):
+            walk.until(shown)
+    walk.go("Make it fit")
+    walk.click("Chat with it", f"{FIT}.banner")
+    walk.until("chat.isVisible() and chat.composer.ready")
+    assert ask(walk, "What is Tessera?")
+    made = walk.ask("chat.controller.tree.path()[-1].model")
+    assert made.startswith("small")
+    walk.go("Devices")
+    walk.until(f"{made!r} in window.page('devices')._placements")
+
+
 def test_from_the_first_start_to_a_connected_editor_in_eight_clicks(open_window, installed_model, tmp_path):
     """The program as it is installed, nothing set, without a network; every click is one of the X server's."""
     walk = open_window(env={"TESSERA_INSTALLED_MODELS": str(installed_model)}, network=False)
@@ -52,6 +77,8 @@ def test_from_the_first_start_to_a_connected_editor_in_eight_clicks(open_window,
     fact = FOR_A_MODEL[1]
     answer = ask(walk, fact.question)
     assert re.search(fact.fact, answer, re.IGNORECASE), answer
+    facts = "chat.controller.tree.path()[-1].facts"
+    assert walk.ask(f"{facts}.usage.completion_tokens > 0 and {facts}.timings.tok_s > 0")
     walk.picture("1-answer")
 
     notes = tmp_path / "skerry.txt"
@@ -90,8 +117,7 @@ def test_from_the_first_start_to_a_connected_editor_in_eight_clicks(open_window,
     walk.picture("4-connected")
     assert walk.screen.clicks - before == 8
     assert answer_of_the_editor(walk, (walk.home / "user" / ".continue" / "config.yaml").read_text())
-    for page in ("Chat", "Documents", *PAGES):  # what a page fetches when it is shown
-        walk.go(page)
+    visit_all_pages(walk)
     assert walk.attempts() == [], "no process tries to reach another machine"
     walk.run("import socket; socket.socket().connect_ex(('192.0.2.1', 9))")
     assert len(walk.attempts()) == 1, "the record would have shown it"

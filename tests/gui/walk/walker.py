@@ -13,11 +13,12 @@ import urllib.request
 from pathlib import Path
 
 from tests.gui.walk.screen import WAIT_S
-from tests.support.servers import free_port
+from tests.support.servers import free_port, give_dry_runs, take_dry_runs
 
 ROOT = Path(__file__).resolve().parents[3]
 LATE_S = 10.0  # what has not come by then is asked for once more
 CUT_S = 15.0
+LONGEST_S = 0.2  # between two looks at what takes long; each costs the window some CPU time
 # Later, a click is no half of a double click: a list takes none that could be that of the one that opened it.
 ALONE_S = 0.15  # three times what the window takes for one, see `windowed`
 OWN_NETWORK = ["unshare", "--map-root-user", "--net"]
@@ -42,6 +43,7 @@ class Walk:
         self.screen, self.home = screen, Path(home)
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "user").mkdir(exist_ok=True)
+        give_dry_runs(self.home)
         self.env = {**screen.env, "TESSERA_HOME": str(self.home), "HOME": str(self.home / "user"), **(env or {})}
         self.env.pop("QT_QPA_PLATFORM", None)
         self.env["PYTHONPATH"] = str(ROOT)
@@ -128,12 +130,13 @@ class Walk:
 
     def comes(self, code, seconds):
         """What that is once it is true, or its last value after so many seconds; None: it could not be asked."""
-        started = time.monotonic()
+        started, pause = time.monotonic(), 0.03
         while True:
             good, answer = self._look(code)
             if (good and answer) or time.monotonic() - started > seconds:
                 return answer if good else None
-            time.sleep(0.03)
+            time.sleep(pause)
+            pause = min(LONGEST_S, 1.1 * pause)
 
     def mark(self, widget):
         """Put a sign on a widget; `until(fresh(widget))` then waits for the one that is made in its place."""
@@ -159,7 +162,7 @@ class Walk:
 
     def find(self, text, within="None", nth=0, seconds=WAIT_S, *, disabled=False):
         """Middle of the thing of that name, once it can be seen and has stopped moving."""
-        before = None
+        before, pause = None, 0.03
         started = time.monotonic()
         while True:
             good, rect = self._look(f"spot({text!r}, {within}, nth={nth}, disabled={disabled})")
@@ -170,7 +173,8 @@ class Walk:
                 why = "" if good else f"; {rect}"
                 raise AssertionError(f"{text!r} cannot be seen; the window says: {self.ask('says()')}{why}")
             before = rect if good else None
-            time.sleep(0.03)
+            time.sleep(0.03 if before else pause)
+            pause = min(LONGEST_S, 1.1 * pause)
 
     def click(self, text, within="None", nth=0, button=1):
         """A click in its middle, where it still is with the mouse over it."""
@@ -311,7 +315,7 @@ class Walk:
             if time.monotonic() - started > seconds:
                 self.picture("late")
                 raise AssertionError(f"not within {seconds} s: {last}; {seen}")
-            time.sleep(0.005)
+            time.sleep(0.02)
         self.phases_s = time.monotonic() - first
         return seen
 
@@ -390,6 +394,7 @@ class Walk:
 
     def close(self):
         """Close the window as its owner would, and see that it ended well."""
+        take_dry_runs(self.home)
         if self.process.poll() is None:
             self.process.terminate()
         try:

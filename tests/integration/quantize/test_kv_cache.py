@@ -16,7 +16,7 @@ TYPES = ("f16", "q4_0", "q8_0")
 def request_for(tmp_path_factory):
     cache = tmp_path_factory.mktemp("kv")
     measure = MeasureRequest(source=SOURCE, calibration=CALIBRATION, cache_dir=cache, threads=2)
-    return KvRequest(measure=measure, types=TYPES)
+    return KvRequest(measure=measure, types=TYPES, longest=1024)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,8 @@ def test_a_second_question_is_answered_from_the_cache_and_a_stop_leaves_nothing(
     told = []
     assert kv_damage(request_for, told.append, never) == found
     assert told == []
-    fresh = KvRequest(measure=msgspec.structs.replace(request_for.measure, cache_dir=tmp_path), types=TYPES)
+    elsewhere = msgspec.structs.replace(request_for.measure, cache_dir=tmp_path)
+    fresh = msgspec.structs.replace(request_for, measure=elsewhere)
     with pytest.raises(Cancelled):
         kv_damage(fresh, ignore, lambda: True)
     assert not list(tmp_path.rglob("kv-*"))
