@@ -63,17 +63,21 @@ class DeviceCheckFailed(SelfCheckFailed):
 class ContextOverflow(InputFault):
     """The prompt does not fit the context; both counts are in tokens.
 
-    With `at_least` the prompt has more tokens than counted.
+    With `at_least` the prompt has more tokens than counted. `trained`: the model was trained for no more.
     """
 
     code = "context_length_exceeded"
 
-    def __init__(self, prompt_tokens: int, context_tokens: int, *, at_least: bool = False) -> None:
-        kind = "context_overflow_at_least" if at_least else "context_overflow"
+    def __init__(
+        self, prompt_tokens: int, context_tokens: int, *, at_least: bool = False, trained: bool = False
+    ) -> None:
+        kind = "context_trained" if trained else "context_overflow"
+        kind += "_at_least" if at_least else ""
         what = because(kind, prompt_tokens=prompt_tokens, context_tokens=context_tokens)
         super().__init__(what, "messages")
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens
+        self.at_least = at_least
 
 
 class ContextCannotGrow(ContextOverflow):
@@ -87,9 +91,9 @@ class ContextCannotGrow(ContextOverflow):
         self, prompt_tokens: int, context_tokens: int, loaded_tokens: int, unload: tuple[str, ...] = ()
     ) -> None:
         super().__init__(prompt_tokens, context_tokens)
-        kind = "context_cannot_grow_but" if unload else "context_cannot_grow"
+        kind = "context_cannot_grow" if context_tokens > loaded_tokens else "context_stays"
         what = because(
-            kind,
+            f"{kind}_but" if unload else kind,
             prompt_tokens=prompt_tokens,
             context_tokens=context_tokens,
             loaded_tokens=loaded_tokens,

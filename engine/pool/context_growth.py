@@ -110,6 +110,18 @@ class ContextGrowth:
         names = tuple(unload) if lacking <= 0 else ()
         return ContextCannotGrow(tokens - 1, max(largest, model.facts.n_ctx), model.facts.n_ctx, names)
 
+    async def explained(self, model: LoadedModel, error: ContextOverflow) -> ContextOverflow:
+        """The refusal of a prompt that is longer than any context of its model, with the largest that fits here."""
+        facts = model.facts
+        if facts is None or isinstance(error, ContextCannotGrow) or error.context_tokens < facts.largest_ctx:
+            return error
+        largest = facts.largest_ctx
+        if facts.n_ctx < largest:
+            fitting = await self._admission.largest_context(model.id, model.settings, largest)
+            largest = max(facts.n_ctx, fitting)
+        trained = 0 < facts.n_ctx_train <= largest
+        return ContextOverflow(error.prompt_tokens, largest, at_least=error.at_least, trained=trained)
+
     async def shrink(self, model: LoadedModel) -> None:
         """Shrink a grown context to its size at load if the model is idle."""
         if not isinstance(model.runner, GrowingRunner) or model.loaded_settings is None or not has_grown(model):

@@ -492,6 +492,8 @@ class Pool:
             async with aclosing(self._generate(model, request)) as events:
                 async for event in events:
                     yield event
+        except ContextOverflow as error:
+            raise await self._growth.explained(model, error) from None
         finally:
             self._on_answered(model)
 

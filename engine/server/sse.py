@@ -89,8 +89,10 @@ class EventStream(Response):
         self._media_type = media_type
         self._begun = False
         self._last_sent = 0.0
+        self._path = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._path = scope["path"]
         if self._media_type.startswith(b"text/event-stream") and (name := conversation_of(scope)):
             making = Making(self._chunks, self._shape.event, self._sign)
             self._chunks = scope["app"].state.server.streams.made(request_owner.get(), name, making)
@@ -138,7 +140,7 @@ class EventStream(Response):
         headers = [(b"content-type", b"application/json")]
         headers += [(k.encode(), v.encode()) for k, v in retry_header(error).items()]
         await send({"type": "http.response.start", "status": lookup(error)[0], "headers": headers})
-        body = json.dumps(self._shape.body(error, "")).encode()
+        body = json.dumps(self._shape.body(error, self._path)).encode()
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _beat(self, send: Send) -> None:

@@ -114,6 +114,7 @@ def test_with_room_for_copies_no_file_is_written(server, client):
     assert resizes(server)[-1][1:] == ("2048", str(START), "reserve" if RESERVES else "memory")
 
 
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -123,19 +124,36 @@ def test_with_room_for_copies_no_file_is_written(server, client):
         ("/api/generate", {"prompt": "LONG"}),
         ("/api/chat", {"messages": [{"role": "user", "content": "LONG"}], "options": {"num_ctx": TRAINED}}),
         ("/completion", {"prompt": "LONG"}),
+        ("/v1/completions", {"prompt": "LONG"}),
     ],
 )
-def test_every_protocol_names_the_size(server, client, path, body):
-    loaded = load(client, "first")
-    if loaded["n_ctx"] != START:
-        loaded = start(server, client)
+def test_every_protocol_names_the_size(server, client, path, body, stream):
+    rows = client.get("/tessera/v1/loaded").json()["models"]
+    loaded = next((m for m in rows if (m["id"], m["n_ctx"]) == ("first", START)), None) or start(server, client)
     leave(server, loaded["pid"], ROOM)
     long = json.loads(json.dumps(body).replace("LONG", "words " * 600))
-    refused = client.post(path, json={"model": "first", **long})
-    assert refused.status_code == 400, refused.text
+    refused = client.post(path, json={"model": "first", "stream": stream, **long})
+    in_stream = path == "/v1/responses" and stream  # the first event comes at once, as OpenAI's
+    assert refused.status_code == (200 if in_stream else 400), refused.text
     found = re.search(rf"has {START} and can grow to (\d+) in the free memory|> (\d+) maximum", refused.text)
     assert found, refused.text
     assert int(found[1] or found[2]) > START
+    if "completion" in path and "chat" not in path:
+        assert refused.json()["error"]["param"] == "prompt"
+
+
+def test_a_prompt_longer_than_any_context_is_told_the_size_that_fits(server, client):
+    """Not the size that the model was trained for, while memory holds less; then that one, and why."""
+    first = start(server, client)
+    leave(server, first["pid"], ROOM)
+    error = ask(client, TRAINED + 100).json()["error"]
+    assert START < error["context_tokens"] < TRAINED
+    by_words = client.post("/v1/completions", json={"model": "first", "prompt": "words " * 20_000}).json()["error"]
+    assert START < by_words["context_tokens"] < TRAINED
+    small_machine.set_free(server.home / "meminfo", 900 * MIB)
+    error = ask(client, TRAINED + 100).json()["error"]
+    assert (error["prompt_tokens"], error["context_tokens"]) == (TRAINED + 100, TRAINED)
+    assert f"was trained for {TRAINED}" in error["message"]
 
 
 def test_what_would_have_to_be_unloaded_is_named_and_then_makes_room(server, client):
@@ -147,6 +165,8 @@ def test_what_would_have_to_be_unloaded_is_named_and_then_makes_room(server, cli
     error = ask(client, 2000).json()["error"]
     assert error["unload"] == ["second"]
     assert "Unload second to make room" in error["message"]
+    message = {"model": "first", "max_tokens": 4, "messages": [{"role": "user", "content": "words " * 330}]}
+    assert "maximum. Unload second to make room." in client.post("/v1/messages", json=message).text
     assert [m["id"] for m in client.get("/tessera/v1/loaded").json()["models"]] == ["first", "second"]
     load(client, "second", pinned=False)
     assert cached(ask(client, 2000)) == 0

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from devices.errors import TesseraError
 from engine.api.protocols.routes import AnthropicError
-from engine.core.errors import ContextOverflow
+from engine.core.errors import ContextCannotGrow, ContextOverflow
 from engine.server.errors import ErrorShape, lookup
 
 _TYPES = {
@@ -27,8 +27,10 @@ def body_for(status: int, message: str) -> dict[str, Any]:
 
 def anthropic_body(error: Exception, _path: str = "") -> dict[str, Any]:
     """The error object of an exception."""
-    if isinstance(error, ContextOverflow):  # clients shorten the conversation if they find exactly this text
+    if isinstance(error, ContextOverflow):  # clients shorten the conversation if they find this text
         message = f"prompt is too long: {error.prompt_tokens} tokens > {error.context_tokens} maximum"
+        if isinstance(error, ContextCannotGrow) and error.unload:
+            message += f". Unload {', '.join(error.unload)} to make room."
     elif isinstance(error, TesseraError):
         message = str(error)
     else:
