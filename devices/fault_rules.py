@@ -32,7 +32,7 @@ MAX_FOUND: Final = 100
 SHORTEST_COMMIT: Final = 7  # git's own shortest form
 # Variables that a rule may set: switches of ggml's backends, never paths or libraries.
 _VARIABLE: Final = re.compile(r"(GGML_(VK|CUDA|HIP|SYCL|OPENCL|METAL)|HIP_LAUNCH|LLAMA_ATTN)_[A-Z0-9_]{1,48}\Z")
-# Where layers run instead, best first.
+# Backends that run the layers instead, best first.
 INSTEAD: Final = {"rocm": "vulkan", "cuda": "vulkan", "sycl": "vulkan"}
 
 EMPTY: Final[Mapping[str, str]] = {}
@@ -319,7 +319,7 @@ def _in_builds(builds: Builds, facts: Facts, *, in_doubt: bool) -> bool | None:
 def gpu_facts(
     machine: Machine, device: Device, backend: str, builds: tuple[int, int] | None, extra: Mapping[str, str] = EMPTY
 ) -> Facts:
-    """What is known of a device through a backend, without a load; `extra` are more versions."""
+    """The facts about a device through a backend, without a load; `extra` are more versions."""
     versions = {**dict(machine.versions), **extra}
     versions["kernel" if machine.system == "linux" else "system"] = machine.kernel
     if device.driver_version:
@@ -554,7 +554,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(rules: Iterable[Rule], facts: Facts, *, other: Mapping[str, str] | None = None) -> Decision:
-    """What to do with these facts; `other` gives the backend to use instead of one that is avoided."""
+    """The verdict on these facts; `other` gives the backend to use instead of one that is avoided."""
     rules, other = tuple(rules), INSTEAD if other is None else other
     obeyed: list[Rule] = []
     backend = facts.backend

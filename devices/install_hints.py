@@ -12,7 +12,7 @@ PACKS: Final = frozenset(
     {"cuda-linux-x86_64", "openvino-linux-x86_64", "openvino-windows-x86_64", "rocm-linux-x86_64"}
     | {"sycl-linux-x86_64", "vulkan-linux-x86_64", "vulkan-windows-x86_64"}
 )
-# What start.py needs in addition to a compiler to build the Vulkan backend, by the names of Debian and Ubuntu.
+# Packages (Debian, Ubuntu) that start.py needs in addition to a compiler to build the Vulkan backend.
 VULKAN_TOOLS: Final = "glslc, Vulkan headers 1.4 and spirv-headers"
 _TOOLKITS: Final = {
     "cuda": ("CUDA", "the CUDA toolkit"),

@@ -367,12 +367,12 @@ class EngineFacade:
         return rules, {rule.id: f"{device.name}, {backend}" for device, backend, rule in matches}
 
     def found_faults(self) -> "list[dict[str, Any]]":
-        """What the checks of this computer's devices found wrong: device and settings, reason, operations, when."""
+        """Wrong results that device checks found here: device and settings, reason, operations, time."""
         names = ("what", "reason", "operations", "checked_at")
         return [{name: getattr(one, name) for name in names} for one in self.placer.resources.checks.wrong()]
 
     def wrong_answers(self) -> "tuple[WrongAnswers, ...]":
-        """What comparisons of answers with the processor found wrong on this computer; no texts."""
+        """Wrong results found by comparing answers with the CPU on this computer; without texts."""
         from engine.placement.quarantine import canary_account
 
         return canary_account(self.paths.state).get().found

@@ -90,7 +90,7 @@ class LossMeasurements(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasureRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure. `source` is a GGUF file (F32, F16, BF16 or Q8_0), `calibration` a UTF-8 text.
+    """A measurement to make. `source` is a GGUF file (F32, F16, BF16 or Q8_0), `calibration` a UTF-8 text.
 
     `cache_dir` stores all results by content hash, so that a repeated or interrupted run continues from there.
     `max_tokens` limits the calibration text, `probe_tokens` the text used for each swap, and `memory_bytes` the

@@ -19,7 +19,7 @@ from app.cli.echo import echo
 def command(
     mode: str | None, cap_w: float | None, battery_percent: float | None, free: bool, as_json: bool
 ) -> None:
-    """What is not given stays as it is."""
+    """Options that are not given stay unchanged."""
     import msgspec
 
     from app.cli.connection import connected

@@ -21,8 +21,8 @@ def command(ctx: click.Context, models: tuple[str, ...], *, as_json: bool) -> No
     """Compare every usable GPU and NPU with the CPU, on MODELS or on all installed ones.
 
     Each backend is tried with and without flash attention, with a quantized cache and with some layers on the
-    CPU. Whatever computes wrong results is not used until driver, kernels or settings change. Exits with 1 if any
-    result is wrong.
+    CPU. A device that computes wrong results is not used until driver, kernels or settings change. Exits with 1 if
+    any result is wrong.
     """
     from contextlib import closing
 

@@ -11,7 +11,7 @@ from app.code.edits.types import Hunk
 
 
 def file_change(hunk: Hunk) -> str:
-    """What a hunk does to the file itself, to follow its path; empty for a change of its text."""
+    """A hunk's change to the file itself, shown after its path; empty if only text changes."""
     if hunk.to is not None:
         return f" → {hunk.to}"
     if hunk.executable is not None:

@@ -1,4 +1,4 @@
-"""What was worked on: the folders opened lately, and the sessions of each project."""
+"""Stores the recently opened folders and the sessions of each project."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ class RecentProject(msgspec.Struct, frozen=True):
 
 
 class RecentProjects:
-    """The folders opened lately, the latest first."""
+    """Recently opened folders, the latest first."""
 
     def __init__(self, paths: Paths) -> None:
         self._store: JsonStore[list[RecentProject]] = JsonStore(
@@ -83,7 +83,7 @@ class SessionRecord(msgspec.Struct):
 
 
 class SessionSummary(msgspec.Struct, frozen=True):
-    """What a list of sessions shows. Times are Unix times."""
+    """One session as shown in a list. Times are Unix times."""
 
     session_id: str
     begun_at: float

@@ -9,7 +9,7 @@ from app.db.records import Message, Summary
 # Shares of the context. From FOLD_AT on the older part is folded, until KEEP of it is taken by what stays.
 FOLD_AT: Final = 0.7
 KEEP: Final = 0.35
-# One summary reads at most this much, so that it fits beside the summaries before it and its own text.
+# One summary reads at most this much, so that it fits together with the summaries before it and its own text.
 _CHUNK: Final = 0.4
 # Summaries that take more than this are summarized together.
 _SUMMARIES: Final = 0.2
@@ -18,7 +18,7 @@ _OVERHEAD: Final = 8  # tokens a chat template puts around a message, rounded up
 
 @dataclass(frozen=True)
 class SummaryRange:
-    """What a new fold stands for: messages, or older folds (`merges`) in the order of the conversation."""
+    """The contents of a new fold: messages, or older folds (`merges`) in the order of the conversation."""
 
     first_id: int
     last_id: int
@@ -28,7 +28,7 @@ class SummaryRange:
 
 @dataclass(frozen=True)
 class CompactedContext:
-    """What goes to the model: summaries, oldest first, then messages as they are."""
+    """The prompt's contents: summaries, oldest first, then unchanged messages."""
 
     summaries: tuple[Summary, ...]
     messages: tuple[Message, ...]
@@ -59,7 +59,7 @@ def inside(path: Sequence[Message], fold: Summary) -> list[Message]:
 
 
 def sent(path: Sequence[Message], folds: Iterable[Summary]) -> CompactedContext:
-    """What the model is sent of a branch: an opened fold's originals, a closed one's summary."""
+    """The messages of a branch that the model gets: originals of an open fold, the summary of a closed one."""
     closed = [fold for fold in in_force(path, folds) if not fold.opened]
     hidden = {message.id for fold in closed for message in inside(path, fold)}
     return CompactedContext(tuple(closed), tuple(message for message in path if message.id not in hidden))
@@ -90,7 +90,7 @@ def next_part(
     count: Callable[[str], int],
     of: Callable[[Message], int],
 ) -> SummaryRange | None:
-    """What is to be folded now; None when what could be is not there. The last question is never folded."""
+    """The messages to fold now; None if there are none. The last question is never folded."""
     current = in_force(path, folds)
     closed = [fold for fold in current if not fold.opened]
     if len(closed) > 1 and sum(count(fold.summary) for fold in closed) > _SUMMARIES * n_ctx:

@@ -115,12 +115,12 @@ _REQUEST: Final = re.compile(
 
 
 def merge_question(folds: Sequence[Summary]) -> str:
-    """What asks for one summary of several."""
+    """The prompt that requests one summary of several."""
     return _MERGE + "\n\n".join(without_quotes(fold.summary) for fold in folds)
 
 
 def text_question(messages: Sequence[Message], most_chars: int) -> str:
-    """What asks for a summary of messages that do not fit as they are: long ones lose their middle, and say so."""
+    """The prompt for a summary of messages that are too long: their middle is cut out and marked."""
     share = max(200, most_chars // max(1, len(messages)))
     lines = []
     for message in messages:
@@ -159,7 +159,7 @@ def quotes_of(messages: Sequence[Message]) -> list[str]:
 
 
 def quotes_in(folds: Sequence[Summary]) -> list[str]:
-    """What the summaries of these folds have word for word."""
+    """Passages that the summaries of these folds contain verbatim."""
     lines = [
         line[2:] for fold in folds for line in fold.summary.partition(_QUOTED)[2].splitlines() if line[:2] == "- "
     ]

@@ -1,4 +1,4 @@
-"""Where one goes in the window: the bar of destinations on the left, and the row of pages within a destination."""
+"""Navigation in the window: the bar of destinations on the left, and the row of pages within a destination."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

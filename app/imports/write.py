@@ -14,7 +14,7 @@ Progress = Callable[[int, int], object]  # chats written so far, chats in all
 
 
 def unseen(done: int, total: int) -> None:
-    """Report progress to nobody."""
+    """Ignore progress reports."""
     del done, total
 
 

@@ -165,7 +165,7 @@ class McpServer:
 
 @dataclass(frozen=True)
 class Probed:
-    """What a server offers, or the problem that it did not start."""
+    """The tools of a server, or the problem that prevented its start."""
 
     specs: tuple[ToolSpec, ...] = ()
     left_out: tuple[str, ...] = ()

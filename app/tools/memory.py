@@ -15,7 +15,7 @@ from app.tools.builtin import CALCULATOR, MEMORY
 from app.tools.types import ToolOutcome, ToolSpec, object_schema
 
 log = logging.getLogger(__name__)
-# What a model gets with each question: about a thousand tokens, and a tenth of a small context.
+# Limit of the facts sent with each question: about a thousand tokens, and a tenth of a small context.
 MAX_RECALLED_CHARS: Final = 4000
 _CHARS_OF_CONTEXT: Final = 0.3  # for each token of the context
 _WORD = re.compile(r"\w{3,}")

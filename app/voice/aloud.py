@@ -164,7 +164,7 @@ _FREQUENT: Final[Mapping[str, frozenset[str]]] = {name: frozenset(text.split()) 
 
 
 def spoken_text(markdown: str, words: Callable[[str], str]) -> str:
-    """What is read of an answer: its sentences, without signs, addresses, code, formulas and tables.
+    """The sentences of an answer to read aloud, without symbols, addresses, code, formulas and tables.
 
     `words` gives the sentence for a part that is left out: code, table, formula or image.
     """

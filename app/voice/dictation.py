@@ -23,7 +23,7 @@ _BYTES_A_SECOND: Final = RATE * 2
 _LIST_S: Final = 10.0
 # Words before such a pause no longer change: a pause within a sentence is shorter.
 PAUSE_S: Final = 0.8
-# Sound before the first word that is not thrown away, so that the word is complete.
+# Amount of sound before the first word to keep, so that the word is not cut off.
 _BEFORE_S: Final = 1.0
 
 

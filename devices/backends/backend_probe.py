@@ -23,7 +23,7 @@ from devices.types import BackendDevice, BackendReport, Machine
 TIMEOUT_S = 15.0
 TIMEOUT_WINDOWS_S = 90.0
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-# Why a backend has no device, where there is one reason.
+# Why a backend has no device, if there is one reason.
 NO_DEVICE = {cpu_kernels.BACKEND: cpu_kernels.NO_INSTRUCTIONS}
 
 

@@ -32,7 +32,7 @@ class SpokenSegment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpokenText(msgspec.Struct, frozen=True, kw_only=True):
-    """The transcript of a recording of so many seconds."""
+    """The transcript of a recording, and its length in seconds."""
 
     seconds: float
     segments: tuple[SpokenSegment, ...]

@@ -17,7 +17,7 @@ Dict = dict[str, Any]
 _NO_VARIABLES: Final[Mapping[str, Any]] = {}
 # Members of a question's part that TranslateGemma's template reads, with llama.cpp's values where there are none.
 LANGUAGES: Final = {"source_lang_code": "en-GB", "target_lang_code": "en-GB"}
-# What a model that reads text only gets in place of an image.
+# Replaces an image for a text-only model.
 _UNSEEN: Final = "[image that this model cannot see]"
 
 

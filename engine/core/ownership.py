@@ -1,4 +1,4 @@
-"""Who sent the current request, and what it may see of what other requests stored; ids of what is stored."""
+"""Identifies the sender of a request, decides which stored objects it may see, and makes their ids."""
 
 import secrets
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class Owned(Protocol):
 
 
 def first_to_go(stored: Mapping[str, Owned], least_bytes: int) -> str:
-    """Key of the oldest object of the owner that stores most, so that nobody evicts what others stored.
+    """Key of the oldest object of the owner that stores most, so that no owner can evict another's objects.
 
     `least_bytes` is added to each, so that many empty ones count, too. Raises: ValueError: there is none.
     """

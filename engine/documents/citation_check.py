@@ -22,7 +22,7 @@ from engine.documents.vectors import above
 _END: Final = re.compile(
     r"(?<=[^\s.][.!?])[\"')\]]*\s+(?=[\"'(\[]?(?:[A-Z\u00c0-\u00deÀ-ÖØ-Þ0-9*/-]|[a-z]\w*[._(/]\w))|\n+"
 )
-# What must stand in the source as it is: numbers, paths, options, names in code, acronyms.
+# Parts that the source must contain literally: numbers, paths, options, names in code, acronyms.
 _TOKEN: Final = re.compile(r"(?:--?|/)?\w+(?:[.,:/_-]\w+)*(?:\(\d*\))?")
 _CODE: Final = re.compile(r"\d|^[-/]|\w[_./]\w|[a-z][A-Z]|^[A-Z]{2,}|\(")
 _PARTS: Final = re.compile(r"[.,:/]|\(\)$")

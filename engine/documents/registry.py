@@ -58,10 +58,10 @@ def update(
 ) -> bool:
     """Read new, changed and unfinished files, and remove deleted ones. False: it was stopped before the end.
 
-    Entries of files that the walk could not access are kept.
+    Entries of files that the walk could not access stay.
     """
     indexed = store.indexed_files()
-    # What was read before the user asked for OCR, or before it was installed, is read again.
+    # Files that were read before OCR was requested or installed are read again.
     waits = (NEEDS_OCR, NO_OCR_HERE) if ocr_installed() else (NEEDS_OCR,)
     scans = store.with_page_problems(waits) if reader.ocr else frozenset()
     cut_now = store.fact("cut") == _CUT

@@ -24,8 +24,8 @@ _COMMON_FRACTION: Final = 0.12
 _MANY: Final = 20_000
 # A page has about this many passages, so this many candidates per result cover enough pages.
 _PAGE_PASSAGES: Final = 6
-# At most this many passages of one document come before other documents: the pages of one manual, all about the
-# same, would leave no place for the second document of a question.
+# At most this many passages of one document rank before other documents. Otherwise the pages of one manual on the
+# same topic would crowd out the second document that a question needs.
 _OF_DOCUMENT: Final = 3
 # A number, code or compound name ("22012", "gc.auto", "reflogExpire", "POSIX"): who writes it means exactly that.
 _TOKEN: Final = re.compile(r"[\w./:\\-]+")

@@ -48,7 +48,7 @@ class PageRead(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-# Problems of pages that are pictures: nobody asked for OCR, or it is not installed here.
+# Problems of pages that are pictures: OCR was not requested, or it is not installed here.
 NEEDS_OCR: Final = "the page is an image; reading it needs OCR"
 NO_OCR_HERE: Final = "it is an image, and OCR is not installed here (pip install 'tessera[ocr]')"
 

@@ -44,7 +44,7 @@ class MoveTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Switch(msgspec.Struct, frozen=True):
-    """What the server does around the moment in which the new folder replaces the old one.
+    """Hooks of the server for the moment in which the new folder replaces the old one.
 
     `busy`: whether a model of that folder answers, or another job writes into it. `keep` stores the new folder in
     the settings (None: only check that it could). `unload` unloads the idle models of the old folder, and returns

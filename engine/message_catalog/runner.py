@@ -24,7 +24,7 @@ RUNNER: Final = {
 }
 
 
-# What an execution provider needs, and how well it was tested.
+# Requirements of an execution provider, and how well it was tested.
 PROVIDERS: Final = {
     "provider_not_installed": "{provider} is not installed. {install}",
     "provider_library_gone": "{provider}: {library} is missing. {install}",
@@ -44,7 +44,7 @@ PROVIDERS: Final = {
 }
 
 
-# What is being measured, and why it cannot be.
+# Measurements in progress, and why something cannot be measured.
 BENCH: Final = {
     "nothing_works": "No settings were found that load this model: {why}",
     "standin_failed": "The simulated model could not be written: {why}",
@@ -59,7 +59,7 @@ BENCH: Final = {
 }
 
 
-# What cannot be measured or limited, and why.
+# Power that cannot be measured or limited, and why.
 ENERGY: Final = {
     "no_power_meter": "Tuning for energy is not possible here: {why} Tuning for speed needs no power meter.",
     "no_meter": "no power meter for the processor. Searched: {places}.",

@@ -1,4 +1,4 @@
-"""What to try next after a failed load or a crash at the first token: one change at a time."""
+"""Chooses the next settings after a failed load or a crash at the first token: one change at a time."""
 
 from collections.abc import Callable, Mapping
 
@@ -74,7 +74,7 @@ def _fallbacks(settings: LoadSettings, machine: Machine) -> list[Fallback]:
 
 
 def prefill_fallbacks(settings: LoadSettings, machine: Machine) -> list[Fallback]:
-    """What to try after a runner died while it read a long prompt.
+    """The settings to try after a runner died while it read a long prompt.
 
     In order: half the ubatch, switches of the backend, another Vulkan driver, other backends, the CPU.
     """

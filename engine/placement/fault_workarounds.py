@@ -21,7 +21,7 @@ _PLAIN: Final = frozenset({"f16", "bf16", "f32"})
 def load_facts(
     rules: Rules, machine: Machine, device: Device, backend: str, shape: ModelShape, settings: LoadSettings
 ) -> Facts:
-    """What is known of a load there."""
+    """The facts about a load there."""
     builds = engine_builds(rules, chosen_version(settings.path))
     facts = gpu_facts(machine, device, backend, builds, _toolkit() if backend == "cuda" else {})
     wide = shape.attention // shape.heads if shape.heads else 0

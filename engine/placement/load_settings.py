@@ -223,7 +223,7 @@ def _offer(
     place: Callable[[LoadSettings], Candidate],
     capacity: Callable[[MemoryEstimate], "Capacity | None"],
 ) -> Reason | None:
-    """Offers an 8-bit cache if only that gives AGENT_CONTEXT tokens, and nobody chose a cache type."""
+    """Offers an 8-bit cache if only that gives AGENT_CONTEXT tokens, and the user chose no cache type."""
     args = base.engine_args
     if n_ctx >= AGENT_CONTEXT or overrides.type_k or args.type_k or args.type_v or args.flash_attn == "off":
         return None

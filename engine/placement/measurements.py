@@ -82,7 +82,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlaceSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a place was measured to do: tokens/s of a short prompt and of the tokens generated after it.
+    """Measured speeds of a place: tokens/s of a short prompt and of the tokens generated after it.
 
     The forecasts are for the same prompt, by the rule alone. `took_s` includes loading and compiling shaders.
     """
@@ -141,7 +141,7 @@ class TypePrices(msgspec.Struct, frozen=True, kw_only=True):
 
 # Response tokens of the timed turn: about a paragraph.
 ANSWER_TOKENS = 128
-# What a search minimizes: the seconds of a turn, or its joules.
+# The quantity that a search minimizes: the seconds of a turn, or its joules.
 Goal = Literal["speed", "energy"]
 
 

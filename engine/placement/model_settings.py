@@ -46,7 +46,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class Preset(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an alias adds to a request that leaves it open: a system prompt, and options by Ollama's names."""
+    """Defaults of an alias, for requests that do not set them: a system prompt, and options by Ollama's names."""
 
     system: str = ""
     options: dict[str, Any] = {}
@@ -169,7 +169,7 @@ class ModelSettingsStore:
         return name
 
     def preset(self, name: str) -> Preset:
-        """What the alias of this name adds to requests."""
+        """The defaults that the alias of this name adds to requests."""
         row = self._read().presets.get(name.strip().casefold())
         with contextlib.suppress(msgspec.ValidationError):
             return msgspec.convert(row, learned(Preset)) if row is not None else NO_PRESET

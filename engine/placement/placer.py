@@ -63,9 +63,9 @@ from engine.runner.protocol import ExternalProgram, LoadSettings
 from quantize.files.header_cache import cached_gguf_model
 
 log = logging.getLogger(__name__)
-# Shorter responses say little about the speed.
+# Shorter responses are too noisy for a memory speed.
 ENOUGH_TOKENS = 64
-# Smaller models stay in caches: their speed says nothing about the memory.
+# Smaller models stay in caches, so their speed does not show the memory's.
 LARGE_READ_BYTES = 256 << 20
 
 
@@ -252,7 +252,7 @@ class Placer:
     def speed_curve(
         self, model_id: str, settings: LoadSettings, overrides: PlacementLimits = NO_OVERRIDES
     ) -> SpeedCurve:
-        """Speeds over prompt lengths at the place of `choose`; empty where no rule forecasts them.
+        """Speeds over prompt lengths at the place of `choose`; empty if no rule forecasts them.
 
         Raises: BadModelFile.
         """

@@ -84,7 +84,7 @@ def forget(resources: Resources, rule: str) -> bool:
 
 
 class CanaryAccount(CanaryCounts, frozen=True, kw_only=True):
-    """What is stored. `factors` are real to expected seconds of a comparison, by model."""
+    """Content of the file. `factors`: real divided by expected seconds of a comparison, by model."""
 
     factors: dict[str, float] = msgspec.field(default_factory=dict)
 

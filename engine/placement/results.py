@@ -177,7 +177,7 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[str, str, int, str]:
-        """Key: one result is stored for each."""
+        """Key under which one result is stored."""
         return self.machine_key, self.shape_key, self.prompt_tokens, self.goal
 
     def reasons(self) -> tuple[Reason, ...]:

@@ -151,7 +151,7 @@ def _mixes(
                     change = because("option_fetch_kv", mix=mix, budget_mib=budget, repository=repository)
             which: OptionKind = "combined" if extra else "quantization"
             options.append(_way(which, change, smaller, estimate(settings).total_bytes, cost))
-            break  # the best one that fits; smaller ones would lose quality for nothing
+            break  # the best one that fits; smaller ones would lose quality without need
     return options
 
 

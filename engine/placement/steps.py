@@ -151,7 +151,7 @@ def moved_to(placed: Placement, settings: LoadSettings, machine: Machine, need: 
 
 
 def context(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
-    """Set as much context as fits in memory, if nobody requested a number."""
+    """Set as much context as fits in memory, if the user requested no number."""
 
     def place_with(tried: LoadSettings) -> Candidate:
         for step in STEPS[STEPS.index(context) + 1 : STEPS.index(device)]:
@@ -179,7 +179,7 @@ def requested(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason 
 
 
 def parallel_requests(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
-    """Allow more parallel requests if the model's use needs it and nobody chose a number."""
+    """Allow more parallel requests if the model's use needs it and the user chose no number."""
     use = load.history.use(load.owner)
     wide = grown(load.overrides, use)
     if wide is load.overrides or use is None:
@@ -467,7 +467,7 @@ def place(
     owner: str = "",
     disk_gbs: float | None = None,
 ) -> Placement:
-    """Where the model runs on this machine alone, without tuned settings and device checks."""
+    """The placement on this machine alone, without tuned settings and device checks."""
     load = Load(
         base=base,
         shape=shape,

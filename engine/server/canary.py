@@ -89,7 +89,7 @@ class Canary:
         pool.hooks.watch_rows = self.watch
 
     def state(self) -> CanaryState:
-        """What was compared and found so far."""
+        """Results of the comparisons so far."""
         now = self._store.get()
         return CanaryState(
             enabled=self.enabled,
@@ -139,7 +139,7 @@ class Canary:
             self._waiting.remove(chosen)
 
     async def _idle(self) -> None:
-        """Wait until nobody waits: no request for IDLE_S, no job, no battery, no quiet mode."""
+        """Wait until the server is idle: no request for IDLE_S, no job, mains power, no quiet mode."""
         while True:
             await asyncio.sleep(IDLE_S)
             used = max((model.last_used for model in self._pool.loaded), default=0.0)

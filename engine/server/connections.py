@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 HEAD_S: Final = 30.0
 # Source: h11's limit; browsers and proxies stay below 8 to 32 KiB.
 HEAD_BYTES: Final = 64 << 10
-# A client that reads nothing of its response for this long has gone, or blocks the model for nothing.
+# A client that reads nothing of its response for this long has gone, or blocks the model without need.
 UNREAD_S: Final = 60.0
 # Descriptors reserved for files, databases, runners (three each) and probes.
 RESERVED: Final = 96

@@ -80,5 +80,5 @@ class NotServed(errors.InputFault):
 
 
 def retry_header(error: Exception) -> dict[str, str]:
-    """Header against retries. Official clients retry 5xx by default, which would repeat a long prefill in vain."""
+    """Header against retries. Official clients retry 5xx by default, and would repeat a long prefill."""
     return {} if lookup(error)[2] else {"x-should-retry": "false"}

@@ -194,7 +194,7 @@ async def _send_error(scope: Scope, error: Exception, send: Send) -> None:
 
 # Enough for a prompt of 1 M tokens or a few images; larger bodies are refused before they are read into memory.
 MAX_BODY_BYTES: Final = 64 << 20
-# Maximum pause between two chunks of a body. A client that stalls longer would hold memory for nothing.
+# Maximum pause between two chunks of a body. A client that stalls longer would only hold memory.
 BODY_PAUSE_S: Final = 30.0
 # Maximum time for a whole body: 64 MiB over a slow connection. One byte per 30 s would hold memory for years.
 BODY_S: Final = 300.0

@@ -285,7 +285,7 @@ class HttpClient:
 
 
 def _error_text(error: ConnectionError) -> str | Reason:
-    """What ended a connection: one of Tessera's reasons, or the system's message."""
+    """The reason why a connection ended: one of Tessera's reasons, or the system's message."""
     what = error.args[0] if len(error.args) == 1 else None
     return what if isinstance(what, Reason) else str(what or error)
 

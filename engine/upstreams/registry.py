@@ -143,7 +143,7 @@ class UpstreamRegistry:
     # ---- Routing
 
     def way(self, model: str) -> UpstreamRoute | None:
-        """Where requests for this name always go; None if they stay here.
+        """The server that gets all requests for this name; None if they stay here.
 
         Raises: NoRule: the name is that of an upstream's model, and no rule sends it there.
         """

@@ -16,7 +16,7 @@ from quantize.files.safetensors_file import DTYPE_BITS, SafetensorsFile
 
 
 class StoredRow(NamedTuple):
-    """Where a row is stored: the number of the file, the offset in it, and the length."""
+    """Position of a row: the number of the file, the offset in it, and the length."""
 
     part: int
     offset: int

@@ -156,7 +156,7 @@ def feed_octets_forward(targets: Floats, grid: OctetGrid, octets: BlockHessian) 
 def descend_octets(
     values: Floats, errors: Floats, grid: OctetGrid, octets: BlockHessian, sweeps: int = SWEEPS
 ) -> None:
-    """Sweep over the octets: each one moves to better values given all others, if there are any. In place."""
+    """Sweep over the octets in place: each moves to better values, if any exist with all others fixed."""
     moments = octets.curvature.moments
     changes = np.empty((_BLOCK, values.shape[1]), np.float32)
     for _ in range(sweeps):

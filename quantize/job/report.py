@@ -78,12 +78,12 @@ def _ways(report: QuantizeReport) -> list[str]:
     return lines
 
 
-# What is missing in the file of a job that was stopped.
+# The steps that the file of a stopped job lacks.
 STOPPED = {
     "unmeasured": "this first version was made without measuring the model, and not compared with a preset",
     "uncompared": "this file was not compared with a preset",
 }
-# What the grid of a type is called.
+# The name of a type's grid.
 GRIDS = {t.name: t.traits.grid for t in GgmlType if t.traits.grid}
 
 

@@ -10,7 +10,7 @@ from quantize.job.portable_plan import PlanFile
 from quantize.types import DeviceKind, FileReport, KvOption, QuantPlan, Rounding, SizeTarget, Tier, TypeOverride
 
 Shipped = Literal["ours", "stock", "nothing"]
-# What a file lacks whose job was stopped: measurements of the model, or the comparison with a preset.
+# The step that the file of a stopped job lacks: measurements of the model, or the comparison with a preset.
 Stopped = Literal["", "unmeasured", "uncompared"]
 
 

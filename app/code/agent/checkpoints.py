@@ -53,7 +53,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Restored:
-    """What going back changed. `left` are files that could not be restored, because they were never stored."""
+    """Changes made by going back. `left` are files that could not be restored, because they were never stored."""
 
     written: tuple[str, ...]
     deleted: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What of a project the user's git would run, and how it is protected while a command runs."""
+"""Finds the parts of a project that the user's git would run, and protects them while a command runs."""
 
 import contextlib
 import os

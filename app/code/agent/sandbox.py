@@ -57,7 +57,7 @@ class SandboxPermissions:
 
 @dataclass(frozen=True)
 class Guard:
-    """What the user's git would run in a project folder; `notes` say what a command did to it."""
+    """Programs that the user's git would run in a project folder; `notes` report a command's changes to them."""
 
     folder: Path
     repositories: Sequence[Path] = ()

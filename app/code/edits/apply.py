@@ -288,7 +288,7 @@ class _Sheet:
         return Refused(hunk=hunk, reason=reason, candidates=(location.start + 1,))
 
     def _start_of(self, location: Location) -> int | None:
-        """Where the located lines of the original are now; None if an earlier hunk changed or parted them."""
+        """The present position of the original's located lines; None if an earlier hunk changed or parted them."""
         size = len(location.search)
         for index, line in enumerate(self._lines):
             if line.origin == location.start:
@@ -308,7 +308,7 @@ class _Sheet:
         return Refused(hunk=hunk, reason=reason, candidates=tuple(line + 1 for line in missing.candidates))
 
     def _is_done(self, hunk: Hunk, location: Location, start: int) -> bool:
-        """Return True if the located lines already have around them the lines that the hunk would insert."""
+        """Return True if the lines that the hunk would insert already surround the located lines."""
         if hunk.final_newline is not None:
             return False
         size, new = len(location.search), list(location.replace)

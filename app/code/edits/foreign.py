@@ -100,7 +100,7 @@ _OTHER_END: Final = re.compile(r"^(?:'?EOF'?|```+|~~~+)\s*$")
 
 @dataclass(frozen=True)
 class Patch:
-    """What one Codex patch asks for, and the 0-based line after it."""
+    """The edits of one Codex patch, and the 0-based line after it."""
 
     hunks: tuple[Hunk, ...]
     malformed: tuple[Malformed, ...]
@@ -225,7 +225,7 @@ def _update(lines: Sequence[str], position: int, path: str) -> tuple[list[Hunk],
 
 
 def _chunks(lines: Sequence[str], position: int) -> tuple[list[_Chunk], str | None, int]:
-    """The chunks of one file, the first line that is none of it, and where they end."""
+    """The chunks of one file, the first line after them, and their end."""
     chunks: list[_Chunk] = []
     scope: list[str] = []
     problem = None

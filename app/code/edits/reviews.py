@@ -48,7 +48,7 @@ class InlineHunk:
 
 
 def regions_of(lines: Sequence[str], other: Sequence[str]) -> tuple[Region, ...]:
-    """Where the other text differs from these lines."""
+    """The ranges in which the other text differs from these lines."""
     start = 0
     while start < min(len(lines), len(other)) and lines[start] == other[start]:
         start += 1
@@ -127,7 +127,7 @@ class EditReviews:
         self.proposal, self._written, self._before, self._undo = NO_EDITS, {}, {}, []
 
     def offer(self, proposal: Proposal) -> None:
-        """Take the edits of a new answer in the place of the earlier one's."""
+        """Replace the edits with those of a new answer."""
         self.proposal = proposal
 
     def refresh(self) -> None:

@@ -58,7 +58,7 @@ def with_settings(path: Path, text: str | None, settings: Settings) -> str:
 
 
 def without_settings(text: str, settings: Settings, before: str | None) -> str:
-    """The text without Tessera's settings: each one with an unchanged value returns to its previous value."""
+    """The text without Tessera's settings: each one that was not changed since gets its previous value again."""
     parsed = parse(text)
     earlier = parse(before) if before else {}
     if has_extras(text):

@@ -1,4 +1,4 @@
-"""What programs need to read the user's documents through `tessera mcp`: one text to paste for each."""
+"""Texts to paste into other programs so that they can read the user's documents through `tessera mcp`."""
 
 import json
 import os
@@ -30,7 +30,10 @@ class McpCommand:
 
 
 def mcp_command(collections: Sequence[str], environment: Mapping[str, str] = os.environ) -> McpCommand:
-    """The command of this installation for the named collections. Programs of a desktop do not know its PATH."""
+    """The command of this installation for the named collections.
+
+    Programs started by the desktop may have another PATH than the shell.
+    """
     words = re.sub(r"[^a-z0-9]+", "-", collections[0].lower()).strip("-") if len(collections) == 1 else ""
     env = {name: environment[name] for name in ("TESSERA_HOME",) if environment.get(name)}
     return McpCommand(name=f"tessera-{words or 'documents'}", argv=own_command("mcp", "--", *collections), env=env)

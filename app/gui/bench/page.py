@@ -230,7 +230,7 @@ class BenchPage(Page):
         self._draw()
 
     def _forecast_words(self, curve: SpeedCurve) -> str:
-        """How far off the forecast was where something was measured, or may be where nothing was."""
+        """The forecast's error where it was measured, or its likely error where it was not."""
         if not curve.measured:
             text = self.tr(
                 "These are forecasts: half of them are off by less than {half} %, one in ten by more than {rare} %."
@@ -263,7 +263,7 @@ class BenchPage(Page):
     # ------------------------------------------------------------------ measuring
 
     def _request(self, kind: type[R]) -> R | None:
-        """What to measure or tune. None if a prompt length is invalid, which the page reports."""
+        """The settings to measure or tune. None if a prompt length is invalid, which the page reports."""
         what, name = self.model.currentData() or ("", "")
         try:
             lengths = [int(part) for part in self.lengths.text().split(",")]

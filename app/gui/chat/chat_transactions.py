@@ -13,7 +13,7 @@ _TITLE_CHARACTERS = 60
 
 @dataclass(frozen=True)
 class Turn:
-    """What was written: the conversation, the user message (None for a retry) and the empty response."""
+    """The stored objects: the conversation, the user message (None for a retry) and the empty response."""
 
     conversation: Conversation
     question: Message | None

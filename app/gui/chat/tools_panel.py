@@ -252,7 +252,7 @@ class ToolsPanel(SidePanel):
         self._services.settings.set(_DEFAULT, ", ".join(self._on))
 
     def _show_default(self) -> None:
-        """The button is for a change only: the tools of this chat differ from those of new chats."""
+        """The button is shown only if the tools of this chat differ from those of new chats."""
         names = self._services.settings.now.text(_DEFAULT).split(",")
         self.default.setEnabled(set(self._on) != {name.strip() for name in names if name.strip()})
 
@@ -303,7 +303,7 @@ def built_in_words(name: str) -> tuple[str, str]:
 
 
 def decision_words(key: str) -> str:
-    """What a permanent decision is about, from its key in the store."""
+    """The subject of a permanent decision, from its key in the store."""
     shown = shown_line(key)
     if shown.startswith(_SERVER_KEY):
         name = shown.removeprefix(_SERVER_KEY).partition(":")[0]

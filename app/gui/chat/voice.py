@@ -27,7 +27,7 @@ from engine.api.speech import SpeechState, SpokenText
 ENABLED, LANGUAGE, DEVICE = "voice.enabled", "voice.language", "voice.device"
 # A transcript of a few seconds takes 0.2 s to 1 s on two cores; more often would only heat them.
 _EVERY_S: Final = 1.0
-# Nobody speaks any more, or the microphone is muted.
+# Speech has ended, or the microphone is muted.
 SILENCE_S: Final = 15.0
 LONGEST_S: Final = 600.0
 # A microphone sends ten times a second; one that is silent for so long is gone or its driver hangs.

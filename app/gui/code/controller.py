@@ -170,7 +170,7 @@ class CodeController(QObject):
             self._services.background.run(lambda: work(sessions), on_done, self.failed.emit, self)
 
     def new_session(self) -> None:
-        """Begin a session that knows nothing of the earlier ones."""
+        """Start a session without the context of earlier ones."""
         self.continue_session(SessionRecord())
 
     def continue_session(self, session: SessionRecord) -> None:

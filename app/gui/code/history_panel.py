@@ -1,4 +1,4 @@
-"""What was worked on: recent projects, earlier sessions of a project, and the bar over one that is read."""
+"""Shows recent projects, earlier sessions of a project, and the bar above an opened earlier session."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -9,7 +9,7 @@ from app.gui.widgets.memory_bar import Share
 from engine.api.machine import Device, LiveDevice, Machine, Pool, Reservation
 
 KINDS = {"cpu": "Processor", "igpu": "Integrated GPU", "dgpu": "Graphics card", "npu": "NPU", "remote": "Remote"}
-# What each backend runs. All other names are product names.
+# Plain descriptions of some backends. All other names are product names.
 BACKENDS = {
     "cpu": "GGUF models",
     "onnx": "ONNX models",
@@ -74,7 +74,7 @@ def rank(device: Device) -> int:
 
 
 def backend_words(name: str) -> str:
-    """What a backend runs, or its product name."""
+    """A backend's description, or its product name."""
     return tr(BACKENDS[name]) if name in BACKENDS else _PRODUCTS.get(name, name)
 
 

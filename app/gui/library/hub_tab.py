@@ -339,7 +339,7 @@ class HubTab(QWidget):
 
 
 def _about_card(plan: RepoPlan) -> QFrame:
-    """What the hub says about a repository: publisher, licence, likes, date, abilities and description."""
+    """The hub's facts about a repository: publisher, licence, likes, date, abilities and description."""
     repository = plan.repository
     publisher, _, name = repository.repo.partition("/")
     details = next((option.details for option in plan.options if option.details), None)
@@ -447,7 +447,7 @@ class FitFromHub(QFrame):
 
     @property
     def request(self) -> QuantizeOptions:
-        """What the user has chosen."""
+        """The user's choice."""
         chosen: QuantizeOptions = self.target.currentData()
         return QuantizeOptions(
             model=chosen.model,

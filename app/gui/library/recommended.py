@@ -33,7 +33,7 @@ def recommendation(proposal: Proposal) -> str:
 
 
 def want_words(proposal: Proposal) -> str:
-    """What people choose the model for, else its purpose."""
+    """The main use of the model, else its purpose."""
     texts = {
         "fast": _tr("Fast: short questions, older computers"),
         "balanced": _tr("Balanced: a good all-rounder"),

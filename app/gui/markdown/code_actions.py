@@ -1,4 +1,4 @@
-"""What a person can do with a code block: save it, look at it without wrapped lines, see the picture or page it is.
+"""Actions on a code block: save it, turn off line wrapping, show it as an image or a page.
 
 The code is model output: saving and showing it runs nothing and loads nothing.
 """

@@ -1,4 +1,4 @@
-"""Shows the expected loss of a plan, and offers a quick test where it comes from other models."""
+"""Shows the expected loss of a plan, and offers a quick test if it was derived from other models."""
 
 from collections.abc import Callable
 

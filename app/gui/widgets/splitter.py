@@ -45,7 +45,7 @@ def _named(page: QWidget) -> list[QSplitter]:
 
 
 def window_state() -> QSettings:
-    """What the window saves between starts: geometry, splitters, open parts."""
+    """State that the window saves between starts: geometry, splitters, open parts."""
     return QSettings(str(user_paths().state / "window.ini"), QSettings.Format.IniFormat)
 
 

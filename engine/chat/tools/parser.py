@@ -483,7 +483,7 @@ class AnswerParser:
             self._section_calls = 1
         self._bare = None
 
-    # What advances the parser in each mode; functions of this class, called for each token.
+    # Functions of this class that are called for each token, by mode.
     _STEPS: ClassVar = {
         _Mode.TEXT: _text,
         _Mode.REASONING: _reason,

@@ -244,7 +244,7 @@ def _is_text(blocks: list[Block]) -> bool:
 
 
 def _text(body: Any, raw: object) -> str:
-    """The text of a part. Without an encoding, or with one that nobody knows, it is UTF-8 or Windows' Latin."""
+    """The text of a part. Without an encoding, or with an unknown one, it is UTF-8 or Windows' Latin."""
     if body.get_content_charset("us-ascii") != "us-ascii":
         with contextlib.suppress(LookupError, ValueError):
             return str(body.get_content())

@@ -42,7 +42,7 @@ _BOMS: Final = (
     (b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32"),
     (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"),
 )  # fmt: skip
-# What is not ASCII in Western European texts. Fewer than a tenth of their bytes are.
+# Bytes of Western European texts that are not ASCII: fewer than a tenth of all bytes.
 _WESTERN: Final = frozenset(
     "\u00a0äöüÄÖÜßáéíóúÁÉÍÓÚàèìòùÀÈÌÒÙâêîôûÂÊÎÔÛãõñÃÕÑçÇåÅæÆøØëïËÏœŒÿ€£§°©®¢¥µ¿¡«»‹›„“”‚‘’–—…•·×÷±²³¹½¼¾ªº™†‡‰¶"  # noqa: RUF001
 )
@@ -96,7 +96,7 @@ def _encoding(raw: bytes) -> str:
     first = next((place for place, byte in enumerate(raw) if byte > _LAST_ASCII), 0)
     sample = raw[max(first - _SAMPLE_BYTES // 4, 0) :][:_SAMPLE_BYTES]
     high = bytes(byte for byte in sample if byte > _LAST_ASCII)
-    # A few bytes say nothing to a detector, which then names any of many encodings.
+    # With only a few bytes, a detector names an arbitrary encoding.
     western = _WESTERN.issuperset(high.decode("cp1252", errors="replace"))
     if western and len(high) < _WESTERN_SHARE * len(sample) + 3:
         return "cp1252"

@@ -269,7 +269,7 @@ class BenchService:
                 return quick_loss(request, self._paths.cache / "quantize", on_progress, cancelled)
 
     def _place(self, model: str) -> str:
-        """Where the model would run now."""
+        """The model's present placement."""
         with opened(Subject(model=model), self._paths, self._open, lambda _: None) as subject:
             options = self._placer.resources.settings.get(model).load_options
             placed = self._placer.placement(

@@ -91,7 +91,7 @@ class _Upload(NamedTuple):
         return {t.name: (number, t) for number, part in enumerate(self.parts) for t in part.tensors}
 
     def spec(self) -> ModelSpec:
-        """What the priors need to know about the model."""
+        """The facts about the model that the priors need."""
         tensors = tuple(TensorSpec(t.name, t.shape, t.ggml_type.name) for part in self.parts for t in part.tensors)
         return msgspec.structs.replace(model_spec(self.parts[0]), tensors=tensors)
 
@@ -102,7 +102,7 @@ class _Upload(NamedTuple):
 
 
 class _Original(NamedTuple):
-    """What the uploads are compared with: the shapes of its tensors, and where rows of them are.
+    """The model that the uploads are compared with: the shapes of its tensors and the positions of their rows.
 
     `find` returns the type of a tensor's values and the ranges of the rows of some runs, in their order.
     """
@@ -245,7 +245,7 @@ def _tested(catalogue: Catalogue, uploads: Sequence[_Upload]) -> tuple[str, floa
     details = gguf_details(uploads[0].parts[0], [t for _, t in uploads[0].tensors().values()])
     for entry in catalogue.entries():
         own = entry.details
-        # Rounding again what was rounded already says little.
+        # Weights that were rounded before reveal little when rounded again.
         exact = entry.format == "gguf" and entry.bits_per_weight >= _EXACT_BITS
         if not exact or (own.architecture, own.n_params) != (details.architecture, details.n_params):
             continue
@@ -291,7 +291,7 @@ class _Finder:
         return list(by_name.values())
 
     def original(self, name: str, uploads: Sequence[_Upload]) -> _Original:
-        """What to compare with: as named, else the most exact file next to the uploads or in their base.
+        """The model to compare with: as named, else the most exact file next to the uploads or in their base.
 
         Raises: InputFault: there is none, or it cannot be read.
         """
@@ -412,7 +412,7 @@ def _exactness(choice: QuantVariant) -> int:
 
 
 class _Plan(NamedTuple):
-    """What to read of an upload and of its original: ranges, and the rows in them."""
+    """The ranges to read of an upload and of its original, and the rows in them."""
 
     upload: list[_Range]
     original: list[_Range]
@@ -532,7 +532,7 @@ class _Job:
 
 
 def _plan(original: _Original, upload: _Upload) -> _Plan | Reason:
-    """What to read, or why the two cannot be compared."""
+    """The ranges to read, or the reason why the two cannot be compared."""
     others = upload.tensors()
     ranges: list[_Range] = []
     exact: list[_Range] = []

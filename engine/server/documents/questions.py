@@ -52,8 +52,8 @@ def questions_of(query: "ChatQuery") -> tuple[str, ...]:
     return last[-_MAX_CHARS:], "\n".join(joined)[-_MAX_CHARS:]
 
 
-# Where a question has two subjects. A part without content words, or one that points back ("and what does it
-# do?"), is no question by itself.
+# Separators of the two subjects of a question. A part without content words, or one that points back ("and what
+# does it do?"), is no question by itself.
 _JOINT: Final = re.compile(
     r"[;?]\s+|[,;]?\s+(?:and|or|und|oder|et|ou|y|o|versus|vs\.?|than|als|(?:as )?compared (?:with|to))\s+",
     re.IGNORECASE,

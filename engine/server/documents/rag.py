@@ -31,7 +31,7 @@ _MOST: Final = 24
 _ANSWER_TOKENS: Final = 1024
 _TEMPLATE_TOKENS: Final = 64
 _LEAST_TOKENS: Final = 200
-# No text has more characters per token than this over a page. A collection within the limit is tokenized to get the
+# Upper limit of characters per token over a page of any text. A collection within the limit is tokenized to get the
 # exact count; a larger one cannot fit.
 _CHARS_PER_TOKEN: Final = 6
 _MILLION: Final = 1_000_000

@@ -456,7 +456,7 @@ _late: set[asyncio.Future[Any]] = set()
 
 
 async def _in_time(work: Coroutine[Any, Any, T], seconds: float) -> T | None:
-    """What `work` returns within `seconds`, else None. It goes on, so that a model that is being loaded stays."""
+    """The result of `work` if it ends within `seconds`, else None. It continues then, so a load is not lost."""
     task = asyncio.ensure_future(work)
     try:
         done, _ = await asyncio.wait((task,), timeout=seconds)

@@ -170,7 +170,7 @@ async def remove_model(request: Request, model: str) -> Removed:
 
 @router.get("/models-folder")
 async def show_models_folder(request: Request) -> ModelsFolder:
-    """Where downloads and imports are stored, and the free space there."""
+    """The folder of downloads and imports, and the free space there."""
     folder = (await _catalogue(request)).paths.models
     return ModelsFolder(path=str(folder), free_bytes=await asyncio.to_thread(_free_bytes, folder))
 

@@ -18,7 +18,7 @@ router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedR
 
 @router.get("/speech")
 async def speech(request: Request) -> SpeechState:
-    """The speech model that is installed or can be, and its languages."""
+    """The installed or available speech model, and its languages."""
     service = server_state(request).speech
     return SpeechState(
         installed=await asyncio.to_thread(service.is_installed),

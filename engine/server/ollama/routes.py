@@ -80,7 +80,7 @@ async def generate(request: Request) -> Response:
 
 
 def _preset(request: Request, body: Running) -> Preset:
-    """What the model's name adds to a request; its options are put below the request's own."""
+    """Apply the defaults of an alias to a request, whose own options take precedence."""
     preset = server_state(request).models.user_settings.preset(plain(body.model))
     if preset.options:
         own = body.options.model_dump(exclude_none=True) if body.options is not None else {}

@@ -64,7 +64,7 @@ class ResponseStore:
     def put(
         self, response: dict[str, Any], input_items: list[dict[str, Any]], messages: tuple[Message, ...]
     ) -> None:
-        """Store a response of the current request's owner; beyond the limits evict the largest owner's."""
+        """Store a response for the request's owner. Beyond the limits, evict responses of the owner with most."""
         size = size_of((response, input_items, messages))
         stored = Stored(
             response=response,

@@ -92,7 +92,7 @@ class Scenarios:
         return None
 
     def _together(self, texts: list[list[int]]) -> list[list[Any]]:
-        """The rows of each text, all in one cache: one begins after the other, the last two at once."""
+        """The rows of each text. All share one cache: the texts start one after another, the last two together."""
         rows: list[list[Any]] = [[] for _ in texts]
         at = [0] * len(texts)
         for step in range(len(texts) + STEPS):
