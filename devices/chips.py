@@ -57,7 +57,7 @@ class CpuKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One kind of CPU. `reads_gbs`: read by all cores together; `bandwidth_gbs`: its usual memory.
 
     `ghz` is with all fast cores busy; `slow_cores`: it has only efficiency cores. `unpack_ns`: nanoseconds in which
-    one of its threads multiplies by a quantized weight, if not as usual.
+    one of its threads multiplies by a quantized weight, and `thread_gbs`: GB/s that one reads, if not as usual.
     """
 
     id: Text
@@ -68,6 +68,7 @@ class CpuKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     bandwidth_gbs: Positive
     slow_cores: bool = False
     unpack_ns: Positive | None = None
+    thread_gbs: Positive | None = None
     confidence: Confidence
     sources: Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]
 

@@ -24,6 +24,8 @@ DP4A: Final = "nvidia-dp4a"
 # A GPU without matrix units multiplies quantized weights with integer dot products. A device without these reaches
 # this share of that speed. A guess: no two runs were found that differ in nothing else.
 WITHOUT_INT_DOT: Final = 0.6
+# Name of Tessera's own CPU kernels among the backends of `ChipSpeeds.types`.
+OWN_KERNELS: Final = "own"
 # A software renderer on the CPU, without the CPU's own kernels. Measured: log-archive.md, kernels.
 SOFTWARE_GBS: Final = 2.4
 SOFTWARE_GFLOPS: Final = 35.0
@@ -52,7 +54,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Sources = Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]
-# How a mixture is built: up to four experts per token, more than four, or more plus dense or recurrent parts.
+# Kinds of mixtures: up to four experts per token, more than four, or more plus dense or recurrent parts.
 Mixture = Literal["few", "many", "mixed"]
 
 
@@ -88,8 +90,8 @@ class CpuSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """CPUs: TFLOPS per core and GHz, share of the bandwidth, and GB/s that one thread reads.
 
     `unpack_ns`: nanoseconds in which one core multiplies by a quantized weight; `layer_us`: how long the threads
-    wait for each other per layer and token. `own_kernels`: how much faster Tessera's kernels read prompts than
-    llama.cpp's, with AVX-512 and VNNI.
+    wait for each other per layer and token. `own_attention`: prompt speed of Tessera's attention, relative to
+    llama.cpp's.
     """
 
     core: Positive
@@ -101,7 +103,7 @@ class CpuSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     unpack_ns: Positive
     layer_us: NotNegative
     mixture: Positive
-    own_kernels: Positive
+    own_attention: Positive
     sources: Sources
 
 
@@ -121,7 +123,7 @@ class UnknownSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class TypeSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much faster prompts are with weights of a type that `match` names, through one backend."""
+    """Relative prompt speed with weights of a type that `match` names, through one backend."""
 
     backend: Text
     match: Text
@@ -337,7 +339,7 @@ def mixture_speed(device: Device, backend: str) -> MixtureSpeed:
 
 
 def type_speed(backend: str, type_name: str) -> float:
-    """How much faster prompts are with weights of this type than with the usual types."""
+    """Prompt speed with weights of this type, relative to the usual types."""
     rows = (row for row in chip_speeds().types if row.backend == backend and re.fullmatch(row.match, type_name))
     return next((row.prompt for row in rows), 1.0)
 
@@ -372,5 +374,6 @@ def _cpu_rates(device: Device, threads: int | None) -> Rates:
     core = rule.core if "avx2" in device.isa else rule.core_plain
     core = rule.core_i8mm if "i8mm" in device.isa else core
     core = rule.slow_core if row.slow_cores else core
-    gbs = min(rule.reads * bandwidth(device), row.reads_gbs, rule.thread_gbs * count)
+    thread_gbs = row.thread_gbs or rule.thread_gbs
+    gbs = min(rule.reads * bandwidth(device), row.reads_gbs, thread_gbs * count)
     return Rates(gbs=gbs, gflops=1000 * core * count * row.ghz)

@@ -3,6 +3,7 @@
 import contextlib
 import statistics
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
@@ -62,7 +63,7 @@ class SpeedPoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MeasuredSpeed(msgspec.Struct, frozen=True):
-    """What one place takes for a family of models, shallowest point first. `at`: when, in seconds since 1970."""
+    """Times of one place for a family of models, shallowest point first. `at`: when, in seconds since 1970."""
 
     prompt: tuple[SpeedPoint, ...]
     decode: tuple[SpeedPoint, ...]
@@ -117,6 +118,8 @@ NEWS: Final = 0.1
 # Two measured points tell how time grows if their forecasts differ by this. A measurement under load is off by as
 # much, so of closer points only the square of their share of it counts.
 CLEAR_GROWTH: Final = 0.2
+# Newest responses whose median is a model's correction: a single one may have run next to other work.
+NEWEST_RESPONSES: Final = 5
 # Responses between two writes of the statistics.
 SAVE_EVERY: Final = 16
 # Settings that a fallback may change and that are therefore stored.
@@ -140,7 +143,7 @@ FALLBACK_FIELDS = (
 
 
 _Sound = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
-# A measurement further off says nothing of the machine: the clock, or a computer that slept.
+# A measurement beyond these limits is wrong: the clock changed, or the computer slept.
 _MOST_OFF: Final = (0.02, 50.0)
 _Correction = Annotated[float, msgspec.Meta(ge=_MOST_OFF[0], le=_MOST_OFF[1])]
 
@@ -203,6 +206,8 @@ class PlacementHistory:
         self._disks: dict[str, float] = _sound_rows(stored.disks, Annotated[float, msgspec.Meta(gt=0)])
         self._measured: dict[str, MeasuredSpeed] = _sound_rows(stored.measured, MeasuredSpeed)
         self._deaths: dict[str, Death] = _sound_rows(stored.deaths, Death)
+        # The newest corrections of each key; the one from the file counts as the first of them.
+        self._responses: dict[str, deque[float]] = {}
         self._unsaved = 0
         self._written = {name: dict(getattr(self, f"_{name}")) for name in _TABLES}
 
@@ -231,13 +236,15 @@ class PlacementHistory:
         return statistics.median(corrections) if corrections else None
 
     def record_correction(self, device: str, backend: str, model: str, factor: float) -> None:
-        """Store a measurement; a repeated one moves the stored value half way."""
+        """Record a measurement. The correction is the median of the newest ones."""
         if not _MOST_OFF[0] <= factor <= _MOST_OFF[1]:
             return
         key = f"{device}|{backend}|{model}"
         with self._lock:
             before = self._corrections.get(key)
-            self._corrections[key] = factor if before is None else (before + factor) / 2
+            newest = self._responses.setdefault(key, deque([] if before is None else [before], NEWEST_RESPONSES))
+            newest.append(factor)
+            self._corrections[key] = statistics.median(newest)
             self._unsaved += 1
             if before is None or abs(self._corrections[key] / before - 1) > NEWS:
                 self._save()
@@ -340,7 +347,7 @@ class PlacementHistory:
             self._save()
 
     def death(self, key: str) -> Death | None:
-        """What was learned when a runner died while reading, by `death_key`."""
+        """The record of a runner's death while reading, by `death_key`."""
         return self._deaths.get(key)
 
     def record_death(self, key: str, depth: int, changes: dict[str, Any]) -> None:

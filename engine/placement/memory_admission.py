@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 # llama.cpp's dry run starts when the first response has ended, or after this time without one: its child process
 # would take a core from the first token.
 ASKED_AFTER_S = 10.0
+# Shortest response whose speed is recorded as the model's: people's first answers often have 20 to 60 tokens.
+FEWEST_TOKENS = 16
 # Below this share of the free memory a load is admitted by formulas: they are within a tenth.
 PLENTY_FRAC = 0.5
 
@@ -269,12 +271,12 @@ class MemoryAdmission:
         if load is not None and load.settings.remotes:
             self._placer.learn_spread(load.settings, tokens, decode_s)
             return
-        if load is None or load.device is None or load.settings.expert_bytes or tokens < ENOUGH_TOKENS:
+        if load is None or load.device is None or load.settings.expert_bytes or tokens < FEWEST_TOKENS:
             return
         if load.device == "cpu" and is_busy():
             return
         self._correct(model_id, load, (tokens - 1) / decode_s, depth)
-        if load.read_bytes < LARGE_READ_BYTES:
+        if load.read_bytes < LARGE_READ_BYTES or tokens < ENOUGH_TOKENS:
             return
         self._history.record_speed(load.device, load.backend, load.read_bytes, (tokens - 1) / decode_s)
 
@@ -357,7 +359,7 @@ class MemoryAdmission:
         return fallback
 
     async def retry(self, model_id: str, settings: LoadSettings, error: TesseraError) -> Fallback | None:
-        """What to try after a failed load or first token; None if the file is at fault or nothing is left.
+        """The settings to try after a failed load or first token; None if the file is at fault or nothing is left.
 
         A file that llama.cpp rejects on the CPU is broken; on a GPU the backend may be at fault. If the check after
         the load fails on the CPU, Tessera's prompt kernels or those for repacked weights may be at fault. A device
@@ -388,7 +390,7 @@ class MemoryAdmission:
         return fallback
 
     async def after_prefill_death(self, model_id: str, settings: LoadSettings, depth: int) -> Fallback | None:
-        """What to try after a runner died at `depth` tokens of a prompt, and remember it; None: nothing is left."""
+        """Choose and store the settings to try after a runner died at `depth` tokens; None if none is left."""
         return await asyncio.to_thread(self._after_prefill_death, model_id, settings, depth)
 
     def _after_prefill_death(self, model_id: str, settings: LoadSettings, depth: int) -> Fallback | None:

@@ -5,12 +5,14 @@ from typing import Final
 
 import msgspec
 
+from devices.backends.cpu_kernels import ATTENTION
 from devices.backends.openvino import BACKEND as OPENVINO
 from devices.chips import cpu_kind
 from devices.types import Device
 from engine.placement.chip_speeds import (
     MIXTURE_LAYERS,
     MIXTURE_PROMPTS,
+    OWN_KERNELS,
     Mixture,
     Rates,
     chip_speeds,
@@ -128,6 +130,11 @@ def expert_frac(shape: ModelShape) -> float:
 def is_looked_up(name: str, shape: ModelShape) -> bool:
     """Whether a token reads one row of this table instead of multiplying with all of it."""
     return name.startswith("per_layer_token_embd") or (name.startswith("token_embd") and not shape.tied)
+
+
+def is_head(name: str, shape: ModelShape) -> bool:
+    """Whether this matrix makes the logits, which a prompt needs for its last token only."""
+    return name == "output.weight" or (shape.tied and name == "token_embd.weight")
 
 
 def bytes_per_token(
@@ -258,7 +265,7 @@ class Forecast(msgspec.Struct, frozen=True):
         return seconds
 
     def measured_at(self, lengths: Sequence[tuple[int, float, float]], answer: int, now: float) -> MeasuredSpeed:
-        """What to store of measurements: (prompt tokens, tokens/s of the prompt, of `answer` tokens after it).
+        """The record of measurements: (prompt tokens, tokens/s of the prompt, of `answer` tokens after it).
 
         A prompt takes what its middle takes.
         """
@@ -308,20 +315,26 @@ def _expected_at(rule: Forecast, memory: PlacementHistory, owner: str, prompt_de
             seconds_at(measured.decode, depth, rule.decode_s),
         )
         speed = Speed(1 / prompt if prompt else 0.0, 1 / decode if decode else 0.0, True)
-        return _answered(speed, rule, memory, owner, depth)
+        return _answered(speed, rule, memory, owner, depth, by_others=False)
     forecast = msgspec.structs.replace(rule, memory=memory)
     prompt, decode = forecast.prompt_s(prompt_depth), forecast.decode_s(depth)
     speed = Speed(1 / prompt if prompt else 0.0, 1 / decode if decode else 0.0, forecast.is_measured)
-    return _answered(speed, rule, memory, owner, depth)
+    return _answered(speed, rule, memory, owner, depth, by_others=True)
 
 
-def _answered(speed: Speed, rule: Forecast, memory: PlacementHistory, owner: str, depth: float) -> Speed:
-    """The speed as answers of this model, or of others on the CPU, were on the only device of this place."""
+def _answered(
+    speed: Speed, rule: Forecast, memory: PlacementHistory, owner: str, depth: float, *, by_others: bool
+) -> Speed:
+    """The speed according to answers on the only device of this place: of this model, or on the CPU of others.
+
+    On a CPU the answers of others correct the rule. The GB/s that one of them read would say less: the types of
+    their weights take different times to unpack.
+    """
     device, backend, _ = rule.devices[0]
     if len(rule.devices) > 1 or 0 < rule.settings.n_gpu_layers <= len(rule.shape.layers):
         return speed
     own = memory.correction(device.id, backend, owner)
-    others = memory.usual_correction(device.id, backend) if device.kind == "cpu" and not speed.measured else None
+    others = memory.usual_correction(device.id, backend) if by_others and device.kind == "cpu" else None
     factor = own if own is not None else others
     if factor is None:
         return speed
@@ -466,17 +479,22 @@ def _prompt_s(
 ) -> float:
     """Seconds of computing for one prompt token after `depth` others."""
     on_cpu = device.kind not in {"igpu", "dgpu"}
-    own = set(settings.tiles) if on_cpu else set()
     # No processor without VNNI was timed, so no device is chosen for what these kernels would gain there.
-    faster = chip_speeds().cpu.own_kernels if "avx512_vnni" in device.isa else 1.0
+    own = set(settings.tiles) if on_cpu and "avx512_vnni" in device.isa else set()
+    if ATTENTION in own:
+        rate = msgspec.structs.replace(rate, attention_gflops=rate.attention_rate * chip_speeds().cpu.own_attention)
     share, work, active, wide, weights = expert_frac(shape), 0.0, 0.0, 0.0, 0
     for tensor in shape.tensors:
         name = tensor.ggml_type.name
         if len(tensor.shape) == 1 or is_looked_up(tensor.name, shape):
             continue
+        if own and is_head(tensor.name, shape):  # all other rates were fitted with its products counted
+            continue
         used = tensor.num_values * (share if "_exps" in tensor.name else 1.0)
-        by_type = 1.0 if rate.prompt_wide_s and tensor.ggml_type == SLOW_IN_PROMPTS else type_speed(backend, name)
-        work += 2 * used / by_type / (faster if name in own else 1.0)
+        by_type = type_speed(OWN_KERNELS if name in own else backend, name)
+        if rate.prompt_wide_s and tensor.ggml_type == SLOW_IN_PROMPTS:
+            by_type = 1.0
+        work += 2 * used / by_type
         active += used / 1e9
         wide += used / 1e9 if tensor.ggml_type == SLOW_IN_PROMPTS else 0.0
         weights += tensor.nbytes

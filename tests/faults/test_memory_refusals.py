@@ -314,6 +314,35 @@ def test_a_speed_seen_here_replaces_the_forecast_of_a_small_model_and_corrects_i
     assert mine.decode_tok_s == other.decode_tok_s == pytest.approx(before / 2, rel=0.01)
 
 
+@pytest.mark.usefixtures("quiet")
+def test_short_answers_count_and_one_slow_answer_changes_little(path, paths):
+    """Five answers of 48 tokens, one of them next to other work: the expected speed is the median of the five."""
+    settings = LoadSettings(path=path, n_ctx=1024)
+    placer = placer_with(paths, 3000)
+    admission = MemoryAdmission(placer)
+    admission.reserve_now("m", placer.choose("m", settings).settings)
+    for tok_s in (40.0, 42.0, 9.0, 41.0, 43.0):
+        admission.observed("m", 48, 47 / tok_s, 1024.0)
+    now = placer.placement("m", settings, exact=False)
+    assert now.basis == "measured"
+    assert now.decode_tok_s == pytest.approx(41, rel=0.01)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_what_one_model_read_does_not_replace_the_rule_for_another_on_the_processor(path, paths, monkeypatch):
+    """Its answers took what the rule says, but what it read per second depends on the type of its weights."""
+    monkeypatch.setattr("engine.placement.memory_admission.LARGE_READ_BYTES", 1 << 20)
+    settings = LoadSettings(path=path, n_ctx=1024)
+    placer = placer_with(paths, 3000)
+    before = placer.placement("m", settings, exact=False).decode_tok_s
+    admission = MemoryAdmission(placer)
+    admission.reserve_now("m", placer.choose("m", settings).settings)
+    admission.observed("m", 101, 100 / before, 1024.0)
+    placer.history.record_speed("cpu", "cpu", 1_000_000, 1.0)  # as if it read 1 MB/s
+    other = placer.placement("other", settings, exact=False)
+    assert (other.basis, other.decode_tok_s) == ("prior", pytest.approx(before, rel=0.01))
+
+
 def test_when_nothing_helps_the_last_failure_is_raised(path, paths):
     seen = []
 

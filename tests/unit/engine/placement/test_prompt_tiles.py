@@ -18,6 +18,7 @@ from engine.placement.history import PlacementHistory
 from engine.placement.load_settings import decided
 from engine.placement.measurements import knobs_of
 from engine.placement.placer import read_shape
+from engine.placement.speed import Forecast
 from engine.placement.steps import place
 from engine.placement.types import PlacementLimits
 from engine.runner.engine_args import EngineArgs
@@ -223,3 +224,31 @@ def test_autotune_tries_them_for_more_types_and_for_none():
     assert found.words(replaced(base, tiles=())) == "none"
     assert base.apply(LoadSettings(path="m.gguf")).tiles == ("Q8_0",)
     assert "our own kernels" not in {d.name for d in dimensions(base, HOST, 4096, 20)}
+
+
+def read_s(shape, types, depth=256, isa=ISA, **changes):
+    """Forecast seconds of a prompt's token on this processor with own kernels for `types`."""
+    cpu = replaced(HOST.devices[0], isa=tuple(isa))
+    settings = LoadSettings(path="m.gguf", n_ctx=4096, n_threads=2, tiles=tuple(types), **changes)
+    return Forecast(shape, settings, ((cpu, "cpu", 1.0),), None).prompt_s(depth)
+
+
+def test_a_forecast_counts_the_gain_of_each_type_with_vnni_only(path):
+    """Q4_1, which llama.cpp reads row by row, gains most; without VNNI no kernel was timed."""
+    shape, times = read_shape(path), {}
+    for kind in (GgmlType.Q4_1, GgmlType.Q4_K, GgmlType.Q6_K, GgmlType.Q8_0):
+        of_type = of_types(shape, kind)
+        times[kind.name] = read_s(of_type, (), 0), read_s(of_type, (kind.name,), 0)
+        assert read_s(of_type, (kind.name,), isa=OLDER) == read_s(of_type, (), isa=OLDER)
+    gains = {name: theirs / ours for name, (theirs, ours) in times.items()}
+    assert min(gains.values()) > 1.1
+    assert gains["Q4_1"] > gains["Q4_K"] > gains["Q6_K"]
+    deep = read_s(shape, (), 4000) - read_s(shape, (), 0)
+    assert read_s(shape, (ATTENTION,), 4000) - read_s(shape, (ATTENTION,), 0) < deep / 1.5
+
+
+def test_a_prompts_forecast_leaves_out_the_head_which_only_its_last_token_needs(path):
+    shape = read_shape(path)
+    assert any(tensor.name == "output.weight" for tensor in shape.tensors)
+    without = replaced(shape, tensors=tuple(t for t in shape.tensors if t.name != "output.weight"))
+    assert read_s(shape, (ATTENTION,)) == read_s(without, (ATTENTION,))
