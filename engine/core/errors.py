@@ -222,7 +222,16 @@ class OutOfResources(EnvironmentFault):
 # Part of the program (an extra in pyproject.toml): the modules that only it needs.
 PARTS: Final = {
     "code": ("mcp", "tree_sitter"),
-    "documents": ("lxml", "markdown_it", "openpyxl", "pathspec", "pypdfium2", "docx", "watchfiles"),
+    "documents": (
+        "lxml",
+        "markdown_it",
+        "openpyxl",
+        "pathspec",
+        "pypdfium2",
+        "python_multipart",
+        "docx",
+        "watchfiles",
+    ),
     "hub": ("huggingface_hub",),
     "onnx": ("onnx", "onnxruntime", "onnxruntime_genai"),
     "quantize": ("gguf", "tokenizers"),

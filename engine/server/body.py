@@ -4,6 +4,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -221,6 +222,7 @@ async def form_of(request: Request, max_fields: int) -> FormData:
 
     Raises: InputFault: it cannot be read; Cancelled: the client disconnected before it had sent it.
     """
+    import_module("python_multipart")  # without it Starlette's assertion would hide which part is missing
     try:
         return await request.form(max_files=1, max_fields=max_fields)
     except (MultiPartException, HTTPException) as error:

@@ -130,7 +130,7 @@ class Canary:
                 await self._idle()
                 try:
                     await self._compare(*chosen)
-                except (TesseraError, OSError) as error:  # the file is gone, or no process starts
+                except (TesseraError, OSError) as error:  # the file is missing, or no process starts
                     log.info("model=%s was not compared: %s", chosen[0].model.id, error)
                     self._drop(chosen)
 
@@ -247,7 +247,7 @@ class Canary:
             self._store.change(changed)
 
     async def _quarantine(self, watched: Watched, recorded: RowsRecorded, verdict: RowVerdict) -> None:
-        """Use these settings no more, tell the user, and load the model with the next choice."""
+        """Stop using these settings, inform the user, and load the model with the next choice."""
         settings, model_id = watched.settings, watched.model.id
         self._waiting = deque((each for each in self._waiting if each[0] is not watched), maxlen=WAITING)
         facts = {"nats": verdict.nats, "tokens": len(recorded.tokens)}

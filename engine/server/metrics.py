@@ -1,11 +1,10 @@
 """The server's counters in Prometheus format."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-
 from engine.api.stats import ModelUse
 from engine.core.request_timing import current_clock
 from engine.core.types import Timings, Usage
 from engine.pool.loaded_model import LoadedModel
+from engine.server.exposition import Family, Histogram, Totals
 from engine.server.recent import note_usage
 
 _TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -13,49 +12,38 @@ _ITL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
 
 
 class Metrics:
-    """One registry per application, so that tests can run several."""
+    """The metrics of one application, so that tests can run several."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "tessera_requests", "Requests by route and outcome", ["route", "outcome"], registry=self.registry
+        self.requests = Totals("tessera_requests", "Requests by route and outcome", ("route", "outcome"))
+        self.prompt_tokens = Totals("tessera_prompt_tokens", "Tokens read", ("model",))
+        self.cached_tokens = Totals(
+            "tessera_cached_tokens", "Prompt tokens taken from the prefix cache", ("model",)
         )
-        self.prompt_tokens = Counter("tessera_prompt_tokens", "Tokens read", ["model"], registry=self.registry)
-        self.cached_tokens = Counter(
-            "tessera_cached_tokens", "Prompt tokens taken from the prefix cache", ["model"], registry=self.registry
+        self.generated_tokens = Totals("tessera_generated_tokens", "Tokens generated", ("model",))
+        self.joules = Totals(
+            "tessera_energy_joules", "Energy of requests above the idle power of the computer", ("model",)
         )
-        self.generated_tokens = Counter(
-            "tessera_generated_tokens", "Tokens generated", ["model"], registry=self.registry
-        )
-        self.joules = Counter(
-            "tessera_energy_joules",
-            "Drawn for requests beyond the computer's rest",
-            ["model"],
-            registry=self.registry,
-        )
-        self.queue = Gauge("tessera_requests_active", "Requests running or waiting", registry=self.registry)
+        self.queue = Totals("tessera_requests_active", "Requests running or waiting", kind="gauge")
         self.ttft = Histogram(
-            "tessera_time_to_first_token_seconds",
-            "From submission to the first token",
-            ["model"],
-            buckets=_TTFT_BUCKETS,
-            registry=self.registry,
+            "tessera_time_to_first_token_seconds", "From submission to the first token", "model", _TTFT_BUCKETS
         )
         self.inter_token = Histogram(
-            "tessera_inter_token_seconds",
-            "Mean gap between the tokens of a request",
-            ["model"],
-            buckets=_ITL_BUCKETS,
-            registry=self.registry,
+            "tessera_inter_token_seconds", "Mean gap between the tokens of a request", "model", _ITL_BUCKETS
         )
+
+    def families(self) -> list[Family]:
+        """All of them, with their present values."""
+        counters = (self.requests, self.prompt_tokens, self.cached_tokens, self.generated_tokens, self.joules)
+        return [metric.family() for metric in (*counters, self.queue, self.ttft, self.inter_token)]
 
     def use(self) -> tuple[ModelUse, ...]:
         """Use of each model so far, sorted by name."""
         counted = {
-            "requests": _by_model(self.ttft, "_count"),
-            "prompt_tokens": _by_model(self.prompt_tokens, "_total"),
-            "cached_tokens": _by_model(self.cached_tokens, "_total"),
-            "generated_tokens": _by_model(self.generated_tokens, "_total"),
+            "requests": self.ttft.counts(),
+            "prompt_tokens": _by_model(self.prompt_tokens),
+            "cached_tokens": _by_model(self.cached_tokens),
+            "generated_tokens": _by_model(self.generated_tokens),
         }
         names = sorted(set().union(*counted.values()))
         return tuple(
@@ -65,7 +53,7 @@ class Metrics:
 
     def embedded(self, model: str, tokens: int) -> None:
         """Count the tokens of one embedding or rerank request."""
-        self.prompt_tokens.labels(model).inc(tokens)
+        self.prompt_tokens.add(tokens, model)
 
     def finished(self, model: LoadedModel, usage: Usage, timings: Timings) -> None:
         """Count a finished generation and add its times to the request's clock."""
@@ -74,18 +62,17 @@ class Metrics:
         if clock is not None:
             clock.generated(name, timings)
         note_usage(name, usage, timings)
-        self.prompt_tokens.labels(name).inc(usage.prompt_tokens)
-        self.cached_tokens.labels(name).inc(usage.cached_tokens)
-        self.generated_tokens.labels(name).inc(usage.completion_tokens)
+        self.prompt_tokens.add(usage.prompt_tokens, name)
+        self.cached_tokens.add(usage.cached_tokens, name)
+        self.generated_tokens.add(usage.completion_tokens, name)
         if timings.joules:
-            self.joules.labels(name).inc(timings.joules)
+            self.joules.add(timings.joules, name)
         if timings.ttft_s > 0:
-            self.ttft.labels(name).observe(timings.ttft_s)
+            self.ttft.observe(timings.ttft_s, name)
         gaps = usage.completion_tokens - 1
         if gaps > 0:
-            self.inter_token.labels(name).observe(timings.decode_s / gaps)
+            self.inter_token.observe(timings.decode_s / gaps, name)
 
 
-def _by_model(metric: Counter | Histogram, suffix: str) -> dict[str, int]:
-    samples = (sample for family in metric.collect() for sample in family.samples)
-    return {s.labels["model"]: round(s.value) for s in samples if s.name.endswith(suffix)}
+def _by_model(metric: Totals) -> dict[str, int]:
+    return {sample.labels["model"]: round(sample.value) for sample in metric.family().samples}

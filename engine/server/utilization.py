@@ -8,13 +8,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
-
 from devices.host import Host
 from devices.host_real import RealHost
 from devices.types import Machine, Usage
 from devices.utilization import UsageSampler
+from engine.server.exposition import Family, Sample
 
 log = logging.getLogger(__name__)
 EVERY_S: Final = 1.0
@@ -26,7 +24,7 @@ READ_S: Final = 10.0
 HISTORY_S: Final = 600
 
 
-class Utilization(Collector):
+class Utilization:
     """Samples while the server runs, off the event loop. `read_machine` lists the devices and is called once.
 
     There is one sample per second while `busy` returns True, while the samples are read, and where power is
@@ -125,7 +123,7 @@ class Utilization(Collector):
         samples = list(self._ring)
         return tuple(s for s in samples if s.at >= samples[-1].at - seconds)
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
+    def families(self) -> Iterable[Family]:
         """The last sample as Prometheus gauges; unreadable values are omitted."""
         if not self._ring:
             return
@@ -144,14 +142,14 @@ class Utilization(Collector):
             ("memory_used_bytes", "device_memory_used_bytes", "Memory in use on a GPU or NPU"),
             ("power_w", "device_power_watts", "Power of a GPU or NPU"),
         ):
-            family = GaugeMetricFamily(f"tessera_{name}", words, labels=["device", "kind"])
-            for device in now.devices:
-                value = getattr(device, field)
-                if value is not None:
-                    family.add_metric([device.device, device.kind], value)
-            if family.samples:
-                yield family
+            samples = [
+                Sample("", {"device": device.device, "kind": device.kind}, value)
+                for device in now.devices
+                if (value := getattr(device, field)) is not None
+            ]
+            if samples:
+                yield Family(f"tessera_{name}", words, "gauge", samples)
 
 
-def _gauge(name: str, words: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"tessera_{name}", words, value=value)
+def _gauge(name: str, words: str, value: float) -> Family:
+    return Family(f"tessera_{name}", words, "gauge", (Sample("", {}, value),))

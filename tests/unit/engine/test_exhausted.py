@@ -8,9 +8,11 @@ import sys
 
 import apsw
 import pytest
+from starlette.requests import Request
 
 from engine.core.errors import exhausted
 from engine.jobs.jobs import JobKind, JobRegistry
+from engine.server.body import form_of
 from engine.server.middleware import ErrorMiddleware
 from engine.server.openai.errors import SHAPE
 from engine.server.sse import EventStream
@@ -53,10 +55,17 @@ def test_a_request_that_needs_a_part_which_is_not_installed_names_it(caplog):
     asyncio.run(ErrorMiddleware(app)({"type": "http", "path": "/tessera/v1/hub/search"}, None, send))
     error = json.loads(sent[1]["body"])["error"]
     assert (sent[0]["status"], error["code"]) == (503, "part_missing")
-    assert "pip install 'tessera[hub]'" in error["message"]
+    assert "pip install '.[hub]'" in error["message"]
     assert (b"x-should-retry", b"false") in sent[0]["headers"]
     assert "Traceback" not in caplog.text
     assert exhausted(ModuleNotFoundError("No module named 'app.nothing'", name="app.nothing")) is None, "a bug"
+
+
+def test_a_form_without_the_package_that_reads_it_names_the_part(monkeypatch):
+    monkeypatch.setitem(sys.modules, "python_multipart", None)
+    with pytest.raises(ModuleNotFoundError) as missing:
+        asyncio.run(form_of(Request({"type": "http", "headers": []}), 5))
+    assert exhausted(missing.value).what == "part 'documents'"
 
 
 @pytest.mark.parametrize(("error", "what"), CAUSES)
