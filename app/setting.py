@@ -9,6 +9,11 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
 
+def plain_number(value: float) -> str:
+    """All digits of a number, as a person can type them: 16777216, not 1.67772e+07."""
+    return f"{value:.15g}"
+
+
 class SettingsError(Exception):
     """An invalid setting: `name` is the setting, `reason` the problem, `where` the file and line."""
 
@@ -62,10 +67,13 @@ class Setting:
             if not math.isfinite(converted):
                 raise SettingsError(self.name, "must be a finite number")
             if self.minimum is not None and converted < self.minimum:
-                raise SettingsError(self.name, f"must be at least {self.minimum:g}, not {converted:g}")
+                raise self._outside("least", self.minimum, converted)
             if self.maximum is not None and converted > self.maximum:
-                raise SettingsError(self.name, f"must be at most {self.maximum:g}, not {converted:g}")
+                raise self._outside("most", self.maximum, converted)
         return converted
+
+    def _outside(self, side: str, bound: float, value: float) -> SettingsError:
+        return SettingsError(self.name, f"must be at {side} {plain_number(bound)}, not {plain_number(value)}")
 
     def _convert(self, value: object) -> Value:
         kind = self.kind

@@ -1,5 +1,6 @@
-"""Steps that install a missing backend, its driver or better kernels, for each system."""
+"""Steps that install a missing part, backend or driver, or better kernels, for each system."""
 
+import shlex
 import sys
 from typing import Final
 
@@ -22,6 +23,17 @@ _TOOLKITS: Final = {
     "rpc": ("RPC", "nothing more"),
 }
 _MAKERS_DRIVER: Final = "Install the current driver of the GPU's vendor, then restart"
+
+
+def add_part(part: str) -> str:
+    """The command that adds an extra of pyproject.toml to this installation.
+
+    It names this Python: another environment's pip would install another project's package, which has the same name
+    on the package index. An installed program has no pip: the command is for a folder with the sources.
+    """
+    if getattr(sys, "frozen", False):
+        return f"pip install '.[{part}]'"
+    return f"{shlex.quote(sys.executable)} -m pip install 'tessera[{part}]'"
 
 
 def rebuild(system: System, *, frozen: bool | None = None) -> str:

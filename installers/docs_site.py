@@ -84,7 +84,7 @@ VARIABLES: Final = (
     ("TESSERA_SERVER", "the address of the server that the terminal and the window use"),
     (
         "TESSERA_ENGINE_VERSION",
-        "the installed version of llama.cpp for one start; `shipped` is the one that came along",
+        "the installed version of llama.cpp for one start; `shipped` is the included one",
     ),
     ("TESSERA_ONNX_PYTHON", "the Python that runs ONNX models, for vendors' builds of ONNX Runtime"),
     ("TESSERA_QUARK_PYTHON", "the Python with AMD Quark, for `tessera onnx`"),
@@ -98,6 +98,7 @@ VARIABLES: Final = (
 def settings_page() -> str:
     """docs/settings.md: every setting with its variable, values and default, and the other variables."""
     sys.path.insert(0, str(ROOT))
+    from app.setting import plain_number
     from app.settings import SETTINGS
 
     lines = [
@@ -110,7 +111,7 @@ def settings_page() -> str:
         "|---|---|---|---|---|",
     ]
     for each in SETTINGS:
-        low, high = ("" if bound is None else f"{bound:g}" for bound in (each.minimum, each.maximum))
+        low, high = ("" if bound is None else plain_number(bound) for bound in (each.minimum, each.maximum))
         bounds = f"{low or 'any'} to {high or 'any'}" if low or high else ""
         kind = {bool: "true, false", str: "text"}.get(each.kind, f"number{f', {bounds}' if bounds else ''}")
         values = ", ".join(each.choices) or kind
@@ -315,7 +316,7 @@ def conformance_page() -> str:
         "# Other projects' tests",
         "",
         "Generated from `tests/optin/conformance/results.jsonl`. *As expected* counts what behaves as the other",
-        "project's tests or the standard want it; every difference that is left is named below with its reason.",
+        "project's tests or the standard want it; each remaining difference is listed below with its reason.",
         "",
         "| Suite | As expected | Before | Date, commit |",
         "|---|---|---|---|",

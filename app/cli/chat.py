@@ -101,7 +101,7 @@ def command(
     from app.cli.connection import answering, connected
     from app.cli.settings_defaults import checked_settings
 
-    prompt = _prompt(words, prompt)
+    prompt = _prompt(words, prompt, needs_text=not (files or images))
     if as_json and prompt is None:
         raise click.UsageError("--json needs a prompt: PROMPT or --prompt.")
     settings = checked_settings()
@@ -153,15 +153,18 @@ def command(
         converse(client, chosen)
 
 
-def _prompt(words: tuple[str, ...], prompt: str | None) -> str | None:
+def _prompt(words: tuple[str, ...], prompt: str | None, *, needs_text: bool) -> str | None:
     """The prompt for a single response; None starts a conversation."""
     if words and prompt is not None:
         raise click.UsageError("The prompt appears twice: as PROMPT and with --prompt.")
-    if words or prompt is not None:
-        return asked(" ".join(words) if words else prompt)
     # As in Ollama, `run` takes all of stdin as one prompt; `chat` reads one message per line.
-    is_run = click.get_current_context().info_name == "run"
-    return asked("-") if is_run and not sys.stdin.isatty() else None
+    takes_stdin = click.get_current_context().info_name == "run" and not sys.stdin.isatty()
+    if not words and prompt is None and not takes_stdin:
+        return None
+    text = asked(" ".join(words) if words else "-" if prompt is None else prompt)
+    if needs_text and not (text or "").strip():
+        raise click.UsageError("The prompt is empty.")
+    return text
 
 
 def _check(client: "ChatClient", model: str) -> None:

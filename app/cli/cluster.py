@@ -20,6 +20,7 @@ from app.cli.quantize_options import Size
 from app.cluster.types import DOOR_PORT, RAY_PORT, ClusterFile, Deployed, cluster_file
 from app.format import size
 from devices.child_command import interpreter
+from devices.install_hints import add_part
 from engine.api.upstreams import UpstreamRequest, UpstreamRule
 from engine.services import user_paths
 
@@ -36,7 +37,7 @@ AGENTS: Final = (
 )
 
 
-@click.group(help="Serve models from several machines with Ray Serve (pip install 'tessera[cluster]').")
+@click.group(help="Serve models from several machines with Ray Serve, an extra.")
 def command() -> None:
     """Ray itself is imported by nothing else."""
     _need_ray()
@@ -44,7 +45,7 @@ def command() -> None:
 
 def _need_ray() -> None:
     if find_spec("ray") is None:
-        raise click.ClickException('Ray is not installed here. To install it: pip install "tessera[cluster]"')
+        raise click.ClickException(f"Ray is not installed here. To install it: {add_part('cluster')}")
 
 
 @command.command("up")

@@ -206,7 +206,7 @@ def remove(name: str, source: Path | None) -> None:
 
 
 def _agreed(put: "Callable[..., Collection]", *, allows: bool) -> "Collection":
-    """Call `put`; if text would go to another server, ask the user in a terminal and call it again."""
+    """Call `put`; if text would go to another server, ask the user in a terminal and repeat the call."""
     from app.client import ApiError
 
     try:
@@ -263,6 +263,7 @@ def _amount(collection: "Collection") -> str:
 def _print_collection(collection: "Collection") -> None:
     from app.format import counted
     from app.tools.types import shown_text
+    from devices.install_hints import add_part
 
     echo(f"{collection.name}: {_amount(collection)} on disk, {_state(collection)}")
     for source in collection.sources:
@@ -274,7 +275,7 @@ def _print_collection(collection: "Collection") -> None:
     for problem in collection.problems:
         echo(shown_text(f"  {problem}"))
     if collection.scanned_pages:
-        install = "" if collection.ocr_installed else "pip install 'tessera[ocr]', then "
+        install = "" if collection.ocr_installed else f"{add_part('ocr')}, then "
         scans = counted(collection.scanned_pages, "page")
         echo(
             f"  Scans without text, which no search finds: {scans}. OCR reads them: "

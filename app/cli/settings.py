@@ -39,10 +39,12 @@ def list_command(as_json: bool) -> None:
 
 def _values(row: "Setting") -> str:
     """Allowed values, default, and the environment variable that overrides the setting."""
+    from app.setting import plain_number
+
     if row.choices:
         values = ", ".join(row.choices)
     elif row.minimum is not None and row.maximum is not None:
-        values = f"{row.minimum:g} to {row.maximum:.0f}"
+        values = f"{plain_number(row.minimum)} to {plain_number(row.maximum)}"
     else:
         values = "true, false" if row.kind is bool else "a whole path" if row.folder else "text"
     return f"[{values}; default {json.dumps(row.default)}; {row.environment}]"

@@ -18,9 +18,11 @@ def command(files: tuple[Path, ...]) -> None:
     try:
         from app.gui.application import run
     except ImportError as error:
+        from devices.install_hints import add_part
+
         raise click.ClickException(
             f"The window needs PySide6, which is not usable here ({error}). "
-            "Install it with: python3 start.py (or pip install 'tessera[window]'). "
+            f"Install it with: python3 start.py (or {add_part('window')}). "
             "`tessera chat` works without it."
         ) from error
     raise SystemExit(run([str(path.absolute()) for path in files]))

@@ -68,7 +68,7 @@ class SessionTurn(msgspec.Struct, frozen=True):
 
 
 class SessionRecord(msgspec.Struct):
-    """A session: what was shown, and the messages with which it goes on. Times are Unix times.
+    """A session: what was shown, and the messages that continue it. Times are Unix times.
 
     `messages` belong to questions, `agent_messages` to the agent. `changed_files` has one entry per applied edit.
     """
@@ -176,7 +176,7 @@ class Sessions:
 
 
 class SessionLog:
-    """Records the session that goes on. Saves may run on workers, out of order: the newest state stays."""
+    """Records the current session. Saves may run on workers, out of order: the newest state stays."""
 
     def __init__(self) -> None:
         self.record = SessionRecord()

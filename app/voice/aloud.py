@@ -96,9 +96,9 @@ class Aloud:
         if process is None or process.poll() is not None:
             return
         dispatcher = installed_program("spd-say") if self._platform not in {"win32", "darwin"} else None
-        if dispatcher:  # the service goes on with a message whose sender is gone
+        if dispatcher:  # the service finishes a message even if its sender has ended
             with suppress(OSError, subprocess.TimeoutExpired):
-                # Not --stop: spd-say 0.11.4 wants an argument for it.
+                # Not --stop: spd-say 0.11.4 requires an argument for it.
                 subprocess.run([dispatcher, "-S"], env=without_secrets(), timeout=_STOP_S, check=False)
         with suppress(OSError):
             process.kill()

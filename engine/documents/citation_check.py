@@ -1,6 +1,6 @@
-"""Checks whether the words of an answer's sentences stand in the passages.
+"""Checks whether the words of an answer's sentences occur in the passages.
 
-It compares words and embeddings and understands nothing. Numbers, names and codes must stand in the very sentences
+It compares words and embeddings and understands nothing. Numbers, names and codes must occur in the very sentences
 of a passage that support a sentence, and what a passage denies or says the other way round is doubtful. A marked
 sentence deserves a check; an unmarked one is not proven.
 """

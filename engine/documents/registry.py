@@ -21,7 +21,7 @@ from engine.documents.collection_config import NAMED, CollectionConfig, Definiti
 from engine.documents.file_types import size_limit
 from engine.documents.reader_process import Reader, ocr_installed
 from engine.documents.store import READING, Store
-from engine.documents.types import NEEDS_OCR, NO_OCR_HERE
+from engine.documents.types import NEEDS_OCR, OCR_MISSING
 from engine.documents.vectors import Vectors, packed
 from engine.documents.walk import ScannedFile, Walk, is_below, is_wanted
 from engine.message_catalog.reasons import Reason, because
@@ -62,7 +62,7 @@ def update(
     """
     indexed = store.indexed_files()
     # Files that were read before OCR was requested or installed are read again.
-    waits = (NEEDS_OCR, NO_OCR_HERE) if ocr_installed() else (NEEDS_OCR,)
+    waits = (NEEDS_OCR, *OCR_MISSING) if ocr_installed() else (NEEDS_OCR,)
     scans = store.with_page_problems(waits) if reader.ocr else frozenset()
     cut_now = store.fact("cut") == _CUT
     waiting: list[ScannedFile] = []

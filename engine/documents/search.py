@@ -186,7 +186,7 @@ def widened(chunks: Sequence[Passage], chunk_id: int, used_ids: Collection[int])
     size = len(chunks[first].text)
     forward = True
     while True:
-        # In turn, the text after it first: a heading or a question stands before its answer.
+        # In turn, the text after it first: a heading or a question precedes its answer.
         ways = [
             place
             for place in ((last + 1, first - 1) if forward else (first - 1, last + 1))

@@ -17,7 +17,7 @@ from devices.msgspec_lock import learned
 from engine.core.index_database import VECTOR_TABLES, IndexStore, open_index
 from engine.documents.errors import CollectionUnusable
 from engine.documents.query_terms import TOKENIZER, Stemmer
-from engine.documents.types import NEEDS_OCR, NO_OCR_HERE, DocumentRow, PageRead, Passage
+from engine.documents.types import NEEDS_OCR, OCR_MISSING, DocumentRow, PageRead, Passage
 
 _VERSION: Final = 1
 _SCHEMA: Final = f"""
@@ -327,8 +327,8 @@ class Store(IndexStore):
                 " coalesce(sum(num_chars),0) FROM document"
             ).get
             unread, scanned = self._db.execute(
-                "SELECT count(*), coalesce(sum(problem IN (?,?)),0) FROM page WHERE problem <> ''",
-                (NEEDS_OCR, NO_OCR_HERE),
+                "SELECT count(*), coalesce(sum(problem IN (?,?,?)),0) FROM page WHERE problem <> ''",
+                (NEEDS_OCR, *OCR_MISSING),
             ).get
             chunks = self._db.execute("SELECT count(*) FROM chunk").get
             embedded = self.num_vectors()

@@ -50,7 +50,9 @@ class PageRead(msgspec.Struct, frozen=True):
 
 # Problems of pages that are pictures: OCR was not requested, or it is not installed here.
 NEEDS_OCR: Final = "the page is an image; reading it needs OCR"
-NO_OCR_HERE: Final = "it is an image, and OCR is not installed here (pip install 'tessera[ocr]')"
+NO_OCR_HERE: Final = "it is an image, and OCR is not installed here"
+# Also as stored by earlier versions.
+OCR_MISSING: Final = (NO_OCR_HERE, f"{NO_OCR_HERE} (pip install 'tessera[ocr]')")
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):

@@ -62,7 +62,7 @@ UNREADABLE_DOCUMENTS: Final = (
     "reading images needs OCR, which is not installed here",
     "OCR could not read it ({why})",
     "the page is an image; reading it needs OCR",
-    "it is an image, and OCR is not installed here (pip install 'tessera[ocr]')",
+    "it is an image, and OCR is not installed here",
     "reading it took longer than {seconds} s",
     "reading it needs too much memory",
     "its parser ended with code {code}",

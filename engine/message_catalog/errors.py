@@ -42,7 +42,7 @@ ERRORS: Final = {
     "not_enough_memory_but": "{needed} are needed on {device}, {available} are available. To make it fit: {options:; }.",
     "gib": "{gib:.1f} GiB",
     "mib": "{mib} MiB",
-    "part_missing": "This needs the part {part!r} of Tessera, which is not installed here. Install it with: pip install 'tessera[{part}]' (python3 start.py installs all parts).",
+    "part_missing": "This needs the part {part!r} of Tessera, which is not installed here. In the folder of Tessera's sources, run: pip install '.[{part}]' (python3 start.py installs all parts).",
     "out_of_resources": "The system has no more {what} at the moment; try again later.",
 }
 

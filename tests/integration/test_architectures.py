@@ -209,27 +209,27 @@ COLUMNS = {
 AT_ONCE = 3
 INTRODUCTION = """# Architectures
 
-Written by `tests/integration/test_architectures.py`: tiny models with random weights, one of each architecture, in
-real runners. The test compares every answer, token by token, with a decode of one sequence that has nothing around
-it, and fails when a row is worse than it says here.
+Written by `tests/integration/test_architectures.py`, which runs a tiny model with random weights of each architecture in
+a real runner. It compares every answer, token by token, with a decode of the same sequence alone, and fails if a row
+becomes worse than this table.
 
-- **fit**: bytes of caches and states predicted from the header alone are llama.cpp's own, and the predicted process
-  is within a tenth of the measured one.
-- **alone**, **batch of 4**: a request by itself, and four at once that share a prefix.
+- **fit**: the bytes of caches and states predicted from the header equal llama.cpp's, and the predicted memory of the
+  process is within a tenth of the measured one.
+- **alone**, **batch of 4**: one request, and four concurrent ones that share a prefix.
 - **same beginning**: another question after the same system prompt takes that prefix from the cache.
 - **next turn**: a prompt that continues an answered one takes nearly all of it from the cache.
-- **cancel**: one request left while it answers and one while its prompt is read; what runs afterwards is unharmed.
+- **cancel**: one request is cancelled during its answer, another during its prefill; later requests are not affected.
 - **restart**: the next turn in a new process takes its prefix from disk.
 
 """
 HEADS = ("model family", "`general.architecture`", "memory", *COLUMNS.values())
 AFTERWORD = """
-Encoders keep nothing between requests; their vectors in a batch of four are those alone (to 1e-5). Models of an
-encoder and a decoder are refused when they are loaded.
+Encoders have no cache. Their vectors in a batch of four equal those of a single request (to 1e-5). Models with an encoder
+and a decoder are refused when they are loaded.
 
-States (recurrent layers) and sliding windows cannot be cut to a shorter prefix; they come back from checkpoints,
-see [runner.md](runner.md). With flash attention, or a cache of f16, the kernels round more, and where
-two logits are close a batch may choose the other token; log-archive.md has the figures.
+States (recurrent layers) and sliding windows cannot be cut to a shorter prefix; they are restored from checkpoints, see
+[runner.md](runner.md). With flash attention or an F16 cache the kernels round more, so a batch may choose the other token
+if two logits are close; log-archive.md has the figures.
 """
 
 
@@ -245,7 +245,7 @@ def page(rows):
 
 async def observe_encoder(path, cache_dir, process):
     """Check an encoder: embeddings of a batch of four against each alone."""
-    seen = Seen(kind="none kept", marks=dict.fromkeys(("prefix", "turn", "cancel", "restored"), "—"))
+    seen = Seen(kind="no cache", marks=dict.fromkeys(("prefix", "turn", "cancel", "restored"), "—"))
     load = settings(path, cache_dir, embeddings=True)
     runner, facts = await started(load)
     try:

@@ -32,7 +32,7 @@ _LONGEST_S: Final = 3600.0
 def translated(name: str, arguments: Any) -> tuple[str, Any]:
     """The own tool and its arguments; unchanged if they are this agent's already.
 
-    Raises: ToolRefused: the call asks for what no tool does.
+    Raises: ToolRefused: no tool does what the call requests.
     """
     if not isinstance(arguments, dict):
         return name, arguments

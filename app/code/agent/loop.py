@@ -96,7 +96,7 @@ class Agent:
     def work(self, task: str) -> Ended:
         """Work on a task until the model responds without a tool call or the step limit is reached.
 
-        An empty task goes on with the conversation as it is, for instance after `back`.
+        An empty task continues the present conversation, for instance after `back`.
         """
         if task:
             self._emit(UserAsked(task))
@@ -140,7 +140,7 @@ class Agent:
         self._emit(Stepped(len(self.steps), files.tree))
 
     def back(self, number: int) -> Restored:
-        """Restore the files and the conversation to before step `number` (1-based); `work("")` goes on from there.
+        """Restore files and conversation to before step `number` (1-based); `work("")` continues from there.
 
         Raises: NoSuchStep; OSError, PathRefused: a file cannot be written.
         """

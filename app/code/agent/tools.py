@@ -442,7 +442,7 @@ class Toolbox:
             raise ToolRefused("The person declined this edit.")
 
     def stop_command(self) -> None:
-        """End the running command. The agent goes on with what it wrote until then. Thread-safe."""
+        """End the running command. The agent continues with its output so far. Thread-safe."""
         self._stopped.set()
 
     def _run(self, arguments: RunArguments) -> ToolOutcome:

@@ -21,13 +21,13 @@ _MOST_LINES = 5000
 # Byte-order mark: it is no part of the first line.
 _BOM: Final = "\ufeff"
 _BARE_ELISION: Final = re.compile(r"^\s*(?:\.\.\.|…)\s*$")
-# A comment that stands for code: `# ...`, `// ... existing code ...`, `# rest of the file unchanged ...`.
+# A comment in place of code: `# ...`, `// ... existing code ...`, `# rest of the file unchanged ...`.
 _COMMENT: Final = re.compile(r"^\s*(?:#|//|--|;|%|\{?/\*|<!--)\s*(.*?)\s*(?:\*/\}?|-->)?\s*$")
 _STANDS_FOR: Final = re.compile(
     r"\b(?:existing|rest of|remaining|unchanged|previous|other|omitted|same as|as before|no changes?)\b",
     re.IGNORECASE,
 )
-# A comment of one of these texts stands for code without dots, too.
+# These texts mark omitted code even without dots.
 _SPELLED_OUT: Final = re.compile(
     r"^\(?(?:(?:the )?(?:rest|remainder) of (?:the |your )?(?:code|file|class|function|method|implementation)"
     r"|existing code|(?:the )?remaining code)"
@@ -42,7 +42,7 @@ _LEAST_SHARED: Final = 0.5
 
 
 def is_elision(line: str) -> bool:
-    """Return True if a comment stands for code that was left out."""
+    """Return True if a comment marks omitted code."""
     match = _COMMENT.match(line)
     if match is None:
         return False

@@ -68,7 +68,7 @@ _LEADS: Final = frozenset(
     {"add", "also", "and", "change", "create", "edit", "finally", "first", "in", "modify", "new", "next", "now"}
     | {"second", "step", "then", "update"}
 )
-# A few lines of explanation may stand between the name and the block, but not a page.
+# Maximum lines of explanation between the name and the block.
 _LINES_BACK: Final = 3
 _LONG_SENTENCE: Final = 5
 _SENTENCE: Final = 3

@@ -125,7 +125,7 @@ def _answer(reader: _Reader, calls: list[tuple[int, int]]) -> ParsedEdits:
     _report_open_code(reader)
     edited = {hunk.path for hunk in reader.hunks} | {malformed.path for malformed in reader.malformed}
     reader.hunks += [whole for whole in reader.whole_files if whole.path not in edited]
-    # Models repeat an edit; the second one asks for nothing more.
+    # Models repeat an edit; the second one changes nothing.
     return ParsedEdits(hunks=tuple(dict.fromkeys(reader.hunks)), malformed=tuple(reader.malformed))
 
 

@@ -30,7 +30,7 @@ _ZED_KEY = "ZED_OPEN_AI_COMPATIBLE_EDIT_PREDICTION_API_KEY"
 # Parts of model names, and Zed's name for the prompt format of the family; the first match counts. Zed's own
 # "infer" knows a few exact names only. Source: Zed, edit_prediction/src/fim.rs, infer_prompt_format.
 _ZED_FORMATS = (
-    ("sweep-next-edit", "infer"),  # Zed knows this one by its name, and has no other word for it
+    ("sweep-next-edit", "infer"),  # Zed selects this one by its name; there is no other setting for it
     ("zeta-2.1", "zeta2_1"), ("zeta2.1", "zeta2_1"), ("zeta-2", "zeta2"), ("zeta2", "zeta2"),
     ("codellama", "code_llama"), ("code-llama", "code_llama"), ("codestral", "codestral"),
     ("codegemma", "code_gemma"), ("deepseek", "deepseek_coder"), ("starcoder", "star_coder"),

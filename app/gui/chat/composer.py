@@ -223,7 +223,7 @@ class Composer(QFrame):
         self._tools.addWidget(widget)
 
     def add_voice(self, button: QWidget | None, sign: QWidget) -> None:
-        """Add a button for voice, and a bar above the message that shows what goes on."""
+        """Add a button for voice, and a bar above the message that shows its state."""
         if button is not None:
             self._voice.addWidget(button)
         self._signs.addWidget(sign)

@@ -112,7 +112,7 @@ class ChatController(QObject):
         return self._services.store.of(self.conversation.id)
 
     def _leave(self, conversation_id: int) -> None:
-        """Stop, as another conversation will be shown. A temporary one that is left is deleted."""
+        """Stop, because another conversation will be shown. Leaving a temporary one deletes it."""
         self.stop()
         previous_id = self.conversation.id
         if previous_id >= TEMPORARY and previous_id != conversation_id:

@@ -227,7 +227,7 @@ class ChatPage(QSplitter):
             self.new_temporary_chat()
 
     def _save_temporary(self) -> None:
-        """Save the visible branch of the temporary chat as a chat of its own, and go on there."""
+        """Save the visible branch of the temporary chat as a separate chat, and continue there."""
         path = self.controller.tree.path()
         title = title_of(path[0].content, path[0].attachments)
         future = self._services.store.submit(fork, replace(self.controller.conversation, title=title), path)

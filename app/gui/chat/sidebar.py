@@ -193,7 +193,7 @@ class Sidebar(QFrame):
             self.refresh()
 
     def step(self, by: int) -> None:
-        """Open the chat that stands `by` rows below the open one."""
+        """Open the chat `by` rows below the open one."""
         groups = [self.model.item(number) for number in range(self.model.rowCount())]
         ids = [group.child(n).data(ID) for group in groups for n in range(group.rowCount())]
         place = ids.index(self._current) + by if self._current in ids else 0

@@ -71,7 +71,7 @@ class LevelMeter(QWidget):
 
 
 class RecordingSign(QFrame):
-    """The bar that stands above the message while a microphone records."""
+    """The bar above the message while a microphone records."""
 
     stopped = Signal()
     device_wanted = Signal()
@@ -535,7 +535,7 @@ class Voice:
     def __init__(self, services: AppContext, composer: Composer, banner: Banner, page: QWidget) -> None:
         self.dictation = Dictation(services, composer, banner, page)
         self.reading = ReadAloud(services, composer, banner, page)
-        self.dictation.began.connect(self.reading.stop)  # else the microphone hears it
+        self.dictation.began.connect(self.reading.stop)  # otherwise the microphone would record it
 
     def stop(self) -> bool:
         """Stop the dictation, else the reading. Returns whether there was one of them."""

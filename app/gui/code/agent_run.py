@@ -99,7 +99,7 @@ class AgentRun(QObject):
     def start(
         self, task: str, model: str, earlier: Agent | None = None, messages: Sequence[dict[str, Any]] = ()
     ) -> None:
-        """Start the task, with the `earlier` agent or one that knows these messages of the session.
+        """Start the task, with the `earlier` agent, or with a new one that gets these messages of the session.
 
         Every action except reading needs consent.
         """
@@ -150,7 +150,7 @@ class AgentRun(QObject):
         return ""
 
     def stop_command(self) -> None:
-        """End the running command; the agent goes on."""
+        """End the running command; the agent continues."""
         if self._toolbox is not None:
             self._toolbox.stop_command()
 

@@ -56,7 +56,7 @@ class CodeController(QObject):
     agent_started = Signal(object)  # the run, which shows its commands
     recent_changed = Signal(object)  # pairs of a recent project and whether its folder is missing
     history_changed = Signal(object)  # the summaries of the project's sessions
-    session_begun = Signal(object)  # the record of the session that goes on, empty for a new one
+    session_begun = Signal(object)  # the record of the current session, empty for a new one
     session_read = Signal(object)  # the record of a session to show
     session_deleted = Signal(object)  # its record
 
@@ -73,7 +73,7 @@ class CodeController(QObject):
         self._assembling: Job | None = None  # assembles the context of a request
         self._stream: StreamJob | None = None
         self._run_of_agent: AgentRun | None = None
-        self._agent: Agent | None = None  # of the last task; it goes on after `back`
+        self._agent: Agent | None = None  # of the last task; it continues after `back`
         self._is_back = False
         self.recent = RecentProjects(user_paths())
         self._log = SessionLog()
@@ -90,7 +90,7 @@ class CodeController(QObject):
 
     @property
     def session(self) -> SessionRecord:
-        """The session that goes on."""
+        """The current session."""
         return self._log.record
 
     @property
@@ -99,7 +99,7 @@ class CodeController(QObject):
         return self._project is not None
 
     def open_folder(self, folder: Path, *, resume: bool = False) -> None:
-        """Open a project in the place of the earlier one; `resume` goes on with its last session."""
+        """Open a project instead of the earlier one; `resume` continues its last session."""
         self.stop()
         old = self._project
         self._project = self._talk = self._reviews = self.context = None
@@ -115,7 +115,7 @@ class CodeController(QObject):
             with suppress(OSError):
                 self.recent.note(project.workspace.root)
             last = None
-            with suppress(apsw.Error, ValueError, NoSuchSession):  # a damaged history; its list tells the reason
+            with suppress(apsw.Error, ValueError, NoSuchSession):  # a damaged history; its list shows the reason
                 last = project.sessions.last() if resume else None
             return project, paths, can_undo, last
 
@@ -174,7 +174,7 @@ class CodeController(QObject):
         self.continue_session(SessionRecord())
 
     def continue_session(self, session: SessionRecord) -> None:
-        """Go on with an earlier session: the model knows what was said in it."""
+        """Continue an earlier session: the model gets its messages."""
         if not self.busy:
             self._begin_session(session)
 
@@ -393,7 +393,7 @@ class CodeController(QObject):
             self._decide(lambda reviews: reviews.keep(written), lambda _: None)
 
     def reject(self, hunks: Sequence[InlineHunk]) -> None:
-        """Reject pending edits of one file: drop those of the answer, take back those of the agent."""
+        """Reject pending edits of one file: drop those of the answer, revert those of the agent."""
         project, reviews = self._project, self._reviews
         written = [hunk for hunk in hunks if hunk.is_written]
         if len(written) < len(hunks):
@@ -474,7 +474,7 @@ class CodeController(QObject):
                 self._reviews.is_by_agent = False
             self._agent = run.agent
             self._log.set_text(run.text)
-            # Only a complete conversation can go on: a model's template may refuse calls without results.
+            # Only a complete conversation can continue: a model's template may refuse calls without results.
             if run.agent is not None and ended is not None and ended.reason == "answered":
                 self.session.agent_messages = list(run.agent.messages)
             run.deleteLater()
@@ -499,7 +499,7 @@ class CodeController(QObject):
         return step_lines(self._agent)
 
     def back(self, number: int) -> None:
-        """Restore files and conversation to before step `number` of the agent; its next task goes on from there."""
+        """Restore files and conversation to before the agent's step `number`; its next task continues there."""
         agent, project = self._agent, self._project
         if agent is None or project is None or self.busy:
             return

@@ -94,7 +94,7 @@ class HistoryPanel(QWidget):
         self._show_delete()
 
     def show_sessions(self, sessions: Sequence[SessionSummary], current: str) -> None:
-        """Show these sessions; `current` is the id of the one that goes on."""
+        """Show these sessions; `current` is the id of the current one."""
         if (sessions, current) != (self._sessions, self._current):
             self._sessions, self._current = sessions, current
             when_released(self, self._refresh)

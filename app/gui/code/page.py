@@ -211,7 +211,7 @@ class CodePage(QWidget):
         self.destroyed.connect(control.close_project)
 
     def _show_hint(self, *, shown: bool) -> None:
-        """Show hints until the first request. An earlier session that is read stands in the place of both."""
+        """Show hints until the first request. An earlier session replaces both."""
         self._hinted = shown
         reads = self.reading.session is not None
         self.hint.setVisible(shown and not reads)
@@ -221,7 +221,7 @@ class CodePage(QWidget):
         self.asking.setVisible(not reads)
 
     def open_folder(self, folder: Path, *, resume: bool = False) -> None:
-        """Open a project; `resume` goes on with its last session."""
+        """Open a project; `resume` continues its last session."""
         self.folder.show()
         self.folder.setText(self.tr("Reading %1").replace("%1", folder.name))
         self.history.show_sessions((), "")
@@ -271,7 +271,7 @@ class CodePage(QWidget):
         self.banner.notify(words, "warn", remove)
 
     def _on_session(self, session: SessionRecord) -> None:
-        """Show the session that goes on: a new one, or an earlier one with its requests."""
+        """Show the current session: a new one, or an earlier one with its requests."""
         self.transcript.clear()
         self._read(None)
         self.terminal.clear()
@@ -296,7 +296,7 @@ class CodePage(QWidget):
             self.controller.read_session(session_id)
 
     def _read(self, session: SessionRecord | None) -> None:
-        """Show an earlier session, read-only; None: show the one that goes on."""
+        """Show an earlier session, read-only; None: show the current one."""
         self.past.clear()
         self.reading.show_session(session)
         self._show_hint(shown=self._hinted)

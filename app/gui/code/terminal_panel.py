@@ -46,7 +46,7 @@ _CONTROLS = re.compile(r"\x1b|[\r\n\b]|[^\r\n\b\x1b]+")
 
 @dataclass(frozen=True)
 class Style:
-    """How text of the terminal is shown; `colour` is a name of the theme, empty for the usual one."""
+    """Format of the terminal's text; `colour` is a name of the theme, empty for the usual one."""
 
     colour: str = ""
     bold: bool = False
@@ -280,7 +280,7 @@ class TerminalPanel(QWidget):
             self.state.setText(self.tr("running for {seconds} s").format(seconds=seconds))
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Count the seconds while somebody sees them."""
+        """Count the seconds while they are visible."""
         super().showEvent(event)
         if self._begun is not None:
             self._show_time()

@@ -12,6 +12,7 @@ from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.reasons import error_message, translated
 from app.gui.widgets.basics import Banner, EmptyState, Page, button, card, clear, label, row, when_released
+from devices.install_hints import add_part
 from engine.api.chat import REMOTE
 from engine.api.collections import Collection, CollectionChange, CollectionRequest
 
@@ -22,9 +23,6 @@ _FINDS_BY_MEANING = "all-minilm-l6-v2"
 # Recommended rerankers: one that a processor computes in time, and one for other languages than English. Their
 # files have 36 MB (Q8_0), and 438 MB (Q4_K_M) to 636 MB (Q8_0).
 _ORDERS, _ORDERS_ALL = "jina-reranker-v1-tiny-en", "bge-reranker-v2-m3"
-
-
-_GET_OCR = "pip install 'tessera[ocr]'"
 
 
 class _State(NamedTuple):
@@ -177,7 +175,8 @@ class DocumentsPage(Page):
             pages=formatted.pages(item.scanned_pages)
         )
         if not item.ocr_installed:
-            text += " " + self.tr("OCR, which reads them, is not installed: {command}").format(command=_GET_OCR)
+            install = add_part("ocr")
+            text += " " + self.tr("OCR, which reads them, is not installed: {command}").format(command=install)
         return text
 
     def _read_scans(self, key: str) -> None:

@@ -89,7 +89,7 @@ class HubTab(QWidget):
         services.models.proposals_changed.connect(self._on_proposals)
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Put the keyboard into the search field: one comes here to look for a model."""
+        """Focus the search field: users open this tab to search for a model."""
         super().showEvent(event)
         self.search.setFocus()
 

@@ -372,7 +372,7 @@ class Page(QScrollArea):
 class Banner(QFrame):
     """A message with action buttons: a bar in a layout, or a toast that floats over a page and moves nothing there.
 
-    A toast without actions that tells no problem goes by itself.
+    A toast without actions and problems disappears by itself.
     """
 
     toast_ms = 10_000  # how long such a toast stays while the window is active

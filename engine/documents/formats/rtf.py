@@ -11,7 +11,7 @@ from engine.documents.types import BadDocument, Block, Page
 _PART: Final = re.compile(
     rb"\\([a-z]{1,32})(-?\d{1,10})? ?|\\'([0-9a-f]{2})|\\([^a-z'])|([{}])|[\r\n]+|([^\\{}\r\n]+)", re.IGNORECASE
 )
-# Groups that are no text. Every group that begins with \* is left out too, but for the text of fields and shapes.
+# Groups without text. Every group that begins with \* is skipped too, except the text of fields and shapes.
 _LEFT_OUT: Final = frozenset(
     b"fonttbl colortbl stylesheet listtable listoverridetable revtbl rsidtbl generator info pict object objdata "
     b"themedata colorschememapping datastore latentstyles xmlnstbl fldinst filetbl bkmkstart bkmkend nonshppict "
