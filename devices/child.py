@@ -39,7 +39,7 @@ STEP_S: Final = 2.0
 MIN_FRACTION: Final = 1 / 300
 # A cold interpreter on a busy two-core machine starts within 3 s; this is the final limit.
 _START_LIMIT_S: Final = 30.0
-# How often the size of a child is checked if the system cannot limit it.
+# Interval of checks of a child's size if the system cannot limit it.
 _WATCH_S: Final = 0.05
 # A bounded child that computes nothing for this long waits for something that never comes: a machine with 30 other
 # busy processes still gives each at least 0.7 % of two cores, ten ticks of the clock.

@@ -67,7 +67,7 @@ class TensorEvidence(msgspec.Struct, frozen=True, kw_only=True):
 class LossMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     """Measured KL divergence of every quantizable tensor of one file.
 
-    `tier` tells how the sensitivity was measured: by swapping bands of layers, or tensor by tensor.
+    `tier` is the method that measured the sensitivity: by swapping bands of layers, or tensor by tensor.
     """
 
     version: int = 1

@@ -14,7 +14,7 @@ FloatType = Literal["auto", "F16", "BF16", "F32"]
 
 
 class Rounding(StrEnum):
-    """How weights are rounded.
+    """The rounding method.
 
     `STOCK` writes the same bytes as llama-quantize with the importance matrix. `ROWS` tries three exponents of the
     importance matrix and takes the best one per row. `GPTQ` keeps ggml's scales and chooses the integers with the

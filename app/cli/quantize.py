@@ -150,7 +150,7 @@ _SAME_NAME = (
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(source: str, out: Path | None, as_json: bool, **options: Any) -> None:
-    """Build the request, have it done, tell what came out."""
+    """Build the request, run the job, and print the result."""
     import msgspec
 
     from app.cli.calibration_option import calibration_options

@@ -123,7 +123,7 @@ def _neighbours(path: Sequence[Message], closed: list[Summary]) -> list[Summary]
 
 
 def _turns(path: Sequence[Message], summarized: set[int]) -> list[list[Message]]:
-    """What is not folded yet, cut before each question; only what follows without a gap."""
+    """The messages that are not folded yet, up to the first gap, split before each question."""
     turns: list[list[Message]] = []
     started = False
     for message in path:

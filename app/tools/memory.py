@@ -79,7 +79,7 @@ def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def _by_words(stored: Sequence[Memory], question: str) -> list[float]:
-    """How many words each fact shares with the question; rare words count more."""
+    """Number of words that each fact shares with the question; rare words count more."""
     words = [set(_WORD.findall(memory.text.casefold())) for memory in stored]
     question_words = set(_WORD.findall(question.casefold()))
     weights = {word: 1 / (1 + sum(word in each for each in words)) for word in question_words}

@@ -21,7 +21,7 @@ _Count = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
 
 
 class ExpertUse(msgspec.Struct, frozen=True, kw_only=True):
-    """How often each expert was chosen, per layer, over `tokens` steps.
+    """Counts of each expert's uses, per layer, over `tokens` steps.
 
     Older choices count less. A prompt chunk is one step. `ranks` is a histogram of the rank that each requested
     expert had just before the request, most used first. It therefore estimates the hit rate of a cache of the most

@@ -107,7 +107,7 @@ def move(catalogue: Catalogue, task: MoveTask, control: JobContext, switch: Swit
     """Copy everything (on the same drive: link it), switch to the new folder, then delete the old files.
 
     Until the switch, the old folder is the one in use, and a cancelled job deletes its copies. After the switch the
-    job goes on to its end.
+    job runs to its end.
 
     Raises: InputFault: the setting was changed meanwhile; CannotWrite, NotEnoughDisk; Paused and Cancelled from
     `control`.

@@ -87,7 +87,7 @@ class DeviceChecks:
             self._store.change(changed)
 
     def wrong(self) -> list[DeviceCheckRecord]:
-        """What was found wrong on this computer, newest first."""
+        """The wrong results found on this computer, newest first."""
         verdicts = [verdict for verdict in self._store.get().values() if verdict.wrong]
         return sorted(verdicts, key=lambda verdict: -verdict.checked_at)
 

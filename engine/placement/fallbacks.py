@@ -122,7 +122,7 @@ def _by_other_driver(settings: LoadSettings, machine: Machine) -> list[Fallback]
 
 
 def with_variables(present: tuple[str, ...], more: Mapping[str, str]) -> tuple[str, ...]:
-    """Variables of a load (NAME=VALUE) with more of them, sorted by name."""
+    """The variables of a load (NAME=VALUE) together with added ones, sorted by name."""
     variables = {name: value for name, _, value in (variable.partition("=") for variable in present)}
     return tuple(f"{name}={value}" for name, value in sorted({**variables, **more}.items()))
 

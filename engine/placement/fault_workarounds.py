@@ -78,7 +78,7 @@ def not_bad(rules: Rules, shape: ModelShape, machine: Machine) -> Callable[[Load
 
 
 def worked_round(then: Then, settings: LoadSettings) -> LoadSettings:
-    """The settings with what the rules ask for; those that are already stricter stay."""
+    """The settings with the values that the rules require; stricter ones stay."""
     replace = msgspec.structs.replace
     if then.flash_attn == "off":
         settings = without_flash_attention(settings)

@@ -97,7 +97,7 @@ FASTER: Final = 1.3
 UNMEASURED: Final = Link(rtt_s=0.005, up_bytes_s=10e6, down_bytes_s=10e6)
 # A response that is faster by more than this factor means that the recorded speed of this computer is outdated.
 MOST_OFF: Final = 4.0
-# How often a token waits for a reply of each worker, and what a step sends in addition to hidden rows and the
+# Replies of workers that a token waits for, and the bytes that a step sends in addition to hidden rows and the
 # attention mask: positions, and the calls themselves. Measured: log-archive.md, layers on other machines.
 ROUNDS: Final = 1
 STEP_BYTES: Final = 4096

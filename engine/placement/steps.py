@@ -1,4 +1,4 @@
-"""How a load gets its settings: all steps in order, on one page.
+"""The steps that choose the settings of a load, in order, on one page.
 
 Each step reads what is known about the load and returns the settings, changed or not, and the reason. The placement
 carries these changes: the dispatch card, the API and `tessera fit --explain` show them. `device` compares places;

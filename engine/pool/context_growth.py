@@ -72,7 +72,7 @@ class ContextGrowth:
         after, through_disk = fitting
         try:
             await self._resize(model, runner, after, through_disk=through_disk)
-        except RequestFailed as error:  # the system had less memory, or less disk space, than the ledger knows of
+        except RequestFailed as error:  # the system had less memory, or less disk space, than the ledger counts
             log.warning("model=%s keeps its context: %s", model.id, error)
             raise ContextCannotGrow(tokens - 1, facts.n_ctx, facts.n_ctx) from error
 

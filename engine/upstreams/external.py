@@ -90,7 +90,7 @@ class ExternalRunner(UpstreamRunner):
 
     @property
     def died(self) -> RunnerDied | None:
-        """How it ended by itself, if it did."""
+        """The way in which it ended by itself, if it did."""
         if self._stopping or self._process is None or self._process.returncode is None:
             return None
         code = self._process.returncode

@@ -156,7 +156,7 @@ def _weight_name(stored: str) -> str:
 
 
 def _of_one(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed:
-    """One weight, by the tensors that stand next to it."""
+    """One weight, decoded by the tensors next to it."""
     if info.dtype in _TABLES:
         return _fp8(folder, base, name, info)
     if name.endswith(".qweight"):

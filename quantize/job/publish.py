@@ -101,7 +101,7 @@ def publish(
 
 
 class FileSoFar(msgspec.Struct, frozen=True):
-    """A complete file of a job that goes on, with the report that it gets if the job is stopped now."""
+    """A complete file of a running job, with the report that it gets if the job is stopped now."""
 
     path: Path
     types: dict[str, str]

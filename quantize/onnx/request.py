@@ -41,7 +41,7 @@ class OnnxRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Converted(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a conversion. `notices` tell the user what differs from the source.
+    """Result of a conversion. `notices` list differences from the source for the user.
 
     `cached` means that the folder already existed, made from the same file, and was not changed.
     """

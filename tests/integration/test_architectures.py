@@ -209,27 +209,27 @@ COLUMNS = {
 AT_ONCE = 3
 INTRODUCTION = """# Architectures
 
-Written by `tests/integration/test_architectures.py`, which runs a tiny model with random weights of each architecture in
-a real runner. It compares every answer, token by token, with a decode of the same sequence alone, and fails if a row
-becomes worse than this table.
+Written by `tests/integration/test_architectures.py`, which runs a tiny model with random weights of each
+architecture in a real runner. It compares every answer, token by token, with a decode of the same sequence alone,
+and fails if a row becomes worse than this table.
 
-- **fit**: the bytes of caches and states predicted from the header equal llama.cpp's, and the predicted memory of the
-  process is within a tenth of the measured one.
+- **fit**: the bytes of caches and states predicted from the header equal llama.cpp's, and the predicted memory of
+  the process is within a tenth of the measured one.
 - **alone**, **batch of 4**: one request, and four concurrent ones that share a prefix.
 - **same beginning**: another question after the same system prompt takes that prefix from the cache.
 - **next turn**: a prompt that continues an answered one takes nearly all of it from the cache.
-- **cancel**: one request is cancelled during its answer, another during its prefill; later requests are not affected.
+- **cancel**: one request is cancelled during its answer, another during its prefill; later requests are right.
 - **restart**: the next turn in a new process takes its prefix from disk.
 
 """
 HEADS = ("model family", "`general.architecture`", "memory", *COLUMNS.values())
 AFTERWORD = """
-Encoders have no cache. Their vectors in a batch of four equal those of a single request (to 1e-5). Models with an encoder
-and a decoder are refused when they are loaded.
+Encoders have no cache. Their vectors in a batch of four equal those of a single request (to 1e-5). Models with an
+encoder and a decoder are refused when they are loaded.
 
-States (recurrent layers) and sliding windows cannot be cut to a shorter prefix; they are restored from checkpoints, see
-[runner.md](runner.md). With flash attention or an F16 cache the kernels round more, so a batch may choose the other token
-if two logits are close; log-archive.md has the figures.
+States (recurrent layers) and sliding windows cannot be cut to a shorter prefix; they are restored from checkpoints,
+see [runner.md](runner.md). With flash attention or an F16 cache the kernels round more, so a batch may choose the
+other token if two logits are close; log-archive.md has the figures.
 """
 
 

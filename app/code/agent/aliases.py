@@ -54,7 +54,7 @@ def _take(arguments: Mapping[str, Any], names: tuple[str, ...], default: Any = N
 
 
 def _rest(arguments: Mapping[str, Any], *used: tuple[str, ...]) -> Arguments:
-    """Arguments with names that nobody knows; the tool refuses them."""
+    """Arguments with unknown names; the tool refuses them."""
     used_names = {name for names in used for name in names} | _COMMENTS
     return {name: value for name, value in arguments.items() if name not in used_names}
 

@@ -228,7 +228,7 @@ def _starts_nothing(section: str, line: str) -> bool:
 
 
 def programs_in_project(folder: Path, repositories_in: Iterable[Path]) -> set[Path]:
-    """What the user's git runs in the project outside of `.git`, and the files its settings include."""
+    """Programs in the project, outside of `.git`, that the user's git runs, and the files its settings include."""
     paths: set[Path] = set()
     for repository in repositories_in:
         top = repository.parent if repository.name == ".git" else repository

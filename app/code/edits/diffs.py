@@ -115,7 +115,7 @@ def read_git_diff(lines: Sequence[str], position: int) -> FileDiff:
 
 
 def _git_path(headers: Mapping[str, str], names: re.Match[str] | None) -> str | None:
-    """The file that git's header names: the old name where it is renamed."""
+    """The file that git's header names: the old name if it is renamed."""
     for kind in ("rename from", "copy to"):
         if kind in headers:
             return _name(headers[kind])
@@ -125,7 +125,7 @@ def _git_path(headers: Mapping[str, str], names: re.Match[str] | None) -> str | 
 
 
 def _not_done(headers: Mapping[str, str], path: str | None) -> str:
-    """The reason why what git's header asks for is not done; empty if it is."""
+    """The reason why the change in git's header is not made; empty if it is made."""
     if "copy from" in headers or "copy to" in headers:
         return "the diff copies a file"
     if ("rename from" in headers) != ("rename to" in headers):

@@ -233,7 +233,7 @@ class EditSession:
         return tuple(dict.fromkeys(change.path for change in changes))
 
     def _plan(self, file: FileProposal, hunk_ids: set[int]) -> "_Plan | None":
-        """What to write for the wanted hunks of a file; None if there are none. Raises: EditNeedsAnother."""
+        """The text to write for the selected hunks of a file; None if there are none. Raises: EditNeedsAnother."""
         outcomes = [
             outcome
             for hunk_id, outcome in zip(file.hunk_ids, file.result.outcomes, strict=True)

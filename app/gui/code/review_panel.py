@@ -71,7 +71,7 @@ class ReviewPanel(QWidget):
         self._show(proposal, frozenset())
 
     def show_remaining(self, proposal: Proposal) -> None:
-        """Show what is left of the proposal. Edits that the user did not choose stay so."""
+        """Show the remaining proposal. Edits that the user did not choose stay unchosen."""
         items = [self.hunks.item(number) for number in range(self.hunks.count())]
         unchecked = {
             self._files[item.data(_ID)].outcome(item.data(_ID)).hunk

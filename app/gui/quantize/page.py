@@ -355,7 +355,7 @@ class FitPage(Page):
         self.plan_view.show_points({**drawn, **self._measured}, self._stock)
 
     def _consequences(self, plan: QuantPlan, forecast: PlanForecast) -> list[str]:
-        """What the plan means on this computer, as far as known."""
+        """The plan's consequences on this computer, as far as known."""
         lines: list[str] = []
         if self.aim.is_context:
             lines.append(self.tr("For a context length of {n}").format(n=formatted.whole(self.aim.n_ctx)))

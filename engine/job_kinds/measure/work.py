@@ -69,7 +69,7 @@ DEEP: Final = (8192, 4096, 2048, 1024, 512, 256)
 # Share of a place's seconds for the shallow point; reading at depth may be this many times slower.
 SHALLOW_SHARE: Final = 0.25
 SLOWER_DEEP: Final = 2.0
-# How often a stop is looked for.
+# Interval of checks for a stop.
 LOOK_S: Final = 0.1
 
 

@@ -39,7 +39,7 @@ class ProviderChoice(msgspec.Struct, frozen=True):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """How many of a graph's operators a provider took; `left` are the types of the others."""
+    """Number of a graph's operators that a provider took; `left` are the types of the others."""
 
     provider: str
     placed: int

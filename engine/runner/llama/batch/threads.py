@@ -94,7 +94,7 @@ class ThreadGovernor:
 WIDE_PAUSE_S: Final = 4.0
 WIDE_ROWS: Final = 32
 WIDE_TRIAL: Final = 1
-# How much the newest step counts in the share of the time that threads ran.
+# Weight of the newest step in the share of the time that threads ran.
 NEWEST: Final = 0.2
 NEWEST_WIDE: Final = 0.5
 

@@ -142,7 +142,7 @@ class Speculation:
             if sequence.cache is None or not sequence.may_draft or sequence.cache.seq_id not in spans:
                 continue
             start, first, count = spans[sequence.cache.seq_id]
-            settled = min(count, len(sequence.cache.tokens) - start)  # rejected tokens are gone
+            settled = min(count, len(sequence.cache.tokens) - start)  # rejected tokens have been removed
             if settled > 0:
                 head.follow(sequence.id, sequence.tokens, start, settled, (first, batch.size), sequence.key)
 
