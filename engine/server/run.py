@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from devices.process_memory import few_heaps
+from devices.process_memory import few_heaps, short_turns
 from engine.core.errors import EnvironmentFault, InputFault
 from engine.core.keys import KeyStore
 from engine.core.program_keys import ProgramKeys
@@ -96,6 +96,7 @@ def serve(options: ServeOptions) -> None:
     """
     gc.disable()  # nothing to collect during the imports; enabled again when the server is ready
     few_heaps()
+    short_turns()
     ignored_in_a_line()
     keys = KeyStore(options.paths.config / "api-keys.json")
     tls = check_tls(options.tls_cert, options.tls_key)
