@@ -8,6 +8,7 @@ import json
 import logging
 import secrets
 import time
+from collections import Counter
 from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -200,6 +201,7 @@ BODY_PAUSE_S: Final = 30.0
 BODY_S: Final = 300.0
 # Maximum size of large bodies in memory, all clients together. The first SMALL_BODY_BYTES of a body do not count.
 MAX_HELD_BYTES: Final = 192 << 20
+MAX_HELD_BYTES_OF_A_KEY: Final = 96 << 20
 SMALL_BODY_BYTES: Final = 1 << 20
 # Before a refusal, bodies up to this size are read and discarded, for at most DRAIN_S.
 DRAIN_BYTES: Final = 1 << 20
@@ -274,7 +276,10 @@ class Guard:
             await self._app(scope, body, watched)
         except TooManyBodies:
             if not started:
-                message = f"Other requests hold {MAX_HELD_BYTES >> 20} MiB of large bodies; try again soon."
+                message = (
+                    f"Other requests hold {MAX_HELD_BYTES >> 20} MiB of large bodies, or those of this key "
+                    f"{MAX_HELD_BYTES_OF_A_KEY >> 20} MiB; try again soon."
+                )
                 await _hang_up(scope, send, 503, "server_busy", message)
         except BodyTooSlow:
             if not started:
@@ -290,10 +295,23 @@ class Guard:
 
 
 class HeldBytes:
-    """Total size of the large bodies in memory, of all requests."""
+    """Total size of the large bodies in memory, of all requests and of those of each API key."""
 
     def __init__(self) -> None:
         self.count = 0
+        self._of_owner: Counter[str] = Counter()
+
+    def change(self, owner: str, num_bytes: int) -> None:
+        """Add bytes of an owner, or remove them."""
+        self.count += num_bytes
+        self._of_owner[owner] += num_bytes
+        if not self._of_owner[owner]:
+            del self._of_owner[owner]
+
+    def is_full(self, owner: str) -> bool:
+        """Whether no more may be held for this owner."""
+        own = self._of_owner[owner] if owner else 0
+        return self.count > MAX_HELD_BYTES or own > MAX_HELD_BYTES_OF_A_KEY
 
 
 class _BoundedBody:
@@ -302,6 +320,7 @@ class _BoundedBody:
     def __init__(self, receive: Receive, held_bytes: HeldBytes) -> None:
         self._receive = receive
         self._held = held_bytes
+        self._owner = ""
         self._mine = 0
         self._taken = 0
         self._whole = False
@@ -309,7 +328,8 @@ class _BoundedBody:
 
     def release(self) -> None:
         """Called when the body is no longer in memory."""
-        self._held.count -= self._mine
+        if self._mine:
+            self._held.change(self._owner, -self._mine)
         self._mine = 0
 
     async def __call__(self) -> Message:
@@ -325,10 +345,12 @@ class _BoundedBody:
         if self._taken > MAX_BODY_BYTES:
             raise BodyTooLarge
         beyond = max(self._taken - SMALL_BODY_BYTES, 0)
-        self._held.count += beyond - self._mine
-        self._mine = beyond
-        if self._held.count > MAX_HELD_BYTES:
-            raise TooManyBodies
+        if beyond:
+            self._owner = self._owner or request_owner.get()  # known since the check of the key
+            self._held.change(self._owner, beyond - self._mine)
+            self._mine = beyond
+            if self._held.is_full(self._owner):
+                raise TooManyBodies
         return message
 
 

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 # llama-server's server-stream.cpp (4 MiB, 300 s); it has no limit on their number.
 MAX_BYTES: Final = 4 << 20
 MAX_STREAMS: Final = 64
+MAX_STREAMS_OF_A_KEY: Final = 32
 MAX_ALL_BYTES: Final = 64 << 20
 RETENTION_S: Final = 300.0
 # Interval of keep-alive events, as in `sse.py`; here they are part of the stream.
@@ -166,9 +167,13 @@ class StreamRegistry:
         """
         await self.stop(key, name)
         self._forget()
-        if sum(not stream.done for stream in self._streams.values()) >= MAX_STREAMS:
+        running = [owner for (owner, _), stream in self._streams.items() if not stream.done]
+        if len(running) >= MAX_STREAMS or (key and running.count(key) >= MAX_STREAMS_OF_A_KEY):
             await making.chunks.aclose()
-            raise InputFault(f"{MAX_STREAMS} streams are being kept for their conversations; wait for one.")
+            raise InputFault(
+                f"{running.count(key)} streams of yours are kept for their conversations, {len(running)} in all; "
+                f"the limits are {MAX_STREAMS_OF_A_KEY if key else MAX_STREAMS} and {MAX_STREAMS}. Wait for one."
+            )
         stream = self._streams[key, name] = ResumableStream(making)
         async with aclosing(stream.read(0, first=True)) as chunks:
             async for chunk in chunks:

@@ -24,6 +24,7 @@ from engine.library.importing import link
 from engine.placement.model_settings import ModelSettingsStore
 from engine.remotes.registry import RemoteRegistry
 from engine.remotes.types import Remote
+from engine.server.middleware import MAX_HELD_BYTES, MAX_HELD_BYTES_OF_A_KEY, HeldBytes
 from engine.server.openai.files import Files
 from engine.server.response_store.background import BackgroundJobs
 from engine.server.response_store.conversations import Conversation, ConversationStore
@@ -235,6 +236,61 @@ def test_running_work_is_bounded_and_ends(monkeypatch):
             task.cancel()
 
     asyncio.run(fill())
+
+
+def test_running_work_of_one_key_leaves_room_for_others(monkeypatch):
+    monkeypatch.setattr("engine.server.response_store.background.MAX_RUNNING_OF_A_KEY", SMALL)
+    monkeypatch.setattr("engine.server.streams.MAX_STREAMS_OF_A_KEY", SMALL)
+
+    class Items:
+        def __init__(self, number):
+            self.response = {"id": f"resp_{number}", "status": "in_progress"}
+
+    async def fill():
+        jobs, streams, running = BackgroundJobs(), StreamRegistry(), []
+
+        def stream(key, name):
+            reading = streams.made(key, name, Making(endless(), lambda _: b"", lambda: b""))
+            running.append(asyncio.ensure_future(anext(reading)))
+
+        with sent_by("many"):
+            for number in range(SMALL):
+                jobs.start(Items(number), endless())
+                stream("many", f"talk {number}")
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            with pytest.raises(InputFault, match=f"{SMALL} answers are being made in the background for you"):
+                jobs.start(Items(SMALL), endless())
+            with pytest.raises(InputFault, match=f"{SMALL} streams of yours"):
+                await anext(streams.made("many", "one more", Making(endless(), lambda _: b"", lambda: b"")))
+        with sent_by("one"):
+            jobs.start(Items("other"), endless())
+            stream("one", "talk")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert streams.find("one", "talk")
+        await streams.close()
+        for number in (*range(SMALL), "other"):
+            jobs.forget(f"resp_{number}")
+        for task in running:
+            task.cancel()
+
+    asyncio.run(fill())
+
+
+def test_large_bodies_of_one_key_leave_room_for_those_of_others():
+    held = HeldBytes()
+    held.change("many", MAX_HELD_BYTES_OF_A_KEY + 1)
+    held.change("one", 1)
+    assert held.is_full("many")
+    assert not held.is_full("one")
+    held.change("many", -1)
+    assert not held.is_full("many")
+    shared = HeldBytes()  # without keys
+    shared.change("", MAX_HELD_BYTES)
+    assert not shared.is_full("")
+    shared.change("", 1)
+    assert shared.is_full("")
 
 
 def test_an_export_with_more_values_is_refused(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from engine.core.ownership import may_see, request_owner
 
 # Maximum number of running responses, and of finished ones whose events are still stored.
 MAX_RUNNING: Final = 64
+MAX_RUNNING_OF_A_KEY: Final = 32
 MAX_FINISHED: Final = 64
 _ENDED: Final = frozenset({"completed", "incomplete", "failed", "cancelled"})
 
@@ -75,8 +76,14 @@ class BackgroundJobs:
 
     def start(self, items: Items, chunks: AsyncGenerator[bytes, None]) -> Job:
         """Start a response from `chunks`, its events. Raises: InputFault: too many are running."""
-        if sum(not job.ended for job in self._jobs.values()) >= MAX_RUNNING:
-            raise InputFault(f"{MAX_RUNNING} answers are being made in the background; wait for one.", "background")
+        running = [job.owner for job in self._jobs.values() if not job.ended]
+        owner = request_owner.get()
+        if len(running) >= MAX_RUNNING or (owner and running.count(owner) >= MAX_RUNNING_OF_A_KEY):
+            raise InputFault(
+                f"{running.count(owner)} answers are being made in the background for you, {len(running)} in all; "
+                f"the limits are {MAX_RUNNING_OF_A_KEY if owner else MAX_RUNNING} and {MAX_RUNNING}. Wait for one.",
+                "background",
+            )
         job = self._jobs[str(items.response["id"])] = Job(items)
         items.response |= {"status": "queued", "background": True}
         job.task = asyncio.create_task(self._run(job, chunks))
