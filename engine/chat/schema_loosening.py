@@ -266,12 +266,21 @@ def _joined(path: str, name: str) -> str:
     return f"{path}{name}" if name == "[]" else f"{path}.{name}" if path else name
 
 
+# A place in a grammar that the client did not write.
+_PLACE: Final = re.compile(r"^at \d+\(\d+\): (?=invalid regex)")
+
+
 def readable(problem: str) -> str:
     """A message of the grammar engine, reworded for a client's schema."""
     if problem.startswith("regex parse error"):
         last = problem.splitlines()[-1].removeprefix("error: ")
         return f"a pattern cannot be enforced ({last})"
-    first = problem.splitlines()[0] if problem else ""
+    first, *details = problem.splitlines() or [""]
+    if first.endswith("regex parse error:"):
+        why = next((line.removeprefix("error: ") for line in details if line.startswith("error: ")), "")
+        first = f"{_PLACE.sub('', first).removesuffix(' (in regex): regex parse error:')}: {why}"
+    if first == "NoExtensionBias":
+        return "no text fits it"
     if "coerce_one_of" in first:
         return "the branches of a oneOf may overlap"
     return re.sub(r"^at \d+\(\d+\): failed to compile JSON schema: ", "", first)

@@ -264,15 +264,23 @@ def _problem_text(problem: Any) -> str:
 
 
 def _closest(field: list[Any]) -> Any:
-    """The first problem of a field; for a union field, the problem of the type that was sent."""
-    first = field[0]
-    sent = type(first.get("input")).__name__
+    """The first problem of a field; for a union field, that of the type that was sent, else of the closest one.
 
-    def is_of_that_kind(problem: Any) -> bool:
-        return any(isinstance(part, str) and part.startswith(sent) for part in problem["loc"][1:])
+    The closest type has the fewest problems; among equals, those that are deepest in the value.
+    """
+    members: dict[Any, list[Any]] = {}
+    for problem in field:
+        members.setdefault(problem["loc"][1:2], []).append(problem)
+    if len(members) == 1:
+        return field[0]
+    sent = type(field[0].get("input")).__name__
 
-    fits = [problem for problem in field if is_of_that_kind(problem)]
-    return fits[0] if fits and len(field) > 1 else first
+    def distance(problems: list[Any]) -> tuple[bool, int, int]:
+        first = problems[0]
+        is_of_that_kind = any(isinstance(part, str) and part.startswith(sent) for part in first["loc"][1:])
+        return not is_of_that_kind, len(problems), -len(first["loc"])
+
+    return min(members.values(), key=distance)[0]
 
 
 def _path(location: tuple[int | str, ...]) -> str:

@@ -12,6 +12,8 @@ from engine.documents.types import PART_CHARS, BadDocument, Block, Page
 
 _ROWS: Final = 60
 _SAMPLE: Final = 8192
+# After a quotation mark that is never closed, all that follows is one cell.
+_MOST_CELL_CHARS: Final = 16 << 20
 # Excel's own first line, which names the separator.
 _STATED: Final = re.compile(r'"?sep=([^\w\s"]|\t)"?\n', re.IGNORECASE)
 
@@ -28,7 +30,7 @@ def table(path: Path) -> Iterator[Page]:
         )
     except csv.Error:
         dialect = csv.excel_tab if path.suffix.lower() == ".tsv" else csv.excel
-    csv.field_size_limit(1 << 20)
+    csv.field_size_limit(_MOST_CELL_CHARS)
     head, lines, size, number, row_number = "", [], 0, 1, 0
     try:
         # with line ends, which a cell may contain

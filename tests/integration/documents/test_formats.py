@@ -208,6 +208,7 @@ def test_an_attachment_that_stops_the_reader_leaves_the_text_of_its_mail(reader,
     ("name", "content", "expected"),
     [
         ("sep.csv", "sep=;\nname;price\nIda;1,20\n", "name | price\nIda | 1,20"),
+        ("unclosed.csv", 'id,text\n1,"begun\n' + "2,row\n" * 300_000, "id | text"),
         ("lines.csv", 'id,text\n1,"two\nlines, ""both"""\n', '1 | two lines, "both"'),
         (
             "undeclared.html",

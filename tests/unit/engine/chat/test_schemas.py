@@ -529,3 +529,17 @@ def test_a_schema_that_takes_too_long_is_refused_only_if_it_must_be_enforced():
     )
     with pytest.raises(ConstraintImpossible, match="takes more than"):
         asyncio.run(checker.fit(of_schema(schema, "format"), "format"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "problem"),
+    [
+        ("regex", "(", 'invalid regex "(": unclosed group'),
+        ("lark", "start: /[/", 'invalid regex "[": unclosed character class'),
+        ("regex", r"(a)\1", r'invalid regex "(a)\\1": backreferences are not supported'),
+        ("gbnf", "root ::= root", "no text fits it"),
+        ("lark", "start: x", 'at 1(8): unknown name: "x"'),
+    ],
+)
+def test_the_reason_of_a_refused_grammar_is_told(kind, source, problem):
+    assert CHECKER.check(GrammarCheckRequest(kind=kind, source=source)).problem == problem

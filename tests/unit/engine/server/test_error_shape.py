@@ -89,3 +89,23 @@ def test_one_message_names_the_problem_of_each_wrong_field():
     assert found.param in {"temperature", "max_tokens"}
     assert "temperature: Input should be less than or equal to 5 (got 9)." in str(found)
     assert "max_tokens: Input should be greater than or equal to -1 (got -3)." in str(found)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (["a"] * 3000, "input: List should have at most 2048 items after validation, not 3000."),
+        ([[-1]], "input[0][0]: Input should be greater than or equal to 0 (got -1)."),
+        (5, "input: Input should be a valid string (got 5)."),
+        (["a", "b", 5], "input[2]: Input should be a valid string (got 5)."),
+    ],
+)
+def test_a_message_is_about_the_type_that_is_closest_to_what_was_sent(value, message):
+    from pydantic import ValidationError
+
+    from engine.server.body import fault
+    from engine.server.openai.embeddings import EmbeddingRequest
+
+    with pytest.raises(ValidationError) as refused:
+        EmbeddingRequest.model_validate({"model": "m", "input": value})
+    assert str(fault(refused.value)) == message
