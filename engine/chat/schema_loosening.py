@@ -266,8 +266,8 @@ def _joined(path: str, name: str) -> str:
     return f"{path}{name}" if name == "[]" else f"{path}.{name}" if path else name
 
 
-# A place in a grammar that the client did not write.
-_PLACE: Final = re.compile(r"^at \d+\(\d+\): (?=invalid regex)")
+# A location in a grammar that the client did not write.
+_LOCATION: Final = re.compile(r"^at \d+\(\d+\): (?=invalid regex)")
 
 
 def readable(problem: str) -> str:
@@ -278,7 +278,7 @@ def readable(problem: str) -> str:
     first, *details = problem.splitlines() or [""]
     if first.endswith("regex parse error:"):
         why = next((line.removeprefix("error: ") for line in details if line.startswith("error: ")), "")
-        first = f"{_PLACE.sub('', first).removesuffix(' (in regex): regex parse error:')}: {why}"
+        first = f"{_LOCATION.sub('', first).removesuffix(' (in regex): regex parse error:')}: {why}"
     if first == "NoExtensionBias":
         return "no text fits it"
     if "coerce_one_of" in first:

@@ -9,7 +9,7 @@ from engine.pool.loaded_model import LoadedModel
 from engine.server.ollama.schemas import ModelRequest
 from engine.server.state import ServerState
 
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|μs|ms|s|m|h)")
+_DURATION: Final = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
 _SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 # Nanoseconds per second; Ollama's responses give all durations in nanoseconds.
 NANO: Final = 1_000_000_000
@@ -25,8 +25,8 @@ def seconds(duration: str | float, param: str) -> float:
     if not isinstance(duration, str):
         return float(max(-FOREVER_S, min(FOREVER_S, duration)))
     text = duration.strip()
-    negative, digits = text.startswith("-"), text.lstrip("-")
-    if re.fullmatch(r"\d+(?:\.\d+)?", digits):
+    negative, digits = text.startswith("-"), text[text[:1] in ("-", "+") :]
+    if re.fullmatch(r"\d+\.?\d*|\.\d+", digits):
         total = float(digits)
     else:
         parts = _DURATION.findall(digits)
