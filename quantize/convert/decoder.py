@@ -222,17 +222,46 @@ def _check_layers(source: Checkpoint, tensors: list[OutTensor], config: Config) 
     for name in ("token_embd.weight", "output_norm.weight"):
         if name not in names:
             raise BadFile(str(source.folder), f"no tensor gives {name}")
-    for layer in range(layers):
-        for part in ("attn_norm", "attn_output", "ffn_down"):
-            prefix = f"blk.{layer}.{part}"
-            if not any(n.startswith(prefix) for n in names):
-                raise BadFile(str(source.folder), f"layer {layer} lacks {part}")
+    if config.get("tie_word_embeddings") is False and "output.weight" not in names:
+        reason = "no tensor gives output.weight, and config.json says that it is not the embedding"
+        raise BadFile(str(source.folder), reason)
+    if lacking := _lacking(names, layers):
+        raise BadFile(str(source.folder), lacking)
     for tensor in tensors:
         into_hidden = tensor.name == "token_embd.weight" or tensor.name.endswith(("attn_q.weight", "ffn_up.weight"))
         if into_hidden and tensor.shape[0] != hidden:
             raise BadWeights(str(source.folder), tensor.name, f"rows of {tensor.shape[0]}, expected {hidden}")
         if tensor.name.startswith("blk.") and int(tensor.name.split(".")[1]) >= layers:
             raise BadFile(str(source.folder), f"{tensor.name} is beyond the {layers} layers of config.json")
+    _check_shapes(source, tensors)
+
+
+def _check_shapes(source: Checkpoint, tensors: list[OutTensor]) -> None:
+    """Raises: BadWeights: a tensor holds nothing, or has another shape than in other layers."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for tensor in tensors:
+        shape = shapes.setdefault(_part(tensor.name), tensor.shape)
+        if tensor.shape != shape:
+            raise BadWeights(str(source.folder), tensor.name, f"shape {tensor.shape}, other layers {shape}")
+        if not tensor.shape or 0 in tensor.shape:
+            raise BadWeights(str(source.folder), tensor.name, f"shape {tensor.shape}, which holds no values")
+
+
+def _part(name: str) -> str:
+    """A tensor's name without its layer."""
+    return name.split(".", 2)[2] if name.startswith("blk.") else name
+
+
+def _lacking(names: set[str], layers: int) -> str:
+    """The first part that a layer lacks, as text; all layers of these families have the same parts."""
+    parts = sorted({_part(n) for n in names if n.startswith("blk.")})
+    for layer in range(layers):
+        for part in ("attn_norm", "attn_output", "ffn_down"):
+            if not any(n.startswith(f"blk.{layer}.{part}") for n in names):
+                return f"layer {layer} lacks {part}"
+        if missing := next((part for part in parts if f"blk.{layer}.{part}" not in names), None):
+            return f"layer {layer} lacks {missing}, which other layers have"
+    return ""
 
 
 def to_f32(chunk: Array) -> Array:

@@ -26,6 +26,8 @@ Floats = npt.NDArray[np.float32]
 Read = Callable[[str, slice | None], Array]
 
 _FP4: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+# Weights that share a scale, by the type of the scales: NVFP4 and MXFP4.
+_FP4_GROUPS: Final = {"F8_E4M3": 16, "U8": 32, "F8_E8M0": 32}
 _INT32_BITS: Final = 32
 _AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)  # columns of the eight 4-bit values of an integer, lowest bits first
 _INT8_STEPS: Final = 127  # of bitsandbytes' rows
@@ -125,6 +127,7 @@ def packed_weights(
     if not isinstance(settings, dict):
         settings = {}
     folder = _Folder(where, tensors, settings, _float_dtype(config), read)
+    _check_transforms(folder)
     weights: dict[str, Packed] = {}
     used: set[str] = set()
     for name, info in tensors.items():
@@ -140,6 +143,17 @@ def packed_weights(
     if weights:
         used |= {n for n in tensors if n.endswith(_CACHE_SCALES)}
     return weights, frozenset(used & tensors.keys())
+
+
+def _check_transforms(folder: _Folder) -> None:
+    """Raises: UnsupportedModel: inputs must be rotated when the model runs (QuIP, SpinQuant)."""
+    transforms = folder.settings.get("transform_config")
+    schemes = transforms.get("config_groups") if isinstance(transforms, dict) else None
+    for name, scheme in (schemes if isinstance(schemes, dict) else {}).items():
+        for apply in scheme.get("apply", ()):
+            if apply.get("location") not in {"weight_input", "weight_output"}:
+                reason = f"transform {str(name)[:40]!r} rotates inputs when the model runs; llama.cpp does not"
+                raise UnsupportedModel(folder.where, reason)
 
 
 def _float_dtype(config: Mapping[str, Any]) -> str:
@@ -161,8 +175,7 @@ def _of_one(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Pack
         return _fp8(folder, base, name, info)
     if name.endswith(".qweight"):
         if folder.has(f"{base}scales"):
-            read = _awq if folder.settings.get("quant_method") == "awq" else _gptq
-            return read(folder, base, name, info)
+            return (_awq if _is_awq(folder, name) else _gptq)(folder, base, name, info)
     else:
         for dtype, companion, read in (
             ("U8", "weight.absmax", _bitsandbytes),
@@ -176,6 +189,15 @@ def _of_one(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Pack
     method = str(folder.settings.get("quant_method") or folder.settings.get("format") or "unknown")[:40]
     reason = f"{name} is quantized in a way that cannot be read ({method}, stored as {info.dtype})"
     raise UnsupportedModel(folder.where, reason)
+
+
+def _is_awq(folder: _Folder, name: str) -> bool:
+    """Whether words are in AWQ's order, otherwise in GPTQ's. AutoRound writes both."""
+    if "auto-round" not in str(folder.settings.get("quant_method")):
+        return folder.settings.get("quant_method") == "awq"
+    layout = str(folder.settings.get("packing_format")).lower().rpartition(":")[2]
+    _check_layout(folder, name, layout, ("auto_gptq", "auto_awq"))
+    return layout == "auto_awq"
 
 
 # Floats of 8 and 4 bits.
@@ -254,6 +276,11 @@ def _fp4(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed:
         reason = f"{stored.shape} scales do not divide a weight of {rows_} x {2 * half}"
         raise BadWeights(folder.where, scale, reason)
     size = 2 * half // groups
+    if size != _FP4_GROUPS.get(stored.dtype):
+        reason = f"{name} has groups of {size} with scales of {stored.dtype}; MXFP4 and NVFP4 can be read"
+        raise UnsupportedModel(folder.where, reason)
+    if stored.dtype == "F8_E4M3" and not (folder.has(divisor) or folder.has(factor)):
+        raise BadWeights(folder.where, name, "its scale is missing (weight_global_scale or weight_scale_2)")
 
     def rows(part: slice) -> Floats:
         scales = folder.floats(scale, part)
@@ -294,6 +321,15 @@ def _bits(folder: _Folder, key: str, words: int, values: int) -> int:
         reason = f"{key} has {bits_text} bits; weights of 2, 4 and 8 bits can be read"
         raise UnsupportedModel(folder.where, reason)
     return fitting[0]
+
+
+def _check_words(folder: _Folder, *names: str) -> None:
+    """Raises: BadWeights: packed integers are missing or not stored in 32-bit words."""
+    for name in names:
+        if not folder.has(name):
+            raise BadWeights(folder.where, name, "it is missing")
+        if folder.tensors[name].dtype != "I32":
+            raise BadWeights(folder.where, name, f"stored as {folder.tensors[name].dtype}, expected I32")
 
 
 def _check_layout(folder: _Folder, name: str, stated: Any, layouts: tuple[str, ...]) -> None:
@@ -364,8 +400,10 @@ def _group_of(folder: _Folder, order: str, columns: int, groups: int, size: Any 
         if len(stored) != columns or stored.max(initial=0) >= groups:
             reason = f"{len(stored)} group numbers for {columns} columns in {groups} groups"
             raise BadWeights(folder.where, order, reason)
-        if stored.min(initial=0) >= 0:  # -1 throughout: in order
+        if stored.min(initial=0) >= 0:
             return stored
+        if stored.max(initial=-1) >= 0:  # -1 throughout: in order
+            raise BadWeights(folder.where, order, f"a group number of {stored.min()}")
     if not isinstance(size, int) or not 0 < size <= columns or -(-columns // size) != groups:
         if not groups or columns % groups:
             raise BadWeights(folder.where, order, f"{columns} columns are no multiple of {groups} groups")
@@ -378,7 +416,12 @@ def _gptq(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed
     """GPTQ: (columns / 8, rows) words, scales (groups, rows), zeros packed along the rows."""
     scale, zero, order = f"{base}scales", f"{base}qzeros", f"{base}g_idx"
     words, rows_ = _two(folder, name, info.shape)
+    _check_words(folder, name, *([zero] if folder.has(zero) else []))
     _check_layout(folder, name, folder.settings.get("checkpoint_format"), ("gptq", "gptq_v2"))
+    if folder.settings.get("desc_act") and folder.settings.get("group_size") != -1 and not folder.has(order):
+        raise BadWeights(
+            folder.where, name, "its columns are sorted (desc_act), but their order (g_idx) is missing"
+        )
     bits = _bits(folder, name, words, folder.tensors[order].num_values if folder.has(order) else 0)
     columns = words * _INT32_BITS // bits
     groups = _groups(folder, scale, rows_)
@@ -410,6 +453,7 @@ def _awq(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed:
     """AWQ: (columns, rows / 8) words whose values are interleaved, scales (groups, rows)."""
     scale, zero = f"{base}scales", f"{base}qzeros"
     columns, words = _two(folder, name, info.shape)
+    _check_words(folder, name, zero)
     _check_layout(folder, name, folder.settings.get("version"), ("gemm",))
     bits = _bits(folder, name, words, 0)
     if bits != 4:
@@ -456,6 +500,9 @@ def _bitsandbytes(folder: _Folder, base: str, name: str, info: SafetensorInfo) -
         raise BadWeights(folder.where, name, "its quant_state is missing")
     state_name = f"{base}weight.quant_state.bitsandbytes__{kind}"
     nested = folder.has(f"{base}weight.nested_absmax")
+    parts = ["weight.quant_map", *(["weight.nested_quant_map"] if nested else [])]
+    if missing := next((part for part in parts if not folder.has(base + part)), None):
+        raise BadWeights(folder.where, base + missing, "it is missing")
     try:
         now = msgspec.json.decode(folder.read(state_name, None).tobytes(), type=learned(_State))
     except ValueError as error:

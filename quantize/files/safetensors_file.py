@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,7 @@ _LENGTH_BYTES = 8
 _SPAN_ITEMS = 2  # begin and end
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 INDEX_NAME = "model.safetensors.index.json"
+_NUMBERED = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors$")
 
 # Bits of one value. Source: safetensors 0.6, enum Dtype (sub-byte types included).
 DTYPE_BITS: dict[str, int] = {
@@ -244,9 +246,22 @@ def read_safetensors_folder(folder: str | os.PathLike[str], root: Path | None = 
         paths = [safe_member(folder, p.name, root) for p in sorted(folder.glob("*.safetensors"))]
         if not paths:
             _explain_absence(folder)
+        _check_numbers(paths)
     files = tuple(read_safetensors(p) for p in paths)
     _check_shards(folder, files, weight_map)
     return SafetensorsModel(folder, files)
+
+
+def _check_numbers(paths: list[Path]) -> None:
+    """Check numbered shards of a folder without an index. Raises: IncompleteFile: one is missing."""
+    names = {path.name for path in paths}
+    for path in paths:
+        if match := _NUMBERED.match(path.name):
+            stem, count = match.groups()
+            expected = (f"{stem}-{n + 1:05}-of-{count}.safetensors" for n in range(min(int(count), _MAX_SHARDS)))
+            if missing := next((name for name in expected if name not in names), None):
+                have = sum(p.stat().st_size for p in paths)
+                raise IncompleteFile(str(path.with_name(missing)), have, have + 1)
 
 
 def _explain_absence(folder: Path) -> None:

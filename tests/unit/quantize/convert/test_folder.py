@@ -143,6 +143,9 @@ def test_shards_are_read_as_one(tmp_path, folder):
     (folder / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(IncompleteFile):
         run(folder, tmp_path / "half.gguf")
+    (folder / "model.safetensors.index.json").unlink()
+    with pytest.raises(IncompleteFile, match="model-00002-of-00002"):
+        run(folder, tmp_path / "half.gguf")
 
 
 def set_nan(tensors):
@@ -155,6 +158,23 @@ def set_infinite(tensors):
 
 def drop_layer(tensors):
     del tensors["model.layers.4.mlp.down_proj.weight"]
+
+
+def drop_gate(tensors):
+    del tensors["model.layers.4.mlp.gate_proj.weight"]
+
+
+def other_width(tensors):
+    tensors["model.layers.4.mlp.down_proj.weight"] = np.zeros((256, 700), np.float16)
+
+
+def no_values(tensors):
+    for layer in range(8):
+        tensors[f"model.layers.{layer}.self_attn.k_proj.weight"] = np.zeros((0, 256), np.float16)
+
+
+def scalar(tensors):
+    tensors["model.norm.weight"] = np.zeros((), np.float16)
 
 
 def extra_layer(tensors):
@@ -179,6 +199,10 @@ def narrow(tensors):
         (set_nan, BadWeights, r"blk\.3\.attn_v\.weight: holds NaN"),
         (set_infinite, BadWeights, r"blk\.3\.attn_v\.weight: holds infinity"),
         (drop_layer, BadFile, "layer 4 lacks ffn_down"),
+        (drop_gate, BadFile, r"layer 4 lacks ffn_gate\.weight, which other layers have"),
+        (other_width, BadWeights, r"blk\.4\.ffn_down\.weight: shape \(700, 256\), other layers \(768, 256\)"),
+        (no_values, BadWeights, "attn_k.weight: shape .*which holds no values"),
+        (scalar, BadWeights, "output_norm.weight: shape .*which holds no values"),
         (extra_layer, BadFile, "beyond the 8 layers"),
         (unknown_tensor, UnsupportedModel, "self_attn.sink"),
         (odd_heads, BadWeights, "257 rows"),
@@ -189,6 +213,13 @@ def narrow(tensors):
 def test_damaged_weights_are_named(tmp_path, folder, change, error, words):
     rewrite(folder, change)
     with pytest.raises(error, match=words):
+        run(folder, tmp_path / "out.gguf")
+
+
+def test_a_head_that_is_not_the_embedding_must_be_there(tmp_path, folder):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": False}))
+    with pytest.raises(BadFile, match=r"no tensor gives output\.weight"):
         run(folder, tmp_path / "out.gguf")
 
 

@@ -229,7 +229,13 @@ FORMATS = {
     "GPTQ, sorted columns": lambda: gptq("gptq", shuffled=True),
     "GPTQ, second version": lambda: gptq("gptq_v2"),
     "GPTQ, a layer with bits of its own": lambda: other_settings(gptq("gptq"), bits=8),
+    "GPTQ of AutoRound": lambda: other_settings(
+        gptq("gptq"), quant_method="auto-round", packing_format="auto_round:auto_gptq"
+    ),
     "AWQ": awq,
+    "AWQ of AutoRound": lambda: other_settings(
+        awq(), quant_method="auto-round", packing_format="auto_round:auto_awq"
+    ),
     "bitsandbytes NF4": lambda: nf4(nested=False),
     "bitsandbytes NF4, scales in 8 bits": lambda: nf4(nested=True),
     "bitsandbytes 8 bits": int8_rows,
@@ -255,18 +261,37 @@ def test_every_value_is_the_librarys(kind, tmp_path):
     assert sum(source.formats.values()) == 1
 
 
+def retyped(name: str, dtype: str, values: np.ndarray):
+    return lambda t: t.update({f"{BASE}.{name}": (dtype, values)})
+
+
+def without(name: str):
+    return lambda t: t.pop(f"{BASE}.{name}")
+
+
 @pytest.mark.parametrize(
-    ("change", "error", "words"),
+    ("made", "change", "error", "words"),
     [
-        (lambda t: t.pop(f"{BASE}.scales"), UnsupportedModel, "cannot be read"),
-        (lambda t: t.update({f"{BASE}.scales": ("F16", np.ones((2, 7), np.float16))}), BadWeights, "do not belong"),
-        (lambda t: t.update({f"{BASE}.g_idx": ("I32", np.full(COLUMNS, 2, np.int32))}), BadWeights, "in 2 groups"),
-        (lambda t: t.update({f"{BASE}.g_idx": ("I32", np.zeros(3, np.int32))}), UnsupportedModel, "85.* bits"),
-        (lambda t: t.update({f"{BASE}.g_idx": ("I32", np.zeros(85, np.int32))}), UnsupportedModel, "has 3.01 bits"),
+        ("GPTQ", without("scales"), UnsupportedModel, "cannot be read"),
+        ("GPTQ", retyped("scales", "F16", np.ones((2, 7), np.float16)), BadWeights, "do not belong"),
+        ("GPTQ", retyped("g_idx", "I32", np.full(COLUMNS, 2, np.int32)), BadWeights, "in 2 groups"),
+        ("GPTQ", retyped("g_idx", "I32", np.arange(-1, COLUMNS - 1, dtype=np.int32) % 2 - 1), BadWeights, "of -1"),
+        ("GPTQ", retyped("g_idx", "I32", np.zeros(3, np.int32)), UnsupportedModel, "85.* bits"),
+        ("GPTQ", retyped("g_idx", "I32", np.zeros(85, np.int32)), UnsupportedModel, "has 3.01 bits"),
+        ("GPTQ", retyped("qzeros", "F16", np.zeros((2, 12), np.float16)), BadWeights, "stored as F16"),
+        ("GPTQ", retyped("qweight", "F32", np.zeros((8, ROWS), np.float32)), BadWeights, "stored as F32"),
+        ("AWQ", without("qzeros"), BadWeights, "qzeros: it is missing"),
+        ("NVFP4 of ModelOpt", without("weight_scale_2"), BadWeights, "its scale is missing"),
+        ("NVFP4 of ModelOpt", retyped("weight_scale", "F8_E4M3", np.ones((ROWS, 2), np.uint8)), UnsupportedModel,
+         "groups of 32 with scales of F8_E4M3"),
+        ("MXFP4", retyped("weight_scale", "U8", np.ones((ROWS, 1), np.uint8)), UnsupportedModel, "groups of 64"),
+        ("FP8, blocks", without("weight_scale_inv"), BadWeights, "its scale is missing"),
+        ("bitsandbytes NF4", without("weight.quant_map"), BadWeights, "quant_map: it is missing"),
+        ("bitsandbytes NF4, scales in 8 bits", without("weight.nested_quant_map"), BadWeights, "it is missing"),
     ],
-)
-def test_parts_that_do_not_fit_together_are_refused(change, error, words, tmp_path):
-    tensors, settings, _, _ = gptq("gptq")
+)  # fmt: skip
+def test_parts_that_do_not_fit_together_are_refused(made, change, error, words, tmp_path):
+    tensors, settings, _, _ = FORMATS[made]()
     change(tensors)
     source = Checkpoint(write(tmp_path / "model", tensors, {"quantization_config": settings}))
     with pytest.raises(error, match=words):
@@ -279,11 +304,21 @@ def test_parts_that_do_not_fit_together_are_refused(change, error, words, tmp_pa
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "layout 'marlin'"),
         ({"quant_method": "awq", "bits": 8}, "AWQ of 8 bits"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "layout 'gemv'"),
+        ({"quant_method": "auto-round", "packing_format": "auto_round:exllamav2"}, "layout 'exllamav2'"),
+        ({"transform_config": {"config_groups": {"R3": {"apply": [{"location": "q_attn"}]}}}}, "transform 'R3'"),
     ],
 )
 def test_bits_that_cannot_be_read_are_named(settings, words, tmp_path):
     source = Checkpoint(write(tmp_path / "model", gptq("gptq")[0], {"quantization_config": settings}))
     with pytest.raises(UnsupportedModel, match=words):
+        list(source.names)
+
+
+def test_sorted_columns_without_their_order_are_refused(tmp_path):
+    tensors, settings, _, _ = gptq("gptq", shuffled=True)
+    del tensors[f"{BASE}.g_idx"]
+    source = Checkpoint(write(tmp_path / "model", tensors, {"quantization_config": settings | {"desc_act": True}}))
+    with pytest.raises(BadWeights, match="their order"):
         list(source.names)
 
 
