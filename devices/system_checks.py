@@ -21,6 +21,7 @@ NPU_ENGINES = ("/usr/bin/flm", "/usr/local/bin/flm", "/opt/fastflowlm/bin/flm")
 LOCKUP_TIMEOUT = "/sys/module/amdgpu/parameters/lockup_timeout"
 SHORT_WATCHDOG_KERNEL = (7, 0)
 SHORT_WATCHDOG_MS = 2000
+NO_LIMIT_MS = 10**9
 DRI_DEBUG = "/sys/kernel/debug/dri"
 BAD_MES_FIRMWARE = 0x83
 GOOD_NPU_FIRMWARE = (1, 1, 2, 65)
@@ -69,12 +70,18 @@ def driver_versions(host: Host) -> tuple[tuple[str, str], ...]:
         "amdgpu_dkms": text(host, "/sys/module/amdgpu/version"),
     }
     limits_text = " ".join(word.partition("=")[2] for word in words if word.startswith("amdgpu.lockup_timeout="))
-    limits = [int(n) for n in re.findall(r"\d{1,9}", text(host, LOCKUP_TIMEOUT) or limits_text, re.ASCII)]
-    versions["lockup_timeout_ms"] = str(min((ms for ms in limits if ms), default="") or "")
+    limits = _timeouts_ms(text(host, LOCKUP_TIMEOUT) or limits_text)
+    versions["lockup_timeout_ms"] = str(min(limits, default=""))
     versions["mes"] = next((str(version) for version in _mes_versions(host)), "")
     versions["cwsr_fix"] = "1" if _has_cwsr_fix(host) or "amdgpu.cwsr_enable=0" in words else ""
     versions["board_axb35"] = "1" if "AXB35" in text(host, "/sys/class/dmi/id/board_name") else ""
     return tuple((name, version) for name, version in versions.items() if version)
+
+
+def _timeouts_ms(parameter: str) -> list[int]:
+    """The driver's limits in ms, perhaps one for each kind of queue. 0 is the default, less than 0 is no limit."""
+    limits = [int(number) for number in re.findall(r"-?\d{1,9}", parameter, re.ASCII)]
+    return [NO_LIMIT_MS if limit < 0 else limit for limit in limits if limit]
 
 
 def harmful_variables(host: Host) -> tuple[str, ...]:
@@ -153,7 +160,9 @@ def _gtt(host: Host, words: list[str], machine: Machine) -> list[Finding]:
 
 
 def _release(machine: Machine) -> tuple[int, ...]:
-    return tuple(int(n) for n in re.findall(r"\d{1,6}", machine.kernel, re.ASCII)[:3])
+    """The version alone: of 6.18-rc4 the last number is none of a release."""
+    match = re.match(r"(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?", machine.kernel, re.ASCII)
+    return tuple(int(number or 0) for number in match.groups()) if match else ()
 
 
 def _kernel(host: Host, words: list[str], machine: Machine) -> list[Finding]:
@@ -182,10 +191,10 @@ def _watchdog(host: Host, words: list[str], machine: Machine) -> list[Finding]:
     gpu = next((d for d in machine.devices if d.kind in {"igpu", "dgpu"} and d.vendor == "AMD"), None)
     if gpu is None:
         return []
-    set_to = [int(n) for n in re.findall(r"\d{1,9}", text(host, LOCKUP_TIMEOUT), re.ASCII)]
+    set_to = _timeouts_ms(text(host, LOCKUP_TIMEOUT))
     is_given = any(word.startswith("amdgpu.lockup_timeout=") for word in words)
     by_version = not set_to and not is_given and _release(machine) >= SHORT_WATCHDOG_KERNEL
-    short_ms = min((ms for ms in set_to if ms), default=SHORT_WATCHDOG_MS if by_version else None)
+    short_ms = min(set_to, default=SHORT_WATCHDOG_MS if by_version else None)
     if short_ms is None or short_ms > SHORT_WATCHDOG_MS:
         return []
     misspelt = next((word for word in words if word.startswith("amdgpu.lockup_timeout=")), "")

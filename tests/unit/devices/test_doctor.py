@@ -82,6 +82,9 @@ def constructed(files=(), *, env=None, access=(), dmesg="", kernel="", base=HALO
         ("gfx_override_variable", {"env": {"HSA_OVERRIDE_GFX_VERSION": "11.0.0"}}),
         ("display_freezes", {"kernel": "6.19.4", "dmesg": FROZEN}),
         ("kernel_too_old_for_gfx1151", {"kernel": "6.17.0"}),
+        ("kernel_too_old_for_gfx1151", {"kernel": "6.18-rc4"}),
+        ("kernel_too_old_for_gfx1151", {"kernel": "6.18+deb14-amd64"}),
+        ("gpu_watchdog_short", {"files": {WATCHDOG: "0"}, "kernel": "7.0-rc2"}),
         ("kernel_too_old_for_gfx1151", {"kernel": "6.14.0", "files": {NODE: "cwsr_size 1"}}),
     ],
 )
@@ -95,6 +98,8 @@ def test_what_harms_strix_halo_is_found(wanted, changes):
         ("gpu_watchdog_short", {"files": {WATCHDOG: "10000"}, "kernel": "7.1.3"}),
         ("gpu_watchdog_short", {"files": {"/proc/cmdline": "amdgpu.lockup_timeout=10000"}, "kernel": "7.1.3"}),
         ("gpu_watchdog_short", {"kernel": "6.18.22"}),
+        ("gpu_watchdog_short", {"files": {WATCHDOG: "-1"}, "kernel": "7.1.3"}),
+        ("gpu_watchdog_short", {"files": {WATCHDOG: "-1,60000,-1,-1\n"}, "kernel": "7.1.3"}),
         ("mes_firmware_hangs", {"files": {FIRMWARE: f"{MES}80"}}),
         ("rocm_too_old", {"files": {ROCM: "7.14.0"}}),
         ("display_freezes", {"kernel": "6.18.22", "dmesg": FROZEN}),
