@@ -13,6 +13,7 @@ from PySide6.QtWidgets import QAbstractButton
 
 from app.gui.chat import voice
 from app.gui.chat.message_widget import MessageWidget
+from app.gui.code.page import CodePage
 from app.voice.dictation import WAV, wav_file
 from app.voice.microphone_child import RATE
 from engine.api.jobs import Job, JobKind, Progress
@@ -176,6 +177,26 @@ def test_another_chat_gets_no_word_of_it(qtbot, page, dictation):
     assert page.composer.text == ""
 
 
+def test_dictation_writes_the_question_of_the_code_page(qtbot, show, services, listener, tone, server, tmp_path):
+    services.settings.set(voice.DEVICE, f"{WAV}{tone}")
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "lamp.py").write_text("LIT = True\n")
+    code = show(CodePage(services))
+    with qtbot.waitSignal(code.controller.opened):
+        code.open_folder(project)
+    click(code.dictation.button)
+    qtbot.waitUntil(lambda: "word1" in code.composer.text)
+    other = tmp_path / "other"
+    other.mkdir()
+    with qtbot.waitSignal(code.controller.opened):
+        code.open_folder(other)  # what is said is for the project that it was begun in
+    assert not code.dictation.active
+    qtbot.waitUntil(lambda: not children())
+    assert server.bodies == []
+    code.controller.close_project()
+
+
 def test_silence_and_the_longest_time_end_it(qtbot, page, dictation, listener, monkeypatch):
     listener.silent = True
     monkeypatch.setattr(voice, "SILENCE_S", 1.5)
@@ -321,6 +342,11 @@ def test_an_answer_is_read_aloud_until_stop(qtbot, page, server, speaker):
     qtbot.waitUntil(lambda: len(read_of(speaker)) == 3)
     click(pane, "Stop reading aloud")
     qtbot.waitUntil(lambda: len(read_of(speaker)) == 4)
+    assert not page.voice.reading.active
+    click(pane, "Read aloud")
+    qtbot.waitUntil(lambda: len(read_of(speaker)) == 5)
+    page.hide()  # another page is shown: nothing there could stop it
+    qtbot.waitUntil(lambda: len(read_of(speaker)) == 6)
     assert not page.voice.reading.active
 
 

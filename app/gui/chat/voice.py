@@ -434,11 +434,18 @@ class ReadingSign(QFrame):
 
     def __init__(self, on_stop: Callable[[], object]) -> None:
         super().__init__()
+        self._on_stop = on_stop
         self.setProperty("kind", "note")
         words = ElidedLabel(self.tr("Reading the answer aloud"))
         line = row(words, button(self.tr("Stop reading"), on_stop), margins=(12, 4, 4, 4), grow=0)
         self.setLayout(line)
         self.hide()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        """Stop when the page is left or the window closes; in a minimized window (spontaneous) it goes on."""
+        super().hideEvent(event)
+        if not event.spontaneous():
+            self._on_stop()
 
 
 class ReadAloud(QObject):
@@ -451,6 +458,7 @@ class ReadAloud(QObject):
         composer.add_voice(None, self.sign)
         self._message_id = 0
         self._aloud: Aloud | None = None
+        self._stopped: Aloud | None = None
         services.settings.changed.connect(self._on_setting)
         services.background.at_close(self._stop_now)
 
@@ -495,12 +503,16 @@ class ReadAloud(QObject):
     def stop(self) -> None:
         aloud, self._aloud = self._aloud, None
         if aloud is not None:
+            self._stopped = aloud
             self._services.background.run(aloud.stop, None, None, self)
             self._show_all()
 
     def _stop_now(self) -> None:
-        if self._aloud is not None:
-            self._aloud.stop()
+        """Stop before the program ends, also what `stop` has left to a worker: queued work is dropped then."""
+        for aloud in (self._aloud, self._stopped):
+            if aloud is not None:
+                aloud.stop()
+        self._aloud = None
 
     def _why(self, error: Exception) -> str:
         if isinstance(error, NoSpeechService) and not error.detail:
