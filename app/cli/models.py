@@ -18,6 +18,7 @@ from app.cli.models_files import (
     move_folder_command,
     remove_command,
     rename_command,
+    unlink_command,
     verify_command,
 )
 from app.cli.models_hub import compare_command, pull_command, search_command, starters_command
@@ -284,6 +285,7 @@ for sub in (
     convert_command,
     converter_command,
     link_command,
+    unlink_command,
     verify_command,
     sampling_command,
     engine_args_command,

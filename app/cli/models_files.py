@@ -1,4 +1,4 @@
-"""`tessera models import`, `link`, `verify`, `rename` and `remove`."""
+"""`tessera models import`, `link`, `unlink`, `verify`, `rename` and `remove`."""
 
 import json
 from pathlib import Path
@@ -102,6 +102,39 @@ def link_command(where: str | None, as_json: bool) -> None:
         echo("\n".join(added))
     else:
         echo("Linked. There is no new model in it.")
+
+
+@click.command("unlink")
+@click.argument("where", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def unlink_command(where: str | None, as_json: bool) -> None:
+    """Stop using the models of a linked folder. Their files stay.
+
+    WHERE: a linked folder, lmstudio, ollama, llama.cpp, jan, huggingface. Without it: list the linked folders.
+    """
+    import msgspec
+
+    from app.cli.job_line import this_computers_server
+
+    with this_computers_server() as client:
+        if where is None:
+            linked = client.linked_folders()
+        else:
+            path = Path(where).expanduser()
+            is_path = path.exists() or len(path.parts) > 1  # a linked folder may be gone
+            unlinked = client.unlink(str(path.absolute()) if is_path else where)
+    if as_json:
+        click.echo(msgspec.json.encode(linked if where is None else unlinked).decode())
+    elif where is not None:
+        for folder in unlinked.folders:
+            echo(f"Unlinked: {folder}")
+        echo(f"Models taken from the list: {', '.join(unlinked.removed) or 'none'}. Their files stay.")
+    else:
+        for one in linked.folders:
+            state = "" if one.is_here else "  (not there now)"
+            echo(f"{one.models:>4}  {one.app:<13}{one.path}{state}")
+        if not linked.folders:
+            echo("No folder is linked. Link one: tessera models link PATH")
 
 
 @click.command("verify")

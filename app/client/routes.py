@@ -25,12 +25,13 @@ from engine.api.collections import (
 )
 from engine.api.collections import Removed as CollectionRemoved
 from engine.api.converting import ConverterRemoved, ConverterState, ConvertRequest, OnnxConvertRequest
-from engine.api.hub import CompareUploadsRequest, RepoPlan, SearchResults, Starters, Updates
+from engine.api.hub import CompareUploadsRequest, Folders, RepoPlan, SearchResults, Starters, Updates
 from engine.api.jobs import Job, Jobs
 from engine.api.library import (
     Freed,
     ImportRequest,
     Linked,
+    LinkedFolders,
     LinkRequest,
     LocateRequest,
     Model,
@@ -42,6 +43,7 @@ from engine.api.library import (
     RenameRequest,
     Tensors,
     Trash,
+    Unlinked,
 )
 from engine.api.machine import (
     CanaryState,
@@ -140,6 +142,9 @@ class Routes(ChatRoutes, JobRoutes):
     model = Route[[str], Model]("get", "/models/{}", Model)
     tensors = Route[[str], Tensors]("get", "/models/{}/tensors", Tensors)
     link = Route[[str], Linked]("post", "/models/link", Linked, LinkRequest)
+    foreign_folders = Route[[], Folders]("get", "/hub/folders", Folders)
+    linked_folders = Route[[], LinkedFolders]("get", "/linked-folders", LinkedFolders)
+    unlink = Route[[str], Unlinked]("delete", "/linked-folders?where={}", Unlinked)
     locate = Route[[str, str], Model]("post", "/models/{}/locate", Model, LocateRequest)
     models_folder = Route[[], ModelsFolder]("get", "/models-folder", ModelsFolder)
     move_models = Route[[str], Job]("post", "/models-folder/move", Job, MoveRequest)

@@ -82,6 +82,11 @@ class JobList(QWidget):
             self._on_changed(job)
         self._show_or_hide()
 
+    def is_seen(self, job: Job) -> bool:
+        """Whether the card of a job is in sight."""
+        card = self._cards.get(job.id)
+        return card is not None and not card.visibleRegion().isEmpty()
+
     def _on_changed(self, job: Job) -> None:
         if self._kinds is not None and job.kind not in self._kinds:
             return
@@ -125,6 +130,8 @@ def note_of(job: Job) -> str:
         parts.append(tr("Waiting for its turn"))
     if _has_steps(job):
         parts += [step_words(progress.phase), f"{formatted.whole(100 * share(progress))} %"]
+        if job.state == "paused" and _position(progress.phase) >= _NOT_STORED:
+            parts.append(tr("measurements are stored; this step starts again"))
     else:
         parts += [phase_words(progress.phase), amount_of(progress), translated(progress.note_detail, progress.note)]
     if job.state == "running":
@@ -194,6 +201,8 @@ def tr(text: str) -> str:
 
 # Quantization progress as one bar and six named steps.
 
+# A pause keeps what was measured and rounded, and no unfinished file.
+_NOT_STORED = 4
 # Phases of quantize.job.execute and of its workers, grouped by step.
 _QUANTIZE_STEPS: tuple[tuple[str, frozenset[str]], ...] = (
     ("reading the model", frozenset({"read", "exact", "hash", "convert", "prepare", "first", ""})),

@@ -10,11 +10,13 @@ from engine.library.types import (
     Details,
     FileCheck,
     Format,
+    LinkedFolder,
     ModelFile,
     Moved,
     Origin,
     ServerPath,
     State,
+    Unlinked,
     Verification,
 )
 from engine.message_catalog.reasons import Reason
@@ -42,6 +44,12 @@ class LinkRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """
 
     where: ServerPath
+
+
+class LinkedFolders(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/linked-folders: folders that are scanned in place."""
+
+    folders: tuple[LinkedFolder, ...]
 
 
 class ModelsFolder(msgspec.Struct, frozen=True, kw_only=True):

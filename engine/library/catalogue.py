@@ -191,6 +191,10 @@ class Store:
         """Scan `folder` from now on; `app` names the application it belongs to."""
         self._write("INSERT OR REPLACE INTO folders (path, app) VALUES (?, ?)", (folder, app))
 
+    def unwatch(self, folder: str) -> None:
+        """Do not scan `folder` any more."""
+        self._write("DELETE FROM folders WHERE path = ?", (folder,))
+
     def folders(self) -> dict[str, str | None]:
         """Folders that were linked, with the application each belongs to."""
         with self._lock:
@@ -271,7 +275,7 @@ class Catalogue:
         """Scan the bundled, own and linked folders for new and changed models."""
         candidates: dict[str, tuple[Candidate, str | None]] = {}
         blobs: set[Path] = set()
-        for root, app in self._roots():
+        for root, app in self.roots():
             for candidate in find_ollama_models(root) if is_store(root) else find_models(root):
                 # Snapshots in a Hugging Face cache are links, and two commits may share one file.
                 same = Path(candidate.files[0].path).resolve() if app == "huggingface" else None
@@ -385,7 +389,8 @@ class Catalogue:
             own = entries.name if entries is not None and entry.renamed else entry.name
             self.store.put(key, msgspec.structs.replace(entry, name=own))
 
-    def _roots(self) -> list[tuple[Path, str | None]]:
+    def roots(self) -> list[tuple[Path, str | None]]:
+        """The folders that are scanned, each with the application it belongs to."""
         linked = [(Path(folder), app) for folder, app in self.store.folders().items()]
         return [(BUNDLED_MODELS, None), (installed_models(), None), (self.paths.models, None), *linked]
 

@@ -16,7 +16,7 @@ from engine.library import other_apps
 from engine.library.catalogue import Catalogue, Changes
 from engine.library.errors import CannotWrite, NotEnoughDisk
 from engine.library.scan import candidate_at
-from engine.library.types import ModelEntry, Origin
+from engine.library.types import LinkedFolder, ModelEntry, Origin, Unlinked
 from engine.message_catalog.reasons import because
 from quantize.files.safetensors_file import refuse_pickle
 
@@ -131,6 +131,61 @@ def link(catalogue: Catalogue, where: str) -> tuple[Changes, ModelEntry | None]:
     own = next((f.app for f in other_apps.present() if f.path.resolve() == path.resolve()), None)
     catalogue.store.watch(str(path), own)
     return catalogue.refresh(), None
+
+
+def linked_folders(catalogue: Catalogue) -> tuple[LinkedFolder, ...]:
+    """The linked folders, each with the number of its models."""
+    keys = [key for key, entry in catalogue.store.entries().items() if not entry.details.is_projector]
+    return tuple(
+        LinkedFolder(
+            path=folder,
+            app=app or "",
+            models=sum(Path(key).is_relative_to(folder) for key in keys),
+            is_here=Path(folder).is_dir(),
+        )
+        for folder, app in catalogue.store.folders().items()
+    )
+
+
+def unlink(catalogue: Catalogue, where: str) -> Unlinked:
+    """Stop scanning a linked folder, or all linked folders of an application, and forget their models. Files stay.
+
+    Models that a folder which is still scanned has too are kept. A later link shows also models that the user had
+    removed. Raises: InputFault: no such folder is linked.
+    """
+    linked = catalogue.store.folders()
+    if where in other_apps.APPS:
+        folders = [folder for folder, app in linked.items() if app == where]
+    else:
+        path = Path(where).expanduser()
+        same = [folder for folder in linked if Path(folder) == path]
+        folders = same or [
+            folder for folder in linked if path.is_absolute() and Path(folder).resolve() == path.resolve()
+        ]
+    if not folders:
+        reason = (
+            because("folder_not_linked", path=where, linked=tuple(linked))
+            if linked
+            else because("no_linked_folder")
+        )
+        raise InputFault(reason, "where")
+    store = catalogue.store
+    with store.writing():
+        for folder in folders:
+            store.unwatch(folder)
+        kept = [root for root, _ in catalogue.roots()]
+
+        def is_gone(key: str) -> bool:
+            path = Path(key)
+            return any(map(path.is_relative_to, folders)) and not any(map(path.is_relative_to, kept))
+
+        gone = {key: entry for key, entry in store.entries().items() if is_gone(key)}
+        for key in gone:
+            store.forget(key)
+        for key in filter(is_gone, store.hidden()):
+            store.hide(key, hidden=False)
+    removed = tuple(entry.id for entry in gone.values() if not entry.details.is_projector)
+    return Unlinked(folders=tuple(folders), removed=removed)
 
 
 def _members(path: Path) -> tuple[list[Path], Path | None]:

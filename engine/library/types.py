@@ -37,6 +37,22 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     expected: dict[str, str] = {}
 
 
+class LinkedFolder(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder whose models are used in place; `app` is its application or "". `is_here`: it can be read now."""
+
+    path: str
+    app: str
+    models: int
+    is_here: bool
+
+
+class Unlinked(msgspec.Struct, frozen=True, kw_only=True):
+    """Folders that are not linked any more, and ids of the models that were taken from the list. Files stay."""
+
+    folders: tuple[str, ...]
+    removed: tuple[str, ...]
+
+
 class Details(msgspec.Struct, frozen=True, kw_only=True):
     """Data from the headers. `quantization` is the recipe's usual name; `type_bytes` its bytes by tensor type.
 

@@ -67,6 +67,8 @@ _DISK: Final = {
     "no_model_there": "it is no GGUF file and no folder of a safetensors or ONNX model",
     "leads_out": "{name} leads out of the model's folder",
     "no_app_folder": "no folder of {app} was found on this computer; give its path instead",
+    "no_linked_folder": "no folder is linked",
+    "folder_not_linked": "{path} is not linked; these folders are: {linked}",
     "nothing_at_path": "{path} does not exist; give a file, a folder, or one of: {apps}",
     "not_in_trash": "{ticket!r} is not in the trash",
     "no_config": "{folder} is not a model folder: it contains no config.json.",

@@ -1,17 +1,19 @@
 """The expected loss of a repository's files and of other uploads of the same model, before a download."""
 
 from PySide6.QtCore import QCoreApplication, Signal
-from PySide6.QtWidgets import QCheckBox, QFrame, QVBoxLayout
+from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QVBoxLayout
 
 from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.jobs import Jobs
 from app.gui.reasons import translated
-from app.gui.widgets.basics import Banner, button, clear, label, row, stack
+from app.gui.widgets.basics import Banner, button, clear, label, row, set_kind, stack
+from app.gui.widgets.flow import Flow
 from engine.api.hub import CompareUploadsRequest, Option, RepoPlan, UploadComparison, UploadLoss
 from engine.api.jobs import Job, result_of
 
 _OTHERS = 5
+_WHOLE = 10  # smaller multiples have a decimal
 # Share of the bytes that is read. Source: quantize.measure.row_errors, with headers.
 _SHARE = 0.015
 _ORIGINALS = frozenset({"F32", "F16", "BF16"})
@@ -84,8 +86,9 @@ class CompareUploads(QFrame):
     def show_result(self, comparison: UploadComparison) -> None:
         """List the uploads, and say what is known."""
         clear(self._rows)
+        least = min((loss.kld for loss in comparison.uploads if loss.kld), default=0.0)
         for loss in comparison.uploads:
-            self._rows.addLayout(self._row(loss))
+            self._rows.addLayout(self._row(loss, least))
         if comparison.tested_by:
             words = _tr("From samples of the weights, and the test of {name} in your library.")
             basis = words.format(name=comparison.tested_by)
@@ -101,17 +104,27 @@ class CompareUploads(QFrame):
         )
         self._rows.addWidget(label(f"{basis} {sizes}", "small", wrap=True))
 
-    def _row(self, loss: UploadLoss) -> QVBoxLayout:
+    def _row(self, loss: UploadLoss, least: float) -> QHBoxLayout:
+        """A file: its name, what is known of it, its loss as a multiple of the least, and its download."""
         facts = [formatted.size(loss.size_bytes)]
         if loss.bits_per_weight:
             facts.append(_tr("{n} bits per weight").format(n=formatted.decimal(loss.bits_per_weight, 2)))
         facts.append(loss_words(loss))
-        name = loss.label if loss.repo == self._repo else loss.name
-        get = button(_tr("Download"), lambda: self.pull_pressed.emit(loss.repo, loss.label), "link")
+        head = Flow(spacing=8)
+        head.add(label(loss.label if loss.repo == self._repo else loss.name, "strong", wrap=True))
+        if loss.kld and least:  # the factor of the model is the same for all, so this is the surest figure
+            times = loss.kld / least
+            words = _tr("{n} times the least loss") if times > 1 else _tr("Least loss")
+            chip = label(words.format(n=formatted.decimal(times, 0 if times >= _WHOLE else 1)), "chip")
+            set_kind(chip, "chip" if times > 1 else "chip-ok")
+            head.add(chip)
+        get = button(_tr("Download"), lambda: self.pull_pressed.emit(loss.repo, loss.label))
         get.setAccessibleName(_tr("Download {name}").format(name=loss.name))
-        text = label(f"{name}: {' · '.join(facts)}", "", wrap=True, selectable=True)
-        line = row(text, get, spacing=16, grow=0)
-        return stack(line)
+        text = stack(head, label(" · ".join(facts), "small", wrap=True, selectable=True), spacing=2)
+        line = row(spacing=16, margins=(0, 6, 0, 6))
+        line.addLayout(text, 1)
+        line.addWidget(get)
+        return line
 
 
 def quantized_options(plan: RepoPlan) -> list[Option]:

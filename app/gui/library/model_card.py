@@ -184,11 +184,19 @@ def publication_words(model: Model) -> str:
     return " · ".join(parts)
 
 
+_APPS = {"lmstudio": "LM Studio", "ollama": "Ollama", "jan": "Jan", "huggingface": "Hugging Face"}
+
+
+def app_title(app: str) -> str:
+    """The name of another application, as it writes it."""
+    return _APPS.get(app, app)
+
+
 def origin_words(origin: Origin) -> str:
     """A model's origin: repository or owning application if known."""
     return (
         origin.repo
-        or origin.app
+        or app_title(origin.app or "")
         or {
             "bundled": _tr("Included with Tessera"),
             "installed": _tr("Included with Tessera"),
@@ -218,7 +226,8 @@ def chips_of(model: Model, tool_calls_frac: float | None = None) -> list[tuple[s
     elif origin.kind == "built":
         chips.append((_tr("Created on this computer"), "chip-ok"))
     elif origin.kind == "linked":
-        chips.append((_tr("Linked from {app}").format(app=origin.app) if origin.app else _tr("Linked"), "chip"))
+        words = _tr("Linked from {app}").format(app=app_title(origin.app)) if origin.app else _tr("Linked")
+        chips.append((words, "chip"))
     if tool_calls_frac is not None:
         share = f"{tool_calls_frac:.0%}"
         chips.append(

@@ -22,6 +22,7 @@ from app.gui.job_card import JobList, title_of
 from app.gui.jobs import Jobs
 from app.gui.library.details import DetailsDialog
 from app.gui.library.hub_tab import HubTab
+from app.gui.library.linked_folders import LinkedFoldersDialog
 from app.gui.library.load_dialog import LoadDialog
 from app.gui.library.model_card import ModelCard, capability_words
 from app.gui.reasons import error_message, failure_of
@@ -116,7 +117,8 @@ class LibraryPage(Page):
         self.tabs.addTab(self._here, self.tr("On this computer"))
         self.tabs.addTab(self.hub, self.tr("Find models"))
         self.tabs.currentChanged.connect(self._on_tab)
-        for widget in (JobList(services.theme, jobs), self.tabs):
+        self._unfinished = JobList(services.theme, jobs)
+        for widget in (self._unfinished, self.tabs):
             self.content.addWidget(widget)
         self.while_visible(_REFRESH_MS, self.refresh, self._rescan)
         jobs.finished.connect(self._on_job_finished)
@@ -385,6 +387,7 @@ class LibraryPage(Page):
         menu = Menu(self._services.theme, self)
         menu.add("attach", self.tr("A GGUF file…"), lambda: self._choose(folder=False))
         menu.add("folder", self.tr("A folder (safetensors, ONNX)…"), lambda: self._choose(folder=True))
+        menu.add("external", self.tr("Linked folders…"), self._open_linked_folders)
         menu.add("refresh", self.tr("Look for new files"), lambda: self.refresh(look_again=True))
         menu.add("folder", self.tr("Move the models to another folder…"), self.choose_models_folder)
         menu.below(self._add)
@@ -396,6 +399,11 @@ class LibraryPage(Page):
         if not folder:
             dialog.setNameFilter(self.tr("Models (*.gguf)"))
         dialog.fileSelected.connect(self.offer)
+        dialog.open()
+
+    def _open_linked_folders(self) -> None:
+        dialog = LinkedFoldersDialog(self._services, self.window())
+        dialog.changed.connect(self.refresh)
         dialog.open()
 
     def choose_models_folder(self) -> None:
@@ -470,7 +478,7 @@ class LibraryPage(Page):
             self.banner.notify(self.tr("{name} is intact.").format(name=job.title), "ok")
 
     def _on_job_finished(self, job: Job) -> None:
-        if job.state == "failed":
+        if job.state == "failed" and not self._unfinished.is_seen(job):  # its card has the reason
             self.banner.notify(f"{title_of(job)}. {failure_of(job)}".rstrip(), "bad")
         if job.state != "done":
             return

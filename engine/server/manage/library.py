@@ -26,6 +26,7 @@ from engine.api.library import (
     Freed,
     ImportRequest,
     Linked,
+    LinkedFolders,
     LinkRequest,
     LocateRequest,
     Model,
@@ -38,6 +39,7 @@ from engine.api.library import (
     Tensor,
     Tensors,
     Trash,
+    Unlinked,
 )
 from engine.core.errors import BadModelFile, InputFault
 from engine.core.paths import whole_path
@@ -88,6 +90,23 @@ async def link(request: Request, body: LinkRequest) -> Linked:
     catalogue = await _catalogue(request)
     changes, entry = await asyncio.to_thread(importing.link, catalogue, body.where)
     return Linked(added=(entry.id,) if entry else (*changes.added, *changes.moved))
+
+
+@router.get("/linked-folders")
+async def linked_folders(request: Request) -> LinkedFolders:
+    """Folders whose models are used in place."""
+    return LinkedFolders(folders=await asyncio.to_thread(importing.linked_folders, await _catalogue(request)))
+
+
+@router.delete("/linked-folders")
+async def unlink(request: Request, where: str) -> Unlinked:
+    """Stop using the models of a linked folder, or of all linked folders of an application. Files stay."""
+    state = server_state(request)
+    unlinked = await asyncio.to_thread(importing.unlink, await _catalogue(request), where)
+    state.pool.forget_names()
+    for model in unlinked.removed:
+        await state.pool.unload(model)
+    return unlinked
 
 
 @router.get("/models/{model}")

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from functools import partial
 
 import pytest
@@ -134,6 +135,41 @@ def test_new_files_are_found_and_a_model_is_chatted_with(walk):
     walk.click(walk.ask(f"'Chat with ' + next(c for c in {LIBRARY}.cards if 'newcomer' in c.model.id).model.name"))
     walk.until("chat.isVisible() and 'newcomer' in chat.controller.conversation.model")
     walk.go("Library")
+
+
+def test_folders_are_linked_and_unlinked(walk):
+    mine, studio = walk.home / "drive", walk.home / "user" / ".lmstudio" / "models"
+    for folder, name in ((mine, "lantern"), (studio, "harbour")):
+        folder.mkdir(parents=True)
+        shutil.copyfile(ROOT / "assets" / "models" / "spark-f16.gguf", folder / f"{name}.gguf")
+
+    def has(name):
+        return f"any({name!r} in c.model.id for c in {LIBRARY}.cards)"
+
+    walk.go("Library")
+    walk.click("Add a file or folder…", LIBRARY)
+    walk.click("Linked folders…")
+    walk.click("Link a folder…")
+    walk.name_file(mine)
+    walk.key("Return")
+    walk.until("'Linked. Its models are in the library now.' in says()")
+    walk.click(f"Link {studio}")
+    walk.until(f"spot('Unlink {studio}') and {has('harbour')} and {has('lantern')}")
+    assert "LM Studio · 1 model" in walk.ask("says()")
+    walk.picture("linked-folders")
+    walk.click(f"Unlink {mine}")
+    walk.until("'Unlinked. 1 model was taken from the list.' in says()")
+    walk.until(f"not {has('lantern')} and {has('harbour')}")
+    walk.click("Undo", "app.activeModalWidget()")
+    walk.until(f"spot('Unlink {mine}') and {has('lantern')}")
+    walk.click(f"Unlink {mine}")
+    walk.click(f"Unlink {studio}")
+    walk.until("'No folder is linked yet.' in says()")
+    walk.click("Done", "app.activeModalWidget()")
+    walk.dialog_closed()
+    walk.until(f"not {has('lantern')} and not {has('harbour')}")
+    assert (mine / "lantern.gguf").exists()
+    assert (studio / "harbour.gguf").exists()
 
 
 def test_what_was_measured_is_saved_and_the_fastest_settings_are_found(walk):

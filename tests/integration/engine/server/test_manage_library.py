@@ -216,6 +216,15 @@ def test_link_and_import(server, tmp_path):
     (tmp_path / "drive/new.gguf").write_bytes(SPARK.read_bytes())
     ids = [m["id"] for m in server.get("/tessera/v1/models", params={"refresh": True}).json()["models"]]
     assert ids == ["mine", "new", "spark"]
+    linked = {"path": str(tmp_path / "drive"), "app": "", "models": 2, "is_here": True}
+    assert server.get("/tessera/v1/linked-folders").json() == {"folders": [linked]}
+    (tmp_path / "drive").rename(tmp_path / "away")  # a drive that is gone can be unlinked
+    unlinked = server.delete("/tessera/v1/linked-folders", params={"where": linked["path"]}).json()
+    assert unlinked == {"folders": [linked["path"]], "removed": ["mine", "new"]}
+    (tmp_path / "away").rename(tmp_path / "drive")
+    ids = [m["id"] for m in server.get("/tessera/v1/models", params={"refresh": True}).json()["models"]]
+    assert ids == ["spark"]
+    assert (tmp_path / "drive/mine.gguf").exists()
 
 
 @pytest.mark.parametrize(
@@ -224,6 +233,8 @@ def test_link_and_import(server, tmp_path):
         ("POST", "models/pull", {}, 400, "model"),
         ("POST", "models/pull", {"model": 7}, 400, "model"),
         ("POST", "models/link", {"where": "/nowhere"}, 400, "path"),
+        ("DELETE", "linked-folders?where=/nowhere", None, 400, "where"),
+        ("DELETE", "linked-folders", None, 400, "where"),
         ("POST", "models/nope/locate", {"path": "/nowhere"}, 404, "model"),
         ("GET", "models/nope", None, 404, "model"),
         ("POST", "models/nope/verify", None, 404, "model"),

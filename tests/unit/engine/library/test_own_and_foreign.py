@@ -14,6 +14,7 @@ from engine.library import catalogue as catalogue_module
 from engine.library import importing, other_apps
 from engine.library.errors import CannotWrite, NotEnoughDisk
 from engine.library.trash import Trash
+from engine.library.types import Unlinked
 from engine.library.work import verify
 from tests.support.starved import no_descriptors
 
@@ -116,6 +117,52 @@ def test_linking_what_is_not_there(catalogue, other_home, tmp_path):
         importing.link(catalogue, "jan")
     with pytest.raises(InputFault, match="does not exist"):
         importing.link(catalogue, str(tmp_path / "absent"))
+
+
+def test_unlinking_forgets_what_no_other_scanned_folder_has(catalogue, other_home, tmp_path, gguf):
+    outer = tmp_path / "drive"
+    write(outer / "top.gguf", gguf())
+    write(outer / "inner" / "deep.gguf", gguf(tensors=[("a", (8,))]))
+    write(outer / "drive2.gguf", gguf(tensors=[("b", (8,))]))
+    write(tmp_path / "drive2" / "neighbour.gguf", gguf(tensors=[("c", (8,))]))
+    ollama_store(other_home / ".ollama/models", gguf)
+    for where in (outer, outer / "inner", tmp_path / "drive2", "ollama"):
+        importing.link(catalogue, str(where))
+    top = catalogue.get("top")
+    Trash(catalogue).remove(top)
+    catalogue.rename("deep", "My model")
+
+    def ids():
+        catalogue.refresh()
+        return {entry.id for entry in catalogue.entries() if entry.origin.kind == "linked"}
+
+    assert {folder.path: folder.models for folder in importing.linked_folders(catalogue)} == {
+        str(outer): 2,
+        str(outer / "inner"): 1,
+        str(tmp_path / "drive2"): 1,
+        str(other_home / ".ollama/models"): 1,
+    }
+    with pytest.raises(InputFault, match="is not linked; these folders are: "):
+        importing.unlink(catalogue, str(tmp_path))
+    assert importing.unlink(catalogue, f"{outer}/") == Unlinked(folders=(str(outer),), removed=("drive2",))
+    assert ids() == {"deep", "neighbour", "llama3.2-3b"}
+    assert catalogue.get("deep").name == "My model"
+    assert importing.unlink(catalogue, "ollama").removed == ("llama3.2-3b",)
+    importing.unlink(catalogue, str(outer / "inner"))
+    importing.unlink(catalogue, str(tmp_path / "drive2"))
+    assert ids() == set()
+    with pytest.raises(InputFault, match="no folder is linked"):
+        importing.unlink(catalogue, "ollama")
+    importing.link(catalogue, str(outer))
+    assert ids() == {"top", "deep", "drive2"}, "also what was removed before"
+
+
+def test_a_linked_folder_around_the_own_one_takes_nothing_of_it(catalogue, tmp_path, gguf):
+    write(catalogue.paths.models / "own.gguf", gguf())
+    around = catalogue.paths.models.parent
+    importing.link(catalogue, str(around))
+    assert importing.unlink(catalogue, str(around)).removed == ()
+    assert catalogue.get("own").state == "online"
 
 
 def test_import_copies_and_the_original_may_go(catalogue, tmp_path, gguf):
