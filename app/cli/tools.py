@@ -11,6 +11,7 @@ from app.tools.types import shown_text
 
 if TYPE_CHECKING:
     from app.tools.consent import ConsentRequest, ToolDecision
+    from app.tools.mcp_config import McpServerConfig
 
 _SHOWN_DESCRIPTION = 100
 
@@ -114,16 +115,9 @@ def test_command(name: str) -> None:
     """Start or contact the server NAME once, and list its tools."""
     from pathlib import Path
 
-    from app.tools.mcp_config import BadMcpConfig, ServerList
     from app.tools.mcp_server import probe, short_name
 
-    try:
-        known_server = next((server for server in ServerList().read() if server.name == name), None)
-    except BadMcpConfig as error:
-        raise click.ClickException(str(error)) from error
-    if known_server is None:
-        raise click.ClickException(f"There is no server {name!r}; tessera tools list shows them.")
-    probed = probe(known_server, Path.cwd())
+    probed = probe(_server(name), Path.cwd())
     if probed.problem:
         raise click.ClickException(shown_text(probed.problem))
     for spec in probed.specs:
@@ -134,14 +128,48 @@ def test_command(name: str) -> None:
     echo(f"{shown_text(name)} works and offers {len(probed.specs)} tools.", err=True)
 
 
+@command.command("sign-in")
+@click.argument("name")
+def sign_in_command(name: str) -> None:
+    """Sign in to the server NAME in a browser. Only remote servers that ask for it need this."""
+    import webbrowser
+    from pathlib import Path
+
+    from app.tools.mcp_server import sign_in
+
+    def open_page(page: str) -> None:
+        echo(f"Sign in on this page; Ctrl-C cancels:\n{shown_text(page)}", err=True)
+        webbrowser.open(page)
+
+    config = _server(name)
+    if not config.url:
+        raise click.ClickException(
+            f"{name} is started on this computer; only a server at an address has a sign-in."
+        )
+    probed = sign_in(config, Path.cwd(), open_page)
+    if probed.problem:
+        raise click.ClickException(shown_text(probed.problem))
+    echo(f"{shown_text(name)} works and offers {len(probed.specs)} tools.", err=True)
+
+
+@command.command("sign-out")
+@click.argument("name")
+def sign_out_command(name: str) -> None:
+    """Delete what the server NAME gave at the sign-in."""
+    from app.tools.mcp_sign_in import SignIns
+
+    SignIns().keep(_server(name).url, None)
+
+
 @command.command("remove")
 @click.argument("name")
 def remove_command(name: str) -> None:
     """Remove the server NAME."""
-    from app.tools.mcp_config import BadMcpConfig, ServerList
+    from app.tools.catalogue import remove_server
+    from app.tools.mcp_config import BadMcpConfig
 
     try:
-        ServerList().remove(name)
+        remove_server(name)
     except KeyError:
         raise click.ClickException(f"There is no server {name!r}; tessera tools list shows them.") from None
     except BadMcpConfig as error:
@@ -178,6 +206,19 @@ def ask_person(request: "ConsentRequest") -> "ToolDecision":
         return "no"
     answers: dict[str, ToolDecision] = {"y": "once", "c": "chat", "a": "always", "v": "never"}
     return answers.get(answer, "no")
+
+
+def _server(name: str) -> "McpServerConfig":
+    """The server of that name."""
+    from app.tools.mcp_config import BadMcpConfig, ServerList
+
+    try:
+        found = next((server for server in ServerList().read() if server.name == name), None)
+    except BadMcpConfig as error:
+        raise click.ClickException(str(error)) from error
+    if found is None:
+        raise click.ClickException(f"There is no server {name!r}; tessera tools list shows them.")
+    return found
 
 
 def _pair(text: str) -> tuple[str, str]:

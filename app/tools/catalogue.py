@@ -9,6 +9,7 @@ from app.settings import load
 from app.tools.builtin import CALCULATOR, FILES, MEMORY, WEB, Calculator, FileReader
 from app.tools.consent import ToolConsent
 from app.tools.mcp_config import BadMcpConfig, ServerList
+from app.tools.mcp_sign_in import SignIns
 from app.tools.toolset import RunningServers, Source
 from app.tools.types import ToolRefused, shown_argv, shown_line
 from engine.core.paths import Paths
@@ -16,11 +17,13 @@ from engine.core.paths import Paths
 
 @dataclass(frozen=True)
 class Offered:
-    """A source that can be enabled; `detail` is its full description."""
+    """A source that can be enabled; `detail` is its full description. `url` is the address of a remote server."""
 
     name: str
     detail: str
     built_in: bool = False
+    url: str = ""
+    signed_in: bool = False
 
 
 def offered(paths: Paths | None = None, *, window: bool = False) -> list[Offered]:
@@ -38,10 +41,25 @@ def offered(paths: Paths | None = None, *, window: bool = False) -> list[Offered
     if window:
         words = "Uses facts from earlier chats, and saves new ones that you allow. They stay on this computer."
         own.append(Offered(MEMORY, words, built_in=True))
+    sign_ins = SignIns(paths)
     return own + [
-        Offered(server.name, shown_line(server.url) if server.url else shown_argv(server.argv))
+        Offered(
+            server.name,
+            shown_line(server.url) if server.url else shown_argv(server.argv),
+            url=server.url,
+            signed_in=bool(server.url) and sign_ins.find(server.url) is not None,
+        )
         for server in ServerList(paths).read()
     ]
+
+
+def remove_server(name: str) -> None:
+    """Remove a server, and what it gave at a sign-in. Raises: BadMcpConfig, OSError, KeyError."""
+    servers = ServerList()
+    url = next((server.url for server in servers.read() if server.name == name), "")
+    servers.remove(name)
+    if url and all(server.url != url for server in servers.read()):
+        SignIns().keep(url, None)
 
 
 def open_sources(

@@ -5,7 +5,7 @@ import json
 import logging
 import re
 import subprocess
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from app.tools.mcp_config import McpServerConfig
+from app.tools.mcp_sign_in import SIGN_IN_S, SignIn, stored_sign_in
 from app.tools.types import ToolOutcome, ToolRefused, ToolSpec, shown_text
 from devices.environment import program_environment
 
@@ -38,8 +39,11 @@ START_LIMIT_S = 30.0
 class McpServer:
     """A connection from `start` to `stop`. Calls block; thread-safe."""
 
-    def __init__(self, config: McpServerConfig, folder: Path) -> None:
+    def __init__(self, config: McpServerConfig, folder: Path, sign_in: SignIn | None = None) -> None:
+        """Create it. `sign_in`: may ask the user in a browser; else a stored sign-in is used."""
         self.config = config
+        self._sign_in = sign_in
+        self._refused = False  # the server answered that it needs a sign-in
         self.specs: tuple[ToolSpec, ...] = ()
         self.left_out: tuple[str, ...] = ()  # tools that cannot be offered, with the reason
         self._folder = folder
@@ -78,6 +82,8 @@ class McpServer:
             self.alive = True
         except Exception as error:
             self.stop()
+            if self._refused and self._sign_in is None and not self._has_key():
+                raise SignInNeeded(self.config.name) from error
             reason = shown_text(_reason(error))[:400] + self._last_words()
             raise ToolRefused(f"The MCP server {self.config.name} did not start: {reason}") from error
 
@@ -131,14 +137,26 @@ class McpServer:
 
         config = self.config
         pipes = (
-            http_pipes(config.url, config.headers, config.call_s)
+            http_pipes(config.url, config.headers, config.call_s, self._auth(), self._on_refused)
             if config.url
             else stdio_pipes(config.argv, dict(config.env), self._folder, self._errors)
         )
         async with pipes as (read, write), ClientSession(read, write, message_handler=self._hear) as session:
-            with anyio.fail_after(START_LIMIT_S):
+            with anyio.fail_after(START_LIMIT_S if self._sign_in is None else SIGN_IN_S):
                 await session.initialize()
             yield session
+
+    def _has_key(self) -> bool:
+        return any(name.lower() == "authorization" for name in self.config.headers)
+
+    def _auth(self) -> Any:
+        """How requests are signed; None if the user gave a key or the server has asked for nothing yet."""
+        if self._has_key():
+            return None
+        return stored_sign_in(self.config.url) if self._sign_in is None else self._sign_in.provider()
+
+    def _on_refused(self) -> None:
+        self._refused = True
 
     async def _hear(self, message: Any) -> None:
         if getattr(message, "method", "") == "notifications/tools/list_changed":
@@ -163,6 +181,16 @@ class McpServer:
         self.specs, self.left_out = tuple(specs), tuple(left_out)
 
 
+class SignInNeeded(ToolRefused):
+    """The server wants to know who asks."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"The MCP server {name} asks you to sign in: test it under Tools and press Sign in, or run "
+            f"tessera tools sign-in {name}"
+        )
+
+
 @dataclass(frozen=True)
 class Probed:
     """The tools of a server, or the problem that prevented its start."""
@@ -170,15 +198,40 @@ class Probed:
     specs: tuple[ToolSpec, ...] = ()
     left_out: tuple[str, ...] = ()
     problem: str = ""
+    needs_sign_in: bool = False
 
 
 def probe(config: McpServerConfig, folder: Path) -> Probed:
     """Start or contact a server, read its tools and stop it. The user must have agreed to that."""
-    server = McpServer(config, folder)
+    return _probed(McpServer(config, folder))
+
+
+def sign_in(
+    config: McpServerConfig,
+    folder: Path,
+    open_page: Callable[[str], object],
+    begun: Callable[[SignIn], object] = lambda _: None,
+) -> Probed:
+    """Let the user sign in to a server in a browser, and read its tools. `begun` gets what can cancel it."""
+    with SignIn(config.url, open_page) as signing:
+        begun(signing)
+        server = McpServer(config, folder, signing)
+        try:
+            probed = _probed(server)
+        except KeyboardInterrupt:
+            signing.cancel()
+            server.stop()
+            raise
+        if not probed.problem:
+            signing.keep()
+        return probed
+
+
+def _probed(server: McpServer) -> Probed:
     try:
         server.start()
     except ToolRefused as error:
-        return Probed(problem=str(error))
+        return Probed(problem=str(error), needs_sign_in=isinstance(error, SignInNeeded))
     try:
         return Probed(server.specs, server.left_out)
     finally:
@@ -257,13 +310,17 @@ MAX_ANSWER_BYTES: Final = 8 << 20
 # Limit of one event stream over the life of a connection.
 MAX_STREAM_BYTES: Final = 256 << 20
 _CONNECT_S: Final = 15.0
+_UNAUTHORIZED: Final = 401
 
 
 @asynccontextmanager
-async def http_pipes(url: str, headers: Mapping[str, str], read_s: float) -> AsyncIterator[Any]:
+async def http_pipes(
+    url: str, headers: Mapping[str, str], read_s: float, auth: Any, on_refused: Callable[[], object]
+) -> AsyncIterator[Any]:
     """The (read, write) streams for an `mcp.ClientSession`. `read_s` is the longest pause in a response.
 
-    Redirects to another origin are not followed; proxies from the environment are used as everywhere else.
+    `auth` signs the requests; `on_refused` is called when the server answers that it needs a sign-in. Redirects to
+    another origin are not followed; proxies from the environment are used as everywhere else.
     """
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
@@ -285,6 +342,8 @@ async def http_pipes(url: str, headers: Mapping[str, str], read_s: float) -> Asy
     class BoundedTransport(httpx2.AsyncHTTPTransport):
         async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
             response = await super().handle_async_request(request)
+            if response.status_code == _UNAUTHORIZED:
+                on_refused()
             events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
             response.stream = Bounded(response.stream, MAX_STREAM_BYTES if events else MAX_ANSWER_BYTES)
             return response
@@ -293,6 +352,7 @@ async def http_pipes(url: str, headers: Mapping[str, str], read_s: float) -> Asy
         headers={**headers, "Accept-Encoding": "identity"},  # a small compressed response may expand to gigabytes
         timeout=httpx2.Timeout(_CONNECT_S, read=read_s),
         transport=BoundedTransport(),
+        auth=auth,
     )
     async with client, streamable_http_client(url, http_client=client) as (read, write):
         yield read, write

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import QCoreApplication, Qt, Signal
+from PySide6.QtCore import QCoreApplication, Qt, QUrl, Signal
+from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QBoxLayout, QCheckBox, QDialog, QLineEdit, QPlainTextEdit, QWidget
 
 from app.db.records import Conversation
@@ -18,7 +19,7 @@ from app.gui.widgets.basics import IconButton, button, clear, label, row, scroll
 from app.gui.widgets.popups import ComboBox
 from app.gui.widgets.splitter import SidePanel
 from app.tools.builtin import CALCULATOR, FILES, MEMORY, WEB
-from app.tools.catalogue import Offered, offered
+from app.tools.catalogue import Offered, offered, remove_server
 from app.tools.consent import ConsentStore, StoredDecision, tool_fingerprint
 from app.tools.mcp_config import (
     BadMcpConfig,
@@ -29,7 +30,8 @@ from app.tools.mcp_config import (
     known_servers,
     parse_servers,
 )
-from app.tools.mcp_server import Probed, probe, short_name
+from app.tools.mcp_server import Probed, probe, short_name, sign_in
+from app.tools.mcp_sign_in import SignIn, SignIns
 from app.tools.types import ToolSpec, shown_line
 from engine.core.paths import user_paths
 
@@ -42,6 +44,7 @@ class ToolsPanel(SidePanel):
     """Emits the names of the enabled sources."""
 
     changed = Signal(tuple)
+    page_wanted = Signal(str)  # in the user's browser, for a sign-in
 
     def __init__(self, services: AppContext, folder: Callable[[], Path] = Path.home) -> None:
         """Create the panel. `folder`: where a server is started to list its tools."""
@@ -52,6 +55,7 @@ class ToolsPanel(SidePanel):
         self._shown: tuple[tuple[list[Offered], dict[str, StoredDecision], str], tuple[str, ...]] | None = None
         self._model = ""
         self._probed: dict[str, Probed | None] = {}  # None: being tested
+        self._signing: dict[str, SignIn] = {}  # servers that wait for the user in a browser
         self._folded: set[str] = set()  # servers whose tools are not listed, although they are known
         self.certificate = label("", "small", wrap=True)
         self._list = stack(spacing=12)
@@ -74,6 +78,8 @@ class ToolsPanel(SidePanel):
         column.addStretch(1)
         services.settings.changed.connect(lambda name: self._show_default() if name == _DEFAULT else None)
         self.setLayout(stack(scrolled(column, self.tr("Tools"))))
+        self.page_wanted.connect(self._open_page)
+        services.background.at_close(self._cancel_sign_ins)
 
     def show_conversation(self, conversation: Conversation) -> None:
         self._on, self._model = conversation.tools, conversation.model
@@ -179,6 +185,25 @@ class ToolsPanel(SidePanel):
     def _add_tools(self, column: QBoxLayout, source: Offered) -> None:
         """List a server's tools, each with a switch; a server that was not tested yet is started by a click."""
         name, probed = source.name, self._probed.get(source.name)
+        if source.signed_in:
+            out = button(self.tr("Sign out"), partial(self._sign_out, source), "link")
+            out.setAccessibleName(self.tr("Sign out of {name}").format(name=name))
+            column.addWidget(out)
+        if name in self._signing:
+            column.addWidget(
+                label(self.tr("Waiting until you have signed in, in your browser…"), "small", wrap=True)
+            )
+            cancel = button(self.tr("Cancel"), partial(self._cancel_sign_in, name), "link")
+            cancel.setAccessibleName(self.tr("Cancel the sign-in to {name}").format(name=name))
+            column.addWidget(cancel)
+            return
+        if probed is not None and probed.needs_sign_in:
+            words = self.tr("This server asks you to sign in. Its page opens in your browser.")
+            column.addWidget(label(words, "small", wrap=True))
+            begin = button(self.tr("Sign in…"), partial(self._begin_sign_in, name))
+            begin.setAccessibleName(self.tr("Sign in to {name}").format(name=name))
+            column.addWidget(begin)
+            return
         if probed is None:
             words = self.tr("Connecting…") if name in self._probed else self.tr("Test and list its tools")
             test = button(words, partial(self._test, name), "link")
@@ -235,6 +260,44 @@ class ToolsPanel(SidePanel):
         self._services.background.run(work, done, failed, self)
         when_released(self, self._show)
 
+    def _begin_sign_in(self, name: str) -> None:
+        """Open the server's page in the browser, and list its tools once the user has signed in."""
+        folder = self._folder()
+
+        def begun(signing: SignIn) -> None:
+            self._signing[name] = signing
+
+        def work() -> Probed:
+            config = next(each for each in ServerList().read() if each.name == name)
+            return sign_in(config, folder, self.page_wanted.emit, begun)
+
+        def done(found: Probed) -> None:
+            self._signing.pop(name, None)
+            self._probed[name] = found
+            self._shown = None
+            self.refresh()
+
+        self._services.background.run(work, done, lambda error: done(Probed(problem=error_message(error))), self)
+        self._probed[name] = None
+        when_released(self, self._show)
+
+    def _open_page(self, page: str) -> None:
+        QDesktopServices.openUrl(QUrl(page))
+        when_released(self, self._show)
+
+    def _cancel_sign_in(self, name: str) -> None:
+        if name in self._signing:
+            self._signing[name].cancel()
+
+    def _cancel_sign_ins(self) -> None:
+        """End the waiting when the window closes."""
+        for signing in list(self._signing.values()):
+            signing.cancel()
+
+    def _sign_out(self, source: Offered) -> None:
+        self._probed.pop(source.name, None)
+        self._do(lambda: SignIns().keep(source.url, None), lambda _: self.refresh())
+
     def _allow(self, spec: ToolSpec, on: bool) -> None:
         """Switch one tool of a server: one that is off is never shown to a model."""
         decision = None if on else StoredDecision("never", tool_fingerprint(spec))
@@ -259,7 +322,7 @@ class ToolsPanel(SidePanel):
     def _remove(self, name: str) -> None:
         self._switch(name, on=False)
         self._probed.pop(name, None)
-        self._do(lambda: ServerList().remove(name), lambda _: self.refresh())
+        self._do(lambda: remove_server(name), lambda _: self.refresh())
 
     def _forget(self, key: str) -> None:
         self._do(lambda: ConsentStore().keep(key, None), lambda _: self.refresh())

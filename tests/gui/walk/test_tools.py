@@ -1,12 +1,14 @@
 """Tools of a chat and tasks of the Code page, with a model of another server that says what a test needs."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
 from tests.support.fakes.fake_upstream import MODEL, FakeUpstream
+from tests.support.fakes.mcp_oauth import SignInServer
 from tests.support.fakes.mcp_servers import DEMO
 from tests.support.fakes.web_site import web_site
 from tests.support.servers import wait_for
@@ -57,8 +59,19 @@ def talker():
 
 
 @pytest.fixture(scope="module")
-def walk(open_window, talker):
-    made = open_window()
+def browser(tmp_path_factory):
+    """The folder of the desktop's browser: it opens a page once there is a file `go`."""
+    folder = tmp_path_factory.mktemp("browser")
+    page = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=60).read()"
+    program = folder / "xdg-open"
+    program.write_text(f'#!/bin/sh\n[ -e {folder}/go ] && exec {sys.executable} -c "{page}" "$1"\n')
+    program.chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def walk(open_window, talker, browser):
+    made = open_window({"PATH": f"{browser}{os.pathsep}{os.environ['PATH']}"})
     made.manage("upstreams/desk", {"url": talker.url}, "PUT")
     made.manage("upstream-rules", {"model": "desk/*", "upstream": "desk"}, "PUT")
     made.until(f"any({MODEL!r} in c.id for c in desktop.services.models.choices)")
@@ -207,6 +220,32 @@ def test_the_web_is_searched_and_sources_are_shown(walk, talker):
         walk.until("app.activeModalWidget() is None")
         walk.picture("web-sources")
         walk.click("Tools (1)", "chat.composer")
+
+
+def test_a_server_at_an_address_asks_for_a_sign_in(walk, browser):
+    far = SignInServer()
+    walk.new_chat()
+    walk.click("Tools (1)", "chat.composer")
+    walk.click("Add tools…", "chat")
+    walk.fill("Name", "far")
+    walk.fill("Command or address", far.url)
+    walk.click("Add")
+    walk.until("app.activeModalWidget() is None and 'far' in chat.controller.conversation.tools")
+    walk.click("Test far", "chat")
+    walk.click("Sign in to far", "chat")
+    walk.click("Cancel the sign-in to far", "chat")
+    walk.until("'the sign-in was cancelled' in says(chat.tools.panel)")
+    (browser / "go").touch()
+    walk.click("Test far", "chat")
+    walk.click("Sign in to far", "chat")
+    walk.until("spot('add of far', chat)")
+    walk.picture("signed-in")
+    walk.click("Sign out of far", "chat")
+    walk.until("spot('Test far', chat) and not spot('Sign out of far', chat)")
+    walk.click("Remove far", "chat")
+    walk.until("not spot('Remove far', chat)")
+    far.stop()
+    walk.click("Tools (1)", "chat.composer")
 
 
 def test_facts_are_remembered_used_edited_and_switched_off(walk, talker, tmp_path):
