@@ -422,7 +422,9 @@ class Supervisor(QObject):
             return
         self._reported = True
         self._banner.notify(
-            self.tr("The server stopped again ({reason}). See its log on the Server page.").format(reason=reason),
+            self.tr("The server stopped again ({reason}). Its log is on the page Server, under Log.").format(
+                reason=reason
+            ),
             "bad",
             (self.tr("Start the server"), self.start),
         )

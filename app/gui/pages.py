@@ -43,6 +43,8 @@ class Pages:
             PageEntry("server", "server", tr("Overview"), self._server, server),
             PageEntry("connect", "external", tr("Connect"), self._connect, server),
             PageEntry("dashboard", "dashboard", tr("Dashboard"), self._dashboard, server),
+            PageEntry("others", "server", tr("Other computers"), self._others, server),
+            PageEntry("log", "file-text", tr("Log"), self._log, server),
             PageEntry("devices", "devices", tr("Devices"), self._devices, system),
             PageEntry("bench", "gauge", tr("Measure"), self._bench, system),
             PageEntry("settings", "settings", tr("Settings"), self._settings),
@@ -103,6 +105,16 @@ class Pages:
         page = ServerPage(self._services, self._link)
         page.start_pressed.connect(self._window.server_wanted)
         return page
+
+    def _others(self) -> QWidget:
+        from app.gui.server.page import OtherComputersPage
+
+        return OtherComputersPage(self._services, self._link)
+
+    def _log(self) -> QWidget:
+        from app.gui.server.page import LogPage
+
+        return LogPage(self._services)
 
     def _settings(self) -> QWidget:
         from app.gui.settings_page import SettingsPage

@@ -4,7 +4,7 @@ import pytest
 
 from app.client.remote_server import RemoteServer
 from app.gui.devices.page import placement_card
-from app.gui.server.page import ServerPage
+from app.gui.server.page import OtherComputersPage
 from app.gui.server.workers_card import _host_and_port
 from engine.api.chat import ModelList
 from engine.api.machine import PlacementAnswer
@@ -40,7 +40,7 @@ def test_a_computer_is_added_after_its_host_key_was_seen(qtbot, show, services, 
     server.routes["GET", "/tessera/v1/remotes"] = lambda _: Remotes(remotes=tuple(kept))
     server.routes["PUT", "/tessera/v1/remotes/desk"] = put
     server.routes["DELETE", "/tessera/v1/remotes/desk"] = forget
-    page = show(ServerPage(services, server.api))
+    page = show(OtherComputersPage(services, server.api))
     card = page.remotes
     assert not card.add.isEnabled()
     card.name.setText("desk")
@@ -65,7 +65,7 @@ def test_refusing_the_key_keeps_nothing(qtbot, show, services, server):
     said = {"error": {"message": f"{SHOWN}, which", "code": "unknown_host_key", "type": "x", "param": None}}
     server.routes["GET", "/tessera/v1/remotes"] = lambda _: Remotes()
     server.routes["PUT", "/tessera/v1/remotes/desk"] = lambda _: (409, said)
-    card = show(ServerPage(services, server.api)).remotes
+    card = show(OtherComputersPage(services, server.api)).remotes
     card.name.setText("desk")
     card.where.setText("you@desk-pc")
     card.add.click()
@@ -76,7 +76,7 @@ def test_refusing_the_key_keeps_nothing(qtbot, show, services, server):
 
 def test_a_link_makes_another_tessera_the_server(qtbot, show, services, server):
     server.routes["GET", "/v1/models"] = lambda _: ModelList(data=())
-    page = show(ServerPage(services, server.api))
+    page = show(OtherComputersPage(services, server.api))
     card = page.elsewhere
     assert not card.use.isEnabled()
     card.url.setText(f"{server.url}/chat#key=sk-canary")
@@ -101,7 +101,7 @@ def test_a_code_is_for_servers_that_others_reach(qtbot, show, services, server, 
         return NewKey(name=body["name"], key="sk-phone", scopes=("chat",))
 
     server.routes["POST", "/tessera/v1/keys"] = make
-    page = show(ServerPage(services, server.api))
+    page = show(OtherComputersPage(services, server.api))
     card = page.elsewhere
     assert not card.show_code.isEnabled()  # only this computer reaches it
     card.show_code.setEnabled(True)

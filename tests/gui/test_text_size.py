@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QApplication
 from app.gui import formatted
 from app.gui.application import install_language
 from app.gui.quantize.size_loss_plot import FrontierPlot
-from app.gui.server.page import ServerPage
+from app.gui.server.page import LogPage, ServerPage
 
 
 def letters(plot):
@@ -35,7 +35,7 @@ def test_a_chart_follows_the_size_of_the_text_both_ways(qtbot, theme, first):
 def test_the_log_of_the_server_follows_the_size_of_the_text_both_ways(show, services, server):
     theme = services.theme
     page = show(ServerPage(services, server.api))
-    fields = (page.log, page.snippet, page.keys.key)
+    fields = (show(LogPage(services)).log, page.snippet, page.keys.key)
     before = [field.font().pixelSize() for field in fields]
     theme.set("light", 200)
     assert [field.font().pixelSize() for field in fields] == [2 * size for size in before]

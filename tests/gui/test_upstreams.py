@@ -1,6 +1,6 @@
 """Other servers on the server page: added, allowed, and forgotten."""
 
-from app.gui.server.page import ServerPage
+from app.gui.server.page import OtherComputersPage
 from engine.api.upstreams import UpstreamModel, UpstreamRow, UpstreamRule, Upstreams
 from tests.gui.hands import press, texts
 
@@ -45,7 +45,7 @@ class Book:
 
 def test_another_server_is_added_used_and_forgotten(qtbot, show, services, server):
     registry = Book(server)
-    page = show(ServerPage(services, server.api))
+    page = show(OtherComputersPage(services, server.api))
     card = page.upstreams
     assert not card.add.isEnabled()
     card.name.setText("desk")
@@ -69,7 +69,7 @@ def test_another_server_is_added_used_and_forgotten(qtbot, show, services, serve
 
 def test_an_address_that_is_none_says_why(qtbot, show, services, server):
     server.routes["PUT", "/tessera/v1/upstreams/desk"] = (400, {"error": {"message": "'x' is no address."}})
-    page = show(ServerPage(services, server.api))
+    page = show(OtherComputersPage(services, server.api))
     page.upstreams.name.setText("desk")
     page.upstreams.url.setText("x")
     page.upstreams.add.click()

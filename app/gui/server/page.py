@@ -1,11 +1,11 @@
-"""The Server page: on and off, address, keys, connected programs and requests."""
+"""The pages of the server: overview (address, keys, programs, requests), other computers, and the log."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from PySide6.QtCore import QDateTime, QTimer, Signal
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QHBoxLayout, QLayout, QPlainTextEdit
+from PySide6.QtWidgets import QHBoxLayout, QLayout, QPlainTextEdit, QVBoxLayout
 
 from app.gui import formatted
 from app.gui.app_context import AppContext
@@ -122,7 +122,7 @@ _OWN = "route=/tessera/"
 
 
 class ServerPage(Page):
-    """On/off switch, address, snippets, keys, programs, requests and log."""
+    """On/off switch, address, snippets, keys, programs and requests."""
 
     start_pressed = Signal()
     _asking = False
@@ -149,20 +149,6 @@ class ServerPage(Page):
         self.keys = KeysCard(services, self.banner)
         self.keys.required_changed.connect(self._show_snippet)
         self.add_section(self.tr("Keys"), self.keys)
-        self.upstreams = UpstreamsCard(services, self.banner)
-        self.add_section(self.tr("Other servers"), self.upstreams)
-        self.remotes = RemotesCard(services, self.banner)
-        self.add_section(self.tr("Layers on other computers"), self.remotes)
-        self.elsewhere = ElsewhereCard(services, link, self.banner)
-        self.elsewhere.moved.connect(services.models.refresh)
-        self.add_section(self.tr("A Tessera on another computer"), self.elsewhere)
-        self.log = QPlainTextEdit(readOnly=True)
-        theme.dress(self.log, "small")
-        self.log.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
-        self.log.setMinimumHeight(200)
-        self.log.setAccessibleName(self.tr("Log of the server"))
-        self.log.setPlaceholderText(self.tr("The server's output appears here."))
-        self.add_section(self.tr("Log"), self.log)
         self.while_visible(_REFRESH_MS, self._follow, self._refresh)
         services.models.reachable_changed.connect(lambda _: self.refresh())
         services.models.changed.connect(self.refresh)
@@ -214,7 +200,7 @@ class ServerPage(Page):
         if not running:
             words = self.tr("Start it to chat here and to connect other programs.")
         elif self._link.remote:
-            words = self.tr("On another computer; below you can go back to this one.")
+            words = self.tr("On another computer. The page Other computers leads back to this one.")
         elif owned:
             words = self.tr("Started by this window; it stops when the window closes.")
         else:
@@ -227,8 +213,7 @@ class ServerPage(Page):
         self._show_snippet()
 
     def _refresh(self) -> None:
-        for part in (self.keys, self.upstreams, self.remotes, self.elsewhere):
-            part.refresh()
+        self.keys.refresh()
         self._follow()
 
     def _show_snippet(self) -> None:
@@ -273,7 +258,6 @@ class ServerPage(Page):
         QTimer.singleShot(_DONE_MS, self._copy_button, lambda: self._copy_button.setText(self.tr("Copy")))
 
     def _follow(self) -> None:
-        self._read_log()
         if not self._asking and self._services.models.reachable:
             self._asking = True
             run, api = self._services.background.run, self._services.api
@@ -295,6 +279,55 @@ class ServerPage(Page):
         self.requests.show_rows([requests.request_row(request, self._services.models.title) for request in recent])
         self.requests.setVisible(bool(recent))
         self._none.setVisible(not recent)
+
+
+class OtherComputersPage(Page):
+    """Other servers as models, layers on other computers, and a Tessera on another computer."""
+
+    def __init__(self, services: AppContext, link: ServerLink) -> None:
+        super().__init__(
+            self.tr("Other computers"),
+            self.tr("Use models, memory and graphics cards of other computers in your network."),
+            width=960,
+        )
+        self.banner = Banner(services.theme, self)
+        self.upstreams = UpstreamsCard(services, self.banner)
+        self.add_section(self.tr("Other servers"), self.upstreams)
+        self.remotes = RemotesCard(services, self.banner)
+        self.add_section(self.tr("Layers on other computers"), self.remotes)
+        self.elsewhere = ElsewhereCard(services, link, self.banner)
+        self.elsewhere.moved.connect(services.models.refresh)
+        self.add_section(self.tr("A Tessera on another computer"), self.elsewhere)
+        self.while_visible(_REFRESH_MS, lambda: None, self._refresh)
+
+    def _refresh(self) -> None:
+        for part in (self.upstreams, self.remotes, self.elsewhere):
+            part.refresh()
+
+
+class LogPage(Page):
+    """What the server writes, as high as the window."""
+
+    def __init__(self, services: AppContext) -> None:
+        super().__init__(
+            self.tr("Log"),
+            self.tr("What the server of this computer writes, without the requests of this window."),
+            width=1400,
+        )
+        self._services = services
+        self.log = QPlainTextEdit()
+        self.log.setReadOnly(True)
+        services.theme.dress(self.log, "small")
+        self.log.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+        self.log.setMinimumHeight(200)
+        self.log.setAccessibleName(self.tr("Log of the server"))
+        self.log.setPlaceholderText(self.tr("The server's output appears here."))
+        self.content.addWidget(self.log, 1)
+        whole = self._inner.layout()
+        if isinstance(whole, QVBoxLayout):  # the content takes the height, not the space below it
+            whole.setStretch(0, 1)
+            whole.setStretch(1, 0)
+        self.while_visible(_REFRESH_MS, self._read_log, self._read_log)
 
     def _read_log(self) -> None:
         def read() -> str:

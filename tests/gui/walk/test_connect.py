@@ -15,7 +15,7 @@ from tests.support.fakes.fake_upstream import MODEL, FakeUpstream
 from tests.support.fakes.ssh_hosts import SshHost
 from tests.support.servers import RunningServer, free_port
 
-CONNECT, SERVER = "window.page('connect')", "window.page('server')"
+CONNECT, SERVER, OTHERS = "window.page('connect')", "window.page('server')", "window.page('others')"
 CLIPBOARD = "app.clipboard().text()"
 # The file each program reads, below the user's folder; None: its settings are for its owner to type.
 WRITTEN = {
@@ -109,8 +109,8 @@ def upstream():
 
 
 def test_another_server_is_added_checked_used_and_forgotten(walk, upstream):
-    walk.go("Server")
-    card = f"{SERVER}.upstreams"
+    walk.go("Other computers")
+    card = f"{OTHERS}.upstreams"
     walk.fill("Name of the other server", "desk", card)
     walk.fill("Address of the other server", upstream.url, card)
     walk.fill("Key of the other server", "sk-wrong", card)
@@ -135,7 +135,7 @@ def test_another_server_is_added_checked_used_and_forgotten(walk, upstream):
     assert walk.manage("upstreams")["rules"] == []
     walk.manage("upstream-rules", {"model": "big", "upstream": "desk", "as_model": MODEL, "queue": 2}, "PUT")
     walk.go("Connect")
-    walk.go("Server")
+    walk.go("Other computers")
     walk.click("Remove the rule for big", card)
     walk.until(f"'big goes to' not in says({card})")
     assert walk.manage("upstreams")["rules"] == []
@@ -145,8 +145,8 @@ def test_another_server_is_added_checked_used_and_forgotten(walk, upstream):
 
 
 def test_a_computer_for_layers_is_added_once_its_host_key_was_seen(walk, tmp_path):
-    walk.go("Server")
-    card = f"{SERVER}.remotes"
+    walk.go("Other computers")
+    card = f"{OTHERS}.remotes"
     host = SshHost(tmp_path)
     keys = walk.home / "user" / ".ssh"
     keys.mkdir(mode=0o700)
@@ -222,8 +222,8 @@ def test_a_key_that_may_manage_is_made_and_does(walk):
 
 
 def test_another_tessera_is_used_and_left(walk, tmp_path):
-    walk.go("Server")
-    card = f"{SERVER}.elsewhere"
+    walk.go("Other computers")
+    card = f"{OTHERS}.elsewhere"
     own = walk.server()["url"]
     assert not walk.ask(f"{card}.show_code.isEnabled()"), "only this computer reaches this server"
     other = RunningServer(tmp_path, "--port", str(free_port()))
@@ -231,13 +231,13 @@ def test_another_tessera_is_used_and_left(walk, tmp_path):
         walk.fill("Address of another Tessera, or its link", other.url, card)
         walk.fill("Key of the other Tessera", other.token, card)
         walk.click("Use it", card)
-        walk.until(f"'is used now' in {SERVER}.banner.text")
+        walk.until(f"'is used now' in {OTHERS}.banner.text")
         walk.until(f"desktop.link.url == {other.url!r} and desktop.services.models.reachable")
         walk.go("Chat")
         walk.say("What is Tessera?")
         assert walk.ask("chat.controller.tree.path()[-1].status") == "complete"
         assert walk.loaded() == [], "it was answered over there"
-        walk.go("Server")
+        walk.go("Other computers")
         walk.click("Use this computer's server", card)
         walk.until(f"desktop.link.url == {own!r} and desktop.services.models.reachable")
         walk.picture("elsewhere")

@@ -30,6 +30,8 @@ PAGES = {
     "Server": ("Server", "Overview"),
     "Connect": ("Server", "Connect"),
     "Dashboard": ("Server", "Dashboard"),
+    "Other computers": ("Server", "Other computers"),
+    "Log": ("Server", "Log"),
     "Devices": ("System", "Devices"),
     "Measure": ("System", "Measure"),
 }
