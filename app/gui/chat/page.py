@@ -357,9 +357,9 @@ class ChatPage(QSplitter):
 
     def _on_opened(self) -> None:
         path = self.controller.tree.path()
-        self.transcript.show_branch(self._wanted_message)
         self._welcome.setVisible(not path)
-        self.transcript.setVisible(bool(path))
+        self.transcript.setVisible(bool(path))  # first, so that its items are made once, in its width
+        self.transcript.show_branch(self._wanted_message)
         self._drafts.show()
         self.banner.hide()
         if self._imported_words:
@@ -488,7 +488,7 @@ class ChatPage(QSplitter):
         self.composer.set_ready(bool(choices) and self._services.models.get(current) is not None)
         self.composer.set_sees(self._services.models.sees(current))
         self.composer.send_next()
-        self._context.refresh()
+        self._context.refresh_draft()  # the limit is the model's; what the chat takes is not
 
 
 def _with(layout: object) -> QWidget:

@@ -11,6 +11,7 @@ class MessageTree:
     def __init__(self, messages: Iterable[Message] = (), leaf_id: int | None = None) -> None:
         self._messages: dict[int, Message] = {}
         self._children: dict[int | None, list[int]] = {}
+        self._path: tuple[int | None, list[Message]] | None = None  # of which leaf, until something changes
         for message in messages:
             self._insert(message)
         if leaf_id not in self._messages:
@@ -34,16 +35,21 @@ class MessageTree:
     def replace(self, message: Message) -> None:
         """Replace a message by its new state."""
         self._messages[message.id] = message
+        self._path = None
 
     def path(self) -> list[Message]:
         """The messages of the visible branch, first to last."""
+        if self._path is not None and self._path[0] == self.leaf_id:
+            return list(self._path[1])
         messages: list[Message] = []
         current = self.leaf_id
         while current is not None:
             message = self._messages[current]
             messages.append(message)
             current = message.parent_id if message.parent_id in self._messages else None
-        return messages[::-1]
+        messages.reverse()
+        self._path = (self.leaf_id, messages)
+        return list(messages)
 
     def siblings(self, message_id: int) -> list[int]:
         """The alternatives to this message, oldest first, including itself."""
@@ -61,6 +67,7 @@ class MessageTree:
         return parent if parent in self._messages else None
 
     def _insert(self, message: Message) -> None:
+        self._path = None
         self._messages[message.id] = message
         self._children.setdefault(self._parent(message.id), []).append(message.id)
 
