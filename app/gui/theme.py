@@ -323,9 +323,10 @@ QToolButton[kind="section"]:checked {{ background: {c["accent_soft"]}; color: {c
 QFrame[kind="sections"] {{ background: transparent; border: none; }}
 QToolButton[kind="nav"]:checked {{ background: {c["accent_soft"]}; color: {c["text"]}; }}
 QLineEdit, QPlainTextEdit, QTextEdit, QComboBox, QAbstractSpinBox {{ background: {c["raised"]};
-  color: {c["text"]}; border: 1px solid {c["border"]}; border-radius: {radius}px;
+  color: {c["text"]}; border: 1px solid {c["frame"]}; border-radius: {radius}px;
   padding: {half}px {unit}px; selection-background-color: {c["accent"]};
   selection-color: {c["on_accent"]}; placeholder-text-color: {c["muted"]}; }}
+QPlainTextEdit[readOnly="true"], QTextEdit[readOnly="true"] {{ border-color: {c["border"]}; }}
 QLineEdit, QComboBox {{ min-height: {line}px; }}
 QAbstractSpinBox {{ min-height: {line - 3}px; }}
 QLineEdit:focus, QPlainTextEdit:focus, QTextEdit:focus, QComboBox:focus, QAbstractSpinBox:focus {{
@@ -399,7 +400,7 @@ QFrame[kind="card"] {{ background: {c["raised"]}; border: 1px solid {c["border"]
 QFrame[kind="rail"] {{ background: {c["surface"]}; border: none; border-right: 1px solid {c["border"]}; }}
 QFrame[kind="side"] {{ background: {c["surface"]}; border: none; }}
 QFrame[kind="bubble"] {{ background: {c["surface"]}; border: none; border-radius: {2 * radius}px; }}
-QFrame[kind="composer"] {{ background: {c["raised"]}; border: 1px solid {c["border"]};
+QFrame[kind="composer"] {{ background: {c["raised"]}; border: 1px solid {c["frame"]};
   border-radius: {2 * radius}px; }}
 QFrame[kind="composer"][focused="true"] {{ border: 2px solid {c["accent"]}; }}
 QFrame[kind="note"] {{ background: {c["surface"]}; border: none; border-radius: {radius}px; }}
@@ -431,7 +432,7 @@ QLabel[kind="chip-warn"] {{ background: {c["warn_soft"]}; color: {c["warn"]}; bo
   padding: 2px {unit}px; font-size: {small}px; }}
 QLabel[kind="chip-bad"] {{ background: {c["bad_soft"]}; color: {c["bad"]}; border-radius: {half + 4}px;
   padding: 2px {unit}px; font-size: {small}px; }}
-QListView::indicator {{ width: {2 * unit}px; height: {2 * unit}px; border: 1px solid {c["border"]};
+QListView::indicator {{ width: {2 * unit}px; height: {2 * unit}px; border: 1px solid {c["frame"]};
   border-radius: {half}px; background: {c["raised"]}; }}
 QCheckBox::indicator {{ width: {2 * unit}px; height: {2 * unit}px; border: 1px solid {c["muted"]};
   border-radius: {half}px; background: {c["raised"]}; }}

@@ -4,7 +4,7 @@ from typing import Final
 
 _PROBLEMS: Final = {
     "not_there": "{path} does not exist",
-    "no_embedding_model": "there is no embedding model here, so passages are found by their words only",
+    "no_embedding_model": "passages are found by their words only, since no model for meanings (embeddings) is here",
     "cannot_embed": "{model} cannot embed: {why}",
     "cannot_embed_question": "{model} cannot embed the question, so only keyword search was used: {why}",
     "nothing_embedded": "there are no embeddings yet, so only keyword search was used",

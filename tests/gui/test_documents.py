@@ -4,7 +4,7 @@ import threading
 
 import msgspec
 import pytest
-from PySide6.QtWidgets import QPushButton, QToolButton
+from PySide6.QtWidgets import QProgressBar, QPushButton, QToolButton
 
 from app.answer_facts import facts_of
 from app.db.records import Conversation, Message
@@ -57,6 +57,8 @@ def test_the_page_tells_how_far_and_what_was_not_read(services, collections, sho
     words = words_in(page)
     assert "3 documents, 12 pages" in words
     assert "10 of 40 passages" in words
+    bar = page.findChild(QProgressBar)
+    assert bar.value() / bar.maximum() == 0.25
     assert "1 document, 2 pages" in words
 
 
@@ -86,7 +88,7 @@ def test_a_model_that_finds_by_meaning_is_offered_where_there_is_none(services, 
     qtbot.waitUntil(
         lambda: any(made.text() == "Download" and made.isVisible() for made in page.findChildren(QPushButton))
     )
-    assert "finds passages by meaning" in words_in(page)
+    assert "Find passages by meaning" in words_in(page)
     with qtbot.waitSignal(page.model_wanted) as told:
         press(page, "Download")
     assert starter_repo(told.args[0]) == "second-state/All-MiniLM-L6-v2-Embedding-GGUF"

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QCheckBox, QComboBox, QLabel, QPlainTextEdit, QPus
 
 from app.gui.chat.welcome import Welcome
 from app.gui.dashboard import DashboardPage
-from app.gui.devices.facts import live_facts, pool_shares, summary
+from app.gui.devices.facts import live_facts, plain_summary, pool_shares, summary
 from app.gui.devices.page import DevicesPage, placement_card
 from app.gui.jobs import Jobs
 from app.gui.library.hub_tab import HubTab
@@ -164,6 +164,12 @@ def test_what_a_device_does_now_in_words():
 def test_the_machine_in_one_sentence():
     assert summary(MACHINE) == "EPYC, 24.0 GiB for models: up to about 36.7 B parameters at 4 bits."
     assert "not been checked yet" in summary(machine())
+    fits = "This computer runs models of up to about 37 billion parameters."
+    assert plain_summary(MACHINE) == f"{fits}\nRX 9070 is not used; the page System says why."
+    usable = msgspec.structs.replace(MACHINE.devices[1], state="usable")
+    for devices, where in ((MACHINE.devices[:1], "its processor"), ((MACHINE.devices[0], usable), "RX 9070")):
+        shown = plain_summary(msgspec.structs.replace(MACHINE, devices=devices))
+        assert shown == f"{fits}\nThey run on {where}."
 
 
 def test_memory_adds_up_to_what_is_used():
@@ -367,7 +373,7 @@ def test_the_first_run_says_what_fits_and_offers_the_demo(qtbot, show, services,
     proposal = Proposal(starter=starter("small"), expected_bytes=5 << 30, expected_tok_s=7.25)
     server.routes["GET", "/tessera/v1/hub/starters"] = Starters(proposals=(proposal,))
     page = show(Welcome(services))
-    qtbot.waitUntil(lambda: "small" in texts(page) and "EPYC" in texts(page))
+    qtbot.waitUntil(lambda: "small" in texts(page) and "billion parameters" in texts(page))
     assert "about 5.0 GiB · about 7.3 tokens/s" in texts(page)
     with qtbot.waitSignal(page.asked) as asked:
         press(page, "What is quantization?")

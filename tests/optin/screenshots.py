@@ -38,6 +38,8 @@ PAGES = (
     "dashboard",
     "connect",
     "server",
+    "others",
+    "log",
     "settings",
     "shortcuts",
     "compare",
@@ -55,6 +57,8 @@ PAGES = (
     "load",
     "details",
     "models-folder",
+    "linked",
+    "losses",
     "about",
     "palette",
 )
@@ -437,6 +441,40 @@ class Camera:
         self.close_dialogs()
         page = self.window.page("library")
         page._ask_to_move(self.services.api.models_folder(), Path("/mnt/large/models"))
+
+    def linked(self):
+        """A linked folder, and one of another application."""
+        self.window.page("library").banner.hide()
+        mine, studio = Path.home() / "drive" / "models", Path.home() / ".lmstudio" / "models"
+        for folder, name in ((mine, "lantern"), (studio, "harbour")):
+            folder.mkdir(parents=True)
+            shutil.copyfile(ROOT / "assets" / "models" / "spark-f16.gguf", folder / f"{name}.gguf")
+        self.services.api.link(str(mine))
+        self.window.page("library")._open_linked_folders()
+
+    def losses(self):
+        """Uploads of a model, compared; the figures are made up."""
+        from engine.api.hub import UploadComparison, UploadLoss
+        from tests.gui.wire import hub_option, hub_plan
+
+        self.close_dialogs()
+        sizes = {"Q2_K": (3.2, 0.31), "Q4_K_M": (4.9, 0.021), "Q6_K": (6.6, 0.0031), "Q8_0": (8.5, 0.0006)}
+        losses = [
+            UploadLoss(repo="org/found", label=label, size_bytes=round(gb * 1e9), bits_per_weight=gb, kld=loss,
+                       low=loss / 4, high=loss * 4)
+            for label, (gb, loss) in sizes.items()
+        ]  # fmt: skip
+        other = "another/found-with-a-long-name-GGUF"
+        losses.append(UploadLoss(repo=other, label="IQ4_XS", size_bytes=4_500_000_000, problem="It is damaged."))
+        library = self.window.page("library")
+        library.tabs.setCurrentIndex(1)
+        options = [hub_option(label, round(gb * 1e9)) for label, (gb, _) in sizes.items()]
+        library.hub._compared["org/found"] = UploadComparison(
+            original="org/found:F16", uploads=tuple(losses), fetched_bytes=700 << 20, total_bytes=44 << 30
+        )
+        library.hub._show_plan(hub_plan(*options))
+        self.rest(300)
+        library.verticalScrollBar().setValue(library.verticalScrollBar().maximum())
 
     def about(self):
         from app.gui.about import About

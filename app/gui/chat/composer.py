@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import QMimeData, QRectF, QSize, Qt, Signal
+from PySide6.QtCore import QMimeData, QRectF, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import (
     QColor,
     QDragEnterEvent,
@@ -23,7 +23,7 @@ from app.gui.chat.answer_stats import number
 from app.gui.chat.request import estimate_tokens
 from app.gui.reasons import error_message
 from app.gui.theme import Theme
-from app.gui.widgets.basics import ElidedLabel, IconButton, clear, framed, label, row, stack
+from app.gui.widgets.basics import ElidedLabel, IconButton, button, clear, framed, label, row, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.growing_text import GrowingText
 from app.gui.widgets.swatch import shape_painter
@@ -31,6 +31,9 @@ from app.gui.widgets.swatch import shape_painter
 _MOST_LINES = 10
 _SHOWN_WAITING = 200  # characters
 _PASTED = "pasted text"
+MOST_CHIPS = 12  # files that are shown by name
+_NAMED = 40  # more files that the tip of their number names
+_LATER_MS = 100
 _AROUND = 8  # pixels of padding above and below the text
 _LONG_TEXT = 10_000  # characters; a longer pasted text becomes an attachment
 _BESIDE_HINT = 280  # pixels for attach, meter, send and their spacing
@@ -175,6 +178,10 @@ class Composer(QFrame):
         self._waiting = stack(spacing=4)
         self._chips = Flow()
         self._chips.hide()
+        self._later = QTimer(self)
+        self._later.setSingleShot(True)
+        self._later.setInterval(_LATER_MS)
+        self._later.timeout.connect(self._show_attached)
         self.meter = ContextMeter(theme)
         self.meter.hide()
         self._attach = IconButton(theme, "attach", self.tr("Attach files"), self._choose_files)
@@ -222,10 +229,10 @@ class Composer(QFrame):
         """Add a page's control next to the attach button."""
         self._tools.addWidget(widget)
 
-    def add_voice(self, button: QWidget | None, sign: QWidget) -> None:
+    def add_voice(self, control: QWidget | None, sign: QWidget) -> None:
         """Add a button for voice, and a bar above the message that shows its state."""
-        if button is not None:
-            self._voice.addWidget(button)
+        if control is not None:
+            self._voice.addWidget(control)
         self._signs.addWidget(sign)
 
     @property
@@ -364,6 +371,12 @@ class Composer(QFrame):
 
     def _on_read(self, document: Document) -> None:
         self.attachments.append(Attachment(document.name, document.mime, document.text, document.data))
+        if len(self.attachments) <= MOST_CHIPS:
+            self._show_attached()
+        else:  # of a hundred dropped files, not each one is shown by itself
+            self._later.start()
+
+    def _show_attached(self) -> None:
         self._show_chips()
         self.draft_changed.emit(self.text)
 
@@ -375,7 +388,7 @@ class Composer(QFrame):
                 self._theme, "close", self.tr("Answer without these documents"), self.source_removed.emit, size=12
             )
             self._chips.add(self._chip(label(words, "small"), remove))
-        for item in self.attachments:
+        for item in self.attachments[:MOST_CHIPS]:
             size = (
                 (self.tr("image") if self._sees else self.tr("image, which this model cannot see"))
                 if item.data
@@ -387,6 +400,12 @@ class Composer(QFrame):
                 self._theme, "close", self.tr("Remove {name}").format(name=item.name), self._remover(item), size=12
             )
             self._chips.add(self._chip(text, remove))
+        if more := self.attachments[MOST_CHIPS:]:
+            tokens = number(sum(estimate_tokens(item.text) for item in more))
+            words = self.tr("{n} more files · ~{tokens} tokens").format(n=number(len(more)), tokens=tokens)
+            text = label(words, "small")
+            text.setToolTip("\n".join(item.name for item in more[:_NAMED]))
+            self._chips.add(self._chip(text, button(self.tr("Remove all files"), self._remove_all, "link")))
         self._chips.setVisible(bool(self.attachments or self._source))
         self._refresh()
 
@@ -401,6 +420,10 @@ class Composer(QFrame):
             self.draft_changed.emit(self.text)
 
         return remove
+
+    def _remove_all(self) -> None:
+        self.attachments.clear()
+        self._show_attached()
 
     def _choose_files(self) -> None:
         dialog = QFileDialog(self, self.tr("Attach files"), fileMode=QFileDialog.FileMode.ExistingFiles)

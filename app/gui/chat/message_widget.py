@@ -13,6 +13,7 @@ from app.db.records import Message
 from app.generation_phase import GenerationPhase
 from app.gui import formatted
 from app.gui.chat.answer_stats import answer_facts, runaway_words
+from app.gui.chat.composer import MOST_CHIPS
 from app.gui.chat.message_editor import MessageEditor
 from app.gui.chat.phase_label import PhaseLabel
 from app.gui.markdown.view import MarkdownView
@@ -181,11 +182,15 @@ class MessageWidget(ColumnItem):
         self._bubble.setLayout(inside)
         if self.message.attachments:
             chips = Flow()
-            for item in self.message.attachments:
+            for item in self.message.attachments[:MOST_CHIPS]:
                 chip = label(item.name, "chip")
                 chip.setToolTip(
                     self.tr("{n} characters in the context").format(n=len(item.text)) if item.text else ""
                 )
+                chips.add(chip)
+            if more := self.message.attachments[MOST_CHIPS:]:
+                chip = label(self.tr("{n} more files").format(n=formatted.whole(len(more))), "chip")
+                chip.setToolTip("\n".join(item.name for item in more))
                 chips.add(chip)
             self._column.addLayout(row(1, chips))
         # Next to the bubble: below it they would take vertical space even while hidden.

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QScrollArea, QVBoxLayout, QWi
 
 from app.gui import formatted
 from app.gui.app_context import AppContext
-from app.gui.devices.facts import gpu_words, summary
+from app.gui.devices.facts import plain_summary
 from app.gui.library.recommended import (
     ListDate,
     download_name,
@@ -144,7 +144,7 @@ class Welcome(QScrollArea):
             run(api.devices, self._show_machine, lambda _: None, self)
 
     def _show_machine(self, machine: Machine) -> None:
-        self._machine.setText(f"{summary(machine)}\n{gpu_words(machine)}")
+        self._machine.setText(plain_summary(machine))
         self._show_kind()
 
     def _show_proposals(self) -> None:

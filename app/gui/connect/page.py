@@ -85,7 +85,7 @@ class ConnectPage(Page):
         self.buttons[name] = (connect, remove)
         hint = self.tr(integration.install)  # a command, an address or an instruction
         if integration.launch is not None:
-            hint += " · " + self.tr("starts without any change by: {command}").format(
+            hint += " · " + self.tr("or start it from a terminal: {command}").format(
                 command=f"tessera launch {name}"
             )
         here = self._here[name] = label(self.tr("Installed"), "chip")

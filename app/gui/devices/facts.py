@@ -16,6 +16,7 @@ BACKENDS = {
     "rpc": "Other computers (RPC)",
     "tiles": "Tessera's CPU kernels for prompts",
 }
+_GPU_KINDS = frozenset({"igpu", "dgpu"})
 _RUNS_NOTHING_ALONE = {"tiles"}  # computes parts of what another backend runs
 _PRODUCTS = {
     "cuda": "CUDA",
@@ -37,20 +38,44 @@ _USABLE_FRACTION = 0.8  # leaves space for the KV cache and the system
 
 def summary(machine: Machine) -> str:
     """One sentence about what this computer can run."""
-    best = max(machine.devices, key=lambda device: (rank(device), budget(device)), default=None)
-    total = max(budget(best) if best else 0, machine.memory.total_bytes or 0)
+    best, total = _best(machine)
     if not total:
         return tr("The hardware of this computer has not been checked yet.")
-    parameters = total * _USABLE_FRACTION * _PARAMETERS_AT_4_BITS
     name = (best.name if best else "") or tr("This computer")
     return tr("{name}, {memory} for models: up to about {n} parameters at 4 bits.").format(
-        name=name, memory=formatted.size(total), n=formatted.count(parameters)
+        name=name, memory=formatted.size(total), n=formatted.count(_parameters(total))
     )
+
+
+def plain_summary(machine: Machine) -> str:
+    """The same for somebody who has not heard of bits and backends; the page System has the rest."""
+    best, total = _best(machine)
+    if not total:
+        return tr("The hardware of this computer has not been checked yet.")
+    billions = max(1, round(_parameters(total) / 1e9))
+    words = tr("This computer runs models of up to about {n} billion parameters.")
+    fits = words.format(n=formatted.whole(billions))
+    unused = next((d for d in machine.devices if d.kind in _GPU_KINDS and d.state != "usable"), None)
+    if best is not None and best.kind in _GPU_KINDS and best.state == "usable":
+        return f"{fits}\n{tr('They run on {name}.').format(name=best.name)}"
+    if unused is not None:
+        return f"{fits}\n{tr('{name} is not used; the page System says why.').format(name=unused.name)}"
+    return f"{fits}\n{tr('They run on its processor.')}"
+
+
+def _best(machine: Machine) -> tuple[Device | None, int]:
+    """The device that runs models best, and the bytes for models."""
+    best = max(machine.devices, key=lambda device: (rank(device), budget(device)), default=None)
+    return best, max(budget(best) if best else 0, machine.memory.total_bytes or 0)
+
+
+def _parameters(num_bytes: int) -> float:
+    return num_bytes * _USABLE_FRACTION * _PARAMETERS_AT_4_BITS
 
 
 def gpu_words(machine: Machine) -> str:
     """Kernels used by each GPU, or why it is unused and the fix. One sentence if there is no GPU."""
-    gpus = [device for device in machine.devices if device.kind in {"igpu", "dgpu"}]
+    gpus = [device for device in machine.devices if device.kind in _GPU_KINDS]
     if not gpus and machine.environment == "container":
         return tr("No GPU is visible in this container. To pass one in, start it with --device /dev/dri.")
     if not gpus:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFileDialog, QFrame, QHBoxLayout, QVBoxLayout
+from PySide6.QtWidgets import QFileDialog, QFrame, QHBoxLayout, QProgressBar, QVBoxLayout, QWidget
 
 from app.gui import formatted
 from app.gui.app_context import AppContext
@@ -17,6 +17,7 @@ from engine.api.chat import REMOTE
 from engine.api.collections import Collection, CollectionChange, CollectionRequest
 
 _LOOK_MS = 1500
+_STEPS = 1000  # of a progress bar
 _EMPTY_HEIGHT = 400  # height in pixels of the empty state
 # A recommended model of about 25 MB, the smallest one for embeddings.
 _FINDS_BY_MEANING = "all-minilm-l6-v2"
@@ -118,7 +119,7 @@ class DocumentsPage(Page):
             self._cards.addWidget(self._card(each))
         if any(map(_lacks_meaning, collections)):
             name = self.tr("Download a model for search by meaning")
-            text = self.tr("all-MiniLM-L6-v2, a small model, also finds passages by meaning.")
+            text = self.tr("Find passages by meaning too, with the small model all-MiniLM-L6-v2 (about 25 MB).")
             self._cards.addWidget(card(self._offer(_FINDS_BY_MEANING, text, name)))
         elif not ranks and any(map(_may_be_ordered, collections)):
             self._cards.addWidget(self._reranker_card())
@@ -156,7 +157,7 @@ class DocumentsPage(Page):
             self.tr("Its text is sent to {server}, where {model} runs").format(server=to.server, model=to.model)
             for to in item.sent_to
         ]
-        lines = [self._amount(item), self._state(item), *map(_at_home, item.sources), *sent, *problems]
+        lines = [f"{self._state(item)} · {self._amount(item)}", *map(_at_home, item.sources), *sent, *problems]
         if item.scanned_pages:
             lines.append(self._scans(item))
         if item.failed or item.unread_pages:
@@ -165,7 +166,10 @@ class DocumentsPage(Page):
                     files=formatted.documents(item.failed), pages=formatted.pages(item.unread_pages)
                 )
             )
-        labels = [label(line, "small", wrap=True) for line in lines]
+        labels: list[QWidget] = [label(line, "small", wrap=True) for line in lines]
+        labels[0].setToolTip(self.tr("The index takes {bytes}").format(bytes=formatted.size(item.index_bytes)))
+        if (done := _done(item)) is not None:
+            labels.insert(1, self._progress(done))
         ask = button(self.tr("Ask in a chat"), partial(self.chat_wanted.emit, item.id))
         ask.setAccessibleName(self.tr("Ask about {name} in a chat").format(name=item.name))
         return card(row(label(item.name, "strong"), 1, ask, ocr, again, remove), *labels)
@@ -182,12 +186,16 @@ class DocumentsPage(Page):
     def _read_scans(self, key: str) -> None:
         self._services.api.change_collection(key, CollectionChange(ocr=True))
 
+    def _progress(self, done: float) -> QProgressBar:
+        made = QProgressBar()
+        made.setTextVisible(False)
+        made.setRange(0, _STEPS)
+        made.setValue(round(_STEPS * done))
+        made.setAccessibleName(self.tr("Progress"))
+        return made
+
     def _amount(self, item: Collection) -> str:
-        return self.tr("{files}, {pages}, {bytes} of index").format(
-            files=formatted.documents(item.documents),
-            pages=formatted.pages(item.pages),
-            bytes=formatted.size(item.index_bytes),
-        )
+        return f"{formatted.documents(item.documents)}, {formatted.pages(item.pages)}"
 
     def _state(self, item: Collection) -> str:
         if item.state == "reading":
@@ -197,6 +205,14 @@ class DocumentsPage(Page):
                 done=item.embedded, all=item.chunks
             )
         return self.tr("Ready")
+
+
+def _done(item: Collection) -> float | None:
+    """The share of what is being read or embedded that is done; None if nothing is."""
+    done, total = {"reading": (item.files_done, item.files), "embedding": (item.embedded, item.chunks)}.get(
+        item.state, (0, 0)
+    )
+    return min(1.0, done / total) if total else None
 
 
 def _lacks_meaning(item: Collection) -> bool:

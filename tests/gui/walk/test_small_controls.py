@@ -66,6 +66,19 @@ def test_dialogs_are_left_without_any_change(walk, tmp_path):
     walk.dialog_closed()
 
 
+def test_of_many_files_twelve_are_shown_and_all_are_removed(walk, tmp_path):
+    walk.new_chat()
+    pages = [tmp_path / f"page {number}.txt" for number in range(14)]
+    for page in pages:
+        page.write_text("One of many.")
+    walk.click("Attach files", "chat")
+    walk.choose_file(" ".join(f'"{page}"' for page in pages))
+    walk.until("'2 more files' in says(chat.composer)")
+    walk.picture("many-files")
+    walk.click("Remove all files", "chat.composer")
+    walk.until("not chat.composer.attachments and 'page' not in says(chat.composer)")
+
+
 def test_make_it_fit_takes_every_wish(walk):
     walk.go("Make it fit")
     walk.until(f"{FIT}.start.isEnabled()")
