@@ -213,12 +213,12 @@ def _server(name: str) -> "McpServerConfig":
     from app.tools.mcp_config import BadMcpConfig, ServerList
 
     try:
-        found = next((server for server in ServerList().read() if server.name == name), None)
+        config = next((server for server in ServerList().read() if server.name == name), None)
     except BadMcpConfig as error:
         raise click.ClickException(str(error)) from error
-    if found is None:
+    if config is None:
         raise click.ClickException(f"There is no server {name!r}; tessera tools list shows them.")
-    return found
+    return config
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -210,11 +210,11 @@ def sign_in(
     config: McpServerConfig,
     folder: Path,
     open_page: Callable[[str], object],
-    begun: Callable[[SignIn], object] = lambda _: None,
+    on_start: Callable[[SignIn], object] = lambda _: None,
 ) -> Probed:
-    """Let the user sign in to a server in a browser, and read its tools. `begun` gets what can cancel it."""
+    """Let the user sign in to a server in a browser, and read its tools. `on_start` gets what can cancel it."""
     with SignIn(config.url, open_page) as signing:
-        begun(signing)
+        on_start(signing)
         server = McpServer(config, folder, signing)
         try:
             probed = _probed(server)

@@ -51,12 +51,12 @@ class SignIns:
         self._store.change(lambda grants: with_row(grants, url, grant))
 
 
-class _Kept:
-    """The grant of one server in the form that the mcp package asks for. `keep` is called with each new one."""
+class _Storage:
+    """The grant of one server in the form that the mcp package asks for. `store` is called with each new one."""
 
-    def __init__(self, grant: Grant | None, keep: Callable[[Grant], object]) -> None:
+    def __init__(self, grant: Grant | None, store: Callable[[Grant], object]) -> None:
         self.grant = grant or Grant("", "")
-        self._keep = keep
+        self._store = store
 
     async def get_tokens(self) -> "OAuthToken | None":
         from mcp.shared.auth import OAuthToken
@@ -77,7 +77,7 @@ class _Kept:
 
     def _change(self, **fields: Any) -> None:
         self.grant = msgspec.structs.replace(self.grant, **fields)
-        self._keep(self.grant)
+        self._store(self.grant)
 
 
 def stored_sign_in(url: str) -> "OAuthClientProvider | None":
@@ -88,8 +88,8 @@ def stored_sign_in(url: str) -> "OAuthClientProvider | None":
     grant = SignIns().find(url)
     if grant is None:
         return None
-    kept = _Kept(grant, lambda changed: SignIns().keep(url, changed))
-    provider = OAuthClientProvider(url, _client("http://127.0.0.1/callback"), kept)
+    storage = _Storage(grant, lambda changed: SignIns().keep(url, changed))
+    provider = OAuthClientProvider(url, _client("http://127.0.0.1/callback"), storage)
     provider.context.token_expiry_time = grant.expires_s
     if grant.metadata:
         provider.context.oauth_metadata = OAuthMetadata.model_validate_json(grant.metadata)
@@ -110,7 +110,7 @@ class SignIn:
         from http.server import ThreadingHTTPServer
 
         self._url, self._open_page = url, open_page
-        self._kept = _Kept(None, lambda _: None)  # what a sign-in that fails was given is stored nowhere
+        self._storage = _Storage(None, lambda _: None)  # what a sign-in that fails was given is stored nowhere
         self._cancelled = threading.Event()
         self._state = ""
         self._answer: dict[str, str] | None = None
@@ -137,18 +137,18 @@ class SignIn:
         from mcp.client.auth import OAuthClientProvider
 
         back = f"http://127.0.0.1:{self._listener.server_port}/callback"
-        self._provider = OAuthClientProvider(self._url, _client(back), self._kept, self._open, self._wait)
+        self._provider = OAuthClientProvider(self._url, _client(back), self._storage, self._open, self._wait)
         return self._provider
 
     def keep(self) -> None:
         """Store what the server gave, if it asked for a sign-in. Raises: OSError."""
-        if self._provider is None or not self._kept.grant.tokens:
+        if self._provider is None or not self._storage.grant.tokens:
             return
         context = self._provider.context
-        found, resource = context.oauth_metadata, context.protected_resource_metadata
+        metadata, resource = context.oauth_metadata, context.protected_resource_metadata
         grant = msgspec.structs.replace(
-            self._kept.grant,
-            metadata=found.model_dump_json(exclude_none=True) if found else "",
+            self._storage.grant,
+            metadata=metadata.model_dump_json(exclude_none=True) if metadata else "",
             resource=resource.model_dump_json(exclude_none=True) if resource else "",
         )
         SignIns().keep(self._url, grant)
@@ -201,12 +201,12 @@ class SignIn:
     def _take(self, path: str) -> tuple[int, str]:
         """The browser comes back. Any web page could call this address; only the server's page knows the state."""
         parts = urlsplit(path)
-        given = {name: values[0] for name, values in parse_qs(parts.query).items()}
-        if parts.path != "/callback" or not self._state or given.get("state") != self._state:
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        if parts.path != "/callback" or not self._state or query.get("state") != self._state:
             return 404, "This is not the end of a sign-in of Tessera."
         if self._answer is None:
-            self._answer = given
-        if "code" not in given:
+            self._answer = query
+        if "code" not in query:
             return 200, "The sign-in was refused. You can close this page and go back to Tessera."
         return 200, "You are signed in. You can close this page and go back to Tessera."
 

@@ -173,18 +173,18 @@ def unlink(catalogue: Catalogue, where: str) -> Unlinked:
     with store.writing():
         for folder in folders:
             store.unwatch(folder)
-        kept = [root for root, _ in catalogue.roots()]
+        others = [root for root, _ in catalogue.roots()]
 
         def is_gone(key: str) -> bool:
             path = Path(key)
-            return any(map(path.is_relative_to, folders)) and not any(map(path.is_relative_to, kept))
+            return any(map(path.is_relative_to, folders)) and not any(map(path.is_relative_to, others))
 
-        gone = {key: entry for key, entry in store.entries().items() if is_gone(key)}
-        for key in gone:
+        unlinked = {key: entry for key, entry in store.entries().items() if is_gone(key)}
+        for key in unlinked:
             store.forget(key)
         for key in filter(is_gone, store.hidden()):
             store.hide(key, hidden=False)
-    removed = tuple(entry.id for entry in gone.values() if not entry.details.is_projector)
+    removed = tuple(entry.id for entry in unlinked.values() if not entry.details.is_projector)
     return Unlinked(folders=tuple(folders), removed=removed)
 
 

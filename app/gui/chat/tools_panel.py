@@ -264,16 +264,16 @@ class ToolsPanel(SidePanel):
         """Open the server's page in the browser, and list its tools once the user has signed in."""
         folder = self._folder()
 
-        def begun(signing: SignIn) -> None:
+        def on_start(signing: SignIn) -> None:
             self._signing[name] = signing
 
         def work() -> Probed:
             config = next(each for each in ServerList().read() if each.name == name)
-            return sign_in(config, folder, self.page_wanted.emit, begun)
+            return sign_in(config, folder, self.page_wanted.emit, on_start)
 
-        def done(found: Probed) -> None:
+        def done(probed: Probed) -> None:
             self._signing.pop(name, None)
-            self._probed[name] = found
+            self._probed[name] = probed
             self._shown = None
             self.refresh()
 

@@ -119,7 +119,7 @@ class DocumentsPage(Page):
             self._cards.addWidget(self._card(each))
         if any(map(_lacks_meaning, collections)):
             name = self.tr("Download a model for search by meaning")
-            text = self.tr("Find passages by meaning too, with the small model all-MiniLM-L6-v2 (about 25 MB).")
+            text = self.tr("Find passages by meaning too, with the small model all-MiniLM-L6-v2 (about 24 MiB).")
             self._cards.addWidget(card(self._offer(_FINDS_BY_MEANING, text, name)))
         elif not ranks and any(map(_may_be_ordered, collections)):
             self._cards.addWidget(self._reranker_card())
@@ -187,12 +187,12 @@ class DocumentsPage(Page):
         self._services.api.change_collection(key, CollectionChange(ocr=True))
 
     def _progress(self, done: float) -> QProgressBar:
-        made = QProgressBar()
-        made.setTextVisible(False)
-        made.setRange(0, _STEPS)
-        made.setValue(round(_STEPS * done))
-        made.setAccessibleName(self.tr("Progress"))
-        return made
+        bar = QProgressBar()
+        bar.setTextVisible(False)
+        bar.setRange(0, _STEPS)
+        bar.setValue(round(_STEPS * done))
+        bar.setAccessibleName(self.tr("Progress"))
+        return bar
 
     def _amount(self, item: Collection) -> str:
         return f"{formatted.documents(item.documents)}, {formatted.pages(item.pages)}"

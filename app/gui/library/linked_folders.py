@@ -39,8 +39,8 @@ class LinkedFoldersDialog(QDialog):
         column.addStretch(1)
         self.link_button = button(self.tr("Link a folder…"), self._choose)
         self.close_button = button(self.tr("Done"), self.accept)
-        for made in (self.link_button, self.close_button):
-            made.setAutoDefault(False)
+        for control in (self.link_button, self.close_button):
+            control.setAutoDefault(False)
         self.setLayout(
             stack(
                 label(note, "small", wrap=True),
@@ -61,7 +61,7 @@ class LinkedFoldersDialog(QDialog):
             return api.linked_folders().folders, api.foreign_folders().folders
 
         self._services.background.run(
-            ask, lambda found: when_released(self, lambda: self._show(*found)), self._failed, self
+            ask, lambda folders: when_released(self, lambda: self._show(*folders)), self._failed, self
         )
 
     def _show(self, linked: tuple[LinkedFolder, ...], foreign: tuple[Folder, ...]) -> None:
@@ -77,8 +77,8 @@ class LinkedFoldersDialog(QDialog):
             self._rows.addWidget(_line(folder.path, " · ".join(facts), unlink))
         if not linked:
             self._rows.addWidget(label(self.tr("No folder is linked yet."), "muted", wrap=True))
-        known = {folder.path for folder in linked}
-        others = [folder for folder in foreign if folder.path not in known]
+        linked_paths = {folder.path for folder in linked}
+        others = [folder for folder in foreign if folder.path not in linked_paths]
         if others:
             self._rows.addSpacing(8)
             self._rows.addWidget(label(self.tr("Models of other applications on this computer"), "strong"))
@@ -99,7 +99,7 @@ class LinkedFoldersDialog(QDialog):
             words = self.tr("Linked. Its models are in the library now.")
             if not linked.added:
                 words = self.tr("Linked. There is no new model in it; models that you put there will appear.")
-            self._say(words)
+            self._notify(words)
 
         self._services.ask(self.banner, lambda: self._services.api.link(path), done)
 
@@ -108,14 +108,14 @@ class LinkedFoldersDialog(QDialog):
             words = self.tr("Unlinked. {n} models were taken from the list.")
             if len(unlinked.removed) == 1:
                 words = self.tr("Unlinked. 1 model was taken from the list.")
-            self._say(words.format(n=len(unlinked.removed)), (self.tr("Undo"), lambda: self._link(path)))
+            self._notify(words.format(n=len(unlinked.removed)), (self.tr("Undo"), lambda: self._link(path)))
 
         self._services.ask(self.banner, lambda: self._services.api.unlink(path), done)
 
-    def _say(self, words: str, *actions: tuple[str, Callable[[], object]]) -> None:
+    def _notify(self, words: str, *actions: tuple[str, Callable[[], object]]) -> None:
         self.banner.notify(words, "ok", *actions)
-        for made in self.banner.findChildren(QPushButton):
-            made.setAutoDefault(False)  # Enter must not press it
+        for action in self.banner.findChildren(QPushButton):
+            action.setAutoDefault(False)  # Enter must not press it
         self.changed.emit()
         self.refresh()
 
