@@ -14,10 +14,8 @@ PATIENCE_S = 300.0
 FIT, CONNECT = "window.page('fit')", "window.page('connect')"
 # What other pages then know of the editor's request.
 KNOWN = {
-    "Server": (
-        "any(row[0] == 'Continue/1.0' for row in window.page('server').programs.texts())",
-        "'loaded model' in window.page('server').log.toPlainText()",
-    ),
+    "Server": ("any(row[0] == 'Continue/1.0' for row in window.page('server').programs.texts())",),
+    "Log": ("'loaded model' in window.page('log').log.toPlainText()",),
     "Dashboard": ("window.page('dashboard').history.texts()[0][0] == 'Continue'",),
     "Devices": ("'ram' in window.page('devices')._uses",),
 }
