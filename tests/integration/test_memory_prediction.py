@@ -11,9 +11,9 @@ from tests.support.models.shapes import SHAPES, write_shape
 ROOT = Path(__file__).resolve().parents[2]
 # Large enough that the process itself (45 MiB, also predicted by the dry run) does not dominate the result.
 CASES = [
-    ("llama", {"layers": 10, "embd": 768}, 2048, "f16"),
+    ("llama", {"layers": 10, "embd": 768}, 1024, "f16"),
     ("gemma3", {}, 1024, "q8_0"),
-    ("lfm2", {"layers": 8, "embd": 768, "heads": 12}, 2048, "f16"),
+    ("lfm2", {"layers": 8, "embd": 768, "heads": 12}, 1024, "f16"),
     # rewritten for the processor: the file's own pages are dropped, or there would be 59 MiB more
     ("llama-q4_0", {"layers": 10, "embd": 1024, "ffn": 3072}, 1024, "f16"),
 ]

@@ -49,7 +49,9 @@ class RunningServer:
         self, home: Path, *arguments: str, env: dict[str, str] | None = None, program: str = "app"
     ) -> None:
         self.home = home
-        give_dry_runs(home)
+        self._is_usual = env is None and program == "app"
+        if self._is_usual:
+            give_dry_runs(home)
         self.log_path = home / "server.log"
         started = time.monotonic()
         with self.log_path.open("wb") as log:
@@ -87,7 +89,8 @@ class RunningServer:
         return found
 
     def stop(self) -> None:
-        take_dry_runs(self.home)
+        if self._is_usual:
+            take_dry_runs(self.home)
         self.process.terminate()
         try:
             self.process.wait(60)

@@ -18,7 +18,7 @@ from tests.support.servers import free_port, give_dry_runs, take_dry_runs
 ROOT = Path(__file__).resolve().parents[3]
 LATE_S = 10.0  # what has not come by then is asked for once more
 CUT_S = 15.0
-LONGEST_S = 0.2  # between two looks at what takes long; each costs the window some CPU time
+LONGEST_S = 0.12  # between two looks at what takes long; each costs the window some CPU time
 # Later, a click is no half of a double click: a list takes none that could be that of the one that opened it.
 ALONE_S = 0.15  # three times what the window takes for one, see `windowed`
 OWN_NETWORK = ["unshare", "--map-root-user", "--net"]

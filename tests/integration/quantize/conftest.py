@@ -11,13 +11,13 @@ from quantize.measure.run import measure
 from quantize.measurements import MeasureRequest
 from tests.support.models.hollow_model import HollowModel
 from tests.support.models.measured_model import CALIBRATION, LAYERS, TYPES, ignore, never
-from tests.support.models.small_folder import small_file
+from tests.support.models.small_folder import NARROW, small_file
 
 
 @pytest.fixture(scope="session")
 def source(tmp_path_factory):
-    """The model to measure."""
-    return small_file(tmp_path_factory.mktemp("source") / "source.gguf", LAYERS)
+    """The model to measure, with a third of its feed-forward channels."""
+    return small_file(tmp_path_factory.mktemp("source") / "source.gguf", LAYERS, NARROW)
 
 
 @pytest.fixture(scope="session")
