@@ -42,9 +42,9 @@ _MAX_FILES = 20_000
 _MAX_FILE_BYTES = 1 << 50
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _SHA1: Final = re.compile(r"[0-9a-f]{40}")
-# Bounds of an answer. A listing of 20,000 files has 6 MB.
-_MAX_ANSWER_BYTES: Final = 32 << 20
-_MAX_OBJECTS, _MAX_VALUES = 200_000, 2_000_000
+# Bounds of an answer. A listing of 100,000 files has 33 MB.
+_MAX_ANSWER_BYTES: Final = 64 << 20
+_MAX_OBJECTS, _MAX_VALUES = 500_000, 2_000_000
 _MAX_PAGE_BYTES: Final = 1 << 20  # of an error or a redirect; the rest is not read
 # An answer that is slower than this is ended, after a while: one byte every nine seconds would go on for years.
 _LEAST_BYTES_PER_S: Final = 4096
