@@ -74,7 +74,7 @@ class Reader:
     def _carefully(self, request: ReadRequest, failure: ChildFailed) -> ReadAnswer:
         """Retry with one page, to find the page that caused the failure; a single page would only stall again."""
         try:
-            if failure.timed_out and request.kind not in _PAGED:
+            if failure.timed_out and request.kind not in ("pdf", "mbox"):
                 raise failure
             return self._send(msgspec.structs.replace(request, limit=1))
         except ChildFailed as error:

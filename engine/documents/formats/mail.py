@@ -6,6 +6,7 @@ import email.policy
 import io
 import mailbox
 import re
+import time
 from collections.abc import Iterator
 from email.message import EmailMessage
 from pathlib import Path, PurePath
@@ -33,6 +34,7 @@ _BOUNDARY = re.compile(
 # Beyond these, attachments are only named.
 _MOST_ATTACHMENTS: Final = 200
 _MOST_CHARS: Final = 2_000_000
+_MOST_CPU_S: Final = 20.0
 # Messages within messages.
 _DEEPEST_MESSAGE: Final = 5
 _SUFFIXES: Final = {"text/plain": ".txt", "text/html": ".html", "text/csv": ".csv", "application/pdf": ".pdf"}
@@ -149,6 +151,12 @@ class _Attachments:
 
     def __init__(self) -> None:
         self.left, self.chars_left = _MOST_ATTACHMENTS, _MOST_CHARS
+        self._started_s = time.process_time()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more are read."""
+        return self.left <= 0 or time.process_time() - self._started_s > _MOST_CPU_S
 
     def read(self, content: bytes, name: str) -> Iterator[Block]:
         """The blocks of an attachment. Raises: BadDocument: it cannot be read; any error of its reader."""
@@ -172,7 +180,7 @@ def _attachments(message: EmailMessage, reading: _Attachments | None, depth: int
     unread: list[str] = []
     for number, part in enumerate(_leaves(message, _body(message)), 1):
         name = _name(part, number)
-        if reading is None or reading.left <= 0 or depth > _DEEPEST_MESSAGE:
+        if reading is None or reading.is_over or depth > _DEEPEST_MESSAGE:
             unread.append(name)
             continue
         reading.left -= 1
