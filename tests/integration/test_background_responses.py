@@ -52,7 +52,11 @@ def test_an_answer_is_cancelled_and_its_generation_with_it(qwen, client):
     qwen.say(*["word "] * 500, delay_s=0.05)
     made = client.responses.create(model="spark", input="Hi", background=True)
     wait_for(lambda: client.responses.retrieve(made.id).status == "in_progress")
+    with pytest.raises(openai.BadRequestError, match="still in_progress; wait for its end"):
+        client.responses.create(model="spark", input="And?", previous_response_id=made.id)
     assert client.responses.cancel(made.id).status == "cancelled"
+    with pytest.raises(openai.BadRequestError, match="was cancelled; continue the one before it"):
+        client.responses.create(model="spark", input="And?", previous_response_id=made.id)
     runner = qwen.state.pool.loaded[0].runner
     wait_for(lambda: runner.active_requests == 0, what="the runner is idle")
     assert client.responses.cancel(made.id).status == "cancelled"

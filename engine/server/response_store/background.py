@@ -74,6 +74,15 @@ class BackgroundJobs:
         job = self._jobs.get(response_id)
         return job if job is not None and may_see(job.owner) else None
 
+    def refuse_unfinished(self, response_id: str, param: str) -> None:
+        """Raises: InputFault: the response still runs, or was cancelled, so that nothing can follow it."""
+        job = self.find(response_id)
+        status = "completed" if job is None else job.items.response["status"]
+        if status not in _ENDED:
+            raise InputFault(f"The response {response_id} is still {status}; wait for its end.", param)
+        if status == "cancelled":
+            raise InputFault(f"The response {response_id} was cancelled; continue the one before it.", param)
+
     def start(self, items: Items, chunks: AsyncGenerator[bytes, None]) -> Job:
         """Start a response from `chunks`, its events. Raises: InputFault: too many are running."""
         running = [job.owner for job in self._jobs.values() if not job.ended]

@@ -145,6 +145,7 @@ async def _understand(state: ServerState, body: ResponsesRequest) -> _Asked:
     box = toolbox(body.tools or [])
     context: tuple[Message, ...] = ()
     if body.previous_response_id is not None:
+        state.background.refuse_unfinished(body.previous_response_id, "previous_response_id")
         context = state.responses.previous(body.previous_response_id).messages
     talk = None if body.conversation_id is None else state.talks.get(body.conversation_id)
     if talk is not None:
