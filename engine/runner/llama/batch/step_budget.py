@@ -19,9 +19,9 @@ PROMPT_STEP_S: Final = 0.1
 MAX_STRETCH: Final = 5
 # A CPU is as efficient with this many rows as with hundreds. Measured: log-archive.md, engine.
 MIN_CHUNK: Final = 16
-# Behind a long text attention takes most of a step, so that fewer rows take less time: with an answer these are two
-# of the groups that ROWS_AT_ONCE counts. Measured: log-archive.md, "gaps while a context grows".
-LEAST_CHUNK, LONG_TEXT = 5, 4096
+# Behind a long text attention takes most of a step. Tessera's computes this many queries of a head of keys at once,
+# so that fewer rows than fill them take no less time. Measured: log-archive.md, "gaps while a context grows".
+STRIP, LONG_TEXT = 48, 4096
 # On CPUs llama.cpp's flash attention processes a step's rows in tiles of this many, and fewer rows one by one.
 # Source: GGML_FA_TILE_Q, ggml-cpu/common.h.
 TILE_ROWS: Final = 64
@@ -66,14 +66,23 @@ class StepBudget:
         added_s = max(PROMPT_STEP_S, self._answers_s(generating)) * stretch
         affordable = int(added_s / self._prompt_row_s) if self._prompt_row_s else 0
         whole = TILE_ROWS if depth >= DEEP and in_tiles(self._loaded.settings) else ROWS_AT_ONCE
-        least = LEAST_CHUNK if depth >= LONG_TEXT and self._is_slow(added_s) else MIN_CHUNK
+        least = MIN_CHUNK
+        if depth >= LONG_TEXT and self._is_slow(added_s):
+            least = min(MIN_CHUNK, max(1, self._strip_rows() - generating))
         rows = max(least, affordable) + generating
         return max(least, min(rows + -rows % whole, self._loaded.n_ubatch, most) - generating)
 
     def _is_slow(self, added_s: float) -> bool:
-        """Whether even the fewest efficient rows take twice the time that a prompt may add, for no other reason."""
-        on_cpu = not self._loaded.settings.n_gpu_layers
-        return on_cpu and 2 * added_s < MIN_CHUNK * self._prompt_row_s and not self.is_starved
+        """Whether MIN_CHUNK rows take twice the time that a prompt may add, because of attention alone."""
+        own = not self._loaded.settings.n_gpu_layers and ATTENTION in self._loaded.settings.tiles
+        return own and 2 * added_s < MIN_CHUNK * self._prompt_row_s and not self.is_starved
+
+    def _strip_rows(self) -> int:
+        """Return the rows that fill one strip, as whole groups of rows."""
+        api, model = self._loaded.api, self._loaded.model
+        queries = api.llama_model_n_head(model) // max(1, api.llama_model_n_head_kv(model))
+        rows = STRIP // max(1, queries)
+        return int(max(2 * ROWS_AT_ONCE, rows + -rows % ROWS_AT_ONCE))
 
     def step_rows(self, usual: int) -> int:
         """Return the prompt tokens that take as long as a step without prompt; `usual` if not measured yet."""
@@ -120,9 +129,11 @@ class StepBudget:
         self._noted_at = now
         self._threads.note(rows, seconds, cpu_s, self._threads_set, now)
         prompt = rows - outputs
+        # A few rows say little of many, unless these were so slow that steps have few.
+        least = ROWS_AT_ONCE if MIN_CHUNK * self._prompt_row_s > 2 * PROMPT_STEP_S else MIN_CHUNK
         if not prompt:
             self.cost.note(rows, seconds)
-        elif prompt >= LEAST_CHUNK and seconds > 0:
+        elif prompt >= least and seconds > 0:
             share_s = prompt * seconds / (prompt + ANSWER_ROWS * outputs)
             answers_s = self.cost.seconds(outputs)
             row_s = (share_s if answers_s is None else max(seconds - answers_s, share_s / 2)) / prompt

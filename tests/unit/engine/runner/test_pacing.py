@@ -8,7 +8,6 @@ from devices.backends.cpu_kernels import ATTENTION
 from engine.runner.generation.scheduler import next_in_line, to_preempt
 from engine.runner.llama.batch.step_budget import (
     DEEP,
-    LEAST_CHUNK,
     LONG_TEXT,
     MIN_CHUNK,
     TILE_ROWS,
@@ -98,16 +97,20 @@ def test_a_prompt_goes_on_however_many_answer(n_ubatch):
     assert make_pace(n_ubatch).prefill_budget(40, depth=4000) == MIN_CHUNK
 
 
-def test_behind_a_long_text_a_step_has_fewer_rows():
+@pytest.mark.parametrize(("key_heads", "rows"), [(8, 11), (4, 7), (32, 19), (16, 19)])
+def test_behind_a_long_text_a_step_has_fewer_rows(key_heads, rows):
     """One row takes 20 ms there: sixteen would hold up an answer for a third of a second."""
     pace = make_pace(tiles=(ATTENTION,))
+    pace._loaded.model = None
+    pace._loaded.api.llama_model_n_head = lambda _: 32
+    pace._loaded.api.llama_model_n_head_kv = lambda _: key_heads
     pace.note(rows=1, outputs=1, seconds=0.01, cpu_s=0.02, now=1.0)
     pace.note(rows=100, outputs=0, seconds=2.0, cpu_s=4.0, now=1.0)
-    assert pace.prefill_budget(1, depth=LONG_TEXT) == 7 >= LEAST_CHUNK
+    assert pace.prefill_budget(1, depth=LONG_TEXT) == rows
     assert pace.prefill_budget(1, depth=LONG_TEXT - 1) >= MIN_CHUNK
-    assert make_pace(n_gpu_layers=9).prefill_budget(1, depth=LONG_TEXT) >= MIN_CHUNK
     for now in range(30):  # such steps are learnt from, too
-        pace.note(rows=8, outputs=1, seconds=0.01 + 7 * 0.001, cpu_s=0.03, now=2.0 + now)
+        more = pace.prefill_budget(1, depth=LONG_TEXT)
+        pace.note(rows=1 + more, outputs=1, seconds=0.01 + more * 0.001, cpu_s=0.03, now=2.0 + now)
     assert 90 <= pace.prefill_budget(1, depth=LONG_TEXT) < 110
 
 
