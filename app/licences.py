@@ -44,7 +44,7 @@ class Component(msgspec.Struct, frozen=True, kw_only=True):
 
 def components() -> tuple[Component, ...]:
     """All components, sorted by name. Reads the metadata of installed packages, which takes 0.1 s."""
-    all_components = [*packages(), *_ours(), *_brought()]
+    all_components = [*packages(), *_ours(), *_bundled()]
     return tuple(sorted(all_components, key=lambda each: each.name.lower()))
 
 
@@ -144,7 +144,7 @@ def _bundled_text(licence: str) -> str:
     return words + "\n\n".join(texts)
 
 
-def _brought() -> list[Component]:
+def _bundled() -> list[Component]:
     """Python and the system libraries in an installed program; the build lists them (attribution.py)."""
     try:
         data = (ASSETS / BROUGHT).read_bytes()

@@ -75,12 +75,12 @@ class StallDetector:
     def __init__(self, pid: int, spent: Spent = cpu_seconds) -> None:
         self._pid = pid
         self._spent = spent
-        self._begun: float | None = None
+        self._started_at: float | None = None
         self._moved = self._moved_s = 0.0
 
     def begin(self) -> None:
         """Start a new wait."""
-        self._begun, self._moved_s = None, 0.0
+        self._started_at, self._moved_s = None, 0.0
 
     def over(
         self,
@@ -100,15 +100,15 @@ class StallDetector:
         spent = self._spent(self._pid)
         if spent is None:
             return waited_s > (limit_s if longest_s is None else longest_s)
-        if self._begun is None:
-            self._begun = self._moved = spent
+        if self._started_at is None:
+            self._started_at = self._moved = spent
         elif spent - self._moved >= MIN_FRACTION * stalled_s:
             self._moved, self._moved_s = spent, waited_s
         if waited_s <= limit_s:
             return False
         if longest_s is not None and waited_s > longest_s:
             return True
-        return waited_s - self._moved_s > stalled_s or spent - self._begun > limit_s * threads
+        return waited_s - self._moved_s > stalled_s or spent - self._started_at > limit_s * threads
 
 
 class ProbeOutcome(msgspec.Struct, frozen=True):

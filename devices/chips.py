@@ -180,7 +180,7 @@ def gpu_of(device: Device, cpu_name: str) -> Gpu | None:
         words.append(cpu_name)
     text = " ".join(words).lower().replace("(tm)", "").replace("(r)", "")
     by_id = _by_id(rows, device.pci_id, device.arch)
-    matches = _named(by_id or rows, text)
+    matches = _by_name(by_id or rows, text)
     if matches:
         return _of_size(matches, device)
     return _of_size(by_id, device) if by_id else None
@@ -204,7 +204,7 @@ def _holds(ids: str, pci_id: str) -> bool:
     return span is not None and vendor == span[0] and span[1] <= int(device, 16) <= span[2]
 
 
-def _named(rows: Iterable[Gpu], text: str) -> list[Gpu]:
+def _by_name(rows: Iterable[Gpu], text: str) -> list[Gpu]:
     """Rows whose longest name is in the text: "rtx 4060 ti" before "rtx 4060"."""
     matches: list[tuple[int, Gpu]] = []
     for row in rows:
@@ -219,7 +219,7 @@ def _named(rows: Iterable[Gpu], text: str) -> list[Gpu]:
 @cache
 def architectures(text: str) -> tuple[str, ...]:
     """AMD's names, such as gfx1151, of the chips that a text names, such as "Radeon 8060S"."""
-    rows = _named(chips().gpus, text.lower())
+    rows = _by_name(chips().gpus, text.lower())
     return tuple(sorted({identity for row in rows for identity in row.ids if identity.startswith("gfx")}))
 
 

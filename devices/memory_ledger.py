@@ -171,7 +171,7 @@ class Ledger:
         self._read_machine = read_machine
         self._measure = measure
         self.audits = audits or AuditLog(None)
-        self._held: dict[str, Reservation] = {}
+        self._by_owner: dict[str, Reservation] = {}
         self._lock = threading.Lock()
 
     def reserve(
@@ -195,7 +195,7 @@ class Ledger:
             reservation = Reservation(
                 owner, key, dict(amounts), drawn, expected_bytes=expected_bytes, parts=parts or {}
             )
-            self._held[owner] = reservation
+            self._by_owner[owner] = reservation
         return reservation
 
     def check(self, amounts: Mapping[str, DeviceBytes], exclude: str = "") -> None:
@@ -207,8 +207,8 @@ class Ledger:
     def attach(self, owner: str, pid: int) -> None:
         """Set the process of a reservation, so that a load in progress is not counted twice."""
         with self._lock:
-            if owner in self._held:
-                self._held[owner] = replace(self._held[owner], pid=pid)
+            if owner in self._by_owner:
+                self._by_owner[owner] = replace(self._by_owner[owner], pid=pid)
 
     def record_measured(
         self,
@@ -227,7 +227,7 @@ class Ledger:
         Returns the audit, which is stored and corrects later predictions of the same key; None if unknown.
         """
         with self._lock:
-            reservation = self._held.get(owner)
+            reservation = self._by_owner.get(owner)
         if reservation is None:
             return None
         if measured is None and reservation.pid is not None:
@@ -236,7 +236,7 @@ class Ledger:
             return None
         buffers_by_device = dict(reservation.buffers if buffers is None else buffers)
         with self._lock:
-            self._held[owner] = replace(reservation, measured=measured, buffers=buffers_by_device)
+            self._by_owner[owner] = replace(reservation, measured=measured, buffers=buffers_by_device)
         # The expected bytes of a process are host memory; without them, its device buffers count too.
         devices = [d for d in reservation.amounts if d != "cpu"] if reservation.expected_bytes is None else []
         on_gpu = sum(buffers_by_device.get(device, 0) for device in devices)
@@ -256,21 +256,21 @@ class Ledger:
         """Update the numbers of an admitted load. `expected_bytes` is what its process should show."""
         machine = self._read_machine()
         with self._lock:
-            reservation = self._held.get(owner)
+            reservation = self._by_owner.get(owner)
             if reservation is None:
                 return
             try:
                 drawn = self._draw(machine, amounts, exclude=owner)
             except PoolExceeded:  # it is loaded, so it uses the bytes anyway
                 drawn = dict(reservation.drawn)
-            self._held[owner] = replace(
+            self._by_owner[owner] = replace(
                 reservation, amounts=dict(amounts), drawn=drawn, expected_bytes=expected_bytes, parts=parts
             )
 
     def release(self, owner: str) -> None:
         """Remove a runner's reservation."""
         with self._lock:
-            self._held.pop(owner, None)
+            self._by_owner.pop(owner, None)
 
     def available(self, device_id: str, machine: Machine | None = None, exclude: str = "") -> int:
         """Bytes that a new load may take on one device now: free minus reserve minus reservations."""
@@ -289,7 +289,7 @@ class Ledger:
     def reservations(self) -> tuple[Reservation, ...]:
         """Current reservations, with new measurements if the process is known."""
         with self._lock:
-            reservations = tuple(self._held.values())
+            reservations = tuple(self._by_owner.values())
         return tuple(replace(r, measured=self._measure(r.pid) or r.measured) if r.pid else r for r in reservations)
 
     def pools(self, machine: Machine | None = None) -> tuple[Pool, ...]:
@@ -299,7 +299,7 @@ class Ledger:
     def _free(self, machine: Machine, exclude: str) -> dict[str, int]:
         """Pool id → bytes that a new load may take."""
         free = {pool.id: pool.free_bytes - pool.reserve_bytes for pool in pools(machine)}
-        for reservation in self._held.values():
+        for reservation in self._by_owner.values():
             if reservation.owner == exclude:
                 # A load that replaces it can use what its process holds now, which the system counts as used.
                 now = self._measure(reservation.pid) if reservation.pid else None
@@ -327,7 +327,7 @@ class Ledger:
             )
             if needed > available:
                 raise PoolExceeded(
-                    device_id, needed, available, {r.owner: r.predicted_bytes for r in self._held.values()}
+                    device_id, needed, available, {r.owner: r.predicted_bytes for r in self._by_owner.values()}
                 )
             for pool in _drawn_pools(device):
                 part = min(needed, free.get(pool, 0))

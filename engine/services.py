@@ -52,14 +52,14 @@ class EngineFacade:
         self, paths: Paths | None = None, catalogue: "Catalogue | None" = None, placer: "Placer | None" = None
     ) -> None:
         self.paths = paths or user_paths()
-        self._given = catalogue
+        self._opened = catalogue
         self._placer = placer
 
     @cached_property
     def catalogue(self) -> "Catalogue":
         from engine.library.catalogue import Catalogue
 
-        return self._given or Catalogue(self.paths)
+        return self._opened or Catalogue(self.paths)
 
     @cached_property
     def placer(self) -> "Placer":
@@ -447,5 +447,5 @@ class EngineFacade:
 
     def close(self) -> None:
         """Close the library if it was opened here."""
-        if self._given is None and "catalogue" in vars(self):
+        if self._opened is None and "catalogue" in vars(self):
             self.catalogue.close()

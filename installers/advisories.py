@@ -93,7 +93,7 @@ def _safety_db(document: dict[str, Any]) -> Iterator[Advisory]:
             )
 
 
-def found(advisories: Iterable[Advisory], versions: dict[str, str]) -> list[Advisory]:
+def hits_of(advisories: Iterable[Advisory], versions: dict[str, str]) -> list[Advisory]:
     """The advisories that hit one of the versions (by canonical name)."""
     return [a for a in advisories if a.package in versions and a.hits(versions[a.package])]
 
@@ -131,7 +131,7 @@ def main(argv: list[str]) -> int:
         return 2
     advisories = list(read(Path(argv[0])))
     versions = {name: version for name, (version, _) in locked(LOCKS).items()}
-    hits = found(advisories, versions)
+    hits = hits_of(advisories, versions)
     covered = len({a.package for a in advisories} & set(versions))
     newest = max((a.published for a in advisories), default="none")
     print(f"{len(advisories)} advisories, newest {newest}; {covered} of {len(versions)} locked packages are named")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.cli.echo import echo
-from app.cli.stdin_prompt import asked
+from app.cli.stdin_prompt import read_prompt
 
 if TYPE_CHECKING:
     from app.cli.chat_tools import ChatTools
@@ -161,7 +161,7 @@ def _prompt(words: tuple[str, ...], prompt: str | None, *, needs_text: bool) -> 
     takes_stdin = click.get_current_context().info_name == "run" and not sys.stdin.isatty()
     if not words and prompt is None and not takes_stdin:
         return None
-    text = asked(" ".join(words) if words else "-" if prompt is None else prompt)
+    text = read_prompt(" ".join(words) if words else "-" if prompt is None else prompt)
     if needs_text and not (text or "").strip():
         raise click.UsageError("The prompt is empty.")
     return text

@@ -97,7 +97,7 @@ class _Documents:
         from engine.api.collections import SearchRequest
 
         request = SearchRequest(query=question, limit=min(max(limit, 1), _MOST_PASSAGES))
-        names = [self._named(collection)] if collection else list(self._allowed)
+        names = [self._allowed_name(collection)] if collection else list(self._allowed)
         answers = {name: self._client.search_collection(self._allowed[name], request) for name in names}
         passages = [(p.score, _shown(name, p)) for name, answer in answers.items() for p in answer.passages]
         passages.sort(key=lambda row: -row[0])
@@ -108,7 +108,7 @@ class _Documents:
 
     def read_page(self, collection: str, document: int, page: int = 1) -> dict[str, Any]:
         """Read a whole page of a document. `document` and `page` are those of a passage that `search` returned."""
-        passage = self._client.page_text(self._allowed[self._named(collection)], document, page)
+        passage = self._client.page_text(self._allowed[self._allowed_name(collection)], document, page)
         return {
             "file": passage.path, "page": passage.number, "pages": passage.num_pages, "label": passage.label,
             "text": passage.text, "problem": passage.problem,
@@ -116,7 +116,7 @@ class _Documents:
 
     def ask(self, question: str, collection: str) -> dict[str, Any]:
         """Let the local model answer a question from a collection. Returns the answer and the passages used."""
-        key = self._allowed[self._named(collection)]
+        key = self._allowed[self._allowed_name(collection)]
         text, grounds = "", None
         messages = [{"role": "user", "content": question}]
         with closing(self._client.chat(self._model, messages, collection=key)) as answer:
@@ -127,7 +127,7 @@ class _Documents:
         unsure = [] if grounds is None else [text[c.start : c.end] for c in grounds.checked if not c.carried]
         return {"answer": text, "passages": passages, "not_in_the_passages": unsure}
 
-    def _named(self, collection: str) -> str:
+    def _allowed_name(self, collection: str) -> str:
         """The allowed collection of this name. Raises: ValueError."""
         for name in self._allowed:
             if name.casefold() == collection.casefold():

@@ -16,7 +16,7 @@ _FIRST_BYTE_S = 3.0
 _MAX_BYTES = 16 << 20
 
 
-def asked(prompt: str | None) -> str | None:
+def read_prompt(prompt: str | None) -> str | None:
     """The prompt, followed by the text on stdin; '-' means stdin only.
 
     Raises: click.UsageError: stdin has more than 16 MiB.

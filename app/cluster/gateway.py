@@ -159,7 +159,7 @@ class _Answer:
     """One response; retried on other replicas if a replica is lost before the first token."""
 
     def __init__(self, handle: Any, request: ClusterRequest, model: str) -> None:
-        self._handle, self._asked, self._model = handle, request, model
+        self._handle, self._request, self._model = handle, request, model
         self._sent = False
 
     async def chunks(self, *, streams: bool) -> AsyncGenerator[tuple[int, str] | bytes, None]:
@@ -187,7 +187,7 @@ class _Answer:
         """One replica's response, buffered until its first token; buffered completely if it is not streamed."""
         chunks: list[tuple[int, str] | bytes] = []
         reader = ChatReader(self._model)
-        response = self._handle.answer.remote(self._asked)
+        response = self._handle.answer.remote(self._request)
         try:
             async for chunk in response:
                 chunks.append(chunk)

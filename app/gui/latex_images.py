@@ -47,7 +47,7 @@ class Formulas(QObject):
         super().__init__(parent)
         self._images: OrderedDict[Formula, FormulaImage | None] = OrderedDict()
         self._queue: list[Formula] = []
-        self._asked: Formula | None = None
+        self._current: Formula | None = None
         self._child: QProcess | None = None
         self._buffer = b""
         self._number = 0
@@ -59,7 +59,7 @@ class Formulas(QObject):
         if formula in self._images:
             self._images.move_to_end(formula)
             return self._images[formula]
-        if len(formula.latex) <= LONGEST and formula not in self._queue and formula != self._asked:
+        if len(formula.latex) <= LONGEST and formula not in self._queue and formula != self._current:
             self._queue.append(formula)
             QTimer.singleShot(0, self, self._next)
         return None
@@ -77,7 +77,7 @@ class Formulas(QObject):
             child.deleteLater()
 
     def _next(self) -> None:
-        if self._asked is not None or not self._queue:
+        if self._current is not None or not self._queue:
             return
         started = self._child is not None
         if self._child is None:
@@ -88,9 +88,9 @@ class Formulas(QObject):
             child.finished.connect(self._on_ended)
             child.start(program, arguments)
             self._child = child
-        self._asked = self._queue.pop(0)
+        self._current = self._queue.pop(0)
         self._number += 1
-        request = self._asked
+        request = self._current
         line = {"key": self._number, "latex": request.latex, "display": request.display, "size": request.size}
         self._child.write(json.dumps({**line, "colour": request.colour}).encode() + b"\n")
         self._watch.start(_TIME_MS if started else _START_MS)
@@ -102,12 +102,12 @@ class Formulas(QObject):
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
             answer = json.loads(line)
-            if self._asked is not None and answer.get("key") == self._number:
-                self._store_image(self._asked, _image(answer))
+            if self._current is not None and answer.get("key") == self._number:
+                self._store_image(self._current, _image(answer))
 
     def _store_image(self, formula: Formula, image: FormulaImage | None) -> None:
         self._watch.stop()
-        self._asked = None
+        self._current = None
         self._images[formula] = image
         while len(self._images) > _MAX_CACHED:
             self._images.popitem(last=False)
@@ -124,8 +124,8 @@ class Formulas(QObject):
             child.waitForFinished(2000)
             child.deleteLater()
         self._buffer = b""
-        if self._asked is not None:
-            self._store_image(self._asked, None)
+        if self._current is not None:
+            self._store_image(self._current, None)
 
     def _on_ended(self) -> None:
         """The child process crashed on a formula."""

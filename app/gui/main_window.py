@@ -69,7 +69,7 @@ class MainWindow(QMainWindow):
         self.tray = Tray(self, self.quit)
         self.find_lost: Callable[[], list[str]] = list
         self.chat = ChatPage(services)
-        self._made: dict[str, QWidget] = {"chat": self.chat}
+        self._built: dict[str, QWidget] = {"chat": self.chat}
         self._entries = {entry.name: entry for entry in pages(self)}
         self._stack = QStackedWidget()
         self._stack.addWidget(self.chat)
@@ -105,11 +105,11 @@ class MainWindow(QMainWindow):
 
     def page(self, name: str) -> QWidget:
         """The page with this name. Creates it on first use."""
-        if name not in self._made:
-            self._made[name] = self._entries[name].make()
-            restore_splitters(self._made[name], self._geometry)
-            self._stack.addWidget(self._made[name])
-        return self._made[name]
+        if name not in self._built:
+            self._built[name] = self._entries[name].make()
+            restore_splitters(self._built[name], self._geometry)
+            self._stack.addWidget(self._built[name])
+        return self._built[name]
 
     def show_page(self, name: str) -> None:
         self._stack.setCurrentWidget(self.page(name))
@@ -136,7 +136,7 @@ class MainWindow(QMainWindow):
         self.chat.save_draft()
         self._geometry.setValue("geometry", self.saveGeometry())
         self._geometry.setValue("sidebar", self.chat.saveState())
-        for page in self._made.values():
+        for page in self._built.values():
             keep_splitters(page, self._geometry)
         number = self.chat.controller.conversation.id
         self._geometry.setValue("conversation", number if number < TEMPORARY else 0)

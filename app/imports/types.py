@@ -46,29 +46,29 @@ class Branches:
 
     rows: dict[str, tuple[str | None, Message | None]] = field(default_factory=dict)
     # Answers of `shown`, so that a long row of hidden nodes is walked once.
-    _known: dict[str, str | None] = field(default_factory=dict)
+    _visible_parent: dict[str, str | None] = field(default_factory=dict)
 
     def add(self, key: str, parent: str | None, message: Message | None) -> None:
         """Add a node of the export; `message` is None if it has nothing to show."""
         self.rows[key] = (parent, message)
-        self._known.clear()
+        self._visible_parent.clear()
 
     def shown(self, key: str | None) -> str | None:
         """The nearest visible message at a node or above it."""
         walked: list[str] = []
         visible: str | None = None
         while key is not None and key in self.rows:
-            if key in self._known:
-                visible = self._known[key]
+            if key in self._visible_parent:
+                visible = self._visible_parent[key]
                 break
-            self._known[key] = None  # until it is known: a cycle shows nothing
+            self._visible_parent[key] = None  # until it is known: a cycle shows nothing
             walked.append(key)
             parent, message = self.rows[key]
             if message is not None:
                 visible = key
                 break
             key = parent
-        self._known |= dict.fromkeys(walked, visible)
+        self._visible_parent |= dict.fromkeys(walked, visible)
         return visible
 
     def ordered(self) -> tuple[Message, ...]:

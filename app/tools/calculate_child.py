@@ -165,7 +165,7 @@ class _Walker:
             case ast.Constant(value=int() | float()):
                 return node.value
             case ast.Name(id=name):
-                return self._named(name)
+                return self._look_up(name)
             case ast.BinOp(left=left, op=ast.Pow(), right=right):
                 return _power(self.of(left), self.of(right))
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
@@ -200,7 +200,7 @@ class _Walker:
                 values.append(self.of(item))
         return values
 
-    def _named(self, name: str) -> Any:
+    def _look_up(self, name: str) -> Any:
         for table in (self.names, _CONSTANTS, UNITS):
             if name in table:
                 return table[name]

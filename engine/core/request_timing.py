@@ -107,16 +107,16 @@ class TimeLog:
 
     def __init__(self) -> None:
         self._finished: deque[TimeSpent] = deque(maxlen=MAX_ENTRIES)
-        self._asked: OrderedDict[str, float] = OrderedDict()
+        self._started_at: OrderedDict[str, float] = OrderedDict()
 
     def add(self, clock: Clock, route: str) -> TimeSpent:
         """Record a finished request that generated something."""
         now = time.monotonic()
-        waited = [clock.began - self._asked.pop(i) for i in clock.results if i in self._asked]
+        waited = [clock.began - self._started_at.pop(i) for i in clock.results if i in self._started_at]
         for call_id in clock.called:
-            self._asked[call_id] = now
-        while len(self._asked) > MOST_CALLS:
-            self._asked.popitem(last=False)
+            self._started_at[call_id] = now
+        while len(self._started_at) > MOST_CALLS:
+            self._started_at.popitem(last=False)
         spent = clock.finished(route, max((s for s in waited if 0 <= s < LONGEST_TOOLS_S), default=0.0))
         self._finished.append(spent)
         return spent

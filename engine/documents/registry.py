@@ -451,7 +451,7 @@ class Collections:
             reader.close()
         kinds: set[str] = set()
         for live in passed:
-            if live.definition.follow and not self._gone(live):
+            if live.definition.follow and not self._is_removed(live):
                 with live.store.lock, contextlib.suppress(apsw.Error):  # the collection may have been removed
                     kinds.update(kind for (kind,) in live.store.connection.execute(_KINDS))
         kinds -= {"picture", *self._warmed}  # OCR is slow anyway
@@ -474,7 +474,7 @@ class Collections:
                     "%d places of a collection could not be looked at: %s", len(walk.unseen), walk.unseen[0]
                 )
         except Exception as error:
-            if not self._gone(live):
+            if not self._is_removed(live):
                 live.unseen = live.definition.sources
                 _complain("a collection could not be brought up to date", error)
         finally:
@@ -482,9 +482,9 @@ class Collections:
             live.checked_at = time.monotonic()
 
     def _interrupted(self, live: OpenCollection) -> Callable[[], bool]:
-        return lambda: self._stop.is_set() or self._gone(live)
+        return lambda: self._stop.is_set() or self._is_removed(live)
 
-    def _gone(self, live: OpenCollection) -> bool:
+    def _is_removed(self, live: OpenCollection) -> bool:
         return self._live.get(live.definition.id) is not live
 
     def _changed(self, paths: set[str]) -> None:
@@ -498,7 +498,7 @@ class Collections:
                 self._read_changed(live, mine)
                 live.pending = True
             except Exception as error:
-                if not self._gone(live):
+                if not self._is_removed(live):
                     _complain("changed documents could not be read", error)
                     self._mark_dirty(definition.id)
 
@@ -539,7 +539,7 @@ class Collections:
                 except EmbeddingDeferred as error:
                     live.embedding_problem = error.why
                 except Exception as error:
-                    if not self._gone(live):
+                    if not self._is_removed(live):
                         _complain("passages could not be embedded", error)
             if not worked:
                 self._stop.wait(_IDLE_S / 4)

@@ -236,7 +236,7 @@ class JobRegistry:
     """All jobs of this process, stored in one file. At most `parallel` jobs of a kind run at the same time."""
 
     def __init__(self, file: Path | None = None) -> None:
-        self._kept = JsonStore(file, list[Job], list)
+        self._saved_jobs = JsonStore(file, list[Job], list)
         self._jobs: dict[str, Job] = {}
         # jobs started, changed or deleted by this process; the others belong to another server
         self._touched: set[str] = set()
@@ -468,7 +468,7 @@ class JobRegistry:
             self._controls.pop(job.id, None)
             self._touched.add(job.id)
         try:
-            self._kept.change(self._merged)
+            self._saved_jobs.change(self._merged)
         except OSError as error:
             _log.warning("the list of jobs could not be kept: %s", error)
 
@@ -479,7 +479,7 @@ class JobRegistry:
         return list(jobs.values())
 
     def _load(self) -> None:
-        for job in self._kept.get():
+        for job in self._saved_jobs.get():
             # Newer than all earlier progress, so that subscribers take this as its latest state.
             interrupted = job.state in {"queued", "running"}
             self._jobs[job.id] = job.changed(state="paused") if interrupted else job

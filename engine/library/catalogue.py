@@ -245,7 +245,7 @@ class Catalogue:
 
     def _recorded(self) -> list[ModelEntry]:
         """Stored entries, each with the projector from its folder."""
-        recorded = [_named(entry) for entry in self.store.entries().values()]
+        recorded = [_with_name(entry) for entry in self.store.entries().values()]
         projectors: dict[Path, str] = {}
         for entry in recorded:
             if entry.details.is_projector:
@@ -379,7 +379,7 @@ class Catalogue:
             key, entry = next((key, e) for key, e in self.store.entries().items() if e.id == model_id)
             changed = msgspec.structs.replace(entry, renamed=name or None)
             self.store.put(key, changed)
-        return _with_state(_named(changed))
+        return _with_state(_with_name(changed))
 
     def put(self, entry: ModelEntry) -> None:
         """Record a changed entry (a verified hash, a report)."""
@@ -483,7 +483,7 @@ def _display_name(candidate: Candidate) -> str:
     return candidate.title or (file_title(path) if candidate.folder is None else folder_name(path))
 
 
-def _named(entry: ModelEntry) -> ModelEntry:
+def _with_name(entry: ModelEntry) -> ModelEntry:
     """The entry with the name that the user gave it."""
     return msgspec.structs.replace(entry, name=entry.renamed) if entry.renamed else entry
 

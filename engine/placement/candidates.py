@@ -260,7 +260,7 @@ class _Offload:
     """One model on one GPU, or its layers split over several GPUs of one backend."""
 
     def __init__(self, query: PlacementQuery, devices: tuple[tuple[Device, Runtime], ...]) -> None:
-        self._asked, self._devices = query, devices
+        self._query, self._devices = query, devices
         self._gpu, self._runtime = devices[0]
         self._total = len(query.shape.layers) + 1
         free = (query.ledger.available(device.id, query.machine, query.owner) for device, _ in devices)
@@ -281,7 +281,7 @@ class _Offload:
         if base.flash_attn != "auto":
             return base.flash_attn
         supported = BACKENDS[self._runtime.backend].head_widths
-        return "on" if set(head_widths(self._asked.shape) or {0}) <= supported else "auto"
+        return "on" if set(head_widths(self._query.shape) or {0}) <= supported else "auto"
 
     def best(self) -> Candidate:
         """All layers if they fit, else as many as fit, or all with some experts on the CPU, whichever is faster.
@@ -342,21 +342,21 @@ class _Offload:
         )
         if len(self._devices) == 1:
             return settings
-        shape = self._asked.shape
+        shape = self._query.shape
         sizes = layer_bytes(shape, settings, kv_layer_bytes(shape, settings))
         shares = layer_counts(sizes[gpu_layer_start(shape, layers) :], self._free)
         return msgspec.structs.replace(settings, tensor_split=shares)
 
     def _need(self, settings: LoadSettings) -> MemoryEstimate:
-        query = self._asked
+        query = self._query
         return need_on(query.shape, settings, query.machine, query.ledger, self._gpu.id, self._runtime.backend)
 
     def _fits(self, settings: LoadSettings) -> bool:
-        return self._asked.fits(self._need(settings))
+        return self._query.fits(self._need(settings))
 
     def _most_layers(self, cells: int) -> tuple[int, bool]:
         """The maximum number of layers, and whether they fit."""
-        low, high, wished = 0, self._total, self._asked.overrides.n_gpu_layers
+        low, high, wished = 0, self._total, self._query.overrides.n_gpu_layers
         if wished is not None:
             low = high = min(high, wished) if wished >= 0 else high
         while low < high:
@@ -369,7 +369,7 @@ class _Offload:
 
     def _fewest_experts(self, cells: int) -> int | None:
         """Number of layers whose experts must stay on the CPU for all layers to fit; None if that does not help."""
-        query = self._asked
+        query = self._query
         if not query.shape.experts or query.overrides.n_gpu_layers is not None or overrides(self._base.engine_args):
             return None
         low, high = 1, len(query.shape.layers)
@@ -382,7 +382,7 @@ class _Offload:
         return low if self._fits(self._at(self._total, cells, low)) else None
 
     def _candidate(self, settings: LoadSettings, *, fits: bool) -> Candidate:
-        need, query = self._need(settings), self._asked
+        need, query = self._need(settings), self._query
         device_bytes = [need.device_bytes(device.id) for device, _ in self._devices]
         whole = sum(device_bytes) or 1
         devices = tuple(

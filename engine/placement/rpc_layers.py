@@ -132,7 +132,7 @@ def devices_of(settings: LoadSettings, machine: Machine) -> tuple[str | None, ..
     return tuple(_id(layers, machine) for layers in settings.remotes)
 
 
-def _named(settings: LoadSettings) -> list[tuple[RemoteLayers, str]]:
+def _remote_layers(settings: LoadSettings) -> list[tuple[RemoteLayers, str]]:
     return list(zip(settings.remotes, settings.devices, strict=True))
 
 
@@ -147,7 +147,7 @@ def need(
     """Memory need of a load here and on each worker."""
     by_id = {far.id: far for far in _remote_devices(registry)}
     holders = []
-    for (layers, name), device in zip(_named(settings), devices_of(settings, machine), strict=True):
+    for (layers, name), device in zip(_remote_layers(settings), devices_of(settings, machine), strict=True):
         far = by_id.get(device or "")
         holders.append(
             Holder(
@@ -335,7 +335,7 @@ class Spreading:
         names = list(dict.fromkeys(layers.remote for layers in settings.remotes))
         crossing = crossing_bytes(shape, settings)
         shares = []
-        for (layers, _), (up, down) in zip(_named(settings), crossing, strict=True):
+        for (layers, _), (up, down) in zip(_remote_layers(settings), crossing, strict=True):
             last = layers is settings.remotes[-1]
             share = because("output_on_remote", remote=layers.remote, up_kb=up / 1e3, down_kb=down / 1e3)
             if layers.layers > last:

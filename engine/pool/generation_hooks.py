@@ -85,7 +85,7 @@ class _Made:
     """Tokens and times of a generation so far, as measured in the server process."""
 
     def __init__(self) -> None:
-        self._asked = self._first = self._last = time.monotonic()
+        self._started_at = self._first = self._last = time.monotonic()
         self._started = Started(prompt_tokens=0, cached_tokens=0)
         self._tokens = 0
         self.begun = False
@@ -109,4 +109,4 @@ class _Made:
 
     @property
     def timings(self) -> Timings:
-        return Timings(ttft_s=self._first - self._asked, decode_s=self._last - self._first)
+        return Timings(ttft_s=self._first - self._started_at, decode_s=self._last - self._first)

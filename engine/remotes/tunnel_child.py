@@ -79,10 +79,10 @@ async def _show_key(remote: Remote) -> None:
     if key is None:
         raise _Fault("unreachable", because("shows_no_key", host=remote.host))
     line = key.export_public_key("openssh").decode().strip()
-    _send(protocol.HostKey(line=line, fingerprint=key.get_fingerprint("sha256"), known=_known(remote, key)))
+    _send(protocol.HostKey(line=line, fingerprint=key.get_fingerprint("sha256"), known=_is_known_host(remote, key)))
 
 
-def _known(remote: Remote, key: Any) -> Any:
+def _is_known_host(remote: Remote, key: Any) -> Any:
     """Whether the user's known_hosts has this key for this host."""
     path = Path("~/.ssh/known_hosts").expanduser()
     try:

@@ -26,7 +26,7 @@ class ContextSizes:
         self._models = models
         self._pool = pool
         self._placer = placer
-        self._found: dict[tuple[str, LoadSettings | None], tuple[float, int]] = {}
+        self._sizes: dict[tuple[str, LoadSettings | None], tuple[float, int]] = {}
         self._looking: dict[tuple[str, LoadSettings | None], asyncio.Task[int]] = {}
 
     def loaded(self, model_id: str) -> int | None:
@@ -40,7 +40,7 @@ class ContextSizes:
         """
         model = self._pool.get(model_id)
         key = (model_id, model.settings if model is not None and model.ready else None)
-        at, tokens = self._found.get(key, (0.0, 0))
+        at, tokens = self._sizes.get(key, (0.0, 0))
         if tokens and time.monotonic() - at <= FRESH_S:
             return tokens
         task = self._looking.get(key)
@@ -57,8 +57,8 @@ class ContextSizes:
     def _note(self, key: tuple[str, LoadSettings | None], done: "asyncio.Task[int]") -> None:
         del self._looking[key]
         if not done.cancelled() and done.exception() is None:
-            self._found = {k: v for k, v in self._found.items() if k[0] != key[0]}
-            self._found[key] = (time.monotonic(), done.result())
+            self._sizes = {k: v for k, v in self._sizes.items() if k[0] != key[0]}
+            self._sizes[key] = (time.monotonic(), done.result())
 
     async def _look(self, model_id: str, model: LoadedModel | None) -> int:
         if model is not None and model.ready and model.facts is not None:

@@ -21,7 +21,7 @@ class FirstModel:
 
     def __init__(self, pool: Pool, entry: Callable[[str], Awaitable[ModelEntry]], name: str) -> None:
         self._name = name
-        self._begun = asyncio.Event()
+        self._started = asyncio.Event()
         self.found = asyncio.ensure_future(entry(name))
         self._load = asyncio.create_task(self._loaded(pool))
 
@@ -31,13 +31,13 @@ class FirstModel:
         except TesseraError:  # the code that awaits `found` reports it
             return
         try:
-            await pool.acquire(self._name, on_progress=lambda _: self._begun.set())
+            await pool.acquire(self._name, on_progress=lambda _: self._started.set())
         except TesseraError as error:
             log.error("model=%s is not loaded at the start: %s", self._name, error)  # noqa: TRY400 - says all
 
     async def with_runner(self) -> None:
         """Wait until a runner loads the model and this process is free again, at most PLACED_S."""
-        start = asyncio.ensure_future(self._begun.wait())
+        start = asyncio.ensure_future(self._started.wait())
         try:
             await asyncio.wait((start, self._load), timeout=PLACED_S, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -95,7 +95,7 @@ class IdleMeasuring:
             for model in self._state.pool.loaded:
                 if await self._compared(model):
                     break
-                task = await asyncio.to_thread(self._wanted, model)
+                task = await asyncio.to_thread(self._next_measurement, model)
                 if task is not None:
                     await self._measure(*task)
                     break
@@ -238,7 +238,7 @@ class IdleMeasuring:
             await state.pool.load_again(model)
         return True
 
-    def _wanted(self, model: LoadedModel) -> tuple[str, Heads, int] | None:
+    def _next_measurement(self, model: LoadedModel) -> tuple[str, Heads, int] | None:
         """(key, heads, threads) of the next missing measurement for a CPU model, or None."""
         settings, placed = model.settings, model.placement
         if placed is None or placed.backend != "cpu" or settings.embeddings or settings.remotes:

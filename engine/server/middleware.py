@@ -230,7 +230,7 @@ class Guard:
     def __init__(self, app: ASGIApp, callers: AllowedOrigins = NOBODY_ELSE) -> None:
         self._app = app
         self._strangers = OriginCheck(callers)
-        self._held = HeldBytes()
+        self._held_bytes = HeldBytes()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -271,7 +271,7 @@ class Guard:
                     ]
             await send(message)
 
-        body = _BoundedBody(receive, self._held)
+        body = _BoundedBody(receive, self._held_bytes)
         try:
             await self._app(scope, body, watched)
         except TooManyBodies:
@@ -319,37 +319,37 @@ class _BoundedBody:
 
     def __init__(self, receive: Receive, held_bytes: HeldBytes) -> None:
         self._receive = receive
-        self._held = held_bytes
+        self._held_bytes = held_bytes
         self._owner = ""
         self._mine = 0
-        self._taken = 0
+        self._num_taken = 0
         self._whole = False
-        self._begun = asyncio.get_running_loop().time()
+        self._started_at = asyncio.get_running_loop().time()
 
     def release(self) -> None:
         """Called when the body is no longer in memory."""
         if self._mine:
-            self._held.change(self._owner, -self._mine)
+            self._held_bytes.change(self._owner, -self._mine)
         self._mine = 0
 
     async def __call__(self) -> Message:
         if self._whole:  # the body is complete: wait only for a disconnect
             return await self._receive()
-        seconds_left = self._begun + BODY_S - asyncio.get_running_loop().time()
+        seconds_left = self._started_at + BODY_S - asyncio.get_running_loop().time()
         try:
             message = await asyncio.wait_for(self._receive(), min(BODY_PAUSE_S, max(seconds_left, 0)))
         except TimeoutError:
             raise BodyTooSlow from None
         self._whole = not message.get("more_body", False)
-        self._taken += len(message.get("body", b""))
-        if self._taken > MAX_BODY_BYTES:
+        self._num_taken += len(message.get("body", b""))
+        if self._num_taken > MAX_BODY_BYTES:
             raise BodyTooLarge
-        beyond = max(self._taken - SMALL_BODY_BYTES, 0)
+        beyond = max(self._num_taken - SMALL_BODY_BYTES, 0)
         if beyond:
             self._owner = self._owner or request_owner.get()  # known since the check of the key
-            self._held.change(self._owner, beyond - self._mine)
+            self._held_bytes.change(self._owner, beyond - self._mine)
             self._mine = beyond
-            if self._held.is_full(self._owner):
+            if self._held_bytes.is_full(self._owner):
                 raise TooManyBodies
         return message
 

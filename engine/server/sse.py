@@ -87,7 +87,7 @@ class EventStream(Response):
             *((k.encode(), v.encode()) for k, v in (headers or {}).items()),
         ]
         self._media_type = media_type
-        self._begun = False
+        self._has_started = False
         self._last_sent = 0.0
         self._path = ""
 
@@ -109,15 +109,15 @@ class EventStream(Response):
             await self._chunks.aclose()
 
     async def _begin(self, send: Send) -> None:
-        if not self._begun:
-            self._begun = True
+        if not self._has_started:
+            self._has_started = True
             self._last_sent = time.monotonic()
             await send({"type": "http.response.start", "status": 200, "headers": self._stream_headers})
 
     async def _pump(self, send: Send) -> None:
         try:
             async for chunk in self._chunks:
-                if not self._begun:
+                if not self._has_started:
                     await self._begin(send)
                 self._last_sent = time.monotonic()
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -133,10 +133,10 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _fail(self, error: Exception, send: Send) -> None:
-        if self._begun:
+        if self._has_started:
             await send({"type": "http.response.body", "body": self._shape.event(error), "more_body": False})
             return
-        self._begun = True
+        self._has_started = True
         headers = [(b"content-type", b"application/json")]
         headers += [(k.encode(), v.encode()) for k, v in retry_header(error).items()]
         await send({"type": "http.response.start", "status": lookup(error)[0], "headers": headers})
@@ -145,7 +145,7 @@ class EventStream(Response):
 
     async def _beat(self, send: Send) -> None:
         await asyncio.sleep(EARLY_HEADERS_S)
-        waits = not self._begun
+        waits = not self._has_started
         await self._begin(send)
         while True:
             due = waits or time.monotonic() - self._last_sent >= PING_S

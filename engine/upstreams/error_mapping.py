@@ -9,7 +9,7 @@ from devices.errors import TesseraError
 from engine.core.errors import ContextOverflow, InputFault, ModelNotFound
 from engine.message_catalog.reasons import because
 from engine.upstreams.errors import UpstreamBusy, UpstreamFault, UpstreamRefusesKey
-from engine.upstreams.stream import said
+from engine.upstreams.stream import error_text
 
 # vLLM: "maximum context length is 4096 tokens. However, you requested 5005 tokens (4993 in the messages, …)";
 # SGLang: "The input (5000 tokens) is longer than the model's context length (4096 tokens)". Others have fields.
@@ -57,4 +57,4 @@ def _parse_error(body: bytes) -> tuple[str, dict[str, object]]:
     except (ValueError, RecursionError):
         return body[:300].decode("utf-8", "replace").strip(), {}
     error = value.get("error", value) if isinstance(value, dict) else value
-    return said(error), error if isinstance(error, dict) else {}
+    return error_text(error), error if isinstance(error, dict) else {}

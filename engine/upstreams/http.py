@@ -53,7 +53,7 @@ class Connection(asyncio.Protocol):
         self.complete = self._stays = False
         self._interim = 0
         self._chunks: list[bytes] = []
-        self._held = 0
+        self._buffered = 0
         self._paused = False
 
     # ---- asyncio.Protocol
@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self.error = error
             self.close()
-        if self._held > AHEAD_BYTES and not self._paused and self._transport is not None:
+        if self._buffered > AHEAD_BYTES and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
         self._wake.set()
@@ -113,7 +113,7 @@ class Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         if not self.complete:
             self._chunks.append(body)
-            self._held += len(body)
+            self._buffered += len(body)
 
     def on_message_complete(self) -> None:
         if self.status and not self.complete:
@@ -151,7 +151,7 @@ class Connection(asyncio.Protocol):
         while True:
             if self._chunks:
                 chunk = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-                self._chunks, self._held = [], 0
+                self._chunks, self._buffered = [], 0
                 if self._paused and self._transport is not None:
                     self._paused = False
                     self._transport.resume_reading()
@@ -242,17 +242,17 @@ class HttpClient:
                 connection.close()
                 continue
             connection.send(data)
-            if await self._begun(connection):
+            if await self._has_begun(connection):
                 return connection
         connection = await self._connect()
         connection.send(data)
-        if not await self._begun(connection):
+        if not await self._has_begun(connection):
             why = str(connection.error) if connection.error else because("closed_without_answer")
             raise UpstreamBrokeOff(self._name, because("upstream_silent", upstream=self._name, why=why))
         return connection
 
     @staticmethod
-    async def _begun(connection: Connection) -> bool:
+    async def _has_begun(connection: Connection) -> bool:
         try:
             return await connection.begun()
         except BaseException:

@@ -190,7 +190,7 @@ class _Clock:
     """Times of one response as observed here."""
 
     def __init__(self) -> None:
-        self._begun = time.monotonic()
+        self._started_at = time.monotonic()
         self._first = self._last = 0.0
 
     def tick(self) -> None:
@@ -198,7 +198,7 @@ class _Clock:
         self._first = self._first or self._last
 
     def timings(self) -> Timings:
-        ttft = self._first - self._begun if self._first else 0.0
+        ttft = self._first - self._started_at if self._first else 0.0
         return Timings(prefill_s=ttft, ttft_s=ttft, decode_s=self._last - self._first)
 
 

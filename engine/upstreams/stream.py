@@ -131,7 +131,7 @@ class ChatReader:
             ) from error
         if chunk.error is not None:
             raise UpstreamBrokeOff(
-                self._name, because("upstream_error_inside", upstream=self._name, said=said(chunk.error))
+                self._name, because("upstream_error_inside", upstream=self._name, said=error_text(chunk.error))
             )
         if chunk.usage is not None:
             self.usage = _usage(chunk.usage)
@@ -211,7 +211,7 @@ def _value(entry: _Logprob) -> float:
     return entry.logprob if entry.logprob is not None else float("-inf")
 
 
-def said(error: object) -> str:
+def error_text(error: object) -> str:
     """The message of a server's error object, at most a few lines."""
     while isinstance(error, dict):
         error = error.get("message") or error.get("error") or error.get("detail") or str(error)

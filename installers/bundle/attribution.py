@@ -26,7 +26,7 @@ _LISTED: Final = re.compile(r"^(\S+): (/\S+)$", re.MULTILINE)
 BOOTLOADER: Final = "pyinstaller"
 
 
-def brought(files: Iterable[Path], own: tuple[Path, ...], names: set[str]) -> list[Component]:
+def bundled_components(files: Iterable[Path], own: tuple[Path, ...], names: set[str]) -> list[Component]:
     """The components of files outside of the packages in `names` (canonical names) and Tessera's `own` folders.
 
     Raises: RuntimeError: a file belongs to an unlisted package, or to none.

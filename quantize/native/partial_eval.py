@@ -51,7 +51,7 @@ class PartTap(NodeHook):
         self._reads = {cut.index: cut for cut in reads}
         self._next = 0
         self._silenced: list[tuple[GgmlTensor, int]] = []
-        self._asked: dict[int, tuple[SplitPoint | None, bool]] = {}
+        self._wants_by_node: dict[int, tuple[SplitPoint | None, bool]] = {}
 
     def asks(self, address: int, node: GgmlTensor) -> bool:
         """Skip nodes before the start; forward later ones."""
@@ -70,18 +70,18 @@ class PartTap(NodeHook):
         is_wanted = self._inner is not None and self._inner.asks(address, node)
         if read is None and not is_wanted:
             return False
-        self._asked[address] = (read, is_wanted)
+        self._wants_by_node[address] = (read, is_wanted)
         return True
 
     def takes(self, address: int, node: GgmlTensor) -> bool:
         """Write the given values, or read the requested ones."""
-        if self._start is not None and address not in self._asked:
+        if self._start is not None and address not in self._wants_by_node:
             values = np.ascontiguousarray(self._start[1], np.float32)
             restore(self._silenced)
             self._start = None
             write_bytes(node, values.view(np.uint8).reshape(-1))
             return True
-        read, is_wanted = self._asked[address]
+        read, is_wanted = self._wants_by_node[address]
         if read is not None:
             values = read_floats(node)
             self.found[read.layer] = values.reshape(-1, values.shape[-1]).copy()

@@ -122,7 +122,7 @@ def test_a_look_from_before_a_change_does_not_bring_old_bounds_of_power_back(qtb
     page = show(DevicesPage(services, SimpleNamespace(by_id={})))
     qtbot.waitUntil(page.power.isVisible)
     page._timer.stop()
-    qtbot.waitUntil(lambda: "power" not in page._asked)
+    qtbot.waitUntil(lambda: "power" not in page._pending)
 
     def old(_):
         asked.set()
@@ -136,7 +136,7 @@ def test_a_look_from_before_a_change_does_not_bring_old_bounds_of_power_back(qtb
     press(page.power, "Apply")
     qtbot.waitUntil(lambda: not page.power.use.isEnabled())
     late.set()
-    qtbot.waitUntil(lambda: "power" not in page._asked)
+    qtbot.waitUntil(lambda: "power" not in page._pending)
     assert page.power.cap.text() == "15"
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from devices.child_command import child_command
-from engine.runner.llama.native.operation_check import Operation, named, relative_error
+from engine.runner.llama.native.operation_check import Operation, relative_error, wrong_text
 from engine.runner.protocol import LoadSettings
 
 # Loads a model on the CPU with the check as its callback. Argument 2 alters one kind of result between the device's
@@ -35,7 +35,7 @@ if spoilt:
 cache = sys.argv[3] if len(sys.argv) > 3 else "f16"
 usual = {"n_ctx": 256, "n_parallel": 1, "n_threads": 1, "flash_attn": "on"}
 found = compare(api, LoadSettings(path=sys.argv[1], type_k=cache, type_v=cache, **usual))
-print(json.dumps({"wrong": operation_check.named(found), "kinds": [[o.kind, o.rows, o.wrong] for o in found]}))
+print(json.dumps({"wrong": operation_check.wrong_text(found), "kinds": [[o.kind, o.rows, o.wrong] for o in found]}))
 """
 
 
@@ -168,8 +168,8 @@ def test_the_worst_come_first_and_the_rest_is_counted():
         made("ROPE"),
         made("GLU"),
     ]
-    assert named(found) == (
+    assert wrong_text(found) == (
         "matrix multiplication (q4_K, one token), flash attention, rotary positions (q4_K, several tokens) "
         "and 1 more"
     )
-    assert named([]) == ""
+    assert wrong_text([]) == ""

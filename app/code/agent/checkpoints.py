@@ -67,7 +67,7 @@ class Checkpoints:
         self._workspace = workspace
         self._folder = folder / (name or time.strftime("%Y%m%d-%H%M%S"))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the project's files, for its owner only
-        self._known: dict[str, tuple[tuple[int, ...], Entry]] = {}
+        self._entries: dict[str, tuple[tuple[int, ...], Entry]] = {}
         with contextlib.suppress(OSError):
             for old in sorted(path for path in folder.iterdir() if path.is_dir())[: 1 - _SESSIONS]:
                 shutil.rmtree(old, ignore_errors=True)
@@ -84,7 +84,7 @@ class Checkpoints:
                 folders.add(path)
                 continue
             facts = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_mode)
-            before = self._known.get(path)
+            before = self._entries.get(path)
             is_fresh = now - max(status.st_mtime_ns, status.st_ctime_ns) < _TICK_NS
             entry = before[1] if before is not None and before[0] == facts and not is_fresh else None
             entry = entry or self._stored(path, status)
@@ -93,7 +93,7 @@ class Checkpoints:
                 continue
             files[path] = entry
             entries_by_path[path] = (facts, entry)
-        self._known = entries_by_path
+        self._entries = entries_by_path
         return Checkpoint(_tree_hash(files, folders), files, frozenset(folders), frozenset(unsaved))
 
     def _stored(self, path: str, status: os.stat_result) -> Entry | None:

@@ -278,9 +278,9 @@ class _Sheet:
                 return now, now.start
         if isinstance(located, NotLocated):
             return self._not_placed(hunk, located)
-        return self._taken(hunk, located) if start is None else (located, start)
+        return self._refuse_overlap(hunk, located) if start is None else (located, start)
 
-    def _taken(self, hunk: Hunk, location: Location) -> Refused:
+    def _refuse_overlap(self, hunk: Hunk, location: Location) -> Refused:
         """The hunk quotes lines that an earlier one changed."""
         others = {self._changed_by.get(location.start + offset) for offset in range(len(location.search))}
         earlier = min((other for other in others if other is not None), default=0)

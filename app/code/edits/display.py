@@ -16,7 +16,7 @@ class EditDisplay:
     """
 
     def __init__(self) -> None:
-        self._held = ""
+        self._pending = ""
         self._at_line_start = True
         self._fence: str | None = None
         self._waiting_fence: str | None = None
@@ -25,17 +25,17 @@ class EditDisplay:
 
     def push(self, text: str) -> str:
         """Markdown that can be shown now."""
-        *lines, self._held = (self._held + text).split("\n")
+        *lines, self._pending = (self._pending + text).split("\n")
         shown = "".join(self._line(line, "\n") for line in lines)
-        if self._held and not self._part and self._waiting_fence is None and not self._special(self._held):
-            shown += self._held
-            self._held, self._at_line_start = "", False
+        if self._pending and not self._part and self._waiting_fence is None and not self._special(self._pending):
+            shown += self._pending
+            self._pending, self._at_line_start = "", False
         return shown
 
     def finish(self) -> str:
         """Buffered text, and the end of a fence left open."""
-        shown = self._line(self._held, "") if self._held else ""
-        self._held = ""
+        shown = self._line(self._pending, "") if self._pending else ""
+        self._pending = ""
         if self._waiting_fence is not None:
             shown, self._waiting_fence = self._waiting_fence + shown, None
         if self._part:

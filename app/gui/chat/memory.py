@@ -43,7 +43,7 @@ class MemoryDialog(QDialog):
     def __init__(self, services: AppContext, parent: QWidget) -> None:
         super().__init__(parent)
         self._services = services
-        self._found: list[Memory] = []
+        self._memories: list[Memory] = []
         self._folders: list[Folder] = []
         self.setWindowTitle(self.tr("Memory"))
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
@@ -100,7 +100,7 @@ class MemoryDialog(QDialog):
             return memories.memories(connection), conversations.folders(connection)
 
         def show(loaded: tuple[list[Memory], list[Folder]]) -> None:
-            self._found, self._folders = loaded
+            self._memories, self._folders = loaded
             when_released(self, self._show)
 
         self._watch(read, show)
@@ -108,11 +108,11 @@ class MemoryDialog(QDialog):
     def _show(self) -> None:
         clear(self._rows)
         words = self.search.text().casefold().split()
-        matches = [memory for memory in self._found if all(word in memory.text.casefold() for word in words)]
+        matches = [memory for memory in self._memories if all(word in memory.text.casefold() for word in words)]
         for memory in matches[:_MAX_ROWS]:
             self._rows.addWidget(self._row(memory))
         if not matches:
-            nothing = self.tr("Nothing is remembered yet.") if not self._found else self.tr("Nothing found.")
+            nothing = self.tr("Nothing is remembered yet.") if not self._memories else self.tr("Nothing found.")
             self._rows.addWidget(label(nothing, "muted", wrap=True))
         if len(matches) > _MAX_ROWS:
             more = self.tr("{n} more: search for them").format(n=len(matches) - _MAX_ROWS)
@@ -176,7 +176,7 @@ class MemoryDialog(QDialog):
         names = {folder.id: folder.name for folder in self._folders}
         rows = [
             {"text": memory.text, "project": names.get(memory.folder_id or 0), "saved": memory.created_s}
-            for memory in self._found
+            for memory in self._memories
         ]
         raw = json.dumps({"memory": rows}, indent=1, ensure_ascii=False).encode()
 

@@ -137,7 +137,7 @@ class WrongAnswersNotice(QObject):
         self._services, self._controller, self._banner = services, controller, banner
         self._answer_again = answer_again
         self._begun_s = time.time()
-        self._named: set[float] = set()  # when the faults were found that were named outside their chats
+        self._notified: set[float] = set()  # when the faults were found that were named outside their chats
         self._timer = QTimer(self, interval=_LOOK_MS)
         self._timer.timeout.connect(self.look)
         self._timer.start()
@@ -152,14 +152,14 @@ class WrongAnswersNotice(QObject):
         for wrong in reversed(state.found):
             if answer is not None and _concerns(wrong, answer):
                 if not self._controller.busy and not self._banner.isVisible():
-                    self._named.add(wrong.found_at)
+                    self._notified.add(wrong.found_at)
                     words = self.tr("This answer may be wrong: {what} gave other results than the processor.")
                     again = (self.tr("Answer again"), self._answer_again)
                     self._banner.notify(words.format(what=self._what(wrong)), "warn", again)
                 return
         for wrong in state.found:
-            if wrong.found_at > self._begun_s and wrong.found_at not in self._named:
-                self._named.add(wrong.found_at)
+            if wrong.found_at > self._begun_s and wrong.found_at not in self._notified:
+                self._notified.add(wrong.found_at)
                 words = self.tr(
                     "Answers of {model} since {time} may be wrong: {what} gave other results than the processor. "
                     "Open their chats to answer again."

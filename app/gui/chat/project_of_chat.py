@@ -29,12 +29,12 @@ class ProjectOfChat(QObject):
     def __init__(self, services: AppContext, parent: QObject) -> None:
         super().__init__(parent)
         self._services = services
-        self._wanted: int | None = None
+        self._folder_id: int | None = None
         self.instructions = ""
         self.folder = Path.home()
 
     def follow(self, conversation: Conversation) -> None:
-        self._wanted = folder_id = conversation.folder_id
+        self._folder_id = folder_id = conversation.folder_id
         if folder_id is None:
             self._show("", Path.home())
             return
@@ -47,7 +47,7 @@ class ProjectOfChat(QObject):
                 return (instructions_of(folder) if folder is not None else "", folder_of(folder))
 
             def show(project: tuple[str, Path]) -> None:
-                if self._wanted == folder_id:
+                if self._folder_id == folder_id:
                     self._show(*project)
 
             self._services.background.run(work, show, None, self)

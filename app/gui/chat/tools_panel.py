@@ -51,7 +51,7 @@ class ToolsPanel(SidePanel):
         super().__init__(services.theme)
         self._services, self._folder = services, folder
         self._on: tuple[str, ...] = ()
-        self._asked = 0
+        self._request_number = 0
         self._shown: tuple[tuple[list[Offered], dict[str, StoredDecision], str], tuple[str, ...]] | None = None
         self._model = ""
         self._probed: dict[str, Probed | None] = {}  # None: being tested
@@ -90,8 +90,8 @@ class ToolsPanel(SidePanel):
     def refresh(self) -> None:
         """Reload servers, decisions and the tool-call evaluation."""
         model = self._model
-        self._asked += 1
-        request_number = self._asked
+        self._request_number += 1
+        request_number = self._request_number
 
         def read() -> tuple[list[Offered], dict[str, StoredDecision], str]:
             certificate = CertificateStore(user_paths().state).load(model) if model else None
@@ -104,7 +104,7 @@ class ToolsPanel(SidePanel):
             return offered(window=True), ConsentStore().all(), words.format(n=share, model=model)
 
         def show(content: tuple[list[Offered], dict[str, StoredDecision], str]) -> None:
-            if request_number == self._asked:  # a later request may have finished first
+            if request_number == self._request_number:  # a later request may have finished first
                 self._on_read(content)
 
         self._do(read, show)

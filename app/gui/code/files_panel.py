@@ -38,7 +38,7 @@ class FilesPanel(QWidget):
         self._changed: frozenset[str] = frozenset()
         self._paths: list[str] = []
         self._pending: Mapping[str, bool] = {}
-        self._wanted: str | None = None
+        self._pending_path: str | None = None
         self.tree = FileTree(services.theme)
         self.tree.chosen.connect(self.open)
         self.source = SourceView(services.theme)
@@ -84,10 +84,10 @@ class FilesPanel(QWidget):
         self._paths = paths
         self._show_tree()
         self._services.background.run(self._uncommitted, self._show_changed, lambda _: None, self)
-        if self._wanted is not None and (self._wanted in paths or self._wanted in self._pending):
-            self.open(self._wanted)
+        if self._pending_path is not None and (self._pending_path in paths or self._pending_path in self._pending):
+            self.open(self._pending_path)
         else:
-            self._wanted = None
+            self._pending_path = None
             self._show(None)
 
     def show_pending(self, pending: Mapping[str, bool]) -> None:
@@ -114,7 +114,7 @@ class FilesPanel(QWidget):
         self.tree.show_paths([*self._paths, *new], marks)
 
     def open(self, path: str) -> None:
-        self._wanted = path
+        self._pending_path = path
 
         def work() -> SourceText:
             read = self._read(path)
@@ -123,11 +123,11 @@ class FilesPanel(QWidget):
             return source_text(path, text, hunks)
 
         def done(source: SourceText) -> None:
-            if self._wanted == path:
+            if self._pending_path == path:
                 self._show(source)
 
         def failed(error: Exception) -> None:
-            if self._wanted == path:
+            if self._pending_path == path:
                 self._show(None)
                 self.heading.setText(error_message(error))
 

@@ -135,7 +135,7 @@ class TerminalPanel(QWidget):
         super().__init__()
         self._theme = theme
         self._parser = AnsiParser()
-        self._begun: float | None = None
+        self._started_at: float | None = None
         self._returned = False  # the next text writes over the line
         self.command = ElidedLabel(self.tr("No command has run yet"), "strong")
         self.state = label("", "small")
@@ -164,7 +164,7 @@ class TerminalPanel(QWidget):
     def begin(self, command: str) -> None:
         self._parser = AnsiParser()
         self._returned = False
-        self._begun = time.monotonic()
+        self._started_at = time.monotonic()
         self.command.setText(command)
         self.stop.setEnabled(True)
         if not self.output.document().isEmpty():
@@ -186,7 +186,7 @@ class TerminalPanel(QWidget):
 
     def end(self, exit_code: int | None, elapsed_s: float) -> None:
         """The command ended; None: it was stopped."""
-        self._begun = None
+        self._started_at = None
         self._timer.stop()
         self.stop.setEnabled(False)
         took = formatted.decimal(elapsed_s)
@@ -200,7 +200,7 @@ class TerminalPanel(QWidget):
         self.output.verticalScrollBar().setValue(self.output.verticalScrollBar().maximum())
 
     def clear(self) -> None:
-        self._begun = None
+        self._started_at = None
         self._timer.stop()
         self.stop.setEnabled(False)
         self.output.clear()
@@ -275,14 +275,14 @@ class TerminalPanel(QWidget):
         self.cut.show()
 
     def _show_time(self) -> None:
-        if self._begun is not None:
-            seconds = formatted.whole(time.monotonic() - self._begun)
+        if self._started_at is not None:
+            seconds = formatted.whole(time.monotonic() - self._started_at)
             self.state.setText(self.tr("running for {seconds} s").format(seconds=seconds))
 
     def showEvent(self, event: QShowEvent) -> None:
         """Count the seconds while they are visible."""
         super().showEvent(event)
-        if self._begun is not None:
+        if self._started_at is not None:
             self._show_time()
             self._timer.start()
 

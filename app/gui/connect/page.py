@@ -255,7 +255,7 @@ class DocumentsCard(QFrame):
         super().__init__()
         self.setProperty("kind", "card")
         self._services = services
-        self._known: tuple[str, ...] = ()
+        self._names: tuple[str, ...] = ()
         self.collection = ComboBox(self.tr("Documents that the program may read"))
         self.collection.currentIndexChanged.connect(lambda _: self._show())
         self.program = ComboBox(self.tr("Program that reads documents"))
@@ -293,9 +293,9 @@ class DocumentsCard(QFrame):
         for widget in self._rows:
             widget.setVisible(bool(names))
         self._none.setVisible(not names)
-        if names == self._known:
+        if names == self._names:
             return
-        self._known = names
+        self._names = names
         previous = self.collection.currentData()
         self.collection.clear()
         for name in names:

@@ -78,7 +78,7 @@ class DevicesPage(Page):
         self._power.hide()
         self.content.addWidget(self._power)
         self.while_visible(_REFRESH_MS, self._refresh_ledger, self.refresh)
-        self._asked: set[str] = set()
+        self._pending: set[str] = set()
         self._placements: tuple[str, ...] = ()
         self._expanded: set[str] = set()  # models whose settings are shown: loading draws the cards again
         self._round = 0  # incremented when the loaded models change, so that their placements are requested again
@@ -99,16 +99,16 @@ class DevicesPage(Page):
 
     def _request(self, what: str, ask: Callable[[], T], on_done: Callable[[T], object]) -> None:
         """Send a request in the background, unless the same one is pending."""
-        if what in self._asked:
+        if what in self._pending:
             return
-        self._asked.add(what)
+        self._pending.add(what)
 
         def done(answer: T) -> None:
-            self._asked.discard(what)
+            self._pending.discard(what)
             on_done(answer)
 
         def failed(error: Exception) -> None:
-            self._asked.discard(what)
+            self._pending.discard(what)
             if not (isinstance(error, ApiError) and error.status in {0, 404}):
                 self.banner.notify(error_message(error), "warn")
 

@@ -38,7 +38,7 @@ class LoadDialog(QDialog):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(self.tr("Load settings: {name}").format(name=title))
         self._services, self._model = services, model
-        self._showing, self._asked = True, 0
+        self._showing, self._request_number = True, 0
         self._context_train = 0
         self.banner = Banner(services.theme)
         self.context = QSlider(Qt.Orientation.Horizontal)
@@ -191,15 +191,15 @@ class LoadDialog(QDialog):
         self._delay.start()
 
     def _predict(self) -> None:
-        self._asked += 1
-        request_number, chosen, api = self._asked, self.choices, self._services.api
+        self._request_number += 1
+        request_number, chosen, api = self._request_number, self.choices, self._services.api
 
         def show(answer: PlacementAnswer) -> None:
-            if request_number == self._asked:
+            if request_number == self._request_number:
                 self._show_prediction(answer)
 
         def failed(error: Exception) -> None:
-            if request_number == self._asked:
+            if request_number == self._request_number:
                 self._verdict.setText(error_message(error))
 
         self._services.background.run(lambda: api.placement(self._model, chosen), show, failed, self)

@@ -116,7 +116,7 @@ class FitPage(Page):
         self._services, self._jobs = services, jobs
         self._models: list[Model] = []
         self._range = (0, 0)
-        self._asked = 0
+        self._request_number = 0
         self._ours: dict[int, float] = {}  # drawn points: file bytes to loss
         self._current: dict[int, float] = {}  # the drawn points that use the latest measurements
         self._sweeps = 0
@@ -191,10 +191,10 @@ class FitPage(Page):
         self._refresh()
 
     def choose(self, model: str) -> None:
-        self._wanted = model
+        self._next_model = model
         self._refresh()
 
-    _wanted = ""
+    _next_model = ""
     _refused = False
 
     @property
@@ -210,10 +210,10 @@ class FitPage(Page):
 
     def _show_models(self, models: tuple[Model, ...]) -> None:
         online = [model for model in models if model.state == "online"]
-        if online == self._models and self._range[1] and not self._wanted:
+        if online == self._models and self._range[1] and not self._next_model:
             return  # do not refresh the combo box, it may be open
         self._models = online
-        previous = self._wanted or self.model.currentData()
+        previous = self._next_model or self.model.currentData()
         before = self.model.currentData()
         self.model.clear()
         usable = [item for item in self._models if not unfit(item)]
@@ -229,7 +229,7 @@ class FitPage(Page):
         self._choices.setVisible(bool(choosable))
         at = self.model.findData(previous)
         self.model.setCurrentIndex(at if 0 <= at < len(choosable) else 0 if choosable else -1)
-        self._wanted = ""
+        self._next_model = ""
         # A message that is shown stays: the same one again would replace the button under the pointer.
         chosen = self._chosen
         shows_refusal = chosen is not None and self.banner.isVisible() and bool(repository_of_original(chosen))
@@ -242,7 +242,7 @@ class FitPage(Page):
 
     def _on_model(self) -> None:
         self._delay.stop()
-        self._asked += 1  # an answer about the model before comes too late
+        self._request_number += 1  # an answer about the model before comes too late
         self._range = (0, 0)
         self._ours, self._current, self._stock, self._measured = {}, {}, (), {}
         self.start.setEnabled(False)
@@ -290,17 +290,17 @@ class FitPage(Page):
         self._forecast()
 
     def _forecast(self) -> None:
-        self._asked += 1
-        request_number, request = self._asked, self._request()
+        self._request_number += 1
+        request_number, request = self._request_number, self._request()
         if not request.model:
             return
 
         def show(sketch: QuantizeSketch) -> None:
-            if request_number == self._asked:
+            if request_number == self._request_number:
                 self._show_forecast(sketch, request.model)
 
         def failed(error: Exception) -> None:
-            if request_number == self._asked:
+            if request_number == self._request_number:
                 self._show_refusal(error)
 
         self._services.background.run(lambda: self._services.api.quantize_plan(request), show, failed, self)

@@ -20,7 +20,7 @@ class RowsCard(QFrame, Generic[T]):
         super().__init__()
         self._services, self._banner = services, banner
         self.setProperty("kind", "card")
-        self._found: T | None = None
+        self._shown_state: T | None = None
         self._note = label("", "small", wrap=True)
         self._rows = QVBoxLayout()
         self._rows.setSpacing(12)
@@ -47,16 +47,16 @@ class RowsCard(QFrame, Generic[T]):
         self._services.background.run(self._fetch, self._show, lambda _: None, self)
 
     def _show(self, state: T) -> None:
-        if state == self._found:
+        if state == self._shown_state:
             return
-        self._found = state
+        self._shown_state = state
         when_released(self, self._make_rows)
 
     def _make_rows(self) -> None:
-        if self._found is None:
+        if self._shown_state is None:
             return
         clear(self._rows)
-        rows, note = self._rows_of(self._found)
+        rows, note = self._rows_of(self._shown_state)
         for layout in rows:
             self._rows.addLayout(layout)
         self._note.setText(note)

@@ -23,7 +23,7 @@ class RemotesCard(RowsCard[Remotes]):
 
     def __init__(self, services: AppContext, banner: Banner) -> None:
         super().__init__(services, banner)
-        self._asked: tuple[str, RemoteRequest] | None = None
+        self._request: tuple[str, RemoteRequest] | None = None
         self.name = self._field(self.tr("Name"), self.tr("Name of the other computer"), _MOST_NAME)
         self.where = self._field("you@desk-pc", self.tr("User and address for SSH"), _MOST_ADDRESS)
         self.use = ComboBox(self.tr("When to send layers there"))
@@ -129,7 +129,7 @@ class RemotesCard(RowsCard[Remotes]):
 
     def _confirm_host_key(self, name: str, request: RemoteRequest, text: str) -> None:
         fingerprint = next((word.rstrip(",") for word in text.split() if word.startswith("SHA256:")), "")
-        self._asked = (name, msgspec.structs.replace(request, host_key=fingerprint))
+        self._request = (name, msgspec.structs.replace(request, host_key=fingerprint))
         self._shown.setText(
             self.tr(
                 "{host} shows the host key {fingerprint}. Compare it on the remote host: ssh-keygen -lf {file}"
@@ -139,11 +139,11 @@ class RemotesCard(RowsCard[Remotes]):
         self.refuse.setFocus()
 
     def _accept(self) -> None:
-        if self._asked is not None:
-            self._put(*self._asked)
+        if self._request is not None:
+            self._put(*self._request)
 
     def _refuse(self) -> None:
-        self._asked = None
+        self._request = None
         self._question.hide()
 
     def _refresh_button(self) -> None:

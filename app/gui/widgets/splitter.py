@@ -28,19 +28,19 @@ def saved_splitter(name: str, first: QWidget, second: QWidget, *, sizes: tuple[i
 
 def keep_splitters(page: QWidget, settings: QSettings) -> None:
     """Save the splitter sizes of a page."""
-    for split in _named(page):
+    for split in _named_splitters(page):
         settings.setValue(f"{_GROUP}/{split.objectName()}", split.saveState())
 
 
 def restore_splitters(page: QWidget, settings: QSettings) -> None:
     """Restore the splitter sizes of a page."""
-    for split in _named(page):
+    for split in _named_splitters(page):
         state = settings.value(f"{_GROUP}/{split.objectName()}")
         if isinstance(state, QByteArray):
             split.restoreState(state)
 
 
-def _named(page: QWidget) -> list[QSplitter]:
+def _named_splitters(page: QWidget) -> list[QSplitter]:
     return [split for split in page.findChildren(QSplitter) if split.objectName()]
 
 

@@ -105,24 +105,24 @@ class ArgumentStream:
     def __init__(self, sink: CallSink, name: str) -> None:
         self._sink = sink
         self._name = name
-        self._held: list[str] | None = None
-        self._begun = False
+        self._pending: list[str] | None = None
+        self._has_started = False
 
     def write(self, text: str) -> None:
         """Add text of the value."""
-        if not self._begun and text:
-            self._begun = True
+        if not self._has_started and text:
+            self._has_started = True
             if text[0] != "{":
-                self._held = []
-        if self._held is None:
+                self._pending = []
+        if self._pending is None:
             self._sink.write(text)
         else:
-            self._held.append(text)
+            self._pending.append(text)
 
     def end(self) -> None:
         """Complete the value."""
-        if self._held is not None:
-            self._sink.write(self._sink.as_object(self._name, json.loads("".join(self._held))))
+        if self._pending is not None:
+            self._sink.write(self._sink.as_object(self._name, json.loads("".join(self._pending))))
 
 
 def pour(parser: LenientJson, stream: ArgumentStream) -> None:

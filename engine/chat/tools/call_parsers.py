@@ -137,28 +137,28 @@ class NamedPayload:
         self._sink = sink
         marks = sorted({*stops, *form.ends}, key=len, reverse=True)
         self._stop = re.compile("|".join(map(re.escape, marks))) if marks else None
-        self._held = ""
+        self._pending = ""
         self._parser = LenientJson(quote=form.quote)
         self._stream: ArgumentStream | None = None
 
     def feed(self, text: str) -> str | None:
         """Find the header's end, then stream the arguments."""
         if self._stream is None:
-            self._held += text
-            brace = self._held.find("{")
-            stop = self._stop.search(self._held) if self._stop else None
-            ends = (brace if brace >= 0 else len(self._held), stop.start() if stop else len(self._held))
+            self._pending += text
+            brace = self._pending.find("{")
+            stop = self._stop.search(self._pending) if self._stop else None
+            ends = (brace if brace >= 0 else len(self._pending), stop.start() if stop else len(self._pending))
             if min(ends) > MAX_HEADER_CHARS:
-                raise NotACall(self._held)
+                raise NotACall(self._pending)
             if stop and (brace < 0 or stop.start() < brace):
-                header, remaining = self._held[: stop.start()], self._held[stop.start() :]
+                header, remaining = self._pending[: stop.start()], self._pending[stop.start() :]
                 self._begin(header)
-                self._held = ""
+                self._pending = ""
                 self._end()
                 return remaining
             if brace < 0:
                 return None
-            header, text = self._held[:brace], self._held[brace:]
+            header, text = self._pending[:brace], self._pending[brace:]
             if not self._begin(header):
                 # No function name: treat the rest as text of the section.
                 return text[1:]
@@ -173,9 +173,9 @@ class NamedPayload:
     def finish(self) -> None:
         """Close the arguments, or report the header."""
         if self._stream is None:
-            if self._held.strip() and self._form.strict:
-                raise NotACall(self._held)
-            self._begin(self._held)
+            if self._pending.strip() and self._form.strict:
+                raise NotACall(self._pending)
+            self._begin(self._pending)
         elif not self._parser.done:
             self._parser.finish()
             pour(self._parser, self._stream)
@@ -184,7 +184,7 @@ class NamedPayload:
     def _begin(self, header: str) -> bool:
         match = self._form.header.search(header)
         if self._form.strict and not (match and self._sink.is_tool(match["name"])):
-            raise NotACall(self._held)
+            raise NotACall(self._pending)
         if match is None:
             self._sink.malformed(header)
             return False
@@ -204,35 +204,35 @@ class PythonPayload:
 
     def __init__(self, sink: CallSink) -> None:
         self._sink = sink
-        self._held = ""
+        self._pending = ""
         self._name: str | None = None
         self._count = 0
         self._value: LenientJson | None = None
 
     def feed(self, text: str) -> str | None:
-        self._held += text
-        while self._held:
+        self._pending += text
+        while self._pending:
             if self._name is None:
-                before, paren, after = self._held.partition("(")
+                before, paren, after = self._pending.partition("(")
                 if len(before) > MAX_HEADER_CHARS:
-                    raise NotACall(self._held)
+                    raise NotACall(self._pending)
                 if not paren:
                     return None
                 self._name = before.strip().removesuffix(".call")
-                self._held = after
+                self._pending = after
                 self._sink.start(self._name)
                 self._sink.write("{")
             elif self._value is not None:
-                self._held = self._value.feed(self._held)
+                self._pending = self._value.feed(self._pending)
                 self._pour()
                 if not self._value.done:
                     return None
                 self._value = None
             else:
-                self._held = self._held.lstrip(", \t\r\n")
-                if self._held.startswith(")"):
+                self._pending = self._pending.lstrip(", \t\r\n")
+                if self._pending.startswith(")"):
                     self._close()
-                    return self._held[1:]
+                    return self._pending[1:]
                 if not self._key_read():
                     return None
         return None
@@ -240,7 +240,7 @@ class PythonPayload:
     def finish(self) -> None:
         """Close the incomplete call."""
         if self._name is None:
-            self._sink.malformed(self._held)
+            self._sink.malformed(self._pending)
             return
         if self._value is not None:
             self._value.finish()
@@ -249,12 +249,12 @@ class PythonPayload:
 
     def _key_read(self) -> bool:
         """Read `key=`, or a positional argument, which gets the name of the parameter at its position."""
-        match = re.match(r"\s*([A-Za-z_][\w.-]*)\s*=\s*(?=[^\s=])", self._held)
-        if match is None and re.fullmatch(r"\s*(?:[A-Za-z_][\w.-]*\s*(?:=\s*)?)?", self._held):
+        match = re.match(r"\s*([A-Za-z_][\w.-]*)\s*=\s*(?=[^\s=])", self._pending)
+        if match is None and re.fullmatch(r"\s*(?:[A-Za-z_][\w.-]*\s*(?:=\s*)?)?", self._pending):
             return False
         if match:
             key = match[1]
-            self._held = self._held[match.end() :]
+            self._pending = self._pending[match.end() :]
         else:
             names = list(self._sink.schema(self._name or "").get("properties") or {})  # type: ignore[call-overload]
             key = names[self._count] if self._count < len(names) else f"arg{self._count}"

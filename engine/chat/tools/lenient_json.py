@@ -52,7 +52,7 @@ class LenientJson:
         self._closers = closers
         self._quote = '"'
         self._is_key = False
-        self._held = ""  # a bare word, an escape, or the text after a quote
+        self._pending = ""  # a bare word, an escape, or the text after a quote
         self._key: list[str] = []
         self._after_colon = False
         self._half = ""  # the first half of an escaped surrogate pair
@@ -80,7 +80,7 @@ class LenientJson:
         if self.done:
             return
         if self._state in {State.STRING, State.QUOTE}:
-            self._held = "" if self._state is State.STRING else self._held
+            self._pending = "" if self._state is State.STRING else self._pending
             self._end_string()
         elif self._state is State.BARE:
             self._end_bare(cut=True)
@@ -112,7 +112,7 @@ class LenientJson:
             if char in _BARE_END and not (char == "=" and not self._is_key):
                 self._end_bare()
                 return at
-            self._held += char
+            self._pending += char
             return at + 1
         if char.isspace():
             return at + 1
@@ -162,7 +162,7 @@ class LenientJson:
             self._quote = self._long_quote
             self._start_string()
         else:
-            self._held = char
+            self._pending = char
             self._state = State.BARE
 
     def _open(self, char: str) -> None:
@@ -224,7 +224,7 @@ class LenientJson:
     # ------------------------------------------------------------------ words and strings
 
     def _end_bare(self, *, cut: bool = False) -> None:
-        word, self._held = self._held, ""
+        word, self._pending = self._pending, ""
         if self._is_key:
             self._write(json.dumps(word))
             self._is_key = False
@@ -239,7 +239,7 @@ class LenientJson:
         self._ended()
 
     def _start_string(self) -> None:
-        self._held = ""
+        self._pending = ""
         self._state = State.STRING
         self._write('"')
         self._skip = len(self._quote) - 1
@@ -251,7 +251,7 @@ class LenientJson:
             return at + step
         if len(self._quote) > 1:
             return self._raw_string(text, at)
-        if self._held:
+        if self._pending:
             return self._escape(text, at)
         if text[at] != "\\":
             self._drop_half()
@@ -264,9 +264,9 @@ class LenientJson:
         char = text[end]
         if char == self._quote:
             self._state = State.QUOTE
-            self._held = ""
+            self._pending = ""
         elif char == "\\":
-            self._held = "\\"
+            self._pending = "\\"
         elif char == '"':
             self._write('\\"')
         elif char < " ":
@@ -276,28 +276,28 @@ class LenientJson:
         return end + 1
 
     def _raw_string(self, text: str, at: int) -> int:
-        pending = self._held + text[at]
+        pending = self._pending + text[at]
         if self._quote.startswith(pending):
-            self._held = pending
+            self._pending = pending
             if pending == self._quote:
-                self._held = ""
+                self._pending = ""
                 self._end_string()
             return at + 1
         # The buffered text is ordinary text, up to where a new delimiter could start.
         keep = next((n for n in range(len(pending) - 1, 0, -1) if self._quote.startswith(pending[-n:])), 0)
         plain = pending[: len(pending) - keep]
-        self._held = pending[len(pending) - keep :]
+        self._pending = pending[len(pending) - keep :]
         self._write(escaped(plain))
         return at + 1
 
     def _escape(self, text: str, at: int) -> int:
         char = text[at]
-        unit = self._held + char
+        unit = self._pending + char
         if len(unit) == 2:
             if char == "u":
-                self._held = unit
+                self._pending = unit
                 return at + 1
-            self._held = ""
+            self._pending = ""
             self._drop_half()
             if char in _SIMPLE_ESCAPES:
                 self._write(unit)
@@ -305,13 +305,13 @@ class LenientJson:
                 self._write(_MENDED_ESCAPES.get(char) or "\\\\" + escaped(char))
             return at + 1
         if char not in _HEX:
-            self._held = ""
+            self._pending = ""
             self._drop_half()
             self._write("\\\\" + unit[1:-1])
             return at
-        self._held = unit
+        self._pending = unit
         if len(unit) == 6:
-            self._held = ""
+            self._pending = ""
             self._unicode(unit)
         return at + 1
 
@@ -339,22 +339,22 @@ class LenientJson:
         """Decide by the following text whether the quote just read ends the string."""
         char = text[at]
         if char.isspace():
-            self._held += char
+            self._pending += char
             return at + 1
         ends = ":=" if self._is_key else ",}])\"'" + self._closers
         if char in ends or (self._is_key and char in ",}"):
             self._end_string()
             return at
-        spaces, self._held = self._held, ""
+        spaces, self._pending = self._pending, ""
         self._state = State.STRING
         self._write(('\\"' if self._quote == '"' else "'") + escaped(spaces))
         return at
 
     def _end_string(self) -> None:
         self._drop_half()
-        if len(self._quote) > 1 and self._held:
-            self._write(escaped(self._held))
-        self._held = ""
+        if len(self._quote) > 1 and self._pending:
+            self._write(escaped(self._pending))
+        self._pending = ""
         self._write('"')
         if self._is_key:
             self._is_key = False

@@ -72,13 +72,13 @@ class AnswerParser:
         self._trim = False  # after a block: leading white space belongs to the layout
         self._before_block = ""  # white space that was dropped before the block
         # Kinds of text that have begun, and those that a block has interrupted since.
-        self._begun: set[type[TextDelta | ReasoningDelta]] = set()
+        self._has_text: set[type[TextDelta | ReasoningDelta]] = set()
         self._interrupted: set[type[TextDelta | ReasoningDelta]] = set()
         self._section = _IMPLICIT
         self._section_calls = 0
         self._junk = ""
         # A call inside a reasoning block and all text after it, until it is known whether the block ends.
-        self._held: list[str] = []
+        self._pending: list[str] = []
         self._held_as: type[TextDelta | ReasoningDelta] = ReasoningDelta
         self._quoted = False  # visible text opened a reasoning block that it has not closed
         self._payload: Payload | None = None
@@ -223,7 +223,7 @@ class AnswerParser:
             self._events.append(kind(gap + stripped))
             self._spaces = text[len(stripped) :]
             self._trim = False
-            self._begun.add(kind)
+            self._has_text.add(kind)
             self._interrupted.discard(kind)
             if kind is TextDelta:
                 self._fresh = False
@@ -234,7 +234,7 @@ class AnswerParser:
         """A block begins or ends: the next text of a kind that has begun is a new paragraph."""
         self._trim = True
         self._spaces = ""
-        self._interrupted |= self._begun
+        self._interrupted |= self._has_text
 
     def _block_over(self) -> None:
         self._mode = _Mode.TEXT
@@ -264,19 +264,19 @@ class AnswerParser:
     # makes a call there. Only the end shows which one it was.
 
     def _begin_hold(self, mark: str, kind: type[TextDelta | ReasoningDelta]) -> None:
-        self._held = [mark]
+        self._pending = [mark]
         self._held_as = kind
         self._mode = _Mode.HELD
 
     def _hold(self) -> bool:
         match = self._marks.closing.search(self._buffer)
         at = len(self._buffer) if match is None else match.at
-        self._held.append(self._buffer[:at])
+        self._pending.append(self._buffer[:at])
         self._buffer = self._buffer[at:]
         if match is None or match.mark is None:
             return False
-        self._emit("".join(self._held), self._held_as)
-        self._held = []
+        self._emit("".join(self._pending), self._held_as)
+        self._pending = []
         if self._held_as is ReasoningDelta:
             self._reasoning_over(match.mark)
         else:
@@ -285,8 +285,8 @@ class AnswerParser:
 
     def _release(self) -> list[AnswerEvent]:
         """The reasoning was never closed: parse the buffered text as calls."""
-        self._buffer = "".join(self._held) + self._buffer
-        self._held = []
+        self._buffer = "".join(self._pending) + self._buffer
+        self._pending = []
         self._quoted = False
         if self._held_as is ReasoningDelta:
             self._block_over()
@@ -296,8 +296,8 @@ class AnswerParser:
 
     def _flush_reasoning(self) -> list[AnswerEvent]:
         """The response was cut inside its reasoning: the buffered text remains reasoning."""
-        self._emit("".join(self._held) + self._buffer, self._held_as)
-        self._held = []
+        self._emit("".join(self._pending) + self._buffer, self._held_as)
+        self._pending = []
         self._buffer = ""
         self._mode = _Mode.REASONING if self._held_as is ReasoningDelta else _Mode.TEXT
         return self._take()
@@ -441,7 +441,7 @@ class AnswerParser:
         self._payload = None
         self._section_calls += 1
         self._before_block = ""
-        self._interrupted |= self._begun
+        self._interrupted |= self._has_text
         self._mode = _Mode.SECTION
         return True
 

@@ -24,7 +24,7 @@ class TaggedPayload:
         self._form = form
         self._sink = sink
         self._stops = tuple(filter(None, (form.end, *stops)))
-        self._held = ""
+        self._pending = ""
         self._stage = self._header
         self._schema: dict[str, Any] = {}
         self._count = 0
@@ -37,7 +37,7 @@ class TaggedPayload:
         self._fresh = True  # at the first character of a value
 
     def feed(self, text: str) -> str | None:
-        self._held += text
+        self._pending += text
         while self._stage():
             pass
         remaining, self._remaining = self._remaining, None
@@ -46,35 +46,35 @@ class TaggedPayload:
     def finish(self) -> None:
         """End of the text inside the call: close the value and the object."""
         if not self._started:
-            if not (self._sink.is_tool(self._held) and self._begin(self._held)):
-                self._sink.malformed(self._held)
+            if not (self._sink.is_tool(self._pending) and self._begin(self._pending)):
+                self._sink.malformed(self._pending)
                 return
         elif self._stage == self._before_value:
             self._take_value("", last=True)
         elif self._stage == self._in_value:
-            self._take_value(self._held, last=True)
+            self._take_value(self._pending, last=True)
         self._close()
 
     # Each stage returns whether it made progress.
 
     def _header(self) -> bool:
         marks = (self._form.name_end, self._form.key_open, *self._stops)
-        mark = earliest(self._held, marks)
-        if (len(self._held) if mark is None else mark.at) > MAX_HEADER_CHARS:
-            raise NotACall(self._held)
+        mark = earliest(self._pending, marks)
+        if (len(self._pending) if mark is None else mark.at) > MAX_HEADER_CHARS:
+            raise NotACall(self._pending)
         if mark is None or mark.mark is None:
             return False
-        header = self._held[: mark.at]
+        header = self._pending[: mark.at]
         if self._form.name_end == "\n" and mark.mark == "\n" and not header.strip():
-            self._held = self._held[1:]
+            self._pending = self._pending[1:]
             return True
         if not self._begin(header):
             self._sink.malformed(header)
-            self._remaining = self._held[mark.at :]
+            self._remaining = self._pending[mark.at :]
             self._stage = self._over
             return False
         consumed = mark.mark == self._form.name_end
-        self._held = self._held[mark.at + (len(mark.mark) if consumed else 0) :]
+        self._pending = self._pending[mark.at + (len(mark.mark) if consumed else 0) :]
         self._stage = self._between
         return True
 
@@ -90,33 +90,33 @@ class TaggedPayload:
         return True
 
     def _between(self) -> bool:
-        mark = earliest(self._held, (self._form.key_open, *self._stops))
+        mark = earliest(self._pending, (self._form.key_open, *self._stops))
         if mark is None or mark.mark is None:
             return False
         if mark.mark == self._form.key_open and not self._is_stop(mark.at):
-            self._held = self._held[mark.at + len(mark.mark) :]
+            self._pending = self._pending[mark.at + len(mark.mark) :]
             self._stage = self._in_key
             return True
         skip = len(mark.mark) if mark.mark == self._form.end else 0
-        self._remaining = self._held[mark.at + skip :]
-        self._held = ""
+        self._remaining = self._pending[mark.at + skip :]
+        self._pending = ""
         self._close()
         self._stage = self._over
         return False
 
     def _is_stop(self, at: int) -> bool:
         """Whether a stop is here; it takes precedence over a key with the same start (`<` and `</…>`)."""
-        return any(self._held.startswith(stop, at) for stop in self._stops)
+        return any(self._pending.startswith(stop, at) for stop in self._stops)
 
     def _in_key(self) -> bool:
-        mark = earliest(self._held, (self._form.key_close,))
+        mark = earliest(self._pending, (self._form.key_close,))
         if mark is None or mark.mark is None:
             return False
-        header = self._held[: mark.at]
+        header = self._pending[: mark.at]
         match = self._form.key.search(header) if self._form.key else None
         self._key = match["key"] if match else header.strip().strip("\"'")
         self._types = self._kinds(match)
-        self._held = self._held[mark.at + len(mark.mark) :]
+        self._pending = self._pending[mark.at + len(mark.mark) :]
         self._stage = self._before_value if self._form.value_open else self._in_value
         self._sink.write(("," if self._count else "") + json.dumps(self._key, ensure_ascii=False) + ":")
         self._count += 1
@@ -137,9 +137,9 @@ class TaggedPayload:
         return declared
 
     def _before_value(self) -> bool:
-        stripped = self._held.lstrip()
+        stripped = self._pending.lstrip()
         if stripped.startswith(self._form.value_open):
-            self._held = stripped[len(self._form.value_open) :]
+            self._pending = stripped[len(self._form.value_open) :]
         elif self._form.value_open.startswith(stripped):
             return False
         self._stage = self._in_value
@@ -149,33 +149,33 @@ class TaggedPayload:
         if not self._value and not self._past_cdata():
             return False
         close = self._form.value_close.replace("{key}", self._key)
-        mark = earliest(self._held, (close,))
+        mark = earliest(self._pending, (close,))
         if mark is None:
-            text, self._held = self._held, ""
+            text, self._pending = self._pending, ""
         elif mark.mark is None:
-            text, self._held = self._held[: mark.at], self._held[mark.at :]
+            text, self._pending = self._pending[: mark.at], self._pending[mark.at :]
         else:
-            self._take_value(self._held[: mark.at], last=True)
-            self._held = self._held[mark.at + len(close) :]
+            self._take_value(self._pending[: mark.at], last=True)
+            self._pending = self._pending[mark.at + len(close) :]
             self._stage = self._between
             return True
         if self._form.newlines and text.endswith("\n"):
             # It may be the line break before the closing tag.
-            text, self._held = text[:-1], "\n" + self._held
+            text, self._pending = text[:-1], "\n" + self._pending
         self._take_value(text, last=False)
         return False
 
     def _past_cdata(self) -> bool:
         """Skip a CDATA section, in which closing tags are text; False while it may still start or continue."""
-        if self._form.start != "<function " or not self._held.lstrip().startswith(
-            _CDATA_START[: len(self._held.lstrip())]
+        if self._form.start != "<function " or not self._pending.lstrip().startswith(
+            _CDATA_START[: len(self._pending.lstrip())]
         ):
             return True
-        end = self._held.find("]]>")
+        end = self._pending.find("]]>")
         if end < 0:
             return False
-        self._value.append(self._held[: end + 3])
-        self._held = self._held[end + 3 :]
+        self._value.append(self._pending[: end + 3])
+        self._pending = self._pending[end + 3 :]
         return True
 
     def _take_value(self, text: str, *, last: bool) -> None:

@@ -53,13 +53,15 @@ def _slides(archive: Any) -> list[str]:
 def _slide(tree: Any) -> Iterator[Block]:
     for shape in tree.iter():
         if local(shape) == "tbl":
-            rows = [" | ".join(_text(cell) for cell in _named(row, "tc")) for row in _named(shape, "tr")]
+            rows = [
+                " | ".join(_text(cell) for cell in _descendants(row, "tc")) for row in _descendants(shape, "tr")
+            ]
             if any(row.strip(" |") for row in rows):
                 yield Block("table", "\n".join(rows))
         elif local(shape) == "sp" and not _is_second_choice(shape):
-            place = next(_named(shape, "ph"), None)
+            place = next(_descendants(shape, "ph"), None)
             title = place is not None and place.get("type") in ("title", "ctrTitle")
-            lines = [line for line in (_text(p) for p in _named(shape, "p")) if line]
+            lines = [line for line in (_text(p) for p in _descendants(shape, "p")) if line]
             if title and lines:
                 yield Block("heading", " ".join(lines), 1)
             elif lines:
@@ -71,7 +73,7 @@ def _is_second_choice(shape: Any) -> bool:
     for above in shape.iterancestors():
         if local(above) == "Fallback":
             choices = (part for part in above.getparent() if local(part) == "Choice")
-            return any(next(_named(part, "t"), None) is not None for part in choices)
+            return any(next(_descendants(part, "t"), None) is not None for part in choices)
     return False
 
 
@@ -87,7 +89,7 @@ def _related_parts(archive: Any, slide: str, seen: set[str]) -> Iterator[Block]:
         seen.add(name)
         if kind == "notesSlide":
             tree = etree.fromstring(read_member(archive, name), XML)
-            lines = [_text(p) for p in _named(tree, "p")]
+            lines = [_text(p) for p in _descendants(tree, "p")]
             notes = "\n".join(line for line in lines if line and not line.isdecimal())
             if notes:
                 yield Block("text", f"Notes: {notes}")
@@ -97,7 +99,7 @@ def _related_parts(archive: Any, slide: str, seen: set[str]) -> Iterator[Block]:
                 yield Block("text", "\n".join(lines))
 
 
-def _named(element: Any, name: str) -> Iterator[Any]:
+def _descendants(element: Any, name: str) -> Iterator[Any]:
     return (child for child in element.iter() if local(child) == name)
 
 
@@ -141,7 +143,7 @@ def _beside(archive: Any, name: str) -> Iterator[Block]:
     for element in tree.iter():
         if local(element) in kinds:
             text = _text(element) or " ".join((element.text or "").split())
-            text = text or " ".join("".join(t.text or "" for t in _named(element, "text")).split())
+            text = text or " ".join("".join(t.text or "" for t in _descendants(element, "text")).split())
             if text and not text.startswith(_THREAD):
                 yield Block("text", f"{element.get('ref', '')}: {text}".removeprefix(": "))
 

@@ -144,7 +144,7 @@ def _code(lines: list[str]) -> Iterator[Block]:
                 yield Block("code", "\n".join(part).strip("\n"), line=began)
             part, size = [], 0
         if match:
-            yield from _named(part, began, match.group(1), number)
+            yield from _with_heading(part, began, match.group(1), number)
             if part:
                 part, size = [], 0
         if not part:
@@ -155,7 +155,7 @@ def _code(lines: list[str]) -> Iterator[Block]:
         yield Block("code", "\n".join(part).strip("\n"), line=began)
 
 
-def _named(lines: list[str], began: int, name: str, line: int) -> Iterator[Block]:
+def _with_heading(lines: list[str], began: int, name: str, line: int) -> Iterator[Block]:
     if "".join(lines).strip():
         yield Block("code", "\n".join(lines).strip("\n"), line=began)
     yield Block("heading", name, 3, line)

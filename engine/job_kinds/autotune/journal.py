@@ -38,7 +38,7 @@ class Journal:
         self._path = path
         self.model = model
         self._ended: dict[tuple[TunableSettings, TrialSize], TrialOutcome] = {}
-        self._begun: dict[tuple[TunableSettings, TrialSize], int] = {}
+        self._num_starts: dict[tuple[TunableSettings, TrialSize], int] = {}
         for line in self._lines():
             try:
                 record = msgspec.json.decode(line, type=learned(_Head | _Begun | _Ended))
@@ -50,7 +50,7 @@ class Journal:
                 self._ended[record.trial.knobs, record.trial.budget] = record.trial.outcome
             else:
                 key = record.knobs, record.budget
-                self._begun[key] = self._begun.get(key, 0) + 1
+                self._num_starts[key] = self._num_starts.get(key, 0) + 1
 
     def _lines(self) -> list[bytes]:
         try:
@@ -61,7 +61,7 @@ class Journal:
     def recorded(self, knobs: TunableSettings, budget: TrialSize) -> TrialOutcome | None:
         """The recorded result of a trial; a failure if it was started repeatedly and never finished."""
         outcome = self._ended.get((knobs, budget))
-        if outcome is None and self._begun.get((knobs, budget), 0) >= TRIES:
+        if outcome is None and self._num_starts.get((knobs, budget), 0) >= TRIES:
             return TrialOutcome(failure="it ended the whole search twice")
         return outcome
 

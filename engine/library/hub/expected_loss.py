@@ -283,7 +283,7 @@ class _Finder:
         for name in names:
             repository = listed(self._client, self._paths, name.repo, name.revision)
             repositories[repository.repo] = repository
-            chosen = _named(repository, name)
+            chosen = _named_uploads(repository, name)
             by_name.update((remote.name, remote) for remote in self._read(repository, chosen))
         for repository in self._others(repositories, more):
             usual = sorted(_quantized(repository), key=_usual)
@@ -379,7 +379,7 @@ def _quantized(repository: Repository) -> list[QuantVariant]:
     return [c for c in choices_of(repository) if c.format == "gguf" and c.label.upper() not in _ORIGINALS]
 
 
-def _named(repository: Repository, name: HubName) -> list[QuantVariant]:
+def _named_uploads(repository: Repository, name: HubName) -> list[QuantVariant]:
     chosen = [choice for choice in _quantized(repository) if _matches(choice, name)]
     if not chosen:
         labels = ", ".join(choice.label for choice in choices_of(repository)) or "-"

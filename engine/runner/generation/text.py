@@ -13,7 +13,7 @@ class TextStream:
 
     def __init__(self, stops: Iterable[str] = ()) -> None:
         self._stops = tuple(s.encode() for s in stops if s)
-        self._held = b""
+        self._pending = b""
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self.stop: str | None = None
 
@@ -21,23 +21,23 @@ class TextStream:
         """Return the text that is certain after these bytes. If a stop string was found, `stop` names it."""
         if not self._stops:
             return self._decode(piece)
-        pending = self._held + piece
+        pending = self._pending + piece
         cut, matched_stop = len(pending), None
         for stop in self._stops:
             at = pending.find(stop)
             if 0 <= at < cut or (at >= 0 and matched_stop is None):
                 cut, matched_stop = at, stop
         if matched_stop is not None:
-            self._held = b""
+            self._pending = b""
             self.stop = matched_stop.decode()
             return self._decode(pending[:cut], True)
         keep = max((_overlap(pending, stop) for stop in self._stops), default=0)
-        self._held = pending[len(pending) - keep :]
+        self._pending = pending[len(pending) - keep :]
         return self._decode(pending[: len(pending) - keep])
 
     def finish(self) -> str:
         """Return the withheld text if the generation ends without a stop string."""
-        pending, self._held = self._held, b""
+        pending, self._pending = self._pending, b""
         return self._decode(pending)
 
 

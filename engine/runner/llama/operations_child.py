@@ -14,7 +14,7 @@ from devices.msgspec_lock import learned
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.device_check import prompts
 from engine.runner.llama.native.llama_api import KernelsMissing, start_backends
-from engine.runner.llama.native.operation_check import Operation, OperationCheck, named
+from engine.runner.llama.native.operation_check import Operation, OperationCheck, wrong_text
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import LoadSettings
 
@@ -43,7 +43,7 @@ def main() -> int:
         operations = compare(start_backends(settings.devices, variables=settings.variables), settings)
         wrong = [o for o in operations if o.wrong]
         answer = {
-            "wrong": named(operations),
+            "wrong": wrong_text(operations),
             "kinds": sorted({o.kind for o in wrong}),
             "compared": sum(o.count for o in operations),
             "operations": [{**msgspec.to_builtins(o), "error": repr(o.error)} for o in operations],

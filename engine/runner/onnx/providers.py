@@ -77,14 +77,14 @@ def chosen_provider(settings: LoadSettings, folder: OnnxFolder) -> ProviderChoic
     if adapter is None:
         raise LoadFailed(f"there is no execution provider {name!r} (known: cpu, {', '.join(ADAPTERS)})")
     problem = adapter.problem(folder.release, dict(os.environ))
-    if problem and not adapter.built_in and not _brought(adapter.provider):
+    if problem and not adapter.built_in and not _is_included(adapter.provider):
         raise LoadFailed(sentence(problem))
     return ProviderChoice(
         adapter.provider, adapter, adapter.library(dict(os.environ)), pinned=bool(settings.provider)
     )
 
 
-def _brought(provider: str) -> bool:
+def _is_included(provider: str) -> bool:
     """Whether this build of ONNX Runtime includes the provider, as vendors' own builds do."""
     try:
         return provider in libraries.onnxruntime().get_available_providers()

@@ -65,7 +65,7 @@ class SideWork:
         self._served = models
         self._loop = loop
         self._closed = threading.Event()
-        self._asked = 0
+        self._num_requests = 0
         self._busy_until = 0.0
         self._models: tuple[float, dict[str, _Usable]] = (0.0, {})
 
@@ -145,21 +145,21 @@ class SideWork:
 
     async def questions(self, model: Chosen, texts: Sequence[str]) -> Sequence[Any]:
         """The vectors of queries that a client waits for; background work pauses meanwhile."""
-        self._asked += 1
+        self._num_requests += 1
         try:
             prompts = await self._prompts(model.id)
             return await self._embedded(model, [prompts.question + text for text in texts])
         finally:
-            self._asked -= 1
+            self._num_requests -= 1
 
     async def vectors(self, model: Chosen, texts: Sequence[str]) -> Sequence[Any]:
         """Vectors that a client waits for, of texts to compare with each other: all are embedded as passages."""
-        self._asked += 1
+        self._num_requests += 1
         try:
             prompts = await self._prompts(model.id)
             return await self._embedded(model, [prompts.passage + text for text in texts])
         finally:
-            self._asked -= 1
+            self._num_requests -= 1
 
     def _run(self, work: Any) -> Any:
         if self._closed.is_set():
@@ -176,9 +176,9 @@ class SideWork:
 
     async def _beside(self, model: Chosen, texts: Sequence[str]) -> Sequence[Any]:
         while not self._closed.is_set():
-            if not self._wanted(model.id):
+            if not self._is_cpu_needed(model.id):
                 task = asyncio.create_task(self._embedded(model, texts, quick=True))
-                while not task.done() and not self._wanted(model.id):
+                while not task.done() and not self._is_cpu_needed(model.id):
                     await asyncio.wait((task,), timeout=_LOOK_S)
                 if task.done():
                     return task.result()
@@ -188,13 +188,13 @@ class SideWork:
             await asyncio.sleep(_LOOK_S)
         raise EmbeddingDeferred
 
-    def _wanted(self, model: str) -> bool:
+    def _is_cpu_needed(self, model: str) -> bool:
         """Whether another request needs the CPU, or needed it a moment ago."""
         others = any(m.loading or m.waiting or (m.ready and not m.idle) for m in self._pool.models if m.id != model)
         now = time.monotonic()
-        if others or self._asked:
+        if others or self._num_requests:
             self._busy_until = now + (_PAUSE_S if others else 0.0)
-        return now < self._busy_until or bool(self._asked)
+        return now < self._busy_until or bool(self._num_requests)
 
     async def _embedded(self, model: Chosen, texts: Sequence[str], *, quick: bool = False) -> Sequence[Any]:
         """The vectors of `texts`; `quick` computes in int8 where that is faster."""

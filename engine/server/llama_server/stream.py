@@ -194,10 +194,10 @@ class CompletionAnswer:
 
 
 def _probability(entry: TokenLogprob) -> dict[str, Any]:
-    tops = [_named(token, piece, value) for token, piece, value in entry.top]
-    return {**_named(entry.token_id, entry.piece, entry.logprob), "top_logprobs": tops}
+    tops = [_token_entry(token, piece, value) for token, piece, value in entry.top]
+    return {**_token_entry(entry.token_id, entry.piece, entry.logprob), "top_logprobs": tops}
 
 
-def _named(token: int, piece: bytes, logprob: float) -> dict[str, Any]:
+def _token_entry(token: int, piece: bytes, logprob: float) -> dict[str, Any]:
     text = piece.decode("utf-8", "replace")
     return {"id": token, "token": text, "bytes": list(piece), "logprob": max(logprob, -9999.0)}

@@ -28,7 +28,7 @@ class Lines:
     def __init__(self, model: str, n_ctx: int, load_s: float, *, chat: bool) -> None:
         self._model = model
         self._n_ctx = n_ctx
-        self._begun = time.monotonic()
+        self._started_at = time.monotonic()
         self._load_s = load_s
         self._chat = chat
         self._call_id = ""
@@ -54,12 +54,12 @@ class Lines:
             fields["thinking"] = thinking
         if calls:
             fields["tool_calls"] = calls
-        probabilities = self._taken()
+        probabilities = self._take_logprobs()
         return (
             {"message": {"role": "assistant", **fields}, **probabilities} if self._chat else fields | probabilities
         )
 
-    def _taken(self) -> dict[str, Any]:
+    def _take_logprobs(self) -> dict[str, Any]:
         entries, self._logprobs = self._logprobs, []
         self._all_logprobs += entries
         return {"logprobs": [_logprob(entry) for entry in entries]} if entries else {}
@@ -97,7 +97,7 @@ class Lines:
         fields: dict[str, Any] = {
             "done": True,
             "done_reason": "length" if item.finish_reason == "length" else "stop",
-            "total_duration": int((time.monotonic() - self._begun + self._load_s) * NANO),
+            "total_duration": int((time.monotonic() - self._started_at + self._load_s) * NANO),
             "load_duration": int(self._load_s * NANO),
             "prompt_eval_count": item.usage.prompt_tokens,
             "prompt_eval_duration": int(item.timings.prefill_s * NANO),

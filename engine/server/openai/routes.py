@@ -43,7 +43,7 @@ async def chat_completions(request: Request) -> Response:
     body = await parse(request, ChatRequest)
     body.refuse_impossible()
     headers = ignored_header(body.ignored())
-    rag = await _asked(request, body)
+    rag = await _collection_query(request, body)
     if body.stream:
         ticket = QueueTicket()
         return EventStream(
@@ -53,7 +53,7 @@ async def chat_completions(request: Request) -> Response:
     return JSONResponse(answer, headers=headers)
 
 
-async def _asked(request: Request, body: ChatRequest) -> "CollectionQuery | None":
+async def _collection_query(request: Request, body: ChatRequest) -> "CollectionQuery | None":
     """The collection that the request names. Raises: NoCollection."""
     if body.collection is None:
         return None

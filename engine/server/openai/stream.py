@@ -67,8 +67,8 @@ def timings_body(done: Done | AnswerFinished) -> dict[str, float]:
 def chat_logprob(entry: TokenLogprob) -> dict[str, Any]:
     """One token's log probabilities in chat format."""
     return {
-        **_named(entry.piece, entry.logprob),
-        "top_logprobs": [_named(piece, logprob) for _, piece, logprob in entry.top],
+        **_token_entry(entry.piece, entry.logprob),
+        "top_logprobs": [_token_entry(piece, logprob) for _, piece, logprob in entry.top],
     }
 
 
@@ -77,7 +77,7 @@ def chat_logprobs(entries: list[TokenLogprob]) -> dict[str, Any]:
     return {"content": [chat_logprob(e) for e in entries], "refusal": None}
 
 
-def _named(piece: bytes, logprob: float) -> dict[str, Any]:
+def _token_entry(piece: bytes, logprob: float) -> dict[str, Any]:
     return {"token": piece.decode("utf-8", "replace"), "bytes": list(piece), "logprob": max(logprob, -9999.0)}
 
 
@@ -193,24 +193,24 @@ class CustomCalls:
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
-        self._held: dict[int, str] = {}
+        self._pending: dict[int, str] = {}
 
     def deltas(self, event: ChatEvent) -> list[bytes] | None:
         """The deltas for this event; None if it does not belong to a custom tool call."""
         if isinstance(event, CallStarted) and event.name in self._names:
-            self._held[event.index] = ""
+            self._pending[event.index] = ""
             return [_custom_call(event.index, {"name": event.name, "input": ""}, event.id)]
-        if isinstance(event, CallArguments) and event.index in self._held:
-            self._held[event.index] += event.delta
+        if isinstance(event, CallArguments) and event.index in self._pending:
+            self._pending[event.index] += event.delta
             return []
-        if isinstance(event, CallEnded) and event.index in self._held:
+        if isinstance(event, CallEnded) and event.index in self._pending:
             return [self._end(event.index)]
         if isinstance(event, AnswerFinished):
-            return [self._end(index) for index in tuple(self._held)]
+            return [self._end(index) for index in tuple(self._pending)]
         return None
 
     def _end(self, index: int) -> bytes:
-        return _custom_call(index, {"input": custom_input(self._held.pop(index))})
+        return _custom_call(index, {"input": custom_input(self._pending.pop(index))})
 
 
 class ChoiceBuilder:

@@ -245,7 +245,7 @@ def output_of(body: OutputFields) -> tuple[Constraint | None, str]:
         return response_format(value, name), name
     if name == "structured_outputs":
         return _structured(value), name
-    return _named(name.removeprefix("guided_"), value, name), name
+    return _constraint_of(name.removeprefix("guided_"), value, name), name
 
 
 def _structured(fields: dict[str, Any]) -> Constraint | None:
@@ -256,10 +256,10 @@ def _structured(fields: dict[str, Any]) -> Constraint | None:
     param = f"structured_outputs.{names[0]}"
     if names[0] == "json_object":
         return structured.of_schema({}, param)
-    return _named(names[0], fields[names[0]], param)
+    return _constraint_of(names[0], fields[names[0]], param)
 
 
-def _named(kind: str, value: Any, param: str) -> Constraint:
+def _constraint_of(kind: str, value: Any, param: str) -> Constraint:
     """A JSON schema, a regular expression, a grammar or a choice, in the names of llama-server and vLLM."""
     if kind in ("json", "json_schema"):
         return structured.of_schema(_parsed(value, param), param, strict=False)

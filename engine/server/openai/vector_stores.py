@@ -45,17 +45,17 @@ class _Batches:
     """File batches since the server started: their files and creation times."""
 
     def __init__(self) -> None:
-        self._made: dict[str, tuple[str, tuple[str, ...], float]] = {}
+        self._by_id: dict[str, tuple[str, tuple[str, ...], float]] = {}
 
     def add(self, store: str, files: tuple[str, ...]) -> str:
         batch = new_id("vsfb", "_")
-        self._made[batch] = store, files, time.time()
-        if len(self._made) > 1000:
-            self._made.pop(next(iter(self._made)))
+        self._by_id[batch] = store, files, time.time()
+        if len(self._by_id) > 1000:
+            self._by_id.pop(next(iter(self._by_id)))
         return batch
 
     def get(self, store: str, batch: str) -> tuple[tuple[str, ...], float]:
-        batch_entry = self._made.get(batch)
+        batch_entry = self._by_id.get(batch)
         if batch_entry is None or batch_entry[0] != store:
             raise FileNotFound(f"There is no batch {batch!r} here.", "batch_id")
         return batch_entry[1], batch_entry[2]

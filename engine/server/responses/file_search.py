@@ -90,7 +90,7 @@ class Search:
         *,
         insisted: bool,
     ) -> None:
-        self._service, self._stores, self._wanted, self._insisted = service, stores, search, insisted
+        self._service, self._stores, self._search, self._insisted = service, stores, search, insisted
 
     async def run(self, state: "ServerState", model: str, query: "ChatQuery") -> FoundPassages:
         """Search for the question and insert the results that fit the model's context before it."""
@@ -98,11 +98,11 @@ class Search:
         loaded = await state.pool.acquire(model)
         rankings, bears = [], False
         for question in questions:
-            answers = [await found_in(self._service, live, question, self._wanted) for live in self._stores]
+            answers = [await found_in(self._service, live, question, self._search) for live in self._stores]
             bears = bears or any(answer.bears for answer in answers)
             rankings.append(sorted((r for answer in answers for r in answer.results), key=lambda r: -r.score))
         results = interleaved(rankings, lambda result: (result.file_id, result.passage.id))
-        results = results[: self._wanted.max_num_results or rag.PASSAGES]
+        results = results[: self._search.max_num_results or rag.PASSAGES]
         if not results:
             with_note = rag.with_given(query, rag.NOT_THERE if self._insisted else _NOTHING)
             return FoundPassages(questions, (), with_note)

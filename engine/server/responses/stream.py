@@ -45,7 +45,7 @@ class ItemStream:
         self._item: dict[str, Any] = {}
         self._arguments = self._call_id = self._call_name = ""
         self._calls: list[ToolCall] = []
-        self._found: FoundPassages | None = None
+        self._passages: FoundPassages | None = None
         self._logprobs: list[dict[str, Any]] = []  # of text that has not been sent yet
 
     def begin(self) -> bytes:
@@ -73,7 +73,7 @@ class ItemStream:
 
         `with_results`: the item has the results.
         """
-        self._found, self._kind = passages, ""
+        self._passages, self._kind = passages, ""
         self._item |= {"status": "completed", "queries": list(passages.questions)}
         if with_results:
             self._item["results"] = passages.payload()
@@ -186,13 +186,13 @@ class ItemStream:
             self._logprobs = []
         extra = {"logprobs": part["logprobs"]} if kind == "message" else {}
         ids = {**self._ids(), "content_index": 0}
-        out = self._cite(part, ids) if kind == "message" and self._found else b""
+        out = self._cite(part, ids) if kind == "message" and self._passages else b""
         out += self._event(f"response.{part['type']}.done", **ids, text=part["text"], **extra)
         return out + self._event("response.content_part.done", **ids, part=part)
 
     def _cite(self, part: dict[str, Any], ids: dict[str, Any]) -> bytes:
-        assert self._found is not None
-        part["annotations"] = self._found.citations(part["text"])
+        assert self._passages is not None
+        part["annotations"] = self._passages.citations(part["text"])
         return b"".join(
             self._event("response.output_text.annotation.added", **ids, annotation_index=number, annotation=mark)
             for number, mark in enumerate(part["annotations"])

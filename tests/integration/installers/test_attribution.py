@@ -13,7 +13,7 @@ import pytest
 
 from app import licences
 from installers.bundle import attribution
-from installers.bundle.attribution import brought, written
+from installers.bundle.attribution import bundled_components, written
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -31,7 +31,7 @@ def file_of(package):
 
 def test_files_of_known_packages_of_python_and_our_own_are_in_order():
     files = [file_of("msgspec"), Path(os.__file__), Path(sysconfig.get_path("stdlib")) / "json/decoder.py"]
-    parts = brought([*files, ROOT / "app/licences.py"], (ROOT,), {"msgspec"})
+    parts = bundled_components([*files, ROOT / "app/licences.py"], (ROOT,), {"msgspec"})
     assert [part.name for part in parts] == ["Python", "PyInstaller's start program"]
     assert "PYTHON SOFTWARE FOUNDATION LICENSE" in parts[0].text
     assert parts[0].version == sys.version.split()[0]
@@ -41,7 +41,7 @@ def test_a_file_of_an_unlisted_package_or_of_nobody_stops_the_build(tmp_path):
     stranger = tmp_path / "libstranger.so"
     stranger.touch()
     with pytest.raises(RuntimeError, match=r"__init__\.py of msgspec") as told:
-        brought([file_of("msgspec"), stranger], (ROOT,), {"numpy"})
+        bundled_components([file_of("msgspec"), stranger], (ROOT,), {"numpy"})
     assert f"{stranger} of no package" in str(told.value)
 
 
@@ -50,7 +50,7 @@ def test_a_library_of_the_system_comes_with_its_package_and_copyright():
     listed = subprocess.run(["dpkg", "-L", "zlib1g"], capture_output=True, text=True, check=True).stdout.split()
     library = next(Path(path) for path in listed if ".so." in path)
     for name in (library, library.resolve(), Path("/usr" + str(library).removeprefix("/usr"))):
-        part = brought([name], (ROOT,), set())[-1]
+        part = bundled_components([name], (ROOT,), set())[-1]
         assert part.name == "zlib1g (library)"
         assert "Mark Adler" in part.text
         assert part.licence != ""

@@ -76,4 +76,4 @@ def test_memory_is_bounded(now):
         log.add(clock, "/")
     assert len(log.newest()) == MAX_ENTRIES
     assert log.newest()[0].id == f"req_{MAX_ENTRIES + 49}"
-    assert len(log._asked) == MOST_CALLS
+    assert len(log._started_at) == MOST_CALLS

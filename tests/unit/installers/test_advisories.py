@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from installers.advisories import found, read
+from installers.advisories import hits_of, read
 
 
 def written(folder, name, **said):
@@ -34,7 +34,7 @@ RANGES = (
 def test_a_range_hits_what_lies_in_it(tmp_path, events, versions):
     written(tmp_path, "A-1", affected=affected(events))
     known = list(read(tmp_path))
-    assert {v: bool(found(known, {"some-thing": v})) for v in versions} == versions
+    assert {v: bool(hits_of(known, {"some-thing": v})) for v in versions} == versions
 
 
 def test_named_versions_hit_and_yaml_is_read(tmp_path):
@@ -42,8 +42,8 @@ def test_named_versions_hit_and_yaml_is_read(tmp_path):
         "id: A-2\ndetails: bad\naffected:\n- package: {ecosystem: PyPI, name: some.thing}\n  versions: ['1.0']\n"
     )
     known = list(read(tmp_path))
-    assert [a.id for a in found(known, {"some-thing": "1.0"})] == ["A-2"]
-    assert found(known, {"some-thing": "1.0.1"}) == []
+    assert [a.id for a in hits_of(known, {"some-thing": "1.0"})] == ["A-2"]
+    assert hits_of(known, {"some-thing": "1.0.1"}) == []
 
 
 def test_other_ecosystems_commits_and_what_was_taken_back_hit_nothing(tmp_path):
@@ -51,7 +51,7 @@ def test_other_ecosystems_commits_and_what_was_taken_back_hit_nothing(tmp_path):
     written(tmp_path, "A-3", affected=affected(everything, ecosystem="npm"))
     written(tmp_path, "A-4", affected=affected(everything, kind="GIT"))
     written(tmp_path, "A-5", affected=affected(everything), withdrawn="2026-02-02T00:00:00Z")
-    assert found(read(tmp_path), {"some-thing": "1.0"}) == []
+    assert hits_of(read(tmp_path), {"some-thing": "1.0"}) == []
 
 
 def test_safety_db_is_read_with_its_date(tmp_path):
@@ -59,6 +59,6 @@ def test_safety_db_is_read_with_its_date(tmp_path):
     (tmp_path / "insecure.json").write_text(json.dumps(listed))
     known = list(read(tmp_path))
     assert {a.published for a in known} == {"2026-04-01"}
-    hit = {v: bool(found(known, {"some-thing": v})) for v in ("1.1", "1.2", "2.0.5", "2.1")}
+    hit = {v: bool(hits_of(known, {"some-thing": v})) for v in ("1.1", "1.2", "2.0.5", "2.1")}
     assert hit == {"1.1": True, "1.2": False, "2.0.5": True, "2.1": False}
-    assert found(known, {"odd": "1"})
+    assert hits_of(known, {"odd": "1"})

@@ -77,7 +77,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         self._following = InflightPrefixes(loaded, self._kv, self.pace)
         self._adapters = adapters
         self._parked: dict[int, Parked] = {}
-        self._wanted: list[ContextWanted] = []
+        self._context_requests: list[ContextWanted] = []
         # The running requests have filled the cells: no other starts until one of them ends.
         self._crowded = False
         # Tokens computed of the longest prompt being read.
@@ -135,7 +135,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         n_ctx, size = self._loaded.n_ctx, self._vocabulary.size
         if n_ctx <= len(tokens) < self._loaded.max_ctx:
             self._parked[request_id] = Parked(request, tokens, media, constraint)
-            self._wanted.append(ContextWanted(id=request_id, tokens=len(tokens) + 1))
+            self._context_requests.append(ContextWanted(id=request_id, tokens=len(tokens) + 1))
             return None
         if (fault := admission.refusal(request_id, request, tokens, n_ctx, size, self._adapters)) is not None:
             return fault
@@ -157,11 +157,11 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         for sequence in self._running:
             if sequence.lacks_room():
                 sequence.asked = True
-                self._wanted.append(ContextWanted(id=sequence.id, tokens=sequence.limit + 1, begun=True))
+                self._context_requests.append(ContextWanted(id=sequence.id, tokens=sequence.limit + 1, begun=True))
 
     def take_wanted(self) -> list[ContextWanted]:
         """Return the context requests since the last call."""
-        requests, self._wanted = self._wanted, []
+        requests, self._context_requests = self._context_requests, []
         return requests
 
     @property

@@ -69,12 +69,12 @@ class Checkpoints:
         self._loaded = loaded
         self._flags = loaded.api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         self._budget = budget_bytes
-        self._held: WeakValueDictionary[int, Checkpoint] = WeakValueDictionary()
+        self._living: WeakValueDictionary[int, Checkpoint] = WeakValueDictionary()
         self._clock = 0
 
     @property
     def num_bytes(self) -> int:
-        return sum(c.data.nbytes for c in self._held.values())
+        return sum(c.data.nbytes for c in self._living.values())
 
     def take(self, seq_id: int, length: int) -> Checkpoint | None:
         """Copy the current state of a sequence of `length` tokens; None if the budget is too small."""
@@ -105,15 +105,15 @@ class Checkpoints:
 
     def alive(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
         """Return a sequence's checkpoints that were not evicted, only the newest PER_SEQUENCE."""
-        return [c for c in checkpoints if id(c) in self._held][-PER_SEQUENCE:]
+        return [c for c in checkpoints if id(c) in self._living][-PER_SEQUENCE:]
 
     def _note(self, checkpoint: Checkpoint) -> None:
         self._clock += 1
         checkpoint.last_used = self._clock
-        self._held[id(checkpoint)] = checkpoint
+        self._living[id(checkpoint)] = checkpoint
         total = self.num_bytes
-        for old in sorted(self._held.values(), key=lambda c: c.last_used):
+        for old in sorted(self._living.values(), key=lambda c: c.last_used):
             if total <= self._budget or old is checkpoint:
                 return
             total -= old.data.nbytes
-            del self._held[id(old)]
+            del self._living[id(old)]

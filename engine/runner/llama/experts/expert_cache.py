@@ -190,7 +190,7 @@ class ExpertStream:
         except KernelsMissing as error:
             raise CannotStream(str(error)) from error
         self.callback = api.ggml_backend_sched_eval_callback(self._on_node)
-        self._begun = False
+        self._has_started = False
         self._failure: BaseException | None = None
         self._counts = _Counts()
         self._used_bytes = 0
@@ -233,7 +233,7 @@ class ExpertStream:
         for stacks in self._stacks:
             for stack in stacks:
                 self._pages.drop(stack.span(0), stack.span(experts - 1))
-        self._begun = True
+        self._has_started = True
         self._readers.ahead(self._best())
 
     @property
@@ -254,15 +254,15 @@ class ExpertStream:
 
     def use(self) -> ExpertUse:
         """Return the usage statistics, including earlier ones."""
-        if not self._begun:
+        if not self._has_started:
             return ExpertUse()
         rows = zip(self._layers, self._score.tolist(), strict=True)
         return ExpertUse(tokens=self._tokens, layers=dict(rows), ranks=self._ranks.tolist())
 
     def close(self) -> None:
         """End the readers. Copies stay while the model is mapped."""
-        if self._begun:
-            self._begun = False
+        if self._has_started:
+            self._has_started = False
             self._readers.close()
             self._pages.close()
             self._parts.close()
@@ -272,7 +272,7 @@ class ExpertStream:
     def _on_node(self, address: int, ask: bool, _data: Any) -> bool:
         """Callback of the scheduler: before a node, return whether to report it; after it, whether to continue."""
         if ask:
-            return self._begun and ctypes.string_at(address + _NAME_AT, len(_ROUTING)) == _ROUTING
+            return self._has_started and ctypes.string_at(address + _NAME_AT, len(_ROUTING)) == _ROUTING
         if self._failure is not None:
             return False
         try:

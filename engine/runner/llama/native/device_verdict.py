@@ -17,7 +17,7 @@ from engine.runner.llama.native.device_check import (
 )
 from engine.runner.llama.native.llama_api import KernelsMissing
 from engine.runner.llama.native.model import LoadedModel, LoadFailed, watched_context
-from engine.runner.llama.native.operation_check import OperationCheck, named
+from engine.runner.llama.native.operation_check import OperationCheck, wrong_text
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 
 # Additional time of a first load for this check, most of it for reading weights back from the device.
@@ -59,7 +59,7 @@ def wrong_operations(loaded: LoadedModel, vocabulary: LlamaVocabulary, seconds: 
         try:
             beside = watched_context(loaded, min(CELLS, loaded.n_ctx), check.callback)
             try:
-                return named(check.compare(beside, prompts(loaded, vocabulary)[0], seconds))
+                return wrong_text(check.compare(beside, prompts(loaded, vocabulary)[0], seconds))
             finally:
                 loaded.api.llama_free(beside.context)
         finally:

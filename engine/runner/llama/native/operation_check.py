@@ -90,7 +90,7 @@ class OperationCheck:
         self._cpu = self._lib.ggml_backend_init_by_type(0, None)
         if not self._cpu:
             raise KernelsMissing("no CPU backend to compare with")
-        self._found: dict[tuple[str, str, str], tuple[int, float]] = {}
+        self._results: dict[tuple[str, str, str], tuple[int, float]] = {}
         self._expected: Any = None
         self.failure: BaseException | None = None
         self.deadline = float("inf")
@@ -126,7 +126,7 @@ class OperationCheck:
             Operation(
                 kind=kind, weights=weights, rows=rows, count=count, error=error, wrong=not error <= _max_error(kind)
             )
-            for (kind, weights, rows), (count, error) in self._found.items()
+            for (kind, weights, rows), (count, error) in self._results.items()
         ]
         return sorted(operations, key=lambda o: (not o.wrong, -np.nan_to_num(o.error, nan=np.inf)))
 
@@ -147,7 +147,7 @@ class OperationCheck:
             batch.clear()
             if at < len(tokens):
                 batch.add(tokens[at], at, 0)
-        if self.failure is not None and not self._found:
+        if self.failure is not None and not self._results:
             raise ValueError(f"no operation could be compared: {self.failure}")
         return self.operations()
 
@@ -183,9 +183,9 @@ class OperationCheck:
         right, wrong = self._values(node, self._expected), self._values(node, self._read(node))
         first = node.src[0].contents if node.src[0] else node
         key = self._kind(node), self._lib.ggml_type_name(first.type).decode(), "one" if node.ne[1] == 1 else "many"
-        count, worst = self._found.get(key, (0, 0.0))
+        count, worst = self._results.get(key, (0, 0.0))
         error = relative_error(right, wrong)
-        self._found[key] = count + 1, worst if np.isnan(worst) or error <= worst else error
+        self._results[key] = count + 1, worst if np.isnan(worst) or error <= worst else error
         return True
 
     def _read(self, tensor: Tensor) -> Any:
@@ -254,7 +254,7 @@ def _max_error(kind: str) -> float:
     return MAX_PRODUCT_ERROR if kind in PRODUCTS else MAX_ERROR
 
 
-def named(operations: list[Operation], most: int = 3) -> str:
+def wrong_text(operations: list[Operation], most: int = 3) -> str:
     """Return the wrong operations as text, the worst first; empty if there are none."""
     wrong = list(dict.fromkeys(o.words for o in operations if o.wrong))
     more = f" and {len(wrong) - most} more" if len(wrong) > most else ""

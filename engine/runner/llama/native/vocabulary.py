@@ -111,7 +111,7 @@ class LlamaVocabulary(Vocabulary):
         return max(map(len, texts), default=0)
 
     @cached_property
-    def _named(self) -> dict[bool, tuple[re.Pattern[bytes], int] | None]:
+    def _searched_first(self) -> dict[bool, tuple[re.Pattern[bytes], int] | None]:
         """Patterns of the tokens that are searched before all others, with and without control tokens."""
         api, vocab = self._api, self._vocab
         # If each part got its own end token, the parts would not equal the whole text.
@@ -155,7 +155,7 @@ class LlamaVocabulary(Vocabulary):
 
     def _parts(self, data: bytes, parse_special: bool) -> Iterator[bytes]:
         """Yield the text split at starts of control tokens: llama.cpp tokenizes both sides separately anyway."""
-        special = self._named[parse_special] if len(data) > PART_BYTES else None
+        special = self._searched_first[parse_special] if len(data) > PART_BYTES else None
         begin = 0
         while special is not None and len(data) - begin > PART_BYTES:
             end = _cut(special, data, begin + PART_BYTES)
