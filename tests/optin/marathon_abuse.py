@@ -494,8 +494,8 @@ class Run:
             if not abused <= quiet + P99_MS:
                 blame(f"{what}: p99 is {abused - quiet:.0f} ms above the undisturbed one ({P99_MS:.0f} allowed)")
         for took, when, what in sorted(honest.longest, reverse=True)[:SHOWN]:
-            before = [f"{name} {when - then:.1f} s before" for then, name in self.tried if then <= when][-2:]
-            print(f"  {took:.1f} s: {what}; {', '.join(before) or 'no fault before'}")
+            faults = [f"{name} {when - then:.1f} s before" for then, name in self.tried if then <= when][-2:]
+            print(f"  {took:.1f} s: {what}; {', '.join(faults) or 'no fault before'}")
         requests = sum(count for who, count in self.sent.items() if ":" not in who)
         rate = requests / self.abused_s
         print(f"abusers: {rate:.0f} requests/s; {dict(self.sent)}")
