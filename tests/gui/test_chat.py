@@ -246,6 +246,26 @@ def test_documents_enter_the_context_and_are_shown(qtbot, tmp_path, services, pa
     assert page.composer.attachments == []
 
 
+def test_a_warning_about_the_draft_goes_when_it_is_not_true_any_more(qtbot, page):
+    for _ in range(2):  # and comes again
+        page.composer.set_text("All work and no play. " * 20_000)
+        qtbot.waitUntil(lambda: "Your draft has about" in page.banner.text and page.banner.isVisible())
+        page.composer.clear()
+        qtbot.waitUntil(lambda: not page.banner.isVisible())
+
+
+def test_of_many_attached_files_twelve_are_named(qtbot, tmp_path, page):
+    for number in range(20):
+        (tmp_path / f"{number}.txt").write_text("x")
+    page.composer.attach([str(file) for file in tmp_path.glob("*.txt")])
+
+    def named():
+        return [made.text() for made in page.composer._chips.findChildren(QLabel) if made.isVisible()]
+
+    qtbot.waitUntil(lambda: len(named()) == 13 and len(page.composer.attachments) == 20)
+    assert named()[-1].startswith("8 more files")
+
+
 def test_a_file_that_cannot_be_read_is_named(qtbot, tmp_path, page):
     page.composer.attach([str(tmp_path / "missing.txt")])
     qtbot.waitUntil(page.banner.isVisible)

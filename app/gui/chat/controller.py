@@ -519,6 +519,7 @@ class ContextWatch(QObject):
         controller.compactor.changed.connect(self.refresh)
         controller.compactor.noticed.connect(banner.notify)
         self._warned: tuple[int, int | None, str] | None = None
+        self._warning = ""  # what the banner was given
         self._counted: tuple[int, int | None] | None = None  # the branch that `_used` is of
         self._used, self._alone, self._overflowed = 0, True, False
 
@@ -553,8 +554,17 @@ class ContextWatch(QObject):
         warn = self._services.settings.now.integer("chat.context_warn_percent") / 100
         meter = self._composer.meter
         meter.show_counts(self._used, self._composer.draft_tokens(), self.n_ctx(), warn)
-        if meter.level != "ok" and not self._controller.busy and not self._overflowed:
+        if meter.level == "ok":
+            self._take_warning_back()
+        elif not self._controller.busy and not self._overflowed:
             self._warn(self._used, meter.level, alone=self._alone)
+
+    def _take_warning_back(self) -> None:
+        """Hide the warning, which is not true any more; the next one is shown again."""
+        if self._warning and self._banner.isVisible() and self._banner.text == self._warning:
+            self._banner.hide()
+        if self._warning:
+            self._warning, self._warned = "", None
 
     def _fold(self) -> None:
         self._controller.compactor.fold_more(self._controller.conversation, self._controller.tree.path())
@@ -573,6 +583,7 @@ class ContextWatch(QObject):
                 ).format(draft=draft, total=total),
                 "warn",
             )
+            self._warning = self._banner.text
             return
         words = self.tr("This chat is close to the model's limit: {used} of {total} tokens.")
         if level == "bad" and not self._composer.draft_tokens():
@@ -585,3 +596,4 @@ class ContextWatch(QObject):
             (self.tr("Summarize the older part"), self._fold),
             (self.tr("New chat"), self.new_chat_wanted.emit),
         )
+        self._warning = self._banner.text
