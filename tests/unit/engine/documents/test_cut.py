@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from engine.documents import reader_child
+from engine.documents import formats
 from engine.documents.reader_child import MOST_CHARS, Cutter
 from engine.documents.types import Block, Page
 
@@ -22,7 +22,7 @@ def test_a_block_without_ends_is_cut_once_through():
     assert max(len(chunk.text) for chunk in read.chunks) <= MOST_CHARS
 
 
-@pytest.mark.parametrize("kind", reader_child._READERS)
+@pytest.mark.parametrize("kind", formats._READERS)
 def test_every_kind_of_file_has_its_reader(kind):
     """They are found by name when the first file of the kind comes."""
-    assert callable(reader_child._reader(kind))
+    assert callable(formats.reader_of(kind))

@@ -375,11 +375,11 @@ def test_a_file_we_built_says_so_and_where_its_report_is(catalogue, put, gguf):
 def test_only_what_a_scan_finds_again_is_not_waited_for_on_the_disk(tmp_path):
     store = Store(tmp_path / "library.db")
     waits = [store._db.pragma("synchronous")]
-    with store.writing(found=True):
+    with store.writing(is_scan=True):
         waits.append(store._db.pragma("synchronous"))
     with store.writing():
         waits.append(store._db.pragma("synchronous"))
-    with pytest.raises(ZeroDivisionError), store.writing(found=True):
+    with pytest.raises(ZeroDivisionError), store.writing(is_scan=True):
         _ = 1 / 0
     waits.append(store._db.pragma("synchronous"))
     store.close()
