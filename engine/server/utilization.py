@@ -12,7 +12,7 @@ from devices.host import Host
 from devices.host_real import RealHost
 from devices.types import Machine, Usage
 from devices.utilization import UsageSampler
-from engine.server.exposition import Family, Sample
+from engine.server.metrics import Family, Sample
 
 log = logging.getLogger(__name__)
 EVERY_S: Final = 1.0

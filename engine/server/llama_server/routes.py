@@ -23,7 +23,6 @@ from engine.core.version import __version__
 from engine.pool.loaded_model import LoadedModel
 from engine.pool.pool import HERE
 from engine.server.body import Body, ignored_header, openapi_body, parse
-from engine.server.chosen_model import chosen_model
 from engine.server.llama_server.schemas import NativeRequest, PromptPart, TemplateRequest
 from engine.server.llama_server.stream import CompletionAnswer, limited, sse
 from engine.server.models import DEFAULT_NAME
@@ -34,7 +33,7 @@ from engine.server.openai.schemas import limit_of
 from engine.server.openai.translate import output_of, to_query
 from engine.server.sse import EventStream, merge, while_connected
 from engine.server.state import ServerState, server_state
-from engine.server.turn import prepare_turn
+from engine.server.turn import chosen_model, prepare_turn
 
 router = APIRouter(tags=["llama-server"])
 

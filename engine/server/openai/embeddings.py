@@ -14,11 +14,11 @@ from engine.core.errors import InputFault
 from engine.core.ownership import new_id
 from engine.runner.protocol import Embedded
 from engine.server.body import ANY, Body, ignored_header, openapi_body, parse
-from engine.server.chosen_model import chosen_model
 from engine.server.embedding import embed, prompted
 from engine.server.openai.schemas import TokenId
 from engine.server.sse import while_connected
 from engine.server.state import ServerState, server_state
+from engine.server.turn import chosen_model
 
 router = APIRouter()
 

@@ -1,6 +1,6 @@
 """The text of /metrics, in Prometheus' exposition format."""
 
-from engine.server.exposition import Family, Histogram, Sample, Totals, text
+from engine.server.metrics import Family, Histogram, Sample, Totals, text
 
 
 def test_counters_gauges_and_histograms_in_the_text_format():
