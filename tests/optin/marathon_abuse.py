@@ -356,6 +356,13 @@ def at(values, part):
     return 1000 * ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else float("nan")
 
 
+def fill_up(path):
+    """Write to a file until the disk is full."""
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"\0" * (1 << 20))
+
+
 def p99(values):
     """The 99th percentile in milliseconds."""
     return at(values, 0.99)
@@ -462,9 +469,7 @@ class Run:
         ballast = self.world.folder / "ballast"
         self.honest.is_disk_full = True
         try:
-            with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
-                while True:
-                    file.write(b"\0" * (1 << 20))
+            await asyncio.to_thread(fill_up, ballast)  # the honest ones measure in this loop
             await asyncio.sleep(5)
         finally:
             ballast.unlink(missing_ok=True)
