@@ -3,6 +3,7 @@
 import contextlib
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -20,10 +21,27 @@ def command(ctx: click.Context, as_json: bool) -> None:
         _show(as_json=as_json)
 
 
+class _Mebibytes(click.IntRange):
+    """A number of MiB, or a size with its unit, such as 10GB."""
+
+    name = "number of MiB, or size such as 10GB"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Convert to a number within the range."""
+        from app.cli.quantize_options import Size
+
+        if isinstance(value, str) and value.strip()[-1:].isalpha():
+            value = int(Size().convert(value, param, ctx)) // _MIB
+        return super().convert(value, param, ctx)
+
+
 @command.command("limit")
-@click.argument("mib", type=click.IntRange(0, 1 << 30), required=False)
+@click.argument("mib", type=_Mebibytes(0, 1 << 30), required=False)
 def limit_command(mib: int | None) -> None:
-    """Limit the prompt cache on disk to MIB mebibytes (0 turns it off); without MIB, show the limit."""
+    """Limit the prompt cache on disk to MIB mebibytes, or to a size such as 10GB; without it, show the limit.
+
+    0 turns the cache off.
+    """
     from app.cli.settings_defaults import checked_settings
     from app.setting import SettingsError
     from app.settings import save

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.cli.echo import echo
+from app.cli.settings_defaults import TokenCount
 from app.cli.stdin_prompt import read_prompt
 
 if TYPE_CHECKING:
@@ -34,9 +35,7 @@ _FILES = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--file", "files", multiple=True, type=_FILES, help="Send this file with the first message.")
 @click.option("--image", "images", multiple=True, type=_FILES, help="Send this image with the first message.")
 @click.option("--collection", metavar="NAME", help="Answer from this collection; see `tessera collections list`.")
-@click.option(
-    "--ctx", type=click.IntRange(16, 1 << 24), help="Context in tokens.  [default: as the model is loaded]"
-)
+@click.option("--ctx", type=TokenCount(16, 1 << 24), help="Context in tokens.  [default: as the model is loaded]")
 @click.option(
     "--max-tokens",
     type=click.IntRange(1),

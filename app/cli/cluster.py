@@ -17,6 +17,7 @@ from app.cli.connection import connected
 from app.cli.console import console, table
 from app.cli.echo import echo
 from app.cli.quantize_options import Size
+from app.cli.settings_defaults import TokenCount
 from app.cluster.types import DOOR_PORT, RAY_PORT, ClusterFile, Deployed, cluster_file
 from app.format import size
 from devices.child_command import interpreter
@@ -110,7 +111,7 @@ def join(address: str, memory: int | None) -> None:
 )
 @click.option("--least", default=1, show_default=True, type=click.IntRange(1, 1000))
 @click.option("--parallel", default=4, show_default=True, type=click.IntRange(1, 128))
-@click.option("--ctx", default=None, type=click.IntRange(16, 1 << 24))
+@click.option("--ctx", default=None, type=TokenCount(16, 1 << 24))
 @click.option(
     "--affinity/--no-affinity",
     default=True,

@@ -61,6 +61,8 @@ def command(
 
     if prompt == "-":
         prompt = standard_input()
+    if prompt is not None and not prompt.strip():
+        raise click.UsageError("The prompt is empty.")
     options: dict[str, object] = {"temperature": temperature, "loop_guard": True}
     if max_tokens is not None:
         options["max_tokens"] = max_tokens

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.settings_defaults import obey_offline
+from app.cli.settings_defaults import TokenCount, obey_offline
 from quantize.kv_cache_types import CACHE_TYPES
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _BASES = {"formula": "the file", "probe": "a trial on this machine", "prior": "a
 
 @click.command("fit")
 @click.argument("model")
-@click.option("--ctx", type=click.IntRange(1, 1 << 24), help="Context in tokens.")
+@click.option("--ctx", type=TokenCount(1, 1 << 24), help="Context in tokens.")
 @click.option("--parallel", type=click.IntRange(1, 128), help="Requests answered at the same time.")
 @click.option("--kv", type=click.Choice(tuple(CACHE_TYPES)), help="KV cache type.")
 @click.option("--device", help="Pin a device id, a kind (cpu, igpu, dgpu) or a backend.")

@@ -1,6 +1,7 @@
 """`tessera models`: the model library in the terminal."""
 
 import json
+import re
 from contextlib import closing
 from copy import copy
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from app.cli.models_files import (
     verify_command,
 )
 from app.cli.models_hub import compare_command, pull_command, search_command, starters_command
+from app.cli.settings_defaults import TokenCount
 from quantize.kv_cache_types import CACHE_TYPES
 
 if TYPE_CHECKING:
@@ -131,7 +133,16 @@ def _changed(before: "EngineArgs", changes: tuple[str, ...]) -> "EngineArgs":
         values = {**given(before), **from_text(pairs)}
         return msgspec.convert({k: v for k, v in values.items() if v not in ("", [])}, EngineArgs, strict=False)
     except (BadEngineArg, msgspec.ValidationError) as error:
-        raise click.BadParameter(str(error).replace(" - at `$.", " - `").strip()) from error
+        raise click.BadParameter(_plain(str(error))) from error
+
+
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "array": "a list"}
+
+
+def _plain(error: str) -> str:
+    """Msgspec's message in plain words, such as "ctx_size must be a whole number"."""
+    wrong = re.fullmatch(r"Expected `(\w+)(?: \| null)?`, got `\w+` - at `\$\.(\w+)`", error)
+    return f"{wrong[2]} must be {_KINDS.get(wrong[1], wrong[1])}" if wrong else error.replace("$.", "")
 
 
 # `tessera models loaded` and `tessera models unload`: models that the running server holds in memory.
@@ -182,7 +193,7 @@ def loaded_command(as_json: bool) -> None:
 
 @click.command("load")
 @click.argument("model")
-@click.option("--ctx", type=click.IntRange(16, 1 << 24), help="Context in tokens.")
+@click.option("--ctx", type=TokenCount(16, 1 << 24), help="Context in tokens.")
 @click.option(
     "--kv", type=click.Choice(tuple(CACHE_TYPES)), help="Type of the KV cache. Applies to later loads too."
 )

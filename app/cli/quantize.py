@@ -13,6 +13,7 @@ import click
 from app.cli.echo import echo
 from app.cli.progress import draw
 from app.cli.quantize_options import Duration, LockOption, RoundingOption, Size, check_plan, parse_gate
+from app.cli.settings_defaults import TokenCount
 from engine.services import DEFAULT_CONTEXT
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ _SAME_NAME = (
 @click.option("--memory", type=Size(), help="With --fit: use this much memory instead of the free memory.")
 @click.option(
     "--ctx",
-    type=click.IntRange(256),
+    type=TokenCount(256),
     default=DEFAULT_CONTEXT,
     help="With --fit: context length to reserve memory for.",
 )

@@ -16,6 +16,8 @@ _UNITS = {
     "t": 10**12, "tb": 10**12, "tib": 2**40,
 }  # fmt: skip
 _SECONDS = {"": 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
+# A size in bytes with fewer digits than this is smaller than any model.
+_SHORTEST_BYTES = 5
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -43,6 +45,12 @@ class Size(_Measure):
     """Bytes, rounded down: 4.5GB, 4200MiB, 5000000B or 5000000."""
 
     name, units, examples, number = "size", _UNITS, "4.5GB, 4200MiB or 5000000B", int
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Convert to bytes. A short number without a unit is a forgotten unit."""
+        if isinstance(value, str) and value.strip().isdecimal() and len(value.strip()) < _SHORTEST_BYTES:
+            self.fail(f"{value} has no unit; write {self.examples}", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class Duration(_Measure):

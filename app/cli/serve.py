@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.settings_defaults import SettingDefault, obey_offline
+from app.cli.settings_defaults import SettingDefault, TokenCount, obey_offline
 from quantize.kv_cache_types import CACHE_TYPES
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _OLD_LOGS = 3
 @click.option(
     "--ctx",
     "context",
-    type=click.IntRange(16, 1 << 24),
+    type=TokenCount(16, 1 << 24),
     default=SettingDefault("models.context", "as fits"),
     help="Context in tokens for loaded models. It grows beyond only for a client that names a size.",
 )

@@ -1,7 +1,8 @@
 """Default values of command-line options, taken from the settings."""
 
 import os
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,6 +31,21 @@ class SettingDefault:
 
         value = load()[self._name]
         return f"{self._unset if self._unset and value in {0, '', 'auto'} else value}; setting {self._name}"
+
+
+class TokenCount(click.IntRange):
+    """A number of tokens; people also write 32k for 32,768."""
+
+    name = "number of tokens (32768 or 32k)"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002 - click's signature
+        """The name of the value in help texts."""
+        return "TOKENS"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Convert to a number within the range."""
+        thousands = re.fullmatch(r"\s*(\d{1,6})\s*k\s*", str(value), re.IGNORECASE | re.ASCII)
+        return super().convert(int(thousands[1]) << 10 if thousands else value, param, ctx)
 
 
 def checked_settings() -> "Settings":

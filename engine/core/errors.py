@@ -22,6 +22,14 @@ class ModelNotFound(InputFault):
         self.known = known
 
 
+class AliasNotFound(ModelNotFound):
+    """No alias of this name exists."""
+
+    def __init__(self, alias: str) -> None:
+        InputFault.__init__(self, because("no_alias", alias=alias), "alias")
+        self.model, self.known = alias, ()
+
+
 class BadModelFile(InputFault):
     """The file is not a model that this runtime can load; `reason` says why."""
 

@@ -20,6 +20,7 @@ ERRORS: Final = {
     "cache_type_unknown": "{name!r} is not a KV cache type; use one of {names}.",
     "sampling_unknown": "{name} is not known; there are {names}.",
     "sampling_out_of_bounds": "{name} must be a number from {low:g} to {high:g}, not {value}.",
+    "no_alias": "There is no alias named {alias!r} here.",
     "alias_length": "An alias and its model need 1 to {longest} characters.",
     "too_many_aliases": "There are already {most} aliases.",
     "too_many_folders": "There are already {most} linked folders.",

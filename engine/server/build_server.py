@@ -179,7 +179,8 @@ async def give_back_when_idle(busy: Callable[[], bool]) -> None:
             if least and before - least >= WORTH_BYTES and not busy():
                 await asyncio.to_thread(give_back_freed)
                 after = psutil.Process().memory_info().rss
-                log.info("memory given back: %d MB", (before - after) // 1_000_000)
+                if before - after >= WORTH_BYTES:
+                    log.info("memory returned to the system: %d MB", (before - after) // 1_000_000)
                 looks = looks + 1 if before - after < WORTH_BYTES else 0
                 if after - least < WORTH_BYTES or looks >= LOOKS:
                     least, looks = after, 0

@@ -63,7 +63,7 @@ RUN = {
     "tessera models alias gpt-4o --remove": "no alias any more",
     "tessera models du": "trash",
     "tessera cache": "4096 MiB",
-    "tessera cache limit 1024": "1024 MiB",
+    "tessera cache limit 10GB": "9536 MiB",
     "tessera settings list": "models.context",
     "tessera settings set models.context 16384": "",
     "tessera settings reset models.context": "",

@@ -26,7 +26,7 @@ from engine.api.models import (
     SamplingRequest,
     Unloaded,
 )
-from engine.core.errors import InputFault, ModelNotFound
+from engine.core.errors import AliasNotFound, InputFault
 from engine.core.sampling import Chosen, Layer, choose
 from engine.library.types import ModelEntry
 from engine.message_catalog.reasons import because
@@ -283,5 +283,5 @@ async def remove_alias(request: Request, alias: str) -> None:
     """Delete an alias."""
     state = server_state(request)
     if not state.models.user_settings.remove_alias(alias):
-        raise ModelNotFound(alias, tuple(state.models.user_settings.aliases())[:8])
+        raise AliasNotFound(alias)
     state.pool.forget_names()

@@ -4,12 +4,17 @@ import json
 import os
 from contextlib import closing
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from app.cli.main import cli
+from app.cli.models import _changed
+from app.cli.quantize_options import Size
+from app.cli.settings_defaults import TokenCount
 from engine.core.paths import user_paths
 from engine.placement.load_settings import load_settings
+from engine.runner.engine_args import NO_ARGS
 from engine.services import EngineFacade
 
 
@@ -57,3 +62,35 @@ def test_a_limit_deletes_the_oldest_and_holds_for_the_next_loads(prefixes, monke
     assert load_settings(spark, cache=user_paths().cache).cache_disk_bytes == 7 << 20
     monkeypatch.delenv("TESSERA_CACHE_PREFIX_MIB")
     assert load_settings(spark, cache=user_paths().cache).cache_disk_bytes == 4096 << 20
+
+
+@pytest.mark.parametrize(("given", "mib"), [("100", "100"), ("10GB", "9536"), ("2 GiB", "2048"), ("0", "0")])
+def test_the_limit_is_mebibytes_or_a_size_with_its_unit(monkeypatch, tmp_path, given, mib):
+    monkeypatch.setenv("TESSERA_HOME", str(tmp_path))
+    done = CliRunner().invoke(cli, ["cache", "limit", given])
+    assert (done.exit_code, f"may use {mib} MiB" in done.output) == (0, True), done.output
+    wrong = CliRunner().invoke(cli, ["cache", "limit", "10XB"])
+    assert (wrong.exit_code, "write 4.5GB" in wrong.output) == (2, True)
+
+
+@pytest.mark.parametrize(("given", "tokens"), [("32768", 32768), ("32k", 32768), ("8K", 8192), ("16", 16)])
+def test_a_context_may_be_given_in_thousands(given, tokens):
+    assert TokenCount(16, 1 << 24).convert(given, None, None) == tokens
+
+
+@pytest.mark.parametrize("given", ["12x", "k", "99999k", "8", "-1k", "1.5k", "٣k"])
+def test_what_is_no_number_of_tokens_is_refused(given):
+    with pytest.raises(click.BadParameter, match=r"32768 or 32k|not in the range"):
+        TokenCount(16, 1 << 24).convert(given, None, None)
+
+
+def test_a_wrong_engine_argument_is_named_with_what_it_must_be():
+    with pytest.raises(click.BadParameter, match=r"^ctx_size must be a whole number$"):
+        _changed(NO_ARGS, ("ctx_size=abc",))
+
+
+def test_a_size_without_its_unit_is_asked_about_before_anything_is_measured():
+    assert Size().convert("5000000", None, None) == 5_000_000
+    for given in ("6", "4500", "0"):
+        with pytest.raises(click.BadParameter, match=r"no unit; write 4\.5GB"):
+            Size().convert(given, None, None)
