@@ -16,8 +16,8 @@ from app.tools.types import shown_text
 from devices.child_command import interpreter
 from devices.errors import EngineVersionRefused
 from devices.llama_cpp_versions.folder import engines_folder
+from devices.llama_cpp_versions.names import SHIPPED
 from devices.llama_cpp_versions.store import VersionStore
-from devices.llama_cpp_versions.wheel import SHIPPED
 
 if TYPE_CHECKING:
     from devices.fault_rules import Rules

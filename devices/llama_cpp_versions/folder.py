@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from devices.environment import user_folder
+from devices.llama_cpp_versions.names import PACKAGE, SHIPPED
 from devices.llama_cpp_versions.store import VersionStore
-from devices.llama_cpp_versions.wheel import PACKAGE, SHIPPED
 
 # Set for the children of one model, or by the user: a version, or `shipped`. Overrides the stored choice.
 VARIABLE: Final = "TESSERA_ENGINE_VERSION"

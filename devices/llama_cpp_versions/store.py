@@ -11,7 +11,7 @@ import msgspec
 
 from devices.atomic_file import locked, write_atomically
 from devices.errors import EngineVersionRefused
-from devices.llama_cpp_versions.wheel import PACKAGE, SHIPPED, VERSION_NAME
+from devices.llama_cpp_versions.names import PACKAGE, SHIPPED, VERSION_NAME
 from devices.msgspec_lock import learned
 
 STATE: Final = "in_use.json"

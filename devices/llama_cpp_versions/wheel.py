@@ -1,9 +1,8 @@
-"""Wheels of llama-cpp-python: names of versions, and their files, unpacked within limits."""
+"""Reads wheels of llama-cpp-python: their names, and their files, unpacked within limits."""
 
 import base64
 import csv
 import hashlib
-import re
 import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
@@ -12,6 +11,7 @@ from typing import Final
 from packaging import tags, utils
 
 from devices.errors import EngineVersionRefused
+from devices.llama_cpp_versions.names import PACKAGE, VERSION_NAME
 
 # A wheel with CUDA's libraries for many architectures is the largest, 1.5 GB unpacked.
 MAX_BYTES: Final = 4 << 30
@@ -89,11 +89,3 @@ def _extract(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path) -> s
             digest.update(chunk)
             file.write(chunk)
     return base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
-
-
-# Names of versions: the folder is the version's number, and contains the package.
-
-PACKAGE: Final = "llama_cpp"
-# Name of the shipped version in TESSERA_ENGINE_VERSION and `models`.
-SHIPPED: Final = "shipped"
-VERSION_NAME: Final = re.compile(r"^[0-9][0-9A-Za-z.+]{0,63}\Z")

@@ -12,8 +12,9 @@ from devices.child_command import child_command
 from devices.errors import EngineVersionRefused, EngineVersionRolledBack
 from devices.fault_rules import Rule, Rules, engine_builds, on_machine
 from devices.llama_cpp_versions.folder import VARIABLE
+from devices.llama_cpp_versions.names import SHIPPED
 from devices.llama_cpp_versions.store import EngineVersion, VersionStore
-from devices.llama_cpp_versions.wheel import SHIPPED, checked_name
+from devices.llama_cpp_versions.wheel import checked_name
 from devices.msgspec_lock import learned
 from devices.types import Device, Machine
 from engine.core.types import DeviceCheck
