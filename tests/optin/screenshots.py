@@ -468,6 +468,7 @@ class Camera:
         losses.append(UploadLoss(repo=other, label="IQ4_XS", size_bytes=4_500_000_000, problem="It is damaged."))
         library = self.window.page("library")
         library.tabs.setCurrentIndex(1)
+        self.rest(3000)  # the suggestions arrive, and would take its place
         options = [hub_option(label, round(gb * 1e9)) for label, (gb, _) in sizes.items()]
         library.hub._compared["org/found"] = UploadComparison(
             original="org/found:F16", uploads=tuple(losses), fetched_bytes=700 << 20, total_bytes=44 << 30

@@ -44,13 +44,13 @@ class CompareUploads(QFrame):
         )
         self.others = QCheckBox(_tr("Also other uploads of this model"))
         self.go = button(_tr("Compare by loss"), self._start)
-        line = row(self._note, self.others, self.go, spacing=16, grow=0)
         self._rows = QVBoxLayout()
         self._rows.setSpacing(4)
         self.setLayout(
             stack(
                 label(_tr("Which file loses least?"), "strong"),
-                line,
+                self._note,
+                row(self.others, 1, self.go, spacing=16),
                 self._rows,
                 spacing=8,
                 margins=(16, 16, 16, 16),
