@@ -38,7 +38,7 @@ def give_dry_runs(home: Path) -> None:
 
 def take_dry_runs(home: Path) -> None:
     """Remember the dry runs of that home."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, KeyError):  # KeyError: an old home has the form of its version
         _dry_runs.update(json.loads((home / "cache" / "dry_runs.json").read_text())["data"])
 
 
