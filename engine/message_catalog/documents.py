@@ -35,6 +35,8 @@ UNREADABLE_DOCUMENTS: Final = (
     "it is damaged",
     "it is damaged ({why})",
     "it is damaged, or not a PDF",
+    "it is damaged, or not a notebook",
+    "the rest of more than {chars} characters",
     "it is damaged, or not a presentation",
     "it is damaged, or not a workbook",
     "it is damaged, or not a Word document",
