@@ -285,6 +285,17 @@ def test_offline_asks_nothing_of_the_network(qtbot, library, server):
     assert not any("hub" in path or "pull" in path for _, path, _ in server.requests)
 
 
+def test_of_many_models_a_hundred_are_shown_and_the_filter_finds_the_others(qtbot, library, server):
+    many = [msgspec.structs.replace(SPARK, id=f"m{number}", name=f"Lamp {number}") for number in range(130)]
+    server.routes["GET", "/tessera/v1/models"] = Models(models=tuple(many))
+    library.refresh()
+    qtbot.waitUntil(lambda: len(library.cards) == 100)
+    assert "30 more: search for them" in texts(library)
+    library.search.setText("Lamp 129")
+    assert [card.model.id for card in library.cards] == ["m129"]
+    assert "more: search" not in texts(library)
+
+
 def test_a_dropped_model_is_offered_both_ways(qtbot, library, server):
     server.routes["POST", "/tessera/v1/models/link"] = Linked(added=("x",))
     library.offer("/some/where/model.gguf")

@@ -58,6 +58,7 @@ from engine.core.paths import user_paths
 # Interval for detecting files or drives that reappear while the page is visible.
 _REFRESH_MS = 2000
 _NAMED = 3  # files that a message names
+_MOST_CARDS = 100  # that are built at once: five hundred take seconds and gigabytes; the filter finds the others
 
 
 class LibraryPage(Page):
@@ -288,7 +289,8 @@ class LibraryPage(Page):
         here = sum(model.size_bytes for model, _ in models if model.state == "online")
         words = self.tr("{n} models, {size} on the disk")
         self._total.setText(words.format(n=formatted.whole(len(models)), size=formatted.size(here)))
-        for model, tool_calls_frac in arranged(models, self.search.text(), self.order.currentData()):
+        matches = arranged(models, self.search.text(), self.order.currentData())
+        for model, tool_calls_frac in matches[:_MOST_CARDS]:
             card = ModelCard(self._services.theme, model, tool_calls_frac, self._newer.get(model.id, 0))
             card.chat_pressed.connect(self.chat_wanted)
             card.fit_pressed.connect(self.fit_wanted)
@@ -303,6 +305,9 @@ class LibraryPage(Page):
             card.update_pressed.connect(self.update_model)
             self._column.addWidget(card)
             self.cards.append(card)
+        if len(matches) > _MOST_CARDS:
+            more = self.tr("{n} more: search for them").format(n=formatted.whole(len(matches) - _MOST_CARDS))
+            self._column.addWidget(label(more, "small"))
         self._mark_loaded()
         self._empty.setVisible(not models)
         self._check.setVisible(any(model.origin.kind == "hub" for model, _ in models))
