@@ -8,6 +8,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, PlainTextResponse
+from prometheus_client import generate_latest
 from starlette.responses import Response
 
 from engine.api.jobs import Job
@@ -15,7 +16,6 @@ from engine.api.protocols.routes import ANSWERS, AnthropicError, Error, OllamaEr
 from engine.api.stats import Stats
 from engine.core.errors import InputFault
 from engine.core.version import __version__
-from engine.server import metrics
 from engine.server.anthropic import routes as anthropic
 from engine.server.auth import OPEN_PATHS, manages
 from engine.server.body import write_schemas
@@ -104,9 +104,7 @@ async def _metrics(request: Request) -> Response:
     """Counters in Prometheus format."""
     state = server_state(request)
     state.metrics.queue.set(sum(m.runner.active_requests for m in state.pool.loaded if m.runner))
-    machine = state.utilization.families() if state.utilization is not None else ()
-    families = (*state.metrics.families(), *machine)
-    return PlainTextResponse(metrics.text(families), media_type="text/plain; version=0.0.4")
+    return PlainTextResponse(generate_latest(state.metrics.registry), media_type="text/plain; version=0.0.4")
 
 
 async def _invalid(request: Request, error: Exception) -> Response:

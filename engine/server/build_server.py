@@ -406,6 +406,7 @@ def assemble(
         named_tasks=options.named_tasks,
         keep_models_folder=options.keep_models_folder or (lambda _: None),
     )
+    state.metrics.registry.register(utilization)
 
     def before_late() -> None:
         from engine.server.job_kinds import register, register_move

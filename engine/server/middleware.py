@@ -116,7 +116,7 @@ class RequestLog:
         route: Any = scope.get("route")
         # Use the route's pattern, never the path of the request: one label per path would fill the memory.
         template = getattr(route, "path", "unknown")
-        self._metrics.requests.add(1, template, f"{status // 100}xx" if status else "left")
+        self._metrics.requests.labels(template, f"{status // 100}xx" if status else "left").inc()
         if template in _QUIET:
             return
         client = scope.get("client")

@@ -8,11 +8,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
 from devices.host import Host
 from devices.host_real import RealHost
 from devices.types import Machine, Usage
 from devices.utilization import UsageSampler
-from engine.server.metrics import Family, Sample
 
 log = logging.getLogger(__name__)
 EVERY_S: Final = 1.0
@@ -24,7 +26,7 @@ READ_S: Final = 10.0
 HISTORY_S: Final = 600
 
 
-class Utilization:
+class Utilization(Collector):
     """Samples while the server runs, off the event loop. `read_machine` lists the devices and is called once.
 
     There is one sample per second while `busy` returns True, while the samples are read, and where power is
@@ -123,7 +125,7 @@ class Utilization:
         samples = list(self._ring)
         return tuple(s for s in samples if s.at >= samples[-1].at - seconds)
 
-    def families(self) -> Iterable[Family]:
+    def collect(self) -> Iterable[GaugeMetricFamily]:
         """The last sample as Prometheus gauges; unreadable values are omitted."""
         if not self._ring:
             return
@@ -142,14 +144,14 @@ class Utilization:
             ("memory_used_bytes", "device_memory_used_bytes", "Memory in use on a GPU or NPU"),
             ("power_w", "device_power_watts", "Power of a GPU or NPU"),
         ):
-            samples = [
-                Sample("", {"device": device.device, "kind": device.kind}, value)
-                for device in now.devices
-                if (value := getattr(device, field)) is not None
-            ]
-            if samples:
-                yield Family(f"tessera_{name}", words, "gauge", samples)
+            family = GaugeMetricFamily(f"tessera_{name}", words, labels=["device", "kind"])
+            for device in now.devices:
+                value = getattr(device, field)
+                if value is not None:
+                    family.add_metric([device.device, device.kind], value)
+            if family.samples:
+                yield family
 
 
-def _gauge(name: str, words: str, value: float) -> Family:
-    return Family(f"tessera_{name}", words, "gauge", (Sample("", {}, value),))
+def _gauge(name: str, words: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"tessera_{name}", words, value=value)

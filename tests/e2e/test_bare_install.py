@@ -60,7 +60,7 @@ def bare(tmp_path_factory):
 
 
 def test_a_bare_server_needs_few_packages():
-    assert len(PROJECT["dependencies"]) <= 14
+    assert len(PROJECT["dependencies"]) <= 15
 
 
 def test_a_server_starts_and_answers_without_any_extra(bare):
