@@ -79,6 +79,7 @@ from quantize.measurements import (
 )
 from quantize.plan.llama_cpp_preset_rules import MIXES
 from quantize.plan.plan import PlanInput, given_plan, make_plan
+from quantize.tensor_rules import allows_quantization
 from quantize.types import FileReport, ModelSpec, QuantPlan, Rounding
 
 # Files of the output's size on the disk at once: the first version, the final one and the preset.
@@ -215,6 +216,7 @@ class _Job:
             check_texts(request.plan, request.calibration, request.imatrix)
         with self.phases.phase("read"):
             self.exact = exact_types_of(self.request, source, self.on_progress, self.cancelled)
+        self._require_possible(model, spec)
         self._write_first(source, model, spec)
         self.basis = self._basis(source, model.file_bytes)
         self.scale_header_bytes = self.basis.scale_header_bytes(model, spec)
@@ -229,6 +231,19 @@ class _Job:
             return report
         rounded = types_to_round(report.plan, self.rounding, measured, request.plan)
         return self._create(source, question, imatrix, rounded, report)
+
+    def _require_possible(self, model: GgufModel, spec: ModelSpec) -> None:
+        """Refuse before the long measuring what no measurement can make possible, such as too few bytes.
+
+        Raises: BudgetTooSmall, InvalidOption.
+        """
+        request = self.request
+        if request.tier == "instant" or request.plan is not None:
+            return  # planned at once
+        head = header_bytes(model, spec)
+        question = plan_input(request, self.rounding, spec, head, None, request.imatrix, self.exact)
+        lossless = {t.name: dict.fromkeys(self.qtypes, 0.0) for t in spec.tensors if allows_quantization(t)}
+        make_plan(msgspec.structs.replace(question, damage=lossless, with_stock=False), request.goal)
 
     def _write_first(self, source: Path, model: GgufModel, spec: ModelSpec) -> None:
         """Write the file of tier instant, which the job can end with at any time; skipped without the disk space.

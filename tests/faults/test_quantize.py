@@ -139,6 +139,23 @@ def test_wishes_that_cannot_be(tmp_path, changes, error, words):
     assert left(tmp_path) == set()
 
 
+@pytest.mark.parametrize("tier", ["balanced", "max"])
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"goal": SizeTarget(kind="budget", limit_bytes=600_000)}, BudgetTooSmall),
+        ({"goal": SizeTarget(kind="bpw", bpw=1.0)}, BudgetTooSmall),
+        ({"locks": (TypeOverride("nothing_like_it", "Q8_0"),)}, InvalidOption),
+    ],
+)
+def test_what_cannot_be_is_refused_before_measuring(tmp_path, tier, changes, error):
+    phases = []
+    with pytest.raises(error):
+        quantize(request(tmp_path, tier=tier, **changes), lambda at: phases.append(at.phase), lambda: False)
+    assert "measure" not in phases
+    assert left(tmp_path) == set()
+
+
 def test_a_truncated_source(tmp_path, source):
     source.write_bytes(source.read_bytes()[:-5000])
     with pytest.raises(IncompleteFile):
