@@ -261,12 +261,14 @@ class PartMissing(EnvironmentFault):
 
 def exhausted(error: BaseException) -> OutOfResources | PartMissing | None:
     """Return the fault if `error` or one of its causes means that a resource or a part is missing, else None."""
-    seen: BaseException | None = error
-    while seen is not None:
-        lack = _lacking(seen)
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:  # `raise error from error` makes a loop
+        lack = _lacking(cause)
         if lack is not None:
             return lack
-        seen = seen.__cause__
+        chain.append(cause)
+        cause = cause.__cause__
     return None
 
 

@@ -137,6 +137,9 @@ def test_what_is_no_lack_of_anything_is_a_bug():
     assert exhausted(OSError(errno.ENOENT, "No such file")) is None
     assert exhausted(apsw.ConstraintError("UNIQUE")) is None
     assert exhausted(ValueError("x")) is None
+    of_itself = ValueError("x")
+    of_itself.__cause__ = of_itself
+    assert exhausted(of_itself) is None
 
 
 def test_a_job_says_what_there_was_none_of(tmp_path, caplog):
