@@ -127,3 +127,18 @@ def test_a_suite_that_cannot_be_collected_is_red_at_once(tmp_path):
     done = suite(tmp_path, "import missing_module\n")
     assert done.returncode == 2, done.stdout
     assert runs(tmp_path) == 1
+
+
+def test_a_process_that_crashes_does_not_stop_the_others(tmp_path):
+    """With workers it gives back all its files, also the one that it has run."""
+    (tmp_path / "test_done.py").write_text("".join(f"def test_{n}(): pass\n" for n in "abc"))
+    (tmp_path / "test_other.py").write_text("def test_other(): pass\n")
+    done = suite(
+        tmp_path,
+        "import os\ndef test_bad():\n    os.environ.get('PYTEST_XDIST_WORKER') == 'gw0' and os._exit(3)\n"
+        "def test_good(): pass\n",
+        "-p", "tests.support.plugins.order", "-n", "1", "--dist", "loadfile",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "FLAKY test_it.py::test_bad" in done.stdout
+    assert "6 passed, 1 flaky" in done.stdout.strip().splitlines()[-1]

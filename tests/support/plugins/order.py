@@ -3,6 +3,8 @@
 By default pytest-xdist starts with the files that have most tests, but the longest files have few.
 """
 
+import contextlib
+
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
@@ -148,12 +150,20 @@ class LongestFirst(LoadFileScheduling):
         file = nodeid.partition("::")[0]
         return WITH.get(file, file)
 
+    def _reschedule(self, node: WorkerController) -> None:
+        # A process that crashed gives back all of its files. One that gets a file whose tests have ended
+        # reports nothing, and waits forever.
+        for part in [part for part, tests in self.workqueue.items() if all(tests.values())]:
+            del self.workqueue[part]
+        super()._reschedule(node)
+
     def _assign_work_unit(self, node: WorkerController) -> None:
         longest = max(
             self.workqueue, key=lambda part: (SECONDS.get(part.partition("::")[0], 0), len(self.workqueue[part]))
         )
         self.workqueue.move_to_end(longest, last=False)
-        super()._assign_work_unit(node)
+        with contextlib.suppress(OSError):  # the process has just died: it gives the file back
+            super()._assign_work_unit(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LongestFirst | None:
