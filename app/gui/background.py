@@ -1,5 +1,6 @@
 """Runs work on background threads and delivers the results on the main thread."""
 
+import gc
 import logging
 import threading
 from collections import deque
@@ -19,6 +20,10 @@ T = TypeVar("T")
 FLUSH_MS = 33
 # Time for running work to finish at close. A local server answers most requests sooner.
 GRACE_S = 2.0
+# How often unused cycles of objects are looked for, and after how many looks that found work among all objects: a
+# complete look takes some 50 ms with all pages open.
+COLLECT_MS = 1000
+COMPLETE_AFTER = 60
 
 
 class Job(QObject):
@@ -161,8 +166,35 @@ class _Results(QObject):
                 job.flush_soon()
 
 
+class _GarbageCollector(QTimer):
+    """Python's garbage collector, on the main thread only.
+
+    On its own it runs on whichever thread allocates, and a widget that it deletes there while Qt uses it crashes
+    the program. `close` returns it to that.
+    """
+
+    def __init__(self, parent: QObject) -> None:
+        super().__init__(parent)
+        self._was_enabled = gc.isenabled()
+        gc.disable()
+        self.setInterval(COLLECT_MS)
+        self.timeout.connect(self._look)
+        self.start()
+
+    def close(self) -> None:
+        self.stop()
+        if self._was_enabled:
+            gc.enable()
+
+    @Slot()
+    def _look(self) -> None:
+        young, _, looks = gc.get_count()
+        if young > gc.get_threshold()[0]:
+            gc.collect(2 if looks >= COMPLETE_AFTER else 1)
+
+
 class Background(QObject):
-    """A pool of worker threads, joined at close."""
+    """A pool of worker threads, joined at close. While it is open, garbage is collected on the main thread."""
 
     def __init__(self, parent: QObject | None = None, workers: int = 6) -> None:
         super().__init__(parent)
@@ -172,6 +204,7 @@ class Background(QObject):
         self._at_close: list[Callable[[], object]] = []
         self._at_last: list[Callable[[], object]] = []
         self._running: set[Future[None]] = set()
+        self._garbage = _GarbageCollector(self)
 
     def at_close(self, end: Callable[[], object]) -> None:
         """Register a callback that `close` calls before it waits for the workers.
@@ -245,6 +278,7 @@ class Background(QObject):
             for end in self._at_last:
                 end()
         self._pool.shutdown(wait=True)
+        self._garbage.close()
 
     def _submit(self, job: Job, work: Callable[[], Any]) -> None:
         future = self._pool.submit(self._guard, job, work)

@@ -1,5 +1,6 @@
 """The door to background work: results reach the main thread, or nobody where their receiver is gone."""
 
+import gc
 import threading
 import time
 
@@ -147,3 +148,26 @@ def test_a_setting_that_no_worker_came_to_write_is_written_at_the_end(qapp, tmp_
     assert table.load(file, {}).text("window.theme") != "dark"
     settings.close()
     assert table.load(file, {}).text("window.theme") == "dark"
+
+
+def test_no_worker_deletes_what_belongs_to_the_window(qapp, qtbot):
+    """Garbage in a cycle, such as a page that was closed, goes on the main thread."""
+    deleted_on, many = [], []
+
+    class Page:
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            deleted_on.append(threading.current_thread())
+
+    background = Background(qapp)
+    try:
+        Page()
+        background.run(lambda: many.extend([] for _ in range(200_000)))
+        qtbot.waitUntil(lambda: bool(deleted_on))
+    finally:
+        background.close()
+        background.deleteLater()
+    assert deleted_on == [threading.main_thread()]
+    assert gc.isenabled()
