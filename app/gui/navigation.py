@@ -12,11 +12,13 @@ from PySide6.QtWidgets import (
     QSizePolicy,
     QToolButton,
     QVBoxLayout,
+    QWidget,
 )
 
 from app.gui.shortcuts import native_keys
 from app.gui.theme import Theme
 from app.gui.widgets.basics import PAGE_MARGIN, PAGE_WIDTH, SCROLL_BAR, clear, row
+from app.gui.widgets.flow import FlowLayout
 
 _ICON = 22
 _NARROWEST = 80
@@ -156,12 +158,12 @@ class Sections(QFrame):
     def __init__(self) -> None:
         super().__init__()
         self.setProperty("kind", "sections")
-        self._line = row(spacing=4)
-        holder = TabList()
-        holder.setAccessibleName(self.tr("Pages"))
+        tabs = TabList()
+        tabs.setAccessibleName(self.tr("Pages"))
+        self._line = FlowLayout(tabs, spacing=4)  # a second line for many pages in large text
+        holder = QWidget()
         holder.setMaximumWidth(PAGE_WIDTH)
-        holder.setLayout(self._line)
-        self._line.setContentsMargins(PAGE_MARGIN - _SECTION_INSET, 12, PAGE_MARGIN, 0)
+        holder.setLayout(row(tabs, spacing=0, margins=(PAGE_MARGIN - _SECTION_INSET, 12, PAGE_MARGIN, 0)))
         outer = row(spacing=0, margins=(0, 0, SCROLL_BAR, 0))
         outer.addStretch(1)
         outer.addWidget(holder, 100)
@@ -188,7 +190,6 @@ class Sections(QFrame):
                 self._group.addButton(tab)
                 self.buttons[name] = tab
                 self._line.addWidget(tab)
-            self._line.addStretch(1)
         self.setVisible(len(pages) > 1)
         if current in self.buttons:
             self.buttons[current].setChecked(True)
